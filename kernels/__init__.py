@@ -1,0 +1,119 @@
+"""How it can be done: every variant, found by walking this package, entry points and users' files.
+
+One variant a module in a folder named as its operator; the module defines `VARIANT`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from importlib import metadata, resources
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.variant import Variant
+from tunebench.workload import Workload
+from tunebench.workloads import register as register_operator
+
+__all__ = ["ENTRY_POINTS", "include", "load_file", "variant", "variants"]
+
+ENTRY_POINTS = "tunebench.variants"
+"""Entry-point group under which a package offers modules that define `VARIANT`."""
+
+_loaded: dict[str, Variant[Any]] = {}
+
+
+@functools.cache
+def _shipped() -> dict[str, Variant[Any]]:
+    found: dict[str, Variant[Any]] = {}
+    for folder in pkgutil.iter_modules(__path__, f"{__name__}."):
+        if not folder.ispkg:
+            continue
+        package = importlib.import_module(folder.name)
+        for module in pkgutil.iter_modules(package.__path__, f"{folder.name}."):
+            if not module.name.rpartition(".")[2].startswith("_"):
+                _add(found, importlib.import_module(module.name))
+    return found
+
+
+@functools.cache
+def _plugins() -> dict[str, Variant[Any]]:
+    found: dict[str, Variant[Any]] = {}
+    for entry_point in metadata.entry_points(group=ENTRY_POINTS):
+        module = entry_point.load()
+        register_operator(module)
+        _add(found, module)
+    return found
+
+
+def _add(found: dict[str, Variant[Any]], module: ModuleType) -> Variant[Any]:
+    variant = getattr(module, "VARIANT", None)
+    if not isinstance(variant, Variant):
+        raise InputError(f"{module.__name__} must define VARIANT, an instance of a Variant subclass")
+    if found.setdefault(variant.key, variant) is not variant:
+        raise InputError(f"{module.__name__}: variant {variant.key!r} exists already; choose another name")
+    return variant
+
+
+def _all() -> dict[str, Variant[Any]]:
+    return {**_shipped(), **_plugins(), **_loaded}
+
+
+def variants(workload: Workload | str | None = None) -> tuple[Variant[Any], ...]:
+    """Return the variants of an operator (given by name or by a workload), or all there are."""
+    name = workload.operator if isinstance(workload, Workload) else workload
+    return tuple(v for v in _all().values() if name in (None, v.operator.operator))
+
+
+def variant(key: str) -> Variant[Any]:
+    """Return a variant by its key `operator/name`.
+
+    Raises:
+        UnknownName: listing the variants there are.
+    """
+    known = _all()
+    if key not in known:
+        raise UnknownName("variant", key, known)
+    return known[key]
+
+
+def load_file(path: str | Path) -> Variant[Any]:
+    """Load a user's variant, and the operator beside it if the file defines one.
+
+    The same file loads once a process; workers load it by the same name, so that its objects travel.
+
+    Raises:
+        InputError: if it cannot be imported or defines no `VARIANT`.
+    """
+    file = Path(path).resolve()
+    name = f"tunebench_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None or not file.is_file():
+            raise InputError(f"variant file {path}: not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+            register_operator(module)
+            if getattr(module, "VARIANT", None) and module.VARIANT.key in _all():
+                raise InputError(f"variant {module.VARIANT.key!r} exists already; choose another name")
+            _add(_loaded, module)
+        except Exception as error:  # a user's file may raise anything; the reason is kept
+            del sys.modules[name]
+            raise InputError(f"variant file {path}: {type(error).__name__}: {error}") from error
+    loaded: Variant[Any] = sys.modules[name].VARIANT
+    return loaded
+
+
+@functools.cache
+def include(name: str) -> str:
+    """Return a CUDA C++ helper of this package, such as ``_cuda.cuh``, without its `#pragma once`."""
+    text = resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+    return text.replace("#pragma once\n", "", 1)

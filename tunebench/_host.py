@@ -1,0 +1,146 @@
+"""Facts read off this machine: its processor from the system, its GPUs from the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["cpu", "gpus"]
+
+ASSUMED_CLOCK_MHZ = 5500.0
+"""Highest clock assumed of a CPU that does not tell its own (a virtual machine hides its turbo)."""
+ASSUMED_DRAM_GB_S = 500.0
+"""Memory bandwidth assumed of a CPU: 12 channels of DDR5-5200, more than one guest gets."""
+
+# Driver attribute numbers. Source: cuda.h, CUdevice_attribute.
+_ATTRIBUTES = {
+    "sm_count": 16,
+    "clock_khz": 13,
+    "memory_clock_khz": 36,
+    "bus_bits": 37,
+    "l2_bytes": 38,
+    "threads_per_sm": 39,
+    "cc_major": 75,
+    "cc_minor": 76,
+    "smem_per_sm_bytes": 81,
+    "registers_per_sm": 82,
+    "smem_per_block_bytes": 97,
+    "blocks_per_sm": 106,
+}
+
+# Instruction-set levels of the x86-64 psABI, by a flag that only that level and later ones have.
+_X86_LEVELS = (("avx512bw", "x86_64-v4"), ("avx2", "x86_64-v3"), ("sse4_2", "x86_64-v2"))
+_FMA_PER_CLOCK = {"x86_64-v4": 32.0, "x86_64-v3": 16.0, "x86_64-v2": 8.0}
+
+
+@cache
+def cpu() -> dict[str, Any]:
+    """Return the fields of a `Device` for this machine's processor.
+
+    Cores are those this process may run on. Rates assume two full-width multiply-add units.
+    """
+    facts = _cpuinfo()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    flags = set(facts.get("flags", "").split())
+    machine = platform.machine().lower()
+    level = next((name for flag, name in _X86_LEVELS if flag in flags), machine)
+    clock = _read_number("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+    return {
+        "name": slug(facts.get("model name") or platform.processor() or machine),
+        "kind": "cpu",
+        "architecture": level,
+        "sm_count": cores,
+        "max_clock_mhz": clock / 1e3 if clock else ASSUMED_CLOCK_MHZ,
+        "dram_gb_s": ASSUMED_DRAM_GB_S,
+        "l2_bytes": _last_level_cache_bytes(),
+        "fma_per_clock": _FMA_PER_CLOCK.get(level, 16.0),
+        "assumed": True,
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    facts: dict[str, str] = {}
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return facts
+    for line in text.split("\n\n", 1)[0].splitlines():
+        name, _, value = line.partition(":")
+        facts[name.strip()] = value.strip()
+    return facts
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _last_level_cache_bytes() -> int:
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        match = re.fullmatch(r"(\d+)([KM]?)", path.read_text(encoding="ascii").strip())
+        if match:
+            sizes.append(int(match[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]])
+    return max(sizes) or 32 << 20
+
+
+def slug(product: str) -> str:
+    """Return a product name in lower case with hyphens: ``NVIDIA H200`` is ``h200``."""
+    words = re.sub(r"\((?:r|tm)\)|nvidia|geforce|tesla|processor|cpu|@.*", " ", product.lower())
+    return "-".join(re.findall(r"[a-z0-9.]+", words)) or "unknown"
+
+
+# Product names as the driver tells them, where the slug differs from our name.
+_PRODUCTS = {
+    "a100-sxm4-40gb": "a100-40-sxm",
+    "a100-sxm4-80gb": "a100-80-sxm",
+    "a100-pcie-40gb": "a100-40-pcie",
+    "a100-80gb-pcie": "a100-80-pcie",
+    "h100-80gb-hbm3": "h100-sxm",
+    "h200": "h200-sxm",
+    "v100-sxm2-16gb": "v100-sxm2",
+    "v100-sxm2-32gb": "v100-sxm2",
+    "v100-pcie-16gb": "v100-pcie",
+    "v100-pcie-32gb": "v100-pcie",
+    "p100-pcie-16gb": "p100-pcie",
+}
+
+
+@cache
+def gpus() -> tuple[dict[str, Any], ...]:
+    """Return the fields of a `Device` that the driver tells, for each GPU; none without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    return tuple(_gpu(driver, index) for index in range(count.value))
+
+
+def _gpu(driver: ctypes.CDLL, index: int) -> dict[str, Any]:
+    handle, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    driver.cuDeviceGet(ctypes.byref(handle), index)
+    driver.cuDeviceGetName(name, len(name), handle)
+    facts: dict[str, int] = {}
+    for attribute, number in _ATTRIBUTES.items():
+        value = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
+        facts[attribute] = value.value
+    product = slug(name.value.decode())
+    bandwidth = 2 * facts.pop("memory_clock_khz") * 1e3 * facts.pop("bus_bits") / 8 / 1e9
+    return {
+        "name": _PRODUCTS.get(product, product),
+        "architecture": f"sm_{facts.pop('cc_major')}{facts.pop('cc_minor')}",
+        "max_clock_mhz": facts.pop("clock_khz") / 1e3,
+        "dram_gb_s": bandwidth,
+        **facts,
+    }

@@ -1,0 +1,27 @@
+"""NumPy, imported at its first use: the vocabulary and the operators stay cheap to import.
+
+Looking up a stored answer needs an operator's dimensions but never its arithmetic, and NumPy alone
+costs more than the rest of a lookup in a fresh process (`docs/decisions/0003-import-cost.md`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["np"]
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+
+    class _Lazy:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            value = getattr(importlib.import_module(self._name), attribute)
+            setattr(self, attribute, value)
+            return value
+
+    np = _Lazy("numpy")

@@ -1,0 +1,186 @@
+"""Devices: the ones on this machine, and the ones described in `devices.toml`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Literal
+
+from tunebench.errors import DeviceError, InputError, UnknownName
+
+__all__ = ["Device", "architectures", "described", "find", "local_cpu", "local_gpus", "representative"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An architecture, a product name, its rates and limits.
+
+    Rates are the most the hardware can do at `max_clock_mhz`, never what was observed: bounds rest on them.
+
+    Attributes:
+        name: Product in lower case with hyphens, such as ``a100-80-sxm``.
+        kind: ``"gpu"`` or ``"cpu"``.
+        architecture: ``"sm_80"``; for a CPU its instruction-set level, such as ``"x86_64-v4"``.
+        sm_count: Streaming multiprocessors; for a CPU its cores.
+        max_clock_mhz: Highest clock the driver allows.
+        dram_gb_s: Peak memory bandwidth, 1e9 bytes a second.
+        l2_bytes: Last-level cache.
+        fma_per_clock: f32 multiply-adds per SM and clock.
+        mma_flop_per_clock: Dense tensor-core FLOPs per SM and clock by input type (f32 accumulation).
+        sfu_per_clock: Special-function results per SM and clock.
+        issue_per_clock: Warp instructions per SM and clock.
+        smem_bytes_per_clock: Shared-memory bytes per SM and clock.
+        fill_bytes_per_clock: Bytes per SM and clock that L2 can deliver into it.
+        smem_per_sm_bytes: Shared memory of an SM.
+        smem_per_block_bytes: Most that one block may have.
+        threads_per_sm: Resident threads.
+        blocks_per_sm: Resident blocks.
+        registers_per_sm: 32-bit registers.
+        power_limit_w: Power limit in force, where known: it makes two measurements comparable or not.
+        assumed: Whether rates rest on an assumption (a virtual machine hides its clock), so that gaps are labelled.
+    """
+
+    name: str
+    kind: Literal["gpu", "cpu"]
+    architecture: str
+    sm_count: int
+    max_clock_mhz: float
+    dram_gb_s: float
+    l2_bytes: int
+    fma_per_clock: float
+    mma_flop_per_clock: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    sfu_per_clock: float = 16.0
+    issue_per_clock: float = 4.0
+    smem_bytes_per_clock: float = 128.0
+    fill_bytes_per_clock: float = 64.0
+    smem_per_sm_bytes: int = 0
+    smem_per_block_bytes: int = 0
+    threads_per_sm: int = 0
+    blocks_per_sm: int = 0
+    registers_per_sm: int = 65536
+    power_limit_w: float | None = None
+    assumed: bool = False
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """Return (major, minor) of a GPU; (0, 0) for anything else."""
+        match = re.fullmatch(r"sm_(\d+)(\d)[af]?", self.architecture)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
+
+    @property
+    def key(self) -> str:
+        """Identity under which results are stored: what makes two devices of one name comparable or not."""
+        power = f",power={self.power_limit_w:g}" if self.power_limit_w is not None else ""
+        return f"{self.architecture}:{self.name},sm={self.sm_count}{power}"
+
+
+@functools.cache
+def _described() -> dict[str, Any]:
+    text = resources.files("tunebench").joinpath("devices.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _build(name: str) -> Device:
+    data = _described()
+    product = dict(data["device"][name])
+    product.pop("source", None)
+    common = dict(data["architecture"].get(product["architecture"], {}))
+    common.pop("representative", None)
+    return Device(name=name, kind="gpu", **{**common, **product})
+
+
+def described() -> dict[str, Device]:
+    """Return every device of `devices.toml`, by name."""
+    return {name: _build(name) for name in _described()["device"]}
+
+
+def architectures() -> dict[str, str]:
+    """Return the described architectures, each with the product that stands for it."""
+    table = _described()["architecture"]
+    return {name: str(entry["representative"]) for name, entry in table.items()}
+
+
+def representative(architecture: str) -> Device:
+    """Return the product that stands for an architecture, such as ``h100-sxm`` for ``sm_90``.
+
+    Raises:
+        UnknownName: if the architecture is not described.
+    """
+    known = architectures()
+    if architecture not in known:
+        raise UnknownName("architecture", architecture, known)
+    return _build(known[architecture])
+
+
+def local_cpu() -> Device:
+    """Return this machine's processor."""
+    from tunebench import _host
+
+    return Device(**_host.cpu())
+
+
+def local_gpus() -> tuple[Device, ...]:
+    """Return this machine's NVIDIA GPUs in the driver's order; none without a driver."""
+    from tunebench import _host
+
+    found = []
+    for facts in _host.gpus():
+        known = _described()["architecture"].get(facts["architecture"], {})
+        base = {name: value for name, value in known.items() if name != "representative"}
+        product = _described()["device"].get(facts["name"], {})
+        rates = {
+            name: value for name, value in product.items() if name in {"mma_flop_per_clock", "fma_per_clock"}
+        }
+        found.append(Device(kind="gpu", **{**base, **rates, **facts}))
+    return tuple(found)
+
+
+def find(name: str | None = None) -> Device:
+    """Return a device by name.
+
+    Args:
+        name: ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (this machine's), a name of `described`, an
+            architecture (its representative), or None: the first GPU, or the CPU if there is none.
+
+    Raises:
+        UnknownName: if there is no such name.
+        DeviceError: if it names a GPU of this machine that is not there.
+    """
+    if name is None:
+        return (*local_gpus(), local_cpu())[0]
+    if name == "cpu":
+        return local_cpu()
+    if match := re.fullmatch(r"cuda(?::(\d+))?", name):
+        gpus, index = local_gpus(), int(match[1] or 0)
+        if index < len(gpus):
+            return gpus[index]
+        raise DeviceError(f"{name}: this machine has {len(gpus)} NVIDIA GPU(s); see `tunebench doctor`")
+    local = {device.name: device for device in (local_cpu(), *local_gpus())}
+    if name in local:
+        return local[name]
+    if name in _described()["device"]:
+        return _build(name)
+    if name in architectures():
+        return representative(name)
+    raise UnknownName("device", name, {"cpu", "cuda", *local, *_described()["device"], *architectures()})
+
+
+def from_file(path: str) -> Device:
+    """Read a device from a TOML file with the fields of `Device`.
+
+    Raises:
+        InputError: if the file cannot be read or a field is missing or unknown.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+        common = _described()["architecture"].get(data.get("architecture"), {})
+        base = {key: value for key, value in common.items() if key != "representative"}
+        return Device(**{"kind": "gpu", **base, **data})
+    except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
+        raise InputError(f"device file {path}: {error}") from error

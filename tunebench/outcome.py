@@ -1,0 +1,220 @@
+"""What became of one configuration: a union in which only a success holds a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+__all__ = [
+    "FAILURES",
+    "Aborted",
+    "CacheState",
+    "CompileFailed",
+    "Crashed",
+    "Effort",
+    "LaunchFailed",
+    "Measured",
+    "Outcome",
+    "Predicted",
+    "Pruned",
+    "Resources",
+    "Result",
+    "TimedOut",
+    "Verification",
+    "WrongResult",
+    "failed",
+    "from_json",
+    "to_json",
+]
+
+CacheState = Literal["cold", "warm"]
+"""Whether the last-level cache was flushed before each sample; times of unlike states never compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """How a result was proved right.
+
+    Attributes:
+        how: ``"reference"`` (run on the device), ``"emulated"`` (run on the host through the shim),
+            ``"simulated"`` (Numba's simulator), or ``"not verified"``.
+        detail: What was covered, or why nothing was.
+        worst: Largest error seen as a share of what the tolerance allows; below 1 passes.
+    """
+
+    how: Literal["reference", "emulated", "simulated", "not verified"]
+    detail: str
+    worst: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """It ran, its result was right, and this is how long it took.
+
+    Attributes:
+        median_us: Median time of one run.
+        ci_us: 95 % confidence interval of the median.
+        samples_us: Every sample, in the order taken.
+        cache: Cache state the samples were taken in.
+        verification: How the result was proved right.
+        conditions: What else makes two measurements comparable or not: clocks, throttling, power.
+    """
+
+    kind: ClassVar[str] = "measured"
+    median_us: float
+    ci_us: tuple[float, float]
+    samples_us: tuple[float, ...]
+    cache: CacheState
+    verification: Verification
+    conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """It compiled for a device that is not here; the time is a belief of the model."""
+
+    kind: ClassVar[str] = "predicted"
+    predicted_us: float
+    verification: Verification
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aborted:
+    """It was right, but its first samples were hopeless against the incumbent; it has no median."""
+
+    kind: ClassVar[str] = "aborted"
+    samples_us: tuple[float, ...]
+    above_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """It was not run: its bound exceeds the incumbent."""
+
+    kind: ClassVar[str] = "pruned"
+    bound_us: float
+    incumbent_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileFailed:
+    """The compiler refused it."""
+
+    kind: ClassVar[str] = "compile_failed"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFailed:
+    """It compiled, but the device or the runner refused to run it."""
+
+    kind: ClassVar[str] = "launch_failed"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongResult:
+    """It ran and its output is outside the tolerance."""
+
+    kind: ClassVar[str] = "wrong_result"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut:
+    """It did not finish in the time allowed; its worker was replaced."""
+
+    kind: ClassVar[str] = "timed_out"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crashed:
+    """It took its worker down; the worker was replaced."""
+
+    kind: ClassVar[str] = "crashed"
+    reason: str
+
+
+Outcome = (
+    Measured | Predicted | Aborted | Pruned | CompileFailed | LaunchFailed | WrongResult | TimedOut | Crashed
+)
+
+FAILURES = (CompileFailed, LaunchFailed, WrongResult, TimedOut, Crashed)
+"""The classes of failure, each with a `reason`."""
+
+_CLASSES: dict[str, Any] = {cls.kind: cls for cls in (Measured, Predicted, Aborted, Pruned, *FAILURES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What the compiler really used, for one entry function; None where it does not apply or is not told.
+
+    Attributes:
+        registers: 32-bit registers a thread.
+        static_smem_bytes: Static shared memory a block.
+        dynamic_smem_bytes: Shared memory a block asked for at launch.
+        spill_bytes: Bytes of registers spilled to local memory, stores plus loads, a thread.
+        code_bytes: Size of the machine code.
+    """
+
+    registers: int | None = None
+    static_smem_bytes: int | None = None
+    dynamic_smem_bytes: int | None = None
+    spill_bytes: int | None = None
+    code_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """Where the wall time of one trial went, in seconds."""
+
+    compile_s: float = 0.0
+    verify_s: float = 0.0
+    measure_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What an executor returns for one configuration.
+
+    Attributes:
+        outcome: What became of it.
+        resources: What its binary uses, if it compiled.
+        effort: Where the wall time went.
+        conditions: What it ran under: versions, driver, host.
+    """
+
+    outcome: Outcome
+    resources: Resources = Resources()
+    effort: Effort = Effort()
+    conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def failed(outcome: Outcome) -> bool:
+    """Tell whether the outcome is one of the failure classes."""
+    return isinstance(outcome, FAILURES)
+
+
+def to_json(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as plain data, with its class under ``"kind"``; `from_json` reads it back."""
+    return {"kind": outcome.kind, **dataclasses.asdict(outcome)}
+
+
+def from_json(data: Mapping[str, Any]) -> Outcome:
+    """Rebuild an outcome from `to_json`.
+
+    Raises:
+        KeyError: if its kind is unknown.
+        TypeError: if its fields do not fit its kind.
+    """
+    fields = {name: value for name, value in data.items() if name != "kind"}
+    for name in ("ci_us", "samples_us"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    if isinstance(fields.get("verification"), Mapping):
+        fields["verification"] = Verification(**fields["verification"])
+    outcome: Outcome = _CLASSES[data["kind"]](**fields)
+    return outcome

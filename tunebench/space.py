@@ -1,0 +1,291 @@
+"""The ways a variant may do its work: parameters, constraints, and every valid configuration as columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["Config", "Constraint", "Parameter", "Space", "Table", "Value"]
+
+Value = int | float | str
+"""What a parameter may be set to."""
+
+Constraint = Callable[..., Any]
+"""A predicate over columns. Its argument names are parameters; `workload` and `device` may be asked for too."""
+
+_CONTEXT = ("workload", "device")
+
+
+class Config(Mapping[str, Any]):
+    """One point of a space: immutable, hashable, in the order of the space's parameters."""
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = dict(values)
+        self._hash = hash(tuple(self._values.items()))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self._values == other._values
+
+    def __str__(self) -> str:
+        """Return `bm=64,bn=64,…`, which `Space.parse` reads back."""
+        return ",".join(f"{name}={value}" for name, value in self._values.items())
+
+    def __repr__(self) -> str:
+        return f"Config({self})"
+
+    def __reduce__(self) -> tuple[type[Config], tuple[dict[str, Value]]]:
+        return (Config, (self._values,))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One choice a variant leaves open.
+
+    Attributes:
+        name: A Python identifier; constraints ask for it by this name.
+        values: What it may be, in a meaningful order: neighbours in it are neighbours in the search.
+        about: One line of what it does.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    about: str
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name in _CONTEXT:
+            raise InputError(f"parameter name {self.name!r} must be an identifier other than {_CONTEXT}")
+        if not self.values or len(set(self.values)) != len(self.values):
+            raise InputError(f"parameter {self.name} needs values, each once; got {self.values}")
+
+    def column(self) -> Array:
+        """Return the values as a column."""
+        return np.array(self.values)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Configurations as columns, so that models see all of them at once.
+
+    Rows are in lexicographic order of the parameters' values as declared.
+
+    Attributes:
+        space: Whose configurations these are.
+        ordinals: One row a configuration, one column a parameter: the position in `Parameter.values`.
+    """
+
+    space: Space
+    ordinals: Array
+
+    def __len__(self) -> int:
+        return len(self.ordinals)
+
+    @functools.cached_property
+    def columns(self) -> dict[str, Array]:
+        """The values of each parameter, by name."""
+        return {
+            parameter.name: parameter.column()[self.ordinals[:, i]]
+            for i, parameter in enumerate(self.space.parameters)
+        }
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def config(self, row: int) -> Config:
+        """Return one row as a `Config`."""
+        return Config(
+            {
+                parameter.name: parameter.values[ordinal]
+                for parameter, ordinal in zip(self.space.parameters, self.ordinals[row], strict=True)
+            }
+        )
+
+    def take(self, rows: Array) -> Table:
+        """Return the given rows (indices or a mask), in lexicographic order still if they are ascending."""
+        return Table(self.space, self.ordinals[rows])
+
+    @functools.cached_property
+    def _keys(self) -> Array:
+        return self.space.keys(self.ordinals)
+
+    def row(self, config: Config) -> int | None:
+        """Return the row that holds `config`, or None if none does."""
+        try:
+            ordinals = self.space.ordinals(config)
+        except ConfigError:
+            return None
+        key = self.space.keys(np.array([ordinals]))[0]
+        row = int(np.searchsorted(self._keys, key))
+        return row if row < len(self) and self._keys[row] == key else None
+
+
+@dataclass(frozen=True)
+class Space:
+    """A variant's parameters and the constraints that tie them together.
+
+    Attributes:
+        parameters: The choices, outermost first.
+        constraints: Predicates over columns (see `Constraint`); a configuration is valid if all hold.
+    """
+
+    parameters: tuple[Parameter, ...]
+    constraints: tuple[Constraint, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = self.names
+        if len(set(names)) != len(names):
+            raise InputError(f"a space names a parameter twice: {', '.join(names)}")
+        for constraint in self.constraints:
+            unknown = set(_arguments(constraint)) - set(names) - set(_CONTEXT)
+            if unknown:
+                raise InputError(f"constraint {_describe(constraint)} asks for unknown {sorted(unknown)}")
+        if self.size >= 2**63:
+            raise InputError("a space may have at most 2**63 points before its constraints")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters, in order."""
+        return tuple(parameter.name for parameter in self.parameters)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Number of points before constraints."""
+        return functools.reduce(lambda a, b: a * b, (len(p.values) for p in self.parameters), 1)
+
+    def enumerate(self, **context: Any) -> Table:
+        """Return every valid configuration.
+
+        Parameters are added one by one and each constraint is applied as soon as all that it asks
+        for is there, so that invalid branches never grow.
+
+        Args:
+            context: `workload` and `device`, for the constraints that ask for them.
+        """
+        pending = list(self.constraints)
+        ordinals = np.zeros((1, 0), dtype=np.int16)
+        for depth, parameter in enumerate(self.parameters, start=1):
+            count = len(parameter.values)
+            ordinals = np.hstack(
+                [
+                    np.repeat(ordinals, count, axis=0),
+                    np.tile(np.arange(count, dtype=np.int16), len(ordinals))[:, None],
+                ]
+            )
+            bound = set(self.names[:depth]) | set(_CONTEXT)
+            ready = [c for c in pending if bound.issuperset(_arguments(c))]
+            pending = [c for c in pending if c not in ready]
+            for constraint in ready:
+                ordinals = ordinals[self._holds(constraint, ordinals, context)]
+        return Table(self, ordinals)
+
+    def check(self, config: Mapping[str, Value], **context: Any) -> Config:
+        """Return `config` in canonical order if it is a valid point.
+
+        Raises:
+            ConfigError: naming the parameter or constraint that fails.
+        """
+        ordinals = np.array([self.ordinals(config)], dtype=np.int16)
+        for constraint in self.constraints:
+            if not self._holds(constraint, ordinals, context)[0]:
+                raise ConfigError(f"{Config(config)} violates: {_describe(constraint)}")
+        return Table(self, ordinals).config(0)
+
+    def parse(self, text: str) -> Config:
+        """Read the text form of a configuration (constraints are not checked).
+
+        Raises:
+            ConfigError: if it is malformed, incomplete or names a value that does not exist.
+        """
+        given: dict[str, Value] = {}
+        by_name = {parameter.name: parameter for parameter in self.parameters}
+        for item in filter(None, text.split(",")):
+            name, _, value = item.partition("=")
+            known = by_name.get(name)
+            match = [v for v in known.values if str(v) == value] if known else []
+            if not match:
+                raise ConfigError(f"{item!r}: known are {self.describe()}")
+            given[name] = match[0]
+        return Table(self, np.array([self.ordinals(given)])).config(0)
+
+    def describe(self) -> str:
+        """Return the parameters and their values, in one line."""
+        return "; ".join(f"{p.name}={'|'.join(map(str, p.values))}" for p in self.parameters)
+
+    def ordinals(self, config: Mapping[str, Value]) -> tuple[int, ...]:
+        """Return the position of each value in its parameter's values.
+
+        Raises:
+            ConfigError: if a parameter is missing or unknown, or has a value it cannot have.
+        """
+        if set(config) != set(self.names):
+            raise ConfigError(f"{Config(config)} must set exactly: {', '.join(self.names)}")
+        try:
+            return tuple(parameter.values.index(config[parameter.name]) for parameter in self.parameters)
+        except ValueError:
+            raise ConfigError(f"{Config(config)}: known are {self.describe()}") from None
+
+    def keys(self, ordinals: Array) -> Array:
+        """Return one integer for each row of ordinals; equal rows have equal keys, order is kept."""
+        keys = np.zeros(len(ordinals), dtype=np.int64)
+        for i, parameter in enumerate(self.parameters):
+            keys = keys * len(parameter.values) + ordinals[:, i]
+        return keys
+
+    def _holds(self, constraint: Constraint, ordinals: Array, context: Mapping[str, Any]) -> Array:
+        arguments = {}
+        for name in _arguments(constraint):
+            if name in _CONTEXT:
+                arguments[name] = context[name]
+            else:
+                i = self.names.index(name)
+                arguments[name] = self.parameters[i].column()[ordinals[:, i]]
+        return np.broadcast_to(np.asarray(constraint(**arguments), dtype=bool), len(ordinals))
+
+    def restrict(self, **values: tuple[Value, ...]) -> Space:
+        """Return this space with some parameters held to fewer values."""
+        return dataclasses.replace(
+            self,
+            parameters=tuple(
+                dataclasses.replace(p, values=values[p.name]) if p.name in values else p
+                for p in self.parameters
+            ),
+        )
+
+
+@functools.cache
+def _arguments(constraint: Constraint) -> tuple[str, ...]:
+    return tuple(inspect.signature(constraint).parameters)
+
+
+def _describe(constraint: Constraint) -> str:
+    if constraint.__name__ != "<lambda>":
+        return (constraint.__doc__ or constraint.__name__).strip().splitlines()[0]
+    try:
+        return inspect.getsource(constraint).strip().rstrip(",")
+    except (OSError, TypeError):
+        return f"a constraint on {', '.join(_arguments(constraint))}"

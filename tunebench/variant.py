@@ -1,0 +1,298 @@
+"""How an operator may be done: one implementation, its space, its costs, its source and its launch.
+
+A variant is one file that defines one subclass and one instance of it, named `VARIANT`. Which class it
+derives from says how it is compiled: `CudaVariant` (CUDA C++ through NVRTC), `NumbaCudaVariant` or
+`NumbaCpuVariant`. Importing a variant needs neither CUDA nor Numba.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+from tunebench.device import Device
+from tunebench.space import Config, Space, Table
+from tunebench.workload import Tensor, Workload
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Column = NDArray[np.float64] | NDArray[np.int64] | float
+
+__all__ = [
+    "Argument",
+    "Costs",
+    "CudaVariant",
+    "Language",
+    "Launch",
+    "NumbaCpuVariant",
+    "NumbaCudaVariant",
+    "NumbaVariant",
+    "Scalar",
+    "Variant",
+    "ceil_div",
+]
+
+W = TypeVar("W", bound=Workload)
+Language = Literal["cuda", "numba-cuda", "numba-cpu"]
+
+
+def ceil_div(a: Any, b: Any) -> Any:
+    """Return `a / b` rounded up, for integers or columns of them."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number passed by value; `ctype` is its C type."""
+
+    ctype: Literal["int", "long long", "float"]
+    value: int | float
+
+
+Argument = str | Scalar
+"""A kernel argument: the name of a tensor (of shape `()`: its value), or a `Scalar`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One kernel launch.
+
+    Attributes:
+        entry: The kernel: a C++ name expression such as ``gemm<64, 64, 8>``; unused by Numba.
+        grid: Blocks in x, y, z.
+        block: Threads of a block in x, y, z.
+        arguments: In the order of the kernel's parameters.
+        smem_bytes: Dynamic shared memory a block.
+    """
+
+    entry: str = ""
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
+    smem_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a configuration must really execute; columns, or one number where all rows agree.
+
+    Every figure is a floor: it may be lower than the truth and never higher, or bounds made from it are
+    unsound. Per-block figures are of the cheapest block that has the full tile.
+
+    Attributes:
+        blocks: Blocks launched, edge blocks counted by their area (a half-empty block is 0.5) if they skip the work.
+        full_blocks: Blocks that do the work of a full tile.
+        threads: Threads a block.
+        smem_bytes: Static plus dynamic shared memory a block.
+        registers: Registers a thread, before the compiler has told.
+        fma: Multiply-adds, or other full-rate f32 instructions, per thread lane, a block.
+        mma_flop: Tensor-core FLOPs a block.
+        mma_dtype: Input type of those.
+        sfu: Special-function results (exp, rsqrt, …) a block.
+        smem_traffic_bytes: Distinct bytes per warp access through shared memory, a block.
+        fill_bytes: Bytes a block must bring into its SM from L2 or beyond.
+        serial_launches: Kernels that run one after the other.
+    """
+
+    blocks: Column
+    full_blocks: Column
+    threads: Column
+    smem_bytes: Column = 0.0
+    registers: Column = 16.0
+    fma: Column = 0.0
+    mma_flop: Column = 0.0
+    mma_dtype: str | None = None
+    sfu: Column = 0.0
+    smem_traffic_bytes: Column = 0.0
+    fill_bytes: Column = 0.0
+    serial_launches: int = 1
+
+
+class Variant(ABC, Generic[W]):
+    """One implementation of an operator for a family of devices.
+
+    Attributes:
+        name: Unique among the variants of its operator.
+        operator: The workload class it implements.
+        language: How it is written; set by the base class it derives from.
+        space: Its parameters and constraints.
+    """
+
+    name: ClassVar[str]
+    operator: ClassVar[type[Workload]]
+    language: ClassVar[Language]
+    space: ClassVar[Space]
+
+    @property
+    def key(self) -> str:
+        """`operator/name`, under which its results are stored."""
+        return f"{self.operator.operator}/{self.name}"
+
+    def __repr__(self) -> str:
+        return f"<variant {self.key}>"
+
+    def refuses(self, workload: W, device: Device) -> str | None:
+        """Return why this variant cannot do `workload` on `device`, or None if it can."""
+        if type(workload) is not self.operator:
+            return f"{self.key} does not implement {workload.operator}"
+        if device.kind != ("cpu" if self.language == "numba-cpu" else "gpu"):
+            return f"{self.key} does not run on a {device.kind}"
+        return self.limits(workload, device)
+
+    def limits(self, workload: W, device: Device) -> str | None:
+        """Return a limit of this variant that `workload` or `device` breaks, or None (override)."""
+        return None
+
+    @abstractmethod
+    def default(self, workload: W, device: Device) -> Config:
+        """Return the configuration an expert would ship untuned; it must be valid."""
+
+    @abstractmethod
+    def costs(self, workload: W, table: Table, device: Device) -> Costs:
+        """Return what each configuration of `table` must really execute (a floor, vectorised)."""
+
+    @abstractmethod
+    def revision(self, workload: W, config: Config) -> str:
+        """Return a hash of what decides the machine code and the launch, comments left out.
+
+        A stored result stands for as long as this does not change.
+        """
+
+    def configs(self, workload: W, device: Device) -> Table:
+        """Return every valid configuration for `workload` on `device`."""
+        return self.space.enumerate(workload=workload, device=device)
+
+    def scratch(self, workload: W, config: Config) -> tuple[Tensor, ...]:
+        """Return tensors the kernels need besides inputs and outputs (override)."""
+        return ()
+
+
+class GpuVariant(Variant[W]):
+    """A variant that is launched on a grid of blocks."""
+
+    @abstractmethod
+    def launches(self, workload: W, config: Config) -> tuple[Launch, ...]:
+        """Return the kernel launches that do the work, in order."""
+
+    def miniature(self, workload: W, config: Config) -> W:
+        """Return a small workload that takes the same tile, stage and edge paths (override if large).
+
+        Emulation runs it in place of `workload` where no GPU is at hand.
+        """
+        return workload
+
+
+class CudaVariant(GpuVariant[W]):
+    """A variant written in CUDA C++, compiled by NVRTC, emulated through g++.
+
+    Attributes:
+        minimum_cc: Lowest compute capability, such as ``(8, 0)``.
+        maximum_cc: Highest, for instructions that only one architecture has.
+    """
+
+    language = "cuda"
+    minimum_cc: ClassVar[tuple[int, int]] = (7, 5)
+    maximum_cc: ClassVar[tuple[int, int]] = (99, 9)
+
+    @abstractmethod
+    def source(self, workload: W, config: Config) -> str:
+        """Return the translation unit, helpers of `tunebench.kernels` included, with no #include left.
+
+        Sizes that need not be compiled in are arguments instead, so that workloads share binaries.
+        """
+
+    def target(self, device: Device) -> str:
+        """Return the architecture to compile for (override with `sm_90a` for Hopper-only instructions)."""
+        return device.architecture
+
+    def refuses(self, workload: W, device: Device) -> str | None:
+        """Return why this variant cannot do `workload` on `device`, or None if it can."""
+        reason = super().refuses(workload, device)
+        if reason is None and not self.minimum_cc <= device.compute_capability <= self.maximum_cc:
+            reason = f"{self.key} needs sm_{self.minimum_cc[0]}{self.minimum_cc[1]} or later of its family"
+        return reason
+
+    def revision(self, workload: W, config: Config) -> str:
+        """Hash the source without comments, and the entries it is called by."""
+        entries = [launch.entry for launch in self.launches(workload, config)]
+        return _digest(strip_comments(self.source(workload, config)), *entries)
+
+
+class NumbaVariant(Variant[W]):
+    """A variant written in Python and compiled by Numba."""
+
+    @abstractmethod
+    def kernel(self, workload: W, config: Config) -> Callable[..., None]:
+        """Return the plain Python kernel, `config` closed over as constants; import Numba inside."""
+
+    def revision(self, workload: W, config: Config) -> str:
+        """Hash the syntax tree of the file that defines the kernel, and the configuration."""
+        return _digest(_syntax(type(self).__module__), str(config))
+
+
+class NumbaCudaVariant(NumbaVariant[W], GpuVariant[W]):
+    """A variant written for Numba-CUDA; its kernel takes arrays and int32 scalars."""
+
+    language = "numba-cuda"
+
+
+class NumbaCpuVariant(NumbaVariant[W]):
+    """A variant written for Numba on the CPU.
+
+    Its kernel takes `arguments`: tensors as C-contiguous arrays, scalars and tensors of shape `()` as
+    numbers. It is compiled with `parallel=True`. f16 and bf16 arrays arrive as uint16, since Numba knows
+    neither on a CPU; `tunebench.kernels._numba_cpu` converts.
+
+    Attributes:
+        fastmath: LLVM fast-math flags the kernel may be compiled with (no `nnan` or `ninf` where it uses infinities).
+    """
+
+    language = "numba-cpu"
+    fastmath: ClassVar[frozenset[str]] = frozenset({"reassoc", "contract", "arcp", "nsz"})
+
+    def arguments(self, workload: W, config: Config) -> tuple[Argument, ...]:
+        """Return what the kernel takes: all inputs, outputs and scratch, unless overridden."""
+        tensors = (*workload.inputs(), *workload.outputs(), *self.scratch(workload, config))
+        return tuple(tensor.name for tensor in tensors)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def strip_comments(source: str) -> str:
+    """Return C++ source without comments, blank lines and indentation (it must compile the same)."""
+    pattern = r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')'
+    text = re.sub(pattern, lambda match: match[1] or " ", source, flags=re.DOTALL)
+    return "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
+
+
+@functools.cache
+def _syntax(module_name: str) -> str:
+    """Return the syntax tree of a module and of the kernel helpers it imports, without docstrings.
+
+    Comments and layout do not count, so that they void no stored result.
+    """
+    tree = ast.parse(inspect.getsource(sys.modules[module_name]))
+    helpers = []
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and len(body) > 1 and _is_docstring(body[0]):
+            body.pop(0)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tunebench.kernels._"):
+            helpers.append(_syntax(str(node.module)))
+    return "\0".join([ast.dump(tree), *helpers])
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

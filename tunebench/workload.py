@@ -1,0 +1,338 @@
+"""What is to be computed: an operator is a class, a workload is an instance of it at one size.
+
+An operator is a frozen dataclass whose fields are its dimensions, in canonical order, so that
+`gemm:m=64,n=64,k=64,dtype=f16` and `Gemm(m=64, n=64, k=64, dtype="f16")` are the same thing.
+Field types say what a dimension may hold: `Size` and `Count` (integers), `bool`, `Name`, or a `Literal`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from tunebench.dtype import DType, itemsize
+from tunebench.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+    Array64 = NDArray[np.float64]
+
+__all__ = [
+    "AtLeast",
+    "Count",
+    "Name",
+    "Reference",
+    "Size",
+    "Tensor",
+    "Tolerance",
+    "Traffic",
+    "Workload",
+    "defaults_to",
+]
+
+MAX_SIZE = 2**31 - 1
+"""Largest value of one integer dimension: kernels index a dimension with 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Lower limit of an integer dimension."""
+
+    minimum: int
+
+
+Size = Annotated[int, AtLeast(1)]
+"""An extent: 1 or more."""
+Count = Annotated[int, AtLeast(0)]
+"""An amount that may be nothing, such as padding."""
+Name = Annotated[str, "name"]
+"""A registered name, such as that of an elementwise chain: letters, digits, `_`, `-`, `.` and `+`."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+
+
+def defaults_to(dimension: str) -> Any:
+    """Declare a dimension whose default is the value of an earlier one (`out` follows `dtype`)."""
+    return dataclasses.field(default=None, metadata={"follows": dimension})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One array a kernel reads or writes: C-contiguous; a shape of `()` is passed by value.
+
+    `dtype` is the stored type, never `tf32`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return functools.reduce(lambda a, b: a * b, self.shape, 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.size * itemsize(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that any implementation must move: touched inputs once, outputs once."""
+
+    read_bytes: int
+    write_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes read plus bytes written."""
+        return self.read_bytes + self.write_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far an element `o` may be from its reference `r`.
+
+    ``|o - r| <= eps_out * |r| + eps_acc * scale``, where `scale` comes with the reference and is
+    the magnitude that was accumulated (``|A| |B|`` of a matrix product).
+
+    Attributes:
+        eps_out: Relative error of rounding the result.
+        eps_acc: Relative error of accumulating, per unit of `scale`.
+        reason: Where the two figures come from.
+    """
+
+    eps_out: float
+    eps_acc: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The right answer for one output, in float64, with the magnitude that was accumulated.
+
+    Both arrays have the shape that `Workload.reference` was asked for.
+    """
+
+    value: Array64
+    scale: Array64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(ABC):
+    """An operator at one size, type and layout; subclasses are the operators.
+
+    A subclass is a frozen, keyword-only dataclass in a module of its own under
+    `tunebench.workloads.operators` (or in a user's variant file) and sets `operator`.
+
+    Raises:
+        InputError: if a dimension has a value it cannot have.
+    """
+
+    operator: ClassVar[str]
+
+    if TYPE_CHECKING:  # every operator declares it, as a dimension
+
+        @property
+        def dtype(self) -> DType: ...
+
+    def __post_init__(self) -> None:
+        for dimension in dataclasses.fields(self):
+            value = getattr(self, dimension.name)
+            follows = dimension.metadata.get("follows")
+            if value is None and follows is not None:
+                value = self.default_of(dimension.name, getattr(self, follows))
+                object.__setattr__(self, dimension.name, value)
+            _check_dimension(self.operator, dimension.name, value, self._types()[dimension.name])
+        self.check()
+
+    def check(self) -> None:
+        """Raise `InputError` if the dimensions do not go together."""
+
+    def default_of(self, dimension: str, followed: Any) -> Any:
+        """Return the default of a dimension that follows another (see `defaults_to`)."""
+        return followed
+
+    # -- what it computes ---------------------------------------------------------------------
+
+    @abstractmethod
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return the tensors a kernel reads, in the order kernels name them."""
+
+    @abstractmethod
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return the tensors a kernel writes."""
+
+    @abstractmethod
+    def flops(self) -> int:
+        """Return the floating-point operations of the textbook algorithm (a multiply-add is 2)."""
+
+    @abstractmethod
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Compute the right answer in float64.
+
+        Args:
+            inputs: Every tensor of `inputs()` by name, converted to float64 after rounding to its type.
+
+        Returns:
+            One `Reference` for every tensor of `outputs()`, by name.
+        """
+
+    @abstractmethod
+    def tolerance(self) -> Tolerance:
+        """Return how far a right implementation may be from `reference`."""
+
+    def traffic(self) -> Traffic:
+        """Return the bytes any implementation must move (override where inputs are not all touched)."""
+        return Traffic(
+            read_bytes=sum(tensor.nbytes for tensor in self.inputs() if tensor.shape),
+            write_bytes=sum(tensor.nbytes for tensor in self.outputs()),
+        )
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw random inputs, standard normal, rounded to each tensor's type.
+
+        Args:
+            rng: Source of randomness, so that a check can be repeated.
+
+        Returns:
+            One array for every tensor of `inputs()`, by name.
+        """
+        from tunebench.dtype import numpy_dtype
+
+        return {
+            tensor.name: rng.standard_normal(tensor.shape, dtype="float32").astype(numpy_dtype(tensor.dtype))
+            if tensor.shape
+            else numpy_dtype(tensor.dtype).type(rng.uniform(0.5, 1.5))
+            for tensor in self.inputs()
+        }
+
+    # -- its text -----------------------------------------------------------------------------
+
+    @classmethod
+    @functools.cache
+    def _types(cls) -> dict[str, Any]:
+        return get_type_hints(cls, include_extras=True)
+
+    @classmethod
+    def dimensions(cls) -> tuple[str, ...]:
+        """Return the names of the dimensions, in canonical order."""
+        return tuple(dimension.name for dimension in dataclasses.fields(cls))
+
+    @classmethod
+    def parse_dimensions(cls, text: str) -> Workload:
+        """Build a workload from `m=64,n=64,…` in any order.
+
+        Raises:
+            InputError: naming what is missing, doubled, malformed or out of range.
+        """
+        given: dict[str, str] = {}
+        for item in filter(None, text.split(",")):
+            name, equals, value = item.partition("=")
+            if not equals or not value:
+                raise InputError(f"{cls.operator}: {item!r} is not of the form dimension=value")
+            if name in given:
+                raise InputError(f"{cls.operator}: dimension {name!r} is given twice")
+            given[name] = value
+        return cls.from_dimensions(given)
+
+    @classmethod
+    def from_dimensions(cls, given: Mapping[str, Any]) -> Workload:
+        """Build a workload from dimensions given as text or as values.
+
+        Raises:
+            InputError: naming what is missing, unknown, malformed or out of range.
+        """
+        for name in given:
+            if name not in cls.dimensions():
+                raise UnknownName(f"dimension of {cls.operator}", name, cls.dimensions())
+        missing = [
+            dimension.name
+            for dimension in dataclasses.fields(cls)
+            if dimension.default is dataclasses.MISSING and dimension.name not in given
+        ]
+        if missing:
+            raise InputError(f"{cls.operator}: missing {', '.join(missing)}; usage: {cls.usage()}")
+        types = cls._types()
+        return cls(**{name: _value(cls.operator, name, value, types[name]) for name, value in given.items()})
+
+    @classmethod
+    def usage(cls) -> str:
+        """Return the text form with a placeholder for each dimension, optional ones in brackets."""
+        types = cls._types()
+        parts = []
+        for dimension in dataclasses.fields(cls):
+            text = f"{dimension.name}={_placeholder(types[dimension.name])}"
+            parts.append(text if dimension.default is dataclasses.MISSING else f"[{text}]")
+        return f"{cls.operator}:{','.join(parts)}"
+
+    def __str__(self) -> str:
+        """Return the canonical text: dimensions in declared order, defaults omitted."""
+        parts = []
+        for dimension in dataclasses.fields(self):
+            value = getattr(self, dimension.name)
+            follows = dimension.metadata.get("follows")
+            default = (
+                self.default_of(dimension.name, getattr(self, follows)) if follows else dimension.default
+            )
+            if value != default:
+                parts.append(f"{dimension.name}={_text(value)}")
+        return f"{self.operator}:{','.join(parts)}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _placeholder(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if kind is bool:
+        return "true|false"
+    return "NAME" if _base(kind) is str else "N"
+
+
+def _base(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _value(operator: str, name: str, value: Any, kind: Any) -> Any:
+    """Turn a dimension given as text into its value; what is no text passes through."""
+    if not isinstance(value, str):
+        return value
+    if _base(kind) is bool:
+        if value.lower() in {"true", "false", "1", "0"}:
+            return value.lower() in {"true", "1"}
+        raise InputError(f"{operator}: {name}={value!r} must be true or false")
+    if _base(kind) is int:
+        if not re.fullmatch(r"-?[0-9]+", value) or len(value) > 12:
+            raise InputError(f"{operator}: {name}={value!r} must be a whole number up to {MAX_SIZE}")
+        return int(value)
+    return value
+
+
+def _check_dimension(operator: str, name: str, value: Any, kind: Any) -> None:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise UnknownName(f"value of {operator} dimension {name}", str(value), map(str, get_args(kind)))
+    elif kind is bool:
+        if not isinstance(value, bool):
+            raise InputError(f"{operator}: {name}={value!r} must be true or false")
+    elif _base(kind) is int:
+        minimum = next((note.minimum for note in get_args(kind) if isinstance(note, AtLeast)), 0)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_SIZE:
+            raise InputError(
+                f"{operator}: {name}={value!r} must be a whole number from {minimum} to {MAX_SIZE}"
+            )
+    elif not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InputError(f"{operator}: {name}={value!r} must be a name of letters, digits, _ . + or -")

@@ -1,0 +1,1 @@
+"""One operator a module: dimensions, float64 reference, FLOPs, compulsory bytes, tolerance."""
