@@ -1,0 +1,58 @@
+"""What was found: every outcome of every trial, and what is needed to believe and repeat it.
+
+    with open_store() as store:
+        run = store.begin_run(RunStart(device=device, workload=str(workload), sampler="bound", seed=0))
+        if store.claim(key, owner):
+            store.record(key, result, run_id=run)
+
+A *trial* is one configuration of one source revision of one variant, for one workload on one device; it
+has one or many *measurements* (search, finalist, audit). The default is an SQLite file in the user's data
+folder; `postgresql://…` URLs are shared by many machines. Reading answers on the hot path goes through
+the view `answer_v1` (`tunebench.answer`), so importing this package loads neither SQLAlchemy nor Alembic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunebench.db.location import Location as Location
+    from tunebench.db.location import locate as locate
+    from tunebench.db.migrate import upgrade as upgrade
+    from tunebench.db.owner import new_owner as new_owner
+    from tunebench.db.record import Entry as Entry
+    from tunebench.db.record import Known as Known
+    from tunebench.db.record import Purpose as Purpose
+    from tunebench.db.record import RunStart as RunStart
+    from tunebench.db.record import RunSummary as RunSummary
+    from tunebench.db.record import Stats as Stats
+    from tunebench.db.record import TrialKey as TrialKey
+    from tunebench.db.store import Store as Store
+    from tunebench.db.store import open_store as open_store
+
+_HOME = {
+    "Entry": "record",
+    "Known": "record",
+    "Location": "location",
+    "Purpose": "record",
+    "RunStart": "record",
+    "RunSummary": "record",
+    "Stats": "record",
+    "Store": "store",
+    "TrialKey": "record",
+    "locate": "location",
+    "new_owner": "owner",
+    "open_store": "store",
+    "upgrade": "migrate",
+}
+"""Public names and the modules that define them; each is imported when it is first asked for."""
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -29,16 +29,18 @@ ENTRY_POINTS = "tunebench.variants"
 _loaded: dict[str, Variant[Any]] = {}
 
 
+def _folders() -> tuple[str, ...]:
+    return tuple(folder.name for folder in pkgutil.iter_modules(__path__) if folder.ispkg)
+
+
 @functools.cache
-def _shipped() -> dict[str, Variant[Any]]:
+def _shipped(folder: str) -> dict[str, Variant[Any]]:
+    """Import the variants of one operator, and no others: a lookup pays for what it names."""
     found: dict[str, Variant[Any]] = {}
-    for folder in pkgutil.iter_modules(__path__, f"{__name__}."):
-        if not folder.ispkg:
-            continue
-        package = importlib.import_module(folder.name)
-        for module in pkgutil.iter_modules(package.__path__, f"{folder.name}."):
-            if not module.name.rpartition(".")[2].startswith("_"):
-                _add(found, importlib.import_module(module.name))
+    package = importlib.import_module(f"{__name__}.{folder}")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not module.name.rpartition(".")[2].startswith("_"):
+            _add(found, importlib.import_module(module.name))
     return found
 
 
@@ -61,14 +63,17 @@ def _add(found: dict[str, Variant[Any]], module: ModuleType) -> Variant[Any]:
     return variant
 
 
-def _all() -> dict[str, Variant[Any]]:
-    return {**_shipped(), **_plugins(), **_loaded}
+def _known(operator: str | None = None) -> dict[str, Variant[Any]]:
+    folders = [folder for folder in _folders() if operator in (None, folder)]
+    shipped = {key: found for folder in folders for key, found in _shipped(folder).items()}
+    others = {**_plugins(), **_loaded}
+    return shipped | {k: v for k, v in others.items() if operator in (None, v.operator.operator)}
 
 
 def variants(workload: Workload | str | None = None) -> tuple[Variant[Any], ...]:
     """Return the variants of an operator (given by name or by a workload), or all there are."""
     name = workload.operator if isinstance(workload, Workload) else workload
-    return tuple(v for v in _all().values() if name in (None, v.operator.operator))
+    return tuple(_known(name).values())
 
 
 def variant(key: str) -> Variant[Any]:
@@ -77,9 +82,9 @@ def variant(key: str) -> Variant[Any]:
     Raises:
         UnknownName: listing the variants there are.
     """
-    known = _all()
+    known = _known(key.partition("/")[0])
     if key not in known:
-        raise UnknownName("variant", key, known)
+        raise UnknownName("variant", key, _known())
     return known[key]
 
 
@@ -102,7 +107,7 @@ def load_file(path: str | Path) -> Variant[Any]:
         try:
             spec.loader.exec_module(module)
             register_operator(module)
-            if getattr(module, "VARIANT", None) and module.VARIANT.key in _all():
+            if getattr(module, "VARIANT", None) and module.VARIANT.key in _known():
                 raise InputError(f"variant {module.VARIANT.key!r} exists already; choose another name")
             _add(_loaded, module)
         except Exception as error:  # a user's file may raise anything; the reason is kept

@@ -27,7 +27,8 @@ def load(dtype: DType) -> Callable[..., Any]:
 
         @numba.njit(inline="always")  # type: ignore[untyped-decorator]
         def load_bf16(bits: Any) -> Any:
-            return (np.uint32(bits) << np.uint32(16)).view(np.float32)
+            # Numba widens a shift to 64 bits.
+            return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
         return load_bf16  # type: ignore[no-any-return]
 

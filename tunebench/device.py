@@ -13,7 +13,23 @@ from typing import Any, Literal
 
 from tunebench.errors import DeviceError, InputError, UnknownName
 
-__all__ = ["Device", "architectures", "described", "find", "local_cpu", "local_gpus", "representative"]
+__all__ = [
+    "Device",
+    "architectures",
+    "described",
+    "find",
+    "from_file",
+    "local_cpu",
+    "local_gpus",
+    "representative",
+]
+
+
+_POSITIVE = (
+    *("sm_count", "max_clock_mhz", "dram_gb_s", "fma_per_clock", "sfu_per_clock", "issue_per_clock"),
+    *("smem_bytes_per_clock", "fill_bytes_per_clock", "registers_per_sm", "partitions"),
+)
+"""Fields a bound divides by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +47,21 @@ class Device:
         dram_gb_s: Peak memory bandwidth, 1e9 bytes a second.
         l2_bytes: Last-level cache.
         fma_per_clock: f32 multiply-adds per SM and clock.
-        mma_flop_per_clock: Dense tensor-core FLOPs per SM and clock by input type (f32 accumulation).
+        mma_flop_per_clock: Dense tensor-core FLOPs per SM and clock by input type (f32 accumulation); a type
+            that is missing has no tensor-core instruction.
         sfu_per_clock: Special-function results per SM and clock.
         issue_per_clock: Warp instructions per SM and clock.
         smem_bytes_per_clock: Shared-memory bytes per SM and clock.
         fill_bytes_per_clock: Bytes per SM and clock that L2 can deliver into it.
         smem_per_sm_bytes: Shared memory of an SM.
         smem_per_block_bytes: Most that one block may have.
+        smem_reserved_bytes: Shared memory the system takes for itself for each resident block.
         threads_per_sm: Resident threads.
         blocks_per_sm: Resident blocks.
         registers_per_sm: 32-bit registers.
+        partitions: Quarters (or halves) of an SM: a warp lives in one and uses the units of no other.
         power_limit_w: Power limit in force, where known: it makes two measurements comparable or not.
-        assumed: Whether rates rest on an assumption (a virtual machine hides its clock), so that gaps are labelled.
+        assumed: Whether rates rest on an assumption (a virtual machine hides its clock), and gaps with them.
     """
 
     name: str
@@ -60,11 +79,18 @@ class Device:
     fill_bytes_per_clock: float = 64.0
     smem_per_sm_bytes: int = 0
     smem_per_block_bytes: int = 0
+    smem_reserved_bytes: int = 0
     threads_per_sm: int = 0
     blocks_per_sm: int = 0
     registers_per_sm: int = 65536
+    partitions: int = 4
     power_limit_w: float | None = None
     assumed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"device {self.name}: {name} must be positive, got {getattr(self, name)}")
 
     @property
     def compute_capability(self) -> tuple[int, int]:
@@ -85,13 +111,35 @@ def _described() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def _common(architecture: str) -> dict[str, Any]:
+    """Return what all devices of an architecture share; nothing if it is not described."""
+    entry = _described()["architecture"].get(architecture, {})
+    return {name: value for name, value in entry.items() if name != "representative"}
+
+
+def _product(name: str) -> dict[str, Any]:
+    """Return what is described of a product itself; nothing if it is not."""
+    entry = _described()["device"].get(name, {})
+    return {name: value for name, value in entry.items() if name != "source"}
+
+
 def _build(name: str) -> Device:
-    data = _described()
-    product = dict(data["device"][name])
-    product.pop("source", None)
-    common = dict(data["architecture"].get(product["architecture"], {}))
-    common.pop("representative", None)
-    return Device(name=name, kind="gpu", **{**common, **product})
+    product = _product(name)
+    return Device(name=name, kind="gpu", **{**_common(product["architecture"]), **product})
+
+
+def _highest() -> dict[str, Any]:
+    """Return the highest rates of any described architecture: what one that is not described is taken for."""
+    entries = [_common(name) for name in _described()["architecture"] if name.startswith("sm_")]
+    rates = {name for entry in entries for name in entry if name.endswith("_per_clock")}
+    highest: dict[str, Any] = {
+        name: max(entry[name] for entry in entries if name in entry)
+        for name in rates - {"mma_flop_per_clock"}
+    }
+    tables = [entry.get("mma_flop_per_clock", {}) for entry in entries]
+    types = {dtype for table in tables for dtype in table}
+    highest["mma_flop_per_clock"] = {dtype: max(table.get(dtype, 0) for table in tables) for dtype in types}
+    return highest
 
 
 def described() -> dict[str, Device]:
@@ -128,16 +176,20 @@ def local_gpus() -> tuple[Device, ...]:
     """Return this machine's NVIDIA GPUs in the driver's order; none without a driver."""
     from tunebench import _host
 
-    found = []
-    for facts in _host.gpus():
-        known = _described()["architecture"].get(facts["architecture"], {})
-        base = {name: value for name, value in known.items() if name != "representative"}
-        product = _described()["device"].get(facts["name"], {})
-        rates = {
-            name: value for name, value in product.items() if name in {"mma_flop_per_clock", "fma_per_clock"}
-        }
-        found.append(Device(kind="gpu", **{**base, **rates, **facts}))
-    return tuple(found)
+    return tuple(_local_gpu(facts) for facts in _host.gpus())
+
+
+def _local_gpu(facts: Mapping[str, Any]) -> Device:
+    """Return a GPU from what its driver tells, completed by what is described of its product.
+
+    Counts and sizes are the driver's. Clock and bandwidth are the higher of driver and description, since
+    the driver's property is a boost clock that consumer boards exceed. A GPU of an architecture that is
+    not described gets the highest rates of any that is, and is marked `assumed`.
+    """
+    product = _product(facts["name"])
+    common = _common(facts["architecture"]) or {**_highest(), "assumed": True}
+    peaks = {name: max(facts[name], product.get(name, 0)) for name in ("max_clock_mhz", "dram_gb_s")}
+    return Device(**{"kind": "gpu", **common, **product, **facts, **peaks})
 
 
 def find(name: str | None = None) -> Device:
@@ -179,8 +231,7 @@ def from_file(path: str) -> Device:
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)
-        common = _described()["architecture"].get(data.get("architecture"), {})
-        base = {key: value for key, value in common.items() if key != "representative"}
-        return Device(**{"kind": "gpu", **base, **data})
+        data.pop("source", None)
+        return Device(**{"kind": "gpu", **_common(data.get("architecture", "")), **data})
     except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
         raise InputError(f"device file {path}: {error}") from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["DTYPES", "DType", "itemsize", "numpy_dtype", "storage", "unit_roundoff"]
+__all__ = ["DTYPES", "DType", "itemsize", "numpy_dtype", "storage", "underflow", "unit_roundoff"]
 
 DType = Literal["f32", "tf32", "f16", "bf16"]
 """`tf32` is a way to multiply, not to store: such tensors are stored as `f32`."""
@@ -35,6 +35,14 @@ def unit_roundoff(dtype: DType) -> float:
     NVIDIA A100 whitepaper, "Tensor Cores".
     """
     return float(2.0 ** -_SIGNIFICAND_BITS[dtype])
+
+
+def underflow(dtype: DType) -> float:
+    """Return the largest absolute error of rounding to `dtype` near zero, where its spacing is constant.
+
+    Only f16 has so short a range that results fall there: half its smallest subnormal number, 2**-24.
+    """
+    return float(2.0**-25) if dtype == "f16" else 0.0
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:

@@ -26,6 +26,7 @@ __all__ = [
     "WrongResult",
     "failed",
     "from_json",
+    "time_us",
     "to_json",
 ]
 
@@ -196,6 +197,13 @@ class Result:
 def failed(outcome: Outcome) -> bool:
     """Tell whether the outcome is one of the failure classes."""
     return isinstance(outcome, FAILURES)
+
+
+def time_us(outcome: Outcome) -> float | None:
+    """Return the time an outcome holds, or None: only `Measured` and `Predicted` hold one."""
+    if isinstance(outcome, Measured):
+        return outcome.median_us
+    return outcome.predicted_us if isinstance(outcome, Predicted) else None
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:

@@ -133,13 +133,13 @@ class Table:
     def _keys(self) -> Array:
         return self.space.keys(self.ordinals)
 
-    def row(self, config: Config) -> int | None:
+    def row(self, config: Mapping[str, Value]) -> int | None:
         """Return the row that holds `config`, or None if none does."""
         try:
-            ordinals = self.space.ordinals(config)
+            ordinals = np.array([self.space.ordinals(config)])
         except ConfigError:
             return None
-        key = self.space.keys(np.array([ordinals]))[0]
+        key = self.space.keys(ordinals)[0]
         row = int(np.searchsorted(self._keys, key))
         return row if row < len(self) and self._keys[row] == key else None
 

@@ -90,7 +90,7 @@ class Costs:
     unsound. Per-block figures are of the cheapest block that has the full tile.
 
     Attributes:
-        blocks: Blocks launched, edge blocks counted by their area (a half-empty block is 0.5) if they skip the work.
+        blocks: Blocks launched; edge blocks that skip work count by their area (a half-empty one is 0.5).
         full_blocks: Blocks that do the work of a full tile.
         threads: Threads a block.
         smem_bytes: Static plus dynamic shared memory a block.
@@ -98,9 +98,13 @@ class Costs:
         fma: Multiply-adds, or other full-rate f32 instructions, per thread lane, a block.
         mma_flop: Tensor-core FLOPs a block.
         mma_dtype: Input type of those.
-        sfu: Special-function results (exp, rsqrt, …) a block.
-        smem_traffic_bytes: Distinct bytes per warp access through shared memory, a block.
-        fill_bytes: Bytes a block must bring into its SM from L2 or beyond.
+        sfu: Special-function results (exp, rsqrt, …) a block; 0 if the compiler may use polynomials instead.
+        smem_traffic_bytes: Distinct bytes per warp access through shared memory, a block; an access is at
+            least one pass of 128 bytes.
+        fill_bytes: Bytes a block must bring into its SM from L2 or beyond. Bytes that another block of the
+            same SM may have left in L1 do not count: copies past L1 (`cp.async.cg`, TMA) do.
+        instructions: Warp instructions a block must issue, of every kind together; 0 leaves it to what
+            `fma`, `sfu` and `smem_traffic_bytes` imply.
         serial_launches: Kernels that run one after the other.
     """
 
@@ -115,6 +119,7 @@ class Costs:
     sfu: Column = 0.0
     smem_traffic_bytes: Column = 0.0
     fill_bytes: Column = 0.0
+    instructions: Column = 0.0
     serial_launches: int = 1
 
 
@@ -254,7 +259,7 @@ class NumbaCpuVariant(NumbaVariant[W]):
     neither on a CPU; `tunebench.kernels._numba_cpu` converts.
 
     Attributes:
-        fastmath: LLVM fast-math flags the kernel may be compiled with (no `nnan` or `ninf` where it uses infinities).
+        fastmath: LLVM fast-math flags the kernel may have (no `nnan` or `ninf` where it uses infinities).
     """
 
     language = "numba-cpu"

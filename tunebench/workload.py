@@ -236,6 +236,15 @@ class Workload(ABC):
         Raises:
             InputError: naming what is missing, doubled, malformed or out of range.
         """
+        return cls.from_dimensions(cls.split_dimensions(text))
+
+    @classmethod
+    def split_dimensions(cls, text: str) -> dict[str, str]:
+        """Split `m=64,n=64,…` into values by name, as text still.
+
+        Raises:
+            InputError: naming what is doubled or malformed.
+        """
         given: dict[str, str] = {}
         for item in filter(None, text.split(",")):
             name, equals, value = item.partition("=")
@@ -244,7 +253,7 @@ class Workload(ABC):
             if name in given:
                 raise InputError(f"{cls.operator}: dimension {name!r} is given twice")
             given[name] = value
-        return cls.from_dimensions(given)
+        return given
 
     @classmethod
     def from_dimensions(cls, given: Mapping[str, Any]) -> Workload:

@@ -6,6 +6,7 @@ file adds operators with `register`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -20,7 +21,7 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.workload import Workload
 from tunebench.workloads import operators as _operators
 
-__all__ = ["Layer", "operator", "operators", "parse", "register", "suite", "suites", "workload"]
+__all__ = ["Layer", "batches", "operator", "operators", "parse", "register", "suite", "suites", "workload"]
 
 _registered: dict[str, type[Workload]] = {}
 
@@ -121,27 +122,45 @@ def parse(text: str) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One problem of a network: a workload and how often one pass runs it."""
+    """One problem of a network: a workload and how often one pass runs it.
+
+    Attributes:
+        name: Unique in its suite.
+        text: The workload, in text form.
+        count: How often one pass of the network runs it.
+        scales: The dimension that the network's batch multiplies: n of images, m of tokens.
+    """
 
     name: str
     text: str
     count: int = 1
+    scales: str
 
     @property
     def workload(self) -> Workload:
-        """The problem at its batch size as listed."""
+        """The problem."""
         return parse(self.text)
 
+    def at_batch(self, batch: int) -> Layer:
+        """Return this layer of a network that runs `batch` times as many samples at once.
+
+        Raises:
+            InputError: if the batch is not 1 or more, or the problem grows out of range.
+        """
+        if batch < 1:
+            raise InputError(f"a batch must be 1 or more, got {batch}")
+        size = getattr(self.workload, self.scales)
+        return dataclasses.replace(self, text=str(self.with_changes(f"{self.scales}={size * batch}")))
+
     def with_changes(self, changes: str) -> Workload:
-        """Return the problem with some dimensions replaced (`n=32`)."""
+        """Return the problem with some dimensions replaced, such as `n=32`.
+
+        Raises:
+            InputError: if a change is malformed, given twice, unknown or out of range.
+        """
         base = self.workload
         given = dict(item.split("=", 1) for item in str(base).partition(":")[2].split(","))
-        for item in filter(None, changes.split(",")):
-            name, equals, value = item.partition("=")
-            if not equals:
-                raise InputError(f"{item!r} is not of the form dimension=value")
-            given[name] = value
-        return type(base).from_dimensions(given)
+        return type(base).from_dimensions(given | type(base).split_dimensions(changes))
 
 
 def suites() -> tuple[str, ...]:
@@ -151,16 +170,35 @@ def suites() -> tuple[str, ...]:
 
 
 @functools.cache
-def suite(name: str) -> tuple[Layer, ...]:
-    """Return the layers of a suite, in network order, each name once.
+def _suite(name: str) -> dict[str, Any]:
+    if name not in suites():
+        raise UnknownName("suite", name, suites())
+    text = resources.files(__name__).joinpath("suites", f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def batches(suite_name: str) -> tuple[int, ...]:
+    """Return the batch sizes at which a suite is customarily run, 1 first.
 
     Raises:
         UnknownName: listing the suites there are.
     """
-    if name not in suites():
-        raise UnknownName("suite", name, suites())
-    text = resources.files(__name__).joinpath("suites", f"{name}.toml").read_text(encoding="utf-8")
-    return tuple(
-        Layer(name=layer, text=entry["workload"], count=entry.get("count", 1))
-        for layer, entry in tomllib.loads(text)["layer"].items()
+    return tuple(_suite(suite_name)["batches"])
+
+
+def suite(name: str, batch: int = 1) -> tuple[Layer, ...]:
+    """Return the layers of a suite, in network order, each name once and each problem once.
+
+    Args:
+        name: Of the suite.
+        batch: How many samples the network runs at once; any number, `batches` lists the customary ones.
+
+    Raises:
+        UnknownName: listing the suites there are.
+        InputError: if the batch is not 1 or more.
+    """
+    layers = (
+        Layer(name=layer, text=entry["workload"], count=entry["count"], scales=entry["scales"])
+        for layer, entry in _suite(name)["layer"].items()
     )
+    return tuple(layer.at_batch(batch) for layer in layers)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
-from tunebench.dtype import DType, unit_roundoff
+from tunebench.dtype import DType, underflow, unit_roundoff
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class Softmax(Workload):
         e = np.exp(z - z.max(axis=1, keepdims=True))
         y = e / e.sum(axis=1, keepdims=True)
         # exp turns an absolute error of its argument into a relative one of the result.
-        return {"y": Reference(value=y, scale=y * (1 + np.abs(z).max(axis=1, keepdims=True)))}
+        scale = y * (1 + np.abs(z).max(axis=1, keepdims=True))
+        return {"y": Reference(value=y, scale=scale + underflow(self.dtype) / self.tolerance().eps_acc)}
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result and f32 arithmetic on exponents."""

@@ -1,0 +1,154 @@
+"""Revisions of the schema: telling which one a database has, making a fresh one, upgrading an old one.
+
+The revision is read by plain SQL; Alembic is imported only to upgrade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from tunebench.db import schema
+from tunebench.db.engine import create_engine, explained, write
+from tunebench.db.location import Location, locate
+from tunebench.errors import DatabaseError, SchemaError
+
+__all__ = ["prepare", "upgrade"]
+
+_LOCK = 0x74756E65  # of PostgreSQL, so that two fresh starts do not both make the tables
+_FOLDERS = [str(Path(str(resources.files("tunebench.db"))) / "migrations" / "versions")]
+
+
+def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
+    """Make sure the database has the schema of this version; a fresh one is made at once.
+
+    Raises:
+        SchemaError: if it has another, or belongs to another program.
+        DatabaseError: if there is none and `read_only` is set, or it cannot be read.
+    """
+    with engine.connect() as connection:
+        if read_only and not _is_there(connection):
+            raise DatabaseError(f"database {location} is empty: nothing has been tuned into it yet")
+        found = _revision(connection, location)
+    if found is None and not read_only:
+        with write(engine) as connection:
+            _lock(connection)
+            if _revision(connection, location) is None:
+                _create(connection)
+    elif found != schema.HEAD:
+        _refuse(found, location)
+
+
+def _is_there(connection: sa.Connection) -> bool:
+    return bool(sa.inspect(connection).get_table_names())
+
+
+def _revision(connection: sa.Connection, location: Location) -> str | None:
+    """Return the revision of the schema; None for a database with nothing in it.
+
+    Raises:
+        SchemaError: if its tables are not ours.
+    """
+    tables = set(sa.inspect(connection).get_table_names())
+    if not tables:
+        return None
+    if not {"alembic_version", "measurement", "trial"} <= tables:
+        raise SchemaError(
+            f"database {location} holds tables of another program; name one of tunebench's own by --db"
+        )
+    revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+    if revision is None:
+        raise SchemaError(f"database {location} does not tell its schema revision; restore a copy of it")
+    return str(revision)
+
+
+def _refuse(found: str | None, location: Location) -> None:
+    if found in schema.REVISIONS:
+        raise SchemaError(
+            f"database {location} has schema {found}, older than {schema.HEAD} of this version; run: "
+            f"tunebench db upgrade --db {location}"
+        )
+    raise SchemaError(
+        f"database {location} has schema {found}, newer than {schema.HEAD} of this version; run: "
+        "pip install --upgrade tunebench"
+    )
+
+
+def _lock(connection: sa.Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+
+
+def _create(connection: sa.Connection) -> None:
+    schema.Base.metadata.create_all(connection, checkfirst=False)
+    connection.exec_driver_sql(schema.ANSWER_VIEW)
+    # As Alembic makes it, so that either may go on from here.
+    connection.exec_driver_sql(
+        "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
+        "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+    )
+    connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{schema.HEAD}')")  # noqa: S608 (a constant)
+
+
+def upgrade(db: str | Path | None = None) -> tuple[str | None, str]:
+    """Bring a database to the schema of this version, in one transaction: all of it or nothing.
+
+    Args:
+        db: A path, a URL, or None for the default database.
+
+    Returns:
+        The revision before (None if there was nothing) and the one after.
+
+    Raises:
+        SchemaError: if it has a newer schema, or belongs to another program.
+        DatabaseError: if it cannot be opened or written.
+    """
+    location = locate(db)
+    with explained(location), _upgrading(location) as connection:
+        _lock(connection)
+        before = _revision(connection, location)
+        if before not in (None, *schema.REVISIONS):
+            _refuse(before, location)
+        if before != schema.HEAD:
+            _alembic(connection, "upgrade", schema.HEAD)
+            _check_references(connection, location)
+    return before, schema.HEAD
+
+
+@contextmanager
+def _upgrading(location: Location) -> Iterator[sa.Connection]:
+    # Foreign keys are not enforced meanwhile: rebuilding a table would empty those that refer to it.
+    engine = create_engine(location, foreign_keys=False)
+    try:
+        with write(engine) as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _alembic(connection: sa.Connection, command: str, revision: str) -> None:
+    """Run `upgrade` or `downgrade` of Alembic on an open transaction."""
+    import alembic.command
+    import alembic.config
+
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(Path(_FOLDERS[0]).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "newline")
+    config.set_main_option("version_locations", "\n".join(_FOLDERS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    run: Any = getattr(alembic.command, command)
+    run(config, revision)
+
+
+def _check_references(connection: sa.Connection, location: Location) -> None:
+    if connection.dialect.name == "sqlite":
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        if broken:
+            raise DatabaseError(
+                f"database {location}: {len(broken)} rows refer to nothing; nothing was changed"
+            )

@@ -1,0 +1,1 @@
+"""Steps from one schema revision to the next, run by `tunebench.db.upgrade`."""

@@ -1,0 +1,245 @@
+"""Reading a database: what is known for resuming, the history, the best, and figures on the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, cast
+
+import sqlalchemy as sa
+
+from tunebench.db import schema
+from tunebench.db.engine import create_engine, explained
+from tunebench.db.location import Location
+from tunebench.db.owner import is_dead
+from tunebench.db.record import Entry, Known, Stats, TrialKey, outcome_of, result_of
+from tunebench.outcome import Effort
+from tunebench.space import Config
+
+__all__ = ["Reader", "config_of", "device_table", "measurement_table", "of", "run_table", "trial_table"]
+
+device_table = cast(sa.Table, schema.Device.__table__)
+run_table = cast(sa.Table, schema.Run.__table__)
+trial_table = cast(sa.Table, schema.Trial.__table__)
+measurement_table = cast(sa.Table, schema.Measurement.__table__)
+_device, _run, _trial, _measurement = device_table, run_table, trial_table, measurement_table
+
+
+def of(device: str, workload: str, variant: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return what selects the trials of one variant for one workload on one device."""
+    return (_device.c.key == device, _trial.c.workload == workload, _trial.c.variant == variant)
+
+
+def config_of(row: Mapping[Any, Any]) -> Config:
+    """Rebuild a configuration from a row with `config_values`."""
+    return Config(row["config_values"])
+
+
+class Reader:
+    """The half of a `Store` that only reads."""
+
+    def __init__(self, location: Location, *, read_only: bool) -> None:
+        self.location = location
+        self._engine = create_engine(location, read_only=read_only)
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Close the connections; nothing is pending."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} {self.location}>"
+
+    def _own_engine(self) -> sa.Engine:
+        """Return the engine; after a fork, without the connections that are the parent's."""
+        if os.getpid() != self._pid:
+            self._engine.dispose(close=False)
+            self._pid = os.getpid()
+        return self._engine
+
+    @contextmanager
+    def _read(self) -> Iterator[sa.Connection]:
+        with explained(self.location), self._own_engine().connect() as connection:
+            yield connection
+
+    def known(self, device: str, workload: str, variant: str) -> list[Known]:
+        """Return what is known of each trial, oldest first, so that a search can go on where it stopped.
+
+        Args:
+            device: `Device.key`.
+            workload: Canonical text.
+            variant: `Variant.key`.
+        """
+        place = sa.func.row_number().over(
+            partition_by=_measurement.c.trial_id,
+            order_by=((_measurement.c.purpose == "search").desc(), _measurement.c.id.desc()),
+        )
+        ranked = (
+            sa.select(_measurement.c.id, place.label("place"))
+            .join(_trial, _trial.c.id == _measurement.c.trial_id)
+            .join(_device)
+            .where(*of(device, workload, variant))
+            .subquery()
+        )
+        query = (
+            sa.select(_measurement, _trial.c.config, _trial.c.config_values, _trial.c.revision)
+            .join(_trial, _trial.c.id == _measurement.c.trial_id)
+            .where(_measurement.c.id.in_(sa.select(ranked.c.id).where(ranked.c.place == 1)))
+            .order_by(_measurement.c.id)
+        )
+        with self._read() as connection:
+            return [
+                Known(
+                    config=config_of(row),
+                    revision=row["revision"],
+                    outcome=outcome_of(row),
+                    bound_us=row["bound_us"],
+                    purpose=row["purpose"],
+                )
+                for row in connection.execute(query).mappings()
+            ]
+
+    def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:
+        """Return how many trials were recorded by runs that ended before their budget was spent.
+
+        Counted are runs alike that began after the last one that finished and whose process is gone: the
+        next such run takes up where they stopped.
+
+        Args:
+            device: `Device.key`.
+            workload: Canonical text.
+            sampler: Name of the sampler.
+            seed: Seed of the run.
+        """
+        alike = (
+            _device.c.key == device,
+            _run.c.workload == workload,
+            _run.c.sampler == sampler,
+            _run.c.seed == seed,
+        )
+        runs = sa.select(_run).join(_device).where(*alike).order_by(_run.c.started_at.desc())
+        with self._read() as connection:
+            since = itertools.takewhile(
+                lambda row: row["finished_at"] is None, connection.execute(runs).mappings().all()
+            )
+            ended = [row["id"] for row in since if is_dead(row["host"])]
+            count = sa.select(sa.func.count()).where(
+                _measurement.c.run_id.in_(ended), _measurement.c.purpose == "search"
+            )
+            return int(connection.execute(count).scalar_one())
+
+    def history(self, workload: str, device: str | None = None) -> list[Entry]:
+        """Return every measurement of a workload, oldest first, on one device (by its key) or on all."""
+        return self._entries(
+            _trial.c.workload == workload, *([] if device is None else [_device.c.key == device])
+        )
+
+    def best(self, workload: str, device: str | None = None, limit: int = 10) -> list[Entry]:
+        """Return the trials that lookup would serve: the best of each variant, device and cache state.
+
+        Measured before predicted, current sources before stale ones, cold caches before warm ones; then
+        by time.
+        """
+        view = schema.answer_v1.c
+        unproved = view.verification == "not verified"
+        query = (
+            sa.select(view.measurement_id)
+            .where(view.workload == workload, *([] if device is None else [view.device == device]))
+            .order_by(view.kind, view.stale, view.cache, unproved, view.time_us, view.measurement_id)
+            .limit(limit)
+        )
+        with self._read() as connection:
+            ids = list(connection.execute(query).scalars())
+        found = {entry.id: entry for entry in self._entries(_measurement.c.id.in_(ids))}
+        return [found[i] for i in ids]
+
+    def answers(self) -> list[Mapping[str, Any]]:
+        """Return all rows of the view `answer_v1`, from which an index is made."""
+        with self._read() as connection:
+            return [dict(row) for row in connection.execute(sa.select(schema.answer_v1)).mappings()]
+
+    def fingerprint(self) -> str:
+        """Return a text that changes whenever an answer may have changed."""
+        query = sa.select(
+            sa.select(sa.func.count(), sa.func.max(_measurement.c.id)).select_from(_measurement).subquery(),
+            sa.select(sa.func.count()).where(_trial.c.stale).scalar_subquery(),
+        )
+        with self._read() as connection:
+            return ":".join(map(str, connection.execute(query).one()))
+
+    def stats(self) -> Stats:
+        """Return what the database holds."""
+        state, stale = _trial.c.state, _trial.c.stale
+        count = sa.func.count()
+        efforts = [
+            sa.func.coalesce(sa.func.sum(_measurement.c[f.name]), 0.0).label(f.name)
+            for f in dataclasses.fields(Effort)
+        ]
+        with self._read() as connection:
+            states = dict(_pairs(connection, sa.select(state, count).group_by(state)))
+            kinds = sa.select(_measurement.c.kind, count).group_by(_measurement.c.kind).order_by(count.desc())
+            workloads = sa.select(sa.func.count(sa.distinct(_trial.c.workload)))
+            return Stats(
+                database=str(self.location),
+                revision=schema.HEAD,
+                devices=tuple(connection.execute(sa.select(_device.c.key).order_by(_device.c.key)).scalars()),
+                workloads=connection.execute(workloads).scalar_one(),
+                runs=connection.execute(sa.select(count).select_from(_run)).scalar_one(),
+                trials=states.get("done", 0),
+                claimed=states.get("claimed", 0),
+                stale=connection.execute(sa.select(count).select_from(_trial).where(stale)).scalar_one(),
+                outcomes=dict(_pairs(connection, kinds)),
+                effort=Effort(**connection.execute(sa.select(*efforts)).one()._asdict()),
+            )
+
+    def _entries(self, *where: sa.ColumnElement[bool]) -> list[Entry]:
+        trial = _trial.c
+        query = (
+            sa.select(
+                _measurement,
+                *(_device.c.key, trial.workload, trial.variant, trial.revision),
+                *(trial.config, trial.config_values, trial.stale),
+            )
+            .join(_trial, trial.id == _measurement.c.trial_id)
+            .join(_device)
+            .where(*where)
+            .order_by(_measurement.c.id)
+        )
+        with self._read() as connection:
+            return [_entry(row) for row in connection.execute(query).mappings()]
+
+
+def _pairs(connection: sa.Connection, query: sa.Select[str, int]) -> list[tuple[str, int]]:
+    return [(name, count) for name, count in connection.execute(query)]
+
+
+def _entry(row: Mapping[Any, Any]) -> Entry:
+    return Entry(
+        id=row["id"],
+        key=TrialKey(
+            device=row["key"],
+            workload=row["workload"],
+            variant=row["variant"],
+            revision=row["revision"],
+            config=config_of(row),
+        ),
+        purpose=row["purpose"],
+        result=result_of(row),
+        bound_us=row["bound_us"],
+        seed=row["seed"],
+        run_id=row["run_id"],
+        recorded_at=row["recorded_at"],
+        stale=row["stale"],
+    )

@@ -1,0 +1,207 @@
+"""What the store takes and gives; plain data, so that callers need not import SQLAlchemy to build it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+from tunebench.device import Device
+from tunebench.outcome import Effort, Outcome, Resources, Result, from_json, to_json
+from tunebench.space import Config
+
+__all__ = [
+    "PURPOSES",
+    "Entry",
+    "Known",
+    "Purpose",
+    "RunStart",
+    "RunSummary",
+    "Stats",
+    "TrialKey",
+    "columns_of",
+    "outcome_of",
+]
+
+Purpose = Literal["search", "finalist", "audit"]
+"""Why it was measured: to find a good one; to compare the best; to check a configuration that was pruned."""
+
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialKey:
+    """Identity of a trial: what must be equal for a result to stand.
+
+    Attributes:
+        device: `Device.key`, with the SM count and the power limit in it.
+        workload: Canonical text.
+        variant: `Variant.key`.
+        revision: `Variant.revision` of this configuration: a hash of the source that was compiled.
+        config: The point of the variant's space, in the space's order.
+    """
+
+    device: str
+    workload: str
+    variant: str
+    revision: str
+    config: Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """What is known when a tuner starts on one workload.
+
+    Attributes:
+        device: What it tunes for; its full description is stored.
+        workload: Canonical text.
+        sampler: Name of the sampler.
+        seed: Seed of everything random in the run.
+        host: Who drives it (see `tunebench.db.new_owner`): the machine and the process.
+        versions: Versions of tunebench, compilers and drivers.
+    """
+
+    device: Device
+    workload: str
+    sampler: str
+    seed: int
+    host: str = ""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What is known when a tuner ends: configurations that cost nothing, and where the time went.
+
+    Attributes:
+        masked: Configurations never run because their bound exceeded the incumbent.
+        cached: Configurations whose outcome was known already.
+        wall_s: From start to end.
+        effort: Sums over the trials of this run; compiling may overlap measuring.
+        overhead_s: Wall time in which nothing was compiled, verified or measured.
+    """
+
+    masked: int = 0
+    cached: int = 0
+    wall_s: float = 0.0
+    effort: Effort = dataclasses.field(default_factory=Effort)
+    overhead_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What resuming needs of one trial: the outcome its search saw, or else its newest.
+
+    Attributes:
+        config: The configuration.
+        revision: Of the source it was compiled from; another revision means it must be timed anew.
+        outcome: What became of it.
+        bound_us: Its bound at the time, if there was one.
+        purpose: Why it was measured.
+    """
+
+    config: Config
+    revision: str
+    outcome: Outcome
+    bound_us: float | None
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One measurement with everything that was stored of it.
+
+    Attributes:
+        id: Ascends in the order of recording.
+        key: The trial it belongs to.
+        purpose: Why it was measured.
+        result: Outcome, resources, effort and conditions.
+        bound_us: Bound of this configuration at the time, if there was one.
+        seed: Seed of its inputs.
+        run_id: The run it came from.
+        recorded_at: When it was committed, UTC.
+        stale: Whether the variant's source has changed since (see `Store.recheck`).
+    """
+
+    id: int
+    key: TrialKey
+    purpose: Purpose
+    result: Result
+    bound_us: float | None
+    seed: int | None
+    run_id: str | None
+    recorded_at: datetime
+    stale: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What a database holds.
+
+    Attributes:
+        database: Its path, or its URL without password.
+        revision: Revision of its schema.
+        devices: Keys of the devices.
+        workloads: Number of distinct workloads.
+        runs: Number of runs.
+        trials: Trials with at least one measurement.
+        claimed: Trials some tuner is at work on, or died at.
+        stale: Trials whose source has changed since.
+        outcomes: Number of measurements by class of outcome.
+        effort: Sums over all measurements.
+    """
+
+    database: str
+    revision: str
+    devices: tuple[str, ...]
+    workloads: int
+    runs: int
+    trials: int
+    claimed: int
+    stale: int
+    outcomes: Mapping[str, int]
+    effort: Effort
+
+
+_OWN_COLUMNS = ("kind", "median_us", "predicted_us", "samples_us", "cache", "reason")
+
+
+def columns_of(result: Result) -> dict[str, Any]:
+    """Return a result as columns of `measurement`: what is asked for by query apart, the rest as `detail`."""
+    detail = to_json(result.outcome)
+    columns = {name: detail.pop(name, None) for name in _OWN_COLUMNS}
+    columns["ci_low_us"], columns["ci_high_us"] = detail.pop("ci_us", (None, None))
+    verification = detail.pop("verification", {})
+    columns["verification"] = verification.pop("how", None)
+    if verification:
+        detail["verification"] = verification
+    return {
+        **columns,
+        **dataclasses.asdict(result.effort),
+        "detail": detail,
+        "resources": {k: v for k, v in dataclasses.asdict(result.resources).items() if v is not None},
+        "conditions": dict(result.conditions),
+    }
+
+
+def outcome_of(row: Mapping[Any, Any]) -> Outcome:
+    """Rebuild an outcome from the columns `columns_of` made."""
+    data = dict(row["detail"])
+    data |= {name: row[name] for name in _OWN_COLUMNS if row[name] is not None}
+    if row["ci_low_us"] is not None:
+        data["ci_us"] = (row["ci_low_us"], row["ci_high_us"])
+    if row["verification"] is not None:
+        data["verification"] = {"how": row["verification"], **data["verification"]}
+    return from_json(data)
+
+
+def result_of(row: Mapping[Any, Any]) -> Result:
+    """Rebuild a result from the columns `columns_of` made."""
+    return Result(
+        outcome=outcome_of(row),
+        resources=Resources(**row["resources"]),
+        effort=Effort(compile_s=row["compile_s"], verify_s=row["verify_s"], measure_s=row["measure_s"]),
+        conditions=row["conditions"],
+    )

@@ -1,0 +1,81 @@
+#pragma once
+// What every matrix product does around its main loop: which tile a block has, and what becomes of a sum.
+// Needs _types.cuh and an activation of _epilogue.cuh.
+
+// Shared memory whose size the launch decides; 128-byte aligned, so that banks are where layouts expect them.
+__device__ __forceinline__ u8* dynamic_shared() {
+  extern __shared__ __align__(128) u8 bytes[];
+  return bytes;
+}
+
+// ---- which tile ------------------------------------------------------------------------------------------
+
+struct TileIndex {
+  int batch, m, n;
+};
+
+// The tile of this block of a one-dimensional grid (y and z end at 65535). Tiles are taken in groups of `group_m` rows of
+// tiles, column by column, so that blocks that run together share rows of A and columns of B while those are in L2.
+__device__ __forceinline__ TileIndex tile_of_block(int tiles_m, int tiles_n, int group_m) {
+  // Unsigned divisions are shorter; the grid has fewer than 2^31 blocks, so no product here overflows.
+  const u32 per_product = u32(tiles_m) * u32(tiles_n);
+  const u32 batch = blockIdx.x / per_product, tile = blockIdx.x - batch * per_product;
+  const u32 height = min(u32(group_m), u32(tiles_m)), per_group = height * u32(tiles_n);
+  const u32 first = tile / per_group * height, within = tile % per_group;
+  const u32 rows = min(height, u32(tiles_m) - first);  // the last group may be lower
+  return {int(batch), int(first + within % rows), int(within / rows)};
+}
+
+// Tiles of `tile` that cover `extent`, which is 1 or more; does not overflow near 2^31.
+__device__ __forceinline__ int tiles_of(int extent, int tile) { return (extent - 1) / tile + 1; }
+
+// First element of the tile that starts at row (or column) `x` of op(A) (or op(B)); `pitch` is the elements between
+// lines of the matrix as stored.
+template <bool K_CONTIGUOUS, class T>
+__device__ __forceinline__ const T* tile_corner(const T* matrix, int x, i64 pitch) {
+  return matrix + (K_CONTIGUOUS ? x * pitch : i64(x));
+}
+
+// How threads share out a tile's accesses: thread by thread along a line of PER_LINE accesses, then line by line.
+// A thread's access i is a constant step from its first, so that one pointer serves all of them.
+template <int LINES, int PER_LINE, int THREADS>
+struct LineWalk {
+  static constexpr int TOTAL = LINES * PER_LINE, COUNT = ceil_div(TOTAL, THREADS);  // of the block, of a thread
+  static_assert(PER_LINE % THREADS == 0 || THREADS % PER_LINE == 0, "steps are constant");
+
+  static __device__ __forceinline__ int line() { return int(threadIdx.x) / PER_LINE; }
+  static __device__ __forceinline__ int place() { return int(threadIdx.x) % PER_LINE; }
+  static __device__ __forceinline__ constexpr int line_step(int i) { return i * THREADS / PER_LINE; }
+  static __device__ __forceinline__ constexpr int place_step(int i) { return i * THREADS % PER_LINE; }
+  // Whether this thread has an access i: a small tile may not keep all threads busy.
+  static __device__ __forceinline__ bool takes(int i) {
+    return TOTAL % THREADS == 0 || int(threadIdx.x) + i * THREADS < TOTAL;
+  }
+};
+
+// ---- what becomes of a sum ---------------------------------------------------------------------------------
+
+// Adds the bias of a column, if there is one, and applies the activation, all in f32.
+template <class Out, class Activation, bool HAS_BIAS>
+struct Finish {
+  const Out* bias;  // of the tile's first column; not read without HAS_BIAS
+  int columns;      // of the tile that exist
+
+  __device__ __forceinline__ float bias_of(int column) const {
+    if constexpr (HAS_BIAS)
+      return column < columns ? to_float(bias[column]) : 0.0f;
+    else
+      return 0.0f;
+  }
+  __device__ __forceinline__ float operator()(float sum, float bias_value) const {
+    return Activation()(HAS_BIAS ? sum + bias_value : sum);
+  }
+};
+
+// Where a tile of results goes: its corner in a row-major matrix, and how much of the tile exists.
+template <class Out>
+struct Target {
+  Out* corner;
+  i64 pitch;  // elements from one row to the next
+  int rows, columns;
+};

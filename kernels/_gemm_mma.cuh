@@ -1,0 +1,210 @@
+#pragma once
+// Matrix product of a block on tensor cores by mma.sync (sm_80 on): global memory -> shared memory by cp.async, several
+// tiles ahead -> fragments by ldmatrix -> mma. Needs _types.cuh, _ptx.cuh and _gemm.cuh.
+//
+// A tile is X x K: X rows of op(A), or X columns of op(B), by K of the summed dimension. In shared memory it keeps the
+// order of global memory: lines of K elements where k is contiguous there, else lines of X elements.
+
+// What one mma takes of K: 32 bytes, which is 16 elements of f16 or bf16 and 8 of tf32 (stored as f32).
+template <class T>
+constexpr int MMA_K = 32 / int(sizeof(T));
+
+// Where element (line, at) of a tile stands: 16-byte chunks of a line change places with the line, so that what a warp
+// reads at once lies in different banks. STEP 1 serves ldmatrix (8 lines, one chunk of each), STEP 2 reads of 4 lines,
+// two chunks of each.
+template <class T, int LENGTH, int STEP>
+struct Swizzled {
+  static constexpr int CHUNK = PER_16_BYTES<T>, CHUNKS = LENGTH / CHUNK;
+  static constexpr int PERIOD = CHUNKS < 8 ? CHUNKS : 8, LINES_PER_128_BYTES = 8 / PERIOD;
+  static_assert(LENGTH % CHUNK == 0 && 8 % PERIOD == 0 && PERIOD % STEP == 0, "whole chunks, a power of two of them");
+
+  static __device__ __forceinline__ int offset(int line, int at) {
+    const int moved = at / CHUNK ^ line / LINES_PER_128_BYTES % (PERIOD / STEP) * STEP;
+    return line * LENGTH + moved * CHUNK + at % CHUNK;
+  }
+};
+
+// ---- global to shared memory -------------------------------------------------------------------------------
+
+// A tile that moves along K, and one thread's copies of it, VEC elements each.
+template <class T, int X, int K, bool K_CONTIGUOUS, int VEC, int THREADS>
+struct AsyncTile {
+  static constexpr int LENGTH = K_CONTIGUOUS ? K : X, ELEMENTS = X * K, BYTES = VEC * int(sizeof(T));
+  static constexpr bool BY_LDMATRIX = K_CONTIGUOUS || sizeof(T) == 2;  // it transposes 16-bit elements only
+  using Walk = LineWalk<ELEMENTS / LENGTH, LENGTH / VEC, THREADS>;
+  using Layout = Swizzled<T, LENGTH, BY_LDMATRIX ? 1 : 2>;
+
+  const T* source;  // of this thread's first copy
+  i64 pitch;        // elements between lines in global memory
+  int x_room;       // how far X exists beyond that copy
+
+  // `corner` is the first tile's first element, `x_left` how much of X exists from there on.
+  __device__ __forceinline__ AsyncTile(const T* corner, i64 line_pitch, int x_left)
+      : source(corner + Walk::line() * line_pitch + Walk::place() * VEC),
+        pitch(line_pitch),
+        x_room(x_left - (K_CONTIGUOUS ? Walk::line() : Walk::place() * VEC)) {}
+
+  // Copies the tile and moves on. What lies beyond `k_left` or beyond X becomes zero: it adds nothing.
+  __device__ __forceinline__ void copy(T* shared, int k_left) {
+    const int k_room = k_left - (K_CONTIGUOUS ? Walk::place() * VEC : Walk::line());
+#pragma unroll
+    for (int i = 0; i < Walk::COUNT; ++i) {
+      if (!Walk::takes(i)) continue;
+      const int line = Walk::line_step(i), at = Walk::place_step(i) * VEC;
+      // A copy is wholly inside or outside: VEC divides the contiguous extent.
+      const bool inside = (K_CONTIGUOUS ? line : at) < x_room && (K_CONTIGUOUS ? at : line) < k_room;
+      T* const target = shared + Layout::offset(Walk::line() + line, Walk::place() * VEC + at);
+      const T* const from = source + line * pitch + at;
+      if constexpr (BYTES == 16)
+        cp_async_cg(target, from, inside ? BYTES : 0);
+      else
+        cp_async_ca<BYTES>(target, from, inside ? BYTES : 0);
+    }
+    source += K_CONTIGUOUS ? i64(K) : K * pitch;
+  }
+};
+
+// ---- shared memory to fragments ----------------------------------------------------------------------------
+
+// Four registers hold X 16 by MMA_K of a tile, from (x, k) on: an operand of A (register 1 is the upper half of X, 2 that
+// of K), or, with OF_B, two operands of B (register 1 is the upper half of K, 2 that of X).
+template <class Tile, bool K_CONTIGUOUS, bool OF_B, class T>
+__device__ __forceinline__ void load_fragment(u32 (&registers)[4], const T* tile, int x, int k) {
+  using Layout = typename Tile::Layout;
+  constexpr int HALF_K = MMA_K<T> / 2;
+  const int lane = threadIdx.x % 32;
+  if constexpr (Tile::BY_LDMATRIX) {
+    const int matrix = lane / 8, row = lane % 8;
+    const int x_half = OF_B ? matrix / 2 : matrix % 2, k_half = OF_B ? matrix % 2 : matrix / 2;
+    if constexpr (K_CONTIGUOUS)
+      ldmatrix_x4(registers, tile + Layout::offset(x + 8 * x_half + row, k + HALF_K * k_half));
+    else
+      ldmatrix_x4_trans(registers, tile + Layout::offset(k + HALF_K * k_half + row, x + 8 * x_half));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int x_half = OF_B ? i / 2 : i % 2, k_half = OF_B ? i % 2 : i / 2;
+      const T element = tile[Layout::offset(k + HALF_K * k_half + lane % 4, x + 8 * x_half + lane / 4)];
+      registers[i] = __float_as_uint(element);
+    }
+  }
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) registers[i] = to_tf32(__uint_as_float(registers[i]));
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  if constexpr (sizeof(T) == 4)
+    mma_m16n8k8_tf32(d, a, b);
+  else
+    mma_m16n8k16<T>(d, a, b);
+}
+
+// Warps laid over BM x BN results; each has M x N of them, in operands of 16 x 8.
+template <int BM, int BN, int WARPS_M, int WARPS_N>
+struct WarpGrid {
+  static constexpr int M = BM / WARPS_M, N = BN / WARPS_N, THREADS = 32 * WARPS_M * WARPS_N;
+  static_assert(M * WARPS_M == BM && N * WARPS_N == BN && M % 16 == 0 && N % 16 == 0, "warps cover the tile");
+
+  static __device__ __forceinline__ int row() { return int(threadIdx.x) / 32 / WARPS_N * M; }
+  static __device__ __forceinline__ int column() { return int(threadIdx.x) / 32 % WARPS_N * N; }
+};
+
+// sums += tile of A times tile of B. Fragments of the next step are loaded while this one's are multiplied.
+template <class Grid, int K, bool A_K_CONTIGUOUS, bool B_K_CONTIGUOUS, class TileA, class TileB, class T>
+__device__ __forceinline__ void mma_tiles(float (&sums)[Grid::M / 16][Grid::N / 8][4], const T* a, const T* b) {
+  constexpr int STEPS = K / MMA_K<T>, IN_M = Grid::M / 16, IN_N = Grid::N / 16;
+  u32 of_a[2][IN_M][4], of_b[2][IN_N][4];
+  const auto load = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < IN_M; ++i)
+      load_fragment<TileA, A_K_CONTIGUOUS, false>(of_a[step % 2][i], a, Grid::row() + 16 * i, step * MMA_K<T>);
+#pragma unroll
+    for (int j = 0; j < IN_N; ++j)
+      load_fragment<TileB, B_K_CONTIGUOUS, true>(of_b[step % 2][j], b, Grid::column() + 16 * j, step * MMA_K<T>);
+  };
+  load(0);
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    if (step + 1 < STEPS) load(step + 1);
+#pragma unroll
+    for (int i = 0; i < IN_M; ++i)
+#pragma unroll
+      for (int j = 0; j < 2 * IN_N; ++j) {
+        const u32* const pair = of_b[step % 2][j / 2] + 2 * (j % 2);
+        const u32 operand[2] = {pair[0], pair[1]};
+        mma<T>(sums[i][j], of_a[step % 2][i], operand);
+      }
+  }
+}
+
+// ---- results -----------------------------------------------------------------------------------------------
+
+// Stores results straight from the fragments: a pair of neighbours a thread, one access where VEC allows.
+template <class Grid, int VEC, class Out, class Finishing>
+__device__ __forceinline__ void store_fragments(const float (&sums)[Grid::M / 16][Grid::N / 8][4],
+                                                const Target<Out>& target, const Finishing& finish) {
+  constexpr int WIDTH = VEC < 2 ? 1 : 2;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < Grid::N / 8; ++j)
+#pragma unroll
+    for (int first = 0; first < 2; first += WIDTH) {
+      const int column = Grid::column() + 8 * j + lane % 4 * 2 + first;
+      if (column >= target.columns) continue;
+      float bias[WIDTH];
+#pragma unroll
+      for (int e = 0; e < WIDTH; ++e) bias[e] = finish.bias_of(column + e);
+#pragma unroll
+      for (int i = 0; i < Grid::M / 8; ++i) {
+        const int row = Grid::row() + 8 * i + lane / 4;
+        if (row >= target.rows) continue;
+        Vec<Out, WIDTH> wide;
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e)
+          wide.at[e] = from_float<Out>(finish(sums[i / 2][j][i % 2 * 2 + first + e], bias[e]));
+        store_vec(target.corner + row * target.pitch + column, wide);
+      }
+    }
+}
+
+// Elements of Out that a warp needs to stage 16 rows of its results: 8 more a row spread them over the banks.
+template <class Grid>
+constexpr int STAGING_PITCH = Grid::N + 8;
+template <class Grid>
+constexpr int STAGING_ELEMENTS = 16 * STAGING_PITCH<Grid>;
+
+// Stores results by way of shared memory, 16 rows of the warp at a time, so that accesses to global memory are VEC
+// elements wide and neighbours. `staging` is the warp's own: STAGING_ELEMENTS<Grid> elements, 16-byte aligned.
+template <class Grid, int VEC, class Out, class Finishing>
+__device__ __forceinline__ void store_staged(const float (&sums)[Grid::M / 16][Grid::N / 8][4], Out* staging,
+                                             const Target<Out>& target, const Finishing& finish) {
+  constexpr int PITCH = STAGING_PITCH<Grid>, PER_ROW = Grid::N / VEC, PER_LANE = 16 * PER_ROW / 32;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < Grid::M / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < Grid::N / 8; ++j) {
+      const int at = 8 * j + lane % 4 * 2, column = Grid::column() + at;
+      const float bias[2] = {finish.bias_of(column), finish.bias_of(column + 1)};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Vec<Out, 2> pair;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) pair.at[e] = from_float<Out>(finish(sums[i][j][2 * half + e], bias[e]));
+        store_vec(staging + (lane / 4 + 8 * half) * PITCH + at, pair);
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int p = 0; p < PER_LANE; ++p) {
+      const int index = lane + 32 * p, at = index % PER_ROW * VEC;
+      const int row = Grid::row() + 16 * i + index / PER_ROW, column = Grid::column() + at;
+      if (row >= target.rows || column >= target.columns) continue;
+      store_vec(target.corner + row * target.pitch + column, load_vec<VEC>(staging + index / PER_ROW * PITCH + at));
+    }
+    __syncwarp();
+  }
+}

@@ -1,0 +1,135 @@
+#pragma once
+// Matrix product of a block on the ordinary f32 units: global memory -> registers -> shared memory (as f32) ->
+// registers -> multiply-adds. Needs _types.cuh and _gemm.cuh.
+//
+// A tile is X x K: X rows of op(A), or X columns of op(B), by K of the summed dimension. In shared memory it stands
+// as [K][PITCH] f32, so that the values a thread multiplies at one k are neighbours.
+
+// A tile that moves along K, and the part of it that one thread carries to shared memory, VEC elements an access.
+template <class T, int X, int K, bool K_CONTIGUOUS, int VEC, int THREADS>
+struct RegisterTile {
+  using Walk = LineWalk<K_CONTIGUOUS ? X : K, (K_CONTIGUOUS ? K : X) / VEC, THREADS>;
+  // Where k is contiguous the tile is transposed on its way: 4 more floats a line spread those stores over the banks.
+  static constexpr int PITCH = X + (K_CONTIGUOUS ? 4 : 0), FLOATS = K * PITCH;
+  static_assert((K_CONTIGUOUS ? K : X) % VEC == 0, "an access stays within its line");
+
+  const T* source;  // of this thread's first access
+  i64 pitch;        // elements between lines in global memory
+  int x_room;       // how far X exists beyond that access
+  Vec<T, VEC> held[Walk::COUNT];
+
+  // `corner` is the first tile's first element, `x_left` how much of X exists from there on.
+  __device__ __forceinline__ RegisterTile(const T* corner, i64 line_pitch, int x_left)
+      : source(corner + Walk::line() * line_pitch + Walk::place() * VEC),
+        pitch(line_pitch),
+        x_room(x_left - (K_CONTIGUOUS ? Walk::line() : Walk::place() * VEC)) {}
+
+  // Loads the tile and moves on. What lies beyond `k_left` or beyond X is zero: it adds nothing.
+  __device__ __forceinline__ void load(int k_left) {
+    const int k_room = k_left - (K_CONTIGUOUS ? Walk::place() * VEC : Walk::line());
+#pragma unroll
+    for (int i = 0; i < Walk::COUNT; ++i) {
+      const int line = Walk::line_step(i), at = Walk::place_step(i) * VEC;
+      // An access is wholly inside or outside: VEC divides the contiguous extent.
+      if (Walk::takes(i) && (K_CONTIGUOUS ? line : at) < x_room && (K_CONTIGUOUS ? at : line) < k_room) {
+        held[i] = load_vec<VEC>(source + line * pitch + at);
+      } else {
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) held[i].at[j] = from_float<T>(0.0f);
+      }
+    }
+    source += K_CONTIGUOUS ? i64(K) : K * pitch;
+  }
+
+  __device__ __forceinline__ void store(float* shared) const {
+#pragma unroll
+    for (int i = 0; i < Walk::COUNT; ++i) {
+      const int line = Walk::line() + Walk::line_step(i), at = (Walk::place() + Walk::place_step(i)) * VEC;
+      if (!Walk::takes(i)) continue;
+      if constexpr (K_CONTIGUOUS) {
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) shared[(at + j) * PITCH + line] = to_float(held[i].at[j]);
+      } else {
+        constexpr int WIDTH = VEC < 4 ? VEC : 4;
+#pragma unroll
+        for (int j = 0; j < VEC; j += WIDTH) {
+          Vec<float, WIDTH> wide;
+#pragma unroll
+          for (int e = 0; e < WIDTH; ++e) wide.at[e] = to_float(held[i].at[j + e]);
+          store_vec(shared + line * PITCH + at + j, wide);
+        }
+      }
+    }
+  }
+};
+
+// Threads laid over BM x BN results: a warp has LANES_N lanes along n and the others along m, a thread TM x TN results
+// in chunks of up to 4 x 4, so that lanes read neighbouring chunks of shared memory.
+template <int BM, int BN, int TM, int TN, int LANES_N>
+struct ThreadGrid {
+  static constexpr int M = TM, N = TN, LANES_M = 32 / LANES_N;
+  static constexpr int CHUNK_M = TM < 4 ? TM : 4, CHUNK_N = TN < 4 ? TN : 4;
+  static constexpr int STEP_M = LANES_M * CHUNK_M, STEP_N = LANES_N * CHUNK_N;  // from chunk to chunk
+  static constexpr int WARPS_M = BM / (LANES_M * TM), WARPS_N = BN / (LANES_N * TN);
+  static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+  static_assert(WARPS_M * LANES_M * TM == BM && WARPS_N * LANES_N * TN == BN, "warps cover the tile");
+
+  // First row and column of the tile that this thread has; chunk c starts c * STEP further.
+  static __device__ __forceinline__ int row() {
+    return int(threadIdx.x) / 32 / WARPS_N * (LANES_M * TM) + int(threadIdx.x) % 32 / LANES_N * CHUNK_M;
+  }
+  static __device__ __forceinline__ int column() {
+    return int(threadIdx.x) / 32 % WARPS_N * (LANES_N * TN) + int(threadIdx.x) % LANES_N * CHUNK_N;
+  }
+};
+
+template <int COUNT, int CHUNK, int STEP>
+__device__ __forceinline__ void read_chunks(float (&values)[COUNT], const float* shared) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i += CHUNK) {
+    const Vec<float, CHUNK> chunk = load_vec<CHUNK>(shared + i / CHUNK * STEP);
+#pragma unroll
+    for (int j = 0; j < CHUNK; ++j) values[i + j] = chunk.at[j];
+  }
+}
+
+// sums += tile of A times tile of B, both in shared memory as RegisterTile left them.
+template <class Grid, int K, int PITCH_A, int PITCH_B>
+__device__ __forceinline__ void multiply_tiles(float (&sums)[Grid::M][Grid::N], const float* a, const float* b) {
+  a += Grid::row();
+  b += Grid::column();
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    float x[Grid::M], y[Grid::N];
+    read_chunks<Grid::M, Grid::CHUNK_M, Grid::STEP_M>(x, a + k * PITCH_A);
+    read_chunks<Grid::N, Grid::CHUNK_N, Grid::STEP_N>(y, b + k * PITCH_B);
+#pragma unroll
+    for (int i = 0; i < Grid::M; ++i)
+#pragma unroll
+      for (int j = 0; j < Grid::N; ++j) sums[i][j] += x[i] * y[j];
+  }
+}
+
+// Finishes and stores a thread's results, VEC elements an access (VEC divides the number of columns).
+template <class Grid, int VEC, class Out, class Finishing>
+__device__ __forceinline__ void store_sums(const float (&sums)[Grid::M][Grid::N], const Target<Out>& target,
+                                           const Finishing& finish) {
+  constexpr int WIDTH = VEC < Grid::CHUNK_N ? VEC : Grid::CHUNK_N;
+#pragma unroll
+  for (int j = 0; j < Grid::N; j += WIDTH) {
+    const int column = Grid::column() + j / Grid::CHUNK_N * Grid::STEP_N + j % Grid::CHUNK_N;
+    if (column >= target.columns) continue;
+    float bias[WIDTH];
+#pragma unroll
+    for (int e = 0; e < WIDTH; ++e) bias[e] = finish.bias_of(column + e);
+#pragma unroll
+    for (int i = 0; i < Grid::M; ++i) {
+      const int row = Grid::row() + i / Grid::CHUNK_M * Grid::STEP_M + i % Grid::CHUNK_M;
+      if (row >= target.rows) continue;
+      Vec<Out, WIDTH> wide;
+#pragma unroll
+      for (int e = 0; e < WIDTH; ++e) wide.at[e] = from_float<Out>(finish(sums[i][j + e], bias[e]));
+      store_vec(target.corner + row * target.pitch + column, wide);
+    }
+  }
+}

@@ -1,0 +1,318 @@
+"""A blocked product of matrices for Numba on the CPU: what gemm and conv2d share.
+
+A tile of the result is computed by one thread: strips of both operands are packed into contiguous f32 panels,
+and a micro-kernel keeps mr x nr elements of the result in vector registers while it walks along the depth.
+The operands need not be matrices in memory: whoever packs a line decides where it comes from.
+
+Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; Van Zee and
+van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tunebench.device import Device
+from tunebench.space import Config, Constraint, Parameter
+from tunebench.variant import ceil_div
+
+__all__ = ["PARAMETERS", "Blocking", "Operand", "constraints", "expert", "jitted", "walker"]
+
+LANES = 16
+"""Elements of a vector in the micro-kernel; LLVM splits it where registers are shorter."""
+
+_REGISTERS = {"x86_64-v4": (32, 16), "x86_64-v3": (16, 8), "aarch64": (32, 4), "arm64": (32, 4)}
+"""Vector registers, and f32 lanes of each, by architecture; SSE's for any other. Source: vendors' manuals."""
+
+BUFFER_BYTES = 2 << 20
+"""Most that panels and tile of a thread may take: a second-level cache has 1 or 2 MiB."""
+
+PARAMETERS = (
+    Parameter("mr", (1, 2, 4, 6, 8, 12, 14), "rows of the result in registers"),
+    Parameter("nr", (16, 32, 48, 64), "columns of the result in registers"),
+    Parameter("m_panels", (1, 2, 4, 8, 16, 32), "strips of mr rows in a tile"),
+    Parameter("n_panels", (1, 2, 4, 8, 16), "strips of nr columns in a tile"),
+    Parameter("depth", (64, 128, 256, 512), "terms that are packed at once"),
+    Parameter("a_panel", ("rows", "columns"), "order of elements in a packed strip of rows"),
+    Parameter("unroll", (1, 4), "terms a turn of the innermost loop adds"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocking:
+    """The sizes of everything, taken from a configuration; constants of the machine code."""
+
+    mr: int
+    nr: int
+    m_panels: int
+    n_panels: int
+    depth: int
+    a_panel: Literal["rows", "columns"]
+    unroll: int
+
+    @property
+    def mc(self) -> int:
+        """Rows of a tile."""
+        return self.mr * self.m_panels
+
+    @property
+    def nc(self) -> int:
+        """Columns of a tile."""
+        return self.nr * self.n_panels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """How one operand is read, as lines that are contiguous, or nearly so, in memory.
+
+    Attributes:
+        line: Given the distance at which elements are to be written, returns a jitted function
+            `(operands, z, fixed, start, count, panel, offset)` that packs `count` elements from `start` on.
+        along: What a line runs along: ``"depth"`` at a fixed row or column, or ``"free"`` at a fixed term.
+    """
+
+    line: Callable[[int], Callable[..., None]]
+    along: Literal["depth", "free"]
+
+
+def jitted(fastmath: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator for functions that only jitted code calls: without entries for Python and C.
+
+    Each entry costs as much compile time as a small function.
+    """
+    import numba
+
+    decorate: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(
+        fastmath=set(fastmath), error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
+    )
+    return decorate
+
+
+def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constraint, ...]:
+    """Return the constraints of `PARAMETERS`.
+
+    Args:
+        extents: Returns rows, columns and terms of the product that a workload comes to.
+    """
+
+    def registers(mr: Any, nr: Any, device: Device) -> Any:
+        """mr * nr sums, a row of nr elements and one factor must fit in the vector registers."""
+        count, lanes = _REGISTERS.get(device.architecture, (16, 4))
+        return mr * (nr // lanes) + nr // lanes + 1 <= count
+
+    def buffers(mr: Any, m_panels: Any, nr: Any, n_panels: Any, depth: Any) -> Any:
+        """Two packed panels and the tile must fit in the second-level cache."""
+        mc, nc = mr * m_panels, nr * n_panels
+        return 4 * ((mc + nc) * depth + mc * nc) <= BUFFER_BYTES
+
+    return (
+        registers,
+        buffers,
+        lambda mr, workload: (mr == 1) | (mr < 2 * extents(workload)[0]),
+        lambda nr, workload: (nr == LANES) | (nr < 2 * extents(workload)[1]),
+        lambda mr, m_panels, workload: (m_panels == 1) | (mr * m_panels < 2 * extents(workload)[0]),
+        lambda nr, n_panels, workload: (n_panels == 1) | (nr * n_panels < 2 * extents(workload)[1]),
+        lambda depth, workload: (depth == 64) | (depth < 2 * extents(workload)[2]),
+    )
+
+
+def expert(extents: tuple[int, int, int], device: Device, a_panel: Literal["rows", "columns"]) -> Config:
+    """Return what fills the registers, makes tiles near 128 x 256, and leaves each core some tiles."""
+    m, n, k = extents
+    mr, nr = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}.get(
+        device.architecture, (2, 16)
+    )
+    mr = max(value for value in (1, 2, 4, 6, 8) if value == 1 or (value <= mr and value < 2 * m))
+    nr = nr if nr < 2 * n else 16
+    fitting_m = [value for value in (1, 2, 4, 8, 16) if value == 1 or value * mr < 2 * m]
+    fitting_n = [value for value in (1, 2, 4, 8) if value == 1 or value * nr < 2 * n]
+    m_panels, n_panels = fitting_m[-1], fitting_n[-1]
+    while ceil_div(m, mr * m_panels) * ceil_div(n, nr * n_panels) < 2 * device.sm_count:
+        if n_panels * nr >= m_panels * mr and n_panels > 1:
+            n_panels //= 2
+        elif m_panels > 1:
+            m_panels //= 2
+        else:
+            break
+    depth = max(value for value in (64, 128, 256) if value == 64 or value < 2 * k)
+    sizes = {"mr": mr, "nr": nr, "m_panels": m_panels, "n_panels": n_panels, "depth": depth}
+    return Config({**sizes, "a_panel": a_panel, "unroll": 1})
+
+
+def walker(
+    config: Config, a: Operand, b: Operand, write: Callable[..., None], fastmath: frozenset[str]
+) -> Callable[..., None]:
+    """Return the jitted `walk(operands, sizes, worker, workers)` that computes one worker's share of all tiles.
+
+    Args:
+        config: One of a space with `PARAMETERS`.
+        a: How rows are read.
+        b: How columns are read.
+        write: Jitted `(operands, z, i, j, count, tile, offset)` that finishes `count` sums of row i, from
+            column j on, and stores them.
+        fastmath: LLVM flags.
+
+    `operands` is whatever lines and `write` ask for; `sizes` has a row (m, n, k) for each product z.
+    """
+    import numpy as np
+
+    blocking = Blocking(**config)
+    mc, nc, depth = blocking.mc, blocking.nc, blocking.depth
+    tile = _tile(blocking, a, b, write, fastmath)
+
+    @jitted(fastmath)
+    def walk(operands: Any, sizes: Any, worker: int, workers: int) -> None:
+        a_panels = np.empty(mc * depth, np.float32)
+        b_panels = np.empty(nc * depth, np.float32)
+        sums = np.empty(mc * nc, np.float32)
+        turn = 0
+        for z in range(sizes.shape[0]):
+            m, n, k = sizes[z, 0], sizes[z, 1], sizes[z, 2]
+            for i in range(0, m, mc):
+                for j in range(0, n, nc):
+                    if turn % workers == worker:
+                        rows, cols = min(mc, m - i), min(nc, n - j)
+                        tile(operands, z, i, j, rows, cols, k, a_panels, b_panels, sums)
+                    turn += 1
+
+    return walk
+
+
+def _tile(
+    blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None], fastmath: frozenset[str]
+) -> Callable[..., None]:
+    """Return the jitted function that computes and stores one tile."""
+    import numpy as np
+
+    mr, nr, nc, depth = blocking.mr, blocking.nr, blocking.nc, blocking.depth
+    a_strides = (1, mr) if blocking.a_panel == "columns" else (depth, 1)
+    pack_a = _pack(a, mr, a_strides, blocking, fastmath)
+    pack_b = _pack(b, nr, (1, nr), blocking, fastmath)
+    micro_kernel = _micro_kernel(blocking, a_strides)
+    zero = np.float32(0)
+
+    @jitted(fastmath)
+    def tile(
+        operands: Any, z: int, i: int, j: int, rows: int, cols: int, k: int, a_panels: Any, b_panels: Any, sums: Any
+    ) -> None:
+        m_panels, n_panels = (rows + mr - 1) // mr, (cols + nr - 1) // nr
+        sums[: m_panels * mr * nc] = zero
+        for start in range(0, k, depth):
+            terms = min(depth, k - start)
+            pack_b(operands, z, j, cols, start, terms, b_panels)
+            padded = pack_a(operands, z, i, rows, start, terms, a_panels)
+            for n_panel in range(n_panels):
+                for m_panel in range(m_panels):
+                    a_at, b_at = m_panel * mr * depth, n_panel * nr * depth
+                    micro_kernel(padded, a_panels, a_at, b_panels, b_at, sums, m_panel * mr * nc + n_panel * nr)
+        for row in range(rows):
+            write(operands, z, i + row, j, cols, sums, row * nc)
+
+    return tile
+
+
+def _pack(
+    operand: Operand, width: int, strides: tuple[int, int], blocking: Blocking, fastmath: frozenset[str]
+) -> Callable[..., int]:
+    """Return the jitted function that packs strips of `width` rows or columns.
+
+    It returns the number of terms, rounded up to what the micro-kernel adds at once: the rest are zeros.
+    `strides` are the distances between neighbours in a strip, across and along the depth.
+    """
+    import numpy as np
+
+    across, along = strides
+    by_depth = operand.along == "depth"
+    line = operand.line(along if by_depth else across)
+    depth, unroll, zero = blocking.depth, blocking.unroll, np.float32(0)
+
+    @jitted(fastmath)
+    def pack(operands: Any, z: int, first: int, extent: int, start: int, terms: int, panels: Any) -> int:
+        padded = (terms + unroll - 1) // unroll * unroll
+        for strip in range((extent + width - 1) // width):
+            base, begin = strip * width * depth, strip * width
+            used = min(width, extent - begin)
+            if used < width or terms < padded:
+                for at in range(base, base + width * depth):
+                    panels[at] = zero
+            if by_depth:
+                for i in range(used):
+                    line(operands, z, first + begin + i, start, terms, panels, base + i * across)
+            else:
+                for p in range(terms):
+                    line(operands, z, start + p, first + begin, used, panels, base + p * along)
+        return padded
+
+    return pack
+
+
+def _micro_kernel(blocking: Blocking, a_strides: tuple[int, int]) -> Callable[..., None]:
+    """Return an intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` that adds a strip's products to the sums.
+
+    It is written in LLVM's vectors, since no loop over arrays keeps its sums in registers for sure.
+    """
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
+
+    mr, nr, row = blocking.mr, blocking.nr, blocking.nc
+    vector, index, lane = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64), ir.IntType(32)
+    spread = ir.Constant(ir.VectorType(lane, LANES), [0] * LANES)
+    undefined = ir.Constant(vector, ir.Undefined)
+    places = [(i, j) for i in range(mr) for j in range(nr // LANES)]
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        terms = arguments[0]
+        a, b, sums = (
+            builder.gep(
+                context.make_array(signature.args[i])(context, builder, arguments[i]).data, [arguments[i + 1]]
+            )
+            for i in (1, 3, 5)
+        )
+        multiply_add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
+        )
+
+        def vector_at(base: Any, offset: Any) -> Any:
+            return builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
+
+        def add_term(p: Any) -> None:
+            """Add the outer product of column p of the rows and row p of the columns."""
+            at = builder.mul(p, index(nr))
+            columns = [
+                builder.load(vector_at(b, builder.add(at, index(j * LANES))), align=4) for j in range(nr // LANES)
+            ]
+            at = builder.mul(p, index(a_strides[1]))
+            for i in range(mr):
+                factor = builder.load(builder.gep(a, [builder.add(at, index(i * a_strides[0]))]))
+                factors = builder.insert_element(undefined, factor, lane(0))
+                factors = builder.shuffle_vector(factors, undefined, spread)
+                for j, column in enumerate(columns):
+                    held = registers[i, j]
+                    builder.store(builder.call(multiply_add, [factors, column, builder.load(held)]), held)
+
+        # LLVM turns these stack slots into registers.
+        registers = {place: cgutils.alloca_once(builder, vector) for place in places}
+        for i, j in places:
+            stored = vector_at(sums, index(i * row + j * LANES))
+            builder.store(builder.load(stored, align=4), registers[i, j])
+        step = index(blocking.unroll)
+        with cgutils.for_range_slice(builder, index(0), terms, step, index) as (p, _):
+            for ahead in range(blocking.unroll):
+                add_term(builder.add(p, index(ahead)))
+        for i, j in places:
+            stored = vector_at(sums, index(i * row + j * LANES))
+            builder.store(builder.load(registers[i, j]), stored, align=4)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def micro_kernel(
+        _typing: Any, terms: Any, a: Any, a_at: Any, b: Any, b_at: Any, sums: Any, sums_at: Any
+    ) -> Any:
+        at = types.int64
+        return types.void(types.int64, a, at, b, at, sums, at), generate
+
+    return micro_kernel  # type: ignore[no-any-return]

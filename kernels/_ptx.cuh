@@ -1,0 +1,249 @@
+#pragma once
+// Instructions that C++ cannot name: one wrapper each, and beside it the same in plain C++ for emulation.
+// Needs _types.cuh. Everything here needs sm_80 or later, ldmatrix excepted (sm_75).
+//
+// Fragments: lane l has group g = l / 4 and place t = l % 4. Source: PTX ISA, "Matrix Fragments for mma.m16n8k16"
+// (and m16n8k8), "Warp-level matrix load instruction: ldmatrix".
+
+// ---- matrix multiply-accumulate: D (16, 8) f32 += A (16, K) B (K, 8) --------------------------------------
+//   d[0..1] = D[g][2t, 2t + 1]          d[2..3] = D[g + 8][2t, 2t + 1]
+//   16-bit, K = 16: a[0] = A[g][2t, 2t + 1], a[1] = A[g + 8][same], a[2] = A[g][2t + 8, 2t + 9], a[3] = A[g + 8][same]
+//                   b[0] = B[2t, 2t + 1][g], b[1] = B[2t + 8, 2t + 9][g]
+//   tf32,   K = 8:  a[0] = A[g][t], a[1] = A[g + 8][t], a[2] = A[g][t + 4], a[3] = A[g + 8][t + 4]
+//                   b[0] = B[t][g], b[1] = B[t + 4][g]
+
+#ifdef TUNEBENCH_EMULATE
+namespace emulated {
+
+struct MmaOperands {
+  float d[4];
+  u32 a[4], b[2];
+};
+struct MmaResult {
+  float d[4];
+};
+
+// What one 32-bit register holds along K: two 16-bit elements, or one tf32 (whose low 13 bits are not read).
+template <class T>
+struct MmaRegister {
+  static constexpr int elements = 2;
+  static float element(u32 reg, int i) { return to_float(T{u16(reg >> (16 * i))}); }
+};
+template <>
+struct MmaRegister<float> {
+  static constexpr int elements = 1;
+  static float element(u32 reg, int) { return __uint_as_float(reg & 0xffffe000u); }
+};
+
+// Unpacks the fragments of all lanes, multiplies, and hands each lane its part of D.
+template <class T>
+void mma_whole_warp(Lanes<const MmaOperands> in, Lanes<MmaResult> out) {
+  constexpr int E = MmaRegister<T>::elements, K = 8 * E;
+  float A[16][K], B[K][8], D[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    for (int reg = 0; reg < 4; ++reg)
+      for (int i = 0; i < E; ++i)
+        A[g + 8 * (reg % 2)][E * t + i + 4 * E * (reg / 2)] = MmaRegister<T>::element(in[lane].a[reg], i);
+    for (int reg = 0; reg < 2; ++reg)
+      for (int i = 0; i < E; ++i)
+        B[E * t + i + 4 * E * reg][g] = MmaRegister<T>::element(in[lane].b[reg], i);
+    for (int i = 0; i < 4; ++i) D[g + 8 * (i / 2)][2 * t + i % 2] = in[lane].d[i];
+  }
+  for (int m = 0; m < 16; ++m)
+    for (int k = 0; k < K; ++k)
+      for (int n = 0; n < 8; ++n) D[m][n] += A[m][k] * B[k][n];
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) out[lane].d[i] = D[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+}
+
+template <class T>
+void mma(const char* name, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  const MmaOperands mine = {{d[0], d[1], d[2], d[3]}, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  const MmaResult result = whole_warp<MmaResult>(name, mine, mma_whole_warp<T>);
+  for (int i = 0; i < 4; ++i) d[i] = result.d[i];
+}
+
+}  // namespace emulated
+#endif
+
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::mma<half_t>("mma.m16n8k16.f16", d, a, b);
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::mma<bf16_t>("mma.m16n8k16.bf16", d, a, b);
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Operands come from to_tf32.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::mma<float>("mma.m16n8k8.tf32", d, a, b);
+#else
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// The 16-bit instruction by element type: mma_m16n8k16<half_t>(d, a, b).
+template <class T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
+template <>
+__device__ __forceinline__ void mma_m16n8k16<half_t>(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16_f16(d, a, b);
+}
+template <>
+__device__ __forceinline__ void mma_m16n8k16<bf16_t>(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k16_bf16(d, a, b);
+}
+
+// ---- loading fragments from shared memory ----------------------------------------------------------------
+// Each 8 x 8 matrix of 16-bit elements has its row r at the address that lane 8 * matrix + r passes (a multiple
+// of 16 bytes; with x2 the addresses of lanes 16 on are not read). Register i of a lane holds M[g][2t, 2t + 1] of
+// matrix i; transposed, M[2t, 2t + 1][g].
+
+#ifdef TUNEBENCH_EMULATE
+namespace emulated {
+
+struct MatrixRow {
+  const void* address;
+};
+struct MatrixRegisters {
+  u32 reg[4];
+};
+
+template <int MATRICES, bool TRANSPOSED>
+void ldmatrix_whole_warp(Lanes<const MatrixRow> in, Lanes<MatrixRegisters> out) {
+  for (int matrix = 0; matrix < MATRICES; ++matrix) {
+    u16 M[8][8];
+    for (int row = 0; row < 8; ++row) {
+      const void* address = in[8 * matrix + row].address;
+      check_shared(address, 16, "ldmatrix");
+      for (int column = 0; column < 8; ++column) M[row][column] = static_cast<const u16*>(address)[column];
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      const u16 low = TRANSPOSED ? M[2 * t][g] : M[g][2 * t], high = TRANSPOSED ? M[2 * t + 1][g] : M[g][2 * t + 1];
+      out[lane].reg[matrix] = u32(low) | u32(high) << 16;
+    }
+  }
+}
+
+template <int MATRICES, bool TRANSPOSED>
+void ldmatrix(u32 (&d)[MATRICES], const void* row) {
+  const MatrixRow mine = {row};
+  const auto result = whole_warp<MatrixRegisters>("ldmatrix", mine, ldmatrix_whole_warp<MATRICES, TRANSPOSED>);
+  for (int i = 0; i < MATRICES; ++i) d[i] = result.reg[i];
+}
+
+}  // namespace emulated
+#else
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+#endif
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&d)[4], const void* row) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::ldmatrix<4, false>(d, row);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&d)[4], const void* row) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::ldmatrix<4, true>(d, row);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ void ldmatrix_x2(u32 (&d)[2], const void* row) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::ldmatrix<2, false>(d, row);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(d[0]), "=r"(d[1])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&d)[2], const void* row) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::ldmatrix<2, true>(d, row);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(d[0]), "=r"(d[1])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+// ---- asynchronous copies from global to shared memory ------------------------------------------------------
+// Both addresses are multiples of BYTES. The first `source_bytes` are copied and the rest of BYTES is zeroed; with
+// 0, `source` is not read and may be any address of the right alignment. A copy has happened for sure only after
+// cp_async_wait of its group, and for other threads after a barrier on top of that.
+
+// Through L1 (`ca`: BYTES is 4, 8 or 16).
+template <int BYTES>
+__device__ __forceinline__ void cp_async_ca(void* target, const void* source, int source_bytes = BYTES) {
+  static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async.ca copies 4, 8 or 16 bytes");
+#ifdef TUNEBENCH_EMULATE
+  emulated::copy_async(target, source, BYTES, source_bytes);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(target)), "l"(source), "n"(BYTES),
+               "r"(source_bytes)
+               : "memory");
+#endif
+}
+
+// Past L1 (`cg`: 16 bytes).
+__device__ __forceinline__ void cp_async_cg(void* target, const void* source, int source_bytes = 16) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::copy_async(target, source, 16, source_bytes);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
+               "r"(source_bytes)
+               : "memory");
+#endif
+}
+
+// Closes this thread's group of copies (it may be empty).
+__device__ __forceinline__ void cp_async_commit() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::commit_copies();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most the N latest groups of this thread are under way.
+template <int N>
+__device__ __forceinline__ void cp_async_wait() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::wait_for_copies(N);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}

@@ -1,0 +1,276 @@
+"""gemm in CUDA C++ on the ordinary f32 units: tiles in shared memory, results in registers.
+
+A block computes bm x bn results, a thread tm x tn of them in chunks of 4 x 4. It takes k in steps of bk: each
+step is read from global memory into registers, `vec` elements at a time, while the previous one is
+multiplied, then written to shared memory as f32, transposed where k is the contiguous dimension. All types
+are multiplied and summed in f32 (tf32 more exactly than it asks for), and every size, transpose and
+alignment is served: `vec` is a wish that each operand follows as far as its line length allows.
+
+Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008; Nath, Tomov and Dongarra,
+"An improved MAGMA GEMM for Fermi GPUs", 2010 (two levels of blocking, chunks spread over lanes).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels import _gemm, include
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
+from tunebench.workloads.operators.gemm import Gemm
+
+MAX_SUMS = 128
+"""Sums a thread may keep: beyond that they do not stay in its 255 registers."""
+
+
+def _threads(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    return bm * bn // (tm * tn)
+
+
+def _smem_bytes(workload: Gemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
+    """Return the shared memory of a block: a transposed tile has 4 more floats a line."""
+    a_pitch = bm + 4 * (workload.trans[0] == "n")
+    b_pitch = bn + 4 * (workload.trans[1] == "t")
+    return 4 * stages * bk * (a_pitch + b_pitch)
+
+
+def warps_cover_the_tile(bm: Any, bn: Any, tm: Any, tn: Any, lanes_n: Any) -> Any:
+    """A warp's results must tile the block's in both directions."""
+    return (bm % (32 // lanes_n * tm) == 0) & (bn % (lanes_n * tn) == 0)
+
+
+def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    """A block has 32 to 512 threads, and a thread no more sums than its registers hold."""
+    threads = _threads(bm, bn, tm, tn)
+    return (threads >= 32) & (threads <= 512) & (tm * tn <= MAX_SUMS)
+
+
+def thread_tile_is_compact(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    """Neither a block's nor a thread's results may be more than 4 times as wide as high, or as high as wide."""
+    return (bm <= 4 * bn) & (bn <= 4 * bm) & (tm <= 4 * tn) & (tn <= 4 * tm)
+
+
+def _widths(vec: Any, bk: Any, workload: Gemm) -> tuple[Any, Any]:
+    """Return the elements an access to a and to b really moves."""
+    a, b, _ = _gemm.widths(workload)
+    line_a = np.minimum(a, bk) if workload.trans[0] == "n" else a
+    line_b = np.minimum(b, bk) if workload.trans[1] == "t" else b
+    return np.minimum(vec, line_a), np.minimum(vec, line_b)
+
+
+def width_is_of_use(vec: Any, bk: Any, workload: Gemm) -> Any:
+    """Accesses must be single elements, or the widest that one of the operands can follow."""
+    widest = np.maximum(*_widths(8, bk, workload))
+    return (vec == 1) | (vec == widest)
+
+
+def loads_fit_in_registers(bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, vec: Any, workload: Gemm) -> Any:
+    """A thread must load the next tile by 16 accesses or fewer."""
+    a, b = _widths(vec, bk, workload)
+    return bm * bk // a + bn * bk // b <= 16 * _threads(bm, bn, tm, tn)
+
+
+def shared_memory_fits(bm: Any, bn: Any, bk: Any, stages: Any, workload: Gemm, device: Device) -> Any:
+    """The tiles must fit in the shared memory of a block."""
+    return _smem_bytes(workload, bm, bn, bk, stages) <= device.smem_per_block_bytes
+
+
+def registers_suffice(
+    bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, min_blocks: Any, workload: Gemm, device: Device
+) -> Any:
+    """`min_blocks` blocks must find registers on an SM for sums, fragments and the tile under way."""
+    threads = _threads(bm, bn, tm, tn)
+    under_way = (bm + bn) * bk // threads * itemsize(workload.dtype) // 4
+    needed = tm * tn + 2 * (tm + tn) + under_way + 24
+    return needed <= np.minimum(255, device.registers_per_sm // (threads * min_blocks))
+
+
+def min_blocks_is_of_use(
+    bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, stages: Any, min_blocks: Any, workload: Gemm, device: Device
+) -> Any:
+    """`min_blocks` must fit on an SM, and limit what the compiler would take of itself."""
+    threads = min_blocks * _threads(bm, bn, tm, tn)
+    smem = min_blocks * (_smem_bytes(workload, bm, bn, bk, stages) + device.smem_reserved_bytes)
+    fit = (threads <= device.threads_per_sm) & (smem <= device.smem_per_sm_bytes)
+    return (min_blocks == 1) | (fit & (threads * (2 * tm * tn + 48) > device.registers_per_sm))
+
+
+SPACE = Space(
+    (
+        Parameter("bm", (16, 32, 64, 128, 256), "rows of c a block computes"),
+        Parameter("bn", (16, 32, 64, 128, 256), "columns of c a block computes"),
+        Parameter("tm", (1, 2, 4, 8, 16), "rows of c a thread computes"),
+        Parameter("tn", (2, 4, 8, 16), "columns of c a thread computes"),
+        Parameter("lanes_n", (4, 8, 16), "lanes of a warp side by side along n"),
+        Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
+        Parameter("stages", (1, 2), "2: a second buffer saves one of two barriers per bk"),
+        Parameter("vec", (1, 2, 4, 8), "elements an access to a or b moves, where alignment allows"),
+        Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
+        Parameter("min_blocks", (1, 2, 3, 4), "blocks an SM must be able to hold: limits registers"),
+    ),
+    (
+        _gemm.fits,
+        threads_are_reasonable,
+        thread_tile_is_compact,
+        warps_cover_the_tile,
+        shared_memory_fits,
+        width_is_of_use,
+        loads_fit_in_registers,
+        registers_suffice,
+        min_blocks_is_of_use,
+        lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
+        lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
+    ),
+)
+
+USUAL = tuple(
+    dict(zip(("bm", "bn", "tm", "tn", "lanes_n", "bk", "min_blocks"), values, strict=True))
+    for values in (
+        (128, 128, 8, 8, 8, 8, 2),
+        (128, 64, 8, 4, 8, 8, 1),
+        (64, 64, 4, 4, 8, 16, 1),
+        (32, 64, 4, 4, 16, 16, 1),
+        (32, 32, 2, 4, 8, 32, 1),
+        (16, 32, 2, 4, 8, 32, 1),
+        (16, 16, 2, 2, 8, 32, 1),
+    )
+)
+"""Tiles that libraries ship, largest first."""
+
+SOURCE = """
+// c = epilogue(op(a) op(b) + bias), one tile a block. C is the problem and the configuration.
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
+gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
+          const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c, int m, int n, int k, int group_m) {
+  using In = typename C::In;
+  using Out = typename C::Out;
+  using Grid = ThreadGrid<C::BM, C::BN, C::TM, C::TN, C::LANES_N>;
+  using TileA = RegisterTile<In, C::BM, C::BK, C::A_K_CONTIGUOUS, C::VEC_A, C::THREADS>;
+  using TileB = RegisterTile<In, C::BN, C::BK, C::B_K_CONTIGUOUS, C::VEC_B, C::THREADS>;
+  static_assert(Grid::THREADS == C::THREADS, "the launch has a thread for each part of the tile");
+
+  const TileIndex tile = tile_of_block(tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
+  const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
+  const i64 pitch_a = C::A_K_CONTIGUOUS ? k : m, pitch_b = C::B_K_CONTIGUOUS ? k : n;
+  const In* const corner_a = tile_corner<C::A_K_CONTIGUOUS>(a + tile.batch * (i64(m) * k), row, pitch_a);
+  const In* const corner_b = tile_corner<C::B_K_CONTIGUOUS>(b + tile.batch * (i64(k) * n), column, pitch_b);
+  TileA of_a(corner_a, pitch_a, m - row);
+  TileB of_b(corner_b, pitch_b, n - column);
+
+  float* const shared = reinterpret_cast<float*>(dynamic_shared());
+  constexpr int STAGE = TileA::FLOATS + TileB::FLOATS;
+  float sums[C::TM][C::TN] = {};
+  of_a.load(k);
+  of_b.load(k);
+  of_a.store(shared);
+  of_b.store(shared + TileA::FLOATS);
+  __syncthreads();
+
+  int stage = 0;
+  for (int k_left = k; k_left > 0; k_left -= C::BK) {
+    const bool more = k_left > C::BK;
+    if (more) {  // the next tile is under way while this one is multiplied
+      of_a.load(k_left - C::BK);
+      of_b.load(k_left - C::BK);
+    }
+    const float* const here = shared + stage * STAGE;
+    multiply_tiles<Grid, C::BK, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::FLOATS);
+    if (C::STAGES == 2)
+      stage ^= 1;
+    else
+      __syncthreads();  // all have read the only buffer
+    if (more) {
+      of_a.store(shared + stage * STAGE);
+      of_b.store(shared + stage * STAGE + TileA::FLOATS);
+    }
+    __syncthreads();
+  }
+
+  const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
+  const Target<Out> target = {c + tile.batch * (i64(m) * n) + i64(row) * n + column, n, m - row, n - column};
+  store_sums<Grid, C::VEC_C>(sums, target, finish);
+}
+"""
+
+
+class CudaSimtGemm(CudaVariant[Gemm]):
+    """Serves every size, type, transpose and epilogue."""
+
+    name = "cuda_simt"
+    operator = Gemm
+    space = SPACE
+
+    def default(self, workload: Gemm, device: Device) -> Config:
+        """Return the largest tile that still gives every SM a block, in its usual shape."""
+        usable = [t for t in USUAL if _gemm.fits(t["bm"], t["bn"], workload)]
+        full = [t for t in usable if _gemm.blocks(workload, t["bm"], t["bn"]) >= device.sm_count]
+        tile = (full or usable[-1:])[0]
+        bk = max(b for b in (4, 8, 16, 32) if b == 4 or (b <= tile["bk"] and b < 2 * workload.k))
+        widest = max(v for v in (1, 2, 4, 8) if width_is_of_use(v, bk, workload))
+        group_m = 8 if tile["bm"] < workload.m else 1
+        chosen = {**tile, "bk": bk, "stages": 2, "vec": widest, "group_m": group_m}
+        return Config({name: chosen[name] for name in SPACE.names})
+
+    def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
+        """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros.
+
+        Reads of a and b may hit in L1, so that nothing is certain to come from L2.
+        """
+        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
+        threads = _threads(bm, bn, tm, tn)
+        padded_k = ceil_div(workload.k, bk) * bk
+        warp_steps = threads / 32 * padded_k
+        # A chunk's read takes as many passes of 128 bytes as the different chunks of a warp need, one at least.
+        chunk_m, chunk_n = np.minimum(tm, 4), np.minimum(tn, 4)
+        pass_m = np.maximum(128.0, 32 // table["lanes_n"] * chunk_m * 4)
+        pass_n = np.maximum(128.0, table["lanes_n"] * chunk_n * 4)
+        reads = warp_steps * (tm / chunk_m * pass_m + tn / chunk_n * pass_n)
+        # sm_100 on can do two multiply-adds by one instruction.
+        packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
+        tiles = _gemm.blocks(workload, bm, bn)
+        return Costs(
+            blocks=tiles,
+            full_blocks=tiles,
+            threads=threads,
+            smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),
+            registers=np.minimum(tm * tn + 16, 65536 // (threads * table["min_blocks"])),
+            fma=bm * bn * padded_k,
+            smem_traffic_bytes=reads + 4 * padded_k * (bm + bn),
+            instructions=warp_steps * (tm * tn / packed + tm / chunk_m + tn / chunk_n),
+        )
+
+    def source(self, workload: Gemm, config: Config) -> str:
+        """Return the kernel for this problem's types and this configuration, for all sizes."""
+        vec_a, vec_b = _widths(config["vec"], config["bk"], workload)
+        vec_c = min(config["tn"], 4, _gemm.widths(workload)[2])
+        widths = {"VEC_A": int(vec_a), "VEC_B": int(vec_b), "VEC_C": vec_c}
+        names = ("bm", "bn", "bk", "tm", "tn", "lanes_n", "stages", "min_blocks")
+        choices = {name.upper(): config[name] for name in names}
+        threads = _threads(config["bm"], config["bn"], config["tm"], config["tn"])
+        helpers = ("_types.cuh", "_epilogue.cuh", "_gemm.cuh", "_gemm_simt.cuh")
+        choice = _gemm.constants("Choice", **_gemm.problem(workload), THREADS=threads, **choices, **widths)
+        return "\n".join([*map(include, helpers), choice, SOURCE])
+
+    def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
+        """Return one launch of a block a tile."""
+        bm, bn = config["bm"], config["bn"]
+        return (
+            Launch(
+                entry="gemm_simt<Choice>",
+                grid=(_gemm.blocks(workload, bm, bn), 1, 1),
+                block=(_threads(bm, bn, config["tm"], config["tn"]), 1, 1),
+                arguments=_gemm.arguments(workload, config["group_m"]),
+                smem_bytes=_smem_bytes(workload, bm, bn, config["bk"], config["stages"]),
+            ),
+        )
+
+    def miniature(self, workload: Gemm, config: Config) -> Gemm:
+        """Return a problem of few tiles with the same edges."""
+        return _gemm.shrink(workload, config, config["stages"])
+
+
+VARIANT = CudaSimtGemm()

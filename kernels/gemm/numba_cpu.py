@@ -1,0 +1,144 @@
+"""gemm on the CPU: tiles in parallel, operands packed, sums in vector registers (see `_numba_product`).
+
+f16 and bf16 become f32 as they are packed; tf32 is computed as f32, which is more exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.device import Device
+from tunebench.kernels._numba_cpu import load, store
+from tunebench.kernels._numba_product import PARAMETERS, Operand, constraints, expert, jitted, walker
+from tunebench.space import Config, Space, Table
+from tunebench.variant import Argument, Costs, NumbaCpuVariant
+from tunebench.workloads.operators.gemm import Gemm
+
+SPACE = Space(PARAMETERS, constraints(lambda workload: (workload.m, workload.n, workload.k)))
+
+
+class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
+    """Serves every size, type, transpose, batch and epilogue."""
+
+    name = "numba_cpu"
+    operator = Gemm
+    space = SPACE
+
+    def default(self, workload: Gemm, device: Device) -> Config:
+        """Return square-ish tiles, with rows packed in the order in which they are stored."""
+        extents = (workload.m, workload.n, workload.k)
+        return expert(extents, device, "rows" if workload.trans[0] == "n" else "columns")
+
+    def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
+        """Count the multiply-adds of the product, without those on padding."""
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
+
+    def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
+        """Pass c for a missing bias (which is then not read)."""
+        return ("a", "b", "bias" if workload.has_bias else "c", "c")
+
+    def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:
+        """Return the kernel `(a, b, bias, c)` for these types, transposes and epilogue."""
+        import numba
+        import numpy as np
+
+        a_depth = 2 if workload.trans[0] == "n" else 1
+        walk = walker(
+            config,
+            Operand(line=_line(0, workload), along="depth" if workload.trans[0] == "n" else "free"),
+            Operand(line=_line(1, workload), along="free" if workload.trans[1] == "n" else "depth"),
+            _write(workload),
+            self.fastmath,
+        )
+
+        def gemm(a: Any, b: Any, bias: Any, c: Any) -> None:
+            sizes = np.empty((c.shape[0], 3), np.int64)
+            for z in range(c.shape[0]):
+                sizes[z, 0], sizes[z, 1], sizes[z, 2] = c.shape[1], c.shape[2], a.shape[a_depth]
+            workers = np.int64(numba.get_num_threads())
+            for worker in numba.prange(workers):
+                walk((a, b, bias, c), sizes, np.int64(worker), workers)
+
+        return gemm
+
+
+def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
+    """Return what packs a part of a row of a or b, as it is stored."""
+    read = load(workload.inputs()[which].dtype)
+
+    def line(stride: int) -> Callable[..., None]:
+        @jitted()
+        def pack_line(operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int) -> None:
+            source = operands[which]
+            for t in range(count):
+                panel[offset + t * stride] = read(source[z, fixed, start + t])
+
+        return pack_line
+
+    return line
+
+
+def _write(workload: Gemm) -> Callable[..., None]:
+    """Return what applies the epilogue to a part of a row of c, and stores it."""
+    import numba
+    import numpy as np
+
+    rounded, read = store(workload.out), load(workload.out)
+    zero, activation = np.float32(0), workload.activation
+
+    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    def with_bias(total: Any, bias: Any, j: int) -> Any:
+        return total + read(bias[j])
+
+    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    def without_bias(total: Any, bias: Any, j: int) -> Any:
+        return total
+
+    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    def relu(total: Any) -> Any:
+        return max(total, zero)
+
+    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    def identity(total: Any) -> Any:
+        return total
+
+    add = with_bias if workload.has_bias else without_bias
+    activate = {"relu": relu, "none": identity}[activation] if activation != "gelu" else _gelu()
+
+    @jitted(frozenset({"contract", "nsz"}))
+    def write(operands: Any, z: int, i: int, j: int, count: int, sums: Any, offset: int) -> None:
+        bias, c = operands[2], operands[3]
+        for t in range(count):
+            c[z, i, j + t] = rounded(activate(add(sums[offset + t], bias, j + t)))
+
+    return write
+
+
+# erf(x) / x as a quotient of polynomials in x**2 on |x| <= 4, beyond which erf is 1 in f32. Source: our fit, by
+# iterated weighted least squares on Chebyshev nodes; relative error below 4e-7 when evaluated in f32.
+_ERF_P = (1.12837911, 0.193510875, 0.0530972034, 0.00388188474, 0.000284533802, 1.98704333e-06)
+_ERF_Q = (1.0, 0.504827142, 0.115335852, 0.0152043132, 0.00118521973, 3.74212286e-05)
+
+
+def _gelu() -> Callable[..., Any]:
+    """Return gelu in f32, without calls, so that loops over it vectorise."""
+    import numba
+    import numpy as np
+
+    p0, p1, p2, p3, p4, p5 = map(np.float32, _ERF_P)
+    q0, q1, q2, q3, q4, q5 = map(np.float32, _ERF_Q)
+    half, one, root, limit = np.float32(0.5), np.float32(1), np.float32(0.5**0.5), np.float32(4)
+
+    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    def gelu(x: Any) -> Any:
+        z = min(max(x * root, -limit), limit)
+        t = z * z
+        numerator = ((((p5 * t + p4) * t + p3) * t + p2) * t + p1) * t + p0
+        denominator = ((((q5 * t + q4) * t + q3) * t + q2) * t + q1) * t + q0
+        return half * x * (one + z * numerator / denominator)
+
+    return gelu  # type: ignore[no-any-return]
+
+
+VARIANT = NumbaCpuGemm()

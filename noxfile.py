@@ -1,0 +1,102 @@
+"""Everything a developer runs: `python3 -m nox -s tests`, and what `python3 -m nox --list` tells.
+
+A session makes its own environment under `.nox/` and reuses it the next time. What follows `--` goes to the
+command it runs: `python3 -m nox -s tests -- tests/unit -k space`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+
+import nox
+
+if sys.version_info < (3, 11):  # noqa: UP036 (nox runs in whatever Python there is)
+    sys.exit(f"tunebench needs Python 3.11 or later, and {sys.executable} is {sys.version.split()[0]}")
+
+nox.needs_version = ">=2024.10.9"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "tests"]
+nox.options.error_on_missing_interpreters = True
+
+ARCHITECTURES = {
+    "sm_80": "A100",
+    "sm_86": "A10, RTX 3090",
+    "sm_89": "L4, L40S, RTX 4090",
+    "sm_90": "H100, H200",
+    "sm_100": "B200",
+}
+"""GPU architectures with a session of their own, and products that have them."""
+
+SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "docs", "noxfile.py", "setup.py"]
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; what needs a GPU, g++ or PostgreSQL skips itself, with a reason, where there is none."""
+    session.install("-e", ".[cuda,postgres,dev]")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, formatting, types and who imports whom."""
+    session.install("-e", ".[postgres,dev]")
+    session.run("ruff", "check", *SOURCES)
+    session.run("ruff", "format", "--check", *SOURCES)
+    session.run("mypy")
+    session.run("lint-imports", "--no-cache")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Run every example of the README and of docs/."""
+    session.install("-e", ".[dev]")
+    session.run("pytest", "tests/docs", *session.posargs)
+
+
+@nox.session
+def tune(session: nox.Session) -> None:
+    """Tune a workload: `nox -s tune -- --workload gemm:m=256,n=256,k=256,dtype=f32`."""
+    session.install(".[cuda]" if _has_driver() else ".")
+    session.run("tunebench", "tune", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks whose figures the README quotes, or those named: `nox -s bench -- loop_overhead`."""
+    scripts = {path.stem: path for path in sorted(Path("benchmarks").glob("[a-z]*.py"))}
+    chosen = session.posargs or list(scripts)
+    if unknown := set(chosen) - set(scripts):
+        session.error(f"unknown benchmark: {', '.join(sorted(unknown))}; known: {', '.join(scripts)}")
+    session.install(".[cuda]")
+    for name in chosen:
+        session.run("python", str(scripts[name]))
+
+
+def _add_gpu_session(architecture: str, products: str) -> None:
+    def accept(session: nox.Session) -> None:
+        session.install(".[cuda,dev]")
+        listed = session.run("tunebench", "devices", "--json", silent=True)
+        here = {device["architecture"] for device in json.loads(str(listed)) if device["known"] == "here"}
+        if architecture not in here:
+            session.error(f"needs a GPU of {architecture} ({products}); this machine has: {', '.join(here)}")
+        session.run("python", "benchmarks/gpu/acceptance.py", "--arch", architecture, *session.posargs)
+
+    accept.__doc__ = f"Accept the CUDA kernels on a GPU of {architecture} ({products})."
+    nox.session(name=f"gpu-{architecture}")(accept)
+
+
+for _architecture, _products in ARCHITECTURES.items():
+    _add_gpu_session(_architecture, _products)
+
+
+def _has_driver() -> bool:
+    """Tell whether this machine has a CUDA driver, so that tuning runs on its GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,56 @@
+"""Public measurements that are no part of the package: `shared/data` beside the checkout, if anywhere."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+Columns = dict[str, NDArray[Any]]
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def _found(relative: str) -> Path:
+    path = DATA / relative
+    if not path.exists():
+        pytest.skip(f"needs public measurements: no {relative} in {DATA}")
+    return path
+
+
+@functools.cache
+def table(relative: str) -> Columns:
+    """Return a compressed CSV file as columns: of floats where every field is a number or empty (NaN)."""
+    with gzip.open(_found(relative), "rt", newline="") as file:
+        reader = csv.reader(file)
+        names = next(reader)
+        rows = list(reader)
+    return {name: _column([row[i] for row in rows]) for i, name in enumerate(names)}
+
+
+def _column(values: list[str]) -> NDArray[Any]:
+    try:
+        return np.array([float(value) if value else np.nan for value in values])
+    except ValueError:
+        return np.array(values)
+
+
+@functools.cache
+def recorded(relative: str) -> tuple[Columns, NDArray[np.float64], NDArray[np.float64]]:
+    """Return a recorded tuning space: parameters as columns, time and fastest sample of each in us.
+
+    Configurations that did not run are left out.
+    """
+    with gzip.open(_found(relative), "rt") as file:
+        space = json.load(file)
+    entries = [entry for entry in space["cache"].values() if isinstance(entry["time"], int | float)]
+    columns = {name: np.array([entry[name] for entry in entries]) for name in space["tune_params"]}
+    times = np.array([entry["time"] for entry in entries]) * 1e3
+    return columns, times, np.array([min(entry["times"]) for entry in entries]) * 1e3

@@ -1,0 +1,469 @@
+"""What every operator keeps to; each shipped one joins by its name.
+
+References are held against loops over single numbers, written here without NumPy's products, and tolerances
+against emulated kernels: right ones must pass, and one wrong element must not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tunebench.dtype import itemsize, numpy_dtype, storage
+from tunebench.errors import InputError
+from tunebench.workload import AtLeast, Reference, Workload
+from tunebench.workloads import operators, parse
+from tunebench.workloads.operators.conv2d import Conv2d
+from tunebench.workloads.operators.gemm import GELU_SLOPE, Gemm, gelu
+from tunebench.workloads.operators.layernorm import LayerNorm
+from tunebench.workloads.operators.softmax import Softmax
+
+Array = NDArray[Any]
+OPERATORS = sorted(operators())
+
+
+def _values(kind: Any, largest: int) -> st.SearchStrategy[Any]:
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if kind is bool:
+        return st.booleans()
+    base, *notes = get_args(kind)
+    assert base is int, f"teach this test to draw {kind}"
+    smallest = next(note.minimum for note in notes if isinstance(note, AtLeast))
+    return st.integers(smallest, largest)
+
+
+@st.composite
+def workloads_of(draw: st.DrawFn, cls: type[Workload], largest: int) -> Workload:
+    """Draw a workload from the types of its dimensions, leaving out some of those that have a default."""
+    types, chosen = cls._types(), {}
+    for dimension in dataclasses.fields(cls):
+        if dimension.default is dataclasses.MISSING or draw(st.booleans()):
+            chosen[dimension.name] = draw(_values(types[dimension.name], largest))
+    try:
+        return cls(**chosen)
+    except InputError:  # dimensions that do not go together, such as groups that do not divide
+        assume(False)
+        raise
+
+
+def _f64(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: np.asarray(value, dtype=np.float64) for name, value in inputs.items()}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_text_reads_back(name: str) -> None:
+    cls = operators()[name]
+
+    @given(workloads_of(cls, 2**31 - 1) | workloads_of(cls, 16), st.randoms(use_true_random=False))
+    @settings(max_examples=50, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload, random: Any) -> None:
+        text = str(workload)
+        items = text.removeprefix(f"{name}:").split(",")
+        random.shuffle(items)
+        again = parse(f"{name}:{','.join(items)}")
+        assert again == workload
+        assert str(again) == text
+        for item in items:  # what is written is no default: without it the text means another, or nothing
+            without = [other for other in items if other != item]
+            try:
+                assert parse(f"{name}:{','.join(without)}") != workload
+            except InputError as error:
+                assert str(error)  # noqa: PT017 - either way is right
+
+    check()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_declarations_agree(name: str) -> None:
+    """Shapes, types, traffic and work of any workload hang together."""
+    cls = operators()[name]
+
+    @given(workloads_of(cls, 6), st.integers(0, 2**32 - 1))
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload, seed: int) -> None:
+        inputs, outputs = workload.inputs(), workload.outputs()
+        names = [tensor.name for tensor in (*inputs, *outputs)]
+        assert len(set(names)) == len(names)
+        assert all(tensor.dtype != "tf32" for tensor in (*inputs, *outputs))
+        drawn = workload.draw(np.random.default_rng(seed))
+        assert {t.name: (t.shape, numpy_dtype(t.dtype)) for t in inputs} == {
+            name: (value.shape, value.dtype) for name, value in drawn.items()
+        }
+        references = workload.reference(_f64(drawn))
+        assert {t.name: t.shape for t in outputs} == {n: r.value.shape for n, r in references.items()}
+        for reference in references.values():
+            assert reference.value.dtype == reference.scale.dtype == np.float64
+            assert reference.scale.shape == reference.value.shape
+            assert np.isfinite(reference.value).all()
+            assert (reference.scale >= 0).all()
+        traffic, tolerance = workload.traffic(), workload.tolerance()
+        assert 0 <= traffic.read_bytes <= sum(tensor.nbytes for tensor in inputs)
+        assert traffic.write_bytes == sum(tensor.nbytes for tensor in outputs)
+        assert workload.flops() > 0
+        assert 0 < tolerance.eps_acc < 1e-2
+        assert 0 < tolerance.eps_out < 1e-2
+        assert tolerance.reason
+
+    check()
+
+
+# -- references against loops over single numbers -----------------------------------------------------------
+
+
+def _activate(value: float, activation: str) -> float:
+    if activation == "relu":
+        return max(value, 0.0)
+    return value * 0.5 * (1 + math.erf(value / math.sqrt(2))) if activation == "gelu" else value
+
+
+def _gemm(workload: Gemm, a: Array, b: Array, bias: Array | None = None) -> tuple[Array, Array]:
+    value, scale = np.zeros((2, workload.batch, workload.m, workload.n))
+    for z, i, j in np.ndindex(value.shape):
+        for p in range(workload.k):
+            left = a[z, i, p] if workload.trans[0] == "n" else a[z, p, i]
+            right = b[z, p, j] if workload.trans[1] == "n" else b[z, j, p]
+            value[z, i, j] += left * right
+            scale[z, i, j] += abs(left) * abs(right)
+        if bias is not None:
+            value[z, i, j] += bias[j]
+            scale[z, i, j] += abs(bias[j])
+        value[z, i, j] = _activate(value[z, i, j], workload.activation)
+        scale[z, i, j] *= GELU_SLOPE if workload.activation == "gelu" else 1.0
+    return value, scale
+
+
+GEMMS = [
+    Gemm(m=4, n=3, k=5, dtype="f32", batch=batch, trans=trans, epilogue=epilogue)  # type: ignore[arg-type]
+    for trans, epilogue, batch in itertools.product(
+        ("nn", "nt", "tn", "tt"), ("none", "bias", "bias+relu", "bias+gelu"), (1, 2)
+    )
+]
+
+
+@pytest.mark.parametrize("workload", GEMMS, ids=str)
+def test_gemm_is_what_loops_compute(workload: Gemm) -> None:
+    inputs = _f64(workload.draw(np.random.default_rng(1)))
+    value, scale = _gemm(workload, **inputs)
+    reference = workload.reference(inputs)["c"]
+    np.testing.assert_allclose(reference.value, value, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(reference.scale, scale, rtol=1e-12)
+
+
+@pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
+def test_a_block_of_gemm_is_that_block(trans: Any) -> None:
+    workload = Gemm(m=9, n=7, k=5, dtype="f16", batch=3, trans=trans, epilogue="bias+gelu")
+    inputs = _f64(workload.draw(np.random.default_rng(2)))
+    whole = workload.reference(inputs)["c"]
+    for rows, cols in ((slice(0, 4), slice(0, 7)), (slice(8, 9), slice(3, 7)), (slice(2, 5), slice(6, 7))):
+        block = workload.reference_block(inputs, 2, rows, cols)
+        np.testing.assert_allclose(block.value, whole.value[2, rows, cols], rtol=1e-12)
+        np.testing.assert_allclose(block.scale, whole.scale[2, rows, cols], rtol=1e-12)
+
+
+def test_gelu_keeps_its_accuracy_far_below_zero() -> None:
+    # Phi(-10) = 7.61985302416e-24. Source: tables of the normal distribution.
+    np.testing.assert_allclose(gelu(np.array([-10.0, 0.0, 10.0])), [-7.61985302416e-23, 0.0, 10.0], rtol=1e-9)
+    x = np.linspace(-4, 4, 100_001)
+    slope = np.abs(np.diff(gelu(x)) / np.diff(x)).max()
+    assert GELU_SLOPE - 0.002 < slope <= GELU_SLOPE
+
+
+def _at(images: Array, layout: str, n: int, c: int, h: int, w: int) -> Any:
+    return images[n, h, w, c] if layout == "nhwc" else images[n, c, h, w]
+
+
+def _products(workload: Conv2d) -> Any:
+    """Yield the places in x, w and y of every product inside the image, in terms of (n, c, h, w) each."""
+    cg, kg = workload.c // workload.groups, workload.k // workload.groups
+    ranges = map(range, (workload.n, workload.k, workload.p, workload.q, cg, workload.r, workload.s))
+    for n, k, p, q, c, r, s in itertools.product(*ranges):
+        h = p * workload.stride - workload.pad + r * workload.dilation
+        w = q * workload.stride - workload.pad + s * workload.dilation
+        if 0 <= h < workload.h and 0 <= w < workload.w:
+            yield (n, k // kg * cg + c, h, w), (k, c, r, s), (n, k, p, q)
+
+
+def _conv2d(workload: Conv2d, inputs: Mapping[str, Array]) -> Array:
+    """Return the output of any direction in nchw or kcrs order, without epilogue."""
+    places = {"x": 0, "w": 1, "y": 2}
+    left, right = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[workload.direction]
+    written = workload.outputs()[0].name
+    shape = workload.outputs()[0].shape
+    out = np.zeros(shape if workload.layout == "nchw" else (shape[0], shape[3], shape[1], shape[2]))
+    for place in _products(workload):
+        one = _at(inputs[left], workload.layout, *place[places[left.removeprefix("d")]])
+        other = _at(inputs[right], workload.layout, *place[places[right.removeprefix("d")]])
+        out[place[places[written.removeprefix("d")]]] += one * other
+    return out
+
+
+CONVOLUTIONS = [
+    parse(
+        f"conv2d:n=2,c=4,h=5,w=6,k=6,r=3,s=2,stride={stride},pad={pad},dtype=f32,layout={layout},"
+        f"dilation={dilation},groups={groups},direction={direction}"
+    )
+    for direction, layout, (stride, pad, dilation, groups) in itertools.product(
+        ("fprop", "dgrad", "wgrad"),
+        ("nhwc", "nchw"),
+        ((1, 0, 1, 1), (1, 1, 1, 1), (2, 1, 1, 2), (2, 2, 2, 1), (3, 1, 2, 2), (1, 3, 1, 2)),
+    )
+]
+
+
+@pytest.mark.parametrize("workload", CONVOLUTIONS, ids=str)
+def test_conv2d_is_what_loops_compute(workload: Conv2d) -> None:
+    inputs = _f64(workload.draw(np.random.default_rng(3)))
+    reference = workload.reference(inputs)[workload.outputs()[0].name]
+    for found, used in (
+        (reference.value, inputs),
+        (reference.scale, {k: np.abs(v) for k, v in inputs.items()}),
+    ):
+        ordered = found if workload.layout == "nchw" else found.transpose(0, 3, 1, 2)
+        np.testing.assert_allclose(ordered, _conv2d(workload, used), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("epilogue", ["bias", "bias+relu", "bias+residual+relu"])
+def test_conv2d_adds_bias_then_residual_then_cuts_at_zero(layout: Any, epilogue: Any) -> None:
+    workload = Conv2d(
+        n=2, c=3, h=4, w=4, k=2, r=3, s=3, stride=1, pad=1, dtype="f32", layout=layout, epilogue=epilogue
+    )
+    inputs = _f64(workload.draw(np.random.default_rng(4)))
+    plain = dataclasses.replace(workload, epilogue="none").reference(inputs)["y"]
+    reference = workload.reference(inputs)["y"]
+    for place in np.ndindex(plain.value.shape):
+        bias = inputs["bias"][place[3] if layout == "nhwc" else place[1]]
+        residual = inputs["residual"][place] if "residual" in epilogue else 0.0
+        expected = plain.value[place] + bias + residual
+        assert reference.value[place] == pytest.approx(max(0, expected) if "relu" in epilogue else expected)
+        assert reference.scale[place] == pytest.approx(plain.scale[place] + abs(bias) + abs(residual))
+
+
+@given(workloads_of(Conv2d, 7))
+@settings(max_examples=80, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+def test_conv2d_counts_each_touched_element_once(workload: Workload) -> None:
+    assert isinstance(workload, Conv2d)
+    assume(workload.n * workload.k * workload.p * workload.q * workload.c * workload.r * workload.s < 20_000)
+    touched: dict[str, set[Any]] = {"x": set(), "w": set(), "dy": set()}
+    for x, w, y in _products(workload):
+        touched["x"].add(x)
+        touched["w"].add(w)
+        touched["dy"].add(y)
+    epilogue = sum(t.size for t in workload.inputs() if t.name in {"bias", "residual"})
+    read = sum(len(touched[t.name]) for t in workload.inputs() if t.name in touched) + epilogue
+    assert workload.traffic().read_bytes == read * itemsize(storage(workload.dtype))
+
+
+def test_a_strided_1x1_reads_a_quarter() -> None:
+    workload = parse("conv2d:n=2,c=16,h=56,w=56,k=32,r=1,s=1,stride=2,pad=0,dtype=f16,layout=nhwc")
+    assert workload.traffic().read_bytes == 2 * (2 * 28 * 28 * 16 + 32 * 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ("groups=3", "groups=3 must divide c=4 and k=6"),
+        ("r=8,dilation=1", "a filter with r=8, dilation=1 covers 8 and must fit in h + 2 pad = 7"),
+        ("r=1,s=3,dilation=4", "a filter with s=3, dilation=4 covers 9 and must fit in w + 2 pad = 8"),
+        ("direction=dgrad,epilogue=bias", "epilogue=bias needs direction=fprop, not dgrad"),
+        ("layout=nhcw", "Known: nchw, nhwc"),
+        ("pad=-1", "pad=-1 must be a whole number from 0"),
+    ],
+)
+def test_conv2d_refuses_what_does_not_go_together(changes: str, says: str) -> None:
+    base = "n=2,c=4,h=5,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc"
+    given = Conv2d.split_dimensions(base) | Conv2d.split_dimensions(changes)
+    with pytest.raises(InputError) as caught:
+        Conv2d.from_dimensions(given)
+    assert says in str(caught.value)
+
+
+def _softmax(workload: Softmax, inputs: Mapping[str, Array]) -> Array:
+    y = np.zeros((workload.rows, workload.cols))
+    for i in range(workload.rows):
+        z = [float(inputs["x"][i, j]) * float(inputs.get("scale", 1.0)) for j in range(workload.cols)]
+        if "mask" in inputs:
+            z = [value + float(inputs["mask"][i, j]) for j, value in enumerate(z)]
+        y[i] = [math.exp(value) / math.fsum(map(math.exp, z)) for value in z]
+    return y
+
+
+@pytest.mark.parametrize("prologue", ["none", "scale", "mask", "scale+mask"])
+def test_softmax_is_what_loops_compute(prologue: Any) -> None:
+    workload = Softmax(rows=3, cols=7, dtype="f32", prologue=prologue)
+    inputs = _f64(workload.draw(np.random.default_rng(5)))
+    np.testing.assert_allclose(workload.reference(inputs)["y"].value, _softmax(workload, inputs), rtol=1e-12)
+
+
+def test_layernorm_is_what_loops_compute() -> None:
+    workload = LayerNorm(rows=3, cols=7, dtype="f32")
+    inputs = _f64(workload.draw(np.random.default_rng(6)))
+    y = workload.reference(inputs)["y"].value
+    for i in range(3):
+        row = [float(value) for value in inputs["x"][i]]
+        mean = math.fsum(row) / 7
+        variance = math.fsum((value - mean) ** 2 for value in row) / 7
+        for j, value in enumerate(row):
+            normal = (value - mean) / math.sqrt(variance + 1e-5)
+            assert y[i, j] == pytest.approx(normal * inputs["gamma"][j] + inputs["beta"][j], rel=1e-12)
+
+
+# -- tolerances against emulated kernels --------------------------------------------------------------------
+
+
+def _round_tf32(value: Array) -> Array:
+    """Round f32 to 11 significant bits, to nearest."""
+    bits = np.ascontiguousarray(value).view(np.uint32)
+    return ((bits + np.uint32(0xFFF) + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def _operand(workload: Workload, value: Array) -> Array:
+    single = value.astype(np.float32)
+    return _round_tf32(single) if workload.dtype == "tf32" else single
+
+
+def _run_gemm(workload: Gemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    """Add one product after the other in f32, the order with the largest error; only `terms` if told."""
+    a, b = (_operand(workload, inputs[name]) for name in ("a", "b"))
+    a = a if workload.trans[0] == "n" else a.transpose(0, 2, 1)
+    b = b if workload.trans[1] == "n" else b.transpose(0, 2, 1)
+    c = np.zeros((workload.batch, workload.m, workload.n), np.float32)
+    for p in range(workload.k if terms is None else terms):
+        c += a[:, :, p, None] * b[:, p, None, :]
+    if workload.has_bias:
+        c += inputs["bias"].astype(np.float32)
+    if workload.activation == "relu":
+        c = np.maximum(c, np.float32(0))
+    elif workload.activation == "gelu":
+        root = np.float32(math.sqrt(0.5))
+        erf = np.array([math.erf(v) for v in (c * root).ravel()], np.float32).reshape(c.shape)
+        c = np.float32(0.5) * c * (np.float32(1) + erf)
+    return c.astype(numpy_dtype(workload.out))
+
+
+def _run_conv2d(workload: Conv2d, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    """Add one product after the other in f32 (1x1 filters only: a product of matrices)."""
+    x, w = (_operand(workload, inputs[name]) for name in ("x", "w"))
+    y = np.zeros((workload.n, workload.h, workload.w, workload.k), np.float32)
+    for c in range(workload.c if terms is None else terms):
+        y += x[..., c, None] * w[:, 0, 0, c]
+    y = y + inputs["bias"].astype(np.float32) + inputs["residual"].astype(np.float32)
+    return np.maximum(y, np.float32(0)).astype(numpy_dtype(storage(workload.dtype)))
+
+
+def _run_softmax(workload: Softmax, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    z = inputs["x"].astype(np.float32) * inputs["scale"] + inputs["mask"].astype(np.float32)
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    total = e[:, : workload.cols if terms is None else terms].sum(axis=1, keepdims=True)
+    return (e / total).astype(numpy_dtype(workload.dtype))
+
+
+def _run_layernorm(workload: LayerNorm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    x, gamma, beta = (inputs[name].astype(np.float32) for name in ("x", "gamma", "beta"))
+    used = workload.cols if terms is None else terms
+    mean = np.add.accumulate(x[:, :used], axis=1)[:, -1:] / np.float32(workload.cols)
+    squares = np.add.accumulate(np.square(x[:, :used] - mean), axis=1)[:, -1:] / np.float32(workload.cols)
+    y = (x - mean) / np.sqrt(squares + np.float32(workload.eps)) * gamma + beta
+    return y.astype(numpy_dtype(workload.dtype))
+
+
+RUN: dict[str, Callable[..., Array]] = {
+    "gemm": _run_gemm,
+    "conv2d": _run_conv2d,
+    "softmax": _run_softmax,
+    "layernorm": _run_layernorm,
+}
+
+EMULATED = [
+    *(
+        f"gemm:m=61,n=67,k={k},dtype={d},epilogue=bias+gelu"
+        for d in ("f32", "tf32", "f16", "bf16")
+        for k in (1, 997)
+    ),
+    "gemm:m=32,n=32,k=20000,dtype=f32",
+    "gemm:m=128,n=128,k=512,dtype=tf32,trans=tt,out=f16,epilogue=bias+relu",
+    "gemm:m=1,n=1,k=1,dtype=f16,batch=4096",
+    *(
+        f"conv2d:n=2,c=129,h=7,w=7,k=31,r=1,s=1,stride=1,pad=0,dtype={dtype},layout=nhwc,epilogue=bias+residual+relu"
+        for dtype in ("f32", "tf32", "f16", "bf16")
+    ),
+    *(
+        f"softmax:rows=33,cols={c},dtype={d},prologue=scale+mask"
+        for d in ("f32", "f16", "bf16")
+        for c in (1, 4099)
+    ),
+    *(f"layernorm:rows=33,cols={c},dtype={d}" for d in ("f32", "f16", "bf16") for c in (1, 2, 4099)),
+]
+
+
+def _share(workload: Workload, got: Array, reference: Reference) -> Array:
+    """Return each element's error as a share of what is allowed."""
+    tolerance = workload.tolerance()
+    allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+    share: Array = np.abs(got.astype(np.float64) - reference.value) / allowed
+    return share
+
+
+def test_every_operator_is_emulated() -> None:
+    assert {text.partition(":")[0] for text in EMULATED} == set(RUN) == set(OPERATORS)
+
+
+@pytest.mark.parametrize("text", EMULATED)
+def test_a_right_kernel_is_within_tolerance(text: str) -> None:
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(8))
+    reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
+    share = _share(workload, RUN[workload.operator](workload, inputs), reference)
+    assert share.max() < 1
+    # A tolerance that nothing comes near would hide mistakes: it is of the order of what is right.
+    if workload.outputs()[0].size > 1000:
+        assert share.max() > 1e-3
+
+
+@pytest.mark.parametrize("text", [text for text in EMULATED if "k=1," not in text and "cols=1," not in text])
+def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
+    """As a kernel does that gets the edge of its innermost loop wrong."""
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(9))
+    reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
+    run = RUN[workload.operator]
+    terms = {"gemm": "k", "conv2d": "c", "softmax": "cols", "layernorm": "cols"}[workload.operator]
+    wrong = _share(workload, run(workload, inputs, terms=getattr(workload, terms) - 1), reference)
+    assert wrong.max() > 1
+
+
+@pytest.mark.parametrize("text", [text for text in EMULATED if "cols=1," not in text])
+def test_one_element_of_another_place_is_not_within_tolerance(text: str) -> None:
+    """As a kernel does that writes a neighbour's result at the last place of its output."""
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(10))
+    reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
+    got = RUN[workload.operator](workload, inputs).reshape(-1)
+    right = reference.value.reshape(-1)
+    unlike = np.flatnonzero(np.abs(right - right[-1]) > 0.05 * np.abs(right).max())
+    got[-1] = got[unlike[-1]]
+    share = _share(workload, got.reshape(reference.value.shape), reference)
+    assert share.max() > 1
+    assert share.argmax() == got.size - 1
+
+
+@pytest.mark.parametrize("step", [4, 8, 16])
+def test_tensor_cores_that_truncate_are_within_tolerance(step: int) -> None:
+    """They add a few exact products to the accumulator at once and round towards zero."""
+    workload = Gemm(m=64, n=64, k=4096, dtype="f16", out="f32")
+    exact = _f64(workload.draw(np.random.default_rng(11)))
+    c = np.zeros((64, 64))
+    for p in range(0, workload.k, step):
+        c += exact["a"][0, :, p : p + step] @ exact["b"][0, p : p + step]
+        c = (c.view(np.int64) & ~np.int64(2**29 - 1)).view(np.float64)  # 24 bits of 53 stay
+    assert _share(workload, c[None], workload.reference(exact)["c"]).max() < 0.5

@@ -1,0 +1,672 @@
+"""What every database must do, on SQLite and on a PostgreSQL server that this test starts itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tunebench.db import (
+    RunStart,
+    RunSummary,
+    TrialKey,
+    locate,
+    migrate,
+    new_owner,
+    open_store,
+    schema,
+    upgrade,
+)
+from tunebench.db.engine import create_engine, write
+from tunebench.db.store import Store
+from tunebench.device import Device, described
+from tunebench.errors import DatabaseError, InputError, SchemaError
+from tunebench.outcome import (
+    Aborted,
+    CompileFailed,
+    Crashed,
+    Effort,
+    LaunchFailed,
+    Measured,
+    Outcome,
+    Predicted,
+    Pruned,
+    Resources,
+    Result,
+    TimedOut,
+    Verification,
+    WrongResult,
+)
+from tunebench.space import Config
+
+DEVICE = described()["h100-sxm"]
+TWIN = described()["h100-pcie"]
+WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
+VARIANT = "softmax/example"
+RIGHT = Verification(how="reference", detail="all elements", worst=0.25)
+UNPROVED = Verification(how="not verified", detail="g++ is not installed")
+
+
+def measured(median_us: float, *, cache: Any = "cold", verification: Verification = RIGHT) -> Measured:
+    return Measured(
+        median_us=median_us,
+        ci_us=(median_us * 0.99, median_us * 1.01),
+        samples_us=(median_us, median_us * 1.01, median_us * 0.99),
+        cache=cache,
+        verification=verification,
+        conditions={"sm_clock_mhz": 1980},
+    )
+
+
+EVERY_OUTCOME: tuple[Outcome, ...] = (
+    measured(12.5),
+    Predicted(predicted_us=3.0, verification=UNPROVED),
+    Aborted(samples_us=(99.0, 98.5), above_us=20.0),
+    Pruned(bound_us=8.0, incumbent_us=7.0),
+    CompileFailed(reason="error: expected ';'"),
+    LaunchFailed(reason="too many resources"),
+    WrongResult(reason="y[0, 3] is 7, not 0.1"),
+    TimedOut(reason="no answer within 10 s"),
+    Crashed(reason="signal 11"),
+)
+
+
+def key(
+    number: int = 0, *, device: Device = DEVICE, revision: str = "r1", variant: str = VARIANT
+) -> TrialKey:
+    config = Config({"tile": number, "ratio": 0.5, "order": "nk"})
+    return TrialKey(device=device.key, workload=WORKLOAD, variant=variant, revision=revision, config=config)
+
+
+def begin(store: Store, device: Device = DEVICE) -> str:
+    return store.begin_run(RunStart(device=device, workload=WORKLOAD, sampler="bound", seed=7, host="here"))
+
+
+# -- databases -------------------------------------------------------------------------------------
+
+
+class _Server:
+    """A PostgreSQL server of this test's own, reached through a socket in its folder; never run as root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._run_as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            shutil.chown(folder, "postgres", "postgres")
+            self._run_as = {"user": "postgres", "group": "postgres", "extra_groups": []}
+        self._command("initdb", "--auth=trust", "--username=tuner", "--no-sync", "--encoding=UTF8")
+        self._databases = 0
+        self.start()
+
+    def _command(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [program, "--pgdata", str(self.folder / "data"), *arguments],
+            check=True,
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            **self._run_as,
+        )
+
+    def start(self) -> None:
+        flags = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync=off"
+        self._command("pg_ctl", "start", "--wait", "--log", str(self.folder / "log"), "--options", flags)
+
+    def stop(self, mode: str = "fast") -> None:
+        self._command("pg_ctl", "stop", "--wait", "--mode", mode)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://tuner@/{database}?host={self.folder}"
+
+    def new_database(self) -> str:
+        self._databases += 1
+        name = f"test{self._databases}"
+        engine = sa.create_engine(
+            self.url("postgres").replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT"
+        )
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        engine.dispose()
+        return self.url(name)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[_Server]:
+    pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
+    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
+        pytest.skip("PostgreSQL's initdb and pg_ctl are not on the PATH")
+    if os.geteuid() == 0:
+        import pwd
+
+        try:
+            pwd.getpwnam("postgres")
+        except KeyError:
+            pytest.skip("PostgreSQL refuses to run as root, and there is no user `postgres`")
+    folder = Path(tempfile.mkdtemp(prefix="tunebench-pg-"))  # pytest's own folders are closed to other users
+    try:
+        running = _Server(folder)
+        try:
+            yield running
+        finally:
+            running.stop("immediate")
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    return str(request.getfixturevalue("server").new_database())
+
+
+@pytest.fixture
+def store(db: str) -> Iterator[Store]:
+    with open_store(db) as opened:
+        yield opened
+
+
+# -- recording and reading -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda outcome: outcome.kind)
+def test_every_outcome_comes_back_as_it_was_recorded(store: Store, outcome: Outcome) -> None:
+    result = Result(
+        outcome=outcome,
+        resources=Resources(registers=168, spill_bytes=0),
+        effort=Effort(compile_s=0.25, verify_s=0.5, measure_s=0.125),
+        conditions={"driver": "580.1", "host": "node7"},
+    )
+    run_id = begin(store)
+    store.record(key(), result, purpose="audit", bound_us=2.5, run_id=run_id, seed=2**40)
+    [entry] = store.history(WORKLOAD)
+    assert entry.result == result
+    assert (entry.key, entry.purpose, entry.bound_us) == (key(), "audit", 2.5)
+    assert (entry.run_id, entry.seed, entry.stale) == (run_id, 2**40, False)
+    assert list(entry.key.config.items()) == list(key().config.items())
+    assert abs(datetime.now(UTC) - entry.recorded_at) < timedelta(minutes=1)
+    [known] = store.known(DEVICE.key, WORKLOAD, VARIANT)
+    assert (known.config, known.revision, known.outcome) == (key().config, "r1", outcome)
+    assert (known.bound_us, known.purpose) == (2.5, "audit")
+
+
+def test_numpy_scalars_are_stored_as_numbers(store: Store) -> None:
+    np = pytest.importorskip("numpy")
+    begin(store)
+    store.record(
+        key(), Result(outcome=measured(1.0), conditions={"clock_mhz": np.float32(1980), "n": np.int64(3)})
+    )
+    assert store.history(WORKLOAD)[0].result.conditions == {"clock_mhz": 1980.0, "n": 3}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), object()], ids=["nan", "object"])
+def test_what_cannot_be_stored_is_refused_whole(store: Store, bad: object) -> None:
+    begin(store)
+    with pytest.raises(DatabaseError, match="plain finite data"):
+        store.record(key(), Result(outcome=measured(1.0), conditions={"clock_mhz": bad}))
+    assert store.history(WORKLOAD) == []
+    assert store.stats().trials == 0
+
+
+def test_a_success_without_a_time_is_refused_by_the_database(store: Store) -> None:
+    begin(store)
+    trial = store.record(key(), Result(outcome=TimedOut(reason="slow")))
+    for change in ("kind = 'measured'", "median_us = 1.0", "reason = NULL", "purpose = 'fun'"):
+        with pytest.raises(DatabaseError), store._write() as connection:
+            connection.exec_driver_sql(f"UPDATE measurement SET {change} WHERE id = {trial}")
+
+
+def test_known_is_one_a_trial_and_what_the_search_saw(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=measured(10.0)))
+    store.record(key(2), Result(outcome=measured(20.0)))
+    store.record(key(1), Result(outcome=measured(11.0, cache="warm")), purpose="finalist")
+    store.record(key(3), Result(outcome=measured(30.0)), purpose="audit")
+    store.record(key(3), Result(outcome=measured(31.0)), purpose="audit")
+    store.record(key(1, variant="softmax/other"), Result(outcome=measured(1.0)))
+    known = store.known(DEVICE.key, WORKLOAD, VARIANT)
+    assert [(k.config["tile"], k.outcome.median_us) for k in known] == [(1, 10.0), (2, 20.0), (3, 31.0)]
+    assert len(store.history(WORKLOAD)) == 6
+    assert store.known(TWIN.key, WORKLOAD, VARIANT) == []
+
+
+def test_history_is_of_one_device_or_of_all(store: Store) -> None:
+    begin(store)
+    begin(store, TWIN)
+    store.record(key(), Result(outcome=measured(10.0)))
+    store.record(key(device=TWIN), Result(outcome=measured(12.0)))
+    assert [entry.key.device for entry in store.history(WORKLOAD)] == [DEVICE.key, TWIN.key]
+    assert [entry.key.device for entry in store.history(WORKLOAD, TWIN.key)] == [TWIN.key]
+    assert store.history("softmax:rows=1,cols=1,dtype=f32") == []
+
+
+def test_an_unknown_device_is_refused(store: Store) -> None:
+    with pytest.raises(InputError, match="begin a run"):
+        store.record(key(), Result(outcome=measured(10.0)))
+
+
+def test_runs_devices_and_effort_are_counted(store: Store) -> None:
+    run_id = begin(store)
+    begin(store)
+    begin(store, TWIN)
+    store.record(key(1), Result(outcome=measured(10.0), effort=Effort(compile_s=2.0)), run_id=run_id)
+    store.record(
+        key(2), Result(outcome=Crashed(reason="signal 11"), effort=Effort(measure_s=1.0)), run_id=run_id
+    )
+    store.claim(key(3), new_owner())
+    store.finish_run(
+        run_id, RunSummary(masked=900, cached=4, wall_s=5.0, effort=Effort(compile_s=2.0), overhead_s=0.1)
+    )
+    stats = store.stats()
+    assert stats.devices == tuple(sorted((DEVICE.key, TWIN.key)))
+    assert (stats.runs, stats.workloads, stats.trials, stats.claimed, stats.stale) == (3, 1, 2, 1, 0)
+    assert stats.outcomes == {"measured": 1, "crashed": 1}
+    assert stats.effort == Effort(compile_s=2.0, measure_s=1.0)
+    with store._read() as connection:
+        run = (
+            connection.execute(sa.select(schema.Run.__table__).where(schema.Run.id == run_id))
+            .mappings()
+            .one()
+        )
+    assert (run["masked"], run["cached"], run["wall_s"], run["compile_s"]) == (900, 4, 5.0, 2.0)
+    assert run["started_at"] <= run["finished_at"]
+
+
+# -- what may be served ----------------------------------------------------------------------------
+
+
+def served(store: Store) -> list[tuple[int, float, bool]]:
+    return [
+        (entry.key.config["tile"], entry.result.outcome.median_us, entry.stale)  # type: ignore[union-attr]
+        for entry in store.best(WORKLOAD)
+    ]
+
+
+def test_best_is_the_fastest_success_of_each_variant(store: Store) -> None:
+    begin(store)
+    for number, outcome in enumerate((measured(10.0), measured(9.0), Crashed(reason="x"), measured(9.5))):
+        store.record(key(number), Result(outcome=outcome))
+    store.record(key(8, variant="softmax/other"), Result(outcome=measured(9.2)))
+    assert served(store) == [(1, 9.0, False), (8, 9.2, False)]
+    assert len(store.best(WORKLOAD, limit=1)) == 1
+    assert store.best(WORKLOAD, TWIN.key) == []
+
+
+def test_a_finalists_timing_replaces_the_searchs(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=measured(9.0)))
+    store.record(key(2), Result(outcome=measured(9.5)))
+    store.record(key(1), Result(outcome=measured(9.9)), purpose="finalist")
+    assert served(store) == [(2, 9.5, False)]
+
+
+@pytest.mark.parametrize(
+    "failure", [WrongResult(reason="x"), Crashed(reason="x"), TimedOut(reason="x")], ids=lambda f: f.kind
+)
+def test_a_trial_that_failed_later_is_not_served(store: Store, failure: Outcome) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=measured(9.0)))
+    store.record(key(2), Result(outcome=measured(9.5)))
+    store.record(key(1), Result(outcome=failure), purpose="finalist")
+    assert served(store) == [(2, 9.5, False)]
+    store.record(key(1), Result(outcome=measured(9.1)), purpose="finalist")
+    forgiven = not isinstance(failure, WrongResult)  # right at times is worse than always wrong
+    assert served(store) == ([(1, 9.1, False)] if forgiven else [(2, 9.5, False)])
+
+
+def test_what_was_not_verified_is_not_served_as_measured(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=measured(9.0, verification=UNPROVED)))
+    assert store.best(WORKLOAD) == []
+
+
+def test_cold_and_warm_stand_side_by_side_and_predictions_come_last(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=Predicted(predicted_us=1.0, verification=RIGHT)))
+    store.record(key(2), Result(outcome=measured(5.0, cache="warm")))
+    store.record(key(3), Result(outcome=measured(9.0)))
+    assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [3, 2, 1]
+
+
+def test_a_prediction_for_a_verified_kernel_comes_first(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=Predicted(predicted_us=1.0, verification=UNPROVED)))
+    store.record(
+        key(2, variant="softmax/other"), Result(outcome=Predicted(predicted_us=1.5, verification=UNPROVED))
+    )
+    assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [1, 2]
+    store.record(key(3), Result(outcome=Predicted(predicted_us=4.0, verification=RIGHT)))
+    assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [3, 2]
+
+
+def test_another_revision_makes_the_earlier_one_stale(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=measured(9.0)))
+    store.record(key(1, revision="r2"), Result(outcome=measured(10.0)))
+    assert served(store) == [(1, 10.0, False), (1, 9.0, True)]
+    store.record(key(1), Result(outcome=measured(9.3)))  # the source was set back, and timed again
+    assert served(store) == [(1, 9.3, False), (1, 10.0, True)]
+
+
+def test_recheck_demotes_and_restores(store: Store) -> None:
+    begin(store)
+    for number in range(4):
+        store.record(key(number), Result(outcome=measured(9.0 + number)))
+    changed = store.recheck(DEVICE.key, WORKLOAD, VARIANT, lambda c: "r2" if c["tile"] < 2 else "r1")
+    assert changed == 2
+    assert served(store) == [(2, 11.0, False), (0, 9.0, True)]
+    assert store.stats().stale == 2
+
+    def gone(config: Config) -> str:
+        from tunebench.errors import ConfigError
+
+        raise ConfigError("no such value any more")
+
+    assert store.recheck(DEVICE.key, WORKLOAD, VARIANT, gone) == 4
+    assert store.recheck(DEVICE.key, WORKLOAD, VARIANT, lambda config: "r1") == 0
+    assert served(store) == [(0, 9.0, False)]
+
+
+def test_fingerprint_changes_with_every_answer(store: Store) -> None:
+    begin(store)
+    seen = [store.fingerprint()]
+    store.record(key(), Result(outcome=measured(9.0)))
+    seen.append(store.fingerprint())
+    store.recheck(DEVICE.key, WORKLOAD, VARIANT, lambda config: "r2")
+    seen.append(store.fingerprint())
+    assert len(set(seen)) == 3
+    assert store.fingerprint() == seen[-1]
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def test_a_claim_is_exclusive_and_is_renewed_released_and_ended(store: Store) -> None:
+    begin(store)
+    assert store.claim(key(), "a")
+    assert not store.claim(key(), "b")
+    assert store.claim(key(), "a")
+    store.release(key(), "b")
+    assert not store.claim(key(), "b")
+    store.release(key(), "a")
+    assert store.claim(key(), "b")
+    store.record(key(), Result(outcome=measured(1.0)))
+    assert not store.claim(key(), "a")
+    assert not store.claim(key(), "b")
+    store.release(key(), "b")
+    assert len(store.history(WORKLOAD)) == 1
+    assert store.claim(key(revision="r2"), "a")
+
+
+def test_an_expired_claim_is_taken_over(db: str) -> None:
+    clock = Clock()
+    with closing(Store(locate(db), clock=clock)) as store:
+        begin(store)
+        assert store.claim(key(), "elsewhere:1", ttl_s=60)
+        clock.now += timedelta(seconds=59)
+        assert not store.claim(key(), "b", ttl_s=60)
+        clock.now += timedelta(seconds=2)
+        assert store.claim(key(), "b", ttl_s=60)
+        assert not store.claim(key(), "elsewhere:1", ttl_s=60)
+
+
+def test_a_clock_set_back_costs_waiting_and_nothing_else(db: str) -> None:
+    clock = Clock()
+    with closing(Store(locate(db), clock=clock)) as store:
+        begin(store)
+        assert store.claim(key(1), "a", ttl_s=60)
+        clock.now -= timedelta(hours=1)
+        assert not store.claim(key(1), "b", ttl_s=60)
+        assert store.claim(key(2), "b", ttl_s=60)
+        store.record(key(1), Result(outcome=measured(1.0)))
+        assert len(store.history(WORKLOAD)) == 1
+        assert store.claim(key(3), "a", ttl_s=60)
+        clock.now += timedelta(hours=1, seconds=61)
+        assert store.claim(key(3), "b", ttl_s=60)
+
+
+def test_claims_of_dead_processes_of_this_host_are_released(store: Store) -> None:
+    begin(store)
+    alive = new_owner()
+    space, pid, token = alive.rsplit(":", 2)
+    assert int(pid) == os.getpid()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead = f"{space}:{ended.pid}:{token}"
+    elsewhere = f"otherhost:1:{ended.pid}:{token}"
+    for number, owner in enumerate((alive, dead, elsewhere)):
+        assert store.claim(key(number), owner)
+    begin(store)
+    assert [store.claim(key(number), "new") for number in range(3)] == [False, True, False]
+
+
+def test_threads_share_a_store(store: Store) -> None:
+    begin(store)
+    won: list[int] = []
+
+    def work() -> None:
+        owner = new_owner()
+        for number in range(30):
+            if store.claim(key(number), owner):
+                store.record(key(number), Result(outcome=measured(1.0 + number)))
+                won.append(number)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == list(range(30))
+    assert len(store.history(WORKLOAD)) == 30
+
+
+def _tune(db: str, offset: int, trials: int) -> None:
+    """Work on all trials, each process from another place, as tuners of one workload do."""
+    with open_store(db) as store:
+        begin(store)
+        owner = new_owner()
+        for number in range(trials):
+            mine = key((number + offset) % trials)
+            if store.claim(mine, owner):
+                store.record(mine, Result(outcome=measured(1.0 + offset)))
+
+
+def test_four_processes_claim_200_trials_once_each(db: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    tuners = [context.Process(target=_tune, args=(db, offset, 200)) for offset in (0, 50, 100, 150)]
+    for tuner in tuners:
+        tuner.start()
+    for tuner in tuners:
+        tuner.join()
+    assert [tuner.exitcode for tuner in tuners] == [0] * 4
+    with open_store(db) as store:
+        entries = store.history(WORKLOAD)
+        assert sorted(entry.key.config["tile"] for entry in entries) == list(range(200))
+        assert store.stats().claimed == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_store_works_on_after_a_fork(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=measured(1.0)))
+    child = os.fork()
+    if child == 0:
+        try:
+            store.record(key(2), Result(outcome=measured(2.0)))
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    store.record(key(3), Result(outcome=measured(3.0)))
+    assert len(store.history(WORKLOAD)) == 3
+
+
+# -- schema ----------------------------------------------------------------------------------------
+
+
+def _described(db: str) -> Any:
+    """Return all that can be told of a schema, for comparison."""
+    engine = create_engine(locate(db))
+    with engine.connect() as connection:
+        inspector = sa.inspect(connection)
+        tables = {
+            table: (
+                sorted((c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(table)),
+                inspector.get_pk_constraint(table),
+                sorted(map(str, inspector.get_unique_constraints(table))),
+                sorted(map(str, inspector.get_check_constraints(table))),
+                sorted(map(str, inspector.get_foreign_keys(table))),
+                sorted(map(str, inspector.get_indexes(table))),
+            )
+            for table in inspector.get_table_names()
+        }
+        view = inspector.get_view_definition("answer_v1").split()
+    engine.dispose()
+    return tables, view
+
+
+def test_migrations_make_what_the_models_declare(
+    request: pytest.FixtureRequest, db: str, tmp_path: Path
+) -> None:
+    made_at_once = db
+    is_sqlite = locate(db).path is not None
+    migrated = (
+        str(tmp_path / "migrated.db") if is_sqlite else request.getfixturevalue("server").new_database()
+    )
+    open_store(made_at_once).close()
+    assert upgrade(migrated) == (None, schema.HEAD)
+    assert _described(migrated) == _described(made_at_once)
+    assert upgrade(migrated) == (schema.HEAD, schema.HEAD)
+    with open_store(migrated) as store:
+        begin(store)
+        store.record(key(), Result(outcome=measured(1.0)))
+        assert served(store) == [(0, 1.0, False)]
+
+
+def test_migrations_go_both_ways(db: str) -> None:
+    open_store(db).close()
+    engine = create_engine(locate(db), foreign_keys=False)
+    with write(engine) as connection:
+        migrate._alembic(connection, "downgrade", "base")
+    with engine.connect() as connection:
+        assert sa.inspect(connection).get_table_names() == ["alembic_version"]
+    engine.dispose()
+
+
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+def upgrade():
+    op.execute("DROP VIEW answer_v1")
+    rebuild = "always" if op.get_bind().dialect.name == "sqlite" else "auto"
+    with op.batch_alter_table("trial", recreate=rebuild) as t:
+        t.add_column(sa.Column("note", sa.Text))
+        t.drop_constraint(op.f("ck_trial_state"), type_="check")
+    {failure}
+"""
+
+
+@pytest.fixture
+def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A step to a revision 0002 that rebuilds a table others refer to, the hardest thing to do in SQLite."""
+    monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
+    monkeypatch.setattr(schema, "HEAD", "0002")
+    monkeypatch.setattr(migrate, "_FOLDERS", [*migrate._FOLDERS, str(tmp_path / "versions")])
+    (tmp_path / "versions").mkdir()
+    step = tmp_path / "versions" / "0002_note.py"
+    step.write_text(NEXT.format(failure=""))
+    return step
+
+
+def _fill(db: str) -> None:
+    with open_store(db) as store:
+        begin(store)
+        for number in range(5):
+            store.record(key(number), Result(outcome=measured(1.0 + number)))
+
+
+def test_an_older_schema_is_named_and_upgraded_without_loss(db: str, request: pytest.FixtureRequest) -> None:
+    _fill(db)
+    request.getfixturevalue("next_revision")
+    with pytest.raises(SchemaError, match="tunebench db upgrade"):
+        open_store(db)
+    assert upgrade(db) == ("0001", "0002")
+    with closing(Store(locate(db))) as store:
+        assert [entry.key.config["tile"] for entry in store.history(WORKLOAD)] == list(range(5))
+    assert upgrade(db) == ("0002", "0002")
+
+
+def test_an_upgrade_that_fails_changes_nothing(db: str, request: pytest.FixtureRequest) -> None:
+    _fill(db)
+    before = _described(db)
+    step: Path = request.getfixturevalue("next_revision")
+    step.write_text(NEXT.format(failure="op.execute('DELETE FROM nowhere')"))
+    with pytest.raises(DatabaseError, match="nowhere"):
+        upgrade(db)
+    assert _described(db) == before
+
+
+def test_a_newer_schema_is_refused(db: str) -> None:
+    open_store(db).close()
+    engine = create_engine(locate(db))
+    with write(engine) as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    engine.dispose()
+    for attempt in (open_store, upgrade):
+        with pytest.raises(SchemaError, match=r"9999.*newer.*pip install"):
+            attempt(db)
+
+
+def test_another_programs_tables_are_left_alone(db: str) -> None:
+    engine = create_engine(locate(db))
+    with write(engine) as connection:
+        connection.exec_driver_sql("CREATE TABLE moz_places (id INTEGER)")
+    for attempt in (open_store, upgrade):
+        with pytest.raises(SchemaError, match="another program"):
+            attempt(db)
+    with engine.connect() as connection:
+        assert sa.inspect(connection).get_table_names() == ["moz_places"]
+    engine.dispose()
+
+
+# -- a server that dies ----------------------------------------------------------------------------
+
+
+def test_nothing_committed_is_lost_when_the_server_is_killed(server: _Server) -> None:
+    with open_store(server.new_database()) as store:
+        begin(store)
+        for number in range(20):
+            store.record(key(number), Result(outcome=measured(1.0 + number)))
+        server.stop("immediate")
+        with pytest.raises(DatabaseError, match="kept"):
+            store.record(key(20), Result(outcome=measured(9.0)))
+        server.start()
+        store.record(key(20), Result(outcome=measured(9.0)))
+        assert len(store.history(WORKLOAD)) == 21

@@ -1,0 +1,117 @@
+"""Every example of the README and of docs/ runs, in the order of its page, as a reader would run it.
+
+A fenced block says by its language what is done with it:
+
+- ``console``: each line after ``$`` is run by bash and must succeed; what is printed below it must be what it
+  prints, where ``...`` stands for anything and white space does not count. Without output, none in particular
+  is promised.
+- ``python``: run as a program; one whose first line is ``# file: NAME`` is saved under that name instead.
+- ``console norun``: shown only, because it changes the reader's machine; a comment before it says why.
+
+Pages share nothing; the blocks of a page share a folder, a database and a cache.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"console", "console norun", "python", "toml", "sql", "text"}
+
+_BLOCK = re.compile(r"^```(?P<language>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, and where it begins."""
+
+    language: str
+    body: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(found["language"].strip(), found["body"], text.count("\n", 0, found.start()) + 1)
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def commands(body: str) -> list[tuple[str, str]]:
+    """Split a console block into commands, each with the output shown below it."""
+    joined = re.sub(r"\s*\\\n\s*", " ", body)
+    parts = re.split(r"^\$ (.*)\n?", joined, flags=re.MULTILINE)
+    assert not parts[0].strip(), "a console block begins with a command"
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def run(command: list[str], folder: Path) -> str:
+    scripts = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "TUNEBENCH_DB": str(folder / "tunebench.db"),
+        "TUNEBENCH_CACHE": str(folder / "cache"),
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def same(shown: str, printed: str) -> bool:
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(shown.strip() + "\n", printed.strip() + "\n", flags)
+
+
+def test_the_checker_tells_right_from_wrong() -> None:
+    assert commands("$ a \\\n  b\nout\n$ c\n") == [("a b", "out\n"), ("c", "")]
+    assert same("one ... three\n...", "one two  three\nfour")
+    assert not same("one", "two")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_says_what_it_is(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+RUNNABLE = [page for page in PAGES if any(block.language in {"console", "python"} for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    for block in blocks(page):
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        if block.language == "console":
+            for command, shown in commands(block.body):
+                printed = run(["bash", "-c", command], tmp_path)
+                assert not shown.strip() or same(shown, printed), f"{where}: $ {command}\n{printed}"
+        elif block.language == "python":
+            named = re.match(r"# file: (\S+)\n", block.body)
+            target = tmp_path / (named[1] if named else f"example_{block.line}.py")
+            target.write_text(block.body.removeprefix(named[0]) if named else block.body, encoding="utf-8")
+            if not named:
+                run([sys.executable, str(target)], tmp_path)
+
+
+def test_the_kernel_in_the_readme_is_the_one_in_the_examples() -> None:
+    shown = [b.body for b in blocks(ROOT / "README.md") if b.body.startswith("# file: my_kernel.py\n")]
+    kept = (ROOT / "docs" / "examples" / "my_kernel.py").read_text(encoding="utf-8")
+    assert [body.split("\n", 1)[1] for body in shown] == [kept]

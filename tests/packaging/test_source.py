@@ -1,0 +1,99 @@
+"""Rules that hold for every source file and every public module."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from distribution import LINKED, ROOT
+
+import tunebench
+
+FOLDERS = ("tunebench", *LINKED, "tests", "benchmarks", "docs")
+OWN_FILES = ("README.md", "CHANGELOG.md", "noxfile.py", "setup.py", "pyproject.toml", ".ci/run")
+
+
+def files(*suffixes: str) -> list[Path]:
+    """Return the project's own files; those behind the links once."""
+    found = [
+        path
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix in suffixes and "__pycache__" not in path.parts
+        if folder != "tunebench" or path.relative_to(ROOT).parts[1] not in LINKED
+    ]
+    return sorted({*found, *(ROOT / name for name in OWN_FILES if Path(name).suffix in suffixes)})
+
+
+def public_modules() -> list[str]:
+    names = (m.name for m in pkgutil.walk_packages(tunebench.__path__, "tunebench.", onerror=lambda _: None))
+    return ["tunebench", *(name for name in names if not re.search(r"\._|\.migrations", name))]
+
+
+def test_there_are_files_to_look_at() -> None:
+    assert len(files(".py")) > 50
+    assert "tunebench.kernels.softmax.numba_cpu" in public_modules()
+
+
+def test_the_linked_folders_are_imported_by_their_full_names() -> None:
+    """A bare `import kernels` would load the registry a second time."""
+    wrong = []
+    for path in files(".py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            wrong += [f"{path}:{node.lineno}" for name in names if name.partition(".")[0] in LINKED]
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", public_modules())
+def test_all_names_what_there_is(name: str) -> None:
+    module = importlib.import_module(name)
+    if name.startswith("tunebench.kernels.") and not hasattr(module, "__path__"):
+        assert module.VARIANT.key, "a variant's module is known by its VARIANT"
+        return
+    public = getattr(module, "__all__", None)
+    if public is None:
+        defined = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == name]
+        assert not defined, "a module that defines public names lists them in __all__"
+        return
+    assert sorted(set(public)) == sorted(public)
+    for attribute in public:
+        assert getattr(module, attribute) is not None
+
+
+def test_no_public_name_is_replaced_by_a_module() -> None:
+    """Importing `package.name` binds the module to `name`, whatever the package offers under it."""
+    for name in public_modules():
+        module = importlib.import_module(name)
+        for attribute in getattr(module, "__all__", ()):
+            assert not isinstance(getattr(module, attribute), ModuleType), f"{name}.{attribute}"
+
+
+def test_no_file_speaks_of_one_machine_or_of_unfinished_work() -> None:
+    # Written so that this file does not match itself.
+    wrong = re.compile(
+        r"(?:^|[\s\"'(`])/(?:work|root|home)/|\bTO"
+        r"DO\b|\bFIX"
+        r"ME\b|\bXX"
+        r"X\b|NotImplemented"
+        r"Error"
+        r"|\b(?:py"
+        r"pi|pythonhos"
+        r"ted)\.org"
+    )
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in files(".py", ".md", ".toml", ".cuh", ".h", "")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if wrong.search(line)
+    ]
+    assert not found

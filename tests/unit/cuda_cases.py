@@ -1,0 +1,78 @@
+"""A toy operator and CUDA C++ kernels for it, right and wrong on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from tunebench.device import Device
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar
+from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(Workload):
+    """x (n,) f32 to y (n,) f32; the kernel decides what becomes of it."""
+
+    operator: ClassVar[str] = "toy"
+
+    n: Size
+    dtype: Literal["f32"] = "f32"
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return (Tensor(name="x", shape=(self.n,), dtype="f32"), Tensor(name="factor", shape=(), dtype="f32"))
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        return (Tensor(name="y", shape=(self.n,), dtype="f32"),)
+
+    def flops(self) -> int:
+        return self.n
+
+    def reference(self, inputs: Mapping[str, Any]) -> dict[str, Reference]:
+        value = inputs["x"] * inputs["factor"]
+        return {"y": Reference(value=value, scale=np.abs(value))}
+
+    def tolerance(self) -> Tolerance:
+        return Tolerance(eps_out=1e-6, eps_acc=1e-6, reason="one product")
+
+
+class ToyVariant(CudaVariant[Toy]):
+    """Runs the kernel `toy(const float* x, float* y, float factor, int n)` that it is given.
+
+    Args:
+        text: Its source.
+        block: Threads of its one block.
+        smem_bytes: Dynamic shared memory.
+    """
+
+    name = "toy"
+    operator = Toy
+    space = Space((Parameter("unused", (0,), "nothing"),))
+
+    def __init__(self, text: str, *, block: int = 64, smem_bytes: int = 0, entry: str = "toy") -> None:
+        self._text, self._block, self._smem_bytes, self._entry = text, block, smem_bytes, entry
+
+    def default(self, workload: Toy, device: Device) -> Config:
+        return Config({"unused": 0})
+
+    def costs(self, workload: Toy, table: Table, device: Device) -> Costs:
+        return Costs(blocks=1, full_blocks=1, threads=self._block)
+
+    def source(self, workload: Toy, config: Config) -> str:
+        return self._text
+
+    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
+        arguments: tuple[Argument, ...] = ("x", "y", "factor", Scalar("int", workload.n))
+        return (
+            Launch(
+                entry=self._entry,
+                grid=(1, 1, 1),
+                block=(self._block, 1, 1),
+                arguments=arguments,
+                smem_bytes=self._smem_bytes,
+            ),
+        )

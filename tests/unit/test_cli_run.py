@@ -1,0 +1,244 @@
+"""The command line as a whole: its commands, its errors, its exit codes, and what it does not import."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tunebench import cli, errors
+from tunebench.cli import _output
+from tunebench.space import Config
+from tunebench.workloads import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def commands() -> list[list[str]]:
+    """Return every command as it is typed, those of groups in full."""
+    found = []
+    for name in cli.COMMANDS:
+        module = importlib.import_module(f"tunebench.cli.{name}")
+        names = (
+            [c.name or c.callback.__name__ for c in module.app.registered_commands] if is_group(name) else []
+        )
+        found += [[name, sub] for sub in names] or [[name]]
+    return found
+
+
+def is_group(name: str) -> bool:
+    return hasattr(importlib.import_module(f"tunebench.cli.{name}"), "app")
+
+
+def raising(error: BaseException) -> Any:
+    def command() -> None:
+        raise error
+
+    return command
+
+
+def test_every_command_module_is_listed() -> None:
+    modules = {path.stem for path in (ROOT / "tunebench" / "cli").glob("[!_]*.py")}
+    assert modules == set(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_listed_help_is_the_commands_own(name: str) -> None:
+    module = importlib.import_module(f"tunebench.cli.{name}")
+    function = module.app.registered_callback.callback if is_group(name) else module.command
+    assert (inspect.getdoc(function) or "").partition("\n")[0] == cli.COMMANDS[name]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_every_command_has_help_and_a_place_in_the_docs(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([*command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"tunebench {' '.join(command)}" in shown
+    assert f"`tunebench {' '.join(command)}" in PAGE
+
+
+def test_every_exit_code_and_variable_is_documented() -> None:
+    from tunebench import _environment
+
+    for code, meaning in cli.EXIT_CODES.items():
+        assert re.search(rf"^\| {code} +\| {re.escape(meaning)} +\|$", PAGE, re.MULTILINE), code
+    for variable, meaning in _environment.VARIABLES.items():
+        assert re.search(rf"^\| `{variable}` +\| {re.escape(meaning)} +\|$", PAGE, re.MULTILINE), variable
+
+
+def test_every_error_of_the_tree_has_a_documented_exit_code() -> None:
+    def below(cls: type[errors.TunebenchError]) -> list[type[errors.TunebenchError]]:
+        return [cls, *(found for sub in cls.__subclasses__() for found in below(sub))]
+
+    assert {cls.exit_code for cls in below(errors.TunebenchError)} <= set(cli.EXIT_CODES)
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "import sys; from tunebench import cli; cli.run(['--help']);"
+        "print(*sorted(n for n in sys.modules if n.startswith('tunebench.cli.')), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == []
+    assert all(name in done.stdout for name in cli.COMMANDS)
+
+
+def test_nothing_typed_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 0
+    assert "Usage: tunebench" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["tuen"], "unknown command 'tuen'. Did you mean 'tune'?"),
+        (["--nonsense"], "No such option: --nonsense"),
+        (["devices", "--nonsense"], "see tunebench devices --help"),
+        (["devices", "extra"], "unexpected extra argument"),
+        (["workloads", "gem"], "Did you mean 'gemm'?"),
+        (["workloads", "gemm:m=1"], "missing n, k, dtype"),
+        (["workloads", "gemm:m=x,n=1,k=1,dtype=f32"], "m='x' must be a whole number"),
+        (["workloads", "resnet50/none"], "unknown layer of resnet50 'none'"),
+        (["workloads", "gpt2", "--batch", "0"], "--batch"),
+        (["kernels", "softmax/none"], "unknown variant 'softmax/none'"),
+        (["kernels", "none"], "unknown operator 'none'"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(typed) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "said"),
+    [
+        (errors.TunebenchError("it\nbroke"), 1, "error: it broke\n"),
+        (errors.LookupMiss("nothing known"), 3, "error: nothing known\n"),
+        (errors.DatabaseError("locked"), 4, "error: locked\n"),
+        (errors.DeviceError("gone"), 5, "error: gone\n"),
+        (errors.MissingDependency("torch", "torch"), 6, "error: torch is not installed; run: pip install"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x.db"),
+            1,
+            "error: /x.db: No space left on device; ",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "/x.db"),
+            1,
+            "error: /x.db: Read-only file system; make",
+        ),
+        (OSError(errno.EIO, "Input/output error"), 1, "error: Input/output error\n"),
+    ],
+)
+def test_expected_errors_become_one_line_and_an_exit_code(
+    error: BaseException,
+    exit_code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from tunebench.cli import devices
+
+    monkeypatch.setattr(devices, "command", raising(error))
+    assert cli.run(["devices"]) == exit_code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+    assert exit_code in cli.EXIT_CODES
+
+
+def test_debugging_keeps_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tunebench.cli import devices
+
+    monkeypatch.setenv("TUNEBENCH_DEBUG", "1")
+    monkeypatch.setattr(devices, "command", raising(errors.DeviceError("gone")))
+    with pytest.raises(errors.DeviceError, match="gone"):
+        cli.run(["devices"])
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tunebench.cli import devices
+
+    monkeypatch.setattr(devices, "command", raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["devices"])
+
+
+def test_a_command_chooses_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tunebench.cli import devices
+
+    monkeypatch.setattr(devices, "command", raising(typer.Exit(3)))
+    assert cli.run(["devices"]) == 3
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    script = "import sys; from tunebench import cli; sys.exit(cli.run(['workloads', '--json']))"
+    # The reader closes its end before anything is written.
+    line = f'set -o pipefail; "{sys.executable}" -c "{script}" | true'
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_json_is_plain_and_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    data = {
+        "workload": parse("softmax:rows=4,cols=8,dtype=f32"),
+        "config": Config({"passes": 3}),
+        "numbers": (np.float32(0.5), np.int64(7), 1.5, True, None),
+        "set": {"b", "a"},
+        "path": Path("x.db"),
+    }
+    _output.emit(True, data, lambda console: pytest.fail("nothing is drawn with --json"))
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert json.loads(out) == {
+        "workload": "softmax:rows=4,cols=8,dtype=f32",
+        "config": {"passes": 3},
+        "numbers": [0.5, 7, 1.5, True, None],
+        "set": ["a", "b"],
+        "path": "x.db",
+    }
+
+
+def test_json_refuses_what_it_cannot_hold() -> None:
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        _output.plain(object())
+    with pytest.raises(ValueError, match="JSON"):
+        _output.emit(True, float("nan"), lambda console: None)
+
+
+def test_tables_keep_whole_names_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "x" * 120
+    _output.console().print(_output.table("name", ">count", rows=[(name, 3), ("[y]", None)]))
+    out = capsys.readouterr().out
+    assert name in out
+    assert re.search(r"\[y\] +-", out)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunebench import _host, device
+from tunebench.device import Device
+from tunebench.errors import DeviceError, InputError, UnknownName
+
+NAMES = (
+    *("p100-pcie", "p4", "v100-sxm2", "v100-pcie", "t4", "rtx-2080-ti", "titan-rtx"),
+    *("a100-40-sxm", "a100-40-pcie", "a100-80-sxm", "a100-80-pcie"),
+    *("a10", "a4000", "a6000", "rtx-3060-laptop", "rtx-3090", "l4", "l40s", "rtx-4090"),
+    *("h100-pcie", "h100-sxm", "h200-sxm", "b200", "rtx-pro-6000", "mi100", "mi210"),
+)
+
+# Quoted TFLOP/s and the boost clock in MHz they are quoted at, from datasheets and whitepapers.
+QUOTED: dict[str, dict[str, tuple[float, float]]] = {
+    "p100-pcie": {"fma": (9.3, 1303)},
+    "p4": {"fma": (5.5, 1063)},
+    "v100-sxm2": {"fma": (15.7, 1530), "f16": (125, 1530)},
+    "v100-pcie": {"fma": (14, 1370), "f16": (112, 1370)},
+    "t4": {"fma": (8.1, 1590), "f16": (65, 1590), "int8": (130, 1590)},
+    "rtx-2080-ti": {"fma": (13.4, 1545), "f16": (53.8, 1545), "int8": (215.2, 1545)},
+    "titan-rtx": {"fma": (16.3, 1770), "f16": (130.5, 1770)},
+    "a100-40-sxm": {"fma": (19.5, 1410), "tf32": (156, 1410), "bf16": (312, 1410), "int8": (624, 1410)},
+    "a10": {"fma": (31.2, 1695), "tf32": (62.5, 1695), "f16": (125, 1695), "int8": (250, 1695)},
+    "a4000": {"fma": (19.2, 1560), "f16": (76.7, 1560)},
+    "a6000": {"fma": (38.7, 1800), "f16": (154.8, 1800)},
+    "rtx-3090": {"fma": (35.6, 1695), "tf32": (35.6, 1695), "f16": (71, 1695), "int8": (284, 1695)},
+    "l4": {"fma": (30.3, 2040), "tf32": (60, 2040), "f16": (121, 2040), "e4m3": (242, 2040)},
+    "l40s": {"fma": (91.6, 2520), "tf32": (183, 2520), "f16": (362, 2490), "e4m3": (733, 2520)},
+    "rtx-4090": {"fma": (82.6, 2520), "tf32": (82.6, 2520), "f16": (165, 2520), "e4m3": (330, 2520)},
+    "h100-pcie": {"fma": (51.2, 1755), "tf32": (378, 1620), "f16": (756, 1620), "e4m3": (1513, 1620)},
+    "h100-sxm": {"fma": (66.9, 1980), "tf32": (495, 1830), "f16": (989, 1830), "e4m3": (1979, 1830)},
+    "h200-sxm": {"fma": (66.9, 1980), "tf32": (495, 1830), "f16": (989, 1830), "e4m3": (1979, 1830)},
+    "b200": {"fma": (75, 1965), "tf32": (1100, 1830), "f16": (2250, 1850), "e4m3": (4500, 1850)},
+    "rtx-pro-6000": {"fma": (125, 2617), "f16": (503.8, 2617), "e4m3": (1007.6, 2617)},
+    "rtx-pro-6000-server": {"fma": (120, 2493)},
+    "mi100": {"fma": (23.1, 1502), "f32": (46.1, 1502), "f16": (184.6, 1502), "bf16": (92.3, 1502)},
+    "mi210": {"f32": (45.3, 1700), "f16": (181, 1700), "bf16": (181, 1700)},
+}
+
+# Quoted GB/s and MB of last-level cache; what the driver reports may be a little above.
+MEMORY = {
+    "v100-sxm2": (900, 6),
+    "t4": (320, 4),
+    "a100-40-sxm": (1555, 40),
+    "a100-80-sxm": (2039, 40),
+    "a100-80-pcie": (1935, 40),
+    "a10": (600, 6),
+    "rtx-3090": (936, 6),
+    "l4": (300, 48),
+    "l40s": (864, 96),
+    "rtx-4090": (1008, 72),
+    "h100-pcie": (2039, 50),
+    "h100-sxm": (3350, 50),
+    "h200-sxm": (4800, 60),
+    "b200": (8000, 126),
+}
+
+# KB of shared memory, threads and blocks of an SM. Source: CUDA C++ Programming Guide, compute capabilities.
+LIMITS = {
+    "sm_60": (64, 2048, 32),
+    "sm_61": (96, 2048, 32),
+    "sm_70": (96, 2048, 32),
+    "sm_75": (64, 1024, 16),
+    "sm_80": (164, 2048, 32),
+    "sm_86": (100, 1536, 16),
+    "sm_89": (100, 1536, 24),
+    "sm_90": (228, 2048, 32),
+    "sm_100": (228, 2048, 32),
+    "sm_120": (100, 1536, 24),
+}
+
+GPU = {
+    "name": "rtx-3090",
+    "architecture": "sm_86",
+    "sm_count": 81,
+    "max_clock_mhz": 1695.0,
+    "dram_gb_s": 936.1,
+    "l2_bytes": 6291456,
+    "smem_per_sm_bytes": 102400,
+    "smem_per_block_bytes": 101376,
+    "threads_per_sm": 1536,
+    "blocks_per_sm": 16,
+    "registers_per_sm": 65536,
+}
+
+
+def test_every_known_product_is_described() -> None:
+    assert set(NAMES) <= set(device.described())
+
+
+@pytest.mark.parametrize("name", list(device.described()))
+def test_a_description_is_complete_and_says_where_it_is_from(name: str) -> None:
+    found = device.find(name)
+    assert found.kind == "gpu"
+    assert found.name == name
+    assert not found.assumed
+    assert len(device._described()["device"][name]["source"]) > 10
+    assert found.architecture in device.architectures()
+    assert 0 < found.smem_per_block_bytes <= found.smem_per_sm_bytes
+    assert found.threads_per_sm % 32 == 0
+    assert found.blocks_per_sm > 0
+
+
+@pytest.mark.parametrize("name", list(QUOTED))
+def test_rates_give_the_quoted_throughput_at_the_quoted_clock(name: str) -> None:
+    found = device.find(name)
+    for kind, (tflop_s, mhz) in QUOTED[name].items():
+        rate = 2 * found.fma_per_clock if kind == "fma" else found.mma_flop_per_clock[kind]
+        assert rate * found.sm_count * mhz / 1e6 == pytest.approx(tflop_s, rel=0.015), kind
+        assert found.max_clock_mhz >= mhz
+
+
+@pytest.mark.parametrize("name", list(MEMORY))
+def test_memory_is_the_quoted_one_or_what_the_driver_reports_above_it(name: str) -> None:
+    found, (gb_s, mb) = device.find(name), MEMORY[name]
+    assert gb_s <= found.dram_gb_s <= 1.03 * gb_s
+    assert found.l2_bytes == mb << 20
+
+
+@pytest.mark.parametrize("architecture", list(LIMITS))
+def test_architecture_limits(architecture: str) -> None:
+    found, (smem_kb, threads, blocks) = device.representative(architecture), LIMITS[architecture]
+    assert found.architecture == architecture
+    assert found.smem_per_sm_bytes == smem_kb << 10
+    assert (found.threads_per_sm, found.blocks_per_sm) == (threads, blocks)
+    assert found.smem_reserved_bytes == (1024 if found.compute_capability >= (8, 0) else 0)
+    assert found.compute_capability == (int(architecture[3:-1]), int(architecture[-1]))
+
+
+def test_amd_devices_have_no_compute_capability() -> None:
+    assert device.find("mi210").compute_capability == (0, 0)
+    assert device.find("gfx90a").name == "mi210"
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match=r"Did you mean 'a100-80-sxm'.*h100-sxm"):
+        device.find("a100-80-smx")
+    with pytest.raises(UnknownName, match="sm_90"):
+        device.representative("sm_91")
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_a_bound_divides_by_must_be_positive(value: float) -> None:
+    with pytest.raises(InputError, match="max_clock_mhz must be positive"):
+        Device(
+            name="x",
+            kind="gpu",
+            architecture="sm_80",
+            sm_count=1,
+            max_clock_mhz=value,
+            dram_gb_s=1,
+            l2_bytes=0,
+            fma_per_clock=64,
+        )
+
+
+def _attach(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> Device:
+    monkeypatch.setattr(_host, "gpus", lambda: ({**GPU, **facts},))
+    (found,) = device.local_gpus()
+    return found
+
+
+def test_the_driver_wins_but_for_peaks_it_understates(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _attach(monkeypatch)
+    assert found.sm_count == 81
+    assert found.dram_gb_s == 936.1
+    assert found.max_clock_mhz == 2100  # the driver's property is the boost clock
+    assert found.mma_flop_per_clock["f16"] == 512
+    assert found.smem_reserved_bytes == 1024
+    assert not found.assumed
+
+
+def test_a_product_that_is_not_described_takes_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _attach(monkeypatch, name="rtx-a5000")
+    assert found.max_clock_mhz == 1695
+    assert found.mma_flop_per_clock["f16"] == 1024
+    assert not found.assumed
+
+
+def test_an_architecture_that_is_not_described_is_taken_for_the_fastest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = _attach(monkeypatch, name="next", architecture="sm_130")
+    assert found.assumed
+    for name in NAMES:
+        known = device.find(name)
+        if known.compute_capability != (0, 0):
+            assert found.fma_per_clock >= known.fma_per_clock
+            assert found.fill_bytes_per_clock >= known.fill_bytes_per_clock
+            for kind, rate in known.mma_flop_per_clock.items():
+                assert found.mma_flop_per_clock[kind] >= rate
+
+
+def test_local_devices_are_found_by_name_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host, "gpus", lambda: (GPU,))
+    assert device.find().name == "rtx-3090"
+    assert device.find("cuda:0") == device.find("cuda") == device.find("rtx-3090")
+    with pytest.raises(DeviceError, match="1 NVIDIA GPU"):
+        device.find("cuda:1")
+    monkeypatch.setattr(_host, "gpus", tuple)
+    assert device.find().kind == "cpu"
+    assert device.find("rtx-3090").sm_count == 82
+
+
+def test_a_device_file_is_completed_by_its_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\narchitecture = "sm_90"\nsm_count = 100\nmax_clock_mhz = 1500\ndram_gb_s = 3000\n'
+        'l2_bytes = 1000\nsource = "me"\n'
+    )
+    found = device.from_file(str(path))
+    assert (found.name, found.sm_count, found.fma_per_clock) == ("mine", 100, 128)
+    path.write_text('name = "mine"\n')
+    with pytest.raises(InputError, match=r"mine\.toml"):
+        device.from_file(str(path))

@@ -1,0 +1,236 @@
+"""Finding operators and suites, and reading workloads by text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tunebench import workloads
+from tunebench.errors import InputError, UnknownName
+from tunebench.workload import Workload
+from tunebench.workloads import Layer, batches, operator, operators, parse, register, suite, suites, workload
+from tunebench.workloads.operators.gemm import Gemm
+from tunebench.workloads.operators.layernorm import LayerNorm
+
+SUITES = ("bert-base", "gpt2", "llama-7b", "resnet50")
+
+
+def test_operators_are_found_by_name() -> None:
+    assert {"conv2d", "gemm", "layernorm", "softmax"} <= set(operators())
+    assert operator("gemm") is Gemm
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gemm:m=1024,n=1024,k=1024,dtype=f16",
+        "gemm:m=1,n=1000,k=2048,dtype=tf32,batch=3,trans=nt,epilogue=bias+gelu,out=f16",
+        "conv2d:n=32,c=64,h=56,w=56,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc",
+        "conv2d:n=1,c=8,h=9,w=9,k=8,r=3,s=3,stride=2,pad=0,dtype=bf16,layout=nchw,dilation=2,groups=4,direction=wgrad",
+        "softmax:rows=4096,cols=1024,dtype=f32",
+        "layernorm:rows=4096,cols=1024,dtype=bf16",
+    ],
+)
+def test_a_canonical_text_is_written_as_it_was_read(text: str) -> None:
+    assert str(parse(text)) == text
+    assert str(parse(f"  {text}\n")) == text
+
+
+def test_a_workload_is_built_by_name_and_values_too() -> None:
+    built = workload("gemm", m=8, n=8, k=8, dtype="tf32")
+    assert built == Gemm(m=8, n=8, k=8, dtype="tf32", out="f32") == parse("gemm:k=8,dtype=tf32,n=8,m=8")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gem:m=1", "unknown operator 'gem'. Did you mean 'gemm'? Known: conv2d, gemm, layernorm, softmax"),
+        ("gemm:m=1,n=1,k=1,dtype=f61", "Did you mean 'f16'? Known: bf16, f16, f32, tf32."),
+        (
+            "gemm:m=1,n=1,k=1,dtype=f16,trns=nt",
+            "Did you mean 'trans'? Known: batch, dtype, epilogue, k, m, n",
+        ),
+        ("gemm:m=1,n=1,k=1", "missing dtype; usage: gemm:m=N,n=N,k=N,dtype=f32|tf32|f16|bf16,[batch=N]"),
+        ("gemm", "neither operator:dimension=value,… nor suite/layer; operators: conv2d, gemm"),
+        ("", "suites: bert-base, gpt2, llama-7b, resnet50"),
+        ("resnet5/fc", "unknown suite 'resnet5'. Did you mean 'resnet50'?"),
+        ("resnet50/conv31", "unknown layer of resnet50 'conv31'. Did you mean 'conv3_1'?"),
+        ("resnet50/", "unknown layer of resnet50 ''"),
+        ("resnet50/fc,q=4", "unknown dimension of gemm 'q'"),
+        ("resnet50/fc,m", "'m' is not of the form dimension=value"),
+        ("resnet50/fc,m=2,m=3", "dimension 'm' is given twice"),
+        ("resnet50/fc,m=0", "m=0 must be a whole number from 1"),
+    ],
+)
+def test_a_mistake_lists_what_exists(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(text)
+    assert says in str(caught.value)
+
+
+def test_a_layer_of_a_suite_is_a_workload() -> None:
+    assert str(parse("resnet50/conv3_1")) == (
+        "conv2d:n=1,c=256,h=56,w=56,k=128,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc,epilogue=bias+relu"
+    )
+    assert str(parse("resnet50/conv3_1,n=32,dtype=bf16")).startswith("conv2d:n=32,c=256,h=56,w=56,k=128,")
+    assert str(parse("gpt2/lm_head,m=1,out=f32")).endswith("k=768,dtype=f16,trans=nt,out=f32")
+
+
+def test_what_follows_a_changed_dimension_follows_still() -> None:
+    changed = parse("resnet50/fc,dtype=f32")
+    assert isinstance(changed, Gemm)
+    assert changed.out == "f32"
+
+
+def test_all_suites_are_there() -> None:
+    assert suites() == SUITES
+    with pytest.raises(
+        UnknownName, match=r"unknown suite 'bert'. Did you mean 'bert-base'\? Known: bert-base"
+    ):
+        suite("bert")
+    with pytest.raises(UnknownName, match="unknown suite 'nope'"):
+        batches("nope")
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_lists_each_problem_once_in_canonical_form(name: str) -> None:
+    layers = suite(name)
+    assert len({layer.name for layer in layers}) == len({layer.text for layer in layers}) == len(layers)
+    for layer in layers:
+        assert layer.count >= 1
+        assert str(layer.workload) == layer.text
+        assert parse(f"{name}/{layer.name}") == layer.workload
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_batch_multiplies_every_layer_alike(name: str) -> None:
+    assert batches(name)[0] == 1
+    assert len(batches(name)) >= 3
+    for batch in batches(name):
+        for one, many in zip(suite(name), suite(name, batch=batch), strict=True):
+            assert (many.name, many.count, many.scales) == (one.name, one.count, one.scales)
+            assert many.workload.flops() == batch * one.workload.flops()
+            outputs, single = many.workload.outputs()[0], one.workload.outputs()[0]
+            assert outputs.size == batch * single.size
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_batch_leaves_weights_alone(name: str) -> None:
+    for one, many in zip(suite(name), suite(name, batch=8), strict=True):
+        if one.scales in {"m", "n"}:  # attention's products have no weights and scale by "batch"
+            assert one.workload.inputs()[1:2] == many.workload.inputs()[1:2]
+            assert one.workload.inputs()[0].size * 8 == many.workload.inputs()[0].size
+
+
+@pytest.mark.parametrize("batch", [0, -1])
+def test_a_batch_is_one_or_more(batch: int) -> None:
+    with pytest.raises(InputError, match="batch must be 1 or more"):
+        suite("gpt2", batch=batch)
+
+
+def test_a_batch_too_large_is_refused() -> None:
+    with pytest.raises(InputError, match="must be a whole number from 1"):
+        suite("llama-7b", batch=2**20)
+
+
+def _gflop(name: str, kind: type[Workload] = Workload) -> float:
+    return (
+        sum(layer.count * layer.workload.flops() for layer in suite(name) if isinstance(layer.workload, kind))
+        / 1e9
+    )
+
+
+def test_resnet50_has_its_published_layers_and_work() -> None:
+    # 53 convolutions and one fully connected layer; 4.09 G multiply-adds (torchvision, ResNet50_Weights).
+    assert sum(layer.count for layer in suite("resnet50")) == 54
+    assert _gflop("resnet50") / 2 == pytest.approx(4.09, abs=0.01)
+    weights = sum(layer.count * layer.workload.inputs()[1].size for layer in suite("resnet50"))
+    biases = sum(layer.count * layer.workload.inputs()[2].size for layer in suite("resnet50"))
+    assert weights + biases == pytest.approx(25.56e6, rel=0.002)  # batch normalisation folded in
+
+
+def test_transformers_have_their_published_work() -> None:
+    # Linear layers: 2 * parameters * tokens, with 12 * layers * hidden**2 parameters (LLaMA: 6.476e9 in all,
+    # 131e6 of them the embedding, which is no product).
+    attention = {"bert-base": 4 * 512**2 * 768 * 12, "gpt2": 4 * 1024**2 * 768 * 12}
+    block_parameters = 12 * 12 * 768**2
+    assert _gflop("bert-base", Gemm) * 1e9 == 2 * block_parameters * 512 + attention["bert-base"]
+    head = 2 * 768 * 50257 * 1024
+    assert _gflop("gpt2", Gemm) * 1e9 == 2 * block_parameters * 1024 + attention["gpt2"] + head
+    linear = _gflop("llama-7b", Gemm) * 1e9 - 4 * 2048**2 * 4096 * 32
+    assert linear / 2 / 2048 + 32000 * 4096 + 65 * 4096 == pytest.approx(6.738e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("bert-base", 768), ("gpt2", 768)])
+def test_transformers_normalise_twice_a_layer_and_once_more(name: str, hidden: int) -> None:
+    norms = [layer for layer in suite(name) if isinstance(layer.workload, LayerNorm)]
+    assert [(layer.count, layer.workload.cols) for layer in norms] == [(25, hidden)]  # type: ignore[attr-defined]
+
+
+def test_a_layer_counts_once_unless_told() -> None:
+    layer = Layer(name="fc", text="gemm:m=1,n=8,k=8,dtype=f16", scales="m")
+    assert layer.count == 1
+    assert str(layer.at_batch(4).workload) == "gemm:m=4,n=8,k=8,dtype=f16"
+
+
+DOUBLE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tunebench.workloads.operators.layernorm import LayerNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Double(LayerNorm):
+    operator: ClassVar[str] = "double"
+"""
+
+
+def _module(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(source, vars(module))
+    return module
+
+
+def test_a_users_operator_joins_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "_registered", {})
+    module = _module(DOUBLE, "mine", monkeypatch)
+    assert register(module) is module.Double
+    assert register(module) is module.Double  # the same one again changes nothing
+    assert parse("double:rows=2,cols=2,dtype=f32") == module.Double(rows=2, cols=2, dtype="f32")
+    assert "double" in operators()
+    with pytest.raises(UnknownName, match="Did you mean 'double'"):
+        parse("doubel:rows=2")
+    with pytest.raises(InputError, match="operator 'double' exists already"):
+        register(_module(DOUBLE, "another", monkeypatch))
+
+
+def test_a_users_operator_takes_no_name_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "_registered", {})
+    with pytest.raises(InputError, match="operator 'gemm' exists already; choose another name"):
+        register(_module(DOUBLE.replace('"double"', '"gemm"'), "mine", monkeypatch))
+
+
+def test_a_module_defines_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = DOUBLE + DOUBLE.replace("Double", "Treble").replace('"double"', '"treble"')
+    with pytest.raises(InputError, match="mine defines more than one operator"):
+        register(_module(two, "mine", monkeypatch))
+
+
+def test_a_module_without_an_operator_registers_nothing() -> None:
+    assert register(types.ModuleType("empty")) is None
+
+
+def test_reading_a_workload_imports_no_numpy_and_no_other_operator() -> None:
+    code = (
+        "import sys; from tunebench.workloads import parse; str(parse('gemm:m=8,n=8,k=8,dtype=f16')); "
+        "loaded = [m for m in sys.modules if m.split('.')[0] in ('numpy', 'numba', 'optuna', 'sqlalchemy')]; "
+        "others = [m for m in sys.modules if m.endswith(('operators.conv2d', 'operators.softmax'))]; "
+        "sys.exit(repr((loaded[:3], others)) if loaded or others else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

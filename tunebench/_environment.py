@@ -1,0 +1,54 @@
+"""Every environment variable tunebench reads, and nowhere else; `docs/cli.md` lists them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["VARIABLES", "cache_folder", "columns", "cxx", "database", "debug"]
+
+VARIABLES = {
+    "COLUMNS": "width of tables where the output is not a terminal",
+    "CXX": "host C++ compiler that emulates CUDA kernels where there is no GPU; default g++, then c++",
+    "TUNEBENCH_CACHE": "folder of what can be made again, such as compiled kernels",
+    "TUNEBENCH_DB": "database, as a path or an SQLAlchemy URL; the option --db wins",
+    "TUNEBENCH_DEBUG": "1: show the traceback of an error on the command line",
+}
+"""What is read, and what for."""
+
+
+def _text(name: str) -> str | None:
+    """Return a variable's value, or None if it is unset or empty."""
+    assert name in VARIABLES, name
+    return os.environ.get(name) or None
+
+
+def cache_folder() -> Path:
+    """Return the folder of what can be made again; it may not exist yet. Default: the user's cache folder."""
+    text = _text("TUNEBENCH_CACHE")
+    if text is not None:
+        return Path(text).expanduser()
+    import platformdirs
+
+    return platformdirs.user_cache_path("tunebench", appauthor=False)
+
+
+def columns() -> int | None:
+    """Return the width asked for, in characters, or None."""
+    text = _text("COLUMNS")
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def cxx() -> str | None:
+    """Return the host C++ compiler asked for, or None."""
+    return _text("CXX")
+
+
+def database() -> str | None:
+    """Return the database that stands for `--db` where that is not given, or None."""
+    return _text("TUNEBENCH_DB")
+
+
+def debug() -> bool:
+    """Tell whether errors on the command line come with their traceback."""
+    return _text("TUNEBENCH_DEBUG") not in (None, "0")

@@ -1,0 +1,306 @@
+"""A time that no execution of a configuration on a device can beat, and the resource that sets it.
+
+The bound is a maximum of floors, one a resource; each is work that must be done over the highest rate at
+which the hardware can do it. Overlap can hide the smaller floors but never the largest, so the bound is
+sound: pruning by it never loses the optimum. `docs/bound.md` derives the floors and says what is left out.
+
+Source: the roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009), per resource; pruning by a
+bound after DeepCuts (Jung, Dao and Lee, PLDI 2021), whose product of ratios is here a maximum of floors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.errors import InputError, UnknownName
+from tunebench.outcome import CacheState, Resources
+from tunebench.variant import Costs, ceil_div
+from tunebench.workload import Traffic
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = ["RESOURCES", "Bound", "Bounds", "Resource", "bound", "dram_us", "refine", "resident_blocks"]
+
+Resource = Literal["dram", "fma pipe", "tensor pipe", "special functions", "issue", "shared", "fill port"]
+"""What may set a bound: memory, the pipes, the schedulers, shared memory, the port from L2 into an SM."""
+
+RESOURCES: tuple[Resource, ...] = get_args(Resource)
+
+WARP = 32
+SMEM_BYTES_PER_INSTRUCTION = 16 * WARP
+"""Most that one warp instruction moves through shared memory: 16 bytes a lane."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The bound of one configuration.
+
+    Attributes:
+        us: No execution takes less.
+        binding: The resource whose floor that is.
+        floors: The floor of each resource that has work, in microseconds, highest first.
+        assumed: Whether the device's rates rest on an assumption.
+    """
+
+    us: float
+    binding: Resource
+    floors: dict[Resource, float]
+    assumed: bool
+
+    def describe(self) -> str:
+        """Return one line such as ``12.3 us: tensor pipe 12.3, dram 8.1, shared 3.0``."""
+        floors = ", ".join(f"{name} {_figure(us)}" for name, us in self.floors.items())
+        return f"{_figure(self.us)} us: {floors or 'nothing binds'}" + (
+            " (rates assumed)" if self.assumed else ""
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The bounds of a table's rows.
+
+    Attributes:
+        us: No execution takes less, in microseconds: one figure a row.
+        floors: The floor of each resource that has work in some row, in microseconds: one figure a row.
+        assumed: Whether the device's rates rest on an assumption, so that gaps to the bound do too.
+    """
+
+    us: Array
+    floors: dict[Resource, Array]
+    assumed: bool
+
+    def __len__(self) -> int:
+        return len(self.us)
+
+    @property
+    def binding(self) -> NDArray[np.str_]:
+        """The resource that sets each row's bound: the one whose floor is highest."""
+        names = list(self.floors)
+        best, which = self.floors[names[0]], np.zeros(len(self), dtype=np.int8)
+        for i, name in enumerate(names[1:], start=1):
+            which[self.floors[name] > best] = i
+            best = np.maximum(best, self.floors[name])
+        return np.array(names)[which]
+
+    def row(self, row: int) -> Bound:
+        """Return the bound of one row."""
+        floors = {name: float(floor[row]) for name, floor in self.floors.items()}
+        binding = max(floors, key=floors.__getitem__)
+        ordered = sorted(floors, key=floors.__getitem__, reverse=True)
+        return Bound(
+            us=float(self.us[row]),
+            binding=binding,
+            floors={name: floors[name] for name in ordered if floors[name] > 0},
+            assumed=self.assumed,
+        )
+
+    def describe(self, row: int) -> str:
+        """Return one line for a row (see `Bound.describe`)."""
+        return self.row(row).describe()
+
+
+def bound(
+    costs: Costs, traffic: Traffic, device: Device, *, cache: CacheState = "cold", rows: int | None = None
+) -> Bounds:
+    """Compute the bound of every configuration of a table, before anything is compiled.
+
+    Launch overhead is not counted. Floors of kernels that run one after the other are not added, which
+    is sound and loose: `costs` already holds the work of all of them.
+
+    Args:
+        costs: What each configuration must execute; columns of one length, or single numbers.
+        traffic: Bytes that any implementation must move.
+        device: Whose rates and limits hold.
+        cache: Whether the last-level cache holds nothing of the inputs (cold) or may hold them (warm).
+        rows: Number of configurations, needed where every column of `costs` is a single number.
+
+    Raises:
+        InputError: if a column is negative or not finite, or columns differ in length.
+        UnknownName: if the tensor-core type of `costs` is one the device has no instruction for.
+    """
+    columns = _columns(costs)
+    length = _length(columns, rows)
+    floors: dict[Resource, Any] = {"dram": dram_us(traffic, device, cache)}
+    if device.kind == "cpu":
+        per_us = device.sm_count * device.fma_per_clock * device.max_clock_mhz
+        floors["fma pipe"] = columns["blocks"] * columns["fma"] / per_us
+    else:
+        floors |= _sm_floors(columns, costs.mma_dtype, device)
+    spread = {name: np.broadcast_to(floor, length) for name, floor in floors.items() if np.any(floor)}
+    spread = spread or {"dram": np.zeros(length)}
+    return Bounds(us=functools.reduce(np.maximum, spread.values()), floors=spread, assumed=device.assumed)
+
+
+def refine(
+    costs: Costs,
+    traffic: Traffic,
+    device: Device,
+    resources: Resources,
+    *,
+    cache: CacheState = "cold",
+    rows: int | None = None,
+) -> Bounds:
+    """Compute the bound again, with the registers and shared memory that the compiler really used.
+
+    Spilled bytes raise no floor: the compiler counts instructions, and those may lie on a path not taken.
+
+    Args:
+        costs: As for `bound`, usually of the one configuration that was compiled.
+        traffic: As for `bound`.
+        device: As for `bound`.
+        resources: Of the binary; what it does not tell stays as `costs` has it.
+        cache: As for `bound`.
+        rows: As for `bound`.
+
+    Raises:
+        InputError: as `bound` does.
+        UnknownName: as `bound` does.
+    """
+    static = resources.static_smem_bytes or 0
+    if device.compute_capability >= (9, 0):  # from there on it includes what the system reserves
+        static = max(0, static - device.smem_reserved_bytes)
+    smem_bytes = np.maximum(costs.smem_bytes, static + (resources.dynamic_smem_bytes or 0))
+    registers = costs.registers if resources.registers is None else float(resources.registers)
+    known = dataclasses.replace(costs, smem_bytes=smem_bytes, registers=registers)
+    return bound(known, traffic, device, cache=cache, rows=rows)
+
+
+def resident_blocks(costs: Costs, device: Device) -> Array:
+    """Return how many blocks one SM can hold at a time, at least 1: one figure a row, or one for all rows.
+
+    A limit that the device does not tell (0) limits nothing. Shared memory and registers of `costs` are
+    floors, so this is a ceiling.
+
+    Source: CUDA C++ Programming Guide, "Multiprocessor Level"; registers are allocated by 8 a thread, for
+    whole warps, from the file of one partition (occupancy calculator of Nsight Compute).
+    """
+    return _resident_blocks(_columns(costs), device)
+
+
+def _resident_blocks(columns: dict[str, Array], device: Device) -> Array:
+    warps = _warps(columns)
+    blocks = np.asarray(device.blocks_per_sm or math.inf)
+    if device.threads_per_sm:
+        blocks = np.minimum(blocks, device.threads_per_sm // (WARP * warps))
+    if device.smem_per_sm_bytes:
+        held = np.maximum(1.0, columns["smem_bytes"] + device.smem_reserved_bytes)
+        blocks = np.minimum(blocks, device.smem_per_sm_bytes // held)
+    unit = 8 if device.compute_capability != (0, 0) else 1
+    per_warp = WARP * unit * np.maximum(1.0, ceil_div(columns["registers"], unit))
+    file = device.registers_per_sm / device.partitions
+    blocks = np.minimum(blocks, device.partitions * (file // per_warp) // warps)
+    at_least_one: Array = np.maximum(1.0, blocks)
+    return at_least_one
+
+
+def _warps(columns: dict[str, Array]) -> Array:
+    warps: Array = np.maximum(1.0, ceil_div(columns["threads"], WARP))
+    return warps
+
+
+def dram_us(traffic: Traffic, device: Device, cache: CacheState) -> float:
+    """Return the time to move what caches cannot hold.
+
+    What is written may still be in the last-level cache when the kernel ends; inputs may be there when it
+    starts, unless the cache was flushed.
+    """
+    reads = float(traffic.read_bytes)
+    if cache == "warm":
+        reads = max(0.0, reads - device.l2_bytes)
+    writes = max(0.0, float(traffic.write_bytes) - device.l2_bytes)
+    return (reads + writes) / (device.dram_gb_s * 1e3)
+
+
+def _sm_floors(columns: dict[str, Array], mma_dtype: str | None, device: Device) -> dict[Resource, Array]:
+    """Return the floors of what each SM has for itself."""
+    whole, parted = _blocks_of_busiest(columns, device)
+    work: dict[Resource, tuple[Array, Array, float]] = {
+        "fma pipe": (columns["fma"], parted, device.fma_per_clock),
+        "special functions": (columns["sfu"], parted, device.sfu_per_clock),
+        "issue": (_instructions(columns, device), parted, device.issue_per_clock),
+        "shared": (columns["smem_traffic_bytes"], whole, device.smem_bytes_per_clock),
+        "fill port": (columns["fill_bytes"], whole, device.fill_bytes_per_clock),
+    }
+    if np.any(columns["mma_flop"]):
+        rates, dtype = device.mma_flop_per_clock, str(mma_dtype)
+        if dtype not in rates:
+            raise UnknownName(f"tensor-core type of {device.name}", dtype, rates)
+        # From sm_100 on one thread drives the tensor core of the whole SM; warps of sm_120 drive their own.
+        blocks = whole if device.compute_capability[0] in (10, 11) else parted
+        work["tensor pipe"] = (columns["mma_flop"], blocks, rates[dtype])
+    return {
+        name: amount * (blocks / (rate * device.max_clock_mhz))
+        for name, (amount, blocks, rate) in work.items()
+        if np.any(amount)
+    }
+
+
+def _blocks_of_busiest(columns: dict[str, Array], device: Device) -> tuple[Array, Array]:
+    """Return how many blocks' work the busiest SM does one after the other, at the full rate of the SM.
+
+    The first figure is for units that serve the whole SM: at least the mean, and at least
+    ``ceil(full_blocks / SMs)`` full blocks, since some SM runs that many. The second is for units that
+    belong to a partition. A warp uses those of its own partition only, so `b` blocks of `w` warps reach
+    at most ``min(1, b * w / partitions)`` of the SM's rate, and an SM that holds `r` blocks at a time
+    needs ``ceil(n / r)`` times what one block needs alone.
+    """
+    mean = columns["blocks"] / device.sm_count
+    most = np.ceil(columns["full_blocks"] / device.sm_count)
+    resident = _resident_blocks(columns, device)
+    alone = _warps(columns) / device.partitions
+    if np.all(alone >= 1):
+        whole = np.maximum(mean, most)
+        return whole, whole
+    together = np.maximum(1.0, np.minimum(resident, most))
+    parted = np.maximum(mean / np.minimum(1.0, resident * alone), most / np.minimum(1.0, together * alone))
+    waves = np.ceil(most / resident) / np.minimum(1.0, alone)
+    return np.maximum(mean, most), np.maximum(parted, waves)
+
+
+def _instructions(columns: dict[str, Array], device: Device) -> Array:
+    """Return the warp instructions a block must issue, from what it must do if nobody counted them."""
+    major = device.compute_capability[0]
+    if major == 0:
+        return columns["instructions"]  # the widths of other vendors' instructions are not known here
+    lanes = WARP * (2 if major >= 10 else 1)  # packed f32 instructions came with sm_100
+    implied = columns["fma"] / lanes + columns["sfu"] / WARP
+    if major < 9:  # later, tensor cores and bulk copies use shared memory by themselves
+        implied = implied + columns["smem_traffic_bytes"] / SMEM_BYTES_PER_INSTRUCTION
+    return np.maximum(implied, columns["instructions"])
+
+
+def _columns(costs: Costs) -> dict[str, Array]:
+    """Return the figures of `costs` as arrays, checked."""
+    columns = {}
+    for field in dataclasses.fields(costs):
+        if field.name in ("mma_dtype", "serial_launches"):
+            continue
+        column = np.asarray(getattr(costs, field.name), dtype=np.float64)
+        if column.size and not (column.min() >= 0 and column.max() < math.inf):
+            raise InputError(f"costs: {field.name} must be finite and not negative")
+        columns[field.name] = column
+    return columns
+
+
+def _length(columns: dict[str, Array], rows: int | None) -> int:
+    """Return the number of rows that the columns have, or `rows` if all are single numbers."""
+    lengths = {len(column) for column in columns.values() if column.ndim}
+    if rows is not None:
+        lengths.add(rows)
+    if len(lengths) > 1:
+        raise InputError(f"costs: columns differ in length: {sorted(lengths)}")
+    return lengths.pop() if lengths else 1
+
+
+def _figure(us: float) -> str:
+    """Return a time as a person reads it: no decimals from 100 on, one from 1 on, two digits below."""
+    return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 1 else f"{us:.2g}"

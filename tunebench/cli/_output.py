@@ -1,0 +1,96 @@
+"""What commands print: one JSON value with `--json`, otherwise tables for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import numbers
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Literal
+
+from tunebench import _environment
+from tunebench.workload import Workload
+
+if TYPE_CHECKING:  # with --json nothing is drawn
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["console", "emit", "plain", "table"]
+
+WIDTH = 160
+"""Columns of a table where the output is no terminal and `COLUMNS` is not set."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console for stdout or stderr that prints text as it is: no markup, no guessed colours."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _environment.columns() or WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+
+
+def emit(as_json: bool, data: Any, render: Callable[[Console], None]) -> None:
+    """Print a command's result.
+
+    Args:
+        as_json: Whether `--json` was given: then `data` alone goes to stdout, on one line unless stdout
+            is a terminal.
+        data: The result: anything `plain` understands.
+        render: Prints it for people.
+    """
+    if as_json:
+        indent = 2 if sys.stdout.isatty() else None
+        sys.stdout.write(json.dumps(plain(data), indent=indent, allow_nan=False) + "\n")
+    else:
+        render(console())
+
+
+def plain(value: Any) -> Any:
+    """Return a value as what JSON has.
+
+    Dataclasses become objects of their fields, a workload its text, NumPy's numbers Python's, and sets
+    sorted lists.
+
+    Raises:
+        TypeError: if there is no such form.
+    """
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Workload() | PurePath():
+            return str(value)
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real():
+            return float(value)
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case set() | frozenset():
+            return sorted(plain(item) for item in value)
+        case Iterable():
+            return [plain(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def table(*columns: str, rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
+    """Return a table for people; a column whose header starts with ``>`` is aligned right.
+
+    Args:
+        columns: Headers.
+        rows: Cells, shown by `str`; None is shown as ``-``.
+        title: Printed above.
+    """
+    from rich.table import Table
+
+    found = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        found.add_column(column.lstrip(">"), justify=justify, overflow="fold")
+    for row in rows:
+        found.add_row(*("-" if cell is None else str(cell) for cell in row))
+    return found

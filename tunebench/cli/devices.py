@@ -1,0 +1,71 @@
+"""`tunebench devices`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tunebench import device as _device
+from tunebench.cli._option import Json
+from tunebench.cli._output import emit, plain, table
+from tunebench.device import Device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["command"]
+
+
+def command(as_json: Json = False) -> None:
+    """List this machine's devices and the described ones.
+
+    Rates are the most the hardware can do at its highest clock: bounds rest on them. A described device
+    need not be present: tune for it with --device offline.
+    """
+    here = [*_device.local_gpus(), _device.local_cpu()]
+    described = list(_device.described().values())
+    data = [_row(device, "here") for device in here] + [_row(device, "described") for device in described]
+
+    def render(console: Console) -> None:
+        console.print(_table("This machine", here))
+        if any(device.assumed for device in here):
+            console.print("* rates assumed: this machine does not tell its highest clock and its bandwidth")
+        console.print()
+        console.print(_table("Described", described))
+
+    emit(as_json, data, render)
+
+
+def _row(device: Device, known: str) -> dict[str, Any]:
+    return {**plain(device), "key": device.key, "known": known, "peak_gflop_s": _peaks(device)}
+
+
+def _peaks(device: Device) -> dict[str, float]:
+    """Return the peak rates in 1e9 FLOP/s at the highest clock, by input type."""
+    cycles = device.sm_count * device.max_clock_mhz * 1e6
+    rates = {"f32": 2 * device.fma_per_clock, **device.mma_flop_per_clock}
+    return {dtype: round(rate * cycles / 1e9, 1) for dtype, rate in rates.items()}
+
+
+def _table(title: str, devices: list[Device]) -> Any:
+    return table(
+        "name",
+        "architecture",
+        ">SMs or cores",
+        ">MHz",
+        ">GB/s",
+        ">L2 MiB",
+        "peak TFLOP/s",
+        title=title,
+        rows=(
+            (
+                device.name + ("*" if device.assumed else ""),
+                device.architecture,
+                device.sm_count,
+                f"{device.max_clock_mhz:.0f}",
+                f"{device.dram_gb_s:.0f}",
+                f"{device.l2_bytes / 2**20:.0f}",
+                ", ".join(f"{dtype} {rate / 1e3:.3g}" for dtype, rate in _peaks(device).items()),
+            )
+            for device in devices
+        ),
+    )

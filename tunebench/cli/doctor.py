@@ -1,0 +1,219 @@
+"""`tunebench doctor`: what is installed and found here, and what to do about the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from tunebench import _environment, device
+from tunebench.cli._option import Database, Json
+from tunebench.cli._output import emit, plain
+from tunebench.errors import InputError, TunebenchError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Check", "checks", "command"]
+
+Status = Literal["ok", "absent", "broken"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: What.
+        status: ``"ok"``; ``"absent"``, which some work does without; ``"broken"``, which no work does.
+        found: What is there, or what its absence means.
+        remedy: What to do about it, if anything.
+    """
+
+    subject: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def command(db: Database = None, as_json: Json = False) -> None:
+    """Tell what is installed and found here, and what to install for the rest.
+
+    The exit code is 1 if something is broken that every command needs; what is only absent, such as a
+    GPU, is no fault.
+    """
+    found = list(checks(db))
+    emit(as_json, plain(found), lambda console: _render(console, found))
+    if any(check.status == "broken" for check in found):
+        raise typer.Exit(1)
+
+
+def _render(console: Console, found: list[Check]) -> None:
+    width = max(len(check.subject) for check in found)
+    colours = {"ok": "green", "absent": "yellow", "broken": "red"}
+    for check in found:
+        console.print(f"{check.status:<7}", style=colours[check.status], end="")
+        console.print(f"{check.subject:<{width}}  {check.found}", soft_wrap=True)
+        if check.remedy:
+            console.print(f"{'':<{width + 9}}{check.remedy}", soft_wrap=True)
+
+
+def checks(db: str | None = None) -> Iterator[Check]:
+    """Look at everything tunebench uses, one check at a time.
+
+    Args:
+        db: A database to look at in place of the default one.
+    """
+    yield Check(
+        subject="Python",
+        status="ok",
+        found=f"{platform.python_version()} on {platform.platform(terse=True)}, {sys.executable}",
+    )
+    yield _processor()
+    yield _graphics()
+    yield _compiler()
+    extras = _requirements()
+    yield _core(extras.pop("", []))
+    for extra, packages in extras.items():
+        yield _extra(extra, packages)
+    yield _database(db)
+    yield _cache()
+
+
+def _processor() -> Check:
+    cpu = device.local_cpu()
+    return Check(
+        subject="processor", status="ok", found=f"{cpu.name}, {cpu.architecture}, {cpu.sm_count} cores"
+    )
+
+
+def _graphics() -> Check:
+    offline = "tune on the cpu, or for an absent GPU by --device offline --arch sm_90"
+    driver = _driver_version()
+    if driver is None:
+        found = "no NVIDIA driver (libcuda.so.1) here"
+        return Check(subject="GPU", status="absent", found=found, remedy=offline)
+    gpus = device.local_gpus()
+    if not gpus:
+        found = f"driver for CUDA {driver}, but no GPU that this process may use"
+        return Check(
+            subject="GPU", status="absent", found=found, remedy=f"nvidia-smi may tell why; {offline}"
+        )
+    names = ", ".join(f"{gpu.name} ({gpu.architecture})" for gpu in gpus)
+    return Check(subject="GPU", status="ok", found=f"{names}; driver for CUDA {driver}")
+
+
+def _driver_version() -> str | None:
+    """Return the newest CUDA version the driver supports, or None if there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _compiler() -> Check:
+    from tunebench.compile.emulate import find_compiler
+
+    subject = "C++ compiler"
+    try:
+        path = find_compiler()
+    except InputError as error:
+        return Check(subject=subject, status="absent", found=str(error))
+    if path is None:
+        found = "no g++: CUDA C++ kernels stay unverified where there is no GPU"
+        return Check(subject=subject, status="absent", found=found, remedy="apt-get install g++, or the like")
+    told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    return Check(subject=subject, status="ok", found=f"{told.stdout.partition(chr(10))[0]}, {path}")
+
+
+def _requirements() -> dict[str, list[str]]:
+    """Return the packages tunebench asks for by extra; those it cannot do without under ``""``."""
+    found: dict[str, list[str]] = {}
+    for requirement in metadata.requires("tunebench") or []:
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
+        if name is not None:
+            found.setdefault(extra[1] if extra else "", []).append(name[0])
+    return found
+
+
+def _core(packages: list[str]) -> Check:
+    """Import what every command may need: an installed package can still be broken."""
+    broken = []
+    for package in packages:
+        try:
+            importlib.import_module(package.replace("-", "_"))
+        except (ImportError, OSError) as error:
+            broken.append(f"{package}: {' '.join(str(error).split())}")
+    if broken:
+        remedy = "pip install --force-reinstall tunebench"
+        return Check(subject="core packages", status="broken", found="; ".join(broken), remedy=remedy)
+    return Check(subject="core packages", status="ok", found=_versions(packages))
+
+
+def _extra(extra: str, packages: list[str]) -> Check:
+    missing = [package for package in packages if _version(package) is None]
+    subject = f"extra {extra}"
+    if missing:
+        found = f"not installed: {', '.join(missing)}"
+        return Check(
+            subject=subject, status="absent", found=found, remedy=f"pip install 'tunebench[{extra}]'"
+        )
+    return Check(subject=subject, status="ok", found=_versions(packages))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _versions(packages: list[str]) -> str:
+    return ", ".join(f"{package} {_version(package)}" for package in packages)
+
+
+def _database(db: str | None) -> Check:
+    from tunebench.db import locate, open_store
+
+    try:
+        location = locate(db)
+        if location.path is not None and not location.path.exists():
+            return _place("database", location.path, "does not exist yet; the first tune makes it")
+        with open_store(db, read_only=True) as store:
+            stats = store.stats()
+    except TunebenchError as error:
+        return Check(subject="database", status="broken", found=" ".join(str(error).split()))
+    found = f"schema {stats.revision}, {stats.trials} trials of {stats.workloads} workloads"
+    if location.path is not None:
+        return _place("database", location.path, found)
+    return Check(subject="database", status="ok", found=f"{location}: {found}")
+
+
+def _cache() -> Check:
+    return _place(
+        "kernel cache", _environment.cache_folder(), "compiled kernels, which may be deleted at any time"
+    )
+
+
+def _place(subject: str, path: Path, what: str) -> Check:
+    """Tell whether a file or folder, or the folder it would be made in, may be written."""
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if os.access(nearest, os.W_OK):
+        return Check(subject=subject, status="ok", found=f"{path}: {what}")
+    remedy = f"make {nearest} writable, or choose another place by TUNEBENCH_DB and TUNEBENCH_CACHE"
+    return Check(subject=subject, status="broken", found=f"{path}: {nearest} is read-only", remedy=remedy)

@@ -1,0 +1,98 @@
+"""`tunebench show`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunebench.cli._option import Database, Json
+from tunebench.cli._output import emit, table
+from tunebench.outcome import time_us
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.db.record import Entry, TrialKey
+
+__all__ = ["command"]
+
+
+def command(
+    workload: Annotated[
+        str,
+        typer.Option("--workload", "-w", help="What to compute: operator:dim=value,… or suite/layer,dim=value."),
+    ],
+    device: Annotated[str | None, typer.Option(help="Only this device's records.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many of the best to show.")] = 10,
+    db: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is known of a workload: the best, and the failures by class."""
+    from tunebench import device as devices
+    from tunebench.db.store import open_store
+    from tunebench.workloads import parse
+
+    text = str(parse(workload))
+    key = devices.find(device).key if device is not None else None
+    with open_store(db, read_only=True) as store:
+        entries = store.history(text, key)
+    best = _best(entries)[:limit]
+    outcomes = Counter(entry.result.outcome.kind for entry in entries)
+    reasons: Counter[tuple[str, str]] = Counter()
+    for entry in entries:
+        reason = getattr(entry.result.outcome, "reason", None)
+        if reason is not None:
+            reasons[entry.result.outcome.kind, reason.splitlines()[0] if reason else ""] += 1
+    data = {
+        "workload": text,
+        "measurements": len(entries),
+        "outcomes": dict(outcomes),
+        "failures": [{"kind": k, "reason": r, "count": n} for (k, r), n in reasons.most_common()],
+        "best": [_describe(entry) for entry in best],
+    }
+
+    def render(to: Console) -> None:
+        to.print(f"{text}: {len(entries)} measurements")
+        rows = (
+            (d["time_us"] and f"{d['time_us']:.2f}", d["kind"], d["device"], d["variant"], d["config"])
+            for d in data["best"]  # type: ignore[attr-defined]
+        )
+        to.print(table(">us", "how", "device", "variant", "configuration", rows=rows))
+        to.print(", ".join(f"{count} {kind}" for kind, count in sorted(outcomes.items())))
+        if reasons:
+            rows = ((n, kind, reason[:120]) for (kind, reason), n in reasons.most_common())
+            to.print(table(">times", "failure", "reason", rows=rows))
+
+    emit(as_json, data, render)
+
+
+def _best(entries: list[Entry]) -> list[Entry]:
+    """Return one measurement of each trial that has a time, fastest first; a finalist's beats a search's."""
+    chosen: dict[TrialKey, Entry] = {}
+    for entry in entries:
+        if time_us(entry.result.outcome) is not None:
+            before = chosen.get(entry.key)
+            if before is None or _weight(entry) >= _weight(before):
+                chosen[entry.key] = entry
+    return sorted(chosen.values(), key=lambda e: (e.result.outcome.kind, time_us(e.result.outcome)))
+
+
+def _weight(entry: Entry) -> tuple[bool, int]:
+    return entry.purpose == "finalist", entry.id
+
+
+def _describe(entry: Entry) -> dict[str, Any]:
+    outcome = entry.result.outcome
+    return {
+        "device": entry.key.device,
+        "variant": entry.key.variant,
+        "config": str(entry.key.config),
+        "kind": outcome.kind,
+        "time_us": time_us(outcome),
+        "purpose": entry.purpose,
+        "bound_us": entry.bound_us,
+        "recorded_at": entry.recorded_at.isoformat(),
+        "stale": entry.stale,
+    }

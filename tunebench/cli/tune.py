@@ -1,0 +1,200 @@
+"""`tunebench tune`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tunebench.cli._option import Database, Json
+from tunebench.cli._output import console, emit, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.device import Device
+    from tunebench.tuning import Plan, Progress, Report
+
+__all__ = ["command"]
+
+INTERRUPTED = 130
+
+
+def command(
+    workload: Annotated[
+        str,
+        typer.Option("--workload", "-w", help="What to compute: operator:dim=value,… or suite/layer,dim=value."),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda, cuda:1, cpu, offline, or a described device. Default: the GPU, else the CPU."),
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option(help="With --device offline: the architecture, such as sm_90.")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Distinct configurations to launch; known ones are free.")] = 50,
+    sampler: Annotated[str, typer.Option(help="bound, random or tpe.")] = "bound",
+    seed: Annotated[int, typer.Option(help="Seed of the search and of the inputs.")] = 0,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Try this variant only; may be given more than once.")
+    ] = None,
+    variant_file: Annotated[
+        list[Path] | None, typer.Option(help="Try the variant of this Python file; may be given more than once.")
+    ] = None,
+    cache: Annotated[
+        str, typer.Option(help="cold: flush caches before each sample; warm: leave them as they are.")
+    ] = "cold",
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that verifying and timing one configuration may take.")
+    ] = 60.0,
+    workers: Annotated[int, typer.Option(help="Processes that compile; 0 is one for each core.")] = 0,
+    finalists: Annotated[int, typer.Option(help="How many of the best are timed again at the end.")] = 3,
+    baselines: Annotated[bool, typer.Option(help="Time NumPy and torch at the end.")] = True,
+    db: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest kernel and parameters for a workload, and remember them.
+
+    The same command takes up an interrupted run where it stopped. Ctrl-C ends a run early and keeps all that
+    was found.
+    """
+    from tunebench.measure.timing import Protocol
+    from tunebench.tuning import Plan, tune
+
+    target = _target(device, arch)
+    plan = Plan(
+        trials=trials,
+        sampler=sampler,
+        seed=seed,
+        variants=tuple(variant or ()),
+        variant_files=tuple(str(path) for path in variant_file or ()),
+        protocol=Protocol(cache=_cache(cache)),
+        offline=device == "offline",
+        workers=workers,
+        timeout_s=timeout,
+        finalists=finalists,
+        baselines=baselines,
+    )
+    if device is None and target.kind == "cpu":
+        note = "no GPU here: tuning for the CPU; --device offline --arch sm_90 tunes for one that is elsewhere"
+        console(stderr=True).print(note)
+    with _progress(plan) as watcher:
+        report = tune(workload, device=target, db=db, plan=plan, watcher=watcher)
+    emit(as_json, report.to_json(), lambda to: _render(report, to))
+    if report.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _cache(text: str) -> Literal["cold", "warm"]:
+    from tunebench.errors import UnknownName
+
+    if text not in ("cold", "warm"):
+        raise UnknownName("cache state", text, ("cold", "warm"))
+    return "cold" if text == "cold" else "warm"
+
+
+def _target(device: str | None, arch: str | None) -> Device:
+    from tunebench import device as devices
+    from tunebench.errors import InputError
+
+    if device == "offline":
+        if arch is None:
+            known = ", ".join(devices.architectures())
+            raise InputError(f"--device offline needs --arch; known: {known}")
+        return devices.representative(arch)
+    if arch is not None:
+        raise InputError("--arch goes with --device offline; a described device has its own")
+    return devices.find(device)
+
+
+@contextlib.contextmanager
+def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
+    """Show where the run stands on stderr: a live line on a terminal, a plain line now and then elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    to = console(stderr=True)
+    if not to.is_terminal:
+        yield _plain_lines(to)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
+    with Bar(*columns, TextColumn("{task.fields[note]}"), console=to, transient=True) as bar:
+        task = bar.add_task("search", total=plan.trials, note="starting workers")
+
+        def watch(progress: Progress) -> None:
+            bar.update(
+                task,
+                description=progress.phase,
+                total=progress.total,
+                completed=progress.done,
+                note=_note(progress),
+            )
+
+        yield watch
+
+
+def _plain_lines(to: Console) -> Callable[[Progress], None]:
+    shown = (-1, "")
+
+    def watch(progress: Progress) -> None:
+        nonlocal shown
+        step = (10 * progress.done // max(1, progress.total), progress.phase)
+        if step != shown:
+            shown = step
+            to.print(f"{progress.phase} {progress.done}/{progress.total}: {_note(progress)}", soft_wrap=True)
+
+    return watch
+
+
+def _note(progress: Progress) -> str:
+    parts = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(progress.outcomes.items())]
+    if progress.masked:
+        parts.append(f"{progress.masked} pruned by bound")
+    if progress.cached:
+        parts.append(f"{progress.cached} known")
+    if progress.best_us is not None:
+        parts.append(f"best {_time(progress.best_us)}")
+        if progress.bound_us > 0:
+            parts.append(f"{progress.best_us / progress.bound_us:.2f}x the bound")
+    if progress.seconds_left is not None:
+        parts.append(f"{progress.seconds_left:.0f} s left")
+    return ", ".join(parts) or "starting workers"
+
+
+def _time(us: float | None) -> str | None:
+    if us is None:
+        return None
+    return f"{us / 1e3:.3f} ms" if us >= 1e4 else f"{us:.2f} us"
+
+
+def _render(report: Report, to: Console) -> None:
+    to.print(f"{report.workload} on {report.device}")
+    if report.median_us is None:
+        to.print("no configuration succeeded")
+    else:
+        to.print(f"  variant  {report.variant}")
+        to.print(f"  config   {report.config}", soft_wrap=True)
+        to.print(table("", ">time", ">best is faster by", rows=_comparison(report, report.median_us)))
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(report.trials.items())) or "none"
+    to.print(f"  trials   {counts}; {report.masked} pruned by bound; {report.cached} known before")
+    seconds = ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in report.seconds.items())
+    to.print(f"  seconds  {seconds}")
+    for reason in report.skipped.values():
+        to.print(f"  skipped  {reason}", soft_wrap=True)
+    to.print(f"  database {report.database}", soft_wrap=True)
+
+
+def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
+    how = "predicted, not measured" if report.how == "predicted" else "measured"
+    interval = f" [{_time(report.ci_us[0])}, {_time(report.ci_us[1])}]" if report.ci_us else ""
+    yield f"best ({how})", f"{_time(best_us)}{interval}", None
+    if report.default_us is not None:
+        yield "default configuration", _time(report.default_us), f"{report.default_us / best_us:.2f}x"
+    for baseline in report.baselines:
+        yield baseline.name, _time(baseline.median_us), f"{baseline.median_us / best_us:.2f}x"
+    label = "bound (rates assumed)" if report.assumed else "bound"
+    gap = f"gap {report.gap:.2f}" if report.gap is not None else None
+    yield label, _time(report.bound_us), gap

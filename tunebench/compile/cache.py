@@ -1,0 +1,84 @@
+"""A folder of binaries, keyed by exactly what reached the compiler; safe among processes.
+
+An entry is a JSON header line followed by the payload, written to a temporary file and renamed, so that a
+reader never sees half of one. A damaged entry counts as absent. Nothing in it is unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tunebench.compile.binary import Binary
+from tunebench.outcome import Resources
+
+__all__ = ["BinaryCache", "binary_key"]
+
+_FORMAT = 1
+
+
+def binary_key(*parts: str) -> str:
+    """Return the key of what reaches a compiler: its source, flags, target and version."""
+    return hashlib.sha256("\0".join((str(_FORMAT), *parts)).encode()).hexdigest()[:32]
+
+
+class BinaryCache:
+    """Binaries on disk.
+
+    Args:
+        folder: Where to keep them; made at the first write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get_or_compile(self, key: str, compile_it: Callable[[], Binary]) -> Binary:
+        """Return the binary stored under `key`, or compile and store it.
+
+        A folder that cannot be written costs only the reuse: the binary is returned all the same.
+        """
+        found = self.get(key)
+        if found is None:
+            found = compile_it()
+            self.put(found)
+        return found
+
+    def get(self, key: str) -> Binary | None:
+        """Return a stored binary, or None if there is none or it is damaged."""
+        try:
+            header, _, payload = self._path(key).read_bytes().partition(b"\n")
+            fields: dict[str, Any] = json.loads(header)
+            digest = fields.pop("payload_sha256")
+            resources = Resources(**fields.pop("resources"))
+            entries = tuple(fields.pop("entries"))
+            binary = Binary(**fields, entries=entries, resources=resources, payload=payload)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        intact = binary.key == key and hashlib.sha256(payload).hexdigest() == digest
+        return binary if intact else None
+
+    def put(self, binary: Binary) -> None:
+        """Store a binary; a full or read-only disk is no error here."""
+        fields = {f.name: getattr(binary, f.name) for f in dataclasses.fields(binary) if f.name != "payload"}
+        fields["resources"] = dataclasses.asdict(binary.resources)
+        fields["payload_sha256"] = hashlib.sha256(binary.payload).hexdigest()
+        path = self._path(binary.key)
+        temporary = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                temporary = file.name
+                file.write(json.dumps(fields).encode() + b"\n" + binary.payload)
+            os.replace(temporary, path)  # noqa: PTH105 - the one call that renames atomically over a file
+        except OSError:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / key

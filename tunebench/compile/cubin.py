@@ -1,0 +1,160 @@
+"""What a cubin says about its kernels: registers, shared memory, stack, code; read from its ELF notes.
+
+Source: the ELF-64 format, and NVIDIA's `.nv.info` sections as ptxas writes them (a list of attributes, each of a
+format byte, an attribute byte and a 16-bit value or size); the attribute numbers are those `cuobjdump -elf` names.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tunebench.outcome import Resources
+
+__all__ = ["Entry", "read_cubin", "resources", "spills"]
+
+_REGISTER_COUNT = 0x2F
+_FRAME_BYTES = 0x11
+_MAX_THREADS = 0x05
+_SIZED = 4
+"""Format byte of an attribute whose value is data of the size given."""
+
+_RESERVED_SMEM_BYTES = 1024
+"""Shared memory that `.nv.shared` of sm_90 and later holds for the system, on top of the kernel's own.
+
+Source: CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory"; ptxas reports it as used, too.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What one kernel uses.
+
+    Attributes:
+        registers: 32-bit registers a thread.
+        static_smem_bytes: Static shared memory a block, without what the system reserves.
+        stack_bytes: Local memory a thread: arrays indexed at run time, and spills.
+        max_threads: Most threads of a block it may be launched with (`__launch_bounds__`), or None.
+        code_bytes: Size of its machine code.
+    """
+
+    registers: int = 0
+    static_smem_bytes: int = 0
+    stack_bytes: int = 0
+    max_threads: int | None = None
+    code_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    name: str
+    data: bytes
+    size: int
+    link: int
+    offset: int
+
+
+def read_cubin(cubin: bytes) -> dict[str, Entry]:
+    """Return every kernel of a cubin by its symbol.
+
+    Raises:
+        ValueError: if it is no 64-bit little-endian ELF file.
+    """
+    if cubin[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not a cubin: it does not begin as a 64-bit little-endian ELF file")
+    sections = _sections(cubin)
+    symbols = _symbols(sections)
+    facts: dict[str, dict[str, int]] = {}
+    for section in sections:
+        kind, name = _kernel_of(section.name)
+        if kind == ".text":
+            facts.setdefault(name, {})["code_bytes"] = section.size
+        elif kind == ".nv.shared":
+            facts.setdefault(name, {})["static_smem_bytes"] = section.size
+        elif kind == ".nv.info":
+            for attribute, data in _attributes(section.data):
+                if attribute == _MAX_THREADS:
+                    x, y, z = struct.unpack("<3I", data)
+                    facts.setdefault(name, {})["max_threads"] = x * y * z
+        elif section.name == ".nv.info":
+            for attribute, data in _attributes(section.data):
+                if attribute in (_REGISTER_COUNT, _FRAME_BYTES):
+                    symbol, value = struct.unpack("<2I", data)
+                    field = "registers" if attribute == _REGISTER_COUNT else "stack_bytes"
+                    facts.setdefault(symbols[symbol], {})[field] = value
+    reserved = _RESERVED_SMEM_BYTES if _compute_capability(cubin) >= 90 else 0
+    for entry in facts.values():
+        entry["static_smem_bytes"] = max(0, entry.get("static_smem_bytes", 0) - reserved)
+    return {name: Entry(**entry) for name, entry in facts.items() if "code_bytes" in entry}
+
+
+def _compute_capability(cubin: bytes) -> int:
+    """Return 80 for sm_80, from the ELF header's flags (whose place depends on the ABI version)."""
+    flags: int = struct.unpack_from("<I", cubin, 0x30)[0]
+    return flags >> 8 & 0xFF if cubin[8] >= 8 else flags & 0xFF
+
+
+def _sections(cubin: bytes) -> list[_Section]:
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    entry_bytes, count, names_index = struct.unpack_from("<3H", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQII", cubin, table + i * entry_bytes) for i in range(count)]
+    names_at = headers[names_index][4]
+    # A section of type 8 (SHT_NOBITS), such as shared memory, has a size and no bytes.
+    return [
+        _Section(_text(cubin, names_at + name), b"" if kind == 8 else cubin[at : at + size], size, link, at)
+        for name, kind, _, _, at, size, link, _ in headers
+    ]
+
+
+def _text(data: bytes, at: int) -> str:
+    return data[at : data.index(0, at)].decode()
+
+
+def _symbols(sections: list[_Section]) -> list[str]:
+    for section in sections:
+        if section.name == ".symtab":
+            names = sections[section.link].data
+            return [_text(names, at) for (at,) in struct.iter_unpack("<I20x", section.data)]
+    return []
+
+
+def _kernel_of(section_name: str) -> tuple[str, str]:
+    """Split `.nv.shared.kernel` into the kind of section and the kernel it is about."""
+    match = re.fullmatch(r"(\.text|\.nv\.shared|\.nv\.info)\.(.+)", section_name)
+    return (match[1], match[2]) if match else ("", "")
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(data):
+        layout, attribute, value = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if layout == _SIZED:
+            yield attribute, data[at : at + value]
+            at += value
+
+
+def spills(log: str) -> dict[str, int]:
+    """Return the bytes of spill stores plus loads of each kernel, from the log that `ptxas -v` writes."""
+    pattern = r"Function properties for (\S+)\s+(?:ptxas\s*\.?\s*)?\d+ bytes stack frame, (\d+) bytes spill stores, (\d+)"
+    return {name: int(stores) + int(loads) for name, stores, loads in re.findall(pattern, log)}
+
+
+def resources(cubin: bytes, symbols: tuple[str, ...], spill_bytes: Mapping[str, int] | None) -> Resources:
+    """Return the largest use of each resource over the kernels that are launched.
+
+    Args:
+        cubin: Machine code.
+        symbols: The kernels.
+        spill_bytes: From `spills`; None where there is no log.
+    """
+    entries = read_cubin(cubin)
+    used = [entries[symbol] for symbol in symbols]
+    return Resources(
+        registers=max(entry.registers for entry in used),
+        static_smem_bytes=max(entry.static_smem_bytes for entry in used),
+        spill_bytes=None if spill_bytes is None else max(spill_bytes.get(symbol, 0) for symbol in symbols),
+        code_bytes=max(entry.code_bytes for entry in used),
+    )

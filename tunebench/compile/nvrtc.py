@@ -1,0 +1,114 @@
+"""CUDA C++ to a cubin through NVRTC: for any architecture, with no GPU and no driver."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import metadata
+from typing import Any
+
+from tunebench.compile.binary import Binary, CompileError
+from tunebench.compile.cache import binary_key
+from tunebench.compile.cubin import resources, spills
+from tunebench.device import Device
+from tunebench.errors import MissingDependency
+from tunebench.space import Config
+from tunebench.variant import CudaVariant, strip_comments
+from tunebench.workload import Workload
+
+__all__ = ["compile_cuda", "key_cuda", "nvrtc_version"]
+
+_FLAGS = ("--std=c++17", "--ptxas-options=-v")
+_ERRORS_TOLD = 5
+
+
+@functools.cache
+def nvrtc_version() -> str:
+    """Return the version of NVRTC, such as ``"13.4.92"``; of the library alone (13.4) where it is no package.
+
+    Raises:
+        MissingDependency: if NVRTC or its bindings are not installed.
+    """
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:  # the library is loaded at its first use
+        raise MissingDependency("NVRTC", "cuda") from error
+    try:
+        package = metadata.version("nvidia-cuda-nvrtc")
+    except metadata.PackageNotFoundError:
+        package = ""
+    # A build number tells compilers of one release apart, if the package is the library that was loaded.
+    return package if package.startswith(f"{major}.{minor}.") else f"{major}.{minor}"
+
+
+def key_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:
+    """Return the key of what reaches NVRTC for this configuration: source, entries, options, target, version.
+
+    Raises:
+        MissingDependency: if NVRTC or its bindings are not installed.
+    """
+    entries = [launch.entry for launch in variant.launches(workload, config)]
+    return binary_key(
+        "cuda",
+        strip_comments(variant.source(workload, config)),
+        # In launch order: that is the order of the symbols in the binary.
+        "\n".join(entries),
+        *_FLAGS,
+        variant.target(device),
+        nvrtc_version(),
+    )
+
+
+def compile_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, device: Device) -> Binary:
+    """Compile one configuration for the architecture of `device`.
+
+    Raises:
+        CompileError: with the first errors of NVRTC or ptxas.
+        MissingDependency: if NVRTC or its bindings are not installed.
+    """
+    key = key_cuda(variant, workload, config, device)
+    entries = tuple(launch.entry for launch in variant.launches(workload, config))
+    target = variant.target(device)
+    cubin, symbols, log = _compile(variant.source(workload, config), entries, target)
+    used = resources(cubin, symbols, spills(log))
+    return Binary(key=key, language="cuda", target=target, payload=cubin, entries=symbols, resources=used)
+
+
+def _compile(source: str, entries: tuple[str, ...], target: str) -> tuple[bytes, tuple[str, ...], str]:
+    """Return the cubin, the symbol of each entry, and the log (which says what was spilled)."""
+    from cuda.bindings import nvrtc
+
+    program = _call(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel", 0, [], []))
+    try:
+        for entry in dict.fromkeys(entries):
+            _call(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
+        flags = [flag.encode() for flag in (*_FLAGS, f"--gpu-architecture={target}")]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        log = bytearray(_call(nvrtc.nvrtcGetProgramLogSize(program)))
+        _call(nvrtc.nvrtcGetProgramLog(program, log))
+        text = log.decode(errors="replace").rstrip("\0")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(f"NVRTC for {target}: {_first_errors(text)}")
+        cubin = bytearray(_call(nvrtc.nvrtcGetCUBINSize(program)))
+        _call(nvrtc.nvrtcGetCUBIN(program, cubin))
+        symbols = [_call(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode() for entry in entries]
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return bytes(cubin), tuple(symbols), text
+
+
+def _call(answer: tuple[Any, ...]) -> Any:
+    """Return what an NVRTC function gave besides its status."""
+    status, *values = answer
+    if int(status) != 0:
+        raise CompileError(f"NVRTC: {status.name}")
+    return values[0] if values else None
+
+
+def _first_errors(log: str) -> str:
+    """Return the first errors of a compilation log, each with the line of source it quotes."""
+    found = re.findall(r"^(.*\berror\b *:.*)(?:\n  (.*))?", log, re.MULTILINE)
+    told = [f"{' '.join(error.split())}{f' `{quoted.strip()}`' if quoted.strip() else ''}" for error, quoted in found]
+    return "; ".join(told[:_ERRORS_TOLD]) or log.strip()[:500] or "no message"

@@ -1,0 +1,154 @@
+// What kernel code, compiled for the host, asks of the emulator's runtime (shim_runtime.h).
+//
+// A block's threads are fibers of one host thread: one runs until it waits for others, then the next. Nothing is
+// included here or in shim.h, so that a kernel compiles in a fraction of a second.
+#pragma once
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned in_x = 1, unsigned in_y = 1, unsigned in_z = 1) : x(in_x), y(in_y), z(in_z) {}
+  constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+};
+
+// Of the fiber that runs; the scheduler sets them.
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+namespace emulated {
+
+using Bytes = __SIZE_TYPE__;
+using Address = __UINTPTR_TYPE__;
+
+// Reports that the kernel is wrong, with block and thread, and ends the process.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Base of the block's dynamic shared memory.
+extern unsigned char* dynamic_shared;
+
+// Fails unless the bytes lie within shared memory at an address that is a multiple of their number.
+void check_shared(const void* address, Bytes bytes, const char* what);
+
+inline void check_aligned(const void* address, Bytes bytes, const char* what) {
+  if (reinterpret_cast<Address>(address) % bytes != 0)
+    fail("%s: address %p is no multiple of %d bytes", what, address, int(bytes));
+}
+
+// ---- waiting for the block --------------------------------------------------------------------------------
+
+// What the block agreed on at a barrier: over the predicates of all threads.
+struct Vote {
+  int count;
+  bool all, any;
+};
+Vote block_barrier(int line, bool predicate);
+
+// ---- waiting for lanes of the warp ------------------------------------------------------------------------
+
+// What a lane hands in and takes out of a collective call.
+struct alignas(16) Slot {
+  unsigned char bytes[64];
+};
+
+// The slots of a warp, seen as values of one type.
+template <class T>
+class Lanes {
+ public:
+  explicit Lanes(Slot* slots) : slots_(slots) {}
+  T& operator[](int lane) const { return *reinterpret_cast<T*>(slots_[lane].bytes); }
+
+ private:
+  Slot* slots_;
+};
+
+// Which call it is: only lanes that make the same call, with the same mask, belong together.
+struct Call {
+  const char* name;
+  int line;
+  unsigned mask;
+  bool whole_warp;  // all 32 lanes must be there; else lanes that have exited are excused
+};
+
+// Runs once for all lanes of a call, when the last has come.
+using Combiner = void (*)(const void* combine, Slot* in, Slot* out, unsigned lanes);
+
+int lane();
+Slot* slots_in();
+Slot* slots_out();
+// Returns when all lanes of the call have come, their results have been combined, and it is this lane's turn.
+void join(const Call& call, const void* combine, Combiner combiner);
+
+// Hands in `mine`; `combine(in, out, lanes)` runs once for all lanes of the call; returns this lane's part.
+template <class Out, class In, class Combine>
+Out collective(const Call& call, const In& mine, const Combine& combine) {
+  static_assert(sizeof(In) <= sizeof(Slot) && sizeof(Out) <= sizeof(Slot), "a slot is too small");
+  const Lanes<In> in(slots_in());
+  in[lane()] = mine;
+  join(call, &combine, [](const void* of_one_lane, Slot* all_in, Slot* all_out, unsigned lanes) {
+    const auto& run = *static_cast<const Combine*>(of_one_lane);
+    run(Lanes<const In>(all_in), Lanes<Out>(all_out), lanes);
+  });
+  const Lanes<Out> out(slots_out());
+  return out[lane()];
+}
+
+// The same for instructions that PTX calls `.aligned`: all 32 lanes make them together.
+template <class Out, class In, class Combine>
+Out whole_warp(const char* name, const In& mine, Combine combine) {
+  return collective<Out>(Call{name, 0, 0xffffffffu, true}, mine,
+                         [combine](Lanes<const In> in, Lanes<Out> out, unsigned) { combine(in, out); });
+}
+
+// ---- asynchronous copies ------------------------------------------------------------------------------------
+
+// A copy may happen at once or when its group is waited for; the run's order decides, so that a missing wait shows.
+void copy_async(void* target, const void* source, int bytes, int source_bytes);
+void commit_copies();
+void wait_for_copies(int groups_left);
+
+// ---- kernels by index -----------------------------------------------------------------------------------------
+
+// A kernel and how to call it with arguments whose types only the compiler knows.
+struct Entry {
+  void (*kernel)();
+  void (*call)(void (*kernel)(), void* const* arguments);
+  int arity;
+  const int* sizes;  // of each argument, in bytes
+};
+
+template <class... Arguments>
+struct Caller {
+  static constexpr int sizes[sizeof...(Arguments) + 1] = {int(sizeof(Arguments))..., 0};
+
+  template <int... I>
+  struct Indices {};
+  template <int N, int... I>
+  struct Upto : Upto<N - 1, N - 1, I...> {};
+  template <int... I>
+  struct Upto<0, I...> {
+    using type = Indices<I...>;
+  };
+
+  template <int... I>
+  static void spread(void (*kernel)(Arguments...), [[maybe_unused]] void* const* arguments, Indices<I...>) {
+    kernel(*static_cast<Arguments*>(arguments[I])...);
+  }
+  static void call(void (*kernel)(), void* const* arguments) {
+    spread(reinterpret_cast<void (*)(Arguments...)>(kernel), arguments,
+           typename Upto<int(sizeof...(Arguments))>::type());
+  }
+};
+
+template <class... Arguments>
+Entry entry(void (*kernel)(Arguments...)) {
+  return {reinterpret_cast<void (*)()>(kernel), Caller<Arguments...>::call, int(sizeof...(Arguments)),
+          Caller<Arguments...>::sizes};
+}
+
+// Defined beside the kernel, by generated code: the kernels that a job may launch.
+extern const Entry* const entries;
+extern const int entry_count;
+
+}  // namespace emulated

@@ -1,0 +1,38 @@
+"""The process that compiles, so that a compiler's crash or hang costs one configuration."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tunebench.compile import compile_config
+from tunebench.compile.binary import Binary, CompileError
+from tunebench.compile.cache import BinaryCache
+from tunebench.kernels import load_file
+from tunebench.outcome import CompileFailed
+from tunebench.task import Task
+
+__all__ = ["compile_task", "start"]
+
+_cache: BinaryCache | None = None
+
+
+def start(cache_folder: Path, variant_files: tuple[str, ...]) -> None:
+    """Prepare this process: signals, users' variants, the cache of binaries."""
+    global _cache
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    for path in variant_files:
+        load_file(path)
+    _cache = BinaryCache(cache_folder)
+
+
+def compile_task(task: Task) -> Binary | CompileFailed:
+    """Compile one configuration, or return why it cannot be compiled."""
+    if _cache is None:
+        raise RuntimeError("a compiling worker must be started with a cache folder first")
+    try:
+        return compile_config(task.variant, task.workload, task.config, task.device, _cache)
+    except CompileError as error:
+        return CompileFailed(reason=str(error))
+    except Exception as error:  # a user's variant may raise anything while it builds its source
+        return CompileFailed(reason=f"{type(error).__name__}: {error}"[:2000])

@@ -1,0 +1,65 @@
+"""Faults after which a process can no longer use its device, and how its worker says which one it was.
+
+After an illegal access, say, every further call in the process fails with the same error: only a new process
+gets a working device again. The worker therefore ends with an exit status that tells the fault, and whoever
+started it turns the status back into words with `describe_exit`.
+"""
+
+from __future__ import annotations
+
+from tunebench.errors import DeviceError
+
+__all__ = ["DeviceLost", "describe_exit"]
+
+_FIRST_STATUS = 80
+"""Above those of sysexits.h (64 to 78) and below those that shells give to signals (from 128)."""
+
+# Faults by the driver's name of them; their order is that of the exit statuses, so append only.
+# Source: cuda.h, CUresult, the errors that leave "the process in an inconsistent state".
+_FAULTS = {
+    "CUDA_ERROR_UNKNOWN": "the device was lost for a reason that the driver does not know",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "the kernel read or wrote memory it does not own",
+    "CUDA_ERROR_LAUNCH_TIMEOUT": "the driver stopped a kernel that ran too long",
+    "CUDA_ERROR_ASSERT": "an assertion in the kernel failed",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR": "the kernel corrupted its call stack, or its stack overflowed",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION": "the kernel met an instruction that the device does not have",
+    "CUDA_ERROR_MISALIGNED_ADDRESS": "the kernel accessed an address that is not aligned to the access",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE": "the kernel used an address in a memory space it is not in",
+    "CUDA_ERROR_INVALID_PC": "the kernel jumped out of its code",
+    "CUDA_ERROR_LAUNCH_FAILED": "an exception occurred on the device while the kernel ran",
+    "CUDA_ERROR_TENSOR_MEMORY_LEAK": "the kernel ended without freeing its tensor memory",
+    "CUDA_ERROR_ECC_UNCORRECTABLE": "the device found an error in its memory that it could not correct",
+    "CUDA_ERROR_NVLINK_UNCORRECTABLE": "the device found an error of its link that it could not correct",
+    "CUDA_ERROR_CONTAINED": "the device contained a hardware error to this process",
+}
+
+
+class DeviceLost(DeviceError):
+    """The device is of no further use to this process, which must end with `status`.
+
+    Args:
+        name: What the driver calls the fault, such as ``"CUDA_ERROR_ILLEGAL_ADDRESS"``.
+        detail: What was being done.
+    """
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(f"{name}: {detail}")
+        self.name, self.detail = name, detail
+
+    def __reduce__(self) -> tuple[type[DeviceLost], tuple[str, str]]:
+        return (DeviceLost, (self.name, self.detail))
+
+    @property
+    def status(self) -> int:
+        """Exit status that tells this fault."""
+        names = list(_FAULTS)
+        return _FIRST_STATUS + (names.index(self.name) if self.name in names else 0)
+
+
+def describe_exit(status: int) -> str | None:
+    """Return which fault a worker ended of, or None if its exit status tells none."""
+    index = status - _FIRST_STATUS
+    if not 0 <= index < len(_FAULTS):
+        return None
+    name, words = list(_FAULTS.items())[index]
+    return f"{name}: {words}"

@@ -1,0 +1,1 @@
+"""Runs compiled configurations: proves them right, then times them, in a process of its own."""

@@ -1,0 +1,88 @@
+"""Clocks, throttling and power of a GPU, read beside measuring; what cannot be read is said, not guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Clock"]
+
+# Source: nvml.h, nvmlClocksEventReasons; the idle bit is left out, since it is set between samples.
+_REASONS = {
+    0x002: "application clocks",
+    0x004: "software power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "software thermal slowdown",
+    0x040: "hardware thermal slowdown",
+    0x080: "hardware power brake",
+    0x100: "display clocks",
+}
+
+
+class Clock:
+    """Reads one GPU through NVML, if that is there.
+
+    Args:
+        pci_bus_id: Which GPU.
+
+    Attributes:
+        problem: Why nothing can be read, or None.
+    """
+
+    def __init__(self, pci_bus_id: str) -> None:
+        self.problem: str | None = None
+        self._nvml: Any = None
+        try:
+            import pynvml
+        except ImportError:
+            self.problem = "nvidia-ml-py is not installed"
+            return
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
+            pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM)
+        except pynvml.NVMLError as error:
+            self.problem = f"NVML: {error}"
+            return
+        self._nvml = pynvml
+
+    def sm_mhz(self) -> float | None:
+        """Return the present clock of the SMs, or None where it is not told."""
+        if self._nvml is None:
+            return None
+        return self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)
+
+    def throttled_by(self) -> frozenset[str]:
+        """Return what holds the clock down at present."""
+        mask = int(self._read("nvmlDeviceGetCurrentClocksThrottleReasons") or 0)
+        return frozenset(reason for bit, reason in _REASONS.items() if mask & bit)
+
+    def surroundings(self) -> dict[str, Any]:
+        """Return power limit and draw (W) and temperature (degrees Celsius), as far as they are told."""
+        if self._nvml is None:
+            return {"clocks": f"not read: {self.problem}"}
+        limit_mw = self._read("nvmlDeviceGetEnforcedPowerLimit")
+        power_mw = self._read("nvmlDeviceGetPowerUsage")
+        celsius = self._read("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)
+        facts = {
+            "power_limit_w": limit_mw and limit_mw / 1e3,
+            "power_w": power_mw and power_mw / 1e3,
+            "temperature_c": celsius,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
+
+    def driver(self) -> str | None:
+        """Return the version of the display driver, such as ``"580.95.05"``."""
+        if self._nvml is None:
+            return None
+        version = self._nvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else str(version)
+
+    def _read(self, name: str, *arguments: Any) -> float | None:
+        """Return one reading of NVML, or None where this GPU does not support it."""
+        if self._nvml is None:
+            return None
+        try:
+            return float(getattr(self._nvml, name)(self._handle, *arguments))
+        except self._nvml.NVMLError:
+            return None

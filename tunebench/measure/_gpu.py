@@ -1,0 +1,298 @@
+"""The driver's boundary: memory, kernels, a stream and events of one GPU, and nothing that knows of tuning.
+
+Kernels, launches, events and graphs go through cuda.core; memory goes through the driver's bindings, as plain
+allocations: each is then of its own, so that memory checkers see an access past its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tunebench.device import Device, local_gpus
+from tunebench.errors import DeviceError, MissingDependency
+from tunebench.variant import Launch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["CudaError", "Gpu", "Graph", "Prepared", "Timing", "open_gpu", "require_cuda_core"]
+
+SMEM_WITHOUT_ASKING_BYTES = 48 * 1024
+"""Shared memory a block may have before its kernel is allowed more.
+
+Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+"""
+
+
+class CudaError(DeviceError):
+    """A CUDA call failed; the message begins with the driver's name of the error."""
+
+
+class Prepared(NamedTuple):
+    """A launch with all that the driver asks for."""
+
+    kernel: Any
+    config: Any
+    arguments: tuple[Any, ...]
+
+
+class Timing(NamedTuple):
+    """How long work took.
+
+    Attributes:
+        device_us: Between the events around it, on the device.
+        host_us: To enqueue it, events included, on the host.
+    """
+
+    device_us: float
+    host_us: float
+
+
+class Graph(NamedTuple):
+    """Launches that the device starts by itself, one after the other."""
+
+    executable: Any
+    repeats: int
+
+
+def require_cuda_core() -> None:
+    """Check that kernels can be launched as far as packages are concerned.
+
+    Raises:
+        MissingDependency: if cuda-core, or the version of it that has what is used here, is not installed.
+    """
+    try:
+        from cuda.bindings import driver  # noqa: F401
+        from cuda.core import Device, EventOptions, LaunchConfig, ObjectCode, launch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency("cuda-core (1.0 or later)", "cuda") from error
+
+
+def open_gpu(device: Device) -> Gpu:
+    """Open the first GPU of this machine that is `device`.
+
+    Raises:
+        DeviceError: if this machine has no such GPU.
+        MissingDependency: if cuda-core is not installed.
+    """
+    require_cuda_core()
+    present = [(gpu.architecture, gpu.name, gpu.sm_count) for gpu in local_gpus()]
+    asked = (device.architecture, device.name, device.sm_count)
+    if asked not in present:
+        names = ", ".join(f"{name} ({architecture}, {sms} SMs)" for architecture, name, sms in present)
+        raise DeviceError(f"{device.name} is not on this machine, which has: {names or 'no NVIDIA GPU'}")
+    return Gpu(present.index(asked))
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Raise errors of cuda.core as ours."""
+    from cuda.core._utils.cuda_utils import CUDAError  # it has no public name
+
+    try:
+        yield
+    except CUDAError as error:
+        raise CudaError(str(error)) from error
+
+
+class Gpu:
+    """One GPU, its primary context, and one stream on which everything happens.
+
+    Args:
+        ordinal: Position in the driver's order.
+
+    Raises:
+        CudaError: from here and from every method, if a CUDA call fails.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        from cuda.bindings import driver
+        from cuda.core import Device, EventOptions, launch
+        from cuda.core._utils.cuda_utils import CUDAError
+
+        self._driver, self._launch, self._error = driver, launch, CUDAError
+        self._ordinal = ordinal
+        with _translated():
+            self._device = Device(ordinal)
+            self._device.set_current()
+            self._stream = self._device.create_stream()
+            timing = EventOptions(timing_enabled=True)
+            self._begin, self._end = self._device.create_event(timing), self._device.create_event(timing)
+        self._stream_handle = self._stream.handle
+
+    # -- what it is ----------------------------------------------------------------------------
+
+    @property
+    def pci_bus_id(self) -> str:
+        """Where it is plugged in: identifies it to other libraries."""
+        return str(self._device.pci_bus_id)
+
+    @property
+    def name(self) -> str:
+        """What the driver calls it."""
+        return str(self._device.name)
+
+    def driver_version(self) -> str:
+        """Return the highest CUDA version that the driver supports, such as ``"13.0"``."""
+        number = int(self._call("cuDriverGetVersion"))
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+    def lost(self) -> str | None:
+        """Return the error that leaves this process without its device, or None if it still works."""
+        (status,) = self._driver.cuCtxSynchronize()
+        return str(status.name) if int(status) else None
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of new memory, aligned to 256 bytes."""
+        return int(self._call("cuMemAlloc", nbytes))
+
+    def free(self, address: int) -> None:
+        """Give memory back."""
+        self._call("cuMemFree", address)
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        """Enqueue filling memory with a byte."""
+        self._call("cuMemsetD8Async", address, byte, nbytes, self._stream_handle)
+
+    def upload(self, address: int, array: Array) -> None:
+        """Copy a C-contiguous array to the device, and wait for it."""
+        assert array.flags.c_contiguous
+        self._call("cuMemcpyHtoDAsync", address, array.ctypes.data, array.nbytes, self._stream_handle)
+        self.synchronize()
+
+    def download(self, address: int, array: Array) -> None:
+        """Fill a C-contiguous array from the device, after all that was enqueued."""
+        assert array.flags.c_contiguous
+        self._call("cuMemcpyDtoHAsync", array.ctypes.data, address, array.nbytes, self._stream_handle)
+        self.synchronize()
+
+    # -- kernels -------------------------------------------------------------------------------
+
+    def load(self, cubin: bytes, symbols: Sequence[str]) -> tuple[Any, ...]:
+        """Return the kernels of a cubin; it is unloaded when the last of them is dropped."""
+        from cuda.core import ObjectCode
+
+        with _translated():
+            code = ObjectCode.from_cubin(cubin)
+            kernels = {symbol: code.get_kernel(symbol) for symbol in dict.fromkeys(symbols)}
+        return tuple(kernels[symbol] for symbol in symbols)
+
+    def prepare(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Prepared:
+        """Make a launch ready.
+
+        Args:
+            kernel: From `load`.
+            launch: Its grid, block and shared memory.
+            arguments: One for each parameter: Python integers (64 bits: addresses, sizes) and NumPy scalars.
+
+        Raises:
+            CudaError: if the arguments are not of the sizes that the kernel takes, or the device has not
+                enough shared memory.
+        """
+        from cuda.core import LaunchConfig
+
+        self._check_parameters(kernel, launch, arguments)
+        self._allow_smem(kernel, launch.smem_bytes)
+        config = LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.smem_bytes)
+        return Prepared(kernel, config, arguments)
+
+    def _check_parameters(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> None:
+        """Refuse a launch whose arguments would be read as something else."""
+        try:
+            with _translated():
+                takes = [int(parameter.size) for parameter in kernel.arguments_info]
+        except NotImplementedError:  # a driver before 12.4 does not tell
+            return
+        passed = [8 if isinstance(argument, int) else int(argument.nbytes) for argument in arguments]
+        if takes != passed:
+            name = launch.entry or "the kernel"
+            raise CudaError(f"{name} takes parameters of {takes} bytes, and the launch passes {passed}")
+
+    def _allow_smem(self, kernel: Any, dynamic_bytes: int) -> None:
+        """Let a kernel have as much dynamic shared memory as it asks for."""
+        attributes = self._driver.CUfunction_attribute
+        handle = self._driver.CUkernel(int(kernel.handle))
+        static_bytes = int(
+            self._call(
+                "cuKernelGetAttribute", attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle, self._ordinal
+            )
+        )
+        if static_bytes + dynamic_bytes <= SMEM_WITHOUT_ASKING_BYTES:
+            return
+        most = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        limit = int(self._call("cuDeviceGetAttribute", most, self._ordinal))
+        if static_bytes + dynamic_bytes > limit:
+            raise CudaError(
+                f"a block asks for {static_bytes} + {dynamic_bytes} bytes of shared memory, of {limit}"
+            )
+        largest = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call("cuKernelSetAttribute", largest, dynamic_bytes, handle, self._ordinal)
+
+    def launch(self, launches: Sequence[Prepared]) -> None:
+        """Enqueue launches, one after the other."""
+        self._launch_on(self._stream, launches)
+
+    def _launch_on(self, stream: Any, launches: Sequence[Prepared]) -> None:
+        try:
+            for prepared in launches:
+                self._launch(stream, prepared.config, prepared.kernel, *prepared.arguments)
+        except self._error as error:
+            raise CudaError(str(error)) from error
+
+    def graph(self, launches: Sequence[Prepared], count: int) -> Graph:
+        """Record launches `count` times over, for the device to start without the host."""
+        with _translated():
+            builder = self._device.create_graph_builder()
+            builder.begin_building()
+            for _ in range(count):
+                self._launch_on(builder, launches)
+            builder.end_building()
+            executable = builder.complete()
+            executable.upload(self._stream)
+            builder.close()
+        return Graph(executable, count)
+
+    def replay(self, graph: Graph) -> None:
+        """Enqueue a graph."""
+        with _translated():
+            graph.executable.launch(self._stream)
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait for all that was enqueued."""
+        with _translated():
+            self._stream.sync()
+
+    def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
+        """Time work on the device.
+
+        Args:
+            before: Enqueues what is not timed but keeps the device busy while the host enqueues `work`;
+                otherwise the device would wait for the host, and the wait would be timed.
+            work: Enqueues what is timed.
+        """
+        before()
+        with _translated():
+            start = time.perf_counter()
+            self._stream.record(self._begin)
+            work()
+            self._stream.record(self._end)
+            host_us = (time.perf_counter() - start) * 1e6
+            self._end.sync()
+            return Timing(float(self._end - self._begin) * 1e3, host_us)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the driver and return what it gives besides its status."""
+        status, *values = getattr(self._driver, name)(*arguments)
+        if int(status):
+            _, words = self._driver.cuGetErrorString(status)
+            raise CudaError(f"{status.name}: {(words or b'').decode()} ({name})")
+        return values[0] if values else None

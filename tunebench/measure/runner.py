@@ -1,0 +1,89 @@
+"""What runs compiled configurations on one kind of device."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from tunebench.compile.binary import Binary
+from tunebench.measure.sampled import check_of
+from tunebench.measure.timing import Protocol, Stopped, median_interval
+from tunebench.measure.verify import Check, InputSet, draw
+from tunebench.outcome import Aborted, CacheState, Effort, Measured, Outcome, Verification
+from tunebench.task import Task
+from tunebench.workload import Workload
+
+__all__ = ["Runner", "THOROUGH"]
+
+INPUT_SET_LIFE = 16
+"""Configurations verified on one set of inputs before a fresh one is drawn."""
+
+THOROUGH: dict[str, Any] = {"min_samples": 30, "max_samples": 200, "max_s": 2.0}
+"""How a thorough task differs from the protocol in force."""
+
+
+class Runner(ABC):
+    """Runs one compiled configuration at a time; lives in a worker process of its own.
+
+    A runner keeps inputs and references between tasks, never results. What it raises beyond
+    `TunebenchError` ends as `LaunchFailed` at the process boundary.
+
+    Args:
+        protocol: How samples are taken.
+    """
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self._inputs: tuple[Workload, int, InputSet] | None = None
+        self._check: tuple[InputSet, Check] | None = None
+        self._uses = 0
+
+    @abstractmethod
+    def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
+        """Verify and time one configuration."""
+
+    def conditions(self) -> Mapping[str, Any]:
+        """Return what results were obtained under: versions, driver, host (override)."""
+        return {}
+
+    def input_set(self, workload: Workload, seed: int) -> InputSet:
+        """Return inputs and their reference, drawn afresh every `INPUT_SET_LIFE` configurations."""
+        generation = self._uses // INPUT_SET_LIFE
+        self._uses += 1
+        if self._inputs is None or self._inputs[:2] != (workload, generation):
+            self._inputs = (workload, generation, draw(workload, seed))
+        return self._inputs[2]
+
+    def check(self, inputs: InputSet) -> Check:
+        """Return what outputs computed from `inputs` are held against; in parts where they are large."""
+        if self._check is None or self._check[0] is not inputs:
+            self._check = (inputs, check_of(inputs))
+        return self._check[1]
+
+    def protocol_for(self, task: Task) -> Protocol:
+        """Return the protocol, with more samples for a thorough task."""
+        return dataclasses.replace(self.protocol, **THOROUGH) if task.thorough else self.protocol
+
+
+def judge(
+    stopped: Stopped,
+    *,
+    cache: CacheState,
+    verification: Verification,
+    abort_above_us: float | None,
+    conditions: Mapping[str, Any],
+) -> Outcome:
+    """Turn samples into `Measured`, or `Aborted` if they were hopeless."""
+    if stopped.hopeless:
+        return Aborted(samples_us=stopped.samples_us, above_us=abort_above_us or 0.0)
+    median_us, ci_us = median_interval(stopped.samples_us)
+    return Measured(
+        median_us=median_us,
+        ci_us=ci_us,
+        samples_us=stopped.samples_us,
+        cache=cache,
+        verification=verification,
+        conditions=conditions,
+    )

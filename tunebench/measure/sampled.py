@@ -1,0 +1,208 @@
+"""Checking a result too large to compute twice: every edge, sampled blocks, and sums that miss no element.
+
+Three nets of different mesh. The last rows and columns, and blocks spread so that each band of rows and of
+columns holds at least one, are held to the tolerance of each element: they catch what is wrong everywhere a
+little, and what is wrong at edges. Sums of short runs of elements with random signs are compared with the
+same sums of the right answer, which linearity makes cheap: every element is in one of them, so that a single
+element that is grossly wrong, or was never written, is caught wherever it lies.
+
+Operators offer the parts by two optional methods: `reference_block(inputs, batch_index, rows, cols)`, and
+`reference_sums(inputs, batch_index, signs, width)`, which returns None where the operator is not linear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tunebench._lazy import np
+from tunebench.measure.verify import Check, EveryElement, InputSet, share_of
+from tunebench.workload import Reference, Workload
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["AFFORDABLE_FLOPS", "Sampled", "check_of", "is_sampled"]
+
+AFFORDABLE_FLOPS = 2e10
+"""Up to this many the whole reference is computed: about a second of float64 products on two cores."""
+
+EDGE = 16
+"""Rows and columns checked at the end of the output: each edge tile has some of them."""
+BAND = 64
+"""At least one block lies in each band of so many rows, and of so many columns."""
+BLOCK_ROWS = 8
+"""Rows of a sampled block; it has `BAND` columns."""
+WITHOUT_SUMS = 4
+"""Times as many blocks are taken where there are no sums to cover the rest."""
+BATCHES = 4
+"""Products of a batch of which blocks are taken, the first and the last among them."""
+RUN = 128
+"""Columns of a signed sum: the fewer, the smaller the error of one element that shows."""
+MISTAKEN = 1e-9
+"""Probability that a right result fails because of its signed sums."""
+ROWS_AT_ONCE = 1024
+"""Rows of the output converted to float64 at a time."""
+
+
+class _Place(NamedTuple):
+    batch_index: int
+    rows: slice
+    cols: slice
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    place: _Place
+    reference: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    batch_index: int
+    signs: Array
+    reference: Reference
+
+
+def is_sampled(workload: Workload) -> bool:
+    """Tell whether a workload's result is checked in parts: it is large, and its operator offers them."""
+    outputs = workload.outputs()
+    in_parts = len(outputs) == 1 and len(outputs[0].shape) == 3 and hasattr(workload, "reference_block")
+    return in_parts and workload.flops() > AFFORDABLE_FLOPS
+
+
+def check_of(inputs: InputSet) -> Check:
+    """Return what outputs computed from `inputs` are held against."""
+    return Sampled(inputs) if is_sampled(inputs.workload) else EveryElement(inputs)
+
+
+class Sampled(Check):
+    """Holds edges and sampled blocks to the tolerance of each element, and signed sums to theirs.
+
+    The signs are drawn independently of the errors e_j, so that the sum of these exceeds ``t`` with a
+    probability of at most ``2 exp(-t^2 / (2 sum e_j^2))``; `MISTAKEN` fixes t.
+
+    Args:
+        inputs: What the outputs were computed from; the output must have a shape of (batch, rows, columns).
+
+    Source: Hoeffding, "Probability inequalities for sums of bounded random variables", 1963, theorem 2.
+    """
+
+    def __init__(self, inputs: InputSet) -> None:
+        workload: Any = inputs.workload
+        rng = np.random.default_rng((inputs.seed, 1))
+        exact = inputs.exact()
+        self._tensor = workload.outputs()[0]
+        self._tolerance = workload.tolerance()
+        self._sums = _sums(workload, exact, rng)
+        self._blocks = tuple(
+            _Block(place, workload.reference_block(exact, *place))
+            for place in _places(self._tensor.shape, rng, 1 if self._sums else WITHOUT_SUMS)
+        )
+        # Each sum is one chance to fail by accident.
+        chances = sum(sums.reference.value.size for sums in self._sums)
+        self._deviations = math.sqrt(2 * math.log(2 * max(1, chances) / MISTAKEN))
+        self.detail = (
+            f"the last {EDGE} rows and columns and {sum(map(_is_inner, self._blocks))} blocks of "
+            f"{BLOCK_ROWS} x {BAND}, every element of them; all elements were written"
+        )
+        if self._sums:
+            self.detail += f", and are right in signed sums of {RUN}"
+
+    def worst(self, outputs: Mapping[str, Array]) -> float:
+        """Return the largest error of an element or of a sum."""
+        return max(share for share, _ in self._shares(outputs[self._tensor.name]))
+
+    def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
+        """Return the worst element of the blocks, or the run of columns whose sum is most wrong."""
+        _, where = max(self._shares(outputs[self._tensor.name]), key=lambda found: found[0])
+        return f"{worst:.3g} times the tolerance; {self._tensor.name}{where}"
+
+    def _shares(self, output: Array) -> Iterator[tuple[float, str]]:
+        """Yield the largest share of what is allowed in each part, and where it is."""
+        missing = np.isnan(output)
+        if missing.any():
+            at = ",".join(str(int(i)) for i in np.unravel_index(int(np.argmax(missing)), output.shape))
+            yield math.inf, f"[{at}] is NaN: it was not written, or computed from what was not"
+        for block in self._blocks:
+            yield self._block_share(block, output)
+        for sums in self._sums:
+            for start in range(0, output.shape[1], ROWS_AT_ONCE):
+                yield self._sums_share(sums, output, slice(start, start + ROWS_AT_ONCE))
+
+    def _block_share(self, block: _Block, output: Array) -> tuple[float, str]:
+        (z, rows, cols), right = block.place, block.reference
+        got = output[z, rows, cols].astype(np.float64)
+        allowed = self._tolerance.eps_out * np.abs(right.value) + self._tolerance.eps_acc * right.scale
+        share = share_of(np.abs(got - right.value), allowed)
+        at = np.unravel_index(int(np.argmax(share)), share.shape)
+        where = f"[{z},{rows.start + at[0]},{cols.start + at[1]}]"
+        return float(share[at]), f"{where} is {got[at]:.6g}, must be {right.value[at]:.6g}"
+
+    def _sums_share(self, sums: _Sums, output: Array, rows: slice) -> tuple[float, str]:
+        got = output[sums.batch_index, rows].astype(np.float64)
+        starts = np.arange(0, output.shape[2], RUN)
+        right = sums.reference.value[rows]
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities of a wrong output: NaN never passes
+            error = np.abs(np.add.reduceat(got * sums.signs, starts, axis=1) - right)
+            # What is rounded is the right value; that it is near the one found is what is being tested.
+            rounded = 1.05 * np.sqrt(np.add.reduceat(np.square(got), starts, axis=1))
+            allowed = self._tolerance.eps_out * rounded + self._tolerance.eps_acc * sums.reference.scale[rows]
+            share = share_of(error, self._deviations * allowed)
+        i, run = np.unravel_index(int(np.argmax(share)), share.shape)
+        first, end = int(run) * RUN, min(int(run) * RUN + RUN, output.shape[2])
+        where = f"[{sums.batch_index},{rows.start + i},{first}:{end}]"
+        return float(share[i, run]), f"{where}: the signed sum is off by {error[i, run]:.6g}"
+
+
+def _sums(workload: Any, exact: Mapping[str, Array], rng: numpy.random.Generator) -> tuple[_Sums, ...]:
+    """Return the right signed sums of each product of the batch; none where they cannot be had."""
+    compute = getattr(workload, "reference_sums", None)
+    batch, _, columns = workload.outputs()[0].shape
+    found = []
+    for z in range(batch if compute is not None else 0):
+        signs = rng.choice(np.array([-1.0, 1.0]), columns)
+        reference = compute(exact, z, signs, RUN)  # type: ignore[misc]
+        if reference is None:
+            return ()
+        found.append(_Sums(z, signs, reference))
+    return tuple(found)
+
+
+def _places(shape: tuple[int, ...], rng: numpy.random.Generator, repeats: int) -> Iterator[_Place]:
+    """Yield the edges and the sampled blocks of some products of the batch."""
+    batch, rows, cols = shape
+    chosen = {0, batch - 1, *rng.integers(0, batch, BATCHES - 2).tolist()}
+    for z in sorted(chosen):
+        yield _Place(z, slice(max(0, rows - EDGE), rows), slice(0, cols))
+        yield _Place(z, slice(0, rows), slice(max(0, cols - EDGE), cols))
+        for _ in range(repeats):
+            yield from _spread(z, rows, cols, rng)
+
+
+def _spread(z: int, rows: int, cols: int, rng: numpy.random.Generator) -> Iterator[_Place]:
+    """Yield blocks so that each band of rows and each band of columns holds at least one."""
+    row_bands, col_bands = -(-rows // BAND), -(-cols // BAND)
+    count = max(row_bands, col_bands)
+    pairs = zip(_each_once(row_bands, count, rng), _each_once(col_bands, count, rng), strict=True)
+    for row_band, col_band in pairs:
+        end = min(rows, (row_band + 1) * BAND)
+        top = int(rng.integers(row_band * BAND, max(row_band * BAND, end - BLOCK_ROWS) + 1))
+        left = col_band * BAND
+        yield _Place(z, slice(top, min(rows, top + BLOCK_ROWS)), slice(left, min(cols, left + BAND)))
+
+
+def _each_once(bands: int, count: int, rng: numpy.random.Generator) -> list[int]:
+    """Return `count` bands in random order, none twice before each was there once."""
+    order = [rng.permutation(bands) for _ in range(-(-count // bands))]
+    return [int(band) for band in np.concatenate(order)[:count]]
+
+
+def _is_inner(block: _Block) -> bool:
+    rows, cols = block.place.rows, block.place.cols
+    return bool(rows.stop - rows.start <= BLOCK_ROWS and cols.stop - cols.start <= BAND)

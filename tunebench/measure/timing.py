@@ -1,0 +1,103 @@
+"""When to stop sampling, and what the samples say.
+
+Source: the stopping rules follow NVBench (NVIDIA, "NVBench: benchmark options", criterion `stdrel`): a
+minimum of samples, then until the relative standard error has settled or time is up. The interval of the
+median is by order statistics (Hollander and Wolfe, "Nonparametric Statistical Methods", section 3.6), which
+assumes nothing of the distribution.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tunebench.errors import InputError
+from tunebench.outcome import CacheState
+
+__all__ = ["Protocol", "Stopped", "collect", "median_interval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How samples are taken.
+
+    Attributes:
+        cache: Whether the last-level cache is flushed before each sample.
+        warmups: Runs before the first sample.
+        min_samples: Fewest samples.
+        max_samples: Most samples.
+        max_s: No further sample is begun after so many seconds.
+        relative_error: Standard error of the mean, relative to it, that is good enough.
+        abort_after: Samples after which a hopeless configuration is given up.
+        abort_factor: A configuration is hopeless if its fastest sample exceeds this many times the incumbent.
+    """
+
+    cache: CacheState = "cold"
+    warmups: int = 1
+    min_samples: int = 10
+    max_samples: int = 100
+    max_s: float = 1.0
+    relative_error: float = 0.005
+    abort_after: int = 2
+    abort_factor: float = 1.5
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_samples <= self.max_samples:
+            raise InputError(f"samples: 1 <= {self.min_samples} <= {self.max_samples} must hold")
+        if self.abort_factor < 1 or self.abort_after < 1:
+            raise InputError("abort_factor and abort_after must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Samples taken, in microseconds, and whether the configuration was given up as hopeless."""
+
+    samples_us: tuple[float, ...]
+    hopeless: bool = False
+
+
+def collect(
+    sample_us: Callable[[], float], protocol: Protocol, *, abort_above_us: float | None = None
+) -> Stopped:
+    """Take samples until they suffice.
+
+    Args:
+        sample_us: Runs once and returns its time in microseconds.
+        protocol: When to stop.
+        abort_above_us: Median of the incumbent; None never aborts.
+    """
+    for _ in range(protocol.warmups):
+        sample_us()
+    samples: list[float] = []
+    end = time.monotonic() + protocol.max_s
+    while len(samples) < protocol.max_samples:
+        samples.append(sample_us())
+        if abort_above_us is not None and len(samples) == protocol.abort_after:
+            if min(samples) > protocol.abort_factor * abort_above_us:
+                return Stopped(tuple(samples), hopeless=True)
+        if len(samples) >= protocol.min_samples and (
+            time.monotonic() >= end or _standard_error(samples) <= protocol.relative_error
+        ):
+            break
+    return Stopped(tuple(samples))
+
+
+def _standard_error(samples: Sequence[float]) -> float:
+    """Return the standard error of the mean, relative to the mean."""
+    return statistics.stdev(samples) / math.sqrt(len(samples)) / statistics.fmean(samples)
+
+
+def median_interval(samples_us: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return the median and its 95 % confidence interval.
+
+    Below 6 samples no such interval exists, and the range of the samples is returned.
+    """
+    ordered = sorted(samples_us)
+    count = len(ordered)
+    spread = 1.96 * math.sqrt(count) / 2
+    low = max(0, math.floor(count / 2 - spread))
+    high = min(count - 1, math.ceil(count / 2 + spread))
+    return statistics.median(ordered), (ordered[low], ordered[high])

@@ -1,0 +1,153 @@
+"""Is the result right? Random inputs, a float64 reference, and a tolerance for every single element.
+
+A norm hides one wrong element among millions, so every element is held to its own tolerance; outputs are
+poisoned before each run, so that an element nobody wrote is NaN, which never passes.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.dtype import numpy_dtype
+from tunebench.workload import Reference, Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = [
+    "Check",
+    "EveryElement",
+    "InputSet",
+    "describe_worst",
+    "draw",
+    "poison",
+    "poisoned",
+    "share_of",
+    "worst_error",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSet:
+    """Random inputs of a workload, and what comes of them.
+
+    Attributes:
+        workload: The problem.
+        seed: What the inputs were drawn with.
+        inputs: One C-contiguous array for each tensor of `Workload.inputs()`, in its stored type.
+    """
+
+    workload: Workload
+    seed: int
+    inputs: Mapping[str, Array]
+
+    def exact(self) -> dict[str, Array]:
+        """Return the inputs in float64, which references are computed from (not kept: they are large)."""
+        return {name: np.asarray(value, dtype=np.float64) for name, value in self.inputs.items()}
+
+    @functools.cached_property
+    def references(self) -> Mapping[str, Reference]:
+        """Reference of each output, every element of it; computed at the first use."""
+        return self.workload.reference(self.exact())
+
+
+def draw(workload: Workload, seed: int) -> InputSet:
+    """Draw inputs; their reference is computed when it is first asked for."""
+    inputs = workload.draw(np.random.default_rng(seed))
+    return InputSet(workload=workload, seed=seed, inputs=inputs)
+
+
+class Check(ABC):
+    """What outputs are held against; made once for an input set, used for every configuration.
+
+    Attributes:
+        detail: What is covered, for `Verification.detail`.
+    """
+
+    detail: str
+
+    @abstractmethod
+    def worst(self, outputs: Mapping[str, Array]) -> float:
+        """Return the largest error as a share of what is allowed; up to 1 the result is right."""
+
+    @abstractmethod
+    def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
+        """Return where outputs are most wrong, for the reason of a `WrongResult`."""
+
+
+class EveryElement(Check):
+    """Holds every element of every output to its own tolerance.
+
+    Args:
+        inputs: What the outputs were computed from.
+    """
+
+    detail = "every element"
+
+    def __init__(self, inputs: InputSet) -> None:
+        self._inputs = inputs
+
+    def worst(self, outputs: Mapping[str, Array]) -> float:
+        """Return the largest error of any element."""
+        return worst_error(self._inputs.workload, outputs, self._inputs.references)
+
+    def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
+        """Return the most wrong element of each output."""
+        return describe_worst(outputs, self._inputs.references, worst)
+
+
+def poison(array: Array) -> None:
+    """Fill an array with bytes that read as NaN in every floating-point type."""
+    array.reshape(-1).view(np.uint8)[:] = 0xFF
+
+
+def poisoned(workload: Workload) -> dict[str, Array]:
+    """Return new, poisoned arrays for the outputs of a workload."""
+    outputs = {t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in workload.outputs()}
+    for array in outputs.values():
+        poison(array)
+    return outputs
+
+
+def worst_error(
+    workload: Workload, outputs: Mapping[str, Array], references: Mapping[str, Reference]
+) -> float:
+    """Return the largest error over all elements as a share of what the tolerance allows.
+
+    Up to 1 the result is right. An element that is NaN where the reference is not makes it infinite.
+    """
+    tolerance = workload.tolerance()
+    worst = 0.0
+    for name, reference in references.items():
+        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+        error = np.abs(outputs[name].astype(np.float64) - reference.value)
+        worst = max(worst, float(np.max(share_of(error, allowed), initial=0.0)))
+    return worst
+
+
+def share_of(error: Array, allowed: Array) -> Array:
+    """Return `error / allowed`, elementwise; NaN counts as infinite.
+
+    Where nothing is allowed, only an error of zero is right.
+    """
+    share = np.divide(error, allowed, out=np.where(error == 0, 0.0, np.inf), where=allowed > 0)
+    return np.nan_to_num(share, nan=np.inf, posinf=np.inf)
+
+
+def describe_worst(outputs: Mapping[str, Array], references: Mapping[str, Reference], worst: float) -> str:
+    """Return where the result is most wrong, for the reason of a `WrongResult`."""
+    parts = []
+    for name, reference in references.items():
+        got = outputs[name].astype(np.float64)
+        error = np.nan_to_num(np.abs(got - reference.value), nan=np.inf)
+        at = np.unravel_index(int(np.argmax(error)), error.shape)
+        where = ",".join(str(int(i)) for i in at)
+        parts.append(f"{name}[{where}] is {got[at]:.6g}, must be {reference.value[at]:.6g}")
+    return f"{worst:.3g} times the tolerance; {'; '.join(parts)}"

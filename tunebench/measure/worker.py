@@ -1,0 +1,103 @@
+"""The process that measures: the one place where any exception becomes an outcome.
+
+A worker is started with a `Setup`, builds its runner once, and answers tasks until it is stopped. A crash or
+a hang takes down this process only; the executor tells them apart and starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tunebench.compile.binary import Binary
+from tunebench.device import Device
+from tunebench.errors import TunebenchError
+from tunebench.fault import DeviceLost
+from tunebench.kernels import load_file
+from tunebench.measure.runner import Runner
+from tunebench.measure.timing import Protocol
+from tunebench.outcome import LaunchFailed, Result
+from tunebench.task import Task
+
+__all__ = ["Setup", "measure", "start"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a measuring worker needs to begin.
+
+    Attributes:
+        runner: Which runner measures: ``"offline"`` for a device that is not here.
+        device: What it measures on, or for.
+        protocol: How samples are taken.
+        variant_files: Users' files to load, so that their variants can be received.
+    """
+
+    runner: Literal["cpu", "cuda", "offline"]
+    device: Device
+    protocol: Protocol
+    variant_files: tuple[str, ...] = ()
+
+
+_runner: Runner | None = None
+
+
+def start(setup: Setup) -> None:
+    """Prepare this process: signals, users' variants, the runner."""
+    global _runner
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    for path in setup.variant_files:
+        load_file(path)
+    _runner = _build(setup)
+
+
+def _build(setup: Setup) -> Runner:
+    if setup.runner == "cpu":
+        from tunebench.measure.cpu import CpuRunner
+
+        return CpuRunner(setup.protocol, setup.device)
+    if setup.runner == "cuda":
+        from tunebench.measure.cuda import CudaRunner
+
+        return CudaRunner(setup.protocol, setup.device)
+    from tunebench.measure.offline import OfflineRunner
+
+    return OfflineRunner(setup.protocol)
+
+
+def measure(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
+    """Verify and time one compiled configuration in this process."""
+    if _runner is None:
+        raise RuntimeError("a measuring worker must be started with a Setup first")
+    try:
+        outcome, effort = _runner.run(task, binary, abort_above_us)
+    except DeviceLost as fault:  # nothing can be measured in this process any more: its status says why
+        print(fault, file=sys.stderr, flush=True)  # noqa: T201 - the last words of a process
+        os._exit(fault.status)
+    except Exception as error:  # the process boundary of measuring: the reason is kept
+        reason = str(error) if isinstance(error, TunebenchError) else f"{type(error).__name__}: {error}"
+        return Result(outcome=LaunchFailed(reason=reason[:2000]), resources=binary.resources)
+    return Result(
+        outcome=outcome,
+        resources=binary.resources,
+        effort=effort,
+        conditions={**host(), **_runner.conditions()},
+    )
+
+
+def host() -> Mapping[str, Any]:
+    """Return what identifies this machine and interpreter in a record."""
+    from tunebench import __version__
+
+    return {
+        "tunebench": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "host": platform.node(),
+        "pid": os.getpid(),
+    }

@@ -1,0 +1,1 @@
+"""Which configuration next: Optuna samplers over valid configurations, and the ask/tell loop."""

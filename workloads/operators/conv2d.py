@@ -1,0 +1,252 @@
+"""conv2d: y = epilogue(x * w + bias), two-dimensional cross-correlation, and its two gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import itemsize, storage, underflow, unit_roundoff
+from tunebench.errors import InputError
+from tunebench.workload import Count, Reference, Size, Tensor, Tolerance, Traffic, Workload
+from tunebench.workloads.operators import _accumulation as accumulation
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array64
+
+__all__ = ["Conv2d"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2d(Workload):
+    """Convolution of a batch of images, as networks mean it (the filter is not flipped), accumulated in f32.
+
+    Dimensions: n images of c channels, h x w; k filters, r x s; stride, pad and dilation alike in both
+    directions; channels in `groups`. The output has k channels, p x q.
+
+    Tensors of layout nhwc: images x (n, h, w, c) and y (n, p, q, k), filters w (k, r, s, c / groups).
+    Tensors of layout nchw: x (n, c, h, w) and y (n, k, p, q), filters w (k, c / groups, r, s).
+
+    ========= ============================ ====== =================================
+    direction reads                        writes sums over
+    ========= ============================ ====== =================================
+    fprop     x, w, bias (k,), residual    y      r, s, channels of a group
+    dgrad     dy (like y), w               dx     r, s, filters of a group
+    wgrad     x, dy (like y)               dw     images and output pixels
+    ========= ============================ ====== =================================
+
+    Only fprop has an epilogue: bias is added, then residual (shaped like y), then relu is applied, in f32
+    before the one rounding. As for gemm, tf32 means f32 tensors rounded to 11 bits before multiplying.
+    """
+
+    operator: ClassVar[str] = "conv2d"
+
+    n: Size
+    c: Size
+    h: Size
+    w: Size
+    k: Size
+    r: Size
+    s: Size
+    stride: Size
+    pad: Count
+    dtype: Literal["f32", "tf32", "f16", "bf16"]
+    layout: Literal["nchw", "nhwc"]
+    dilation: Size = 1
+    groups: Size = 1
+    direction: Literal["fprop", "dgrad", "wgrad"] = "fprop"
+    epilogue: Literal["none", "bias", "bias+relu", "bias+residual+relu"] = "none"
+
+    def check(self) -> None:
+        """Refuse groups that do not divide, a filter that does not fit, and a gradient with an epilogue."""
+        if self.c % self.groups or self.k % self.groups:
+            raise InputError(f"conv2d: groups={self.groups} must divide c={self.c} and k={self.k}")
+        for image, name, filter_name, taps in ((self.h, "h", "r", self.r), (self.w, "w", "s", self.s)):
+            padded, reach = image + 2 * self.pad, (taps - 1) * self.dilation + 1
+            if reach > padded:
+                raise InputError(
+                    f"conv2d: a filter with {filter_name}={taps}, dilation={self.dilation} covers {reach} "
+                    f"and must fit in {name} + 2 pad = {padded}"
+                )
+        if self.direction != "fprop" and self.epilogue != "none":
+            raise InputError(
+                f"conv2d: epilogue={self.epilogue} needs direction=fprop, not {self.direction}; leave it out"
+            )
+
+    @property
+    def p(self) -> int:
+        """Height of the output."""
+        return (self.h + 2 * self.pad - (self.r - 1) * self.dilation - 1) // self.stride + 1
+
+    @property
+    def q(self) -> int:
+        """Width of the output."""
+        return (self.w + 2 * self.pad - (self.s - 1) * self.dilation - 1) // self.stride + 1
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether a bias is added to each output channel."""
+        return "bias" in self.epilogue
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether a tensor like the output is added."""
+        return "residual" in self.epilogue
+
+    @property
+    def has_relu(self) -> bool:
+        """Whether negative results become 0."""
+        return "relu" in self.epilogue
+
+    @property
+    def terms(self) -> int:
+        """Products summed for one element of the output, those with padding included."""
+        return {
+            "fprop": self.c // self.groups * self.r * self.s,
+            "dgrad": self.k // self.groups * self.r * self.s,
+            "wgrad": self.n * self.p * self.q,
+        }[self.direction]
+
+    def _images(self, name: str) -> Tensor:
+        channels, height, width = (
+            (self.c, self.h, self.w) if name in {"x", "dx"} else (self.k, self.p, self.q)
+        )
+        shape = (height, width, channels) if self.layout == "nhwc" else (channels, height, width)
+        return Tensor(name=name, shape=(self.n, *shape), dtype=storage(self.dtype))
+
+    def _filters(self, name: str) -> Tensor:
+        channels = self.c // self.groups
+        shape = (self.r, self.s, channels) if self.layout == "nhwc" else (channels, self.r, self.s)
+        return Tensor(name=name, shape=(self.k, *shape), dtype=storage(self.dtype))
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return what the direction reads: x and w, bias and residual if any; dy and w; or x and dy."""
+        if self.direction == "dgrad":
+            return (self._images("dy"), self._filters("w"))
+        if self.direction == "wgrad":
+            return (self._images("x"), self._images("dy"))
+        tensors = [self._images("x"), self._filters("w")]
+        if self.has_bias:
+            tensors.append(Tensor(name="bias", shape=(self.k,), dtype=storage(self.dtype)))
+        if self.has_residual:
+            tensors.append(self._images("residual"))
+        return tuple(tensors)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return y, dx or dw."""
+        if self.direction == "wgrad":
+            return (self._filters("dw"),)
+        return (self._images("y" if self.direction == "fprop" else "dx"),)
+
+    def flops(self) -> int:
+        """Count the products and sums, with padding but without the epilogue, as is the custom."""
+        return 2 * self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
+
+    def traffic(self) -> Traffic:
+        """Count each input element that meets another inside the image: a strided 1x1 skips most of x."""
+        rows = _touched(self.h, self.p, self.r, self)
+        cols = _touched(self.w, self.q, self.s, self)
+        images, outputs, taps = (a * b for a, b in zip(rows, cols, strict=True))
+        elements = {
+            "x": self.n * images * self.c,
+            "dy": self.n * outputs * self.k,
+            "w": self.k * taps * (self.c // self.groups),
+        }
+        read = sum(elements.get(tensor.name, tensor.size) for tensor in self.inputs())
+        written = sum(tensor.nbytes for tensor in self.outputs())
+        return Traffic(read_bytes=read * itemsize(storage(self.dtype)), write_bytes=written)
+
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Sum one tap of the filter after the other, each a product of matrices."""
+        name = self.outputs()[0].name
+        value = self._sum_taps(inputs)
+        scale = self._sum_taps({name: np.abs(tensor) for name, tensor in inputs.items()})
+        if self.has_bias:
+            bias = inputs["bias"] if self.layout == "nhwc" else inputs["bias"][:, None, None]
+            value, scale = value + bias, scale + np.abs(bias)
+        if self.has_residual:
+            value, scale = value + inputs["residual"], scale + np.abs(inputs["residual"])
+        if self.has_relu:
+            value = np.maximum(value, 0.0)
+        scale += underflow(storage(self.dtype)) / self.tolerance().eps_acc
+        return {name: Reference(value=value, scale=scale)}
+
+    def _sum_taps(self, inputs: Mapping[str, Array64]) -> Array64:
+        """Return the output without epilogue, in the layout of the workload."""
+        g, cg, kg = self.groups, self.c // self.groups, self.k // self.groups
+        # Images become (groups, n, height, width, channels of a group), filters (groups, r, s, kg, cg).
+        x = np.zeros((g, self.n, self.h + 2 * self.pad, self.w + 2 * self.pad, cg))
+        inside = x[:, :, self.pad : self.pad + self.h, self.pad : self.pad + self.w]
+        y = np.zeros((g, self.n, self.p, self.q, kg))
+        w = np.zeros((g, self.r, self.s, kg, cg))
+        if "x" in inputs:
+            inside[:] = self._grouped(inputs["x"])
+        if "dy" in inputs:
+            y[:] = self._grouped(inputs["dy"])
+        if "w" in inputs:
+            filters = inputs["w"] if self.layout == "nhwc" else inputs["w"].transpose(0, 2, 3, 1)
+            w[:] = filters.reshape(g, kg, self.r, self.s, cg).transpose(0, 2, 3, 1, 4)
+        for i, j, seen in self._taps(x):
+            if self.direction == "fprop":
+                y += seen @ w[:, i, j].transpose(0, 2, 1)[:, None, None]
+            elif self.direction == "dgrad":
+                seen += y @ w[:, i, j][:, None, None]
+            else:
+                w[:, i, j] = y.reshape(g, -1, kg).transpose(0, 2, 1) @ seen.reshape(g, -1, cg)
+        if self.direction == "wgrad":
+            filters = w.transpose(0, 3, 1, 2, 4).reshape(self.k, self.r, self.s, cg)
+            return filters if self.layout == "nhwc" else filters.transpose(0, 3, 1, 2)
+        return self._ungrouped(y if self.direction == "fprop" else inside)
+
+    def _taps(self, padded: Array64) -> Iterator[tuple[int, int, Array64]]:
+        """Yield each tap with a view of the pixels it sees: (groups, n, p, q, channels of a group)."""
+        for i in range(self.r):
+            for j in range(self.s):
+                top, left = i * self.dilation, j * self.dilation
+                rows = slice(top, top + (self.p - 1) * self.stride + 1, self.stride)
+                cols = slice(left, left + (self.q - 1) * self.stride + 1, self.stride)
+                yield i, j, padded[:, :, rows, cols]
+
+    def _grouped(self, images: Array64) -> Array64:
+        last = images if self.layout == "nhwc" else images.transpose(0, 2, 3, 1)
+        return last.reshape(*last.shape[:3], self.groups, -1).transpose(3, 0, 1, 2, 4)
+
+    def _ungrouped(self, images: Array64) -> Array64:
+        last = images.transpose(1, 2, 3, 0, 4).reshape(*images.shape[1:4], -1)
+        return last if self.layout == "nhwc" else last.transpose(0, 3, 1, 2)
+
+    def tolerance(self) -> Tolerance:
+        """Allow one rounding of the result, and sums of `terms` products in f32 in any order."""
+        stored = storage(self.dtype)
+        epilogue_steps = self.has_bias + self.has_residual
+        return Tolerance(
+            eps_out=unit_roundoff(stored),
+            eps_acc=accumulation.error(self.terms, self.dtype) + epilogue_steps * unit_roundoff("f32"),
+            reason=f"one rounding to {stored}; {accumulation.REASON}; an f32 rounding a step of the epilogue",
+        )
+
+
+def _touched(image: int, output: int, taps: int, conv: Conv2d) -> tuple[int, int, int]:
+    """Count, along one axis, the pixels, outputs and taps that take part in a product inside the image."""
+    seen: dict[int, list[tuple[int, int]]] = {}  # by residue: ranges of image positions, in strides
+    used: list[tuple[int, int]] = []  # ranges of outputs
+    for tap in range(taps):
+        offset = tap * conv.dilation - conv.pad
+        first = max(0, -(offset // conv.stride))
+        last = min(output - 1, (image - 1 - offset) // conv.stride)
+        if first <= last:
+            used.append((first, last + 1))
+            shift, residue = divmod(offset, conv.stride)
+            seen.setdefault(residue, []).append((first + shift, last + shift + 1))
+    return sum(map(_union, seen.values())), _union(used), len(used)
+
+
+def _union(ranges: list[tuple[int, int]]) -> int:
+    """Return how many integers lie in at least one of the half-open ranges."""
+    total, reached = 0, None
+    for start, end in sorted(ranges):
+        begin = start if reached is None else max(start, reached)
+        total += max(0, end - begin)
+        reached = end if reached is None else max(end, reached)
+    return total

@@ -1,0 +1,172 @@
+"""gemm: c[z] = epilogue(op(a[z]) @ op(b[z]) + bias), each product of a batch on its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import storage, underflow, unit_roundoff
+from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload, defaults_to
+from tunebench.workloads.operators import _accumulation as accumulation
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array64
+
+__all__ = ["Gemm", "gelu"]
+
+GELU_SLOPE = 1.13
+"""Steepest slope of gelu, rounded up: Phi(x) + x phi(x) has its maximum 1.1290 at x = sqrt(2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm(Workload):
+    """Matrix product of a batch of matrices, accumulated in f32, with a fused epilogue.
+
+    The batch is always the first axis, of extent 1 for a single product. All tensors are row-major:
+    a (batch, m, k), or (batch, k, m) if `trans` starts with t; b (batch, k, n), or (batch, n, k) if `trans`
+    ends with t; bias (n,) of the type of c, one for the whole batch, if the epilogue has it; c (batch, m, n).
+    The type tf32 means f32 tensors whose elements the kernel rounds to 11 bits, to nearest, to multiply them.
+
+    The epilogue works in f32, before the one rounding to `out`. Its gelu is the exact one,
+    ``x * (1 + erf(x / sqrt(2))) / 2``, not the approximation by tanh.
+    """
+
+    operator: ClassVar[str] = "gemm"
+
+    m: Size
+    n: Size
+    k: Size
+    dtype: Literal["f32", "tf32", "f16", "bf16"]
+    batch: Size = 1
+    trans: Literal["nn", "nt", "tn", "tt"] = "nn"
+    epilogue: Literal["none", "bias", "bias+relu", "bias+gelu"] = "none"
+    out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
+
+    def default_of(self, dimension: str, followed: Any) -> Any:
+        """Let c have the type that a and b are stored in."""
+        return storage(followed) if dimension == "out" and followed == "tf32" else followed
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether a bias is added to each row of c."""
+        return "bias" in self.epilogue
+
+    @property
+    def activation(self) -> Literal["none", "relu", "gelu"]:
+        """What is applied to each element last."""
+        return {"bias+relu": "relu", "bias+gelu": "gelu"}.get(self.epilogue, "none")  # type: ignore[return-value]
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return a and b, then bias where the epilogue has it."""
+        a_shape = (self.m, self.k) if self.trans[0] == "n" else (self.k, self.m)
+        b_shape = (self.k, self.n) if self.trans[1] == "n" else (self.n, self.k)
+        stored = storage(self.dtype)
+        tensors = [
+            Tensor(name="a", shape=(self.batch, *a_shape), dtype=stored),
+            Tensor(name="b", shape=(self.batch, *b_shape), dtype=stored),
+        ]
+        if self.has_bias:
+            tensors.append(Tensor(name="bias", shape=(self.n,), dtype=self.out))
+        return tuple(tensors)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return c (batch, m, n)."""
+        return (Tensor(name="c", shape=(self.batch, self.m, self.n), dtype=self.out),)
+
+    def flops(self) -> int:
+        """Count the products and sums; the epilogue is left out, as is the custom."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Compute every block of c, one product of the batch after the other."""
+        value, scale = np.empty((2, self.batch, self.m, self.n))
+        for z in range(self.batch):
+            block = self.reference_block(inputs, z, slice(0, self.m), slice(0, self.n))
+            value[z], scale[z] = block.value, block.scale
+        return {"c": Reference(value=value, scale=scale)}
+
+    def reference_block(
+        self, inputs: Mapping[str, Array64], batch_index: int, rows: slice, cols: slice
+    ) -> Reference:
+        """Compute only ``c[batch_index, rows, cols]``, so that parts of a large product can be checked.
+
+        Args:
+            inputs: As for `reference`.
+            batch_index: Which product of the batch.
+            rows: Rows of c, with unit step.
+            cols: Columns of c, with unit step.
+
+        Returns:
+            Value and scale, both of the shape of the block.
+        """
+        a, b = inputs["a"][batch_index], inputs["b"][batch_index]
+        a = a[rows] if self.trans[0] == "n" else a[:, rows].T
+        b = b[:, cols] if self.trans[1] == "n" else b[cols].T
+        value, scale = a @ b, np.abs(a) @ np.abs(b)
+        if self.has_bias:
+            value += inputs["bias"][cols]
+            scale += np.abs(inputs["bias"][cols])
+        if self.activation == "relu":
+            value = np.maximum(value, 0.0)
+        elif self.activation == "gelu":
+            value, scale = gelu(value), scale * GELU_SLOPE
+        return Reference(value=value, scale=scale + underflow(self.out) / self.tolerance().eps_acc)
+
+    def reference_sums(
+        self, inputs: Mapping[str, Array64], batch_index: int, signs: Array64, width: int
+    ) -> Reference | None:
+        """Compute signed sums of runs of c's columns without computing c, so that all of a large c can be checked.
+
+        The sum of ``signs[j] * c[batch_index, i, j]`` over a run costs one product instead of `width`.
+
+        Args:
+            inputs: As for `reference`.
+            batch_index: Which product of the batch.
+            signs: One factor for each column of c, (n,).
+            width: Columns of a run; the last run may be shorter.
+
+        Returns:
+            Value (m, ceil(n / width)) and, as scale, at least the root of the sum of the squared scales of the
+            run's elements; or None where c is not linear in its inputs.
+
+        Source: Freivalds, "Probabilistic machines can use less running time", 1977; the scale by Cauchy-Schwarz.
+        """
+        if self.activation != "none":
+            return None
+        a, b = inputs["a"][batch_index], inputs["b"][batch_index]
+        a = a if self.trans[0] == "n" else a.T
+        b = b if self.trans[1] == "n" else b.T
+        starts = np.arange(0, self.n, width)
+        value = a @ np.add.reduceat(b * signs, starts, axis=1)
+        lengths = np.sqrt(np.square(a).sum(axis=1))
+        scale = lengths[:, None] * np.sqrt(np.add.reduceat(np.square(b).sum(axis=0), starts))
+        if self.has_bias:
+            bias = inputs["bias"]
+            value += np.add.reduceat(bias * signs, starts)
+            scale += np.sqrt(np.add.reduceat(np.square(bias), starts))
+        least = math.sqrt(width) * underflow(self.out) / self.tolerance().eps_acc
+        return Reference(value=value, scale=scale + least)
+
+    def tolerance(self) -> Tolerance:
+        """Allow one rounding of the result, and sums of k products in f32 in any order."""
+        # erff is good to 2 units in the last place, and 1 + erf cancels where x is negative.
+        epilogue_steps = self.has_bias + 6 * (self.activation == "gelu")
+        return Tolerance(
+            eps_out=unit_roundoff(self.out),
+            eps_acc=accumulation.error(self.k, self.dtype) + epilogue_steps * unit_roundoff("f32"),
+            reason=f"one rounding to {self.out}; {accumulation.REASON}; a few f32 roundings of the epilogue",
+        )
+
+
+def gelu(x: Array64) -> Array64:
+    """Return ``x * (1 + erf(x / sqrt(2))) / 2`` in float64.
+
+    Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+    """
+    # erfc keeps the relative accuracy that 1 + erf loses where x is negative. NumPy has neither.
+    tail = np.fromiter(map(math.erfc, (x * -math.sqrt(0.5)).flat), np.float64, x.size)
+    result: Array64 = 0.5 * x * tail.reshape(x.shape)
+    return result
