@@ -21,7 +21,7 @@ from tunebench.errors import DatabaseError, SchemaError
 __all__ = ["prepare", "upgrade"]
 
 _LOCK = 0x74756E65  # of PostgreSQL, so that two fresh starts do not both make the tables
-_FOLDERS = [str(Path(str(resources.files("tunebench.db"))) / "migrations" / "versions")]
+_MIGRATIONS = Path(str(resources.files("tunebench.db"))) / "migrations"
 
 
 def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
@@ -137,9 +137,8 @@ def _alembic(connection: sa.Connection, command: str, revision: str) -> None:
     import alembic.config
 
     config = alembic.config.Config()
-    config.set_main_option("script_location", str(Path(_FOLDERS[0]).parent).replace("%", "%%"))
-    config.set_main_option("path_separator", "newline")
-    config.set_main_option("version_locations", "\n".join(_FOLDERS).replace("%", "%%"))
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     run: Any = getattr(alembic.command, command)
     run(config, revision)

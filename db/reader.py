@@ -17,7 +17,7 @@ from tunebench.db.engine import create_engine, explained
 from tunebench.db.location import Location
 from tunebench.db.owner import is_dead
 from tunebench.db.record import Entry, Known, Stats, TrialKey, outcome_of, result_of
-from tunebench.outcome import Effort
+from tunebench.outcome import CacheState, Effort
 from tunebench.space import Config
 
 __all__ = ["Reader", "config_of", "device_table", "measurement_table", "of", "run_table", "trial_table"]
@@ -74,17 +74,24 @@ class Reader:
         with explained(self.location), self._own_engine().connect() as connection:
             yield connection
 
-    def known(self, device: str, workload: str, variant: str) -> list[Known]:
+    def known(
+        self, device: str, workload: str, variant: str, *, cache: CacheState | None = None
+    ) -> list[Known]:
         """Return what is known of each trial, oldest first, so that a search can go on where it stopped.
 
         Args:
             device: `Device.key`.
             workload: Canonical text.
             variant: `Variant.key`.
+            cache: Cache state the search times in: of a trial that was timed in both, this time is returned.
         """
         place = sa.func.row_number().over(
             partition_by=_measurement.c.trial_id,
-            order_by=((_measurement.c.purpose == "search").desc(), _measurement.c.id.desc()),
+            order_by=(
+                sa.case((_measurement.c.cache == cache, 0), else_=1),
+                sa.case((_measurement.c.purpose == "search", 0), else_=1),
+                _measurement.c.id.desc(),
+            ),
         )
         ranked = (
             sa.select(_measurement.c.id, place.label("place"))

@@ -203,7 +203,7 @@ def _shrink(workload: Conv2d, tile: Tile, tiles_m: int, tiles_n: int) -> Conv2d:
     elif workload.direction == "dgrad":
         c, k = _least(c, tile.n, tiles_n), _least(k, tile.k, rounds)
     else:
-        c, k = _least(c, max(8, ceil_div(tile.m, taps)), tiles_m), _least(k, tile.n, tiles_n)
+        c, k = _least_rows(c, taps, tile.m, tiles_m), _least(k, tile.n, tiles_n)
     narrow = replace(workload, c=c * groups, k=k * groups, groups=groups)
     unit, count = (tile.k, tile.steps) if workload.direction == "wgrad" else (tile.m, tiles_m)
     wanted = _least(_pixels(workload), unit, count)
@@ -220,6 +220,16 @@ def _least(extent: int, unit: int, count: int) -> int:
     return min(extent, unit * (count - 1) + (extent % unit or unit))
 
 
+def _least_rows(c: int, taps: int, unit: int, count: int) -> int:
+    """Return the least number of channels, as aligned as `c` is, whose taps are rows like those of `c`."""
+    whole, aligned = (taps * c) % unit == 0, _power_of_two(c, 8)
+    for channels in range(max(2, aligned), c, aligned):
+        rows = taps * channels
+        if rows > unit * (count - 1) and whole == (rows % unit == 0):
+            return channels
+    return c
+
+
 def _pixels(workload: Conv2d) -> int:
     """Return the pixels that are rows of the product, or that wgrad sums over."""
     whole = product(workload)
@@ -227,7 +237,7 @@ def _pixels(workload: Conv2d) -> int:
 
 
 def _images(workload: Conv2d, pixels: int) -> Iterator[Conv2d]:
-    """Yield workloads with images of growing size, and of each as few as have so many pixels."""
+    """Yield workloads with growing images, of each size as few as have so many pixels: one to four if that does."""
     filters = [(taps - 1) * workload.dilation + 1 for taps in (workload.r, workload.s)]
     least_h, least_w = (
         min(image, reach + workload.stride)
@@ -237,5 +247,6 @@ def _images(workload: Conv2d, pixels: int) -> Iterator[Conv2d]:
         h, w = min(workload.h, least_h + side + more), min(workload.w, least_w + side)
         one = replace(workload, h=h, w=w, n=1)
         enough = ceil_div(pixels, _pixels(one))
-        for n in sorted({min(workload.n, count) for count in (2, enough, enough + 1)}):
+        most = workload.n if (h, w) == (workload.h, workload.w) else min(workload.n, 4)
+        for n in sorted({min(most, count) for count in (2, enough, enough + 1)}):
             yield replace(one, n=n)

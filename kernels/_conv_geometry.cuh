@@ -171,7 +171,7 @@ struct Product {
   // ---- K: digits of step `step`, of an index within a step, and of their sum
 
   __device__ __forceinline__ Digits<I> at_step(I step) const { return of_k.split(step * BK); }
-  __device__ __forceinline__ Digits<I> in_step(int k) const {
+  __device__ __forceinline__ Digits<I> within_step(int k) const {
     return WALK == BY_TAP ? Digits<I>{0, 0, k} : of_k.split(k);
   }
   // BY_TAP a step ends before its channels do, so nothing is carried.

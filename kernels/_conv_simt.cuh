@@ -1,209 +1,140 @@
 #pragma once
-// The product of _conv_geometry.cuh on FMA units: tiles of A and B in shared memory as f32, a tile of C in the
-// registers of a block, TM x TN elements a thread. Needs _types.cuh, _epilogue.cuh and
+// The product of _conv_geometry.cuh on the ordinary f32 units, multiplied as _gemm_simt.cuh does: a tile of either
+// operand stands in shared memory as [K][PITCH] f32. Needs _types.cuh, _epilogue.cuh, _gemm.cuh, _gemm_simt.cuh and
 // _conv_geometry.cuh.
-
-constexpr int LARGEST_SHARED_ACCESS = 4;  // f32 elements of 16 bytes
-
-constexpr __host__ __device__ int at_most(int value, int limit) { return value < limit ? value : limit; }
 
 // ---- from global to shared memory --------------------------------------------------------------------------------
 
-// Which elements of a tile of EXTENT rows (or columns) and BK along K a thread copies, VEC neighbours at a time.
-template <int EXTENT, int BK, int VEC, int THREADS, bool ALONG_K>
+// Which elements of a tile a thread carries: X rows of A, or X columns of B, by K of the summed dimension, VEC
+// neighbours an access. Threads lie along lines of the tile first, so that a warp reads what lies together. All extents
+// are powers of two, so a thread's accesses are a grid of constant steps: X_COUNT by K_COUNT.
+template <int X, int K, int VEC, int THREADS, bool ALONG_K>
 struct Share {
-  static constexpr int ACROSS_K = ALONG_K ? BK / VEC : BK, ACROSS = ALONG_K ? EXTENT : EXTENT / VEC;
-  // Consecutive threads first take what lies together in memory.
-  static constexpr int INNER = ALONG_K ? ACROSS_K : ACROSS, OUTER = ALONG_K ? ACROSS : ACROSS_K;
-  static constexpr int INNER_COUNT = INNER > THREADS ? INNER / THREADS : 1;
-  static constexpr int OUTER_STEP = INNER > THREADS ? 1 : THREADS / INNER;
-  static constexpr int OUTER_COUNT = OUTER > OUTER_STEP ? OUTER / OUTER_STEP : 1;
-  static constexpr int INNER_STEP = INNER_COUNT > 1 ? THREADS * VEC : 0;
-  static constexpr bool SOME_IDLE = OUTER < OUTER_STEP;
-  static_assert(INNER_COUNT == 1 || INNER % THREADS == 0, "threads and tiles are powers of two");
+  static constexpr int ACROSS = (ALONG_K ? K : X) / VEC, LINES = ALONG_K ? X : K;  // accesses of a line, and lines
+  static constexpr int THREADS_ACROSS = ACROSS < THREADS ? ACROSS : THREADS, THREADS_DOWN = THREADS / THREADS_ACROSS;
+  static constexpr int COUNT_ACROSS = ACROSS / THREADS_ACROSS, COUNT_DOWN = ceil_div(LINES, THREADS_DOWN);
+  static constexpr int K_COUNT = ALONG_K ? COUNT_ACROSS : COUNT_DOWN, X_COUNT = ALONG_K ? COUNT_DOWN : COUNT_ACROSS;
+  static constexpr int K_STEP = ALONG_K ? THREADS_ACROSS * VEC : THREADS_DOWN;
+  static constexpr int X_STEP = ALONG_K ? THREADS_DOWN : THREADS_ACROSS * VEC;
+  // Where lines run along K the tile is transposed on its way: 4 more floats a line spread the stores over the banks.
+  static constexpr int PITCH = X + (ALONG_K ? 4 : 0), FLOATS = K * PITCH;
+  static_assert((ALONG_K ? K : X) % VEC == 0, "an access stays within its line");
 
-  static constexpr int COUNT = ALONG_K ? OUTER_COUNT : INNER_COUNT, K_COUNT = ALONG_K ? INNER_COUNT : OUTER_COUNT;
-  static constexpr int STEP = ALONG_K ? OUTER_STEP : INNER_STEP, K_STEP = ALONG_K ? INNER_STEP : OUTER_STEP;
-
-  int first, first_k;
-  bool busy;
-
-  __device__ __forceinline__ Share() {
-    const int thread = threadIdx.x, inner = thread % INNER * VEC, outer = thread / INNER;
-    first = ALONG_K ? outer : inner;
-    first_k = ALONG_K ? inner : outer;
-    busy = !SOME_IDLE || outer < OUTER;
-  }
+  static __device__ __forceinline__ int across() { return int(threadIdx.x) % THREADS_ACROSS * VEC; }
+  static __device__ __forceinline__ int down() { return int(threadIdx.x) / THREADS_ACROSS; }
+  static __device__ __forceinline__ int k(int i) { return (ALONG_K ? across() : down()) + i * K_STEP; }
+  static __device__ __forceinline__ int x(int i) { return (ALONG_K ? down() : across()) + i * X_STEP; }
+  // A small tile does not keep all threads busy.
+  static __device__ __forceinline__ bool busy() { return THREADS_DOWN <= LINES || down() < LINES; }
 };
 
-// A tile in shared memory: element (k, i) of f32 at k * PITCH + i. Where neighbours along K are stored together,
-// PITCH spreads them over the banks.
-template <int EXTENT, int BK, bool ALONG_K>
-struct SharedTile {
-  static constexpr int PITCH = EXTENT + (ALONG_K ? LARGEST_SHARED_ACCESS : 0), SIZE = PITCH * BK;
-};
-
-// The elements that a thread has read and not yet stored.
+// What a thread has read and not yet stored.
 template <class T, class S, int VEC>
 struct Held {
-  Vec<T, VEC> at[S::K_COUNT][S::COUNT];
+  Vec<T, VEC> at[S::K_COUNT][S::X_COUNT];
+
+  __device__ __forceinline__ void clear(int k) {
+#pragma unroll
+    for (int i = 0; i < S::X_COUNT; ++i)
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) at[k][i].at[e] = from_float<T>(0.0f);
+  }
+
+  template <bool ALONG_K>
+  __device__ __forceinline__ void store(float* tile) const {
+    if (!S::busy()) return;
+    constexpr int WIDTH = ALONG_K ? 1 : VEC < 4 ? VEC : 4;
+#pragma unroll
+    for (int k = 0; k < S::K_COUNT; ++k)
+#pragma unroll
+      for (int i = 0; i < S::X_COUNT; ++i)
+#pragma unroll
+        for (int e = 0; e < VEC; e += WIDTH) {
+          Vec<float, WIDTH> values;
+#pragma unroll
+          for (int j = 0; j < WIDTH; ++j) values.at[j] = to_float(at[k][i].at[e + j]);
+          store_vec(tile + S::k(k) * S::PITCH + S::x(i) + e * (ALONG_K ? S::PITCH : 1), values);
+        }
+  }
 };
 
-template <class T, int EXTENT, int BK, int VEC, int THREADS, bool ALONG_K>
-__device__ __forceinline__ void store_shared(
-    float* tile, const Share<EXTENT, BK, VEC, THREADS, ALONG_K>& share,
-    const Held<T, Share<EXTENT, BK, VEC, THREADS, ALONG_K>, VEC>& held) {
-  using S = Share<EXTENT, BK, VEC, THREADS, ALONG_K>;
-  constexpr int PITCH = SharedTile<EXTENT, BK, ALONG_K>::PITCH;
-  constexpr int WIDTH = ALONG_K ? 1 : at_most(VEC, LARGEST_SHARED_ACCESS);
-  if (!share.busy) return;
-#pragma unroll
-  for (int k = 0; k < S::K_COUNT; ++k)
-#pragma unroll
-    for (int i = 0; i < S::COUNT; ++i) {
-      float* target = tile + (share.first_k + k * S::K_STEP) * PITCH + share.first + i * S::STEP;
-#pragma unroll
-      for (int e = 0; e < VEC; e += WIDTH) {
-        Vec<float, WIDTH> values;
-#pragma unroll
-        for (int j = 0; j < WIDTH; ++j) values.at[j] = to_float(held.at[k][i].at[e + j]);
-        store_vec(target + e * (ALONG_K ? PITCH : 1), values);
-      }
-    }
-}
-
-template <class T, int VEC>
-__device__ __forceinline__ Vec<T, VEC> zeros() {
-  Vec<T, VEC> result;
-#pragma unroll
-  for (int e = 0; e < VEC; ++e) result.at[e] = from_float<T>(0.0f);
-  return result;
-}
-
-template <class T, class P, class I, int BM, int BK, int VEC, int THREADS>
-struct LoaderA {
+// Tiles of A that move along K.
+template <class T, class I, class P, int BM, int BK, int VEC, int THREADS>
+struct TileA {
   using S = Share<BM, BK, VEC, THREADS, P::A_ALONG_K>;
-  S share;
-  Place<I> place[S::COUNT];
-  Digits<I> first_k, k_step;
+  const T* source;
+  Place<I> rows[S::X_COUNT];
+  Digits<I> first, step;  // along K: of the thread's first access, and between accesses
   Held<T, S, VEC> held;
 
-  __device__ __forceinline__ LoaderA(const P& product, I first_row) {
-    first_k = product.in_step(share.first_k);
-    k_step = product.in_step(S::K_STEP);
+  __device__ __forceinline__ TileA(const T* a, const P& product, I group, I first_row)
+      : source(a + product.a_group(group)), first(product.within_step(S::k(0))), step(product.within_step(S::K_STEP)) {
 #pragma unroll
-    for (int i = 0; i < S::COUNT; ++i) place[i] = product.a_row(first_row + share.first + i * S::STEP);
+    for (int i = 0; i < S::X_COUNT; ++i) rows[i] = product.a_row(first_row + S::x(i));
   }
 
-  // Reads the elements of the step that begins at `step`; what lies outside the image or K is 0.
-  __device__ __forceinline__ void load(const T* a, const P& product, const Digits<I>& step) {
-    if (!share.busy) return;
-    Digits<I> at = product.moved(step, first_k);
+  // Reads the tile at `at`, the first digits of a step; what lies outside the image or K is 0.
+  __device__ __forceinline__ void load(const P& product, Digits<I> at) {
+    if (!S::busy()) return;
+    at = product.moved(at, first);
 #pragma unroll
     for (int k = 0; k < S::K_COUNT; ++k) {
-      if (k > 0) at = product.moved(at, k_step);
+      if (k > 0) at = product.moved(at, step);
+      held.clear(k);
+      if (!product.inside_k(at)) continue;
+      const Place<I> column = product.a_column(at);
 #pragma unroll
-      for (int i = 0; i < S::COUNT; ++i) held.at[k][i] = zeros<T, VEC>();
-      if (product.inside_k(at)) {
-        const Place<I> here = product.a_column(at);
-#pragma unroll
-        for (int i = 0; i < S::COUNT; ++i)
-          if (product.inside_image(place[i], here)) held.at[k][i] = load_vec<VEC>(a + (place[i].offset + here.offset));
-      }
+      for (int i = 0; i < S::X_COUNT; ++i)
+        if (product.inside_image(rows[i], column))
+          held.at[k][i] = load_vec<VEC>(source + (rows[i].offset + column.offset));
     }
   }
+  __device__ __forceinline__ void store(float* tile) const { held.template store<P::A_ALONG_K>(tile); }
 };
 
-template <class T, class P, class I, int BN, int BK, int VEC, int THREADS>
-struct LoaderB {
+// Tiles of B that move along K.
+template <class T, class I, class P, int BN, int BK, int VEC, int THREADS>
+struct TileB {
   using S = Share<BN, BK, VEC, THREADS, P::B_ALONG_K>;
-  S share;
-  I offset[S::COUNT];
-  bool inside[S::COUNT];
-  Digits<I> first_k, k_step;
+  const T* source;
+  I columns[S::X_COUNT];  // offsets; negative beyond N
+  Digits<I> first, step;
   Held<T, S, VEC> held;
 
-  __device__ __forceinline__ LoaderB(const P& product, I first_column) {
-    first_k = product.in_step(share.first_k);
-    k_step = product.in_step(S::K_STEP);
+  __device__ __forceinline__ TileB(const T* b, const P& product, I group, I first_column)
+      : source(b + product.b_group(group)), first(product.within_step(S::k(0))), step(product.within_step(S::K_STEP)) {
 #pragma unroll
-    for (int i = 0; i < S::COUNT; ++i) {
-      const I index = first_column + share.first + i * S::STEP;
-      inside[i] = index < product.n;
-      offset[i] = inside[i] ? product.b_column(index) : 0;
+    for (int i = 0; i < S::X_COUNT; ++i) {
+      const I column = first_column + S::x(i);
+      columns[i] = column < product.n ? product.b_column(column) : -1;
     }
   }
 
-  __device__ __forceinline__ void load(const T* b, const P& product, const Digits<I>& step) {
-    if (!share.busy) return;
-    Digits<I> at = product.moved(step, first_k);
+  __device__ __forceinline__ void load(const P& product, Digits<I> at) {
+    if (!S::busy()) return;
+    at = product.moved(at, first);
 #pragma unroll
     for (int k = 0; k < S::K_COUNT; ++k) {
-      if (k > 0) at = product.moved(at, k_step);
+      if (k > 0) at = product.moved(at, step);
+      held.clear(k);
+      if (!product.inside_k(at)) continue;
+      const I row = product.b_row(at);
 #pragma unroll
-      for (int i = 0; i < S::COUNT; ++i) held.at[k][i] = zeros<T, VEC>();
-      if (product.inside_k(at)) {
-        const I here = product.b_row(at);
-#pragma unroll
-        for (int i = 0; i < S::COUNT; ++i)
-          if (inside[i]) held.at[k][i] = load_vec<VEC>(b + (offset[i] + here));
-      }
+      for (int i = 0; i < S::X_COUNT; ++i)
+        if (columns[i] >= 0) held.at[k][i] = load_vec<VEC>(source + (columns[i] + row));
     }
   }
+  __device__ __forceinline__ void store(float* tile) const { held.template store<P::B_ALONG_K>(tile); }
 };
-
-// ---- from shared memory to registers -----------------------------------------------------------------------------
-
-// Which elements of C a thread owns: TM rows and TN columns in runs of up to 4, the runs of a warp side by side, so
-// that its reads of shared memory are without conflicts. A warp is as near to 4 x 8 threads as the tile allows.
-template <int BM, int BN, int TM, int TN>
-struct Owned {
-  static constexpr int DOWN = BM / TM, ACROSS = BN / TN, THREADS = DOWN * ACROSS;
-  static constexpr int LANES_DOWN = at_most(DOWN, 32 / at_most(ACROSS, 8)), LANES_ACROSS = 32 / LANES_DOWN;
-  static constexpr int ROW_RUN = at_most(TM, LARGEST_SHARED_ACCESS), COLUMN_RUN = at_most(TN, LARGEST_SHARED_ACCESS);
-  static_assert(THREADS % 32 == 0 && ACROSS % LANES_ACROSS == 0, "whole warps only");
-
-  int down, across;
-
-  __device__ __forceinline__ Owned() {
-    constexpr int WARPS_ACROSS = ACROSS / LANES_ACROSS;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    down = warp / WARPS_ACROSS * LANES_DOWN + lane / LANES_ACROSS;
-    across = warp % WARPS_ACROSS * LANES_ACROSS + lane % LANES_ACROSS;
-  }
-  __device__ __forceinline__ int row(int i) const {
-    return (i / ROW_RUN * DOWN + down) * ROW_RUN + i % ROW_RUN;
-  }
-  __device__ __forceinline__ int column(int j) const {
-    return (j / COLUMN_RUN * ACROSS + across) * COLUMN_RUN + j % COLUMN_RUN;
-  }
-};
-
-template <int BK, int A_PITCH, int B_PITCH, int TM, int TN, class O>
-__device__ __forceinline__ void multiply(const float* a, const float* b, const O& owned, float (&c)[TM][TN]) {
-#pragma unroll
-  for (int k = 0; k < BK; ++k) {
-    float left[TM], right[TN];
-#pragma unroll
-    for (int i = 0; i < TM; i += O::ROW_RUN) {
-      const Vec<float, O::ROW_RUN> run = load_vec<O::ROW_RUN>(a + k * A_PITCH + owned.row(i));
-#pragma unroll
-      for (int e = 0; e < O::ROW_RUN; ++e) left[i + e] = run.at[e];
-    }
-#pragma unroll
-    for (int j = 0; j < TN; j += O::COLUMN_RUN) {
-      const Vec<float, O::COLUMN_RUN> run = load_vec<O::COLUMN_RUN>(b + k * B_PITCH + owned.column(j));
-#pragma unroll
-      for (int e = 0; e < O::COLUMN_RUN; ++e) right[j + e] = run.at[e];
-    }
-#pragma unroll
-    for (int i = 0; i < TM; ++i)
-#pragma unroll
-      for (int j = 0; j < TN; ++j) c[i][j] = fmaf(left[i], right[j], c[i][j]);
-  }
-}
 
 // ---- from registers to global memory -----------------------------------------------------------------------------
+
+// Lanes of a warp along n: a warp is as near to 4 x 8 threads as the tile allows, so that it reads few bytes.
+template <int BM, int BN, int TM, int TN>
+__host__ __device__ constexpr int usual_lanes_n() {
+  const int lanes_n = BN / TN < 8 ? BN / TN : 8;
+  return BM / TM < 32 / lanes_n ? 32 / (BM / TM) : lanes_n;
+}
 
 // What fprop does to a sum before it is rounded: bias is added, then residual, then relu is applied.
 template <bool HAS_BIAS, bool HAS_RESIDUAL, bool HAS_RELU>
@@ -218,39 +149,42 @@ struct Epilogue {
   }
 };
 
-// Stores the elements of C that a thread owns, VEC neighbours at a time.
-template <class E, int VEC, class T, class Out, class P, class I, class O, int TM, int TN>
-__device__ __forceinline__ void store_owned(Out* out, const T* bias, const T* residual, const P& product, I group,
-                                            I first_row, I first_column, const O& owned, const float (&c)[TM][TN]) {
+// Where a tile of C goes: the tensor, and the tile's first row and column in the product.
+template <class Out, class I>
+struct Corner {
+  Out* tensor;
+  I group, row, column;
+};
+
+// Finishes and stores a thread's sums, VEC neighbours an access (VEC divides a run of them in memory).
+template <class Grid, class E, int VEC, class T, class Out, class I, class P>
+__device__ __forceinline__ void store_product(const float (&sums)[Grid::M][Grid::N], const P& product,
+                                              const Corner<Out, I>& corner, const T* bias, const T* residual) {
   constexpr int DOWN = P::C_ALONG_N ? 1 : VEC, ACROSS = P::C_ALONG_N ? VEC : 1;
-  float bias_of[TN] = {};
-  if constexpr (E::BIAS) {
 #pragma unroll
-    for (int j = 0; j < TN; ++j) {
-      const I column = first_column + owned.column(j);
-      if (column < product.n) bias_of[j] = to_float(bias[product.c_channel(group, column)]);
+  for (int j = 0; j < Grid::N; j += ACROSS) {
+    const I column = corner.column + Grid::column() + j / Grid::CHUNK_N * Grid::STEP_N + j % Grid::CHUNK_N;
+    if (column >= product.n) continue;
+    const I channel = product.c_channel(corner.group, column), column_offset = product.c_column(channel);
+    float bias_of[ACROSS] = {};
+    if constexpr (E::BIAS) {
+#pragma unroll
+      for (int e = 0; e < ACROSS; ++e) bias_of[e] = to_float(bias[channel + e]);
     }
-  }
 #pragma unroll
-  for (int i = 0; i < TM; i += DOWN) {
-    const I row = first_row + owned.row(i);
-    if (row >= product.m) continue;
-    const I row_offset = product.c_row(row);
-#pragma unroll
-    for (int j = 0; j < TN; j += ACROSS) {
-      const I column = first_column + owned.column(j);
-      if (column >= product.n) continue;
-      const I offset = row_offset + product.c_column(product.c_channel(group, column));
+    for (int i = 0; i < Grid::M; i += DOWN) {
+      const I row = corner.row + Grid::row() + i / Grid::CHUNK_M * Grid::STEP_M + i % Grid::CHUNK_M;
+      if (row >= product.m) continue;
+      const I offset = product.c_row(row) + column_offset;
       Vec<T, VEC> added = {};
       if constexpr (E::RESIDUAL) added = load_vec<VEC>(residual + offset);
       Vec<Out, VEC> values;
 #pragma unroll
       for (int e = 0; e < VEC; ++e) {
-        const float sum = P::C_ALONG_N ? c[i][j + e] : c[i + e][j];
-        const float result = E::apply(sum, bias_of[P::C_ALONG_N ? j + e : j], to_float(added.at[e]));
-        values.at[e] = from_float<Out>(result);
+        const float sum = P::C_ALONG_N ? sums[i][j + e] : sums[i + e][j];
+        values.at[e] = from_float<Out>(E::apply(sum, bias_of[P::C_ALONG_N ? e : 0], to_float(added.at[e])));
       }
-      store_vec(out + offset, values);
+      store_vec(corner.tensor + offset, values);
     }
   }
 }

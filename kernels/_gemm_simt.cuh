@@ -98,15 +98,19 @@ template <class Grid, int K, int PITCH_A, int PITCH_B>
 __device__ __forceinline__ void multiply_tiles(float (&sums)[Grid::M][Grid::N], const float* a, const float* b) {
   a += Grid::row();
   b += Grid::column();
+  float x[2][Grid::M], y[2][Grid::N];
+  read_chunks<Grid::M, Grid::CHUNK_M, Grid::STEP_M>(x[0], a);
+  read_chunks<Grid::N, Grid::CHUNK_N, Grid::STEP_N>(y[0], b);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    float x[Grid::M], y[Grid::N];
-    read_chunks<Grid::M, Grid::CHUNK_M, Grid::STEP_M>(x, a + k * PITCH_A);
-    read_chunks<Grid::N, Grid::CHUNK_N, Grid::STEP_N>(y, b + k * PITCH_B);
+    if (k + 1 < K) {
+      read_chunks<Grid::M, Grid::CHUNK_M, Grid::STEP_M>(x[(k + 1) % 2], a + (k + 1) * PITCH_A);
+      read_chunks<Grid::N, Grid::CHUNK_N, Grid::STEP_N>(y[(k + 1) % 2], b + (k + 1) * PITCH_B);
+    }
 #pragma unroll
     for (int i = 0; i < Grid::M; ++i)
 #pragma unroll
-      for (int j = 0; j < Grid::N; ++j) sums[i][j] += x[i] * y[j];
+      for (int j = 0; j < Grid::N; ++j) sums[i][j] += x[k % 2][i] * y[k % 2][j];
   }
 }
 

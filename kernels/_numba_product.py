@@ -18,7 +18,7 @@ from tunebench.device import Device
 from tunebench.space import Config, Constraint, Parameter
 from tunebench.variant import ceil_div
 
-__all__ = ["PARAMETERS", "Blocking", "Operand", "constraints", "expert", "jitted", "walker"]
+__all__ = ["PARAMETERS", "Blocking", "Operand", "constraints", "expert", "inlined", "walker"]
 
 LANES = 16
 """Elements of a vector in the micro-kernel; LLVM splits it where registers are shorter."""
@@ -68,7 +68,7 @@ class Operand:
     """How one operand is read, as lines that are contiguous, or nearly so, in memory.
 
     Attributes:
-        line: Given the distance at which elements are to be written, returns a jitted function
+        line: Given the distance at which elements are to be written, returns an `inlined` function
             `(operands, z, fixed, start, count, panel, offset)` that packs `count` elements from `start` on.
         along: What a line runs along: ``"depth"`` at a fixed row or column, or ``"free"`` at a fixed term.
     """
@@ -77,7 +77,7 @@ class Operand:
     along: Literal["depth", "free"]
 
 
-def jitted(fastmath: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _jitted(fastmath: frozenset[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the decorator for functions that only jitted code calls: without entries for Python and C.
 
     Each entry costs as much compile time as a small function.
@@ -88,6 +88,14 @@ def jitted(fastmath: frozenset[str] = frozenset()) -> Callable[[Callable[..., An
         fastmath=set(fastmath), error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
     )
     return decorate
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that becomes part of its only caller: it costs no optimisation of its own."""
+    import numba
+
+    made: Callable[..., Any] = numba.njit(inline="always")(function)
+    return made
 
 
 def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constraint, ...]:
@@ -150,7 +158,7 @@ def walker(
         config: One of a space with `PARAMETERS`.
         a: How rows are read.
         b: How columns are read.
-        write: Jitted `(operands, z, i, j, count, tile, offset)` that finishes `count` sums of row i, from
+        write: `inlined` function `(operands, z, i, j, count, tile, offset)` that finishes `count` sums of row i, from
             column j on, and stores them.
         fastmath: LLVM flags.
 
@@ -162,7 +170,7 @@ def walker(
     mc, nc, depth = blocking.mc, blocking.nc, blocking.depth
     tile = _tile(blocking, a, b, write, fastmath)
 
-    @jitted(fastmath)
+    @_jitted(fastmath)
     def walk(operands: Any, sizes: Any, worker: int, workers: int) -> None:
         a_panels = np.empty(mc * depth, np.float32)
         b_panels = np.empty(nc * depth, np.float32)
@@ -193,7 +201,7 @@ def _tile(
     micro_kernel = _micro_kernel(blocking, a_strides)
     zero = np.float32(0)
 
-    @jitted(fastmath)
+    @_jitted(fastmath)
     def tile(
         operands: Any, z: int, i: int, j: int, rows: int, cols: int, k: int, a_panels: Any, b_panels: Any, sums: Any
     ) -> None:
@@ -228,7 +236,7 @@ def _pack(
     line = operand.line(along if by_depth else across)
     depth, unroll, zero = blocking.depth, blocking.unroll, np.float32(0)
 
-    @jitted(fastmath)
+    @_jitted(fastmath)
     def pack(operands: Any, z: int, first: int, extent: int, start: int, terms: int, panels: Any) -> int:
         padded = (terms + unroll - 1) // unroll * unroll
         for strip in range((extent + width - 1) // width):

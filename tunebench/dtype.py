@@ -52,6 +52,7 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype == "bf16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
-    found: np.dtype[Any] = np.dtype({"f32": "float32", "tf32": "float32", "f16": "float16"}[dtype])
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    else:
+        found = np.dtype({"f32": "float32", "tf32": "float32", "f16": "float16"}[dtype])
     return found

@@ -23,7 +23,7 @@ Value = int | float | str
 """What a parameter may be set to."""
 
 Constraint = Callable[..., Any]
-"""A predicate over columns. Its argument names are parameters; `workload` and `device` may be asked for too."""
+"""A predicate over columns. Its argument names are parameters, or `workload` and `device`."""
 
 _CONTEXT = ("workload", "device")
 

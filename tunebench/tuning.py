@@ -6,6 +6,7 @@ workload → variants and their spaces → bound → search → compile → veri
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import platform
 import time
@@ -21,7 +22,7 @@ import numpy as np
 from tunebench import __version__
 from tunebench import candidate as candidates
 from tunebench._environment import cache_folder
-from tunebench.candidate import Candidate, RunnerName, Target
+from tunebench.candidate import Candidate, Target
 from tunebench.compile import worker as compile_worker
 from tunebench.db.owner import new_owner
 from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey
@@ -72,7 +73,7 @@ class Plan:
     seed: int = 0
     variants: tuple[str, ...] = ()
     variant_files: tuple[str, ...] = ()
-    protocol: Protocol = Protocol()
+    protocol: Protocol = field(default_factory=Protocol)
     offline: bool = False
     workers: int = 0
     timeout_s: float = 60.0
@@ -81,7 +82,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.timeout_s <= 0 or self.workers < 0 or self.finalists < 1:
-            raise InputError("trials and finalists must be at least 1, timeout positive, workers not negative")
+            raise InputError("trials and finalists must be 1 or more, timeout positive, workers 0 or more")
         if self.sampler not in SAMPLERS:
             raise UnknownName("sampler", self.sampler, SAMPLERS)
 
@@ -277,9 +278,7 @@ class _Session:
         self.searches = [self._search_of(candidate) for candidate in found]
         self.candidates = {candidate.variant.key: candidate for candidate in found}
         self.bound_us = min(float(candidate.bounds.us.min()) for candidate in found)
-        done = store.interrupted_trials(
-            target.device.key, str(problem), sampler=plan.sampler, seed=plan.seed
-        )
+        done = store.interrupted_trials(target.device.key, str(problem), sampler=plan.sampler, seed=plan.seed)
         self.budget = Budget(trials=plan.trials, done=min(done, plan.trials))
         self.run_id = store.begin_run(
             RunStart(
@@ -299,10 +298,16 @@ class _Session:
         search = VariantSearch(
             variant, candidate.table, candidate.bounds.us, sampler=self.plan.sampler, seed=self.plan.seed
         )
-        for known in self.store.known(self.target.device.key, str(self.problem), variant.key):
-            if search.table.row(known.config) is None:
-                continue
-            if variant.revision(self.problem, known.config) != known.revision:
+
+        @functools.cache
+        def revision(config: Config) -> str:
+            search.table.space.ordinals(config)  # refuses what an older version of the space allowed
+            return variant.revision(self.problem, config)
+
+        place = (self.target.device.key, str(self.problem), variant.key)
+        self.store.recheck(*place, revision)
+        for known in self.store.known(*place, cache=self.plan.protocol.cache):
+            if search.table.row(known.config) is None or revision(known.config) != known.revision:
                 continue
             if not self._stands(known.outcome):
                 self.again.add((variant.key, known.config))

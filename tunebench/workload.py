@@ -144,7 +144,8 @@ class Workload(ABC):
     if TYPE_CHECKING:  # every operator declares it, as a dimension
 
         @property
-        def dtype(self) -> DType: ...
+        def dtype(self) -> DType:
+            """The element type of the inputs."""
 
     def __post_init__(self) -> None:
         for dimension in dataclasses.fields(self):
@@ -156,7 +157,7 @@ class Workload(ABC):
             _check_dimension(self.operator, dimension.name, value, self._types()[dimension.name])
         self.check()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most operators have nothing to add
         """Raise `InputError` if the dimensions do not go together."""
 
     def default_of(self, dimension: str, followed: Any) -> Any:

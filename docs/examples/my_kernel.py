@@ -83,17 +83,17 @@ class DistanceNumba(NumbaCpuVariant[Distance]):
         two, zero = np.float32(2), np.float32(0)
 
         @numba.njit(fastmath=set(self.fastmath))
-        def dot(a: Any, b: Any) -> Any:
+        def dot(a: Any, i: int, b: Any, j: int) -> Any:
             total = zero
-            for k in range(len(a)):
-                total += a[k] * b[k]
+            for k in range(a.shape[1]):
+                total += a[i, k] * b[j, k]
             return total
 
         @numba.njit(fastmath=set(self.fastmath))
-        def apart(a: Any, b: Any) -> Any:
+        def apart(a: Any, i: int, b: Any, j: int) -> Any:
             total = zero
-            for k in range(len(a)):
-                total += (a[k] - b[k]) * (a[k] - b[k])
+            for k in range(a.shape[1]):
+                total += (a[i, k] - b[j, k]) * (a[i, k] - b[j, k])
             return total
 
         def distance(x: Any, y: Any, d: Any) -> None:
@@ -103,14 +103,14 @@ class DistanceNumba(NumbaCpuVariant[Distance]):
                 for first in range(0, m, col_block):
                     last = min(m, first + col_block)
                     for j in range(first, last):
-                        squares[j - first] = dot(y[j], y[j]) if expanded else zero
+                        squares[j - first] = dot(y, j, y, j) if expanded else zero
                     for i in range(block * row_block, min(n, (block + 1) * row_block)):
-                        square = dot(x[i], x[i]) if expanded else zero
+                        square = dot(x, i, x, i) if expanded else zero
                         for j in range(first, last):
                             if expanded:
-                                d[i, j] = square + squares[j - first] - two * dot(x[i], y[j])
+                                d[i, j] = square + squares[j - first] - two * dot(x, i, y, j)
                             else:
-                                d[i, j] = apart(x[i], y[j])
+                                d[i, j] = apart(x, i, y, j)
 
         return distance
 

@@ -16,13 +16,16 @@ tile is that of Volkov and Demmel, "Benchmarking GPUs to tune dense linear algeb
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
-from tunebench.kernels import include
+from tunebench.errors import ConfigError
 from tunebench.kernels._conv import Tile, alignment, miniature, product, wide
+from tunebench.kernels._cuda import ctype, helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, ceil_div
 from tunebench.workload import Tensor
@@ -53,19 +56,19 @@ def _tiles(workload: Conv2d, bm: Column, bn: Column) -> Column:
 
 
 def fits_threads(bm: Column, bn: Column, tm: Column, tn: Column) -> Column:
-    """A block has 64 to 256 threads, each with 8 to 64 elements of C."""
+    """A block has 64 to 256 threads, each with 8 elements of C or more, at most twice as long as wide."""
     threads = bm * bn // (tm * tn)
-    return (threads >= 64) & (threads <= 256) & (tm * tn >= 8) & (tm <= bm) & (tn <= bn)
+    return (threads >= 64) & (threads <= 256) & (tm * tn >= 8) & (tm <= 2 * tn) & (tn <= 2 * tm)
 
 
 def fits_rows(bm: Column, workload: Conv2d) -> Column:
-    """A tile has less than twice the rows there are, if a smaller one exists."""
-    return (bm == 16) | (bm < 2 * product(workload).m)
+    """A tile has less than twice the rows there are, if there is a smaller one."""
+    return (bm <= 32) | (bm < 2 * product(workload).m)
 
 
 def fits_columns(bn: Column, workload: Conv2d) -> Column:
-    """A tile has less than twice the columns there are, if a smaller one exists."""
-    return (bn == 8) | (bn < 2 * product(workload).n)
+    """A tile has less than twice the columns there are, if there is a smaller one."""
+    return (bn <= 16) | (bn < 2 * product(workload).n)
 
 
 def fits_walk(walk: Column, workload: Conv2d) -> Column:
@@ -76,16 +79,17 @@ def fits_walk(walk: Column, workload: Conv2d) -> Column:
 
 
 def fits_depth(bk: Column, walk: Column, workload: Conv2d) -> Column:
-    """A step is shorter than twice what it runs along, if a shorter one exists."""
+    """A step is shorter than twice what it runs along, if there is a shorter one."""
     whole = product(workload)
     extent = np.where(walk == "by_tap", whole.depth, max(1, whole.taps) * whole.depth)
     return (bk == 8) | (bk < 2 * extent)
 
 
 def fits_alignment(vec: Column, walk: Column, workload: Conv2d) -> Column:
-    """Loads are no wider than the alignment of A or B allows."""
+    """Loads are as wide as the alignment of A or B allows, half of that, or one element."""
     flat, by_tap = (max(alignment(workload, name)[:2]) for name in ("flat", "by_tap"))
-    return vec <= np.where(walk == "by_tap", by_tap, flat)
+    widest = np.where(walk == "by_tap", by_tap, flat)
+    return (vec == 1) | ((vec <= widest) & (2 * vec >= widest))
 
 
 def keeps_threads_busy(
@@ -130,16 +134,16 @@ def fits_split(
 ) -> Column:
     """K is split only where blocks are few, into parts of 4 steps or more, whose sums fit the scratch."""
     whole = product(workload)
-    few = _tiles(workload, bm, bn) * (split // 2) < 4 * device.sm_count
+    few = _tiles(workload, bm, bn) * (split // 2) < 2 * device.sm_count
     long = whole.steps(whole.taps, bk, walk) >= 4 * split
     small = split * (workload.outputs()[0].size * 4) <= MAX_SCRATCH_BYTES
     return (split == 1) | (few & long & small)
 
 
-def fits_raster(bm: Column, bn: Column, raster: Column, workload: Conv2d) -> Column:
-    """The order of tiles matters only if both directions have some."""
+def fits_raster(bm: Column, bn: Column, split: Column, raster: Column, workload: Conv2d) -> Column:
+    """The order of tiles matters only if there are many, and both ways."""
     whole = product(workload)
-    return (raster == "columns") | ((whole.m > bm) & (whole.n > bn))
+    return (raster == "columns") | ((split == 1) & (whole.m > bm) & (whole.n > bn))
 
 
 SPACE = Space(
@@ -184,54 +188,56 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN), MIN_BLOCKS)
          I pad, I dilation, I groups, I tap_skip, I tap_shift, I row_classes, I column_classes, I row_tiles,
          I column_tiles, I rows_first, I parts, long long part_size) {
   using P = Product<DIRECTION, LAYOUT, WALK, I, BK>;
-  using O = Owned<BM, BN, TM, TN>;
-  using TileA = SharedTile<BM, BK, P::A_ALONG_K>;
-  using TileB = SharedTile<BN, BK, P::B_ALONG_K>;
-  extern __shared__ __align__(16) float shared[];
+  using Grid = ThreadGrid<BM, BN, TM, TN, usual_lanes_n<BM, BN, TM, TN>()>;
+  using A = TileA<T, I, P, BM, BK, VEC_A, Grid::THREADS>;
+  using B = TileB<T, I, P, BN, BK, VEC_B, Grid::THREADS>;
 
   I rest = I(blockIdx.x) + I(gridDim.x) * I(blockIdx.y);
-  const I first_tiles = rows_first ? row_tiles : column_tiles;
-  const I tile_first = take(rest, first_tiles), tile_second = take(rest, rows_first ? column_tiles : row_tiles);
-  const I residue_class = take(rest, row_classes * column_classes), part = take(rest, parts), group = rest;
-  const P product({n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift, row_classes,
-                   column_classes}, residue_class);
-  const I first_row = (rows_first ? tile_first : tile_second) * BM;
-  const I first_column = (rows_first ? tile_second : tile_first) * BN;
-  // Residue classes have unlike numbers of rows, and the last row of the grid may have blocks too many.
-  if (group >= groups || first_row >= product.m) return;
+  const I inner = take(rest, rows_first ? row_tiles : column_tiles);
+  const I outer = take(rest, rows_first ? column_tiles : row_tiles);
+  const I residue_class = take(rest, row_classes * column_classes), part = take(rest, parts);
+  const Sizes<I> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
+                          row_classes, column_classes};
+  const P product(sizes, residue_class);
+  const Corner<Out, I> corner = {out + part * part_size, rest, (rows_first ? inner : outer) * BM,
+                                 (rows_first ? outer : inner) * BN};
+  // The last row of the grid may have blocks too many, and some residue classes have fewer pixels than the first.
+  if (corner.group >= groups || corner.row >= product.m) return;
 
+  // Parts differ by a step at most.
   const I each = divide(product.steps, parts), longer = product.steps - each * parts;
-  const I begin = part * each + (part < longer ? part : longer), end = begin + each + (part < longer ? 1 : 0);
-  const O owned;
+  const I begin = part * each + (part < longer ? part : longer);
+  I left = each + (part < longer ? 1 : 0);
   float sums[TM][TN] = {};
-  if (begin < end) {
-    a += product.a_group(group);
-    b += product.b_group(group);
-    LoaderA<T, P, I, BM, BK, VEC_A, O::THREADS> load_a(product, first_row);
-    LoaderB<T, P, I, BN, BK, VEC_B, O::THREADS> load_b(product, first_column);
+  if (left > 0) {
+    A of_a(a, product, corner.group, corner.row);
+    B of_b(b, product, corner.group, corner.column);
     const Digits<I> whole_step = product.whole_step();
     Digits<I> at = product.at_step(begin);
-    load_a.load(a, product, at);
-    load_b.load(b, product, at);
-    int stage = 0;
-    for (I step = begin; step < end; ++step) {
-      float* const tile_a = shared + stage * (TileA::SIZE + TileB::SIZE);
-      float* const tile_b = tile_a + TileA::SIZE;
-      store_shared(tile_a, load_a.share, load_a.held);
-      store_shared(tile_b, load_b.share, load_b.held);
+    of_a.load(product, at);
+    of_b.load(product, at);
+    float* const shared = reinterpret_cast<float*>(dynamic_shared());
+    constexpr int STAGE = A::S::FLOATS + B::S::FLOATS;
+    int stage = 0;  // where the tiles of this step begin, in floats
+#pragma unroll 1
+    for (; left > 0; --left) {
+      float* const here = shared + stage;
+      of_a.store(here);
+      of_b.store(here + A::S::FLOATS);
       __syncthreads();
-      if (step + 1 < end) {
+      if (left > 1) {  // the next step is under way while this one is multiplied
         at = product.next_step(at, whole_step);
-        load_a.load(a, product, at);
-        load_b.load(b, product, at);
+        of_a.load(product, at);
+        of_b.load(product, at);
       }
-      multiply<BK, TileA::PITCH, TileB::PITCH>(tile_a, tile_b, owned, sums);
-      // With two stages the barrier of the next step comes before anyone overwrites this one.
-      if (STAGES == 1) __syncthreads();
-      else stage ^= 1;
+      multiply_tiles<Grid, BK, A::S::PITCH, B::S::PITCH>(sums, here, here + A::S::FLOATS);
+      if (STAGES == 2)
+        stage = STAGE - stage;  // whoever stores there again has passed the next barrier, so all have read it
+      else
+        __syncthreads();
     }
   }
-  store_owned<E, VEC_C>(out + part * part_size, bias, residual, product, group, first_row, first_column, owned, sums);
+  store_product<Grid, E, VEC_C>(sums, product, corner, bias, residual);
 }
 
 // Sums the parts of each element of C in order; channel i / inner % channels has its bias.
@@ -256,21 +262,15 @@ __global__ void __launch_bounds__(256)
 
 @functools.cache
 def _source() -> str:
-    names = ("_types.cuh", "_epilogue.cuh", "_conv_geometry.cuh", "_conv_simt.cuh")
-    return "\n".join((*map(include, names), _KERNELS))
+    return helpers("types", "epilogue", "gemm", "gemm_simt", "conv_geometry", "conv_simt") + _KERNELS
 
 
 # -- the variant --------------------------------------------------------------------------------------------------
 
-_CTYPE = {"f32": "float", "f16": "half_t", "bf16": "bf16_t"}
 
-
-def _widths(workload: Conv2d, config: Config) -> tuple[int, int, int]:
-    """Return how many elements of A, B and C move at once."""
-    a, b, c = alignment(workload, config["walk"])
-    along_n = workload.layout == "nhwc" and workload.direction != "wgrad"
-    run = min(SHARED_ACCESS, config["tn"] if along_n else config["tm"])
-    return min(a, config["vec"]), min(b, config["vec"]), min(c, run)
+def _threads(config: Config) -> int:
+    threads: int = config["bm"] * config["bn"] // (config["tm"] * config["tn"])
+    return threads
 
 
 def _epilogue(workload: Conv2d) -> str:
@@ -278,9 +278,103 @@ def _epilogue(workload: Conv2d) -> str:
     return f"Epilogue<{', '.join(str(flag).lower() for flag in flags)}>"
 
 
-def _threads(config: Config) -> int:
-    threads: int = config["bm"] * config["bn"] // (config["tm"] * config["tn"])
-    return threads
+def _entry(workload: Conv2d, config: Config, index: str) -> str:
+    """Return the name of the main kernel: all that is compiled in."""
+    a, b, c = alignment(workload, config["walk"])
+    along_n = workload.layout == "nhwc" and workload.direction != "wgrad"
+    run = min(SHARED_ACCESS, config["tn" if along_n else "tm"])
+    stored, split = ctype(workload.dtype), config["split"] > 1
+    parts = (
+        *(stored, "float" if split else stored, index),
+        *(workload.direction.upper(), workload.layout.upper(), config["walk"].upper()),
+        *(config[name] for name in ("bm", "bn", "bk", "tm", "tn")),
+        *(min(a, config["vec"]), min(b, config["vec"]), min(c, run)),
+        *(config["stages"], "Epilogue<false, false, false>" if split else _epilogue(workload)),
+        config["min_blocks"],
+    )
+    return f"conv<{', '.join(map(str, parts))}>"
+
+
+def _residue_classes(workload: Conv2d) -> tuple[int, int]:
+    """Return how many residue classes of the stride rows and columns of pixels have."""
+    if workload.direction != "dgrad":
+        return 1, 1
+    return min(workload.stride, workload.h), min(workload.stride, workload.w)
+
+
+def _sizes(workload: Conv2d) -> tuple[int, ...]:
+    """Return what the kernels know of the workload, in their order."""
+    w = workload
+    tap_skip = w.stride // math.gcd(w.stride, w.dilation)
+    return (
+        *(w.n, w.c // w.groups, w.h, w.w, w.k // w.groups, w.r, w.s, w.p, w.q),
+        *(w.stride, w.pad, w.dilation, w.groups),
+        *(tap_skip, tap_skip * w.dilation // w.stride),
+        *_residue_classes(w),
+    )
+
+
+# What an expert would try first, largest first: bm, bn, tm, tn.
+_TILES = (
+    (128, 128, 8, 8),
+    (128, 64, 8, 8),
+    (64, 128, 8, 8),
+    (64, 64, 8, 4),
+    (128, 32, 8, 4),
+    (32, 64, 4, 4),
+    (64, 32, 4, 4),
+    (128, 16, 8, 4),
+    (32, 32, 4, 4),
+    (16, 64, 4, 4),
+    (64, 16, 4, 4),
+    (128, 8, 4, 4),
+    (32, 16, 4, 2),
+)
+_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def _usual(workload: Conv2d, tile: tuple[int, int, int, int], split: int, vec: int) -> Config:
+    """Return a tile with what goes well with it."""
+    bm, bn, tm, tn = tile
+    whole = product(workload)
+    taps, half = workload.r * workload.s, itemsize(storage(workload.dtype)) == 2
+    # Tap by tap wastes the end of the last step of each tap, and saves the carries of a flat index.
+    flat = workload.direction == "wgrad" or (taps > 1 and whole.depth % 8 != 0)
+    long = whole.depth % 16 == 0 or (flat and whole.taps * whole.depth >= 64)
+    bk = 16 if half and long and max(bm, bn) < 128 else 8
+    values = {
+        **{"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk, "walk": "flat" if flat else "by_tap", "vec": vec},
+        **{"stages": 2, "split": split, "raster": "columns", "min_blocks": 2 if tm * tn == 64 else 1},
+    }
+    return Config(values)
+
+
+def _estimate(workload: Conv2d, device: Device, tile: tuple[int, int, int, int], split: int) -> float:
+    """Return the time of a tile, in multiply-adds of one SM: enough to order tiles, no forecast."""
+    bm, bn, tm, tn = tile
+    whole = product(workload)
+    steps = sum(c.count * ceil_div(c.m, bm) * ceil_div(c.taps * whole.depth, 8) for c in whole.classes)
+    tiles = sum(c.count * ceil_div(c.m, bm) for c in whole.classes) * ceil_div(whole.n, bn) * workload.groups
+    blocks = tiles * split
+    each = ceil_div(steps * ceil_div(whole.n, bn) * workload.groups, blocks) * 8 * bm * bn
+    # Each multiply-add needs its share of a read from shared memory, and 8 warps hide what they wait for.
+    per_sm = ceil_div(blocks, device.sm_count)
+    warps = per_sm * bm * bn // (tm * tn * 32)
+    busy = min(1.0, warps / 8) / (1.0 + 1.0 / tm + 1.0 / tn)
+    # A second launch, and a byte of DRAM costs as much as 5 multiply-adds on most devices.
+    summing = (300_000 + 40 * split * workload.outputs()[0].size / device.sm_count) if split > 1 else 0.0
+    return float(per_sm * each / busy + summing)
+
+
+def _read_bytes(bm: Column, bn: Column, tm: Column, tn: Column) -> Column:
+    """Return the bytes a warp reads from shared memory for one index of K, at least 128 an access (`Owned`)."""
+    down, across = bm // tm, bn // tn
+    lanes_down = np.minimum(down, 32 // np.minimum(across, 8))
+    run_a, run_b = np.minimum(tm, SHARED_ACCESS), np.minimum(tn, SHARED_ACCESS)
+    a = tm // run_a * np.maximum(128, 4 * lanes_down * run_a)
+    b = tn // run_b * np.maximum(128, 4 * (32 // lanes_down) * run_b)
+    found: Column = a + b
+    return found
 
 
 class CudaImplicitGemm(CudaVariant[Conv2d]):
@@ -291,15 +385,21 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
     space = SPACE
 
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return the largest tile that leaves no SM idle, and parts of K where even small ones do."""
-        whole = product(workload)
-        wgrad, one_tap = workload.direction == "wgrad", workload.r * workload.s == 1
-        best, least = None, float("inf")
-        for tile in _TILES:
-            for split in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-                pass
-        assert best is not None
-        return best
+        """Return the tile and the parts of K that are estimated best, with the widest loads there can be."""
+        choices = itertools.product(_TILES, _SPLITS)
+        for tile, split in sorted(choices, key=lambda choice: _estimate(workload, device, *choice)):
+            for vec in (8, 4, 2, 1):
+                config = _usual(workload, tile, split, vec)
+                if self._holds(config, workload, device):
+                    return config
+        raise ConfigError(f"{self.key} has no configuration for {workload} on {device.name}")
+
+    def _holds(self, config: Config, workload: Conv2d, device: Device) -> bool:
+        try:
+            self.space.check(config, workload=workload, device=device)
+        except ConfigError:
+            return False
+        return True
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count the products of whole tiles, which edge tiles execute too, and accesses to shared memory."""
@@ -335,8 +435,44 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
         """Return the product, and the sum of its parts if K is split."""
-        blocks = self._grid_tiles(workload, config)
-        return ()
+        split = config["split"] > 1
+        bias = "bias" if workload.has_bias else workload.inputs()[0].name  # not read if there is none
+        residual = "residual" if workload.has_residual else workload.inputs()[0].name
+        a, b = (tensor.name for tensor in workload.inputs()[:2])
+        out = workload.outputs()[0].name
+        size = workload.outputs()[0].size
+        whole = product(workload)
+        row_tiles, column_tiles = ceil_div(whole.m, config["bm"]), ceil_div(whole.n, config["bn"])
+        classes = math.prod(_residue_classes(workload))
+        blocks = row_tiles * column_tiles * classes * config["split"] * workload.groups
+        index = "i64" if wide(workload, blocks) else "i32"
+        integer = functools.partial(Scalar, "long long" if index == "i64" else "int")
+        smem = int(smem_bytes(*(config[name] for name in ("bm", "bn", "bk", "stages")), workload))
+        launch = Launch(
+            entry=_entry(workload, config, index),
+            grid=(min(blocks, MAX_GRID_X), ceil_div(blocks, MAX_GRID_X), 1),
+            block=(_threads(config), 1, 1),
+            arguments=(
+                *(a, b, bias, residual, "partial" if split else out),
+                *map(integer, _sizes(workload)),
+                *map(integer, (row_tiles, column_tiles, config["raster"] == "rows", config["split"])),
+                Scalar("long long", size if split else 0),
+            ),
+            smem_bytes=smem,
+        )
+        if not split:
+            return (launch,)
+        inner = 1 if workload.layout == "nhwc" else workload.p * workload.q
+        total = Launch(
+            entry=f"sum_parts<{ctype(workload.dtype)}, {index}, {_epilogue(workload)}>",
+            grid=(ceil_div(size, SUM_THREADS), 1, 1),
+            block=(SUM_THREADS, 1, 1),
+            arguments=(
+                *("partial", bias, residual, out),
+                *map(integer, (config["split"], size, inner, workload.k)),
+            ),
+        )
+        return (launch, total)
 
     def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return a workload of a few tiles."""

@@ -161,6 +161,7 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
   TileA of_a(corner_a, pitch_a, m - row);
   TileB of_b(corner_b, pitch_b, n - column);
 
+  const Target<Out> target = {c + tile.batch * (i64(m) * n) + i64(row) * n + column, n, m - row, n - column};
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   constexpr int STAGE = TileA::FLOATS + TileB::FLOATS;
   float sums[C::TM][C::TN] = {};
@@ -170,28 +171,23 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
   of_b.store(shared + TileA::FLOATS);
   __syncthreads();
 
-  int stage = 0;
+  int stage = 0;  // where the tile that is multiplied begins, in floats
+#pragma unroll 1
   for (int k_left = k; k_left > 0; k_left -= C::BK) {
-    const bool more = k_left > C::BK;
-    if (more) {  // the next tile is under way while this one is multiplied
-      of_a.load(k_left - C::BK);
-      of_b.load(k_left - C::BK);
-    }
-    const float* const here = shared + stage * STAGE;
+    of_a.load(k_left - C::BK);
+    of_b.load(k_left - C::BK);
+    const float* const here = shared + stage;
     multiply_tiles<Grid, C::BK, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::FLOATS);
     if (C::STAGES == 2)
-      stage ^= 1;
+      stage = STAGE - stage;
     else
       __syncthreads();  // all have read the only buffer
-    if (more) {
-      of_a.store(shared + stage * STAGE);
-      of_b.store(shared + stage * STAGE + TileA::FLOATS);
-    }
+    of_a.store(shared + stage);
+    of_b.store(shared + stage + TileA::FLOATS);
     __syncthreads();
   }
 
   const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
-  const Target<Out> target = {c + tile.batch * (i64(m) * n) + i64(row) * n + column, n, m - row, n - column};
   store_sums<Grid, C::VEC_C>(sums, target, finish);
 }
 """

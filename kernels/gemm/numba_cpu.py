@@ -10,7 +10,7 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._numba_cpu import load, store
-from tunebench.kernels._numba_product import PARAMETERS, Operand, constraints, expert, jitted, walker
+from tunebench.kernels._numba_product import PARAMETERS, Operand, constraints, expert, inlined, walker
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workloads.operators.gemm import Gemm
@@ -68,7 +68,7 @@ def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
     read = load(workload.inputs()[which].dtype)
 
     def line(stride: int) -> Callable[..., None]:
-        @jitted()
+        @inlined
         def pack_line(operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int) -> None:
             source = operands[which]
             for t in range(count):
@@ -87,26 +87,26 @@ def _write(workload: Gemm) -> Callable[..., None]:
     rounded, read = store(workload.out), load(workload.out)
     zero, activation = np.float32(0), workload.activation
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @inlined
     def with_bias(total: Any, bias: Any, j: int) -> Any:
         return total + read(bias[j])
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @inlined
     def without_bias(total: Any, bias: Any, j: int) -> Any:
         return total
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @inlined
     def relu(total: Any) -> Any:
         return max(total, zero)
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @inlined
     def identity(total: Any) -> Any:
         return total
 
     add = with_bias if workload.has_bias else without_bias
     activate = {"relu": relu, "none": identity}[activation] if activation != "gelu" else _gelu()
 
-    @jitted(frozenset({"contract", "nsz"}))
+    @inlined
     def write(operands: Any, z: int, i: int, j: int, count: int, sums: Any, offset: int) -> None:
         bias, c = operands[2], operands[3]
         for t in range(count):
@@ -130,7 +130,7 @@ def _gelu() -> Callable[..., Any]:
     q0, q1, q2, q3, q4, q5 = map(np.float32, _ERF_Q)
     half, one, root, limit = np.float32(0.5), np.float32(1), np.float32(0.5**0.5), np.float32(4)
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @inlined
     def gelu(x: Any) -> Any:
         z = min(max(x * root, -limit), limit)
         t = z * z

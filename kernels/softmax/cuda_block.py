@@ -1,77 +1,20 @@
-"""softmax in CUDA C++: one or more threads a row, the row kept in registers, in shared memory, or read twice.
+"""softmax in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
 
-A thread takes every `row_threads`-th vector of its row, so that a warp's accesses are contiguous. `cache` says
-where the row waits between its maximum and its exponentials:
-
-- ``registers``: unrolled, for up to 64 elements a thread; each is read once and costs one exponential.
-- ``shared``: for longer rows that fit; likewise.
-- ``online``: nowhere: maximum and sum are found together and the row is read again, two exponentials an element.
-
-Up to a warp a row, several rows share a block and reduce by shuffles alone; above, a row has a block of its own.
-Exponentials are powers of two of arguments scaled by log2 e.
+Exponentials are powers of two of arguments scaled by log2 e: one an element where the row is kept, two where it
+is read again (maximum and sum are then found together). See `tunebench.kernels._row_block` for the
+parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from tunebench.device import Device
-from tunebench.dtype import itemsize
 from tunebench.kernels._cuda import ctype, helpers
-from tunebench.space import Config, Parameter, Space, Table
+from tunebench.kernels._row_block import SPACE, batch, default_config, row_costs, smem_bytes
+from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, ceil_div
 from tunebench.workloads.operators.softmax import Softmax
-
-HELD_ELEMENTS = 64
-"""Most elements of a row that a thread keeps in registers."""
-OTHER_REGISTERS = 24
-"""Registers a thread needs besides those: addresses, loop state, what reductions use."""
-SCRATCH_BYTES = 128
-"""Static shared memory of a reduction over a block: one f32 for each of at most 32 warps."""
-
-
-def _held(workload: Softmax, row_threads: Any, vector: Any) -> Any:
-    """Return the elements of a row that each of its threads keeps in registers, for columns too."""
-    return ceil_div(workload.cols, row_threads * vector) * vector
-
-
-def _most_held(threads: Any, device: Device) -> Any:
-    """Return how many a thread can keep in a block of so many threads without spilling."""
-    return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - OTHER_REGISTERS)
-
-
-SPACE = Space(
-    (
-        Parameter("cache", ("registers", "shared", "online"), "where a row waits for its maximum"),
-        Parameter("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
-        Parameter("rows", (1, 2, 4, 8, 16, 32), "rows of a block"),
-        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-        Parameter("unroll", (1, 2, 4), "vectors a thread has in flight where the row is not in registers"),
-    ),
-    (
-        lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
-        lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
-        # Every row must begin at a multiple of an access.
-        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
-        # Threads without a vector are of no use.
-        lambda row_threads, vector, workload: (row_threads == 4) | (row_threads * vector < 2 * workload.cols),
-        lambda cache, row_threads, rows, vector, workload, device: (
-            (cache != "registers")
-            | (_held(workload, row_threads, vector) <= _most_held(row_threads * rows, device))
-        ),
-        lambda cache, rows, workload, device: (
-            (cache != "shared") | (4 * rows * workload.cols + SCRATCH_BYTES <= device.smem_per_block_bytes)
-        ),
-        lambda cache, row_threads, vector, unroll, workload: (
-            (unroll == 1)
-            | ((cache != "registers") & (row_threads * vector * unroll < 2 * workload.cols))
-        ),
-    ),
-)
 
 KERNELS = r"""
 // Below any argument, and finite: a row may begin with minus infinity.
@@ -79,149 +22,115 @@ __device__ __forceinline__ float lowest() { return -3.402823466e38f; }
 
 // One row's arguments of the powers of two: (scale x + mask) log2 e.
 template <class T, bool MASKED, int V>
-struct Row {
+struct Arguments {
   const T* x;
   const T* mask;
   float scale;
 
   __device__ __forceinline__ void load(int vector, float (&z)[V]) const {
-    const Vec<T, V> values = load_vec<V>(x + vector * V);
+    load_floats(x + vector * V, z);
 #pragma unroll
-    for (int i = 0; i < V; ++i) z[i] = to_float(values.at[i]) * scale;
+    for (int i = 0; i < V; ++i) z[i] *= scale;
     if constexpr (MASKED) {
-      const Vec<T, V> added = load_vec<V>(mask + vector * V);
+      float added[V];
+      load_floats(mask + vector * V, added);
 #pragma unroll
-      for (int i = 0; i < V; ++i) z[i] += to_float(added.at[i]) * LOG2_E;
+      for (int i = 0; i < V; ++i) z[i] += added[i] * LOG2_E;
     }
   }
 };
 
-// Loads N vectors, `STEP` apart from `first` on, of the row's `count`; returns the largest element.
-template <int STEP, int N, int V, class Source>
-__device__ __forceinline__ float load_batch(const Source& source, int first, int count, float (&z)[N][V]) {
-  float top = lowest();
+template <int V>
+__device__ __forceinline__ float max_of(float top, const float (&z)[V]) {
 #pragma unroll
-  for (int n = 0; n < N; ++n)
-    if (first + n * STEP < count) source.load(first + n * STEP, z[n]);
-#pragma unroll
-  for (int n = 0; n < N; ++n)
-    if (first + n * STEP < count)
-#pragma unroll
-      for (int i = 0; i < V; ++i) top = fmaxf(top, z[n][i]);
+  for (int i = 0; i < V; ++i) top = fmaxf(top, z[i]);
   return top;
 }
 
 // Puts 2^(z - top) in place of z; returns the sum.
-template <int STEP, int N, int V>
-__device__ __forceinline__ float raise_batch(int first, int count, float top, float (&z)[N][V]) {
+template <int V>
+__device__ __forceinline__ float raise(float top, float (&z)[V]) {
   float total = 0.0f;
 #pragma unroll
-  for (int n = 0; n < N; ++n)
-    if (first + n * STEP < count)
-#pragma unroll
-      for (int i = 0; i < V; ++i) total += z[n][i] = fast_exp2(z[n][i] - top);
+  for (int i = 0; i < V; ++i) total += z[i] = fast_exp2(z[i] - top);
   return total;
 }
 
-template <int STEP, int N, int V, class T>
-__device__ __forceinline__ void store_batch(T* y, int first, int count, float factor, const float (&e)[N][V]) {
+template <class T, int V>
+__device__ __forceinline__ void store_scaled(T* target, float factor, float (&e)[V]) {
 #pragma unroll
-  for (int n = 0; n < N; ++n)
-    if (first + n * STEP < count) {
-      Vec<T, V> values;
-#pragma unroll
-      for (int i = 0; i < V; ++i) values.at[i] = from_float<T>(e[n][i] * factor);
-      store_vec(y + (first + n * STEP) * V, values);
-    }
+  for (int i = 0; i < V; ++i) e[i] *= factor;
+  store_floats(target, e);
 }
 
-// Over the threads of a row. All threads of the block take part.
-template <int ROW_THREADS, class Op>
-__device__ __forceinline__ float reduce_row(float value, Op op) {
-  if constexpr (ROW_THREADS <= 32) {
-    return warp_reduce<ROW_THREADS>(value, op);
-  } else {
-    __shared__ float scratch[ROW_THREADS / 32];
-    return block_reduce<ROW_THREADS>(value, scratch, op);
-  }
-}
+#define SOFTMAX_PARAMETERS \
+  const T *__restrict__ x, float scale, const T *__restrict__ mask, T *__restrict__ y, int rows, int cols
 
-// What the three kernels begin with. A missing row has no vectors; its threads take part in reductions only.
-#define SOFTMAX_ROW                                                             \
-  const int row = blockIdx.x * ROWS + threadIdx.x / ROW_THREADS;                \
-  const int thread = threadIdx.x % ROW_THREADS, count = row < rows ? cols / V : 0; \
-  const size_t offset = size_t(row) * cols;                                     \
-  const Row<T, MASKED, V> source = {x + offset, mask + offset, scale * LOG2_E}; \
-  T* const target = y + offset
-
-// N vectors a thread cover the row.
 template <class T, bool MASKED, int ROW_THREADS, int ROWS, int V, int N>
-__global__ void __launch_bounds__(ROW_THREADS * ROWS)
-    softmax_registers(const T* __restrict__ x, float scale, const T* __restrict__ mask, T* __restrict__ y, int rows,
-                      int cols) {
-  SOFTMAX_ROW;
-  float z[N][V];
-  const float top = reduce_row<ROW_THREADS>(load_batch<ROW_THREADS>(source, thread, count, z), Max());
-  const float total = reduce_row<ROW_THREADS>(raise_batch<ROW_THREADS>(thread, count, top, z), Sum());
-  store_batch<ROW_THREADS>(target, thread, count, 1.0f / total, z);
+__global__ void __launch_bounds__(ROW_THREADS * ROWS) softmax_registers(SOFTMAX_PARAMETERS) {
+  const Share<ROW_THREADS, ROWS, V> my(rows, cols);
+  const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
+  float z[N][V], top = lowest(), total = 0.0f;
+  each_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
+  each_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { top = max_of(top, z[n]); });
+  top = reduce_row<ROW_THREADS>(top, Max());
+  each_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += raise(top, z[n]); });
+  const float factor = 1.0f / reduce_row<ROW_THREADS>(total, Sum());
+  each_vector<N>(my.thread, my.STEP, my.count,
+                 [&](int vector, int n) { store_scaled(y + my.offset + vector * V, factor, z[n]); });
 }
 
-// Each thread writes and reads its own elements of shared memory, so that only reductions need barriers. Element i
-// of a vector lies `count` words after element i - 1: the lanes of a warp then use different banks.
 template <class T, bool MASKED, int ROW_THREADS, int ROWS, int V, int N>
-__global__ void __launch_bounds__(ROW_THREADS * ROWS)
-    softmax_shared(const T* __restrict__ x, float scale, const T* __restrict__ mask, T* __restrict__ y, int rows,
-                   int cols) {
-  extern __shared__ float kept[];
-  SOFTMAX_ROW;
-  float* const mine = kept + threadIdx.x / ROW_THREADS * cols;
-  float top = lowest(), total = 0.0f;
-  for (int first = thread; first < count; first += ROW_THREADS * N) {
-    float z[N][V];
-    top = fmaxf(top, load_batch<ROW_THREADS>(source, first, count, z));
-#pragma unroll
-    for (int n = 0; n < N; ++n)
-      if (first + n * ROW_THREADS < count)
-#pragma unroll
-        for (int i = 0; i < V; ++i) mine[i * count + first + n * ROW_THREADS] = z[n][i];
+__global__ void __launch_bounds__(ROW_THREADS * ROWS) softmax_shared(SOFTMAX_PARAMETERS) {
+  extern __shared__ float all_kept[];
+  const Share<ROW_THREADS, ROWS, V> my(rows, cols);
+  const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
+  const KeptRow<V> kept = {all_kept + my.row_of_block * cols, my.count};
+  float z[N][V], top = lowest(), total = 0.0f;
+  for (int first = my.thread; first < my.count; first += my.STEP * N) {
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
+      top = max_of(top, z[n]);
+      kept.put(vector, z[n]);
+    });
   }
   top = reduce_row<ROW_THREADS>(top, Max());
-#pragma unroll N
-  for (int vector = thread; vector < count; vector += ROW_THREADS)
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const float e = fast_exp2(mine[i * count + vector] - top);
-      mine[i * count + vector] = e;
-      total += e;
-    }
+  for (int first = my.thread; first < my.count; first += my.STEP * N)
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
+      kept.get(vector, z[n]);
+      total += raise(top, z[n]);
+      kept.put(vector, z[n]);
+    });
   const float factor = 1.0f / reduce_row<ROW_THREADS>(total, Sum());
-#pragma unroll N
-  for (int vector = thread; vector < count; vector += ROW_THREADS) {
-    float e[1][V];
-#pragma unroll
-    for (int i = 0; i < V; ++i) e[0][i] = mine[i * count + vector];
-    store_batch<ROW_THREADS>(target, vector, count, factor, e);
-  }
+  for (int first = my.thread; first < my.count; first += my.STEP * N)
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
+      kept.get(vector, z[n]);
+      store_scaled(y + my.offset + vector * V, factor, z[n]);
+    });
 }
 
-// Keeps the maximum so far and the sum of the powers relative to it.
+// Keeps the maximum so far, and the sum of the powers relative to it.
 template <class T, bool MASKED, int ROW_THREADS, int ROWS, int V, int N>
-__global__ void __launch_bounds__(ROW_THREADS * ROWS)
-    softmax_online(const T* __restrict__ x, float scale, const T* __restrict__ mask, T* __restrict__ y, int rows,
-                   int cols) {
-  SOFTMAX_ROW;
+__global__ void __launch_bounds__(ROW_THREADS * ROWS) softmax_online(SOFTMAX_PARAMETERS) {
+  const Share<ROW_THREADS, ROWS, V> my(rows, cols);
+  const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
   float z[N][V], top = lowest(), total = 0.0f;
-  for (int first = thread; first < count; first += ROW_THREADS * N) {
-    const float higher = fmaxf(top, load_batch<ROW_THREADS>(source, first, count, z));
-    total = total * fast_exp2(top - higher) + raise_batch<ROW_THREADS>(first, count, higher, z);
+  for (int first = my.thread; first < my.count; first += my.STEP * N) {
+    float higher = top;
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
+    each_vector<N>(first, my.STEP, my.count, [&](int, int n) { higher = max_of(higher, z[n]); });
+    total *= fast_exp2(top - higher);
+    each_vector<N>(first, my.STEP, my.count, [&](int, int n) { total += raise(higher, z[n]); });
     top = higher;
   }
   const float highest = reduce_row<ROW_THREADS>(top, Max());
   const float factor = 1.0f / reduce_row<ROW_THREADS>(total * fast_exp2(top - highest), Sum());
-  for (int first = thread; first < count; first += ROW_THREADS * N) {
-    load_batch<ROW_THREADS>(source, first, count, z);
-    raise_batch<ROW_THREADS>(first, count, highest, z);
-    store_batch<ROW_THREADS>(target, first, count, factor, z);
+  for (int first = my.thread; first < my.count; first += my.STEP * N) {
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
+      raise(highest, z[n]);
+      store_scaled(y + my.offset + vector * V, factor, z[n]);
+    });
   }
 }
 """
@@ -235,79 +144,37 @@ class CudaBlockSoftmax(CudaVariant[Softmax]):
     space = SPACE
 
     def default(self, workload: Softmax, device: Device) -> Config:
-        """Return the widest accesses, and as few threads a row as leave each about 16 elements."""
-        widest = 16 // itemsize(workload.dtype)
-        vector = max(v for v in (1, 2, 4, 8) if v <= widest and workload.cols % v == 0)
-        threads = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-        row_threads = next((t for t in threads if workload.cols <= 16 * t), 1024)
-        while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
-            row_threads //= 2
-        rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
-        held = _held(workload, row_threads, vector) <= _most_held(row_threads * rows, device)
-        fits = 4 * workload.cols + SCRATCH_BYTES <= device.smem_per_block_bytes
-        cache = "registers" if held else "shared" if fits else "online"
-        unroll = 1 if cache == "registers" else 2
-        return Config(
-            {"cache": cache, "row_threads": row_threads, "rows": rows, "vector": vector, "unroll": unroll}
-        )
+        """Return wide accesses and about 16 elements a thread."""
+        return default_config(workload, device)
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count what every element needs: its bytes, its exponentials, and the arithmetic around them.
-
-        An element is scaled, diminished by the maximum, added and multiplied; packed instructions may do two
-        at a time.
-        """
-        rows, elements = table["rows"], table["rows"] * float(workload.cols)
-        online, shared = table["cache"] == "online", table["cache"] == "shared"
-        tensors = 2 if workload.has_mask else 1
-        # A sector at either end may have come with a neighbour's row.
-        fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * tensors)
-        return Costs(
-            blocks=workload.rows / rows,
-            full_blocks=workload.rows // rows,
-            threads=table["row_threads"] * rows,
-            smem_bytes=np.where(shared, 4.0 * elements, 0.0)
-            + np.where(table["row_threads"] > 32, table["row_threads"] / 8.0, 0.0),
-            fma=elements * np.where(online, 2.5, 2.0),
-            sfu=elements * np.where(online, 2.0, 1.0),
-            smem_traffic_bytes=np.where(shared, 16.0 * elements, 0.0),
-            fill_bytes=fill_bytes,
-        )
+        """Count scaling, the difference, the sum and the product, in case two are done by one instruction."""
+        return row_costs(workload, table, row_tensors=1 + workload.has_mask, fma=(2.0, 2.5), sfu=(1.0, 2.0))
 
     def source(self, workload: Softmax, config: Config) -> str:
         """Return all three kernels; the entry says which is instantiated."""
-        return helpers("types", "reduce") + KERNELS
+        return helpers("types", "reduce", "row_block") + KERNELS
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows; a missing mask is passed as x and not read."""
-        cache, row_threads, rows, vector = (
-            config[name] for name in ("cache", "row_threads", "rows", "vector")
-        )
-        held = _held(workload, row_threads, vector) // vector
-        batch = held if cache == "registers" else config["unroll"]
-        masked = str(workload.has_mask).lower()
+        row_threads, rows, vector = config["row_threads"], config["rows"], config["vector"]
         scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
+        mask = "mask" if workload.has_mask else "x"
+        sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
         return (
             Launch(
-                entry=f"softmax_{cache}<{ctype(workload.dtype)}, {masked}, "
-                f"{row_threads}, {rows}, {vector}, {batch}>",
+                entry=f"softmax_{config['cache']}<{ctype(workload.dtype)}, {str(workload.has_mask).lower()}, "
+                f"{row_threads}, {rows}, {vector}, {batch(workload, config)}>",
                 grid=(ceil_div(workload.rows, rows), 1, 1),
                 block=(row_threads * rows, 1, 1),
-                arguments=(
-                    "x",
-                    scale,
-                    "mask" if workload.has_mask else "x",
-                    "y",
-                    Scalar("int", workload.rows),
-                    Scalar("int", workload.cols),
-                ),
-                smem_bytes=4 * rows * workload.cols if cache == "shared" else 0,
+                arguments=("x", scale, mask, "y", *sizes),
+                smem_bytes=smem_bytes(workload, config),
             ),
         )
 
     def miniature(self, workload: Softmax, config: Config) -> Softmax:
-        """Return a full block of rows and a cut one; rows keep their length, which decides the unrolling."""
-        rows: int = min(workload.rows, 2 * config["rows"] + 1)
+        """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
+        rows = min(workload.rows, 2 * config["rows"] + 1)
         return Softmax(rows=rows, cols=workload.cols, dtype=workload.dtype, prologue=workload.prologue)
 
 

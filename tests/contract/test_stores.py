@@ -242,6 +242,52 @@ def test_known_is_one_a_trial_and_what_the_search_saw(store: Store) -> None:
     assert store.known(TWIN.key, WORKLOAD, VARIANT) == []
 
 
+def test_known_prefers_the_cache_state_that_is_asked_for(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=measured(10.0)))
+    store.record(key(1), Result(outcome=measured(5.0, cache="warm")))
+    store.record(key(2), Result(outcome=measured(6.0, cache="warm")))
+    store.record(key(3), Result(outcome=Crashed(reason="signal 11")))
+
+    def times(cache: Any) -> list[Any]:
+        known = store.known(DEVICE.key, WORKLOAD, VARIANT, cache=cache)
+        found = {k.config["tile"]: getattr(k.outcome, "median_us", None) for k in known}
+        return [found[number] for number in (1, 2, 3)]
+
+    assert times("cold") == [10.0, 6.0, None]
+    assert times("warm") == times(None) == [5.0, 6.0, None]
+
+
+def _dead_owner() -> str:
+    space, _, token = new_owner().rsplit(":", 2)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    return f"{space}:{ended.pid}:{token}"
+
+
+def test_trials_of_runs_that_were_cut_off_are_counted(store: Store) -> None:
+    def run(host: str, first: int, *, seed: int = 7) -> str:
+        start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=seed, host=host)
+        run_id = store.begin_run(start)
+        store.record(key(first), Result(outcome=measured(1.0)), run_id=run_id)
+        store.record(key(first + 1), Result(outcome=Crashed(reason="x")), run_id=run_id)
+        store.record(key(first), Result(outcome=measured(1.0)), run_id=run_id, purpose="finalist")
+        return run_id
+
+    def cut_off(seed: int = 7) -> int:
+        return store.interrupted_trials(DEVICE.key, WORKLOAD, sampler="bound", seed=seed)
+
+    assert cut_off() == 0
+    run(_dead_owner(), 10)
+    run(_dead_owner(), 20)
+    run(new_owner(), 30)  # still at work
+    run(_dead_owner(), 40, seed=8)
+    assert (cut_off(), cut_off(seed=8), cut_off(seed=9)) == (4, 2, 0)
+    store.finish_run(run(new_owner(), 50), RunSummary())
+    run(_dead_owner(), 60)
+    assert cut_off() == 2
+
+
 def test_history_is_of_one_device_or_of_all(store: Store) -> None:
     begin(store)
     begin(store, TWIN)
@@ -450,12 +496,9 @@ def test_a_clock_set_back_costs_waiting_and_nothing_else(db: str) -> None:
 def test_claims_of_dead_processes_of_this_host_are_released(store: Store) -> None:
     begin(store)
     alive = new_owner()
-    space, pid, token = alive.rsplit(":", 2)
-    assert int(pid) == os.getpid()
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    dead = f"{space}:{ended.pid}:{token}"
-    elsewhere = f"otherhost:1:{ended.pid}:{token}"
+    assert alive.split(":")[2] == str(os.getpid())
+    dead = _dead_owner()
+    elsewhere = f"otherhost:1:{dead.split(':', 2)[2]}"
     for number, owner in enumerate((alive, dead, elsewhere)):
         assert store.claim(key(number), owner)
     begin(store)
@@ -598,9 +641,10 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A step to a revision 0002 that rebuilds a table others refer to, the hardest thing to do in SQLite."""
     monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
     monkeypatch.setattr(schema, "HEAD", "0002")
-    monkeypatch.setattr(migrate, "_FOLDERS", [*migrate._FOLDERS, str(tmp_path / "versions")])
-    (tmp_path / "versions").mkdir()
-    step = tmp_path / "versions" / "0002_note.py"
+    folder = tmp_path / "migrations"
+    shutil.copytree(migrate._MIGRATIONS, folder)
+    monkeypatch.setattr(migrate, "_MIGRATIONS", folder)
+    step = folder / "versions" / "0002_note.py"
     step.write_text(NEXT.format(failure=""))
     return step
 

@@ -79,17 +79,11 @@ def test_no_public_name_is_replaced_by_a_module() -> None:
 
 
 def test_no_file_speaks_of_one_machine_or_of_unfinished_work() -> None:
-    # Written so that this file does not match itself.
-    wrong = re.compile(
-        r"(?:^|[\s\"'(`])/(?:work|root|home)/|\bTO"
-        r"DO\b|\bFIX"
-        r"ME\b|\bXX"
-        r"X\b|NotImplemented"
-        r"Error"
-        r"|\b(?:py"
-        r"pi|pythonhos"
-        r"ted)\.org"
-    )
+    # In parts, so that this file does not match itself.
+    paths = r"(?:^|[\s\"'(`])/(?:work|root|home)/"
+    marks = r"\bTO" + r"DO\b|\bFIX" + r"ME\b|raise NotImple" + r"mented"
+    registries = r"\bpy" + r"pi\.org|pythonhos" + r"ted\.org"
+    wrong = re.compile(f"{paths}|{marks}|{registries}")
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in files(".py", ".md", ".toml", ".cuh", ".h", "")

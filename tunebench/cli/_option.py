@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Database", "Json"]
+__all__ = ["Database", "Json", "Problem"]
 
 Database = Annotated[
     str | None,
@@ -21,3 +21,11 @@ Database = Annotated[
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, and nothing else, on stdout.")]
 """Whether to print JSON instead of text for people."""
+
+Problem = Annotated[
+    str,
+    typer.Option(
+        "--workload", "-w", help="What to compute: operator:dimension=value,… or suite/layer,dimension=value."
+    ),
+]
+"""Text of a workload."""

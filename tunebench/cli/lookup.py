@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench.cli._option import Database, Json
+from tunebench.cli._option import Database, Json, Problem
 from tunebench.cli._output import emit
 
 if TYPE_CHECKING:
@@ -16,10 +16,7 @@ __all__ = ["command"]
 
 
 def command(
-    workload: Annotated[
-        str,
-        typer.Option("--workload", "-w", help="What to compute: operator:dim=value,… or suite/layer,dim=value."),
-    ],
+    workload: Problem,
     device: Annotated[
         str | None, typer.Option(help="A device by name, or an architecture. Default: this machine's.")
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._option import Database, Json
+from tunebench.cli._option import Database, Json, Problem
 from tunebench.cli._output import emit, table
 from tunebench.outcome import time_us
 
@@ -20,10 +20,7 @@ __all__ = ["command"]
 
 
 def command(
-    workload: Annotated[
-        str,
-        typer.Option("--workload", "-w", help="What to compute: operator:dim=value,… or suite/layer,dim=value."),
-    ],
+    workload: Problem,
     device: Annotated[str | None, typer.Option(help="Only this device's records.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many of the best to show.")] = 10,
     db: Database = None,
@@ -62,8 +59,8 @@ def command(
         to.print(table(">us", "how", "device", "variant", "configuration", rows=rows))
         to.print(", ".join(f"{count} {kind}" for kind, count in sorted(outcomes.items())))
         if reasons:
-            rows = ((n, kind, reason[:120]) for (kind, reason), n in reasons.most_common())
-            to.print(table(">times", "failure", "reason", rows=rows))
+            failures = ((n, kind, reason[:120]) for (kind, reason), n in reasons.most_common())
+            to.print(table(">times", "failure", "reason", rows=failures))
 
     emit(as_json, data, render)
 

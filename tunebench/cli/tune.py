@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tunebench.cli._option import Database, Json
+from tunebench.cli._option import Database, Json, Problem
 from tunebench.cli._output import console, emit, table
 
 if TYPE_CHECKING:
@@ -24,13 +24,10 @@ INTERRUPTED = 130
 
 
 def command(
-    workload: Annotated[
-        str,
-        typer.Option("--workload", "-w", help="What to compute: operator:dim=value,… or suite/layer,dim=value."),
-    ],
+    workload: Problem,
     device: Annotated[
         str | None,
-        typer.Option(help="cuda, cuda:1, cpu, offline, or a described device. Default: the GPU, else the CPU."),
+        typer.Option(help="cuda, cuda:1, cpu, offline or a described device. Default: GPU, else CPU."),
     ] = None,
     arch: Annotated[
         str | None, typer.Option(help="With --device offline: the architecture, such as sm_90.")
@@ -42,7 +39,7 @@ def command(
         list[str] | None, typer.Option(help="Try this variant only; may be given more than once.")
     ] = None,
     variant_file: Annotated[
-        list[Path] | None, typer.Option(help="Try the variant of this Python file; may be given more than once.")
+        list[Path] | None, typer.Option(help="Try the variant of this Python file; likewise.")
     ] = None,
     cache: Annotated[
         str, typer.Option(help="cold: flush caches before each sample; warm: leave them as they are.")
@@ -79,7 +76,7 @@ def command(
         baselines=baselines,
     )
     if device is None and target.kind == "cpu":
-        note = "no GPU here: tuning for the CPU; --device offline --arch sm_90 tunes for one that is elsewhere"
+        note = "no GPU here: tuning for the CPU; --device offline --arch sm_90 tunes for an absent one"
         console(stderr=True).print(note)
     with _progress(plan) as watcher:
         report = tune(workload, device=target, db=db, plan=plan, watcher=watcher)

@@ -1,7 +1,7 @@
 """What a cubin says about its kernels: registers, shared memory, stack, code; read from its ELF notes.
 
-Source: the ELF-64 format, and NVIDIA's `.nv.info` sections as ptxas writes them (a list of attributes, each of a
-format byte, an attribute byte and a 16-bit value or size); the attribute numbers are those `cuobjdump -elf` names.
+Source: the ELF-64 format, and NVIDIA's `.nv.info` sections as ptxas writes them (a list of attributes, each of
+a format byte, an attribute byte and a 16-bit value or size), with the numbers that `cuobjdump -elf` names.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def spills(log: str) -> dict[str, int]:
     """Return the bytes of spill stores plus loads of each kernel, from the log that `ptxas -v` writes."""
-    pattern = r"Function properties for (\S+)\s+(?:ptxas\s*\.?\s*)?\d+ bytes stack frame, (\d+) bytes spill stores, (\d+)"
-    return {name: int(stores) + int(loads) for name, stores, loads in re.findall(pattern, log)}
+    found = re.findall(r"Function properties for (\S+)\s[^,]*, (\d+) bytes spill stores, (\d+)", log)
+    return {name: int(stores) + int(loads) for name, stores, loads in found}
 
 
 def resources(cubin: bytes, symbols: tuple[str, ...], spill_bytes: Mapping[str, int] | None) -> Resources:

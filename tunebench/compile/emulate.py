@@ -41,7 +41,14 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 _COMPILE_TIMEOUT_S = 120.0
 _SANITIZER_STATUS = 99
 
-_FLAGS = ("-std=c++17", "-w", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions")
+_FLAGS = (
+    "-std=c++17",
+    "-w",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-exceptions",
+)
 _OPTIMISATION = ("-O1",)
 _SANITIZE = (
     "-g1",
@@ -81,7 +88,9 @@ def find_compiler() -> str | None:
     if asked is not None:
         found = shutil.which(asked)
         if found is None:
-            raise InputError(f"$CXX is {asked!r}, which is no command here; unset it or install that compiler")
+            raise InputError(
+                f"$CXX is {asked!r}, which is no command here; unset it or install that compiler"
+            )
         return found
     return shutil.which("g++") or shutil.which("c++")
 
@@ -210,9 +219,16 @@ def _reason(status: int, log: str) -> str:
     asan = re.search(r"ERROR: AddressSanitizer: (\S+).*", log)
     if asan:
         access = re.search(r"^(READ|WRITE) of size \d+", log, re.MULTILINE)
-        where = re.search(r"is located (.*? region)", log) or re.search(r"(located .*? of global variable.*?) ", log)
+        where = re.search(r"is located (.*? region)", log) or re.search(
+            r"(located .*? of global variable.*?) ", log
+        )
         line = re.search(r"\bkernel:(\d+)", log)
-        facts = [asan[1], access[0] if access else "", where[1] if where else "", f"line {line[1]}" if line else ""]
+        facts = [
+            asan[1],
+            access[0] if access else "",
+            where[1] if where else "",
+            f"line {line[1]}" if line else "",
+        ]
         return f"AddressSanitizer: {', '.join(filter(None, facts))}"
     undefined = re.search(r"(?:kernel:(\d+))?[^\n]*runtime error: ([^\n]*)", log)
     if undefined:
@@ -277,7 +293,9 @@ def _dynamic_shared(source: str) -> str:
 
     C++ would give each such array a symbol and an address of its own, whereas CUDA gives all of them one.
     """
-    pattern = r"extern\s+__shared__\s+((?:(?:__align__|alignas)\s*\([^)]*\)\s*)?)([\w:<> ]+?)\s+(\w+)\s*\[\s*\]\s*;"
+    pattern = (
+        r"extern\s+__shared__\s+((?:(?:__align__|alignas)\s*\([^)]*\)\s*)?)([\w:<> ]+?)\s+(\w+)\s*\[\s*\]\s*;"
+    )
     return re.sub(
         pattern,
         lambda m: f"static {m[2]}*& {m[3]} = reinterpret_cast<{m[2]}*&>(emulated::dynamic_shared);",
@@ -351,7 +369,9 @@ def _compile_to(target: Path, command: list[str], source: str) -> None:
             )
             if process.returncode != 0:
                 errors = [line for line in process.stderr.splitlines() if "error" in line][:5]
-                raise NotEmulated(f"the host's compiler refuses it: {'; '.join(errors) or process.stderr[-500:]}")
+                raise NotEmulated(
+                    f"the host's compiler refuses it: {'; '.join(errors) or process.stderr[-500:]}"
+                )
             result.replace(target)
     except subprocess.TimeoutExpired:
         raise NotEmulated(f"the host's compiler did not finish in {_COMPILE_TIMEOUT_S:g} s") from None

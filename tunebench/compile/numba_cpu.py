@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -103,7 +104,9 @@ def compile_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config:
     dispatcher = _dispatcher(variant, workload, config)
     signature = _signature(variant, workload, config)
     try:
-        dispatcher.compile(signature)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", errors.NumbaWarning)  # advice to whoever wrote the kernel
+            dispatcher.compile(signature)
     except errors.NumbaError as error:
         raise CompileError(f"numba: {str(error).strip()[:2000]}") from error
     result = dispatcher.overloads[signature.args]
@@ -129,7 +132,8 @@ def load_numba_cpu(
 
     dispatcher = _dispatcher(variant, workload, config)
     dispatcher.targetctx.refresh()
-    dispatcher.add_overload(CompileResult._rebuild(dispatcher.targetctx, *pickle.loads(binary.payload)))
+    parts = pickle.loads(binary.payload)  # noqa: S301 - written by this machine's own compile step
+    dispatcher.add_overload(CompileResult._rebuild(dispatcher.targetctx, *parts))
     dispatcher.disable_compile()
     function: Callable[..., None] = dispatcher
     return function

@@ -45,9 +45,7 @@ def numba_cuda_versions() -> str:
     return f"numba {numba.__version__}, numba-cuda {compiler}, nvvm {nvvm}, nvjitlink {linker}"
 
 
-def key_numba_cuda(
-    variant: NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device
-) -> str:
+def key_numba_cuda(variant: NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:
     """Return the key of what reaches Numba for this configuration on this architecture.
 
     Raises:

@@ -110,5 +110,5 @@ def _call(answer: tuple[Any, ...]) -> Any:
 def _first_errors(log: str) -> str:
     """Return the first errors of a compilation log, each with the line of source it quotes."""
     found = re.findall(r"^(.*\berror\b *:.*)(?:\n  (.*))?", log, re.MULTILINE)
-    told = [f"{' '.join(error.split())}{f' `{quoted.strip()}`' if quoted.strip() else ''}" for error, quoted in found]
+    told = [" ".join(f"{error} `{quoted.strip()}`".removesuffix(" ``").split()) for error, quoted in found]
     return "; ".join(told[:_ERRORS_TOLD]) or log.strip()[:500] or "no message"

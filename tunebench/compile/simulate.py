@@ -1,7 +1,7 @@
 """Numba-CUDA without a GPU: the kernel in Numba's simulator, in a process of its own.
 
-The simulator is chosen by an environment variable when Numba is first imported, so that it cannot share a process
-with the compiler. It does some 1e5 element operations a second: for miniatures only.
+The simulator is chosen by an environment variable when Numba is first imported, so that it cannot share a
+process with the compiler. It does some 1e5 element operations a second: for miniatures only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench.compile.emulate import EmulationFailed
@@ -83,7 +83,9 @@ def _run(
     for tensor in (*workload.outputs(), *variant.scratch(workload, config)):
         tensors[tensor.name] = np.full(tensor.shape, np.nan, numpy_dtype(tensor.dtype))
     scalars: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.float32}
-    kernel = cuda.jit(variant.kernel(workload, config))
+    function = variant.kernel(workload, config)
+    _show_simulated_module(function)
+    kernel = cuda.jit(function)
     for launch in variant.launches(workload, config):
         arguments = [
             scalars[argument.ctype](argument.value) if isinstance(argument, Scalar) else tensors[argument]
@@ -91,6 +93,26 @@ def _run(
         ]
         kernel[launch.grid, launch.block, 0, launch.smem_bytes](*arguments)
     return {tensor.name: tensors[tensor.name] for tensor in workload.outputs()}
+
+
+def _show_simulated_module(function: Callable[..., None]) -> None:
+    """Let a kernel see the module `cuda` that the simulator makes for each launch.
+
+    The simulator puts it where the kernel's globals hold `numba.cuda`; variants import Numba within functions,
+    so that theirs is a variable of the closure, which is made to look there.
+    """
+    from numba import cuda
+
+    name = "numba_cuda_of_this_launch"
+    function.__globals__[name] = cuda
+
+    class Simulated:
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(function.__globals__[name], attribute)
+
+    for cell in function.__closure__ or ():
+        if cell.cell_contents is cuda:
+            cell.cell_contents = Simulated()
 
 
 def _main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 from tunebench.compile import compile_config
@@ -18,9 +17,8 @@ _cache: BinaryCache | None = None
 
 
 def start(cache_folder: Path, variant_files: tuple[str, ...]) -> None:
-    """Prepare this process: signals, users' variants, the cache of binaries."""
+    """Prepare this process: users' variants, the cache of binaries."""
     global _cache
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     for path in variant_files:
         load_file(path)
     _cache = BinaryCache(cache_folder)

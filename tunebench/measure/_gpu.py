@@ -90,14 +90,14 @@ def open_gpu(device: Device) -> Gpu:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """Raise errors of cuda.core as ours."""
+def _translated(doing: str) -> Iterator[None]:
+    """Raise errors of cuda.core as ours, with what was being done."""
     from cuda.core._utils.cuda_utils import CUDAError  # it has no public name
 
     try:
         yield
     except CUDAError as error:
-        raise CudaError(str(error)) from error
+        raise CudaError(f"{error} ({doing})") from error
 
 
 class Gpu:
@@ -117,7 +117,7 @@ class Gpu:
 
         self._driver, self._launch, self._error = driver, launch, CUDAError
         self._ordinal = ordinal
-        with _translated():
+        with _translated("opening the device"):
             self._device = Device(ordinal)
             self._device.set_current()
             self._stream = self._device.create_stream()
@@ -130,7 +130,8 @@ class Gpu:
     @property
     def pci_bus_id(self) -> str:
         """Where it is plugged in: identifies it to other libraries."""
-        return str(self._device.pci_bus_id)
+        text: bytes = self._call("cuDeviceGetPCIBusId", 32, self._ordinal)
+        return text.split(b"\0")[0].decode()
 
     @property
     def name(self) -> str:
@@ -179,7 +180,7 @@ class Gpu:
         """Return the kernels of a cubin; it is unloaded when the last of them is dropped."""
         from cuda.core import ObjectCode
 
-        with _translated():
+        with _translated(f"loading {', '.join(dict.fromkeys(symbols))}"):
             code = ObjectCode.from_cubin(cubin)
             kernels = {symbol: code.get_kernel(symbol) for symbol in dict.fromkeys(symbols)}
         return tuple(kernels[symbol] for symbol in symbols)
@@ -206,7 +207,7 @@ class Gpu:
     def _check_parameters(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> None:
         """Refuse a launch whose arguments would be read as something else."""
         try:
-            with _translated():
+            with _translated("reading the kernel's parameters"):
                 takes = [int(parameter.size) for parameter in kernel.arguments_info]
         except NotImplementedError:  # a driver before 12.4 does not tell
             return
@@ -244,11 +245,11 @@ class Gpu:
             for prepared in launches:
                 self._launch(stream, prepared.config, prepared.kernel, *prepared.arguments)
         except self._error as error:
-            raise CudaError(str(error)) from error
+            raise CudaError(f"{error} (launching)") from error
 
     def graph(self, launches: Sequence[Prepared], count: int) -> Graph:
         """Record launches `count` times over, for the device to start without the host."""
-        with _translated():
+        with _translated("recording a graph"):
             builder = self._device.create_graph_builder()
             builder.begin_building()
             for _ in range(count):
@@ -261,14 +262,14 @@ class Gpu:
 
     def replay(self, graph: Graph) -> None:
         """Enqueue a graph."""
-        with _translated():
+        with _translated("launching a graph"):
             graph.executable.launch(self._stream)
 
     # -- time ----------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Wait for all that was enqueued."""
-        with _translated():
+        with _translated("waiting for the device"):
             self._stream.sync()
 
     def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
@@ -280,7 +281,7 @@ class Gpu:
             work: Enqueues what is timed.
         """
         before()
-        with _translated():
+        with _translated("timing"):
             start = time.perf_counter()
             self._stream.record(self._begin)
             work()

@@ -7,6 +7,7 @@ stands for cuBLAS and cuDNN, which it calls.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def measure_baselines(workload: Workload, device: Device, protocol: Protocol, se
         for name, prepare in (("numpy", _numpy), ("torch", _torch_cpu)):
             call = prepare(workload, inputs)
             if call is not None:
-                found.append(_time(name, lambda call=call: stopwatch.time_us(call), protocol))
+                found.append(_time(name, functools.partial(stopwatch.time_us, call), protocol))
     return sorted(found, key=lambda baseline: baseline.median_us)
 
 
@@ -215,7 +216,8 @@ def _torch_conv2d(workload: Conv2d, t: Tensors) -> Callable[[], Any]:
     import torch
     from torch.nn import functional
 
-    view = {n: v.permute(0, 3, 1, 2) if workload.layout == "nhwc" and v.dim() == 4 else v for n, v in t.items()}
+    nhwc = workload.layout == "nhwc"
+    view = {name: v.permute(0, 3, 1, 2) if nhwc and v.dim() == 4 else v for name, v in t.items()}
     how = {"stride": workload.stride, "padding": workload.pad, "dilation": workload.dilation}
     if workload.direction == "fprop":
 

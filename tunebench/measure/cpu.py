@@ -16,7 +16,7 @@ from tunebench.measure.timing import Protocol, collect
 from tunebench.measure.verify import describe_worst, poisoned, worst_error
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
-from tunebench.variant import Scalar
+from tunebench.variant import NumbaCpuVariant, Scalar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = ["CpuRunner", "Stopwatch"]
+
+
+_CTYPES = {"int": "int32", "long long": "int64", "float": "float32"}
 
 
 class Stopwatch:
@@ -62,10 +65,13 @@ class CpuRunner(Runner):
         """Verify and time one configuration."""
         start = time.perf_counter()
         workload, variant = task.workload, task.variant
+        assert isinstance(variant, NumbaCpuVariant), variant
         kernel = load_numba_cpu(binary, variant, workload, task.config)
         inputs = self.input_set(workload, task.seed)
         outputs = poisoned(workload)
-        scratch = {t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in variant.scratch(workload, task.config)}
+        scratch = {
+            t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in variant.scratch(workload, task.config)
+        }
         arrays = {**inputs.inputs, **outputs, **scratch}
         arguments = [_argument(a, arrays) for a in variant.arguments(workload, task.config)]
         kernel(*arguments)
@@ -105,7 +111,7 @@ class CpuRunner(Runner):
 def _argument(argument: str | Scalar, arrays: Mapping[str, Array]) -> Any:
     """Return what the kernel takes: f16 and bf16 arrays as uint16, tensors of shape `()` as numbers."""
     if isinstance(argument, Scalar):
-        return {"int": np.int32, "long long": np.int64, "float": np.float32}[argument.ctype](argument.value)
+        return np.array(argument.value, dtype=_CTYPES[argument.ctype])[()]
     array = arrays[argument]
     if not array.shape:
         return np.float32(array)

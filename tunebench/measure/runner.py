@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 from tunebench.compile.binary import Binary
@@ -15,7 +17,7 @@ from tunebench.outcome import Aborted, CacheState, Effort, Measured, Outcome, Ve
 from tunebench.task import Task
 from tunebench.workload import Workload
 
-__all__ = ["Runner", "THOROUGH"]
+__all__ = ["THOROUGH", "Runner", "judge"]
 
 INPUT_SET_LIFE = 16
 """Configurations verified on one set of inputs before a fresh one is drawn."""
@@ -87,3 +89,12 @@ def judge(
         verification=verification,
         conditions=conditions,
     )
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

@@ -75,14 +75,17 @@ def collect(
     end = time.monotonic() + protocol.max_s
     while len(samples) < protocol.max_samples:
         samples.append(sample_us())
-        if abort_above_us is not None and len(samples) == protocol.abort_after:
-            if min(samples) > protocol.abort_factor * abort_above_us:
-                return Stopped(tuple(samples), hopeless=True)
+        if len(samples) == protocol.abort_after and _hopeless(samples, protocol, abort_above_us):
+            return Stopped(tuple(samples), hopeless=True)
         if len(samples) >= protocol.min_samples and (
             time.monotonic() >= end or _standard_error(samples) <= protocol.relative_error
         ):
             break
     return Stopped(tuple(samples))
+
+
+def _hopeless(samples: Sequence[float], protocol: Protocol, incumbent_us: float | None) -> bool:
+    return incumbent_us is not None and min(samples) > protocol.abort_factor * incumbent_us
 
 
 def _standard_error(samples: Sequence[float]) -> float:

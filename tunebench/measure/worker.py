@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,9 +47,8 @@ _runner: Runner | None = None
 
 
 def start(setup: Setup) -> None:
-    """Prepare this process: signals, users' variants, the runner."""
+    """Prepare this process: users' variants, the runner."""
     global _runner
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     for path in setup.variant_files:
         load_file(path)
     _runner = _build(setup)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,10 +51,22 @@ class Stage:
         context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         return ProcessPool(
             max_workers=self.workers,
-            initializer=self.start,
-            initargs=self.start_arguments,
+            initializer=_begin,
+            initargs=(self.start, self.start_arguments),
             context=context,
         )
+
+
+def _begin(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Prepare a worker: Ctrl-C is the driver's to handle, and killing the worker must leave nothing behind.
+
+    Numba makes a lock by the default start method when it is imported; only one made for `fork` has no
+    name in the system that somebody would have to clean up.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "fork" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_start_method("fork", force=True)
+    start(*arguments)
 
 
 @dataclass(slots=True)
@@ -173,8 +185,8 @@ class LocalExecutor(Executor):
             self._count(compiling=-1)
             if isinstance(answer, CompileFailed):
                 answer = Result(outcome=answer)
-            if isinstance(answer, Result | BaseException):
-                _finish(job, answer)
+            if self._closed or isinstance(answer, Result | BaseException):
+                self._finish(job, answer)
             else:
                 job.binary = answer
                 self._ready.append(job)
@@ -196,19 +208,18 @@ class LocalExecutor(Executor):
             answer = Result(outcome=answer, effort=spent, resources=resources)
         with self._lock:
             self._count(measuring=-1)
-            _finish(job, answer)
+            self._finish(job, answer)
             self._advance()
 
-
-def _finish(job: _Job, answer: Result | BaseException) -> None:
-    """Hand over a result, with the compile time; an error of ours goes on to whoever awaits the future."""
-    if isinstance(answer, CancelledError):
-        job.future.cancel()
-    elif isinstance(answer, BaseException):
-        job.future.set_exception(answer)
-    else:
-        effort = dataclasses.replace(answer.effort, compile_s=job.compile_s)
-        job.future.set_result(dataclasses.replace(answer, effort=effort))
+    def _finish(self, job: _Job, answer: Any) -> None:
+        """Hand over a result, with the compile time; an error of ours goes on to whoever awaits it."""
+        if self._closed:  # whatever a stopped worker left behind is no result
+            job.future.cancel()
+        elif isinstance(answer, Result):
+            effort = dataclasses.replace(answer.effort, compile_s=job.compile_s)
+            job.future.set_result(dataclasses.replace(answer, effort=effort))
+        else:
+            job.future.set_exception(answer)
 
 
 def _answer(done: Future[Any], timeout_s: float) -> Any:

@@ -1,0 +1,145 @@
+"""The space of kernels that normalise rows in CUDA C++: threads a row, accesses, where a row is kept.
+
+A thread takes every `row_threads`-th vector of its row, so that a warp's accesses are contiguous. Up to a
+warp a row, several rows share a block and reduce by shuffles alone; above, a row has a block of its own.
+`cache` says where a row waits for what is computed of the whole of it:
+
+- ``registers``: unrolled, as long as a thread's share fits; read once.
+- ``shared``: as long as the rows of a block fit as f32; read once.
+- ``online``: nowhere: it is summed up on the way and read a second time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from tunebench.device import Device
+from tunebench.dtype import DType, itemsize
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, ceil_div
+
+__all__ = ["SPACE", "batch", "default_config", "row_costs", "smem_bytes"]
+
+HELD_ELEMENTS = 64
+"""Most elements of a row that a thread keeps in registers."""
+OTHER_REGISTERS = 24
+"""Registers a thread needs besides those: addresses, loop state, what reductions use."""
+SCRATCH_BYTES = 128
+"""Static shared memory of a reduction over a block: one f32 for each of at most 32 warps."""
+
+
+class Rows(Protocol):
+    """A workload on a matrix (rows, cols) of one type."""
+
+    @property
+    def rows(self) -> int:
+        """Rows."""
+
+    @property
+    def cols(self) -> int:
+        """Elements of a row."""
+
+    @property
+    def dtype(self) -> DType:
+        """Type of an element."""
+
+
+def _held(workload: Rows, row_threads: Any, vector: Any) -> Any:
+    """Return the elements of a row that each of its threads keeps in registers, for columns too."""
+    return ceil_div(workload.cols, row_threads * vector) * vector
+
+
+def _most_held(threads: Any, device: Device) -> Any:
+    """Return how many a thread can keep in a block of so many threads without spilling."""
+    return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - OTHER_REGISTERS)
+
+
+SPACE = Space(
+    (
+        Parameter("cache", ("registers", "shared", "online"), "where a row waits until all of it is known"),
+        Parameter("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
+        Parameter("rows", (1, 2, 4, 8, 16, 32), "rows of a block"),
+        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+        Parameter("unroll", (1, 2, 4), "vectors a thread has in flight where the row is not in registers"),
+    ),
+    (
+        lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
+        lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
+        # Every row must begin at a multiple of an access.
+        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
+        # Threads without a vector are of no use.
+        lambda row_threads, vector, workload: (row_threads == 4) | (row_threads * vector < 2 * workload.cols),
+        lambda cache, row_threads, rows, vector, workload, device: (
+            (cache != "registers")
+            | (_held(workload, row_threads, vector) <= _most_held(row_threads * rows, device))
+        ),
+        lambda cache, rows, workload, device: (
+            (cache != "shared") | (4 * rows * workload.cols + SCRATCH_BYTES <= device.smem_per_block_bytes)
+        ),
+        lambda cache, row_threads, vector, unroll, workload: (
+            (unroll == 1) | ((cache != "registers") & (row_threads * vector * unroll < 2 * workload.cols))
+        ),
+    ),
+)
+
+
+def default_config(workload: Rows, device: Device) -> Config:
+    """Return the widest accesses, and as few threads a row as leave each about 16 elements."""
+    widest = 16 // itemsize(workload.dtype)
+    vector = max(v for v in (1, 2, 4, 8) if v <= widest and workload.cols % v == 0)
+    row_threads = next((t for t in (4, 8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
+    while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
+        row_threads //= 2
+    rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
+    held = _held(workload, row_threads, vector) <= _most_held(row_threads * rows, device)
+    fits = 4 * workload.cols + SCRATCH_BYTES <= device.smem_per_block_bytes
+    cache = "registers" if held else "shared" if fits else "online"
+    unroll = 2 if cache != "registers" and 2 * row_threads * vector < 2 * workload.cols else 1
+    return Config(
+        {"cache": cache, "row_threads": row_threads, "rows": rows, "vector": vector, "unroll": unroll}
+    )
+
+
+def batch(workload: Rows, config: Config) -> int:
+    """Return the vectors a thread handles together: all of its row, or `unroll` of them."""
+    if config["cache"] != "registers":
+        return int(config["unroll"])
+    vector = config["vector"]
+    return int(_held(workload, config["row_threads"], vector) // vector)
+
+
+def smem_bytes(workload: Rows, config: Config) -> int:
+    """Return the dynamic shared memory of a block, which keeps its rows as f32."""
+    return int(4 * config["rows"] * workload.cols) if config["cache"] == "shared" else 0
+
+
+def row_costs(
+    workload: Rows, table: Table, *, row_tensors: int, fma: tuple[float, float], sfu: tuple[float, float]
+) -> Costs:
+    """Return what any such kernel must do.
+
+    Args:
+        workload: The matrix.
+        table: Configurations of `SPACE`.
+        row_tensors: Inputs of which every element is read by one block alone.
+        fma: Multiply-adds an element, if the row is kept and if it is read twice.
+        sfu: Special functions an element, likewise.
+    """
+    rows, elements = table["rows"], table["rows"] * float(workload.cols)
+    shared, online = table["cache"] == "shared", table["cache"] == "online"
+    # A sector at either end may have come with a neighbour's row.
+    fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * row_tensors)
+    scratch_bytes = np.where(table["row_threads"] > 32, table["row_threads"] / 8.0, 0.0)
+    return Costs(
+        blocks=workload.rows / rows,
+        full_blocks=workload.rows // rows,
+        threads=table["row_threads"] * rows,
+        smem_bytes=np.where(shared, 4.0 * elements, 0.0) + scratch_bytes,
+        fma=elements * np.where(online, fma[1], fma[0]),
+        sfu=elements * np.where(online, sfu[1], sfu[0]),
+        # Written once and read at least twice, four bytes a lane, without conflicts.
+        smem_traffic_bytes=np.where(shared, 12.0 * elements, 0.0),
+        fill_bytes=fill_bytes,
+    )

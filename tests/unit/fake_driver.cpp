@@ -1,0 +1,318 @@
+// A CUDA driver without a GPU: memory is the host's, kernels are host functions, time is counted, not measured.
+//
+// Built as libcuda.so.1 and found before any other, it lets the code that calls the driver run for real. It
+// keeps the driver's rules as far as that code depends on them: calls of an unready kind fail, a fault stays
+// until the process ends, captured launches run only when their graph does.
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace {
+
+enum { kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700 };
+
+struct Parameter {
+  size_t offset, size;
+};
+
+struct Kernel {
+  std::string name;
+  std::vector<Parameter> parameters;
+  double microseconds;
+  int static_smem;
+  std::function<void(void**, const unsigned*)> body;  // parameters, grid
+  int most_dynamic_smem;
+};
+
+struct Event {
+  double at = -1;
+};
+
+struct Graph {
+  std::vector<std::function<void()>> work;
+};
+
+struct Stream {
+  Graph* capture = nullptr;
+};
+
+double clock_us = 0;  // of the device
+int fault = kSuccess;  // once set, it stays
+size_t allocated = 0;
+std::map<void*, size_t> allocations;
+const size_t kMemory = size_t(1) << 30;
+
+template <class T>
+T as(void* parameter) {
+  T value;
+  std::memcpy(&value, parameter, sizeof value);
+  return value;
+}
+
+// y = factor * x, with what may go wrong: nothing, a wrong last element, a write past the end, an illegal
+// address, an element left out.
+enum Mood { kRight, kWrong, kPastTheEnd, kIllegal, kUnwritten, kOverwritesInput };
+
+template <Mood mood>
+void scale(void** p, const unsigned*) {
+  auto x = as<float*>(p[0]), y = as<float*>(p[1]);
+  const float factor = as<float>(p[2]);
+  const int n = as<int>(p[3]);
+  if (mood == kIllegal) fault = kIllegalAddress;
+  if (fault) return;
+  for (int i = 0; i < n; i++) y[i] = x[i] * factor;
+  if (mood == kWrong) y[n - 1] += 1;
+  if (mood == kPastTheEnd) y[n] = 1;
+  if (mood == kUnwritten) std::memset(&y[n / 2], 0xff, 4);
+  if (mood == kOverwritesInput) x[0] += y[0] *= 2;
+}
+
+// The same with the array in Numba's form: meminfo, parent, items, item size, data, shape, strides.
+void scale_numba(void** p, const unsigned*) {
+  auto x = as<float*>(p[4]), y = as<float*>(p[11]);
+  const int64_t n = as<int64_t>(p[2]);
+  if (as<int64_t>(p[3]) != 4 || as<int64_t>(p[5]) != n || as<int64_t>(p[6]) != 4) return;
+  for (int64_t i = 0; i < n; i++) y[i] = x[i] * as<float>(p[14]);
+}
+
+std::vector<Parameter> sizes(std::initializer_list<size_t> list) {
+  std::vector<Parameter> found;
+  size_t offset = 0;
+  for (size_t size : list) {
+    offset = (offset + size - 1) / size * size;
+    found.push_back({offset, size});
+    offset += size;
+  }
+  return found;
+}
+
+std::vector<Kernel>& kernels() {
+  static const auto plain = sizes({8, 8, 4, 4});
+  static const auto numba = sizes({8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4});
+  static std::vector<Kernel> table = {
+      {"right", plain, 50, 0, scale<kRight>, 0},
+      {"short", plain, 4, 0, scale<kRight>, 0},
+      {"large", plain, 50, 1024, scale<kRight>, 0},
+      {"wrong", plain, 50, 0, scale<kWrong>, 0},
+      {"past_the_end", plain, 50, 0, scale<kPastTheEnd>, 0},
+      {"illegal", plain, 50, 0, scale<kIllegal>, 0},
+      {"unwritten", plain, 50, 0, scale<kUnwritten>, 0},
+      {"overwrites_input", plain, 50, 0, scale<kOverwritesInput>, 0},
+      {"numba", numba, 50, 0, scale_numba, 0},
+  };
+  return table;
+}
+
+Stream default_stream;
+Stream& stream_of(void* handle) {
+  return reinterpret_cast<uintptr_t>(handle) <= 2 ? default_stream : *static_cast<Stream*>(handle);
+}
+
+int enqueue(void* stream, std::function<void()> work) {
+  if (fault) return fault;
+  Stream& on = stream_of(stream);
+  if (on.capture)
+    on.capture->work.push_back(std::move(work));
+  else
+    work();
+  return kSuccess;  // what goes wrong in a kernel shows later, as with a real one
+}
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default"))) int
+
+API cuGetProcAddress_v2(const char* symbol, void** function, int, uint64_t, int* status) {
+  const std::string name = symbol;
+  *function = nullptr;
+  for (const char* suffix : {"", "_v2", "_v3"})
+    if (!*function) *function = dlsym(RTLD_DEFAULT, (name + suffix).c_str());
+  if (status) *status = *function ? 0 : 1;
+  return *function ? kSuccess : kNotFound;
+}
+
+// -- device and context --------------------------------------------------------------------------------------
+
+API cuInit(unsigned) { return kSuccess; }
+API cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
+API cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
+API cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? kSuccess : 101; }
+API cuDeviceGetName(char* name, int size, int) { return std::snprintf(name, size, "NVIDIA H200"), kSuccess; }
+API cuDeviceGetPCIBusId(char* id, int size, int) { return std::snprintf(id, size, "0000:01:00.0"), kSuccess; }
+API cuDeviceGetAttribute(int* value, int attribute, int) {
+  static const std::map<int, int> attributes = {
+      {10, 32},      {13, 1980000}, {16, 132},     {36, 3201000}, {37, 6144},  {38, 1 << 20}, {39, 2048},
+      {75, 9},       {76, 0},       {81, 233472},  {82, 65536},   {97, 232448}, {106, 32},    {115, 1},
+  };
+  const auto found = attributes.find(attribute);
+  return *value = found == attributes.end() ? 0 : found->second, kSuccess;
+}
+API cuDevicePrimaryCtxRetain(void** context, int) { return *context = &default_stream, kSuccess; }
+API cuDevicePrimaryCtxRelease_v2(int) { return kSuccess; }
+API cuCtxGetCurrent(void** context) { return *context = &default_stream, kSuccess; }
+API cuCtxSetCurrent(void*) { return kSuccess; }
+API cuCtxPushCurrent_v2(void*) { return kSuccess; }
+API cuCtxPopCurrent_v2(void** context) { return *context = &default_stream, kSuccess; }
+API cuCtxGetDevice(int* device) { return *device = 0, kSuccess; }
+API cuCtxGetDevice_v2(int* device, void*) { return *device = 0, kSuccess; }
+API cuCtxGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, kSuccess; }
+API cuCtxSynchronize() { return fault; }
+API cuGetErrorName(int error, const char** name) {
+  static const std::map<int, const char*> names = {
+      {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"}, {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {kNotFound, "CUDA_ERROR_NOT_FOUND"},         {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+  };
+  const auto found = names.find(error);
+  return *name = found == names.end() ? "CUDA_ERROR_UNKNOWN" : found->second, kSuccess;
+}
+API cuGetErrorString(int, const char** text) { return *text = "in the words of the driver", kSuccess; }
+
+// -- memory --------------------------------------------------------------------------------------------------
+
+API cuMemAlloc_v2(uintptr_t* address, size_t nbytes) {
+  if (fault) return fault;
+  if (nbytes == 0) return kInvalidValue;
+  if (allocated + nbytes > kMemory) return kOutOfMemory;
+  void* memory = std::aligned_alloc(256, (nbytes + 4096 + 255) / 256 * 256);
+  allocated += allocations[memory] = nbytes;
+  return *address = reinterpret_cast<uintptr_t>(memory), kSuccess;
+}
+API cuMemFree_v2(uintptr_t address) {
+  void* memory = reinterpret_cast<void*>(address);
+  if (!allocations.count(memory)) return kInvalidValue;
+  allocated -= allocations[memory];
+  allocations.erase(memory);
+  return std::free(memory), kSuccess;
+}
+API cuMemsetD8Async(uintptr_t address, unsigned char byte, size_t count, void* stream) {
+  return enqueue(stream, [=] {
+    std::memset(reinterpret_cast<void*>(address), byte, count);
+    clock_us += double(count) / 1e6;
+  });
+}
+API cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t count, void* stream) {
+  return enqueue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, count); });
+}
+API cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t count, void* stream) {
+  return enqueue(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), count); });
+}
+
+// -- streams and events --------------------------------------------------------------------------------------
+
+API cuStreamCreateWithPriority(void** stream, unsigned, int) { return *stream = new Stream, kSuccess; }
+API cuStreamDestroy_v2(void* stream) { return delete static_cast<Stream*>(stream), kSuccess; }
+API cuStreamGetCtx(void*, void** context) { return *context = &default_stream, kSuccess; }
+API cuStreamGetFlags(void*, unsigned* flags) { return *flags = 1, kSuccess; }
+API cuStreamSynchronize(void*) { return fault; }
+API cuStreamIsCapturing(void* stream, int* status) {
+  return *status = stream_of(stream).capture ? 1 : 0, kSuccess;
+}
+API cuEventCreate(void** event, unsigned) { return *event = new Event, kSuccess; }
+API cuEventDestroy_v2(void* event) { return delete static_cast<Event*>(event), kSuccess; }
+API cuEventRecord(void* event, void* stream) {
+  return enqueue(stream, [=] { static_cast<Event*>(event)->at = clock_us; });
+}
+API cuEventSynchronize(void*) { return fault; }
+API cuEventQuery(void*) { return fault; }
+API cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
+  const double begin = static_cast<Event*>(from)->at, end = static_cast<Event*>(to)->at;
+  if (begin < 0 || end < 0) return kNotReady;
+  return *milliseconds = float((end - begin) / 1e3), fault;
+}
+
+// -- kernels -------------------------------------------------------------------------------------------------
+
+API cuLibraryLoadData(void** library, const void* code, void*, void*, unsigned, void*, void*, unsigned) {
+  if (fault) return fault;
+  if (std::memcmp(code, "fake", 4) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
+  return *library = const_cast<void*>(code), kSuccess;
+}
+API cuLibraryUnload(void*) { return kSuccess; }
+API cuLibraryGetKernel(void** kernel, void*, const char* name) {
+  for (Kernel& one : kernels())
+    if (one.name == name) return *kernel = &one, kSuccess;
+  return kNotFound;
+}
+API cuKernelGetLibrary(void** library, void*) { return *library = &default_stream, kSuccess; }
+API cuKernelGetParamInfo(void* kernel, size_t index, size_t* offset, size_t* size) {
+  const auto& parameters = static_cast<Kernel*>(kernel)->parameters;
+  if (index >= parameters.size()) return kInvalidValue;
+  return *offset = parameters[index].offset, *size = parameters[index].size, kSuccess;
+}
+API cuKernelGetAttribute(int* value, int attribute, void* kernel, int) {
+  return *value = attribute == 1 ? static_cast<Kernel*>(kernel)->static_smem : 0, kSuccess;
+}
+API cuKernelSetAttribute(int attribute, int value, void* kernel, int) {
+  if (attribute != 8) return kInvalidValue;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+  return static_cast<Kernel*>(kernel)->most_dynamic_smem = value, kSuccess;
+}
+
+struct LaunchConfig {
+  unsigned grid[3], block[3], smem_bytes;
+  void* stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+
+API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void**) {
+  Kernel& kernel = *static_cast<Kernel*>(function);
+  const unsigned allowed = kernel.most_dynamic_smem ? kernel.most_dynamic_smem : 48 * 1024 - kernel.static_smem;
+  if (config->smem_bytes > allowed) return kInvalidValue;
+  if (config->block[0] * config->block[1] * config->block[2] > 1024) return kInvalidValue;
+  // The driver copies the parameters at the call.
+  auto copies = std::make_shared<std::vector<std::vector<char>>>();
+  for (size_t i = 0; i < kernel.parameters.size(); i++) {
+    const char* from = static_cast<char*>(parameters[i]);
+    copies->emplace_back(from, from + kernel.parameters[i].size);
+  }
+  return enqueue(config->stream, [&kernel, copies] {
+    std::vector<void*> pointers;
+    for (auto& copy : *copies) pointers.push_back(copy.data());
+    kernel.body(pointers.data(), nullptr);
+    clock_us += kernel.microseconds;
+  });
+}
+
+// -- graphs --------------------------------------------------------------------------------------------------
+
+API cuStreamBeginCapture_v2(void* stream, int) {
+  return stream_of(stream).capture = new Graph, kSuccess;
+}
+API cuStreamEndCapture(void* stream, void** graph) {
+  *graph = stream_of(stream).capture;
+  stream_of(stream).capture = nullptr;
+  return kSuccess;
+}
+API cuStreamGetCaptureInfo_v3(void* stream, int* status, uint64_t*, void** graph, void*, void*, size_t*) {
+  *status = stream_of(stream).capture ? 1 : 0;
+  if (graph) *graph = stream_of(stream).capture;
+  return kSuccess;
+}
+API cuGraphInstantiateWithParams(void** executable, void* graph, void* parameters) {
+  *executable = new Graph(*static_cast<Graph*>(graph));
+  // CUDA_GRAPH_INSTANTIATE_PARAMS: flags, upload stream, error node, result.
+  std::memset(static_cast<char*>(parameters) + 24, 0, 4);
+  return kSuccess;
+}
+API cuGraphUpload(void*, void*) { return kSuccess; }
+API cuGraphLaunch(void* executable, void*) {
+  if (fault) return fault;
+  for (auto& work : static_cast<Graph*>(executable)->work) work();
+  return kSuccess;
+}
+API cuGraphDestroy(void* graph) { return delete static_cast<Graph*>(graph), kSuccess; }
+API cuGraphExecDestroy(void* graph) { return delete static_cast<Graph*>(graph), kSuccess; }
+API cuUserObjectCreate(void** object, void*, void (*)(void*), unsigned, unsigned) {
+  return *object = &default_stream, kSuccess;
+}
+API cuUserObjectRelease(void*, unsigned) { return kSuccess; }
+API cuGraphRetainUserObject(void*, void*, unsigned, unsigned) { return kSuccess; }
+API cuGraphReleaseUserObject(void*, void*, unsigned) { return kSuccess; }

@@ -1,0 +1,47 @@
+"""A right result passes, and one wrong, stale or unwritten element among many does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tunebench.measure.verify import describe_worst, draw, poisoned, worst_error
+from tunebench.workloads import parse
+
+WORKLOAD = parse("softmax:rows=37,cols=101,dtype=f32")
+
+
+def right() -> tuple[dict[str, np.ndarray], dict]:
+    inputs = draw(WORKLOAD, 3)
+    x = inputs.inputs["x"]
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return {"y": e / e.sum(axis=1, keepdims=True)}, dict(inputs.references)
+
+
+def test_a_right_result_passes() -> None:
+    outputs, references = right()
+    assert worst_error(WORKLOAD, outputs, references) <= 1
+
+
+@pytest.mark.parametrize("at", [(0, 0), (36, 100), (18, 50)])
+@pytest.mark.parametrize("change", [1.001, np.nan, np.inf, 0.0])
+def test_one_wrong_element_fails_and_is_named(at: tuple[int, int], change: float) -> None:
+    outputs, references = right()
+    outputs["y"][at] *= change
+    worst = worst_error(WORKLOAD, outputs, references)
+    assert worst > 1
+    assert f"y[{at[0]},{at[1]}]" in describe_worst(outputs, references, worst)
+
+
+def test_an_element_nobody_wrote_fails() -> None:
+    outputs, references = right()
+    untouched = poisoned(WORKLOAD)
+    assert np.isnan(untouched["y"]).all()
+    untouched["y"][:, :-1] = outputs["y"][:, :-1]
+    assert worst_error(WORKLOAD, untouched, references) == np.inf
+
+
+def test_inputs_differ_by_seed_and_repeat_by_it() -> None:
+    first, again, other = (draw(WORKLOAD, seed).inputs["x"] for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()

@@ -1,0 +1,87 @@
+"""Arrays on a GPU: what kernels read, and what they write between poison and guard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.dtype import numpy_dtype
+from tunebench.measure._gpu import Gpu
+from tunebench.measure.verify import InputSet
+from tunebench.workload import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["DeviceMemory"]
+
+POISON = 0xFF
+"""A byte that reads as NaN in every floating-point type if repeated."""
+GUARD_BYTES = 4096
+"""Bytes behind what kernels write that must stay poisoned: who writes there writes out of bounds."""
+
+
+class DeviceMemory:
+    """Tensors on the device, each in an allocation of its size, kept as long as the next run needs the same.
+
+    Args:
+        gpu: Where.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._addresses: dict[Tensor, int] = {}
+        self._uploaded: InputSet | None = None
+
+    def hold(self, read: Iterable[Tensor], written: Iterable[Tensor]) -> dict[str, int]:
+        """Have room for the tensors that kernels read and write, and for no others.
+
+        Returns:
+            Their addresses by name, of those that have a shape.
+        """
+        sizes = {tensor: tensor.nbytes for tensor in read if tensor.shape}
+        sizes |= {tensor: tensor.nbytes + GUARD_BYTES for tensor in written}
+        for tensor in [held for held in self._addresses if held not in sizes]:
+            self.forget_inputs()
+            self._gpu.free(self._addresses.pop(tensor))
+        for tensor, nbytes in sizes.items():
+            if tensor not in self._addresses:
+                self.forget_inputs()
+                self._addresses[tensor] = self._gpu.allocate(nbytes)
+        return {tensor.name: self._addresses[tensor] for tensor in sizes}
+
+    def upload(self, inputs: InputSet) -> None:
+        """Copy inputs to the device, unless they are there already."""
+        if self._uploaded is inputs:
+            return
+        for tensor in inputs.workload.inputs():
+            if tensor.shape:
+                self._gpu.upload(self._addresses[tensor], np.ascontiguousarray(inputs.inputs[tensor.name]))
+        self._uploaded = inputs
+
+    def forget_inputs(self) -> None:
+        """Upload inputs again before the next run: a kernel that failed may have overwritten them."""
+        self._uploaded = None
+
+    def poison(self, written: Iterable[Tensor]) -> None:
+        """Overwrite tensors, and what lies behind them."""
+        for tensor in written:
+            self._gpu.fill(self._addresses[tensor], POISON, tensor.nbytes + GUARD_BYTES)
+
+    def download(self, tensor: Tensor) -> Array:
+        """Return a copy of a tensor."""
+        array = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
+        self._gpu.download(self._addresses[tensor], array)
+        return array
+
+    def overrun(self, written: Iterable[Tensor]) -> str | None:
+        """Return the name of a tensor that was written past its end since it was poisoned, or None."""
+        guard = np.empty(GUARD_BYTES, np.uint8)
+        for tensor in written:
+            self._gpu.download(self._addresses[tensor] + tensor.nbytes, guard)
+            if not (guard == POISON).all():
+                return tensor.name
+        return None

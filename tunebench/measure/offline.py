@@ -1,0 +1,107 @@
+"""Verifies on the host what was compiled for a GPU that is not here; its time is the model's belief."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunebench.compile.binary import Binary
+from tunebench.compile.emulate import ORDERS, EmulationFailed, NotEmulated, emulate
+from tunebench.compile.simulate import simulate
+from tunebench.errors import InputError
+from tunebench.measure.runner import Runner, versions
+from tunebench.outcome import Effort, Outcome, Predicted, Verification, WrongResult
+from tunebench.task import Task
+from tunebench.variant import CudaVariant, NumbaCudaVariant
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["OfflineRunner"]
+
+EMULATION_TIMEOUT_S = 15.0
+"""Longest run of one order of threads; three of them, and compiling, must fit the time of a task."""
+SIMULATION_TIMEOUT_S = 45.0
+
+# Numba's simulator lacks parts of Numba-CUDA and says so by these; other errors are the kernel's own.
+_LACKING = ("AttributeError", "ImportError", "ModuleNotFoundError", "NotImplementedError")
+
+
+class OfflineRunner(Runner):
+    """Runs a miniature of the problem on the host, which takes the same tile, stage and edge paths.
+
+    CUDA C++ is emulated with its threads in forward, reverse and random order: where threads race, or a
+    barrier is missing, the orders disagree. Numba-CUDA runs in Numba's simulator. What cannot be run is
+    `not verified`, with the reason, and never taken for right or wrong.
+
+    Args:
+        protocol: Of no effect, since nothing is timed.
+    """
+
+    def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
+        """Verify one configuration; return what the model believes of its time.
+
+        Raises:
+            InputError: if the task comes without a predicted time, or its variant is for no GPU.
+        """
+        begun = time.perf_counter()
+        if task.predicted_us is None:
+            raise InputError(f"{task.variant.key}: a task for a device that is not here needs predicted_us")
+        verified = self._verify(task)
+        effort = Effort(verify_s=time.perf_counter() - begun)
+        if isinstance(verified, WrongResult):
+            return verified, effort
+        return Predicted(predicted_us=task.predicted_us, verification=verified), effort
+
+    def _verify(self, task: Task) -> Verification | WrongResult:
+        variant = task.variant
+        try:
+            if isinstance(variant, CudaVariant):
+                return self._emulate(variant, task)
+            if isinstance(variant, NumbaCudaVariant):
+                return self._simulate(variant, task)
+        except NotEmulated as error:
+            return Verification(how="not verified", detail=str(error))
+        except EmulationFailed as error:
+            lacking = isinstance(variant, NumbaCudaVariant) and any(name in error.reason for name in _LACKING)
+            if error.timed_out or lacking:
+                return Verification(how="not verified", detail=error.reason)
+            return WrongResult(reason=error.reason)
+        raise InputError(f"{variant.key} is written in {variant.language}, which runs on no GPU")
+
+    def _emulate(self, variant: CudaVariant[Any], task: Task) -> Verification | WrongResult:
+        small = variant.miniature(task.workload, task.config)
+        inputs = self.input_set(small, task.seed)
+        check = self.check(inputs)
+        worst = 0.0
+        for order in ORDERS:
+            outputs: Mapping[str, Array] = emulate(
+                variant,
+                small,
+                task.config,
+                inputs.inputs,
+                order=order,
+                seed=task.seed,
+                timeout_s=EMULATION_TIMEOUT_S,
+            )
+            worst = max(worst, check.worst(outputs))
+            if not worst <= 1:
+                reason = f"emulated on {small}, threads in {order} order: {check.describe(outputs, worst)}"
+                return WrongResult(reason=reason)
+        detail = f"{check.detail} of {small}, threads in {', '.join(ORDERS)} order"
+        return Verification(how="emulated", detail=detail, worst=worst)
+
+    def _simulate(self, variant: NumbaCudaVariant[Any], task: Task) -> Verification | WrongResult:
+        small = variant.miniature(task.workload, task.config)
+        inputs = self.input_set(small, task.seed)
+        check = self.check(inputs)
+        outputs = simulate(variant, small, task.config, inputs.inputs, timeout_s=SIMULATION_TIMEOUT_S)
+        worst = check.worst(outputs)
+        if not worst <= 1:
+            return WrongResult(reason=f"simulated on {small}: {check.describe(outputs, worst)}")
+        return Verification(how="simulated", detail=f"{check.detail} of {small}", worst=worst)
+
+    def conditions(self) -> Mapping[str, Any]:
+        """Return the versions of what compiled and simulated the kernels."""
+        return versions("nvidia-cuda-nvrtc", "numba", "numba-cuda", "numpy")
