@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "sm_89": "L4, L40S, RTX 4090",
     "sm_90": "H100, H200",
     "sm_100": "B200",
+    "sm_120": "RTX PRO 6000",
 }
 """GPU architectures with a session of their own, and products that have them."""
 
@@ -53,7 +54,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Run every example of the README and of docs/."""
-    session.install("-e", ".[dev]")
+    session.install("-e", ".[cuda,dev]")
     session.run("pytest", "tests/docs", *session.posargs)
 
 

@@ -21,12 +21,13 @@ from tunebench.variant import Variant
 from tunebench.workload import Workload
 from tunebench.workloads import register as register_operator
 
-__all__ = ["ENTRY_POINTS", "include", "load_file", "variant", "variants"]
+__all__ = ["ENTRY_POINTS", "include", "load_file", "loaded_files", "variant", "variants"]
 
 ENTRY_POINTS = "tunebench.variants"
 """Entry-point group under which a package offers modules that define `VARIANT`."""
 
 _loaded: dict[str, Variant[Any]] = {}
+_files: list[str] = []
 
 
 def _folders() -> tuple[str, ...]:
@@ -110,11 +111,17 @@ def load_file(path: str | Path) -> Variant[Any]:
             if getattr(module, "VARIANT", None) and module.VARIANT.key in _known():
                 raise InputError(f"variant {module.VARIANT.key!r} exists already; choose another name")
             _add(_loaded, module)
+            _files.append(str(file))
         except Exception as error:  # a user's file may raise anything; the reason is kept
             del sys.modules[name]
             raise InputError(f"variant file {path}: {type(error).__name__}: {error}") from error
     loaded: Variant[Any] = sys.modules[name].VARIANT
     return loaded
+
+
+def loaded_files() -> tuple[str, ...]:
+    """Return the users' files loaded in this process; its workers must load the same."""
+    return tuple(_files)
 
 
 @functools.cache

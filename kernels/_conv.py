@@ -1,25 +1,37 @@
-"""Convolutions as products of matrices, seen from the host: the sizes that `_conv_geometry.cuh` computes with."""
+"""Convolutions as products of matrices, seen from the host: what `_conv_geometry.cuh` computes with."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunebench._lazy import np
 from tunebench.dtype import itemsize, storage
-from tunebench.variant import ceil_div
+from tunebench.kernels._cuda import ctype
+from tunebench.variant import Launch, Scalar, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Column = NDArray[Any]
-
-__all__ = ["Product", "ResidueClass", "alignment", "miniature", "product", "wide"]
+__all__ = [
+    "Product",
+    "ResidueClass",
+    "Tile",
+    "alignment",
+    "along_k",
+    "epilogue",
+    "limits",
+    "miniature",
+    "product",
+    "residue_classes",
+    "sizes",
+    "sum_parts",
+    "tensors",
+    "wide",
+]
 
 NARROW = 2**30
 """Extents and offsets below this are safe in 32 bits, with a tile beyond the end."""
@@ -46,13 +58,15 @@ class Product:
 
     Attributes:
         classes: Residue classes that have pixels, unlike ones once.
-        n: Columns.
+        n: Anys.
         depth: Channels of A in one group; for wgrad all of K, which is pixels.
+        groups: Products like this one.
     """
 
     classes: tuple[ResidueClass, ...]
     n: int
     depth: int
+    groups: int
 
     @property
     def m(self) -> int:
@@ -64,11 +78,20 @@ class Product:
         """Taps of the class that has most."""
         return max(c.taps for c in self.classes)
 
-    def steps(self, taps: int, bk: Column, walk: Column) -> Column:
+    def steps(self, taps: int, bk: Any, walk: Any) -> Any:
         """Return the steps of `bk` along K in a class with `taps` taps; `walk` is "by_tap" or "flat"."""
         by_tap, flat = taps * ceil_div(self.depth, bk), ceil_div(taps * self.depth, bk)
-        found: Column = np.where(np.asarray(walk) == "by_tap", by_tap, flat)
-        return found
+        return np.where(np.asarray(walk) == "by_tap", by_tap, flat)
+
+    def tiles(self, bm: Any, bn: Any, most_taps: bool = False) -> Any:
+        """Return the tiles of bm x bn in all groups and classes, or in the classes with most taps."""
+        classes = [c for c in self.classes if c.taps == self.taps or not most_taps]
+        return sum(c.count * ceil_div(c.m, bm) for c in classes) * ceil_div(self.n, bn) * self.groups
+
+    def work(self, bm: Any, bn: Any, bk: Any, walk: Any) -> Any:
+        """Return the multiply-adds of whole tiles, in all groups and classes."""
+        by_class = (c.count * ceil_div(c.m, bm) * self.steps(c.taps, bk, walk) for c in self.classes)
+        return sum(by_class) * ceil_div(self.n, bn) * self.groups * bm * bn * bk
 
 
 @functools.lru_cache(maxsize=256)
@@ -77,20 +100,20 @@ def product(workload: Conv2d) -> Product:
     w, c, k = workload, workload.c // workload.groups, workload.k // workload.groups
     if w.direction == "fprop":
         whole = ResidueClass(count=1, m=w.n * w.p * w.q, taps=w.r * w.s)
-        return Product(classes=(whole,), n=k, depth=c)
+        return Product(classes=(whole,), n=k, depth=c, groups=w.groups)
     if w.direction == "wgrad":
         whole = ResidueClass(count=1, m=w.r * w.s * c, taps=1)
-        return Product(classes=(whole,), n=k, depth=w.n * w.p * w.q)
+        return Product(classes=(whole,), n=k, depth=w.n * w.p * w.q, groups=w.groups)
     found: Counter[tuple[int, int]] = Counter()
     rows, columns = _residues(w, w.h, w.r), _residues(w, w.w, w.s)
     for ((height, r), i), ((width, s), j) in itertools.product(rows.items(), columns.items()):
         found[w.n * height * width, r * s] += i * j
     classes = tuple(ResidueClass(count=count, m=m, taps=taps) for (m, taps), count in found.items())
-    return Product(classes=classes, n=c, depth=k)
+    return Product(classes=classes, n=c, depth=k, groups=w.groups)
 
 
 def _residues(workload: Conv2d, image: int, taps: int) -> Counter[tuple[int, int]]:
-    """Count, along one axis of dx, the remainders of the stride by their pixels and the taps that reach them."""
+    """Count the remainders of the stride, along an axis of dx, by their pixels and the taps that reach them."""
     stride = workload.stride
     reaching = Counter((tap * workload.dilation - workload.pad) % stride for tap in range(taps))
     pixels, longer = divmod(image, stride)  # the first `longer` remainders have one pixel more
@@ -128,25 +151,93 @@ def alignment(workload: Conv2d, walk: str) -> tuple[int, int, int]:
     return _power_of_two(a, most), _power_of_two(b, most), _power_of_two(out, most)
 
 
-def wide(workload: Conv2d, blocks: int) -> bool:
-    """Tell whether an index, an offset or a number of blocks needs more than 32 bits.
+def along_k(workload: Conv2d) -> tuple[bool, bool]:
+    """Tell for A and for B whether neighbours in memory are neighbours along K."""
+    nhwc, wgrad = workload.layout == "nhwc", workload.direction == "wgrad"
+    return nhwc != wgrad, workload.direction == "fprop" or (wgrad and not nhwc)
 
-    Offsets are sums of which one part may point into the padding, so padded images count in full.
-    """
+
+def _spans(workload: Conv2d) -> list[int]:
+    """Return what bounds every offset: sums of two parts, of which one may point into the padding."""
     w = workload
     height, width = w.h + 2 * w.pad, w.w + 2 * w.pad
-    spans = [
+    return [
         *(tensor.size for tensor in (*w.inputs(), *w.outputs())),
         w.n * w.c * height * width,
         w.n * w.k * (height // w.stride + 2) * (width // w.stride + 2),
         w.r * w.s * (max(w.c, w.k) // w.groups + 64),  # K tap by tap is rounded up
         2 * max(height, width),
-        blocks,
     ]
-    return max(spans) >= NARROW
 
 
-# -- a small workload like a large one ------------------------------------------------------------------------------
+def wide(workload: Conv2d, blocks: int) -> bool:
+    """Tell whether an index, an offset or a number of blocks needs more than 32 bits."""
+    return max(*_spans(workload), blocks) >= NARROW
+
+
+def limits(workload: Conv2d) -> str | None:
+    """Return why a workload exceeds 64-bit offsets and grids, or None."""
+    largest = max(tensor.size for tensor in (*workload.inputs(), *workload.outputs()))
+    if largest >= 2**44 or max(_spans(workload)) >= 2**60:
+        return "tensors must have fewer than 2**44 elements, and padded images fewer than 2**60"
+    return None
+
+
+# -- launching ----------------------------------------------------------------------------------------------
+
+SUM_THREADS = 256
+"""Threads a block of `sum_parts` has."""
+
+
+def epilogue(workload: Conv2d) -> str:
+    """Return the C++ type of what is done to a sum."""
+    flags = (workload.has_bias, workload.has_residual, workload.has_relu)
+    return f"Epilogue<{', '.join(str(flag).lower() for flag in flags)}>"
+
+
+def tensors(workload: Conv2d) -> tuple[str, str, str, str]:
+    """Return the names of A's tensor, B's, bias and residual: A's where there is none (it is not read)."""
+    a, b = (tensor.name for tensor in workload.inputs()[:2])
+    return a, b, "bias" if workload.has_bias else a, "residual" if workload.has_residual else a
+
+
+def residue_classes(workload: Conv2d) -> tuple[int, int]:
+    """Return how many residue classes rows and columns of pixels have."""
+    if workload.direction != "dgrad":
+        return 1, 1
+    return min(workload.stride, workload.h), min(workload.stride, workload.w)
+
+
+def sizes(workload: Conv2d) -> tuple[int, ...]:
+    """Return what `Sizes` of _conv_geometry.cuh holds, in its order."""
+    w = workload
+    tap_skip = w.stride // math.gcd(w.stride, w.dilation)
+    return (
+        *(w.n, w.c // w.groups, w.h, w.w, w.k // w.groups, w.r, w.s, w.p, w.q),
+        *(w.stride, w.pad, w.dilation, w.groups),
+        *(tap_skip, tap_skip * w.dilation // w.stride),
+        *residue_classes(w),
+    )
+
+
+def sum_parts(workload: Conv2d, parts: int, wide: bool) -> Launch:
+    """Return the launch that sums `parts` parts of K and finishes the result."""
+    out = workload.outputs()[0]
+    _, _, bias, residual = tensors(workload)
+    inner = 1 if workload.layout == "nhwc" else workload.p * workload.q
+    integers = (parts, out.size, inner, workload.k)
+    return Launch(
+        entry=f"sum_parts<{ctype(workload.dtype)}, {'i64' if wide else 'i32'}, {epilogue(workload)}>",
+        grid=(ceil_div(out.size, SUM_THREADS), 1, 1),
+        block=(SUM_THREADS, 1, 1),
+        arguments=(
+            *("partial", bias, residual, out.name),
+            *(Scalar("long long" if wide else "int", integer) for integer in integers),
+        ),
+    )
+
+
+# -- a small workload like a large one ----------------------------------------------------------------------
 
 MOST_WORK = 10_000_000
 """Multiply-adds of a miniature, those of half-empty tiles included: what emulation does in a moment."""
@@ -158,7 +249,7 @@ class Tile:
 
     Attributes:
         m: Rows.
-        n: Columns.
+        n: Anys.
         k: Length of a step along K.
         steps: Steps along K that take every path of the main loop.
         walk: How K runs, "by_tap" or "flat".
@@ -172,24 +263,16 @@ class Tile:
 
 
 def miniature(workload: Conv2d, tile: Tile) -> Conv2d:
-    """Return a small workload of the same alignment that fills tiles, and ends within them, as `workload` does.
+    """Return a small workload of the same alignment that fills tiles, and ends within them, like a large one.
 
-    Filter, stride, padding and dilation stay. Two tiles each way become one where the work would not be small.
+    Filter, stride, padding and dilation stay. Two tiles each way become one where the work would be large.
     """
     small = workload
     for tiles_m, tiles_n in ((2, 2), (2, 1), (1, 2), (1, 1)):
         small = _shrink(workload, tile, tiles_m, tiles_n)
-        if _work(small, tile) <= MOST_WORK:
+        if int(product(small).work(tile.m, tile.n, tile.k, tile.walk)) <= MOST_WORK:
             break
     return small
-
-
-def _work(workload: Conv2d, tile: Tile) -> int:
-    whole = product(workload)
-    steps = int(whole.steps(whole.taps, np.array(tile.k), np.array(tile.walk)))
-    tiles = sum(c.count * ceil_div(c.m, tile.m) for c in whole.classes) * ceil_div(whole.n, tile.n)
-    work: int = workload.groups * tiles * steps * tile.m * tile.n * tile.k
-    return work
 
 
 def _shrink(workload: Conv2d, tile: Tile, tiles_m: int, tiles_n: int) -> Conv2d:
@@ -237,7 +320,7 @@ def _pixels(workload: Conv2d) -> int:
 
 
 def _images(workload: Conv2d, pixels: int) -> Iterator[Conv2d]:
-    """Yield workloads with growing images, of each size as few as have so many pixels: one to four if that does."""
+    """Yield workloads with growing images: of each size as few as have so many pixels, up to four."""
     filters = [(taps - 1) * workload.dilation + 1 for taps in (workload.r, workload.s)]
     least_h, least_w = (
         min(image, reach + workload.stride)

@@ -188,3 +188,23 @@ __device__ __forceinline__ void store_product(const float (&sums)[Grid::M][Grid:
     }
   }
 }
+
+// ---- parts of K ---------------------------------------------------------------------------------------------------
+
+// Sums the parts of each element of C in order; channel i / inner % channels has its bias.
+template <class T, class I, class E>
+__global__ void __launch_bounds__(256)
+    sum_parts(const float* __restrict__ partial, const T* __restrict__ bias, const T* __restrict__ residual,
+              T* __restrict__ out, I parts, I size, I inner, I channels) {
+  const I i = I(blockIdx.x) * 256 + threadIdx.x;
+  if (i >= size) return;
+  float sum = 0.0f;
+  for (I part = 0; part < parts; ++part) sum += partial[part * (long long)size + i];
+  float of_channel = 0.0f, added = 0.0f;
+  if constexpr (E::BIAS) {
+    const I outer = divide(i, inner);
+    of_channel = to_float(bias[outer - divide(outer, channels) * channels]);
+  }
+  if constexpr (E::RESIDUAL) added = to_float(residual[i]);
+  out[i] = from_float<T>(E::apply(sum, of_channel, added));
+}

@@ -24,20 +24,21 @@ struct RegisterTile {
         pitch(line_pitch),
         x_room(x_left - (K_CONTIGUOUS ? Walk::line() : Walk::place() * VEC)) {}
 
-  // Loads the tile and moves on. What lies beyond `k_left` or beyond X is zero: it adds nothing.
-  __device__ __forceinline__ void load(int k_left) {
-    const int k_room = k_left - (K_CONTIGUOUS ? Walk::place() * VEC : Walk::line());
+  // Loads a tile of which `count` of K exist and moves on by as much; what lies beyond that or beyond X is zero.
+  __device__ __forceinline__ void load_part(int count) {
+    const int k_room = count - (K_CONTIGUOUS ? Walk::place() * VEC : Walk::line());
 #pragma unroll
     for (int i = 0; i < Walk::COUNT; ++i) {
-      const int line = Walk::line_step(i), at = Walk::place_step(i) * VEC;
       // An access is wholly inside or outside: VEC divides the contiguous extent.
-      if (Walk::takes(i) && (K_CONTIGUOUS ? line : at) < x_room && (K_CONTIGUOUS ? at : line) < k_room) {
-        held[i] = load_vec<VEC>(source + line * pitch + at);
-      } else {
-#pragma unroll
-        for (int j = 0; j < VEC; ++j) held[i].at[j] = from_float<T>(0.0f);
-      }
+      fetch(i, (K_CONTIGUOUS ? Walk::place_step(i) * VEC : Walk::line_step(i)) < k_room);
     }
+    source += K_CONTIGUOUS ? i64(count) : count * pitch;
+  }
+
+  // Loads a tile that exists along all of K and moves on; unless `any`, it is zero.
+  __device__ __forceinline__ void load(bool any) {
+#pragma unroll
+    for (int i = 0; i < Walk::COUNT; ++i) fetch(i, any);
     source += K_CONTIGUOUS ? i64(K) : K * pitch;
   }
 
@@ -59,6 +60,17 @@ struct RegisterTile {
           store_vec(shared + line * PITCH + at + j, wide);
         }
       }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void fetch(int i, bool inside_k) {
+    const int line = Walk::line_step(i), at = Walk::place_step(i) * VEC;
+    if (Walk::takes(i) && inside_k && (K_CONTIGUOUS ? line : at) < x_room) {
+      held[i] = load_vec<VEC>(source + line * pitch + at);
+    } else {
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) held[i].at[j] = from_float<T>(0.0f);
     }
   }
 };

@@ -203,7 +203,16 @@ def _tile(
 
     @_jitted(fastmath)
     def tile(
-        operands: Any, z: int, i: int, j: int, rows: int, cols: int, k: int, a_panels: Any, b_panels: Any, sums: Any
+        operands: Any,
+        z: int,
+        i: int,
+        j: int,
+        rows: int,
+        cols: int,
+        k: int,
+        a_panels: Any,
+        b_panels: Any,
+        sums: Any,
     ) -> None:
         m_panels, n_panels = (rows + mr - 1) // mr, (cols + nr - 1) // nr
         sums[: m_panels * mr * nc] = zero
@@ -214,7 +223,9 @@ def _tile(
             for n_panel in range(n_panels):
                 for m_panel in range(m_panels):
                     a_at, b_at = m_panel * mr * depth, n_panel * nr * depth
-                    micro_kernel(padded, a_panels, a_at, b_panels, b_at, sums, m_panel * mr * nc + n_panel * nr)
+                    micro_kernel(
+                        padded, a_panels, a_at, b_panels, b_at, sums, m_panel * mr * nc + n_panel * nr
+                    )
         for row in range(rows):
             write(operands, z, i + row, j, cols, sums, row * nc)
 
@@ -291,7 +302,8 @@ def _micro_kernel(blocking: Blocking, a_strides: tuple[int, int]) -> Callable[..
             """Add the outer product of column p of the rows and row p of the columns."""
             at = builder.mul(p, index(nr))
             columns = [
-                builder.load(vector_at(b, builder.add(at, index(j * LANES))), align=4) for j in range(nr // LANES)
+                builder.load(vector_at(b, builder.add(at, index(j * LANES))), align=4)
+                for j in range(nr // LANES)
             ]
             at = builder.mul(p, index(a_strides[1]))
             for i in range(mr):

@@ -13,7 +13,8 @@
 //                   b[0] = B[t][g], b[1] = B[t + 4][g]
 
 #ifdef TUNEBENCH_EMULATE
-namespace emulated {
+namespace on_host {
+using namespace emulated;
 
 struct MmaOperands {
   float d[4];
@@ -64,12 +65,12 @@ void mma(const char* name, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) 
   for (int i = 0; i < 4; ++i) d[i] = result.d[i];
 }
 
-}  // namespace emulated
+}  // namespace on_host
 #endif
 
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #ifdef TUNEBENCH_EMULATE
-  emulated::mma<half_t>("mma.m16n8k16.f16", d, a, b);
+  on_host::mma<half_t>("mma.m16n8k16.f16", d, a, b);
 #else
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -79,7 +80,7 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4
 
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #ifdef TUNEBENCH_EMULATE
-  emulated::mma<bf16_t>("mma.m16n8k16.bf16", d, a, b);
+  on_host::mma<bf16_t>("mma.m16n8k16.bf16", d, a, b);
 #else
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -90,7 +91,7 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
 // Operands come from to_tf32.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #ifdef TUNEBENCH_EMULATE
-  emulated::mma<float>("mma.m16n8k8.tf32", d, a, b);
+  on_host::mma<float>("mma.m16n8k8.tf32", d, a, b);
 #else
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -116,7 +117,8 @@ __device__ __forceinline__ void mma_m16n8k16<bf16_t>(float (&d)[4], const u32 (&
 // matrix i; transposed, M[2t, 2t + 1][g].
 
 #ifdef TUNEBENCH_EMULATE
-namespace emulated {
+namespace on_host {
+using namespace emulated;
 
 struct MatrixRow {
   const void* address;
@@ -149,7 +151,7 @@ void ldmatrix(u32 (&d)[MATRICES], const void* row) {
   for (int i = 0; i < MATRICES; ++i) d[i] = result.reg[i];
 }
 
-}  // namespace emulated
+}  // namespace on_host
 #else
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
@@ -158,7 +160,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
 
 __device__ __forceinline__ void ldmatrix_x4(u32 (&d)[4], const void* row) {
 #ifdef TUNEBENCH_EMULATE
-  emulated::ldmatrix<4, false>(d, row);
+  on_host::ldmatrix<4, false>(d, row);
 #else
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -169,7 +171,7 @@ __device__ __forceinline__ void ldmatrix_x4(u32 (&d)[4], const void* row) {
 
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&d)[4], const void* row) {
 #ifdef TUNEBENCH_EMULATE
-  emulated::ldmatrix<4, true>(d, row);
+  on_host::ldmatrix<4, true>(d, row);
 #else
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -180,7 +182,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&d)[4], const void* row) 
 
 __device__ __forceinline__ void ldmatrix_x2(u32 (&d)[2], const void* row) {
 #ifdef TUNEBENCH_EMULATE
-  emulated::ldmatrix<2, false>(d, row);
+  on_host::ldmatrix<2, false>(d, row);
 #else
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                : "=r"(d[0]), "=r"(d[1])
@@ -191,7 +193,7 @@ __device__ __forceinline__ void ldmatrix_x2(u32 (&d)[2], const void* row) {
 
 __device__ __forceinline__ void ldmatrix_x2_trans(u32 (&d)[2], const void* row) {
 #ifdef TUNEBENCH_EMULATE
-  emulated::ldmatrix<2, true>(d, row);
+  on_host::ldmatrix<2, true>(d, row);
 #else
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                : "=r"(d[0]), "=r"(d[1])

@@ -29,7 +29,7 @@ from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey
 from tunebench.db.store import Store, open_store
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
-from tunebench.kernels import load_file
+from tunebench.kernels import load_file, loaded_files
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.baseline import Baseline, measure_baselines
 from tunebench.measure.timing import Protocol, median_interval
@@ -59,7 +59,7 @@ class Plan:
         sampler: A name of `tunebench.search.loop.SAMPLERS`.
         seed: Seed of all that is random: the search, the inputs.
         variants: Names or keys of the variants to try; all that can, if empty.
-        variant_files: Users' files with a variant each, tried besides.
+        variant_files: Users' files with a variant each; these alone are tried, unless `variants` names more.
         protocol: How samples are taken.
         offline: Whether to compile, emulate and predict only, even if the device is here.
         workers: Processes that compile; 0 is one for each core.
@@ -199,15 +199,14 @@ def tune(
         MissingDependency: if a GPU is here and what drives it is not installed.
     """
     plan = plan or Plan()
-    files = tuple(str(Path(path).resolve()) for path in plan.variant_files)
-    extra = tuple(load_file(path).key for path in files)
+    extra = tuple(load_file(path).key for path in plan.variant_files)
     problem = parse(workload) if isinstance(workload, str) else workload
     target = candidates.target(device, offline=plan.offline)
     names = (*plan.variants, *extra) if plan.variants or extra else ()
     found, skipped = candidates.find(problem, target.device, names, cache=plan.protocol.cache)
     with open_store(db) as store:
         session = _Session(problem, target, plan, store, found, watcher or (lambda progress: None))
-        with session.executor(files) as executor:
+        with session.executor(loaded_files()) as executor:
             session.search(executor)
             if not session.interrupted and target.runner != "offline":
                 session.time_finalists(executor)

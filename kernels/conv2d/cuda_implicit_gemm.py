@@ -1,16 +1,16 @@
-"""conv2d in CUDA C++ as an implicit GEMM on FMA units: every direction, type, layout, stride and group.
+"""conv2d in CUDA C++ as an implicit GEMM on the f32 units: every direction, type, layout, stride and group.
 
-The convolution is a product of matrices whose left operand is gathered from images while tiles of it go to
-shared memory (`_conv_geometry.cuh`), where they are f32; a block holds a `bm` x `bn` tile of the result in
-registers, each thread `tm` x `tn` of it. The next step along K is read from global memory while this one is
-multiplied. What a strided gradient would multiply with zeros is left out: pixels are taken by residue class.
+The convolution is a product of matrices whose left operand is gathered from images on its way to shared
+memory (`_conv_geometry.cuh`), where tiles are f32. A block holds `bm` x `bn` sums in registers, a thread `tm` x
+`tn` of them, and reads the next step along K from global memory while it multiplies this one. What a strided
+gradient would multiply with zeros is left out: pixels are taken by residue class of the stride.
 
-`split` cuts K into parts, summed by a second kernel in a fixed order, so results repeat bit by bit; the
-epilogue is fused into whichever kernel writes the result. Loads are as wide as alignment allows and one element
-where it allows none. Offsets have 64 bits where a tensor needs them. tf32 is served in full f32.
+`split` cuts K into parts that a second kernel sums in a fixed order, so that results repeat bit by bit; the
+epilogue is part of whichever kernel writes the result. Loads are as wide as alignment allows, one element
+where it allows nothing, and offsets have 64 bits where a tensor needs them. tf32 is served in full f32.
 
-Source: Chetlur et al., "cuDNN: Efficient primitives for deep learning", 2014, on implicit GEMM; the register
-tile is that of Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008.
+Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, section 3.2; register tiles
+after Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", 2008.
 """
 
 from __future__ import annotations
@@ -18,130 +18,132 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
 from tunebench.errors import ConfigError
-from tunebench.kernels._conv import Tile, alignment, miniature, product, wide
+from tunebench.kernels import _conv
+from tunebench.kernels._conv import alignment, product
 from tunebench.kernels._cuda import ctype, helpers
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Column = NDArray[Any]
-
 MAX_GRID_X = 2**31 - 1
 MAX_SCRATCH_BYTES = 2**30
-SHARED_ACCESS = 4
-"""Elements of f32 that one access to shared memory moves."""
-REGISTERS_BESIDE_TILE = 40
-"""Registers that addresses, fragments and loads under way need at least, for one thread without spills."""
-SUM_THREADS = 256
+RUN = 4
+"""Neighbours that a thread reads from shared memory, and stores, by one access of 16 bytes of f32."""
+OTHER_REGISTERS, SPARE_REGISTERS = 20, 45
+"""What a thread needs for sizes, digits and addresses without spills, and what the compiler takes on top."""
 
 
-def _tiles(workload: Conv2d, bm: Column, bn: Column) -> Column:
-    """Return tiles of C, those of all groups and classes."""
-    whole = product(workload)
-    rows = sum(c.count * ceil_div(c.m, bm) for c in whole.classes)
-    return rows * ceil_div(whole.n, bn) * workload.groups
+# -- space ------------------------------------------------------------------------------------------------
 
 
-# -- space ----------------------------------------------------------------------------------------------------
-
-
-def fits_threads(bm: Column, bn: Column, tm: Column, tn: Column) -> Column:
-    """A block has 64 to 256 threads, each with 8 elements of C or more, at most twice as long as wide."""
+def block_is_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    """A block has 64 to 256 threads, each with 8 sums or more, in a shape near a square."""
     threads = bm * bn // (tm * tn)
     return (threads >= 64) & (threads <= 256) & (tm * tn >= 8) & (tm <= 2 * tn) & (tn <= 2 * tm)
 
 
-def fits_rows(bm: Column, workload: Conv2d) -> Column:
-    """A tile has less than twice the rows there are, if there is a smaller one."""
-    return (bm <= 32) | (bm < 2 * product(workload).m)
+def tile_is_of_use(bm: Any, bn: Any, workload: Conv2d) -> Any:
+    """A tile must have less than twice the rows and columns there are, if there is a smaller one."""
+    whole = product(workload)
+    return ((bm <= 32) | (bm < 2 * whole.m)) & ((bn <= 16) | (bn < 2 * whole.n))
 
 
-def fits_columns(bn: Column, workload: Conv2d) -> Column:
-    """A tile has less than twice the columns there are, if there is a smaller one."""
-    return (bn <= 16) | (bn < 2 * product(workload).n)
-
-
-def fits_walk(walk: Column, workload: Conv2d) -> Column:
-    """K runs by tap where there is one tap, flat where K is pixels; else either."""
+def walk_is_of_use(walk: Any, workload: Conv2d) -> Any:
+    """K must run by tap where there is one tap, flat where K is pixels, else either way."""
     if workload.direction == "wgrad":
         return walk == "flat"
     return (walk == "by_tap") | (workload.r * workload.s > 1)
 
 
-def fits_depth(bk: Column, walk: Column, workload: Conv2d) -> Column:
-    """A step is shorter than twice what it runs along, if there is a shorter one."""
+def step_is_of_use(bk: Any, walk: Any, workload: Conv2d) -> Any:
+    """A step must be shorter than twice what it runs along, if there is a shorter one."""
     whole = product(workload)
     extent = np.where(walk == "by_tap", whole.depth, max(1, whole.taps) * whole.depth)
     return (bk == 8) | (bk < 2 * extent)
 
 
-def fits_alignment(vec: Column, walk: Column, workload: Conv2d) -> Column:
-    """Loads are as wide as the alignment of A or B allows, half of that, or one element."""
+def width_is_of_use(vec: Any, walk: Any, workload: Conv2d) -> Any:
+    """Loads must be as wide as the alignment of A or B allows, half of that, or one element."""
     flat, by_tap = (max(alignment(workload, name)[:2]) for name in ("flat", "by_tap"))
     widest = np.where(walk == "by_tap", by_tap, flat)
     return (vec == 1) | ((vec <= widest) & (2 * vec >= widest))
 
 
-def keeps_threads_busy(
-    bm: Column, bn: Column, bk: Column, tm: Column, tn: Column, vec: Column, workload: Conv2d
-) -> Column:
-    """Wide loads leave no thread without one."""
-    threads = bm * bn // (tm * tn)
+def all_threads_load(bm: Any, bn: Any, bk: Any, tm: Any, tn: Any, vec: Any, workload: Conv2d) -> Any:
+    """Wide loads must not leave a thread without one."""
     a, b, _ = alignment(workload, "flat")
     loads = np.minimum(bm * bk // np.minimum(vec, a), bn * bk // np.minimum(vec, b))
-    return (vec == 1) | (loads >= threads)
+    return (vec == 1) | (loads >= bm * bn // (tm * tn))
 
 
-def smem_bytes(bm: Column, bn: Column, bk: Column, stages: Column, workload: Conv2d) -> Column:
-    """Return shared memory of a block; rows stored across K are padded (`SharedTile`)."""
-    nhwc, wgrad = workload.layout == "nhwc", workload.direction == "wgrad"
-    pad_a = SHARED_ACCESS if nhwc != wgrad else 0
-    pad_b = SHARED_ACCESS if workload.direction == "fprop" or (wgrad and not nhwc) else 0
+def _smem_bytes(workload: Conv2d, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
+    """Return the shared memory of a block; lines that run along K are padded (`Share` in _conv_simt.cuh)."""
+    pad_a, pad_b = (4 * along for along in _conv.along_k(workload))
     return stages * bk * (bm + pad_a + bn + pad_b) * 4
 
 
-def fits_shared(
-    bm: Column, bn: Column, bk: Column, stages: Column, min_blocks: Column, workload: Conv2d, device: Device
-) -> Column:
-    """As many blocks as are promised fit the shared memory."""
-    used = smem_bytes(bm, bn, bk, stages, workload)
-    together = min_blocks * (used + device.smem_reserved_bytes)
-    return (used <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
+def shared_memory_fits(
+    bm: Any, bn: Any, bk: Any, stages: Any, min_blocks: Any, workload: Conv2d, device: Device
+) -> Any:
+    """The tiles must fit in the shared memory of a block, and those of `min_blocks` in an SM's."""
+    smem = _smem_bytes(workload, bm, bn, bk, stages)
+    together = min_blocks * (smem + device.smem_reserved_bytes)
+    return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
 
 
-def fits_registers(
-    bm: Column, bn: Column, tm: Column, tn: Column, min_blocks: Column, device: Device
-) -> Column:
-    """As many blocks as are promised fit the threads and, without spills, the registers."""
+def _share(extent: Any, bk: Any, vec: Any, threads: Any, along_k: bool) -> tuple[Any, Any]:
+    """Return the accesses of a thread to a tile, across it and along K (`Share` in _conv_simt.cuh)."""
+    across, lines = (bk // vec, extent) if along_k else (extent // vec, bk)
+    threads_across = np.minimum(across, threads)
+    counts = across // threads_across, ceil_div(lines, threads // threads_across)
+    return (counts[1], counts[0]) if along_k else counts
+
+
+def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
+    """Estimate the fewest registers a thread needs: sums, fragments, and what it carries to shared memory."""
+    bm, bn, bk, tm, tn, vec = (config[name] for name in ("bm", "bn", "bk", "tm", "tn", "vec"))
+    threads, size = bm * bn // (tm * tn), itemsize(storage(workload.dtype))
+    a, b, _ = alignment(workload, "flat")
+    along_a, along_b = _conv.along_k(workload)
+    vec_a, vec_b = np.minimum(vec, a), np.minimum(vec, b)
+    rows, deep_a = _share(bm, bk, vec_a, threads, along_a)
+    columns, deep_b = _share(bn, bk, vec_b, threads, along_b)
+    held = rows * deep_a * ceil_div(vec_a * size, 4) + columns * deep_b * ceil_div(vec_b * size, 4)
+    return tm * tn + 2 * (tm + tn) + held + 3 * rows + columns + OTHER_REGISTERS
+
+
+def registers_suffice(
+    bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, vec: Any, min_blocks: Any, workload: Conv2d, device: Device
+) -> Any:
+    """`min_blocks` blocks must fit on an SM with few spills, and limit what the compiler would take."""
     threads = min_blocks * (bm * bn // (tm * tn))
-    needed = tm * tn + tm + tn + REGISTERS_BESIDE_TILE
+    needed = _registers(workload, {"bm": bm, "bn": bn, "bk": bk, "tm": tm, "tn": tn, "vec": vec})
     room = np.minimum(device.registers_per_sm // threads, 255)
-    return (threads <= device.threads_per_sm) & ((min_blocks == 1) | (needed <= room))
+    fits = (threads <= device.threads_per_sm) & (needed <= room)
+    return fits & ((min_blocks == 1) | (needed + SPARE_REGISTERS > room))
 
 
-def fits_split(
-    bm: Column, bn: Column, bk: Column, walk: Column, split: Column, workload: Conv2d, device: Device
-) -> Column:
+def split_is_of_use(
+    bm: Any, bn: Any, bk: Any, walk: Any, split: Any, workload: Conv2d, device: Device
+) -> Any:
     """K is split only where blocks are few, into parts of 4 steps or more, whose sums fit the scratch."""
     whole = product(workload)
-    few = _tiles(workload, bm, bn) * (split // 2) < 2 * device.sm_count
+    few = whole.tiles(1.0 * bm, 1.0 * bn) * (split // 2) < 2 * device.sm_count
     long = whole.steps(whole.taps, bk, walk) >= 4 * split
-    small = split * (workload.outputs()[0].size * 4) <= MAX_SCRATCH_BYTES
+    small = 4.0 * split * workload.outputs()[0].size <= MAX_SCRATCH_BYTES
     return (split == 1) | (few & long & small)
 
 
-def fits_raster(bm: Column, bn: Column, split: Column, raster: Column, workload: Conv2d) -> Column:
-    """The order of tiles matters only if there are many, and both ways."""
+def order_matters(bm: Any, bn: Any, split: Any, raster: Any, workload: Conv2d) -> Any:
+    """Tiles run rows first only if there are several both ways, and many."""
     whole = product(workload)
     return (raster == "columns") | ((split == 1) & (whole.m > bm) & (whole.n > bn))
 
@@ -154,39 +156,38 @@ SPACE = Space(
         Parameter("tn", (2, 4, 8), "columns of C a thread computes"),
         Parameter("bk", (8, 16, 32), "length of a step along K"),
         Parameter("walk", ("by_tap", "flat"), "K tap by tap, or taps and channels as one index"),
-        Parameter("vec", (1, 2, 4, 8), "most elements a thread loads from global memory at once"),
-        Parameter("stages", (1, 2), "2: the next step is stored while this one is multiplied"),
-        Parameter("split", (1, 2, 4, 8, 16, 32, 64, 128, 256), "parts of K, summed by a second kernel"),
-        Parameter("raster", ("columns", "rows"), "which tiles of C run one after the other"),
-        Parameter("min_blocks", (1, 2, 4), "blocks an SM must have registers for"),
+        Parameter("vec", (1, 2, 4, 8), "elements an access to A or B moves, where alignment allows"),
+        Parameter("stages", (1, 2), "2: a second buffer saves one of two barriers a step"),
+        Parameter("split", (1, 2, 4, 8, 16, 32, 64, 128, 256), "parts of K, which a second kernel sums"),
+        Parameter("raster", ("columns", "rows"), "which tiles run one after the other"),
+        Parameter("min_blocks", (1, 2, 4), "blocks an SM must be able to hold: limits registers"),
     ),
     (
-        fits_threads,
-        fits_rows,
-        fits_columns,
-        fits_walk,
-        fits_depth,
-        fits_alignment,
-        keeps_threads_busy,
-        fits_shared,
-        fits_registers,
-        fits_split,
-        fits_raster,
+        block_is_reasonable,
+        tile_is_of_use,
+        walk_is_of_use,
+        step_is_of_use,
+        width_is_of_use,
+        all_threads_load,
+        shared_memory_fits,
+        registers_suffice,
+        split_is_of_use,
+        order_matters,
     ),
 )
 
 
-# -- source ----------------------------------------------------------------------------------------------------
+# -- source -----------------------------------------------------------------------------------------------
 
-_KERNELS = """
+SOURCE = """
 // One tile of C, or of a part of it: `parts` blocks share K, and write their sums `part_size` elements apart.
-template <class T, class Out, class I, Direction DIRECTION, Layout LAYOUT, Walk WALK, int BM, int BN, int BK, int TM,
-          int TN, int VEC_A, int VEC_B, int VEC_C, int STAGES, class E, int MIN_BLOCKS>
+template <class T, class Out, class I, Direction DIRECTION, Layout LAYOUT, Walk WALK, int BM, int BN, int BK,
+          int TM, int TN, int VEC_A, int VEC_B, int VEC_C, int STAGES, class E, int MIN_BLOCKS>
 __global__ void __launch_bounds__(BM / TM * (BN / TN), MIN_BLOCKS)
-    conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ bias,
-         const T* __restrict__ residual, Out* __restrict__ out, I n, I c, I h, I w, I k, I r, I s, I p, I q, I stride,
-         I pad, I dilation, I groups, I tap_skip, I tap_shift, I row_classes, I column_classes, I row_tiles,
-         I column_tiles, I rows_first, I parts, long long part_size) {
+conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ bias,
+     const T* __restrict__ residual, Out* __restrict__ out, I n, I c, I h, I w, I k, I r, I s, I p, I q,
+     I stride, I pad, I dilation, I groups, I tap_skip, I tap_shift, I row_classes, I column_classes,
+     I row_tiles, I column_tiles, I rows_first, I parts, i64 part_size) {
   using P = Product<DIRECTION, LAYOUT, WALK, I, BK>;
   using Grid = ThreadGrid<BM, BN, TM, TN, usual_lanes_n<BM, BN, TM, TN>()>;
   using A = TileA<T, I, P, BM, BK, VEC_A, Grid::THREADS>;
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN), MIN_BLOCKS)
   const P product(sizes, residue_class);
   const Corner<Out, I> corner = {out + part * part_size, rest, (rows_first ? inner : outer) * BM,
                                  (rows_first ? outer : inner) * BN};
-  // The last row of the grid may have blocks too many, and some residue classes have fewer pixels than the first.
+  // The last row of the grid may have blocks too many; some residue classes have fewer pixels than the first.
   if (corner.group >= groups || corner.row >= product.m) return;
 
   // Parts differ by a step at most.
@@ -239,83 +240,34 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN), MIN_BLOCKS)
   }
   store_product<Grid, E, VEC_C>(sums, product, corner, bias, residual);
 }
-
-// Sums the parts of each element of C in order; channel i / inner % channels has its bias.
-template <class T, class I, class E>
-__global__ void __launch_bounds__(256)
-    sum_parts(const float* __restrict__ partial, const T* __restrict__ bias, const T* __restrict__ residual,
-              T* __restrict__ out, I parts, I size, I inner, I channels) {
-  const I i = I(blockIdx.x) * 256 + threadIdx.x;
-  if (i >= size) return;
-  float sum = 0.0f;
-  for (I part = 0; part < parts; ++part) sum += partial[part * (long long)size + i];
-  float of_channel = 0.0f, added = 0.0f;
-  if constexpr (E::BIAS) {
-    const I outer = divide(i, inner);
-    of_channel = to_float(bias[outer - divide(outer, channels) * channels]);
-  }
-  if constexpr (E::RESIDUAL) added = to_float(residual[i]);
-  out[i] = from_float<T>(E::apply(sum, of_channel, added));
-}
 """
 
 
 @functools.cache
 def _source() -> str:
-    return helpers("types", "epilogue", "gemm", "gemm_simt", "conv_geometry", "conv_simt") + _KERNELS
-
-
-# -- the variant --------------------------------------------------------------------------------------------------
-
-
-def _threads(config: Config) -> int:
-    threads: int = config["bm"] * config["bn"] // (config["tm"] * config["tn"])
-    return threads
-
-
-def _epilogue(workload: Conv2d) -> str:
-    flags = (workload.has_bias, workload.has_residual, workload.has_relu)
-    return f"Epilogue<{', '.join(str(flag).lower() for flag in flags)}>"
+    return helpers("types", "epilogue", "gemm", "gemm_simt", "conv_geometry", "conv_simt") + SOURCE
 
 
 def _entry(workload: Conv2d, config: Config, index: str) -> str:
-    """Return the name of the main kernel: all that is compiled in."""
+    """Return the name of the main kernel: all that is compiled in. `index` is the C++ type of offsets."""
     a, b, c = alignment(workload, config["walk"])
     along_n = workload.layout == "nhwc" and workload.direction != "wgrad"
-    run = min(SHARED_ACCESS, config["tn" if along_n else "tm"])
+    run = min(RUN, config["tn" if along_n else "tm"])
     stored, split = ctype(workload.dtype), config["split"] > 1
     parts = (
         *(stored, "float" if split else stored, index),
         *(workload.direction.upper(), workload.layout.upper(), config["walk"].upper()),
         *(config[name] for name in ("bm", "bn", "bk", "tm", "tn")),
         *(min(a, config["vec"]), min(b, config["vec"]), min(c, run)),
-        *(config["stages"], "Epilogue<false, false, false>" if split else _epilogue(workload)),
+        *(config["stages"], "Epilogue<false, false, false>" if split else _conv.epilogue(workload)),
         config["min_blocks"],
     )
     return f"conv<{', '.join(map(str, parts))}>"
 
 
-def _residue_classes(workload: Conv2d) -> tuple[int, int]:
-    """Return how many residue classes of the stride rows and columns of pixels have."""
-    if workload.direction != "dgrad":
-        return 1, 1
-    return min(workload.stride, workload.h), min(workload.stride, workload.w)
+# -- what is usual ----------------------------------------------------------------------------------------
 
-
-def _sizes(workload: Conv2d) -> tuple[int, ...]:
-    """Return what the kernels know of the workload, in their order."""
-    w = workload
-    tap_skip = w.stride // math.gcd(w.stride, w.dilation)
-    return (
-        *(w.n, w.c // w.groups, w.h, w.w, w.k // w.groups, w.r, w.s, w.p, w.q),
-        *(w.stride, w.pad, w.dilation, w.groups),
-        *(tap_skip, tap_skip * w.dilation // w.stride),
-        *_residue_classes(w),
-    )
-
-
-# What an expert would try first, largest first: bm, bn, tm, tn.
-_TILES = (
+USUAL = (
     (128, 128, 8, 8),
     (128, 64, 8, 8),
     (64, 128, 8, 8),
@@ -330,71 +282,66 @@ _TILES = (
     (128, 8, 4, 4),
     (32, 16, 4, 2),
 )
-_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Tiles that an expert would try, largest first: bm, bn, tm, tn."""
+
+Shape = tuple[int, int, int, int]
 
 
-def _usual(workload: Conv2d, tile: tuple[int, int, int, int], split: int, vec: int) -> Config:
-    """Return a tile with what goes well with it."""
-    bm, bn, tm, tn = tile
+def _usual(workload: Conv2d, tile: Shape, others: Mapping[str, int]) -> Config:
+    """Return the configuration of a tile with what goes well with it."""
     whole = product(workload)
-    taps, half = workload.r * workload.s, itemsize(storage(workload.dtype)) == 2
-    # Tap by tap wastes the end of the last step of each tap, and saves the carries of a flat index.
-    flat = workload.direction == "wgrad" or (taps > 1 and whole.depth % 8 != 0)
+    # Tap by tap leaves the end of each tap's last step empty; a flat index costs carries.
+    flat = workload.direction == "wgrad" or (workload.r * workload.s > 1 and whole.depth % 8 != 0)
     long = whole.depth % 16 == 0 or (flat and whole.taps * whole.depth >= 64)
-    bk = 16 if half and long and max(bm, bn) < 128 else 8
-    values = {
-        **{"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk, "walk": "flat" if flat else "by_tap", "vec": vec},
-        **{"stages": 2, "split": split, "raster": "columns", "min_blocks": 2 if tm * tn == 64 else 1},
-    }
-    return Config(values)
+    wide_loads = itemsize(storage(workload.dtype)) == 2 and max(tile[:2]) < 128
+    values: dict[str, Any] = dict(zip(("bm", "bn", "tm", "tn"), tile, strict=True))
+    values |= {"bk": 16 if long and wide_loads else 8, "walk": "flat" if flat else "by_tap"}
+    values |= {"stages": 2, "raster": "columns", **others}
+    return Config({name: values[name] for name in SPACE.names})
 
 
-def _estimate(workload: Conv2d, device: Device, tile: tuple[int, int, int, int], split: int) -> float:
-    """Return the time of a tile, in multiply-adds of one SM: enough to order tiles, no forecast."""
+def _estimate(workload: Conv2d, device: Device, tile: Shape, split: int) -> float:
+    """Return about how long a tile takes, in multiply-adds of one SM: good enough to order tiles."""
     bm, bn, tm, tn = tile
     whole = product(workload)
-    steps = sum(c.count * ceil_div(c.m, bm) * ceil_div(c.taps * whole.depth, 8) for c in whole.classes)
-    tiles = sum(c.count * ceil_div(c.m, bm) for c in whole.classes) * ceil_div(whole.n, bn) * workload.groups
-    blocks = tiles * split
-    each = ceil_div(steps * ceil_div(whole.n, bn) * workload.groups, blocks) * 8 * bm * bn
-    # Each multiply-add needs its share of a read from shared memory, and 8 warps hide what they wait for.
+    blocks = whole.tiles(bm, bn) * split
+    work = whole.work(bm, bn, 8, "flat") / blocks
+    # Each multiply-add needs its share of a read from shared memory; 8 warps hide what they wait for.
     per_sm = ceil_div(blocks, device.sm_count)
     warps = per_sm * bm * bn // (tm * tn * 32)
     busy = min(1.0, warps / 8) / (1.0 + 1.0 / tm + 1.0 / tn)
-    # A second launch, and a byte of DRAM costs as much as 5 multiply-adds on most devices.
-    summing = (300_000 + 40 * split * workload.outputs()[0].size / device.sm_count) if split > 1 else 0.0
-    return float(per_sm * each / busy + summing)
+    # A second launch takes some microseconds, and a byte of DRAM as long as about 5 multiply-adds.
+    summing = 3e5 + 40 * split * workload.outputs()[0].size / device.sm_count if split > 1 else 0.0
+    return float(per_sm * work / busy + summing)
 
 
-def _read_bytes(bm: Column, bn: Column, tm: Column, tn: Column) -> Column:
-    """Return the bytes a warp reads from shared memory for one index of K, at least 128 an access (`Owned`)."""
-    down, across = bm // tm, bn // tn
-    lanes_down = np.minimum(down, 32 // np.minimum(across, 8))
-    run_a, run_b = np.minimum(tm, SHARED_ACCESS), np.minimum(tn, SHARED_ACCESS)
-    a = tm // run_a * np.maximum(128, 4 * lanes_down * run_a)
-    b = tn // run_b * np.maximum(128, 4 * (32 // lanes_down) * run_b)
-    found: Column = a + b
-    return found
+# -- the variant ------------------------------------------------------------------------------------------
 
 
 class CudaImplicitGemm(CudaVariant[Conv2d]):
-    """Serves every workload."""
+    """Serves every size, type, layout, direction and epilogue."""
 
     name = "cuda_implicit_gemm"
     operator = Conv2d
     space = SPACE
 
+    def limits(self, workload: Conv2d, device: Device) -> str | None:
+        """Refuse only what no device's memory holds, and padding beyond 64-bit offsets."""
+        return _conv.limits(workload)
+
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return the tile and the parts of K that are estimated best, with the widest loads there can be."""
-        choices = itertools.product(_TILES, _SPLITS)
+        """Return the usual tile and parts of K that are estimated best, with the widest loads that fit."""
+        splits = [value for value in range(1, 257) if value & (value - 1) == 0]
+        choices = itertools.product(USUAL, splits)
         for tile, split in sorted(choices, key=lambda choice: _estimate(workload, device, *choice)):
-            for vec in (8, 4, 2, 1):
-                config = _usual(workload, tile, split, vec)
-                if self._holds(config, workload, device):
+            for vec, min_blocks in itertools.product((8, 4, 2, 1), (2, 1)):
+                others = {"split": split, "vec": vec, "min_blocks": min_blocks}
+                config = _usual(workload, tile, others)
+                if self._is_valid(config, workload, device):
                     return config
         raise ConfigError(f"{self.key} has no configuration for {workload} on {device.name}")
 
-    def _holds(self, config: Config, workload: Conv2d, device: Device) -> bool:
+    def _is_valid(self, config: Config, workload: Conv2d, device: Device) -> bool:
         try:
             self.space.check(config, workload=workload, device=device)
         except ConfigError:
@@ -402,83 +349,75 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
         return True
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
-        """Count the products of whole tiles, which edge tiles execute too, and accesses to shared memory."""
-        whole = product(workload)
-        bm, bn, bk, tm, tn = (table[name] for name in ("bm", "bn", "bk", "tm", "tn"))
-        tiles = {c: c.count * ceil_div(c.m, bm) * ceil_div(whole.n, bn) * workload.groups for c in whole.classes}
-        steps = {c: whole.steps(c.taps, bk, table["walk"]) for c in whole.classes}
-        # Parts of K differ by a step; the shortest one of the class with most taps stands for all.
-        part = np.maximum(1, whole.steps(whole.taps, bk, table["walk"]) // table["split"])
-        full = [c for c in whole.classes if c.taps == whole.taps]
-        length = part * bk if whole.taps else 0 * bk
-        threads = bm * bn // (tm * tn)
+        """Count whole tiles: what lies beyond an edge of C, in the padding, or beyond K is computed as zeros.
+
+        Reads of images and filters may hit in L1, so that nothing is certain to come from L2.
+        """
+        names = ("bm", "bn", "bk", "tm", "tn", "split")
+        bm, bn, bk, tm, tn, split = (table[name].astype(np.float64) for name in names)
+        whole, walk = product(workload), table["walk"]
+        # Parts differ by a step at most; the shortest one of a class with most taps stands for all of those.
+        length = np.floor(whole.steps(whole.taps, bk, walk) / split) * bk
+        full = bm * bn * length
+        threads = bm * bn / (tm * tn)
+        down, across = bm / tm, bn / tn
+        lanes_m = np.minimum(down, 32 / np.minimum(across, 8))  # `usual_lanes_n` in _conv_simt.cuh
+        run_m, run_n = np.minimum(tm, RUN), np.minimum(tn, RUN)
+        reads = tm / run_m * np.maximum(128, 4 * lanes_m * run_m)
+        reads = reads + tn / run_n * np.maximum(128, 4 * 32 / lanes_m * run_n)
+        # sm_100 on can do two multiply-adds by one instruction.
+        packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
         return Costs(
-            blocks=sum(tiles[c] * steps[c] for c in whole.classes) / part,
-            full_blocks=sum(tiles[c] for c in full) * table["split"],
+            blocks=whole.work(bm, bn, bk, walk) / np.maximum(1.0, full),
+            full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
             threads=threads,
-            smem_bytes=smem_bytes(bm, bn, bk, table["stages"], workload),
-            registers=np.maximum(16, tm * tn + 8),
-            fma=1.0 * bm * bn * length,
-            smem_traffic_bytes=1.0 * length * (4 * (bm + bn) + threads // 32 * _read_bytes(bm, bn, tm, tn)),
+            smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),
+            registers=np.minimum(tm * tn + 8, device.registers_per_sm // (threads * table["min_blocks"])),
+            fma=full,
+            smem_traffic_bytes=length * (4 * (bm + bn) + threads / 32 * reads),
+            instructions=length * threads / 32 * (tm * tn / packed + tm / run_m + tn / run_n),
         )
 
     def source(self, workload: Conv2d, config: Config) -> str:
-        """Return both kernels as templates: what differs is in the name they are called by."""
+        """Return the kernels as templates: all that is compiled in is in the names of the entries."""
         return _source()
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
-        """Return the sums of parts of K, if it is split."""
+        """Return the sums of the parts of K, if it is split."""
         if config["split"] == 1:
             return ()
         shape = (config["split"], workload.outputs()[0].size)
         return (Tensor(name="partial", shape=shape, dtype="f32"),)
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
-        """Return the product, and the sum of its parts if K is split."""
-        split = config["split"] > 1
-        bias = "bias" if workload.has_bias else workload.inputs()[0].name  # not read if there is none
-        residual = "residual" if workload.has_residual else workload.inputs()[0].name
-        a, b = (tensor.name for tensor in workload.inputs()[:2])
-        out = workload.outputs()[0].name
-        size = workload.outputs()[0].size
-        whole = product(workload)
-        row_tiles, column_tiles = ceil_div(whole.m, config["bm"]), ceil_div(whole.n, config["bn"])
-        classes = math.prod(_residue_classes(workload))
-        blocks = row_tiles * column_tiles * classes * config["split"] * workload.groups
-        index = "i64" if wide(workload, blocks) else "i32"
-        integer = functools.partial(Scalar, "long long" if index == "i64" else "int")
-        smem = int(smem_bytes(*(config[name] for name in ("bm", "bn", "bk", "stages")), workload))
+        """Return the product, a block a tile, and the sum of its parts if K is split."""
+        whole, split = product(workload), config["split"]
+        tiles = ceil_div(whole.m, config["bm"]), ceil_div(whole.n, config["bn"])
+        blocks = math.prod((*tiles, *_conv.residue_classes(workload), split, workload.groups))
+        wide = _conv.wide(workload, blocks)
+        numbers = (*_conv.sizes(workload), *tiles, int(config["raster"] == "rows"), split)
+        tensors = _conv.tensors(workload)
+        out = workload.outputs()[0]
         launch = Launch(
-            entry=_entry(workload, config, index),
+            entry=_entry(workload, config, "i64" if wide else "i32"),
             grid=(min(blocks, MAX_GRID_X), ceil_div(blocks, MAX_GRID_X), 1),
-            block=(_threads(config), 1, 1),
+            block=(config["bm"] * config["bn"] // (config["tm"] * config["tn"]), 1, 1),
             arguments=(
-                *(a, b, bias, residual, "partial" if split else out),
-                *map(integer, _sizes(workload)),
-                *map(integer, (row_tiles, column_tiles, config["raster"] == "rows", config["split"])),
-                Scalar("long long", size if split else 0),
+                *tensors,
+                "partial" if split > 1 else out.name,
+                *(Scalar("long long" if wide else "int", number) for number in numbers),
+                Scalar("long long", out.size),
             ),
-            smem_bytes=smem,
+            smem_bytes=_smem_bytes(workload, *(config[name] for name in ("bm", "bn", "bk", "stages"))),
         )
-        if not split:
-            return (launch,)
-        inner = 1 if workload.layout == "nhwc" else workload.p * workload.q
-        total = Launch(
-            entry=f"sum_parts<{ctype(workload.dtype)}, {index}, {_epilogue(workload)}>",
-            grid=(ceil_div(size, SUM_THREADS), 1, 1),
-            block=(SUM_THREADS, 1, 1),
-            arguments=(
-                *("partial", bias, residual, out),
-                *map(integer, (config["split"], size, inner, workload.k)),
-            ),
-        )
-        return (launch, total)
+        return (launch,) if split == 1 else (launch, _conv.sum_parts(workload, split, wide))
 
     def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
-        """Return a workload of a few tiles."""
+        """Return a workload of few tiles that fills them, and ends within them, alike."""
+        # A step to begin with, one that is loaded early, and the last; for each part, up to a few.
         steps = max(3, min(config["split"], 16))
-        tile = Tile(m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"])
-        return miniature(workload, tile)
+        tile = _conv.Tile(m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"])
+        return _conv.miniature(workload, tile)
 
 
 VARIANT = CudaImplicitGemm()

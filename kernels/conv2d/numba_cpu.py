@@ -13,7 +13,7 @@ Visin, "A guide to convolution arithmetic for deep learning", 2016 (gradients). 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._numba_cpu import load, store
@@ -55,7 +55,9 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         pairs = workload.n * workload.k * (workload.c // workload.groups)
         executed = workload.p * workload.q * workload.r * workload.s
         if workload.direction == "dgrad":
-            executed = min(executed, _met(workload, workload.h, workload.r) * _met(workload, workload.w, workload.s))
+            executed = min(
+                executed, _met(workload, workload.h, workload.r) * _met(workload, workload.w, workload.s)
+            )
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(pairs * executed))
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
@@ -84,7 +86,15 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         plan = _plan(workload)
 
         def conv2d(
-            images: Any, others: Any, bias: Any, residual: Any, out: Any, stride: int, pad: int, dilation: int, groups: int
+            images: Any,
+            others: Any,
+            bias: Any,
+            residual: Any,
+            out: Any,
+            stride: int,
+            pad: int,
+            dilation: int,
+            groups: int,
         ) -> None:
             filters = out if wgrad else others
             grid = others if wgrad else out
@@ -101,13 +111,15 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
                     sizes[z, 0 if last else 1], sizes[z, 1 if last else 0] = pixels, results
                     sizes[z, 2] = met * own
             step, spread = (stride, 1) if fprop or wgrad else (1, stride)
-            shape = (images.shape[height], images.shape[width], own, results, groups, step)
-            target = (grid.shape[height], grid.shape[width], spread, r * s)
-            arrays = (images.ravel(), others.ravel(), bias.ravel(), residual.ravel(), out.ravel())
-            operands = (arrays, taps, grids, shape, target)
+            high, wide, tall, long = images.shape[height], images.shape[width], grid.shape[height], grid.shape[width]
+            flat = images.ravel(), others.ravel(), bias.ravel(), residual.ravel(), out.ravel()
+            first, second, third, fourth, fifth = flat
             workers = np.int64(numba.get_num_threads())
             for worker in numba.prange(workers):
-                walk(operands, sizes, np.int64(worker), workers)
+                # Numba's parallel loops take arrays and numbers from outside, but no tuples.
+                arrays = (first, second, third, fourth, fifth)
+                shape, target = (high, wide, own, results, groups, step), (tall, long, spread, r * s)
+                walk((arrays, taps, grids, shape, target), sizes, np.int64(worker), workers)
 
         return conv2d
 
@@ -116,3 +128,289 @@ def _met(workload: Conv2d, extent: int, taps: int) -> int:
     """Count pairs of a pixel and a tap, along one axis, that a multiple of the stride separates."""
     residues = ((tap * workload.dilation - workload.pad) % workload.stride for tap in range(taps))
     return sum(max(0, ceil_div(extent - residue, workload.stride)) for residue in residues)
+
+
+# The jitted functions below share what they are passed as `operands`: (arrays, taps, grids, shape, target) with
+#   arrays  images, others, bias, residual, out, each flat
+#   taps    (kinds, r * s, 3): the tap's place in the filter, then rows and columns from a pixel to what it meets
+#   grids   (kinds, 5): taps in use, rows and columns of pixels, row and column of the first pixel
+#   shape   height and width of an image, its channels and those of the result in a group, groups, step
+#   target  height and width of the grid's images, distance of its pixels there, r * s
+# A product z is one group and one kind; only dgrad has more than one kind, the residues modulo the stride.
+
+
+def _plan(workload: Conv2d) -> Callable[..., Any]:
+    """Return the jitted function that makes taps and grids."""
+    import numba
+    import numpy as np
+
+    dgrad = workload.direction == "dgrad"
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def plan(r: int, s: int, height: int, width: int, stride: int, pad: int, dilation: int) -> Any:
+        residues = stride if dgrad else 1
+        taps = np.empty((residues * residues, r * s, 3), np.int64)
+        grids = np.empty((residues * residues, 5), np.int64)
+        for kind in range(residues * residues):
+            top, left = kind // residues, kind % residues
+            met = 0
+            for tap in range(r * s):
+                down, right = tap // s * dilation - pad, tap % s * dilation - pad
+                if dgrad:
+                    if (top - down) % stride or (left - right) % stride:
+                        continue
+                    down, right = (top - down) // stride, (left - right) // stride
+                taps[kind, met, 0], taps[kind, met, 1], taps[kind, met, 2] = tap, down, right
+                met += 1
+            grids[kind, 0], grids[kind, 3], grids[kind, 4] = met, top, left
+            grids[kind, 1] = max(0, (height - top + residues - 1) // residues)
+            grids[kind, 2] = max(0, (width - left + residues - 1) // residues)
+        return taps, grids
+
+    return plan  # type: ignore[no-any-return]
+
+
+def _operands(workload: Conv2d) -> tuple[Operand, Operand]:
+    """Return how rows and columns of the product are packed."""
+    last, wgrad = workload.layout == "nhwc", workload.direction == "wgrad"
+    # A line of patches runs over terms at a fixed pixel if channels are last, else over pixels at a fixed term.
+    line = _patches_nhwc(workload) if last else _patches_nchw(workload)
+    patches = Operand(line=line, along="free" if last == wgrad else "depth")
+    if wgrad:
+        others = Operand(line=_gradients(workload), along="free" if last else "depth")
+        return others, patches
+    along = "free" if last and workload.direction == "dgrad" else "depth"
+    filters = Operand(line=_filters(workload), along=along)  # type: ignore[arg-type]
+    return (patches, filters) if last else (filters, patches)
+
+
+def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
+    """Return what packs taps and channels that one pixel meets: a run of channels for each tap."""
+    import numpy as np
+
+    read, zero = load(workload.inputs()[0].dtype), np.float32(0)
+
+    def line(stride: int) -> Callable[..., None]:
+        @inlined
+        def pack_line(
+            operands: Any, z: int, pixel: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            arrays, taps, grids, shape, _ = operands
+            images = arrays[0]
+            height, width, own, _, groups, step = shape
+            kind, group = z % grids.shape[0], z // grids.shape[0]
+            rows, cols = grids[kind, 1], grids[kind, 2]
+            image, row, col = pixel // (rows * cols), pixel // cols % rows, pixel % cols
+            tap, channel, done = start // own, start % own, 0
+            while done < count:
+                run = min(own - channel, count - done)
+                y, x = row * step + taps[kind, tap, 1], col * step + taps[kind, tap, 2]
+                to = offset + done * stride
+                if 0 <= y < height and 0 <= x < width:
+                    begin = (((image * height + y) * width + x) * groups + group) * own + channel
+                    for t in range(run):
+                        panel[to + t * stride] = read(images[begin + t])
+                else:
+                    for t in range(run):
+                        panel[to + t * stride] = zero
+                tap, channel, done = tap + 1, 0, done + run
+
+        return pack_line
+
+    return line
+
+
+def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
+    """Return what packs the pixels that meet one tap of one channel: a run for each row of the grid."""
+    import numpy as np
+
+    read, zero = load(workload.inputs()[0].dtype), np.float32(0)
+
+    def line(stride: int) -> Callable[..., None]:
+        @inlined
+        def pack_line(
+            operands: Any, z: int, term: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            arrays, taps, grids, shape, _ = operands
+            images = arrays[0]
+            height, width, own, _, groups, step = shape
+            kind, group = z % grids.shape[0], z // grids.shape[0]
+            met, rows, cols = grids[kind, 0], grids[kind, 1], grids[kind, 2]
+            channel, tap = term // met, term % met
+            down, right = taps[kind, tap, 1], taps[kind, tap, 2]
+            image, row, col, done = start // (rows * cols), start // cols % rows, start % cols, 0
+            while done < count:
+                run = min(cols - col, count - done)
+                y, x, to = row * step + down, col * step + right, offset + done * stride
+                # Of the run, columns from `low` up to `high` are inside the image.
+                low, high = min(run, max(0, -(x // step))), min(run, (width - 1 - x) // step + 1)
+                if y < 0 or y >= height or high <= low:
+                    low, high = run, run
+                begin = (((image * groups + group) * own + channel) * height + y) * width + x
+                for t in range(low):
+                    panel[to + t * stride] = zero
+                for t in range(low, high):
+                    panel[to + t * stride] = read(images[begin + t * step])
+                for t in range(high, run):
+                    panel[to + t * stride] = zero
+                done, col, row = done + run, 0, row + 1
+                if row == rows:
+                    row, image = 0, image + 1
+
+        return pack_line
+
+    return line
+
+
+def _filters(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
+    """Return what packs filters: all taps and channels of one, or for dgrad what one tap or channel meets."""
+    read = load(workload.inputs()[1].dtype)
+    fprop, last = workload.direction == "fprop", workload.layout == "nhwc"
+
+    def line(stride: int) -> Callable[..., None]:
+        @inlined
+        def whole(operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int) -> None:
+            arrays, _, _, shape, target = operands
+            filters, terms = arrays[1], shape[2] * target[3]
+            begin = (z * shape[3] + fixed) * terms + start
+            for t in range(count):
+                panel[offset + t * stride] = read(filters[begin + t])
+
+        @inlined
+        def over_channels(
+            operands: Any, z: int, term: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            arrays, taps, grids, shape, target = operands
+            filters, own, results = arrays[1], shape[2], shape[3]
+            kind, group = z % grids.shape[0], z // grids.shape[0]
+            tap, which = taps[kind, term // own, 0], group * own + term % own
+            begin = (which * target[3] + tap) * results + start
+            for t in range(count):
+                panel[offset + t * stride] = read(filters[begin + t])
+
+        @inlined
+        def over_terms(
+            operands: Any, z: int, channel: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            arrays, taps, grids, shape, target = operands
+            filters, own, results = arrays[1], shape[2], shape[3]
+            kind, group = z % grids.shape[0], z // grids.shape[0]
+            met = grids[kind, 0]
+            for t in range(count):
+                tap, which = taps[kind, (start + t) % met, 0], group * own + (start + t) // met
+                panel[offset + t * stride] = read(filters[(which * results + channel) * target[3] + tap])
+
+        chosen: Callable[..., None] = whole if fprop else over_channels if last else over_terms
+        return chosen
+
+    return line
+
+
+def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
+    """Return what packs dy for wgrad: the filters of one pixel, or the pixels of one filter."""
+    read = load(workload.inputs()[1].dtype)
+    last = workload.layout == "nhwc"
+
+    def line(stride: int) -> Callable[..., None]:
+        @inlined
+        def over_filters(
+            operands: Any, z: int, pixel: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            gradients, results, groups = operands[0][1], operands[3][3], operands[3][4]
+            begin = (pixel * groups + z) * results + start
+            for t in range(count):
+                panel[offset + t * stride] = read(gradients[begin + t])
+
+        @inlined
+        def over_pixels(
+            operands: Any, z: int, which: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            gradients, results, groups = operands[0][1], operands[3][3], operands[3][4]
+            pixels = operands[4][0] * operands[4][1]
+            image, place, done = start // pixels, start % pixels, 0
+            while done < count:
+                run = min(pixels - place, count - done)
+                begin = ((image * groups + z) * results + which) * pixels + place
+                for t in range(run):
+                    panel[offset + (done + t) * stride] = read(gradients[begin + t])
+                done, place, image = done + run, 0, image + 1
+
+        chosen: Callable[..., None] = over_filters if last else over_pixels
+        return chosen
+
+    return line
+
+
+def _finish(workload: Conv2d) -> Callable[..., Any]:
+    """Return what turns one sum into an element of the output: `(arrays, total, channel, place)`."""
+    import numpy as np
+
+    stored = workload.outputs()[0].dtype
+    read, rounded, zero = load(stored), store(stored), np.float32(0)
+    has_bias, has_residual, has_relu = workload.has_bias, workload.has_residual, workload.has_relu
+
+    @inlined
+    def finish(arrays: Any, total: Any, channel: int, place: int) -> None:
+        if has_bias:
+            total += read(arrays[2][channel])
+        if has_residual:
+            total += read(arrays[3][place])
+        if has_relu:
+            total = max(total, zero)
+        arrays[4][place] = rounded(total)
+
+    return finish
+
+
+def _write(workload: Conv2d) -> Callable[..., None]:
+    """Return what applies the epilogue to a part of a row of the product, and stores it."""
+    finish = _finish(workload)
+
+    @inlined
+    def channels_of_pixel(
+        operands: Any, z: int, pixel: int, start: int, count: int, sums: Any, offset: int
+    ) -> None:
+        arrays, _, grids, shape, target = operands
+        kind, group = z % grids.shape[0], z // grids.shape[0]
+        rows, cols = grids[kind, 1], grids[kind, 2]
+        y = grids[kind, 3] + pixel // cols % rows * target[2]
+        x = grids[kind, 4] + pixel % cols * target[2]
+        channel = group * shape[3] + start
+        begin = ((pixel // (rows * cols) * target[0] + y) * target[1] + x) * shape[3] * shape[4] + channel
+        for t in range(count):
+            finish(arrays, sums[offset + t], channel + t, begin + t)
+
+    @inlined
+    def pixels_of_channel(
+        operands: Any, z: int, which: int, start: int, count: int, sums: Any, offset: int
+    ) -> None:
+        arrays, _, grids, shape, target = operands
+        kind, group = z % grids.shape[0], z // grids.shape[0]
+        rows, cols, spread = grids[kind, 1], grids[kind, 2], target[2]
+        channel = group * shape[3] + which
+        image, row, col, done = start // (rows * cols), start // cols % rows, start % cols, 0
+        while done < count:
+            run = min(cols - col, count - done)
+            y, x = grids[kind, 3] + row * spread, grids[kind, 4] + col * spread
+            begin = ((image * shape[3] * shape[4] + channel) * target[0] + y) * target[1] + x
+            for t in range(run):
+                finish(arrays, sums[offset + done + t], channel, begin + t * spread)
+            done, col, row = done + run, 0, row + 1
+            if row == rows:
+                row, image = 0, image + 1
+
+    @inlined
+    def terms_of_filter(
+        operands: Any, z: int, which: int, start: int, count: int, sums: Any, offset: int
+    ) -> None:
+        arrays, _, _, shape, target = operands
+        begin = (z * shape[3] + which) * shape[2] * target[3] + start
+        for t in range(count):
+            finish(arrays, sums[offset + t], 0, begin + t)
+
+    if workload.direction == "wgrad":
+        return terms_of_filter
+    return channels_of_pixel if workload.layout == "nhwc" else pixels_of_channel
+
+
+VARIANT = NumbaCpuConv2d()

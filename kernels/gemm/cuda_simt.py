@@ -165,17 +165,18 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   constexpr int STAGE = TileA::FLOATS + TileB::FLOATS;
   float sums[C::TM][C::TN] = {};
-  of_a.load(k);
-  of_b.load(k);
+  const int part = (k - 1) % C::BK + 1;
+  of_a.load_part(part);
+  of_b.load_part(part);
   of_a.store(shared);
   of_b.store(shared + TileA::FLOATS);
   __syncthreads();
 
   int stage = 0;  // where the tile that is multiplied begins, in floats
 #pragma unroll 1
-  for (int k_left = k; k_left > 0; k_left -= C::BK) {
-    of_a.load(k_left - C::BK);
-    of_b.load(k_left - C::BK);
+  for (int k_left = k - part; k_left >= 0; k_left -= C::BK) {
+    of_a.load(k_left > 0);
+    of_b.load(k_left > 0);
     const float* const here = shared + stage;
     multiply_tiles<Grid, C::BK, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::FLOATS);
     if (C::STAGES == 2)

@@ -69,7 +69,9 @@ def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
 
     def line(stride: int) -> Callable[..., None]:
         @inlined
-        def pack_line(operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int) -> None:
+        def pack_line(
+            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
             source = operands[which]
             for t in range(count):
                 panel[offset + t * stride] = read(source[z, fixed, start + t])

@@ -1,9 +1,9 @@
 """layernorm in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
 
 Where the row is kept, its mean is found first and its variance about the mean after. Where it is read twice,
-both are found together: each thread merges the mean and the squared deviations of its vectors into its own, and
-the threads of a row merge theirs, so that no large sum of squares cancels. See `tunebench.kernels._row_block`
-for the parameters.
+both are found together: each thread merges the mean and the squared deviations of its vectors into its own,
+and the threads of a row merge theirs, so that no large sum of squares cancels. See
+`tunebench.kernels._row_block` for the parameters.
 
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
 1979.

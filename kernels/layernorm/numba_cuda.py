@@ -1,7 +1,7 @@
 """layernorm in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
 
-With `passes=3` a thread sums its elements, then their squared deviations from the row's mean, then writes, and
-reads its elements each time; with `passes=2` it keeps mean and squared deviations of what it has seen.
+With `passes=3` a thread sums its elements, then their squared deviations from the row's mean, then writes,
+and reads its elements each time; with `passes=2` it keeps mean and squared deviations of what it has seen.
 
 Source: Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", 1962.
 """

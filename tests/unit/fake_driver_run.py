@@ -7,6 +7,7 @@ settled when it starts.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -190,4 +191,4 @@ def scenarios() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(scenarios()))
+    sys.stdout.write(json.dumps(scenarios()))

@@ -116,3 +116,14 @@ def test_one_call_in_a_process_of_its_own() -> None:
     assert isinstance(call_once(stage, task(compiling="crash")), Crashed)
     with pytest.raises(RuntimeError, match="fault"):
         call_once(stage, task(compiling="bug"))
+
+
+class _Unloadable:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return (eval, ("no_such_name",))
+
+
+def test_what_a_worker_cannot_load_is_an_error_not_a_hang() -> None:
+    stage = Stage(function=stages.compile_task, start=stages.start)
+    with pytest.raises(NameError):
+        call_once(stage, _Unloadable())

@@ -1,7 +1,7 @@
 """What a cubin says about its kernels: registers, shared memory, stack, code; read from its ELF notes.
 
-Source: the ELF-64 format, and NVIDIA's `.nv.info` sections as ptxas writes them (a list of attributes, each of
-a format byte, an attribute byte and a 16-bit value or size), with the numbers that `cuobjdump -elf` names.
+Source: the ELF-64 format, and NVIDIA's `.nv.info` sections as ptxas writes them: a list of attributes, each
+of a format byte, an attribute byte and a 16-bit value or size, with the numbers that `cuobjdump -elf` names.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tunebench.compile.binary import Binary
+from tunebench.device import Device
 from tunebench.outcome import Resources
+from tunebench.variant import Launch, ceil_div
 
-__all__ = ["Entry", "read_cubin", "resources", "spills"]
+__all__ = ["Entry", "launch_refusal", "read_cubin", "resources", "spills"]
 
 _REGISTER_COUNT = 0x2F
 _FRAME_BYTES = 0x11
@@ -158,3 +161,30 @@ def resources(cubin: bytes, symbols: tuple[str, ...], spill_bytes: Mapping[str, 
         spill_bytes=None if spill_bytes is None else max(spill_bytes.get(symbol, 0) for symbol in symbols),
         code_bytes=max(entry.code_bytes for entry in used),
     )
+
+
+def launch_refusal(binary: Binary, launches: tuple[Launch, ...], device: Device) -> str | None:
+    """Return why the driver of `device` would refuse a launch of a binary of ours, or None if it would not.
+
+    Args:
+        binary: Made from a `CudaVariant` or a `NumbaCudaVariant`.
+        launches: Of the same configuration.
+        device: Where it is to run; it need not be here.
+
+    Source: CUDA C++ Programming Guide, "Compute Capabilities": registers are given to a warp by 256.
+    """
+    entries = read_cubin(binary.payload)
+    for symbol, launch in zip(binary.entries, launches, strict=True):
+        entry = entries[symbol]
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        allowed = min(entry.max_threads or 1024, 1024)
+        if threads > allowed:
+            return f"a block of {threads} threads; the kernel is compiled for at most {allowed}"
+        registers = ceil_div(32 * entry.registers, 256) * 256 * ceil_div(threads, 32)
+        if registers > device.registers_per_sm:
+            return f"a block needs {registers} registers; {device.name} has {device.registers_per_sm}"
+        smem_bytes = entry.static_smem_bytes + launch.smem_bytes
+        if smem_bytes > device.smem_per_block_bytes:
+            most = device.smem_per_block_bytes
+            return f"a block needs {smem_bytes} bytes of shared memory; {device.name} gives it {most}"
+    return None

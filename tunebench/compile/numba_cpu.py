@@ -99,41 +99,55 @@ def compile_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config:
         CompileError: with Numba's first words.
     """
     from llvmlite import binding
-    from numba.core import errors, serialize
+    from numba.core import serialize
 
     dispatcher = _dispatcher(variant, workload, config)
     signature = _signature(variant, workload, config)
+    _compile(dispatcher, signature)
+    result = dispatcher.overloads[signature.args]
+    # Addresses of this process in the code (functions of ctypes) mean nothing in another.
+    portable = not result.library.has_dynamic_globals
+    return Binary(
+        key=key_numba_cpu(variant, workload, config),
+        language="numba-cpu",
+        target=binding.get_host_cpu_name(),
+        payload=serialize.dumps(result._reduce()) if portable else b"",
+        entries=(dispatcher.py_func.__name__,),
+        resources=Resources(code_bytes=len(result.library._get_compiled_object())),
+    )
+
+
+def _compile(dispatcher: Any, signature: Any) -> None:
+    from numba.core import errors
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", errors.NumbaWarning)  # advice to whoever wrote the kernel
             dispatcher.compile(signature)
     except errors.NumbaError as error:
         raise CompileError(f"numba: {str(error).strip()[:2000]}") from error
-    result = dispatcher.overloads[signature.args]
-    payload: bytes = serialize.dumps(result._reduce())
-    return Binary(
-        key=key_numba_cpu(variant, workload, config),
-        language="numba-cpu",
-        target=binding.get_host_cpu_name(),
-        payload=payload,
-        entries=(dispatcher.py_func.__name__,),
-        resources=Resources(code_bytes=len(payload)),
-    )
 
 
 def load_numba_cpu(
     binary: Binary, variant: NumbaCpuVariant[Any], workload: Workload, config: Config
 ) -> Callable[..., None]:
-    """Turn a binary of `compile_numba_cpu` back into a function, without compiling.
+    """Turn a binary of `compile_numba_cpu` back into a function.
 
-    The payload must come from this machine's own compile step: it is unpickled.
+    Nothing is compiled here, unless the code holds addresses of the process that compiled it: such a binary
+    comes without payload. A payload must come from this machine's own compile step: it is unpickled.
+
+    Raises:
+        CompileError: with Numba's first words, where it must be compiled here.
     """
     from numba.core.compiler import CompileResult
 
     dispatcher = _dispatcher(variant, workload, config)
-    dispatcher.targetctx.refresh()
-    parts = pickle.loads(binary.payload)  # noqa: S301 - written by this machine's own compile step
-    dispatcher.add_overload(CompileResult._rebuild(dispatcher.targetctx, *parts))
+    if binary.payload:
+        dispatcher.targetctx.refresh()
+        parts = pickle.loads(binary.payload)  # noqa: S301 - written by this machine's own compile step
+        dispatcher.add_overload(CompileResult._rebuild(dispatcher.targetctx, *parts))
+    else:
+        _compile(dispatcher, _signature(variant, workload, config))
     dispatcher.disable_compile()
     function: Callable[..., None] = dispatcher
     return function

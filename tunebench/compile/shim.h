@@ -1,7 +1,7 @@
 // The part of CUDA C++ that kernels use, for the host's compiler: keywords, vector types, built-in functions.
 //
-// Kernels are compiled within an unnamed namespace, so that their `__shared__` variables, also those of templates,
-// are private to the file: only such may share one section, which the runtime poisons before each block.
+// `__shared__` is none of them: no macro can give such variables memory that is poisoned and watched, so their
+// declarations have been rewritten (see host_source.py) before the compiler sees them.
 #pragma once
 #include "shim_interface.h"
 
@@ -11,7 +11,6 @@
 #define __device__
 #define __host__
 #define __constant__ static
-#define __shared__ static __attribute__((section("tunebench_shared"), used))
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))

@@ -25,8 +25,16 @@ using Address = __UINTPTR_TYPE__;
 // Reports that the kernel is wrong, with block and thread, and ends the process.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Base of the block's dynamic shared memory.
+// Base of the block's dynamic shared memory. Each `extern __shared__` array is a reference to it.
 extern unsigned char* dynamic_shared;
+
+// Memory of one `__shared__` declaration, which has become the struct T: one for all blocks, poisoned before each.
+unsigned char* allocate_static_shared(Bytes bytes, Bytes alignment);
+template <class T>
+T& static_shared() {
+  static unsigned char* const memory = allocate_static_shared(sizeof(T), alignof(T));
+  return *reinterpret_cast<T*>(memory);
+}
 
 // Fails unless the bytes lie within shared memory at an address that is a multiple of their number.
 void check_shared(const void* address, Bytes bytes, const char* what);

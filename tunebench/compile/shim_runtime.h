@@ -27,7 +27,7 @@
 #include "shim_interface.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
+#include <sanitizer/asan_interface.h>
 #define TUNEBENCH_ASAN 1
 #endif
 #if !defined(__x86_64__) && !defined(TUNEBENCH_UCONTEXT)
@@ -39,10 +39,6 @@
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
-
-// The section that holds every `__shared__` variable; absent if the kernel has none.
-extern char section_begin[] __asm__("__start_tunebench_shared") __attribute__((weak));
-extern char section_end[] __asm__("__stop_tunebench_shared") __attribute__((weak));
 
 namespace emulated {
 
@@ -125,6 +121,17 @@ struct Fiber {
   std::vector<Copy> copies;
 };
 
+// A piece of shared memory: the block's dynamic one is the first, those of `__shared__` declarations follow.
+struct Shared {
+  unsigned char* data;
+  size_t bytes;
+};
+// A function, for declarations outside of any are reached before the variables here are initialised.
+std::vector<Shared>& shared_memory() {
+  static std::vector<Shared> all(1);
+  return all;
+}
+
 // A call that some lanes of a warp have entered.
 struct Group {
   Call call;
@@ -156,7 +163,7 @@ Context scheduler;
 const void* scheduler_stack = nullptr;
 size_t scheduler_stack_bytes = 0;
 #endif
-size_t dynamic_bytes = 0;
+int poison_byte = 0xff;  // of the block that runs
 Vote vote;
 const Entry* kernel_entry = nullptr;
 void* const* kernel_arguments = nullptr;
@@ -196,12 +203,10 @@ void fail(const char* format, ...) {
 
 void check_shared(const void* address, Bytes bytes, const char* what) {
   check_aligned(address, bytes, what);
-  const auto at = static_cast<const char*>(address);
-  const auto dynamic = reinterpret_cast<const char*>(dynamic_shared);
-  const bool in_static = section_begin && at >= section_begin && at + bytes <= section_end;
-  const bool in_dynamic = dynamic && at >= dynamic && at + bytes <= dynamic + dynamic_bytes;
-  if (!in_static && !in_dynamic)
-    fail("%s: %d bytes at %p are not within shared memory", what, int(bytes), address);
+  const auto at = static_cast<const unsigned char*>(address);
+  for (const Shared& shared : shared_memory())
+    if (at >= shared.data && at + bytes <= shared.data + shared.bytes) return;
+  fail("%s: %d bytes at %p are not within shared memory", what, int(bytes), address);
 }
 
 // ---- fibers -----------------------------------------------------------------------------------------------------
@@ -403,15 +408,9 @@ int poison() {
   return order == Order::forward ? bytes[0] : order == Order::reverse ? bytes[1] : bytes[draw() % 3];
 }
 
-// Plain stores: between variables lie redzones, which the sanitizer's memset would not touch.
-__attribute__((no_sanitize_address)) void poison_section(int byte) {
-  for (volatile char* at = section_begin; at < section_end; ++at) *at = char(byte);
-}
-
 void run_block() {
-  const int byte = poison();
-  if (section_begin) poison_section(byte);
-  if (dynamic_shared) memset(dynamic_shared, byte, dynamic_bytes);
+  poison_byte = poison();
+  for (const Shared& shared : shared_memory()) memset(shared.data, poison_byte, shared.bytes);
   for (size_t i = 0; i < fibers.size(); ++i) start_fiber(fibers[i], int(i));
   for (size_t w = 0; w < warps.size(); ++w) {
     const int lanes = std::min(32, int(fibers.size() - 32 * w));
@@ -499,25 +498,29 @@ struct Job {
   std::vector<Launch> launches;
 };
 
-// Memory of a size of its own. Without AddressSanitizer it has guards around it, of which a read gives NaN.
-unsigned char* allocate(size_t bytes, size_t alignment) {
-  void* memory = nullptr;
+// Memory of a size of its own, at `shift` bytes after a multiple of `alignment`. Without AddressSanitizer it has guards
+// around it, of which a read gives NaN.
+unsigned char* allocate(size_t bytes, size_t alignment, size_t shift) {
 #ifdef TUNEBENCH_ASAN
-  const size_t guard = 0;
+  const size_t before = shift, after = 0;
 #else
-  const size_t guard = std::max(GUARD, alignment);
+  const size_t before = std::max(GUARD, alignment) + shift, after = GUARD;
 #endif
-  if (posix_memalign(&memory, alignment, bytes + 2 * guard)) fail("no memory for %zu bytes", bytes);
-  memset(memory, 0xff, bytes + 2 * guard);
-  return static_cast<unsigned char*>(memory) + guard;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, before + bytes + after)) fail("no memory for %zu bytes", bytes);
+  memset(memory, 0xff, before + bytes + after);
+#ifdef TUNEBENCH_ASAN
+  __asan_poison_memory_region(memory, before);
+#endif
+  return static_cast<unsigned char*>(memory) + before;
 }
 
 // Fails if a write went beyond an allocation.
 void check_guards(const unsigned char* data, size_t bytes, const char* name) {
 #ifndef TUNEBENCH_ASAN
   for (size_t i = 1; i <= GUARD; ++i) {
-    if (data[bytes + i - 1] != 0xff) fail("a write %zu bytes after the end of %s", i, name);
-    if (*(data - i) != 0xff) fail("a write %zu bytes before the start of %s", i, name);
+    if (data[bytes + i - 1] != 0xff) fail("a write beyond the end of %s, to byte %zu of %zu", name, bytes + i - 1, bytes);
+    if (*(data - i) != 0xff) fail("a write before the start of %s, by %zu bytes", name, i);
   }
 #else
   (void)data, (void)bytes, (void)name;
@@ -529,6 +532,18 @@ std::vector<unsigned char> from_hex(const char* text) {
   for (unsigned byte; sscanf(text, "%2x", &byte) == 1; text += 2) bytes.push_back(static_cast<unsigned char>(byte));
   return bytes;
 }
+
+}  // namespace
+
+// A declaration promises the alignment of its type and no more: 16-byte accesses of a plain array go wrong here, too.
+unsigned char* allocate_static_shared(Bytes bytes, Bytes alignment) {
+  unsigned char* memory = allocate(bytes, std::max<size_t>(alignment, 16), alignment < 16 ? 8 : 0);
+  memset(memory, poison_byte, bytes);
+  shared_memory().push_back({memory, bytes});
+  return memory;
+}
+
+namespace {
 
 template <class T>
 std::vector<unsigned char> bytes_of(T value) {
@@ -558,7 +573,7 @@ Job read_job() {
       random_state = number;
     } else if (sscanf(line, "tensor %255s %zu %31s", name, &number, word) == 3) {
       const Role role = !strcmp(word, "input") ? Role::input : !strcmp(word, "output") ? Role::output : Role::scratch;
-      job.buffers.push_back({name, number, role, allocate(number, GUARD), {}});
+      job.buffers.push_back({name, number, role, allocate(number, 256, 0), {}});
     } else if (sscanf(line, "launch %d %u %u %u %u %u %u %zu", &launch.entry, &g.x, &g.y, &g.z, &b.x, &b.y, &b.z,
                       &launch.smem_bytes) == 8) {
       job.launches.push_back(launch);
@@ -598,8 +613,8 @@ void run(Launch& launch) {
   kernel_arguments = arguments.data();
   gridDim = launch.grid;
   blockDim = launch.block;
-  dynamic_bytes = launch.smem_bytes;
-  dynamic_shared = allocate(dynamic_bytes, 1024);
+  dynamic_shared = allocate(launch.smem_bytes, 1024, 0);
+  shared_memory()[0] = {dynamic_shared, launch.smem_bytes};
   const int threads = int(blockDim.x * blockDim.y * blockDim.z);
   make_fibers(threads);
   warps = std::vector<Warp>(size_t((threads + 31) / 32));
@@ -609,7 +624,8 @@ void run(Launch& launch) {
     const unsigned i = unsigned(block);
     blockIdx = {i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y};
     run_block();
-    check_guards(dynamic_shared, dynamic_bytes, "dynamic shared memory");
+    for (const Shared& shared : shared_memory())
+      check_guards(shared.data, shared.bytes, shared.data == dynamic_shared ? "dynamic shared memory" : "shared memory");
   }
   drop_fibers();
 }

@@ -68,7 +68,7 @@ def simulate(
     if process.returncode != 0:
         log = process.stderr.decode(errors="replace").strip()
         raise EmulationFailed(f"simulation: {log.splitlines()[-1] if log else process.returncode}")
-    outputs: dict[str, Array] = pickle.loads(process.stdout)  # noqa: S301 - written by our own child process
+    outputs: dict[str, Array] = pickle.loads(process.stdout)  # noqa: S301 - from our own child process
     return outputs
 
 
@@ -98,8 +98,8 @@ def _run(
 def _show_simulated_module(function: Callable[..., None]) -> None:
     """Let a kernel see the module `cuda` that the simulator makes for each launch.
 
-    The simulator puts it where the kernel's globals hold `numba.cuda`; variants import Numba within functions,
-    so that theirs is a variable of the closure, which is made to look there.
+    The simulator puts it where the kernel's globals hold `numba.cuda`; variants import Numba within
+    functions, so that theirs is a variable of the closure, which is made to look there.
     """
     from numba import cuda
 

@@ -230,9 +230,8 @@ class Gpu:
         most = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         limit = int(self._call("cuDeviceGetAttribute", most, self._ordinal))
         if static_bytes + dynamic_bytes > limit:
-            raise CudaError(
-                f"a block asks for {static_bytes} + {dynamic_bytes} bytes of shared memory, of {limit}"
-            )
+            asked = f"{static_bytes} + {dynamic_bytes} bytes of shared memory"
+            raise CudaError(f"a block asks for {asked}, static and dynamic; the device allows {limit}")
         largest = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuKernelSetAttribute", largest, dynamic_bytes, handle, self._ordinal)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import pickle
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from tunebench.fault import describe_exit
 from tunebench.outcome import CompileFailed, Crashed, Effort, Resources, Result, TimedOut
 from tunebench.search.executor import Executor
 from tunebench.task import Task
@@ -55,6 +57,21 @@ class Stage:
             initargs=(self.start, self.start_arguments),
             context=context,
         )
+
+
+    def schedule(self, pool: ProcessPool, *arguments: Any) -> Future[Any]:
+        """Call the function in a worker.
+
+        Arguments travel as bytes: one that a worker cannot load is then an error of this call, where it
+        would otherwise end the worker before it took the call.
+        """
+        blob = pickle.dumps(arguments)
+        future: Future[Any] = pool.schedule(_call, args=(self.function, blob), timeout=self.timeout_s)
+        return future
+
+
+def _call(function: Callable[..., Any], blob: bytes) -> Any:
+    return function(*pickle.loads(blob))  # noqa: S301 - from our own parent process
 
 
 def _begin(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -171,8 +188,7 @@ class LocalExecutor(Executor):
     def _start_compiling(self, job: _Job) -> None:
         self._count(compiling=1)
         job.began = time.perf_counter()
-        stage = self._stages[0]
-        running = self._compilers.schedule(stage.function, args=(job.task,), timeout=stage.timeout_s)
+        running = self._stages[0].schedule(self._compilers, job.task)
         running.add_done_callback(lambda done: self._compiled(job, done))
 
     def _compiled(self, job: _Job, done: Future[Any]) -> None:
@@ -195,9 +211,7 @@ class LocalExecutor(Executor):
     def _start_measuring(self, job: _Job) -> None:
         self._count(measuring=1)
         job.began = time.perf_counter()
-        stage = self._stages[1]
-        arguments = (job.task, job.binary, self.abort_above_us)
-        running = self._measurers.schedule(stage.function, args=arguments, timeout=stage.timeout_s)
+        running = self._stages[1].schedule(self._measurers, job.task, job.binary, self.abort_above_us)
         running.add_done_callback(lambda done: self._measured(job, done))
 
     def _measured(self, job: _Job, done: Future[Any]) -> None:
@@ -237,15 +251,15 @@ def _answer(done: Future[Any], timeout_s: float) -> Any:
 def _death(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"worker killed by {signal.Signals(-exit_code).name}"
-    return f"worker exited with code {exit_code}"
+    fault = None if exit_code is None else describe_exit(exit_code)
+    return fault or f"worker exited with code {exit_code}"
 
 
 def call_once(stage: Stage, *arguments: Any) -> Any:
     """Run one call in a process of its own; its death is an outcome, `Crashed` or `TimedOut`."""
     pool = stage.pool()
     try:
-        running: Future[Any] = pool.schedule(stage.function, args=arguments, timeout=stage.timeout_s)
-        answer = _answer(running, stage.timeout_s)
+        answer = _answer(stage.schedule(pool, *arguments), stage.timeout_s)
         pool.close()
     except BaseException:
         pool.stop()

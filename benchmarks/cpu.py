@@ -1,0 +1,88 @@
+"""What tuning gains on this machine's CPU: best against default, median, NumPy and torch.
+
+    python benchmarks/cpu.py [--trials 50] [--db FILE] [--out FILE.json]
+
+Where all bounds are alike, as on a CPU, the search is a random sample of the valid configurations; the
+default's percentile and the median are taken from it. An aborted configuration counts as slower than all
+that were measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tunebench import tune
+from tunebench.db.store import open_store
+from tunebench.device import local_cpu
+from tunebench.kernels import variant
+from tunebench.outcome import Aborted, Measured
+from tunebench.tuning import Plan, Report
+from tunebench.workloads import parse
+
+WORKLOADS = (
+    "gemm:m=1024,n=1024,k=1024,dtype=f32",
+    "conv2d:n=8,c=64,h=56,w=56,k=64,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc",
+    "softmax:rows=4096,cols=1024,dtype=f32",
+    "gemm:m=512,n=3072,k=768,dtype=f32,epilogue=bias+gelu",
+    "layernorm:rows=4096,cols=1024,dtype=f32",
+)
+
+
+def sample(workload: str, db: Path) -> dict[str, float]:
+    """Return the time of each configuration the search tried; infinite for one that was aborted."""
+    times: dict[str, float] = {}
+    with open_store(db, read_only=True) as store:
+        for entry in store.history(workload, local_cpu().key):
+            outcome = entry.result.outcome
+            if entry.purpose == "search" and isinstance(outcome, Measured | Aborted):
+                key = str(entry.key.config)
+                times[key] = outcome.median_us if isinstance(outcome, Measured) else float("inf")
+    return times
+
+
+def figures(report: Report, db: Path) -> dict[str, Any]:
+    """Return what one row of the table says."""
+    assert report.variant is not None, report
+    assert report.median_us is not None, report
+    times = sample(report.workload, db)
+    default = str(variant(report.variant).default(parse(report.workload), local_cpu()))
+    faster = sum(us < times[default] for us in times.values())
+    ordered = sorted(times.values())
+    libraries = {b.name: b.median_us / report.median_us for b in report.baselines}
+    return {
+        "workload": report.workload,
+        "config": str(report.config),
+        "best_us": report.median_us,
+        "ci_us": report.ci_us,
+        "default_us": report.default_us,
+        "speedup_over_default": report.default_us / report.median_us if report.default_us else None,
+        "default_percentile": 100 * faster / len(times),
+        "speedup_over_median": ordered[len(ordered) // 2] / report.median_us,
+        "speedup_over": libraries,
+        "trials": dict(report.trials),
+        "seconds": dict(report.seconds),
+    }
+
+
+def main() -> None:
+    """Tune each workload and print its row as it comes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--db", type=Path, default=Path(tempfile.mkdtemp()) / "cpu.db")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    rows = []
+    for workload in WORKLOADS:
+        report = tune(workload, device="cpu", db=given.db, plan=Plan(trials=given.trials))
+        rows.append(figures(report, given.db))
+        print(json.dumps(rows[-1]), flush=True)
+        if given.out is not None:
+            given.out.write_text(json.dumps({"device": local_cpu().key, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

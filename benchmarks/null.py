@@ -1,0 +1,66 @@
+"""A variant that does nothing, and stages that take exactly as long as they are told; for `overhead.py`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tunebench.compile.binary import Binary
+from tunebench.device import Device
+from tunebench.outcome import Effort, Measured, Result, Verification
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.task import Task
+from tunebench.variant import Costs, Variant
+from tunebench.workloads.operators.softmax import Softmax
+
+
+class Null(Variant[Softmax]):
+    """Ten thousand configurations that do nothing."""
+
+    name = "null"
+    operator = Softmax
+    language = "numba-cpu"
+    space = Space(
+        (Parameter("a", tuple(range(100)), "nothing"), Parameter("b", tuple(range(100)), "nothing"))
+    )
+
+    def default(self, workload: Softmax, device: Device) -> Config:
+        """Return the first configuration."""
+        return Config({"a": 0, "b": 0})
+
+    def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
+        """Return no work at all."""
+        return Costs(blocks=1, full_blocks=0, threads=1)
+
+    def revision(self, workload: Softmax, config: Config) -> str:
+        """Return a constant."""
+        return "null"
+
+
+VARIANT = Null()
+_delay_s = 0.0
+
+
+def start(delay_s: float) -> None:
+    """Set how long each call takes."""
+    global _delay_s
+    _delay_s = delay_s
+
+
+def compile_task(_task: Task) -> Binary:
+    """Compile nothing."""
+    time.sleep(_delay_s)
+    return Binary(key="null", language="numba-cpu", target="", payload=b"")
+
+
+def measure_task(_task: Task, _binary: Binary, _abort_above_us: float | None) -> Result:
+    """Measure nothing; ten samples, as a real run has."""
+    time.sleep(_delay_s)
+    outcome: Any = Measured(
+        median_us=1.0,
+        ci_us=(1.0, 1.0),
+        samples_us=(1.0,) * 10,
+        cache="cold",
+        verification=Verification(how="reference", detail="", worst=0.0),
+    )
+    return Result(outcome=outcome, effort=Effort(measure_s=_delay_s))

@@ -1,0 +1,49 @@
+"""What the README, the documentation and the continuous integration say of the sessions is true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from distribution import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def sessions() -> set[str]:
+    command = [sys.executable, "-m", "nox", "--list", "-f", str(ROOT / "noxfile.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(re.findall(r"^[*-] (\S+) -> ", done.stdout, re.MULTILINE))
+
+
+def test_every_session_that_is_spoken_of_exists() -> None:
+    there = sessions()
+    pages = [README, CI, *(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))]
+    spoken_of = {name for page in pages for name in re.findall(r"nox -s ([\w-]+)", page)}
+    assert {"tests", "tune", "lint"} <= spoken_of
+    assert spoken_of <= there
+
+
+def test_the_development_page_lists_every_session() -> None:
+    page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
+    there = sessions()
+    assert {name for name in there if not name.startswith("gpu-")} <= listed
+    assert any(name.startswith("gpu-") for name in listed & there)
+
+
+def test_continuous_integration_runs_the_readmes_test_command() -> None:
+    (command,) = re.findall(r"^\$ (.* nox -s tests)$", README, re.MULTILINE)
+    assert command in CI.splitlines()
+
+
+def test_there_is_a_gpu_session_for_every_architecture_with_bf16() -> None:
+    """Earlier architectures are described for bounds and forecasts alone."""
+    from tunebench import device
+
+    found = [
+        name for name in device.architectures() if device.representative(name).compute_capability >= (8, 0)
+    ]
+    assert {f"gpu-{name}" for name in found} == {name for name in sessions() if name.startswith("gpu-")}

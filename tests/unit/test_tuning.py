@@ -1,0 +1,161 @@
+"""The whole pipeline on the CPU: every class of outcome is stored, the search ends, what is known stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tunebench import lookup, tune
+from tunebench.db.store import open_store
+from tunebench.errors import DatabaseError, InputError, UnknownName
+from tunebench.measure.timing import Protocol
+from tunebench.tuning import Plan, Progress, Report
+
+FAULTY = str(Path(__file__).parents[1] / "data" / "faulty_variant.py")
+WORKLOAD = "softmax:rows=33,cols=65,dtype=f32"
+QUICK = Protocol(min_samples=3, max_samples=5, max_s=0.05, abort_factor=1e6)
+
+
+def plan(**changes: object) -> Plan:
+    given = {"trials": 50, "protocol": QUICK, "baselines": False, "finalists": 1, "workers": 2, **changes}
+    return Plan(**given)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tuning") / "records.db"
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[Progress]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def report(database: Path, seen: list[Progress], tmp_path_factory: pytest.TempPathFactory) -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        faulty = plan(variant_files=(FAULTY,), timeout_s=8.0)
+        return tune(WORKLOAD, device="cpu", db=database, plan=faulty, watcher=seen.append)
+
+
+def test_every_failure_is_of_its_class_and_the_search_ends(report: Report) -> None:
+    assert report.trials == {
+        "measured": 2,
+        "crashed": 2,
+        "timed_out": 2,
+        "wrong_result": 2,
+        "compile_failed": 2,
+    }
+    assert report.config is not None
+    assert report.config["fault"] == "none"
+    assert report.gap is not None
+    assert report.gap > 1
+
+
+def test_every_failure_is_stored_with_its_reason(report: Report, database: Path) -> None:
+    with open_store(database) as store:
+        entries = store.history(WORKLOAD)
+    reasons = {e.result.outcome.kind: getattr(e.result.outcome, "reason", "") for e in entries}
+    assert "SIGABRT" in reasons["crashed"]
+    assert "within 8 s" in reasons["timed_out"]
+    assert "y[0,0]" in reasons["wrong_result"]
+    assert "no_such_method" in reasons["compile_failed"]
+    measured = next(e for e in entries if e.result.outcome.kind == "measured")
+    assert measured.result.outcome.samples_us
+    assert measured.result.conditions["numba"]
+    assert measured.result.effort.compile_s > 0
+
+
+def test_progress_counts_up_to_the_end(report: Report, seen: list[Progress]) -> None:
+    search = [p for p in seen if p.phase == "search"]
+    assert [p.done for p in search] == sorted(p.done for p in search)
+    assert sum(search[-1].outcomes.values()) == 10
+
+
+def test_what_is_known_costs_nothing_and_is_served(report: Report, database: Path) -> None:
+    again = tune(WORKLOAD, device="cpu", db=database, plan=plan(variant_files=(FAULTY,), timeout_s=8.0))
+    assert again.trials == {}
+    assert again.cached == 10
+    answer = lookup("softmax", rows=33, cols=65, dtype="f32", device="cpu", db=database)
+    assert answer.variant == "softmax/faulty"
+    assert answer.how == "measured here"
+
+
+def test_a_shipped_variant_is_tuned_and_looked_up(tmp_path: Path) -> None:
+    report = tune(WORKLOAD, device="cpu", db=tmp_path / "a.db", plan=plan(trials=3, sampler="random"))
+    assert sum(report.trials.values()) == 3
+    answer = lookup("softmax", rows=33, cols=65, dtype="f32", device="cpu", db=tmp_path / "a.db")
+    assert answer.config == report.config
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"trials": 0}, InputError),
+        ({"sampler": "grid"}, UnknownName),
+        ({"variants": ("no_such",)}, UnknownName),
+        ({"variant_files": ("/no/such/file.py",)}, InputError),
+        ({"variants": ("cuda_block",)}, InputError),
+    ],
+)
+def test_a_plan_that_cannot_be_used_is_refused(
+    changes: dict[str, object], error: type, tmp_path: Path
+) -> None:
+    with pytest.raises(error):
+        tune(WORKLOAD, device="cpu", db=tmp_path / "a.db", plan=plan(**changes))
+    assert not (tmp_path / "a.db").exists()
+
+
+COMMAND = (
+    *(sys.executable, "-m", "tunebench", "tune", "--workload", WORKLOAD, "--device", "cpu"),
+    *("--variant-file", FAULTY.replace("faulty", "slow"), "--trials", "12", "--finalists", "1"),
+    *("--no-baselines", "--json", "--workers", "2", "--db"),
+)
+
+
+def trials(database: Path) -> Counter[str]:
+    """Return how often each configuration was measured by a search."""
+    try:
+        store = open_store(database, read_only=True)
+    except DatabaseError:  # not made yet
+        return Counter()
+    with store:
+        return Counter(str(e.key.config) for e in store.history(WORKLOAD) if e.purpose == "search")
+
+
+def interrupt(database: Path, after: int, number: int) -> subprocess.CompletedProcess[str]:
+    """Start a run, and send it a signal once `after` trials are stored."""
+    process = subprocess.Popen(
+        [*COMMAND, str(database)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < end and sum(trials(database).values()) < after:
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(COMMAND, process.returncode, out, err)
+
+
+def test_killed_twice_interrupted_once_and_nothing_is_lost_or_measured_twice(tmp_path: Path) -> None:
+    database = tmp_path / "killed.db"
+    before: Counter[str] = Counter()
+    for after, number in ((2, signal.SIGKILL), (5, signal.SIGKILL), (8, signal.SIGINT)):
+        ended = interrupt(database, after, number)
+        assert ended.returncode == (130 if number == signal.SIGINT else -number), ended.stderr
+        found = trials(database)
+        assert found >= before
+        assert sum(found.values()) >= after
+        before = found
+    last = subprocess.run([*COMMAND, str(database)], capture_output=True, text=True, timeout=120)
+    assert last.returncode == 0, last.stderr
+    assert trials(database) >= before
+    assert set(trials(database).values()) == {1}
+    assert sum(trials(database).values()) == 12

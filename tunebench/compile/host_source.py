@@ -1,0 +1,84 @@
+"""CUDA C++ to host C++: the declarations of shared memory, which no macro can turn into what emulation needs.
+
+Such memory must be one for all threads, filled with a poison before every block and guarded at both ends, also
+where a template declares it. A static variable is none of it, so every declaration becomes a reference to memory
+of the emulator. Lines keep their numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from tunebench.errors import TunebenchError
+
+__all__ = ["NotEmulated", "as_host_cxx"]
+
+_ALIGNMENT = r"(?:__align__|alignas)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)"
+_QUALIFIERS = rf"(?:(?:extern|static|volatile|const|{_ALIGNMENT})\s*)*"
+_DECLARATION = re.compile(rf"({_QUALIFIERS})\b__shared__\b([^;]*);")
+_OPENING, _CLOSING = "([{<", ")]}>"
+
+
+class NotEmulated(TunebenchError):
+    """Nothing can be said about a kernel: its source, or this machine, is beyond the emulator."""
+
+
+def as_host_cxx(source: str) -> str:
+    """Rewrite the declarations of shared memory in `source`; comments become blanks.
+
+    `__shared__ T a[2], b;` becomes a struct of these members, and a reference to each of them in the memory that
+    the emulator keeps for the struct. `extern __shared__ T c[];` becomes a reference to the address of the
+    block's dynamic shared memory, which all such arrays share.
+
+    Raises:
+        NotEmulated: naming a declaration of another form.
+    """
+    numbers = itertools.count()
+    return _DECLARATION.sub(lambda match: _rewritten(match, numbers), _without_comments(source))
+
+
+def _without_comments(source: str) -> str:
+    pattern = r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')'
+    return re.sub(pattern, lambda m: m[1] or " " + "\n" * m[0].count("\n"), source, flags=re.DOTALL)
+
+
+def _rewritten(match: re.Match[str], numbers: Iterator[int]) -> str:
+    qualifiers, declaration = match[1], match[2]
+    words = " ".join((re.sub(r"\b(?:extern|static)\b", "", qualifiers) + declaration).split())
+    if "extern" in qualifiers:
+        text = _dynamic(words)
+    else:
+        names = [_name(declarator) for declarator in _split(words)]
+        struct = f"tunebench_shared_{next(numbers)}"
+        members = "".join(f" auto& {name} = emulated::static_shared<{struct}>().{name};" for name in names)
+        text = f"struct {struct} {{ {words}; }};{members}"
+    return text + "\n" * match[0].count("\n")
+
+
+def _dynamic(words: str) -> str:
+    found = re.fullmatch(rf"(?:{_ALIGNMENT}\s*)*(.+?)\s*\b(\w+)\s*\[\s*\]", words)
+    if found is None:
+        raise NotEmulated(f"`extern __shared__ {words};` must be of the form T name[]")
+    return f"{found[1]}*& {found[2]} = reinterpret_cast<{found[1]}*&>(emulated::dynamic_shared);"
+
+
+def _split(words: str) -> list[str]:
+    """Split a declaration at its commas, but for those within brackets of any kind."""
+    parts, depth = [""], 0
+    for character in words:
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _name(declarator: str) -> str:
+    """Return the name that a declarator such as `float tile[2][N + 1]` declares."""
+    found = re.fullmatch(r"(?:.*\W)?([A-Za-z_]\w*)\s*(?:\[.*\])?\s*", declarator)
+    if found is None:
+        raise NotEmulated(f"`__shared__ {declarator}` must be of the form T name or T name[N]")
+    return found[1]
