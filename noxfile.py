@@ -79,6 +79,8 @@ def bench(session: nox.Session) -> None:
 
 def _add_gpu_session(architecture: str, products: str) -> None:
     def accept(session: nox.Session) -> None:
+        if not _has_driver():
+            session.error(f"needs a GPU of {architecture} ({products}); this machine has no NVIDIA driver")
         session.install(".[cuda,dev]")
         listed = session.run("tunebench", "devices", "--json", silent=True)
         here = {device["architecture"] for device in json.loads(str(listed)) if device["known"] == "here"}

@@ -29,7 +29,7 @@ from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import run_table as _run
 from tunebench.db.reader import trial_table as _trial
 from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey, columns_of
-from tunebench.errors import ConfigError, InputError
+from tunebench.errors import ConfigError, DatabaseError, InputError
 from tunebench.outcome import Result
 from tunebench.space import Config
 
@@ -55,7 +55,10 @@ def open_store(db: str | Path | None = None, *, read_only: bool = False) -> Stor
         SchemaError: if its schema is older or newer than this version's.
         MissingDependency: if the driver of a server is not installed.
     """
-    return Store(locate(db), read_only=read_only)
+    location = locate(db)
+    if read_only and location.path is not None and not location.path.exists():
+        raise DatabaseError(f"database {location} does not exist: nothing has been tuned into it yet")
+    return Store(location, read_only=read_only)
 
 
 class Store(Reader):

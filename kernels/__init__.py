@@ -108,8 +108,9 @@ def load_file(path: str | Path) -> Variant[Any]:
         try:
             spec.loader.exec_module(module)
             register_operator(module)
-            if getattr(module, "VARIANT", None) and module.VARIANT.key in _known():
-                raise InputError(f"variant {module.VARIANT.key!r} exists already; choose another name")
+            given = getattr(module, "VARIANT", None)
+            if isinstance(given, Variant) and given.key in _known(given.operator.operator):
+                raise InputError(f"variant {given.key!r} exists already; choose another name")
             _add(_loaded, module)
             _files.append(str(file))
         except Exception as error:  # a user's file may raise anything; the reason is kept

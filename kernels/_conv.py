@@ -113,7 +113,7 @@ def product(workload: Conv2d) -> Product:
 
 
 def _residues(workload: Conv2d, image: int, taps: int) -> Counter[tuple[int, int]]:
-    """Count the remainders of the stride, along an axis of dx, by their pixels and the taps that reach them."""
+    """Count the remainders of the stride along an axis of dx, by pixels and by taps that reach them."""
     stride = workload.stride
     reaching = Counter((tap * workload.dilation - workload.pad) % stride for tap in range(taps))
     pixels, longer = divmod(image, stride)  # the first `longer` remainders have one pixel more

@@ -18,7 +18,7 @@ from tunebench.device import Device
 from tunebench.space import Config, Constraint, Parameter
 from tunebench.variant import ceil_div
 
-__all__ = ["PARAMETERS", "Blocking", "Operand", "constraints", "expert", "inlined", "walker"]
+__all__ = ["PARAMETERS", "Blocking", "Operand", "constraints", "expert", "inlined", "jitted", "walker"]
 
 LANES = 16
 """Elements of a vector in the micro-kernel; LLVM splits it where registers are shorter."""
@@ -77,7 +77,7 @@ class Operand:
     along: Literal["depth", "free"]
 
 
-def _jitted(fastmath: frozenset[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def jitted(fastmath: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the decorator for functions that only jitted code calls: without entries for Python and C.
 
     Each entry costs as much compile time as a small function.
@@ -170,7 +170,7 @@ def walker(
     mc, nc, depth = blocking.mc, blocking.nc, blocking.depth
     tile = _tile(blocking, a, b, write, fastmath)
 
-    @_jitted(fastmath)
+    @jitted(fastmath)
     def walk(operands: Any, sizes: Any, worker: int, workers: int) -> None:
         a_panels = np.empty(mc * depth, np.float32)
         b_panels = np.empty(nc * depth, np.float32)
@@ -191,7 +191,7 @@ def walker(
 def _tile(
     blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None], fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return the jitted function that computes and stores one tile."""
+    """Return the inlined function that computes and stores one tile."""
     import numpy as np
 
     mr, nr, nc, depth = blocking.mr, blocking.nr, blocking.nc, blocking.depth
@@ -201,7 +201,7 @@ def _tile(
     micro_kernel = _micro_kernel(blocking, a_strides)
     zero = np.float32(0)
 
-    @_jitted(fastmath)
+    @inlined
     def tile(
         operands: Any,
         z: int,
@@ -247,7 +247,7 @@ def _pack(
     line = operand.line(along if by_depth else across)
     depth, unroll, zero = blocking.depth, blocking.unroll, np.float32(0)
 
-    @_jitted(fastmath)
+    @jitted(fastmath)
     def pack(operands: Any, z: int, first: int, extent: int, start: int, terms: int, panels: Any) -> int:
         padded = (terms + unroll - 1) // unroll * unroll
         for strip in range((extent + width - 1) // width):

@@ -1,9 +1,9 @@
 """conv2d in CUDA C++ as an implicit GEMM on the f32 units: every direction, type, layout, stride and group.
 
 The convolution is a product of matrices whose left operand is gathered from images on its way to shared
-memory (`_conv_geometry.cuh`), where tiles are f32. A block holds `bm` x `bn` sums in registers, a thread `tm` x
-`tn` of them, and reads the next step along K from global memory while it multiplies this one. What a strided
-gradient would multiply with zeros is left out: pixels are taken by residue class of the stride.
+memory (`_conv_geometry.cuh`), where tiles are f32. A block holds `bm` x `bn` sums in registers, a thread
+`tm` x `tn` of them, and reads the next step along K from global memory while it multiplies this one. What a
+strided gradient would multiply with zeros is left out: pixels are taken by residue class of the stride.
 
 `split` cuts K into parts that a second kernel sums in a fixed order, so that results repeat bit by bit; the
 epilogue is part of whichever kernel writes the result. Loads are as wide as alignment allows, one element
@@ -35,6 +35,7 @@ from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_GRID_X = 2**31 - 1
 MAX_SCRATCH_BYTES = 2**30
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RUN = 4
 """Neighbours that a thread reads from shared memory, and stores, by one access of 16 bytes of f32."""
 OTHER_REGISTERS, SPARE_REGISTERS = 20, 45
@@ -158,7 +159,7 @@ SPACE = Space(
         Parameter("walk", ("by_tap", "flat"), "K tap by tap, or taps and channels as one index"),
         Parameter("vec", (1, 2, 4, 8), "elements an access to A or B moves, where alignment allows"),
         Parameter("stages", (1, 2), "2: a second buffer saves one of two barriers a step"),
-        Parameter("split", (1, 2, 4, 8, 16, 32, 64, 128, 256), "parts of K, which a second kernel sums"),
+        Parameter("split", SPLITS, "parts of K, which a second kernel sums"),
         Parameter("raster", ("columns", "rows"), "which tiles run one after the other"),
         Parameter("min_blocks", (1, 2, 4), "blocks an SM must be able to hold: limits registers"),
     ),
@@ -331,8 +332,7 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
 
     def default(self, workload: Conv2d, device: Device) -> Config:
         """Return the usual tile and parts of K that are estimated best, with the widest loads that fit."""
-        splits = [value for value in range(1, 257) if value & (value - 1) == 0]
-        choices = itertools.product(USUAL, splits)
+        choices = itertools.product(USUAL, SPLITS)
         for tile, split in sorted(choices, key=lambda choice: _estimate(workload, device, *choice)):
             for vec, min_blocks in itertools.product((8, 4, 2, 1), (2, 1)):
                 others = {"split": split, "vec": vec, "min_blocks": min_blocks}

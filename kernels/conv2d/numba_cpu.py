@@ -17,7 +17,7 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._numba_cpu import load, store
-from tunebench.kernels._numba_product import PARAMETERS, Operand, constraints, expert, inlined, walker
+from tunebench.kernels._numba_product import PARAMETERS, Operand, constraints, expert, inlined, jitted, walker
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -146,7 +146,7 @@ def _plan(workload: Conv2d) -> Callable[..., Any]:
 
     dgrad = workload.direction == "dgrad"
 
-    @numba.njit  # type: ignore[untyped-decorator]
+    @jitted()
     def plan(r: int, s: int, height: int, width: int, stride: int, pad: int, dilation: int) -> Any:
         residues = stride if dgrad else 1
         taps = np.empty((residues * residues, r * s, 3), np.int64)
@@ -167,7 +167,7 @@ def _plan(workload: Conv2d) -> Callable[..., Any]:
             grids[kind, 2] = max(0, (width - left + residues - 1) // residues)
         return taps, grids
 
-    return plan  # type: ignore[no-any-return]
+    return plan
 
 
 def _operands(workload: Conv2d) -> tuple[Operand, Operand]:

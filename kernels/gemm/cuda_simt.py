@@ -160,12 +160,12 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
   const In* const corner_b = tile_corner<C::B_K_CONTIGUOUS>(b + tile.batch * (i64(k) * n), column, pitch_b);
   TileA of_a(corner_a, pitch_a, m - row);
   TileB of_b(corner_b, pitch_b, n - column);
-
   const Target<Out> target = {c + tile.batch * (i64(m) * n) + i64(row) * n + column, n, m - row, n - column};
+
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   constexpr int STAGE = TileA::FLOATS + TileB::FLOATS;
   float sums[C::TM][C::TN] = {};
-  const int part = (k - 1) % C::BK + 1;
+  const int part = (k - 1) % C::BK + 1;  // the step that may be short comes first: later ones need no test of k
   of_a.load_part(part);
   of_b.load_part(part);
   of_a.store(shared);
@@ -175,6 +175,8 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
   int stage = 0;  // where the tile that is multiplied begins, in floats
 #pragma unroll 1
   for (int k_left = k - part; k_left >= 0; k_left -= C::BK) {
+    // The next tile is under way while this one is multiplied. After the last one it is zeros that nobody reads:
+    // a branch around them would cost registers.
     of_a.load(k_left > 0);
     of_b.load(k_left > 0);
     const float* const here = shared + stage;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tunebench.device import Device
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, NumbaCudaVariant, Scalar
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
 
@@ -76,3 +76,48 @@ class ToyVariant(CudaVariant[Toy]):
                 smem_bytes=self._smem_bytes,
             ),
         )
+
+
+class NumbaToy(NumbaCudaVariant[Toy]):
+    """y = factor x through shared memory, in Numba-CUDA.
+
+    Args:
+        fault: ``"unknown name"`` or ``"out of bounds"``, or nothing.
+        block: Threads of its one block.
+    """
+
+    name = "numba_toy"
+    operator = Toy
+    space = Space((Parameter("unused", (0,), "nothing"),))
+
+    def __init__(self, fault: str = "", *, block: int = 64) -> None:
+        self._fault, self._block = fault, block
+
+    def default(self, workload: Toy, device: Device) -> Config:
+        return Config({"unused": 0})
+
+    def costs(self, workload: Toy, table: Table, device: Device) -> Costs:
+        return Costs(blocks=1, full_blocks=1, threads=self._block)
+
+    def kernel(self, workload: Toy, config: Config) -> Callable[..., None]:
+        from numba import cuda, float32
+
+        block, past = self._block, 1000 if self._fault == "out of bounds" else 0
+
+        def unknown(x: Any, y: Any, factor: Any, n: Any) -> None:
+            y[0] = no_such_name  # type: ignore[name-defined]  # noqa: F821 - on purpose
+
+        def toy(x: Any, y: Any, factor: Any, n: Any) -> None:
+            shared = cuda.shared.array(block, float32)
+            t = cuda.threadIdx.x
+            if t < n:
+                shared[t] = x[t + past]
+            cuda.syncthreads()
+            if t < n:
+                y[n - 1 - t] = shared[n - 1 - t] * factor
+
+        return unknown if self._fault == "unknown name" else toy
+
+    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
+        arguments: tuple[Argument, ...] = ("x", "y", "factor", Scalar("int", workload.n))
+        return (Launch(grid=(1, 1, 1), block=(self._block, 1, 1), arguments=arguments),)

@@ -54,12 +54,12 @@ def run(
 
 X = np.arange(1, 65, dtype=np.float32)
 
-# -- kernels that are right ---------------------------------------------------------------------------------
+# -- kernels that are right ----------------------------------------------------------------------------------
 
 RIGHT = {
     "plain": "y[t] = x[t] * factor;",
     "static shared": "__shared__ float s[64]; s[t] = x[t]; __syncthreads(); y[63 - t] = s[63 - t] * factor;",
-    "aligned shared": "__shared__ alignas(16) float s[64]; s[t] = x[t] * factor; __syncthreads(); y[t] = s[t];",
+    "aligned shared": "__shared__ alignas(16) float s[64]; s[t] = x[t]; __syncthreads(); y[t] = 2 * s[t];",
     "dynamic shared": """
         extern __shared__ __align__(16) unsigned char bytes[];
         float* s = reinterpret_cast<float*>(bytes);
@@ -110,11 +110,11 @@ def test_right_kernels_pass_in_every_order(name: str, sanitize: bool) -> None:
         np.testing.assert_array_equal(y, 2 * X, err_msg=order)
 
 
-# -- kernels whose values come out wrong in some order ----------------------------------------------------------
+# -- kernels whose values come out wrong in some order -------------------------------------------------------
 
 RACES = {
-    "no barrier, read from a later thread": "__shared__ float s[64]; s[t] = x[t]; y[t] = s[t < 63 ? t + 1 : t];",
-    "no barrier, read from an earlier thread": "__shared__ float s[64]; s[t] = x[t]; y[t] = s[t > 0 ? t - 1 : t];",
+    "no barrier before a later thread": "__shared__ float s[64]; s[t] = x[t]; y[t] = s[(t + 1) % 64];",
+    "no barrier after an earlier thread": "__shared__ float s[64]; s[t] = x[t]; y[t] = s[(t + 63) % 64];",
     "no second barrier": """
         __shared__ float s[64];
         s[t] = x[t];
@@ -122,9 +122,9 @@ RACES = {
         const float mine = s[t ^ 32];
         s[t] = 0.0f;
         y[t] = mine;""",
-    "between blocks of shared memory": "__shared__ float s[65]; s[t] = x[t]; __syncthreads(); y[t] = s[t + 1];",
-    "behind a maximum": "__shared__ float s[65]; s[t] = x[t]; __syncthreads(); y[t] = fmaxf(s[t], s[t + 1]);",
-    "behind a minimum": "__shared__ float s[65]; s[t] = -x[t]; __syncthreads(); y[t] = fminf(s[t], s[t + 1]);",
+    "beyond what was written": "__shared__ float s[65]; s[t] = x[t]; __syncthreads(); y[t] = s[t + 1];",
+    "in a maximum": "__shared__ float s[99]; s[t] = x[t]; __syncthreads(); y[t] = fmaxf(s[t], s[t + 1]);",
+    "in a minimum": "__shared__ float s[99]; s[t] = -x[t]; __syncthreads(); y[t] = fminf(s[t], s[t + 1]);",
     "dynamic shared never written": "extern __shared__ float s[]; y[t] = s[t];",
     "local never written": "float a[4]; a[n >> 8] = 1.0f; y[t] = a[(n >> 7) + 1];",
     "output never written": "if (t != 7) y[t] = x[t];",
@@ -162,52 +162,64 @@ def test_the_random_order_repeats_with_its_seed_and_varies_without() -> None:
     assert not np.array_equal(first, other)
 
 
-# -- kernels that are reported -------------------------------------------------------------------------------------
+# -- kernels that are reported -------------------------------------------------------------------------------
 
-REPORTED = {
-    "if (t < 32)\n __syncthreads();\n else\n __syncthreads();": "diverged",
-    "if (t < 16)\n __syncthreads();\n else\n __syncwarp();": "deadlock",
-    "if (t < 16)\n y[t] = __shfl_xor_sync(~0u, x[t], 1);\n else\n y[t] = __shfl_xor_sync(~0u, x[t], 2);": "deadlock",
-    "y[t] = __shfl_sync(1u, x[t], 0);": "leaves out the lane",
-    "if (t % 32 == 5) return; u32 d[4]; __shared__ alignas(16) u8 s[512]; ldmatrix_x4(d, s + t % 32 * 16);": "all 32 lanes",
-    "u32 d[4]; ldmatrix_x4(d, x + 4 * (t % 8));": "not within shared memory",
-    "u32 d[4]; __shared__ alignas(16) u8 s[600]; ldmatrix_x4(d, s + 8 + t % 32 * 16);": "no multiple of 16 bytes",
-    "extern __shared__ float s[]; cp_async_ca<4>(s + 64 + t, x + t);": "not within shared memory",
-    "store_vec(y + 1 + t / 2, load_vec<4>(x));": "no multiple of 16 bytes",
-    "y[n + 3 * (t == 0)] = 1.0f;": "beyond the end of y",
-    "y[-1] = 1.0f;": "before the start of y",
-    "extern __shared__ float s[]; s[t + 1] = 1.0f;": "beyond the end of dynamic shared memory",
-    "const_cast<float*>(x)[t] = 0.0f;": "changed its input x",
-    "__trap();": "__trap",
-    "assert(t < 3);": "t < 3",
-    "volatile float big[1 << 20]; big[n] = 1.0f; y[t] = big[n];": "SIGSEGV",
-}
+REPORTED = [
+    ("diverged", "if (t < 32)\n __syncthreads();\n else\n __syncthreads();"),
+    ("deadlock", "if (t < 16)\n __syncthreads();\n else\n __syncwarp();"),
+    (
+        "deadlock",
+        "if (t < 16)\n y[t] = __shfl_xor_sync(~0u, x[t], 1);\n else\n y[t] = __shfl_xor_sync(~0u, x[t], 2);",
+    ),
+    ("leaves out the lane", "y[t] = __shfl_sync(1u, x[t], 0);"),
+    (
+        "all 32 lanes",
+        "if (t == 5) return; u32 d[4]; __shared__ alignas(16) u8 s[512]; ldmatrix_x4(d, s + t % 32 * 16);",
+    ),
+    ("not within shared memory", "u32 d[4]; ldmatrix_x4(d, x + 4 * (t % 8));"),
+    (
+        "no multiple of 16 bytes",
+        "u32 d[4]; __shared__ alignas(16) u8 s[600]; ldmatrix_x4(d, s + 8 + t % 32 * 16);",
+    ),
+    ("not within shared memory", "extern __shared__ float s[]; cp_async_ca<4>(s + 64 + t, x + t);"),
+    ("no multiple of 16 bytes", "store_vec(y + 1 + t / 2, load_vec<4>(x));"),
+    ("beyond the end of y", "y[n + 3 * (t == 0)] = 1.0f;"),
+    ("before the start of y", "y[-1] = 1.0f;"),
+    ("beyond the end of dynamic shared memory", "extern __shared__ float s[]; s[t + 1] = 1.0f;"),
+    ("changed its input x", "const_cast<float*>(x)[t] = 0.0f;"),
+    ("__trap", "__trap();"),
+    ("t < 3", "assert(t < 3);"),
+    ("SIGSEGV", "volatile float big[1 << 20]; big[n] = 1.0f; y[t] = big[n];"),
+]
 
 
 @needs_compiler
-@pytest.mark.parametrize("body", REPORTED)
-def test_what_a_gpu_would_hide_is_reported(body: str) -> None:
+@pytest.mark.parametrize(("reason", "body"), REPORTED)
+def test_what_a_gpu_would_hide_is_reported(reason: str, body: str) -> None:
     for order in ORDERS:
-        with pytest.raises(EmulationFailed, match=REPORTED[body]) as caught:
+        with pytest.raises(EmulationFailed, match=reason) as caught:
             run(body, X, order=order, helpers=True, smem_bytes=256)
         assert not caught.value.timed_out
 
 
-SANITIZED = {
-    "y[t] = x[t] + 0.0f * x[t + 1];": "heap-buffer-overflow, READ of size 4",
-    "y[t] = x[t] + 0.0f * x[t - 1];": "heap-buffer-overflow, READ of size 4",
-    "extern __shared__ float s[]; y[t] = x[t]; if (t == 63) y[t] += 0.0f * s[64];": "heap-buffer-overflow, READ",
-    "__shared__ float s[64]; float* p = s; p[t + 1] = x[t]; y[t] = 0.0f;": "heap-buffer-overflow, WRITE",
-    "float a[4] = {1, 2, 3, 4}; y[t] = a[n / 16];": "index 4 out of bounds",
-    "*(float4*)(y + 1) = *(const float4*)x;": "misaligned",
-    "__shared__ float s[64]; *(float4*)s = *(const float4*)x; y[t] = 0.0f;": "misaligned",
-}
+SANITIZED = [
+    ("heap-buffer-overflow, READ of size 4", "y[t] = x[t] + 0.0f * x[t + 1];"),
+    ("heap-buffer-overflow, READ of size 4", "y[t] = x[t] + 0.0f * x[t - 1];"),
+    (
+        "heap-buffer-overflow, READ",
+        "extern __shared__ float s[]; y[t] = x[t]; if (t == 63) y[t] += 0.0f * s[64];",
+    ),
+    ("heap-buffer-overflow, WRITE", "__shared__ float s[64]; float* p = s; p[t + 1] = x[t]; y[t] = 0.0f;"),
+    ("index 4 out of bounds", "float a[4] = {1, 2, 3, 4}; y[t] = a[n / 16];"),
+    ("misaligned", "*(float4*)(y + 1) = *(const float4*)x;"),
+    ("misaligned", "__shared__ float s[64]; *(float4*)s = *(const float4*)x; y[t] = 0.0f;"),
+]
 
 
 @needs_compiler
-@pytest.mark.parametrize("body", SANITIZED)
-def test_the_sanitizer_finds_every_access_out_of_bounds(body: str) -> None:
-    with pytest.raises(EmulationFailed, match=SANITIZED[body]) as caught:
+@pytest.mark.parametrize(("reason", "body"), SANITIZED)
+def test_the_sanitizer_finds_every_access_out_of_bounds(reason: str, body: str) -> None:
+    with pytest.raises(EmulationFailed, match=reason) as caught:
         run(body, X, sanitize=True, smem_bytes=256)
     assert f"line 3 `{body}`" in caught.value.reason
 
@@ -261,7 +273,7 @@ def test_arguments_must_fit_the_kernel_s_parameters(parameters: str, reason: str
         emulate(variant, Toy(n=64), CONFIG, {"x": X, "factor": np.float32(2)})
 
 
-# -- built-in functions and helpers compute what they should --------------------------------------------------------
+# -- built-in functions and helpers compute what they should -------------------------------------------------
 
 
 @needs_compiler
@@ -418,7 +430,7 @@ def test_epilogues() -> None:
     np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-6)
 
 
-# -- building --------------------------------------------------------------------------------------------------
+# -- building ------------------------------------------------------------------------------------------------
 
 
 @needs_compiler
@@ -433,7 +445,7 @@ def test_an_executable_is_built_once_whatever_the_comments(monkeypatch: pytest.M
 
 @needs_compiler
 def test_a_source_beyond_the_shim_is_no_failure_of_the_kernel() -> None:
-    with pytest.raises(NotEmulated, match="kernel:3:.*cooperative_groups"):
+    with pytest.raises(NotEmulated, match=r"kernel:3:.*cooperative_groups"):
         run("cooperative_groups::this_grid().sync();", X)
 
 

@@ -60,6 +60,7 @@ def command(
     """
     from tunebench.measure.timing import Protocol
     from tunebench.tuning import Plan, tune
+    from tunebench.workloads import parse
 
     target = _target(device, arch)
     plan = Plan(
@@ -75,11 +76,12 @@ def command(
         finalists=finalists,
         baselines=baselines,
     )
+    problem = parse(workload) if not variant_file else workload
     if device is None and target.kind == "cpu":
         note = "no GPU here: tuning for the CPU; --device offline --arch sm_90 tunes for an absent one"
         console(stderr=True).print(note)
     with _progress(plan) as watcher:
-        report = tune(workload, device=target, db=db, plan=plan, watcher=watcher)
+        report = tune(problem, device=target, db=db, plan=plan, watcher=watcher)
     emit(as_json, report.to_json(), lambda to: _render(report, to))
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -6,8 +6,11 @@ compiling and measuring take turns, each turn as long as there is work for it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -16,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
@@ -54,7 +58,7 @@ class Stage:
         return ProcessPool(
             max_workers=self.workers,
             initializer=_begin,
-            initargs=(self.start, self.start_arguments),
+            initargs=(_lifeline()[0], self.start, self.start_arguments),
             context=context,
         )
 
@@ -74,12 +78,26 @@ def _call(function: Callable[..., Any], blob: bytes) -> Any:
     return function(*pickle.loads(blob))  # noqa: S301 - from our own parent process
 
 
-def _begin(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Prepare a worker: Ctrl-C is the driver's to handle, and killing the worker must leave nothing behind.
+@functools.cache
+def _lifeline() -> tuple[Connection, Connection]:
+    """Return a pipe that nobody writes to: workers hold one end, the other closes with this process."""
+    return multiprocessing.Pipe(duplex=False)
 
-    Numba makes a lock by the default start method when it is imported; only one made for `fork` has no
-    name in the system that somebody would have to clean up.
+
+def _leave_with(driver: Connection) -> None:
+    """End this process as soon as the driver is gone, however it went."""
+    with contextlib.suppress(EOFError, OSError):
+        driver.recv()
+    os._exit(1)
+
+
+def _begin(driver: Connection, start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Prepare a worker: it leaves with its driver, and killing it must leave nothing behind.
+
+    Ctrl-C is the driver's to handle. Numba makes a lock by the default start method when it is imported;
+    only one made for `fork` has no name in the system that somebody would have to clean up.
     """
+    threading.Thread(target=_leave_with, args=(driver,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)

@@ -1,0 +1,232 @@
+"""conv2d in Numba-CUDA: direct convolution, forward only.
+
+A block computes `pixels` output pixels of `filters * per_thread` filters of one group; a thread one pixel of
+`per_thread` filters, so that each element of the image it reads is used as often. Filters come through shared
+memory, one tap and `chunk` channels at a time; images through the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tunebench.device import Device
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, ceil_div
+from tunebench.workloads.operators.conv2d import Conv2d
+
+MAX_BLOCKS = 2**31 - 1
+
+SPACE = Space(
+    (
+        Parameter("pixels", (16, 32, 64, 128, 256), "output pixels of a block, one a thread"),
+        Parameter("filters", (1, 2, 4, 8, 16), "threads of a block that share a pixel"),
+        Parameter("per_thread", (1, 2, 4, 8), "filters a thread computes"),
+        Parameter("chunk", (4, 8, 16), "channels of a tap in shared memory together"),
+    ),
+    (
+        lambda pixels, filters: (pixels * filters >= 64) & (pixels * filters <= 256),
+        # Threads without a filter, and channels that do not exist, are of no use.
+        lambda filters, per_thread, workload: (
+            (filters * per_thread == 1) | (filters * per_thread < 2 * (workload.k // workload.groups))
+        ),
+        lambda chunk, workload: (chunk == 4) | (chunk < 2 * (workload.c // workload.groups)),
+    ),
+)
+
+
+def _tiles(workload: Conv2d, config: Any) -> tuple[Any, Any]:
+    """Return the tiles of pixels, and those of filters in all groups (numbers or columns)."""
+    pixels = workload.n * workload.p * workload.q
+    width = config["filters"] * config["per_thread"]
+    return ceil_div(pixels, config["pixels"]), workload.groups * ceil_div(
+        workload.k // workload.groups, width
+    )
+
+
+def _reached(image: int, output: int, taps: int, workload: Conv2d) -> int:
+    """Count, along one axis, the pairs of an output and a tap that meet inside the image."""
+    total = 0
+    for tap in range(taps):
+        offset = tap * workload.dilation - workload.pad
+        first = max(0, ceil_div(-offset, workload.stride))
+        last = min(output - 1, (image - 1 - offset) // workload.stride)
+        total += max(0, last - first + 1)
+    return total
+
+
+class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
+    """Serves fprop of every size in f32 and f16, epilogue fused; tf32 in full f32."""
+
+    name = "numba_cuda"
+    operator = Conv2d
+    space = SPACE
+
+    def limits(self, workload: Conv2d, device: Device) -> str | None:
+        """Refuse gradients, too large grids, and bf16: only a driver can link the functions that convert it."""
+        if workload.direction != "fprop":
+            return f"{self.key} does fprop only"
+        if workload.dtype == "bf16":
+            return f"{self.key} does not do bf16"
+        if workload.n * workload.p * workload.q // 16 * workload.k > MAX_BLOCKS:
+            return f"{self.key} does up to {MAX_BLOCKS} blocks"
+        return None
+
+    def default(self, workload: Conv2d, device: Device) -> Config:
+        """Return blocks of 128 threads, a warp a tile of pixels, and up to 4 filters a thread."""
+        k, c = workload.k // workload.groups, workload.c // workload.groups
+        width = max(f for f in (1, 2, 4, 8, 16) if f == 1 or f < 2 * k)
+        filters = min(4, width)
+        per_thread = min(4, width // filters)
+        chunk = max(value for value in (4, 8, 16) if value == 4 or value < 2 * c)
+        pixels = 128 // filters
+        return Config({"pixels": pixels, "filters": filters, "per_thread": per_thread, "chunk": chunk})
+
+    def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
+        """Count the products inside images, on the mean of all blocks: those with padding have fewer.
+
+        A warp reads the filters of a channel by accesses of 16 bytes at best.
+        """
+        w = workload
+        pixel_tiles, filter_tiles = _tiles(w, table)
+        reached = _reached(w.h, w.p, w.r, w) * _reached(w.w, w.q, w.s, w)
+        width, per_thread = table["filters"] * table["per_thread"], table["per_thread"]
+        fma = float(w.n * reached * (w.c // w.groups)) * width / pixel_tiles
+        return Costs(
+            blocks=1.0 * pixel_tiles * filter_tiles,
+            full_blocks=0.0,
+            threads=table["pixels"] * table["filters"],
+            smem_bytes=4.0 * table["chunk"] * width,
+            fma=fma,
+            smem_traffic_bytes=fma / (32 * per_thread) * ceil_div(per_thread, 4) * 128,
+        )
+
+    def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
+        """Return the kernel `(x, w, bias, residual, y, stride, pad, dilation, groups)`."""
+        from numba import cuda, float32
+
+        pixels, threads_k, chunk = config["pixels"], config["filters"], config["chunk"]
+        per_thread = config["per_thread"]
+        width, threads = threads_k * per_thread, pixels * threads_k
+        nhwc, has_bias = workload.layout == "nhwc", workload.has_bias
+        has_residual, has_relu = workload.has_residual, workload.has_relu
+        zero = np.float32(0)
+
+        def conv2d(  # noqa: C901, PLR0912 - likewise
+            x: Any,
+            w: Any,
+            bias: Any,
+            residual: Any,
+            y: Any,
+            stride: int,
+            pad: int,
+            dilation: int,
+            groups: int,
+        ) -> None:
+            if nhwc:
+                images, height, columns, _ = x.shape
+                filters, taps_r, taps_s, channels = w.shape
+                _, rows_out, columns_out, _ = y.shape
+            else:
+                images, _, height, columns = x.shape
+                filters, channels, taps_r, taps_s = w.shape
+                _, _, rows_out, columns_out = y.shape
+            shared = cuda.shared.array((chunk, width), float32)
+            sums = cuda.local.array(per_thread, float32)
+            for f in range(per_thread):
+                sums[f] = zero
+            tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+            of_group = filters // groups
+            tiles_k = (of_group + width - 1) // width
+            tile = cuda.blockIdx.x % (tiles_k * groups)
+            group, first = tile // tiles_k, tile % tiles_k * width
+            pixel = cuda.blockIdx.x // (tiles_k * groups) * pixels + tx
+            image = pixel // (rows_out * columns_out)
+            p, q = pixel // columns_out % rows_out, pixel % columns_out
+
+            for r in range(taps_r):
+                i = p * stride - pad + r * dilation
+                for s in range(taps_s):
+                    j = q * stride - pad + s * dilation
+                    inside = image < images and i >= 0 and i < height and j >= 0 and j < columns
+                    for start in range(0, channels, chunk):
+                        # Every thread comes to every barrier, whether it has a pixel or not.
+                        cuda.syncthreads()
+                        for element in range(ty * pixels + tx, chunk * width, threads):
+                            c, f = element % chunk, element // chunk
+                            value = zero
+                            if start + c < channels and first + f < of_group:
+                                k = group * of_group + first + f
+                                if nhwc:
+                                    value = np.float32(w[k, r, s, start + c])
+                                else:
+                                    value = np.float32(w[k, start + c, r, s])
+                            shared[c, f] = value
+                        cuda.syncthreads()
+                        if inside:
+                            for c in range(min(chunk, channels - start)):
+                                channel = group * channels + start + c
+                                if nhwc:
+                                    value = np.float32(x[image, i, j, channel])
+                                else:
+                                    value = np.float32(x[image, channel, i, j])
+                                for f in range(per_thread):
+                                    sums[f] += value * shared[c, ty * per_thread + f]
+
+            if image < images:
+                for f in range(per_thread):
+                    at = first + ty * per_thread + f
+                    if at < of_group:
+                        k = group * of_group + at
+                        value = sums[f]
+                        if has_bias:
+                            value += np.float32(bias[k])
+                        if has_residual:
+                            if nhwc:
+                                value += np.float32(residual[image, p, q, k])
+                            else:
+                                value += np.float32(residual[image, k, p, q])
+                        if has_relu and value < zero:
+                            value = zero
+                        if nhwc:
+                            y[image, p, q, k] = value
+                        else:
+                            y[image, k, p, q] = value
+
+        return conv2d
+
+    def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
+        """Launch a block a tile; bias and residual are passed as x where there is none, and not read."""
+        pixel_tiles, filter_tiles = _tiles(workload, config)
+        numbers = (workload.stride, workload.pad, workload.dilation, workload.groups)
+        return (
+            Launch(
+                grid=(pixel_tiles * filter_tiles, 1, 1),
+                block=(config["pixels"], config["filters"], 1),
+                arguments=(
+                    *("x", "w", "bias" if workload.has_bias else "x"),
+                    *("residual" if workload.has_residual else "x", "y"),
+                    *(Scalar("int", number) for number in numbers),
+                ),
+            ),
+        )
+
+    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+        """Return few tiles that end within pixels, filters and a chunk of channels; the simulator is slow."""
+        w, groups = workload, min(workload.groups, 2)
+        k = min(w.k // w.groups, config["filters"] * config["per_thread"] + 1)
+        c = min(w.c // w.groups, config["chunk"] + 1)
+        n, r, s = min(w.n, 2), min(w.r, 2), min(w.s, 2)
+        q = min(w.q, 8)
+        p = min(w.p, ceil_div(config["pixels"] + 1, n * q))
+        h, width = (
+            max(1, (out - 1) * w.stride + (taps - 1) * w.dilation + 1 - 2 * w.pad)
+            for out, taps in ((p, r), (q, s))
+        )
+        return replace(w, n=n, c=c * groups, h=h, w=width, k=k * groups, r=r, s=s, groups=groups)
+
+
+VARIANT = NumbaCudaConv2d()

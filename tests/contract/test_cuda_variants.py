@@ -1,0 +1,176 @@
+"""What every CUDA C++ variant owes: right results at odd sizes, code for each architecture, honest costs.
+
+A new variant joins by being in its folder; a new operator by a line of `WORKLOADS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+
+from tunebench import kernels, workloads
+from tunebench.compile import unavailable
+from tunebench.compile.cubin import launch_refusal
+from tunebench.compile.emulate import ORDERS, emulate, find_compiler
+from tunebench.device import architectures, representative
+from tunebench.space import Config
+from tunebench.variant import CudaVariant
+from tunebench.workload import Workload
+
+# Odd and prime extents, so that every tile, vector and row is cut somewhere; one friendly size, so that the
+# widest accesses are taken too. Each variant does those that it does not refuse.
+WORKLOADS = {
+    "softmax": (
+        "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
+        "softmax:rows=5,cols=1000,dtype=f16",
+        "softmax:rows=7,cols=3,dtype=bf16,prologue=mask",
+    ),
+    "layernorm": (
+        "layernorm:rows=37,cols=131,dtype=f32",
+        "layernorm:rows=5,cols=1000,dtype=f16",
+        "layernorm:rows=7,cols=3,dtype=bf16",
+    ),
+    "gemm": (
+        "gemm:m=67,n=53,k=43,dtype=f32,trans=tn,epilogue=bias+gelu",
+        "gemm:m=40,n=72,k=104,dtype=f16,epilogue=bias",
+        "gemm:m=37,n=29,k=31,dtype=bf16,trans=tt,batch=2",
+        "gemm:m=96,n=64,k=64,dtype=bf16,trans=nt",
+        "gemm:m=33,n=65,k=17,dtype=tf32",
+    ),
+    "conv2d": (
+        "conv2d:n=2,c=5,h=11,w=7,k=7,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=bias+relu",
+        "conv2d:n=1,c=16,h=9,w=9,k=24,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc",
+        "conv2d:n=2,c=6,h=8,w=5,k=9,r=2,s=3,stride=1,pad=2,dtype=bf16,layout=nhwc,groups=3,dilation=2",
+    ),
+}
+RANDOM_CONFIGS = 2
+ARCHITECTURES = ("sm_80", "sm_90")
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+
+
+def cases() -> list[Any]:
+    """Return every variant with every workload it does."""
+    device = representative("sm_90")
+    found = []
+    for variant in kernels.variants():
+        if not isinstance(variant, CudaVariant):
+            continue
+        for text in WORKLOADS[variant.operator.operator]:
+            workload = workloads.parse(text)
+            if variant.refuses(workload, device) is None:
+                found.append(pytest.param(variant, workload, id=f"{variant.key}-{text}"))
+    return found
+
+
+def some_configs(variant: CudaVariant[Any], workload: Workload) -> list[Config]:
+    """Return the default and a few others, the same ones in every run."""
+    device = representative("sm_90")
+    table = variant.configs(workload, device)
+    rows = random.Random(str(workload)).sample(range(len(table)), min(RANDOM_CONFIGS, len(table)))
+    return [variant.default(workload, device), *map(table.config, rows)]
+
+
+def assert_right(outputs: dict[str, Any], workload: Workload, inputs: dict[str, Any], what: str) -> None:
+    """Hold every element to the operator's tolerance; a NaN is no element of anything."""
+    tolerance = workload.tolerance()
+    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
+    for name, reference in workload.reference(exact).items():
+        error = np.abs(outputs[name].astype(np.float64) - reference.value)
+        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+        wrong = ~(error <= allowed)
+        assert not wrong.any(), f"{what}: {wrong.sum()} of {wrong.size} elements of {name} are wrong"
+
+
+@needs_compiler
+@pytest.mark.parametrize(("variant", "workload"), cases())
+def test_emulates_right(variant: CudaVariant[Any], workload: Workload) -> None:
+    for config in some_configs(variant, workload):
+        small = variant.miniature(workload, config)
+        inputs = small.draw(np.random.default_rng(0))
+        for order in ORDERS:
+            outputs = emulate(variant, small, config, inputs, order=order, seed=1, sanitize=True)
+            assert_right(outputs, small, inputs, f"{variant.key} {small} {config} {order}")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("variant", "workload"), cases())
+def test_compiles_to_what_it_declares(
+    variant: CudaVariant[Any], workload: Workload, architecture: str
+) -> None:
+    from tunebench.compile.nvrtc import compile_cuda
+
+    device = representative(architecture)
+    if variant.refuses(workload, device):
+        pytest.skip(str(variant.refuses(workload, device)))
+    config = variant.default(workload, device)
+    table = variant.configs(workload, device)
+    row = table.row(config)
+    assert row is not None, f"the default {config} is not a valid configuration"
+    binary = compile_cuda(variant, workload, config, device)
+    launches = variant.launches(workload, config)
+    assert len(binary.entries) == len(launches)
+    assert launch_refusal(binary, launches, device) is None
+    # Declared costs are floors: what the compiler really used may be more and never less.
+    costs = variant.costs(workload, table.take(np.array([row])), device)
+    used_bytes = binary.resources.static_smem_bytes or 0
+    used_bytes += max(launch.smem_bytes for launch in launches)
+    assert np.all(costs.smem_bytes <= used_bytes)
+    assert binary.resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize(("variant", "workload"), cases())
+def test_launches_agree_with_what_is_declared(variant: CudaVariant[Any], workload: Workload) -> None:
+    device = representative("sm_90")
+    table = variant.configs(workload, device)
+    costs = variant.costs(workload, table, device)
+    threads = np.broadcast_to(costs.threads, len(table))
+    tensors = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
+    for row in random.Random(0).sample(range(len(table)), min(20, len(table))):
+        config = table.config(row)
+        launches = variant.launches(workload, config)
+        assert threads[row] in {x * y * z for x, y, z in (launch.block for launch in launches)}
+        known = tensors | {tensor.name for tensor in variant.scratch(workload, config)}
+        named = {
+            argument for launch in launches for argument in launch.arguments if isinstance(argument, str)
+        }
+        assert named <= known
+        assert {tensor.name for tensor in workload.outputs()} <= named
+        assert "#include" not in variant.source(workload, config)
+
+
+@pytest.mark.parametrize("variant", [v for v in kernels.variants() if isinstance(v, CudaVariant)], ids=str)
+def test_other_architectures_are_refused(variant: CudaVariant[Any]) -> None:
+    workload = workloads.parse(WORKLOADS[variant.operator.operator][0])
+    for architecture in (name for name in architectures() if name.startswith("sm_")):
+        device = representative(architecture)
+        fits = variant.minimum_cc <= device.compute_capability <= variant.maximum_cc
+        assert fits or variant.refuses(workload, device) is not None
+
+
+@functools.cache
+def dtypes_of(operator: str) -> tuple[str, ...]:
+    kinds: tuple[str, ...] = get_args(get_type_hints(workloads.operator(operator))["dtype"])
+    return kinds
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("operator", sorted({v.operator.operator for v in kernels.variants()}))
+def test_some_variant_serves_every_type_and_size(operator: str, architecture: str) -> None:
+    device = representative(architecture)
+    for text in WORKLOADS[operator]:
+        for dtype in dtypes_of(operator):
+            head, _, rest = text.partition("dtype=")
+            workload = workloads.parse(f"{head}dtype={dtype}{rest[rest.find(',') :] if ',' in rest else ''}")
+            serving = [
+                variant
+                for variant in kernels.variants(operator)
+                if variant.refuses(workload, device) is None and len(variant.configs(workload, device))
+            ]
+            assert serving, f"no variant serves {workload} on {architecture}"
