@@ -61,11 +61,22 @@ struct Finish {
   const Out* bias;  // of the tile's first column; not read without HAS_BIAS
   int columns;      // of the tile that exist
 
-  __device__ __forceinline__ float bias_of(int column) const {
-    if constexpr (HAS_BIAS)
-      return column < columns ? to_float(bias[column]) : 0.0f;
-    else
-      return 0.0f;
+  // Of WIDTH neighbours; WIDTH divides the number of columns, so that all of them exist or none.
+  template <int WIDTH>
+  __device__ __forceinline__ Vec<float, WIDTH> bias_of(int column) const {
+    Vec<float, WIDTH> values = {};
+    if constexpr (HAS_BIAS) {
+      if (column < columns) {
+        constexpr int STEP = WIDTH < PER_16_BYTES<Out> ? WIDTH : PER_16_BYTES<Out>;
+#pragma unroll
+        for (int i = 0; i < WIDTH; i += STEP) {
+          const Vec<Out, STEP> stored = load_vec<STEP>(bias + column + i);
+#pragma unroll
+          for (int e = 0; e < STEP; ++e) values.at[i + e] = to_float(stored.at[e]);
+        }
+      }
+    }
+    return values;
   }
   __device__ __forceinline__ float operator()(float sum, float bias_value) const {
     return Activation()(HAS_BIAS ? sum + bias_value : sum);

@@ -10,7 +10,17 @@ from tunebench.dtype import DType, itemsize, storage
 from tunebench.variant import Scalar, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
-__all__ = ["MAX_BLOCKS", "alignment", "arguments", "blocks", "constants", "fits", "problem", "shrink", "widths"]
+__all__ = [
+    "MAX_BLOCKS",
+    "alignment",
+    "arguments",
+    "blocks",
+    "constants",
+    "fits",
+    "problem",
+    "shrink",
+    "widths",
+]
 
 MAX_BLOCKS = 2**31 - 1
 """Blocks along x of a grid. Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""

@@ -154,9 +154,7 @@ __device__ __forceinline__ void store_fragments(const float (&sums)[Grid::M / 16
     for (int first = 0; first < 2; first += WIDTH) {
       const int column = Grid::column() + 8 * j + lane % 4 * 2 + first;
       if (column >= target.columns) continue;
-      float bias[WIDTH];
-#pragma unroll
-      for (int e = 0; e < WIDTH; ++e) bias[e] = finish.bias_of(column + e);
+      const Vec<float, WIDTH> bias = finish.template bias_of<WIDTH>(column);
 #pragma unroll
       for (int i = 0; i < Grid::M / 8; ++i) {
         const int row = Grid::row() + 8 * i + lane / 4;
@@ -164,46 +162,48 @@ __device__ __forceinline__ void store_fragments(const float (&sums)[Grid::M / 16
         Vec<Out, WIDTH> wide;
 #pragma unroll
         for (int e = 0; e < WIDTH; ++e)
-          wide.at[e] = from_float<Out>(finish(sums[i / 2][j][i % 2 * 2 + first + e], bias[e]));
+          wide.at[e] = from_float<Out>(finish(sums[i / 2][j][i % 2 * 2 + first + e], bias.at[e]));
         store_vec(target.corner + row * target.pitch + column, wide);
       }
     }
 }
 
-// Elements of Out that a warp needs to stage 16 rows of its results: 8 more a row spread them over the banks.
+// Floats that a warp needs to stage 16 rows of its results: 8 more a row spread them over the banks.
 template <class Grid>
 constexpr int STAGING_PITCH = Grid::N + 8;
 template <class Grid>
-constexpr int STAGING_ELEMENTS = 16 * STAGING_PITCH<Grid>;
+constexpr int STAGING_FLOATS = 16 * STAGING_PITCH<Grid>;
 
 // Stores results by way of shared memory, 16 rows of the warp at a time, so that accesses to global memory are VEC
-// elements wide and neighbours. `staging` is the warp's own: STAGING_ELEMENTS<Grid> elements, 16-byte aligned.
+// elements wide and neighbours. `staging` is the warp's own: STAGING_FLOATS<Grid> floats, 16-byte aligned.
 template <class Grid, int VEC, class Out, class Finishing>
-__device__ __forceinline__ void store_staged(const float (&sums)[Grid::M / 16][Grid::N / 8][4], Out* staging,
+__device__ __forceinline__ void store_staged(const float (&sums)[Grid::M / 16][Grid::N / 8][4], float* staging,
                                              const Target<Out>& target, const Finishing& finish) {
-  constexpr int PITCH = STAGING_PITCH<Grid>, PER_ROW = Grid::N / VEC, PER_LANE = 16 * PER_ROW / 32;
+  constexpr int PITCH = STAGING_PITCH<Grid>, PER_ROW = Grid::N / VEC, WIDTH = VEC < 4 ? VEC : 4;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < Grid::M / 16; ++i) {
 #pragma unroll
-    for (int j = 0; j < Grid::N / 8; ++j) {
-      const int at = 8 * j + lane % 4 * 2, column = Grid::column() + at;
-      const float bias[2] = {finish.bias_of(column), finish.bias_of(column + 1)};
+    for (int j = 0; j < Grid::N / 8; ++j)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Vec<Out, 2> pair;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) pair.at[e] = from_float<Out>(finish(sums[i][j][2 * half + e], bias[e]));
-        store_vec(staging + (lane / 4 + 8 * half) * PITCH + at, pair);
-      }
-    }
+      for (int half = 0; half < 2; ++half)
+        store_vec(staging + (lane / 4 + 8 * half) * PITCH + 8 * j + lane % 4 * 2,
+                  Vec<float, 2>{sums[i][j][2 * half], sums[i][j][2 * half + 1]});
     __syncwarp();
-#pragma unroll
-    for (int p = 0; p < PER_LANE; ++p) {
-      const int index = lane + 32 * p, at = index % PER_ROW * VEC;
-      const int row = Grid::row() + 16 * i + index / PER_ROW, column = Grid::column() + at;
+    // Not unrolled: an activation is long, and what it needs here is in shared memory rather than in registers.
+#pragma unroll 1
+    for (int index = lane; index < 16 * PER_ROW; index += 32) {
+      const int at = index % PER_ROW * VEC, row = Grid::row() + 16 * i + index / PER_ROW, column = Grid::column() + at;
       if (row >= target.rows || column >= target.columns) continue;
-      store_vec(target.corner + row * target.pitch + column, load_vec<VEC>(staging + index / PER_ROW * PITCH + at));
+      const Vec<float, VEC> bias = finish.template bias_of<VEC>(column);
+      Vec<Out, VEC> wide;
+#pragma unroll
+      for (int j = 0; j < VEC; j += WIDTH) {
+        const Vec<float, WIDTH> part = load_vec<WIDTH>(staging + index / PER_ROW * PITCH + at + j);
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) wide.at[j + e] = from_float<Out>(finish(part.at[e], bias.at[j + e]));
+      }
+      store_vec(target.corner + row * target.pitch + column, wide);
     }
     __syncwarp();
   }

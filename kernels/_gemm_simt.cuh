@@ -135,16 +135,14 @@ __device__ __forceinline__ void store_sums(const float (&sums)[Grid::M][Grid::N]
   for (int j = 0; j < Grid::N; j += WIDTH) {
     const int column = Grid::column() + j / Grid::CHUNK_N * Grid::STEP_N + j % Grid::CHUNK_N;
     if (column >= target.columns) continue;
-    float bias[WIDTH];
-#pragma unroll
-    for (int e = 0; e < WIDTH; ++e) bias[e] = finish.bias_of(column + e);
+    const Vec<float, WIDTH> bias = finish.template bias_of<WIDTH>(column);
 #pragma unroll
     for (int i = 0; i < Grid::M; ++i) {
       const int row = Grid::row() + i / Grid::CHUNK_M * Grid::STEP_M + i % Grid::CHUNK_M;
       if (row >= target.rows) continue;
       Vec<Out, WIDTH> wide;
 #pragma unroll
-      for (int e = 0; e < WIDTH; ++e) wide.at[e] = from_float<Out>(finish(sums[i][j + e], bias[e]));
+      for (int e = 0; e < WIDTH; ++e) wide.at[e] = from_float<Out>(finish(sums[i][j + e], bias.at[e]));
       store_vec(target.corner + row * target.pitch + column, wide);
     }
   }

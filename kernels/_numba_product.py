@@ -215,7 +215,8 @@ def _tile(
         sums: Any,
     ) -> None:
         m_panels, n_panels = (rows + mr - 1) // mr, (cols + nr - 1) // nr
-        sums[: m_panels * mr * nc] = zero
+        for at in range(m_panels * mr * nc):
+            sums[at] = zero
         for start in range(0, k, depth):
             terms = min(depth, k - start)
             pack_b(operands, z, j, cols, start, terms, b_panels)

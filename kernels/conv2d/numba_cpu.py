@@ -111,7 +111,12 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
                     sizes[z, 0 if last else 1], sizes[z, 1 if last else 0] = pixels, results
                     sizes[z, 2] = met * own
             step, spread = (stride, 1) if fprop or wgrad else (1, stride)
-            high, wide, tall, long = images.shape[height], images.shape[width], grid.shape[height], grid.shape[width]
+            high, wide, tall, long = (
+                images.shape[height],
+                images.shape[width],
+                grid.shape[height],
+                grid.shape[width],
+            )
             flat = images.ravel(), others.ravel(), bias.ravel(), residual.ravel(), out.ravel()
             first, second, third, fourth, fifth = flat
             workers = np.int64(numba.get_num_threads())

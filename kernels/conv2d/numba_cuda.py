@@ -66,12 +66,12 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
     space = SPACE
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse gradients, too large grids, and bf16: only a driver can link the functions that convert it."""
+        """Refuse gradients, huge grids, and bf16, which is converted by functions only a driver can link."""
         if workload.direction != "fprop":
             return f"{self.key} does fprop only"
         if workload.dtype == "bf16":
             return f"{self.key} does not do bf16"
-        if workload.n * workload.p * workload.q // 16 * workload.k > MAX_BLOCKS:
+        if ceil_div(workload.n * workload.p * workload.q, 16) * workload.k > MAX_BLOCKS:
             return f"{self.key} does up to {MAX_BLOCKS} blocks"
         return None
 
@@ -115,7 +115,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         has_residual, has_relu = workload.has_residual, workload.has_relu
         zero = np.float32(0)
 
-        def conv2d(  # noqa: C901, PLR0912 - likewise
+        def conv2d(  # noqa: C901 - likewise
             x: Any,
             w: Any,
             bias: Any,
@@ -147,54 +147,51 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
             image = pixel // (rows_out * columns_out)
             p, q = pixel // columns_out % rows_out, pixel % columns_out
 
-            for r in range(taps_r):
-                i = p * stride - pad + r * dilation
-                for s in range(taps_s):
-                    j = q * stride - pad + s * dilation
-                    inside = image < images and i >= 0 and i < height and j >= 0 and j < columns
-                    for start in range(0, channels, chunk):
-                        # Every thread comes to every barrier, whether it has a pixel or not.
-                        cuda.syncthreads()
-                        for element in range(ty * pixels + tx, chunk * width, threads):
-                            c, f = element % chunk, element // chunk
-                            value = zero
-                            if start + c < channels and first + f < of_group:
-                                k = group * of_group + first + f
-                                if nhwc:
-                                    value = np.float32(w[k, r, s, start + c])
-                                else:
-                                    value = np.float32(w[k, start + c, r, s])
-                            shared[c, f] = value
-                        cuda.syncthreads()
-                        if inside:
-                            for c in range(min(chunk, channels - start)):
-                                channel = group * channels + start + c
-                                if nhwc:
-                                    value = np.float32(x[image, i, j, channel])
-                                else:
-                                    value = np.float32(x[image, channel, i, j])
-                                for f in range(per_thread):
-                                    sums[f] += value * shared[c, ty * per_thread + f]
-
-            if image < images:
-                for f in range(per_thread):
-                    at = first + ty * per_thread + f
-                    if at < of_group:
-                        k = group * of_group + at
-                        value = sums[f]
-                        if has_bias:
-                            value += np.float32(bias[k])
-                        if has_residual:
+            for tap in range(taps_r * taps_s):
+                r, s = tap // taps_s, tap % taps_s
+                i, j = p * stride - pad + r * dilation, q * stride - pad + s * dilation
+                inside = image < images and i >= 0 and i < height and j >= 0 and j < columns
+                for start in range(0, channels, chunk):
+                    # Every thread comes to every barrier, whether it has a pixel or not.
+                    cuda.syncthreads()
+                    for element in range(ty * pixels + tx, chunk * width, threads):
+                        c, f = element % chunk, element // chunk
+                        value = zero
+                        if start + c < channels and first + f < of_group:
+                            k = group * of_group + first + f
                             if nhwc:
-                                value += np.float32(residual[image, p, q, k])
+                                value = np.float32(w[k, r, s, start + c])
                             else:
-                                value += np.float32(residual[image, k, p, q])
-                        if has_relu and value < zero:
-                            value = zero
+                                value = np.float32(w[k, start + c, r, s])
+                        shared[c, f] = value
+                    cuda.syncthreads()
+                    for c in range(min(chunk, channels - start) if inside else 0):
+                        channel = group * channels + start + c
                         if nhwc:
-                            y[image, p, q, k] = value
+                            value = np.float32(x[image, i, j, channel])
                         else:
-                            y[image, k, p, q] = value
+                            value = np.float32(x[image, channel, i, j])
+                        for f in range(per_thread):
+                            sums[f] += value * shared[c, ty * per_thread + f]
+
+            mine = min(per_thread, of_group - first - ty * per_thread) if image < images else 0
+            # A constant number of turns, or the sums could not stay in registers.
+            for f in range(per_thread):
+                if f < mine:
+                    k = group * of_group + first + ty * per_thread + f
+                    value = sums[f]
+                    if has_bias:
+                        value += np.float32(bias[k])
+                    if has_residual and nhwc:
+                        value += np.float32(residual[image, p, q, k])
+                    elif has_residual:
+                        value += np.float32(residual[image, k, p, q])
+                    if has_relu and value < zero:
+                        value = zero
+                    if nhwc:
+                        y[image, p, q, k] = value
+                    else:
+                        y[image, k, p, q] = value
 
         return conv2d
 

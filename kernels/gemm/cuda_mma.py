@@ -41,7 +41,7 @@ def _smem_bytes(
 ) -> Any:
     """Return the shared memory of a block: buffers of tiles, and in their place the results later."""
     tiles = stages * (bm + bn) * bk * itemsize(workload.dtype)
-    results = staged * warps_m * warps_n * 16 * (bn // warps_n + 8) * itemsize(workload.out)
+    results = staged * 4 * warps_m * warps_n * 16 * (bn // warps_n + 8)
     return np.maximum(tiles, results)
 
 
@@ -63,7 +63,15 @@ def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any
 
 
 def shared_memory_fits(
-    bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, stages: Any, staged: Any, workload: Gemm, device: Device
+    bm: Any,
+    bn: Any,
+    bk: Any,
+    warps_m: Any,
+    warps_n: Any,
+    stages: Any,
+    staged: Any,
+    workload: Gemm,
+    device: Device,
 ) -> Any:
     """The buffers must fit in the shared memory of a block."""
     smem = _smem_bytes(workload, bm, bn, bk, warps_m, warps_n, stages, staged)
@@ -193,7 +201,7 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
   if constexpr (C::STAGED) {
     cp_async_wait<0>();
     __syncthreads();  // all have read the buffers that results are gathered in
-    Out* const staging = reinterpret_cast<Out*>(shared) + int(threadIdx.x) / 32 * STAGING_ELEMENTS<Grid>;
+    float* const staging = reinterpret_cast<float*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
     store_staged<Grid, C::VEC_C>(sums, staging, target, finish);
   } else {
     store_fragments<Grid, C::VEC_C>(sums, target, finish);
@@ -213,7 +221,9 @@ class CudaMmaGemm(CudaVariant[Gemm]):
     def limits(self, workload: Gemm, device: Device) -> str | None:
         """Return what keeps this problem from tensor cores or from cp.async, or None."""
         if workload.dtype not in ("f16", "bf16", "tf32"):
-            return f"{self.key} multiplies f16, bf16 and tf32; {workload.dtype} has no tensor-core instruction"
+            return (
+                f"{self.key} multiplies f16, bf16 and tf32; {workload.dtype} has no tensor-core instruction"
+            )
         narrow = min(_gemm.widths(workload)[:2]) * itemsize(workload.dtype)
         if narrow < COPY_BYTES:
             return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be of even length"
@@ -289,7 +299,10 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         vec_a, vec_b, vec_c = _gemm.widths(workload)
         names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
-        choices |= {"THREADS": _threads(config["warps_m"], config["warps_n"]), "STAGED": bool(config["staged"])}
+        choices |= {
+            "THREADS": _threads(config["warps_m"], config["warps_n"]),
+            "STAGED": bool(config["staged"]),
+        }
         choices |= {"VEC_A": vec_a, "VEC_B": vec_b, "VEC_C": vec_c}
         helpers = ("_types.cuh", "_ptx.cuh", "_epilogue.cuh", "_gemm.cuh", "_gemm_mma.cuh")
         choice = _gemm.constants("Choice", **_gemm.problem(workload), **choices)

@@ -1,4 +1,4 @@
-"""What a cubin says about itself is read right, and launches that cannot be are refused before a GPU sees them."""
+"""What a cubin says about itself is read right; launches that cannot be are refused without a GPU."""
 
 from __future__ import annotations
 
@@ -119,7 +119,20 @@ def test_launches_beyond_the_binary_or_the_device_are_refused() -> None:
     assert "registers" in str(launch_refusal(hungry, (wide,), few))
 
 
-@given(st.binary(max_size=200))
+@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda data: b"\x7fELF\x02\x01" + data))
 def test_what_is_no_cubin_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="not a cubin"):
         read_cubin(data)
+
+
+@needs_nvrtc
+def test_a_cubin_that_is_cut_is_refused_or_tells_the_same() -> None:
+    binary, _ = compiled(SOURCE, "sm_80", "toy<64>")
+    whole = read_cubin(binary.payload)
+    refused = 0
+    for size in range(0, len(binary.payload), 97):
+        try:
+            assert read_cubin(binary.payload[:size]) == whole  # only what is not read is missing
+        except ValueError:
+            refused += 1
+    assert refused > 30

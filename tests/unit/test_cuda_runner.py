@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,11 @@ from tunebench import _environment, kernels
 from tunebench.compile import BinaryCache, compile_config, cubin
 from tunebench.errors import DeviceError, MissingDependency
 from tunebench.fault import DeviceLost, describe_exit
-from tunebench.measure import _gpu, _sampler
+from tunebench.measure import _gpu, _sampler, _torch_gpu
 from tunebench.measure._clock import Clock
 from tunebench.measure._gpu import Timing
 from tunebench.measure._sampler import Flush, Sampler
+from tunebench.measure.baseline import measure_baselines
 from tunebench.measure.cuda import CudaRunner, kernel_arguments
 from tunebench.measure.timing import Protocol
 from tunebench.variant import GpuVariant, NumbaCudaVariant, Scalar
@@ -486,3 +489,99 @@ def test_a_launch_passes_what_the_compiled_kernel_takes(key: str, text: str) -> 
     for launch, symbol in zip(variant.launches(workload, config), binary.entries, strict=True):
         parameters = kernel_arguments(variant, launch.arguments, tensors, dict.fromkeys(tensors, 256), inputs)
         assert [len(bytes_) for bytes_ in in_memory(parameters)] == compiled_sizes(binary.payload, symbol)
+
+
+# -- torch as a baseline -------------------------------------------------------------------------------------
+
+
+class FakeTorch:
+    """The part of torch that timing on a GPU uses; a product takes 70 microseconds, a flush 30."""
+
+    uint8, bfloat16 = "uint8", "bfloat16"
+
+    def __init__(self, available: bool = True) -> None:
+        self.now = 0.0
+        self.set: dict[str, Any] = {}
+        self.cuda = SimpleNamespace(
+            is_available=lambda: available,
+            set_device=lambda device: None,
+            synchronize=lambda: None,
+            Event=lambda enable_timing: FakeEvent(self),
+        )
+        self.backends = SimpleNamespace(cudnn=SimpleNamespace(allow_tf32=True, benchmark=False))
+        self.__version__ = "0"
+
+    def device(self, kind: str, index: int) -> tuple[str, int]:
+        return (kind, index)
+
+    def empty(self, count: int, dtype: Any, device: Any) -> FakeTensor:
+        self.set["flush"] = count
+        return FakeTensor(self, np.empty(0))
+
+    def from_numpy(self, array: Any) -> FakeTensor:
+        return FakeTensor(self, array)
+
+    def set_float32_matmul_precision(self, precision: str) -> None:
+        self.set["precision"] = precision
+
+    def inference_mode(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class FakeTensor:
+    def __init__(self, torch: FakeTorch, array: Any) -> None:
+        self.torch, self.array = torch, array
+
+    def __getitem__(self, index: int) -> FakeTensor:
+        return FakeTensor(self.torch, self.array[index])
+
+    def to(self, device: Any) -> FakeTensor:
+        return self
+
+    def fill_(self, byte: int) -> None:
+        self.torch.now += 30.0
+
+    def matmul(self, other: FakeTensor) -> None:
+        assert self.array.shape == (8, 16)
+        assert other.array.shape == (16, 4)
+        self.torch.now += 70.0
+
+
+class FakeEvent:
+    def __init__(self, torch: FakeTorch) -> None:
+        self.torch, self.at = torch, 0.0
+
+    def record(self) -> None:
+        self.at = self.torch.now
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return (end.at - self.at) / 1e3
+
+
+@pytest.fixture
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    torch = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(
+        sys.modules, "torch.nn", SimpleNamespace(functional=SimpleNamespace(relu=None, gelu=None))
+    )
+    monkeypatch.setattr(_torch_gpu, "local_gpus", lambda: (_device(),))
+    monkeypatch.setattr(_torch_gpu, "open_gpu", lambda device: SimpleNamespace(pci_bus_id="0000:01:00.0"))
+    return torch
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("f32", "highest"), ("tf32", "high")])
+def test_torch_is_timed_as_kernels_are(fake_torch: FakeTorch, dtype: str, precision: str) -> None:
+    workload = parse(f"gemm:m=8,n=4,k=16,dtype={dtype}")
+    (found,) = measure_baselines(workload, _device(), Protocol(min_samples=3, max_samples=3), 0)
+    assert found.name == "torch"
+    assert found.median_us == pytest.approx(70.0)
+    assert fake_torch.set == {"flush": 2 * _device().l2_bytes, "precision": precision}
+    assert fake_torch.backends.cudnn.allow_tf32 is (dtype == "tf32")
+
+
+def test_where_torch_sees_no_gpu_there_is_no_baseline(fake_torch: FakeTorch) -> None:
+    fake_torch.cuda.is_available = lambda: False
+    assert measure_baselines(parse("gemm:m=8,n=4,k=16,dtype=f32"), _device(), Protocol(), 0) == []

@@ -56,7 +56,6 @@ class _Section:
     data: bytes
     size: int
     link: int
-    offset: int
 
 
 def read_cubin(cubin: bytes) -> dict[str, Entry]:
@@ -67,7 +66,18 @@ def read_cubin(cubin: bytes) -> dict[str, Entry]:
     """
     if cubin[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a cubin: it does not begin as a 64-bit little-endian ELF file")
-    sections = _sections(cubin)
+    try:
+        facts = _facts(_sections(cubin))
+    except (struct.error, LookupError, ValueError) as error:
+        raise ValueError(f"not a cubin, or cut: {error}") from error
+    reserved = _RESERVED_SMEM_BYTES if _compute_capability(cubin) >= 90 else 0
+    for entry in facts.values():
+        entry["static_smem_bytes"] = max(0, entry.get("static_smem_bytes", 0) - reserved)
+    return {name: Entry(**entry) for name, entry in facts.items() if "code_bytes" in entry}
+
+
+def _facts(sections: list[_Section]) -> dict[str, dict[str, int]]:
+    """Return the fields of `Entry` that the sections tell, by symbol."""
     symbols = _symbols(sections)
     facts: dict[str, dict[str, int]] = {}
     for section in sections:
@@ -87,10 +97,7 @@ def read_cubin(cubin: bytes) -> dict[str, Entry]:
                     symbol, value = struct.unpack("<2I", data)
                     field = "registers" if attribute == _REGISTER_COUNT else "stack_bytes"
                     facts.setdefault(symbols[symbol], {})[field] = value
-    reserved = _RESERVED_SMEM_BYTES if _compute_capability(cubin) >= 90 else 0
-    for entry in facts.values():
-        entry["static_smem_bytes"] = max(0, entry.get("static_smem_bytes", 0) - reserved)
-    return {name: Entry(**entry) for name, entry in facts.items() if "code_bytes" in entry}
+    return facts
 
 
 def _compute_capability(cubin: bytes) -> int:
@@ -104,11 +111,14 @@ def _sections(cubin: bytes) -> list[_Section]:
     entry_bytes, count, names_index = struct.unpack_from("<3H", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQII", cubin, table + i * entry_bytes) for i in range(count)]
     names_at = headers[names_index][4]
-    # A section of type 8 (SHT_NOBITS), such as shared memory, has a size and no bytes.
-    return [
-        _Section(_text(cubin, names_at + name), b"" if kind == 8 else cubin[at : at + size], size, link, at)
-        for name, kind, _, _, at, size, link, _ in headers
-    ]
+    sections = []
+    for name, kind, _, _, at, size, link, _ in headers:
+        # A section of type 8 (SHT_NOBITS), such as shared memory, has a size and no bytes.
+        data = b"" if kind == 8 else cubin[at : at + size]
+        if kind != 8 and len(data) < size:
+            raise ValueError(f"a section ends at byte {at + size} of {len(cubin)}")
+        sections.append(_Section(_text(cubin, names_at + name), data, size, link))
+    return sections
 
 
 def _text(data: bytes, at: int) -> str:

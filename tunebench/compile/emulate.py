@@ -1,8 +1,8 @@
 """CUDA C++ without a GPU: the same source through the host's C++ compiler, run by the emulator.
 
-A kernel becomes an executable of its own (see `host_compiler`, and shim_runtime.h for what it reports), so that
-a crash takes nothing along and AddressSanitizer can watch it. What it is to run (launches, tensors, order of
-threads) is told at run time: one executable serves several orders and sizes.
+A kernel becomes an executable of its own (see `host_compiler`, and shim_runtime.h for what it reports), so
+that a crash takes nothing along and AddressSanitizer can watch it. What it is to run (launches, tensors,
+order of threads) is told at run time: one executable serves several orders and sizes.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def build_executable(source: str, entries: tuple[str, ...], *, sanitize: bool = 
 
 
 def _translation_unit(source: str, entries: tuple[str, ...]) -> str:
-    """Return the kernel's source, private to the file so that what is not used costs nothing, and its table."""
+    """Return the kernel's source, private to the file so that what is unused costs nothing, and its table."""
     table = "\n".join(f"    emulated::entry(&{entry})," for entry in entries)
     return f"""#include "shim.h"
 namespace {{

@@ -1,8 +1,8 @@
 """CUDA C++ to host C++: the declarations of shared memory, which no macro can turn into what emulation needs.
 
-Such memory must be one for all threads, filled with a poison before every block and guarded at both ends, also
-where a template declares it. A static variable is none of it, so every declaration becomes a reference to memory
-of the emulator. Lines keep their numbers.
+Such memory must be one for all threads, filled with a poison before every block and guarded at both ends,
+also where a template declares it. A static variable is not: compilers guard and place those of templates as
+they like. So every declaration becomes a reference to memory of the emulator. Lines keep their numbers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class NotEmulated(TunebenchError):
 def as_host_cxx(source: str) -> str:
     """Rewrite the declarations of shared memory in `source`; comments become blanks.
 
-    `__shared__ T a[2], b;` becomes a struct of these members, and a reference to each of them in the memory that
-    the emulator keeps for the struct. `extern __shared__ T c[];` becomes a reference to the address of the
-    block's dynamic shared memory, which all such arrays share.
+    `__shared__ T a[2], b;` becomes a struct of these members, and a reference to each of them in the memory
+    that the emulator keeps for the struct. `extern __shared__ T c[];` becomes a reference to the address of
+    the block's dynamic shared memory, which all such arrays share.
 
     Raises:
         NotEmulated: naming a declaration of another form.

@@ -14,13 +14,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from tunebench.measure._clock import Clock
-from tunebench.measure._gpu import Gpu, Prepared
+from tunebench.measure._gpu import Timing
 
-__all__ = ["Flush", "Sampler"]
+__all__ = ["FLUSHED_CACHES", "Flush", "Launcher", "Sampler"]
+
+FLUSHED_CACHES = 2
+"""Times the last-level cache that is overwritten before a cold sample."""
 
 SHORT_US = 20.0
 """Runs shorter than this are near the resolution of events: batched if the cache is warm, noted if cold."""
@@ -46,6 +49,25 @@ class Flush(NamedTuple):
     nbytes: int
 
 
+class Launcher(Protocol):
+    """What can be asked of a device; `tunebench.measure._gpu.Gpu` says what each method does."""
+
+    def launch(self, launches: Sequence[Any]) -> None:
+        """Enqueue launches."""
+
+    def graph(self, launches: Sequence[Any], count: int) -> Any:
+        """Record launches `count` times over."""
+
+    def replay(self, graph: Any) -> None:
+        """Enqueue a graph."""
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        """Enqueue filling memory."""
+
+    def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
+        """Time work on the device."""
+
+
 class Sampler:
     """Takes samples of one run, made of one or several launches.
 
@@ -59,9 +81,9 @@ class Sampler:
 
     def __init__(
         self,
-        gpu: Gpu,
+        gpu: Launcher,
         clock: Clock,
-        launches: tuple[Prepared, ...],
+        launches: tuple[Any, ...],
         *,
         flush: Flush | None,
         max_clock_mhz: float,

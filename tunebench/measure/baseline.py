@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.errors import DeviceError, MissingDependency
 from tunebench.measure.timing import Protocol, collect, median_interval
 from tunebench.workload import Workload
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -59,6 +60,8 @@ def measure_baselines(workload: Workload, device: Device, protocol: Protocol, se
             call = prepare(workload, inputs)
             if call is not None:
                 found.append(_time(name, functools.partial(stopwatch.time_us, call), protocol))
+    else:
+        found += _torch_gpu(workload, inputs, device, protocol)
     return sorted(found, key=lambda baseline: baseline.median_us)
 
 
@@ -164,6 +167,19 @@ def _tensor(torch: Any, value: Array) -> Any:
     if value.dtype.name == "bfloat16":
         return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(value) if value.shape else float(value)
+
+
+def _torch_gpu(workload: Workload, inputs: Tensors, device: Device, protocol: Protocol) -> list[Baseline]:
+    """Time torch on a GPU; nothing where it is not installed, or sees no GPU."""
+    from tunebench.measure._torch_gpu import TorchGpu
+
+    try:
+        gpu = TorchGpu(device)
+    except (MissingDependency, DeviceError):
+        return []
+    gpu.allow_for(workload)
+    call = torch_call(workload, gpu.tensors(inputs))
+    return [] if call is None else [_time("torch", gpu.sampler(call, protocol).sample_us, protocol)]
 
 
 def torch_call(workload: Workload, t: Tensors) -> Callable[[], Any] | None:

@@ -16,7 +16,7 @@ from tunebench.fault import DeviceLost
 from tunebench.measure._clock import Clock
 from tunebench.measure._device_memory import DeviceMemory
 from tunebench.measure._gpu import CudaError, Gpu, Prepared, open_gpu, require_cuda_core
-from tunebench.measure._sampler import Flush, Sampler
+from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler
 from tunebench.measure.runner import Runner, judge, versions
 from tunebench.measure.timing import Protocol, collect
 from tunebench.measure.verify import Check, InputSet
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = ["CudaRunner", "kernel_arguments"]
-
-FLUSHED_CACHES = 2
-"""Times the last-level cache that is overwritten before a cold sample."""
 
 
 @dataclass(frozen=True, slots=True)

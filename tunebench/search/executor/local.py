@@ -62,7 +62,6 @@ class Stage:
             context=context,
         )
 
-
     def schedule(self, pool: ProcessPool, *arguments: Any) -> Future[Any]:
         """Call the function in a worker.
 

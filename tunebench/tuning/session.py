@@ -1,258 +1,44 @@
-"""`tune`: the one function that wires the stages together.
-
-workload → variants and their spaces → bound → search → compile → verify → time → record → finalists → report
-"""
+"""One run of `tune`: its searches, its workers, its records and its books."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tunebench import __version__
-from tunebench import candidate as candidates
 from tunebench._environment import cache_folder
-from tunebench.candidate import Candidate, Target
 from tunebench.compile import worker as compile_worker
 from tunebench.db.owner import new_owner
 from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey
-from tunebench.db.store import Store, open_store
-from tunebench.device import Device
-from tunebench.errors import InputError, UnknownName
-from tunebench.kernels import load_file, loaded_files
+from tunebench.db.store import Store
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.baseline import Baseline, measure_baselines
-from tunebench.measure.timing import Protocol, median_interval
 from tunebench.outcome import Effort, Measured, Outcome, Predicted, Result, time_us
 from tunebench.search.executor import Executor
 from tunebench.search.executor.local import LocalExecutor, Stage, call_once
-from tunebench.search.loop import SAMPLERS, Budget, Proposal, VariantSearch, run
+from tunebench.search.loop import Budget, Proposal, VariantSearch, run
 from tunebench.space import Config
 from tunebench.task import Task
+from tunebench.tuning.candidate import Candidate, Target
+from tunebench.tuning.finalist import ROUNDS, Timed, choose
+from tunebench.tuning.plan import Plan
+from tunebench.tuning.report import Progress, Report, Watcher
 from tunebench.workload import Workload
-from tunebench.workloads import parse
 
-__all__ = ["Plan", "Progress", "Report", "tune"]
+__all__ = ["Session"]
 
 COMPILE_TIMEOUT_S = 300.0
 BASELINE_TIMEOUT_S = 180.0
-FINALIST_ROUNDS = 2
-"""Finalists are timed in turn so many times, so that a drift of the machine meets all alike."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How to tune.
-
-    Attributes:
-        trials: Distinct configurations that may be launched or fail; known and masked ones are free.
-        sampler: A name of `tunebench.search.loop.SAMPLERS`.
-        seed: Seed of all that is random: the search, the inputs.
-        variants: Names or keys of the variants to try; all that can, if empty.
-        variant_files: Users' files with a variant each; these alone are tried, unless `variants` names more.
-        protocol: How samples are taken.
-        offline: Whether to compile, emulate and predict only, even if the device is here.
-        workers: Processes that compile; 0 is one for each core.
-        timeout_s: Longest that verifying and timing one configuration may take.
-        finalists: How many of the best are timed again at the end, beside the default.
-        baselines: Whether to time libraries at the end.
-    """
-
-    trials: int = 50
-    sampler: str = "bound"
-    seed: int = 0
-    variants: tuple[str, ...] = ()
-    variant_files: tuple[str, ...] = ()
-    protocol: Protocol = field(default_factory=Protocol)
-    offline: bool = False
-    workers: int = 0
-    timeout_s: float = 60.0
-    finalists: int = 3
-    baselines: bool = True
-
-    def __post_init__(self) -> None:
-        if self.trials < 1 or self.timeout_s <= 0 or self.workers < 0 or self.finalists < 1:
-            raise InputError("trials and finalists must be 1 or more, timeout positive, workers 0 or more")
-        if self.sampler not in SAMPLERS:
-            raise UnknownName("sampler", self.sampler, SAMPLERS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a run stands; given to the watcher after every trial.
-
-    Attributes:
-        phase: ``"search"``, ``"finalists"`` or ``"baselines"``.
-        done: Trials of this phase that are done.
-        total: Trials of this phase.
-        outcomes: How many trials of the search ended in each class.
-        masked: Configurations that no run could make the best.
-        cached: Configurations whose outcome was known already.
-        best_us: Best time so far, if any.
-        bound_us: No configuration can be faster.
-        seconds_left: Expected rest of the phase, if there is a basis for it.
-    """
-
-    phase: str
-    done: int
-    total: int
-    outcomes: Mapping[str, int]
-    masked: int
-    cached: int
-    best_us: float | None
-    bound_us: float
-    seconds_left: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a run found.
-
-    Attributes:
-        workload: Canonical text of the problem.
-        device: Key of the device.
-        how: ``"measured"`` or ``"predicted"``; None if no configuration succeeded.
-        variant: Key of the best variant.
-        config: Its best configuration.
-        median_us: Time of that, measured or predicted.
-        ci_us: 95 % confidence interval of a measured median.
-        default_us: Time of the same variant's default configuration, if it succeeded.
-        baselines: What libraries take, fastest first.
-        bound_us: No configuration of any variant can be faster.
-        gap: `median_us / bound_us`; 1 would be proved optimal.
-        assumed: Whether the bound rests on an assumed clock.
-        trials: How many trials ended in each outcome class.
-        masked: Configurations that no run could make the best.
-        cached: Configurations whose outcome was known already.
-        seconds: Wall time, and its parts: compile, verify, measure (summed over workers) and overhead.
-        database: Where the records are.
-        interrupted: Whether the run was stopped before its budget was spent.
-        skipped: Variants that were not tried, each with the reason.
-    """
-
-    workload: str
-    device: str
-    how: str | None
-    variant: str | None
-    config: Config | None
-    median_us: float | None
-    ci_us: tuple[float, float] | None
-    default_us: float | None
-    baselines: tuple[Baseline, ...]
-    bound_us: float
-    gap: float | None
-    assumed: bool
-    trials: Mapping[str, int]
-    masked: int
-    cached: int
-    seconds: Mapping[str, float]
-    database: str
-    interrupted: bool
-    skipped: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data, with the fastest baseline under `baseline` and `baseline_us`."""
-        data = dataclasses.asdict(self)
-        data["config"] = dict(self.config) if self.config is not None else None
-        fastest = self.baselines[0] if self.baselines else None
-        data["baseline"] = fastest.name if fastest else None
-        data["baseline_us"] = fastest.median_us if fastest else None
-        return data
-
-
-Watcher = Callable[[Progress], None]
-
-
-def tune(
-    workload: Workload | str,
-    *,
-    device: Device | str | None = None,
-    db: str | Path | None = None,
-    plan: Plan | None = None,
-    watcher: Watcher | None = None,
-) -> Report:
-    """Find the fastest configuration for a problem on a device, prove it right, remember it.
-
-    What is recorded stays recorded: the same call takes up an interrupted run where it stopped. Ctrl-C ends
-    the run early and returns the report of what was found.
-
-    Args:
-        workload: The problem, or its text.
-        device: A device or its name (see `tunebench.device.find`); one that is not here is tuned offline.
-        db: A path or URL; None is the user's database.
-        plan: How to tune.
-        watcher: Is told of the progress.
-
-    Raises:
-        InputError: if the problem, the plan or the device cannot be used, or no variant can do the problem.
-        DatabaseError: if the database cannot be used; what was recorded before is kept.
-        MissingDependency: if a GPU is here and what drives it is not installed.
-    """
-    plan = plan or Plan()
-    extra = tuple(load_file(path).key for path in plan.variant_files)
-    problem = parse(workload) if isinstance(workload, str) else workload
-    target = candidates.target(device, offline=plan.offline)
-    names = (*plan.variants, *extra) if plan.variants or extra else ()
-    found, skipped = candidates.find(problem, target.device, names, cache=plan.protocol.cache)
-    with open_store(db) as store:
-        session = _Session(problem, target, plan, store, found, watcher or (lambda progress: None))
-        with session.executor(loaded_files()) as executor:
-            session.search(executor)
-            if not session.interrupted and target.runner != "offline":
-                session.time_finalists(executor)
-        baselines = session.time_baselines()
-        return session.report(baselines, skipped)
-
-
-@dataclass(slots=True)
-class _Timed:
-    """A configuration that succeeded in the search, with the results of the finalist rounds."""
-
-    search: VariantSearch
-    config: Config
-    search_us: float
-    again: list[Result] = field(default_factory=list)
-
-    @property
-    def row(self) -> int:
-        row = self.search.table.row(self.config)
-        assert row is not None, self.config
-        return row
-
-    @property
-    def bound_us(self) -> float:
-        return float(self.search.bounds_us[self.row])
-
-    def median(self) -> tuple[float, tuple[float, float] | None]:
-        """Return the median of all finalist samples with its interval, or that of the search alone."""
-        samples = [us for result in self.again for us in getattr(result.outcome, "samples_us", ())]
-        return median_interval(samples) if samples else (self.search_us, None)
-
-    def pooled(self) -> Result:
-        """Return the finalist rounds as one result: a drift of the machine is in its interval."""
-        last = self.again[-1]
-        assert isinstance(last.outcome, Measured)
-        samples = tuple(us for result in self.again for us in getattr(result.outcome, "samples_us", ()))
-        median_us, ci_us = median_interval(samples)
-        efforts = [result.effort for result in self.again]
-        effort = Effort(
-            **{name: sum(getattr(e, name) for e in efforts) for name in Effort.__dataclass_fields__}
-        )
-        outcome = dataclasses.replace(last.outcome, median_us=median_us, ci_us=ci_us, samples_us=samples)
-        return dataclasses.replace(last, outcome=outcome, effort=effort)
-
-
-class _Session:
+class Session:
     """One run of `tune`: its searches, its records and its books."""
 
     def __init__(
@@ -269,7 +55,7 @@ class _Session:
         self.owner = new_owner()
         self.outcomes: Counter[str] = Counter()
         self.efforts: list[Effort] = []
-        self.timed: list[_Timed] = []
+        self.timed: list[Timed] = []
         self.cached = 0
         self.again: set[tuple[str, Config]] = set()
         self.interrupted = False
@@ -414,7 +200,7 @@ class _Session:
     def _keep(self, search: VariantSearch, config: Config, outcome: Outcome) -> None:
         value = time_us(outcome)
         if value is not None:
-            self.timed.append(_Timed(search, config, value))
+            self.timed.append(Timed(search, config, value))
 
     def _record(self, key: TrialKey, result: Result, purpose: Purpose, bound_us: float) -> None:
         self.efforts.append(result.effort)
@@ -445,7 +231,7 @@ class _Session:
     def time_finalists(self, executor: Executor) -> None:
         """Time the best and the default again, in turn, with more samples: a lucky sample wins no more."""
         finalists = self._finalists()
-        total = FINALIST_ROUNDS * len(finalists)
+        total = ROUNDS * len(finalists)
         try:
             for turn in range(total):
                 self._tell_watcher("finalists", turn, total)
@@ -459,19 +245,16 @@ class _Session:
                 self._record(self._key(timed.search, timed.config), result, "finalist", timed.bound_us)
         self.busy_s = executor.busy_s
 
-    def _finalists(self) -> list[_Timed]:
-        best = sorted(self.timed, key=lambda timed: timed.search_us)[: self.plan.finalists]
-        if best:
-            default = self._default_of(best[0].search)
-            if default is not None and default not in best:
-                best.append(default)
-        return best
+    def _finalists(self) -> list[Timed]:
+        best = min(self.timed, key=lambda timed: timed.search_us, default=None)
+        default = self._default_of(best.search) if best is not None else None
+        return choose(self.timed, self.plan.finalists, default)
 
-    def _default_of(self, search: VariantSearch) -> _Timed | None:
+    def _default_of(self, search: VariantSearch) -> Timed | None:
         config = search.variant.default(self.problem, self.target.device)
         return next((t for t in self.timed if t.search is search and t.config == config), None)
 
-    def _time_again(self, executor: Executor, timed: _Timed) -> None:
+    def _time_again(self, executor: Executor, timed: Timed) -> None:
         future = executor.submit(self._task(timed.search, timed.config, timed.row, thorough=True))
         wait([future])
         result = future.result()

@@ -1,0 +1,82 @@
+"""layernorm on the CPU: rows in parallel, statistics in passes over chunks that stay in the first cache.
+
+`statistics=two_pass` sums a whole row for its mean, then squares of deviations for its variance.
+`statistics=merged` takes both of a chunk while it is at hand and merges them into those of the row, so that a
+long row comes from memory once for them; each chunk has its own mean, so nothing cancels.
+Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.device import Device
+from tunebench.kernels._numba_cpu import load, store
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Argument, Costs, NumbaCpuVariant
+from tunebench.workloads.operators.layernorm import LayerNorm
+
+SPACE = Space(
+    (
+        Parameter("statistics", ("two_pass", "merged"), "how mean and variance of a row are found"),
+        Parameter("keep", (0, 1), "1: a row is converted to f32 once and kept; 0: it is read again"),
+        Parameter("chunk", (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), "elements a loop handles together"),
+        Parameter("row_block", (1, 2, 4, 8, 16, 32, 64), "rows a thread takes at a time"),
+    ),
+    (
+        lambda row_block, workload: (row_block == 1) | (row_block * 2 <= workload.rows),
+        lambda chunk, workload: (chunk == 16) | (chunk < 2 * workload.cols),
+    ),
+)
+
+
+class NumbaCpuLayerNorm(NumbaCpuVariant[LayerNorm]):
+    """Serves every size and type."""
+
+    name = "numba_cpu"
+    operator = LayerNorm
+    space = SPACE
+
+    def default(self, workload: LayerNorm, device: Device) -> Config:
+        """Return two passes over long chunks; half-precision rows are converted once."""
+        chunk = max(c for c in (16, 32, 64, 128, 256, 512, 1024) if c == 16 or c < 2 * workload.cols)
+        row_block = max(b for b in (1, 2, 4) if b == 1 or b * 2 <= workload.rows)
+        keep = int(workload.dtype != "f32")
+        return Config({"statistics": "two_pass", "keep": keep, "chunk": chunk, "row_block": row_block})
+
+    def costs(self, workload: LayerNorm, table: Table, device: Device) -> Costs:
+        """Count a sum, a deviation with its square, and a multiply-add for gamma and beta, each element."""
+        elements = float(workload.rows * workload.cols)
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=3 * elements)
+
+    def arguments(self, workload: LayerNorm, config: Config) -> tuple[Argument, ...]:
+        """Pass every tensor."""
+        return ("x", "gamma", "beta", "y")
+
+    def kernel(self, workload: LayerNorm, config: Config) -> Callable[..., None]:
+        """Return the kernel `(x, gamma, beta, y)` for this type."""
+        import numba
+        import numpy as np
+
+        read, write = load(workload.dtype), store(workload.dtype)
+        keep, chunk, row_block = config["keep"] == 1, config["chunk"], config["row_block"]
+        statistics = _two_pass(self.fastmath, chunk) if config["statistics"] == "two_pass" else _merged(self.fastmath, chunk)
+        zero, one, eps = np.float32(0), np.float32(1), np.float32(workload.eps)
+
+        @numba.njit(fastmath=set(self.fastmath))  # type: ignore[untyped-decorator]
+        def row(x: Any, gamma: Any, beta: Any, y: Any, i: int, z: Any) -> None:
+            cols = x.shape[1]
+            return None
+
+        def layernorm(x: Any, gamma: Any, beta: Any, y: Any) -> None:
+            rows = x.shape[0]
+            for block in numba.prange((rows + row_block - 1) // row_block):
+                z = np.empty(x.shape[1], np.float32)
+                for i in range(block * row_block, min(rows, (block + 1) * row_block)):
+                    row(x, gamma, beta, y, i, z)
+
+        return layernorm
+
+
+VARIANT = NumbaCpuLayerNorm()

@@ -1,0 +1,59 @@
+"""What every Numba-CUDA variant owes: right results in the simulator, code for each architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunebench import kernels, workloads
+from tunebench.compile import unavailable
+from tunebench.compile.cubin import launch_refusal
+from tunebench.compile.simulate import simulate
+from tunebench.device import representative
+from tunebench.variant import NumbaCudaVariant
+from tunebench.workload import Workload
+
+pytestmark = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+
+# The simulator does some 1e5 operations a second: just large enough to cut a row, a tile and a block.
+WORKLOADS = {
+    "softmax": "softmax:rows=5,cols=37,dtype=f32,prologue=scale+mask",
+    "layernorm": "layernorm:rows=5,cols=37,dtype=f16",
+    "gemm": "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+relu",
+    "conv2d": "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw",
+}
+VARIANTS = [variant for variant in kernels.variants() if isinstance(variant, NumbaCudaVariant)]
+
+
+def served(variant: NumbaCudaVariant[Any]) -> Workload:
+    return workloads.parse(WORKLOADS[variant.operator.operator])
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_default_simulates_right(variant: NumbaCudaVariant[Any]) -> None:
+    workload, device = served(variant), representative("sm_90")
+    assert variant.refuses(workload, device) is None
+    config = variant.default(workload, device)
+    small = variant.miniature(workload, config)
+    inputs = small.draw(np.random.default_rng(0))
+    outputs = simulate(variant, small, config, inputs)
+    tolerance = small.tolerance()
+    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
+    for name, reference in small.reference(exact).items():
+        error = np.abs(outputs[name].astype(np.float64) - reference.value)
+        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+        assert (error <= allowed).all(), f"{name} of {small} with {config}"
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_default_compiles(variant: NumbaCudaVariant[Any], architecture: str) -> None:
+    from tunebench.compile.numba_cuda import compile_numba_cuda
+
+    workload, device = served(variant), representative(architecture)
+    config = variant.default(workload, device)
+    assert variant.configs(workload, device).row(config) is not None, f"{config} is not valid"
+    binary = compile_numba_cuda(variant, workload, config, device)
+    assert launch_refusal(binary, variant.launches(workload, config), device) is None

@@ -1,0 +1,122 @@
+"""torch on a GPU, timed by the same sampler as our own kernels: the same flush, cover, batches and clocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.device import Device, local_gpus
+from tunebench.errors import DeviceError, MissingDependency
+from tunebench.measure._clock import Clock
+from tunebench.measure._gpu import Timing, open_gpu
+from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler
+from tunebench.measure.timing import Protocol
+from tunebench.workload import Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["TorchGpu"]
+
+Call = Callable[[], object]
+
+
+class TorchGpu:
+    """One GPU as torch has it, with what `Sampler` asks of a device.
+
+    Args:
+        device: A GPU of this machine.
+
+    Raises:
+        MissingDependency: if torch or cuda-core is not installed.
+        DeviceError: if torch sees no such GPU.
+    """
+
+    def __init__(self, device: Device) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise MissingDependency("torch", "torch") from error
+        keys = [gpu.key for gpu in local_gpus()]
+        if device.key not in keys or not torch.cuda.is_available():
+            raise DeviceError(f"torch {torch.__version__} cannot use {device.name} on this machine")
+        self._torch = torch
+        self._described = device
+        self.device = torch.device("cuda", keys.index(device.key))
+        torch.cuda.set_device(self.device)
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._clock = Clock(open_gpu(device).pci_bus_id)
+        self._flush_bytes = FLUSHED_CACHES * device.l2_bytes
+        self._overwritten = torch.empty(self._flush_bytes, dtype=torch.uint8, device=self.device)
+
+    def tensors(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """Return inputs on the device; those of shape `()` as numbers."""
+        return {name: self._tensor(np.asarray(value)) for name, value in inputs.items()}
+
+    def _tensor(self, value: Array) -> Any:
+        if not value.shape:
+            return float(value)
+        if value.dtype.name == "bfloat16":
+            return self._torch.from_numpy(value.view(np.int16)).view(self._torch.bfloat16).to(self.device)
+        return self._torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
+
+    def allow_for(self, workload: Workload) -> None:
+        """Let the libraries compute as the workload says: f32 in full, tf32 where it is asked for.
+
+        cuDNN searches among its algorithms at the first call, as its users let it.
+        """
+        torch, in_tf32 = self._torch, workload.dtype == "tf32"
+        torch.set_float32_matmul_precision("high" if in_tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = in_tf32
+        torch.backends.cudnn.benchmark = True
+
+    def sampler(self, call: Call, protocol: Protocol) -> Sampler:
+        """Return what takes samples of a call, after it has run once."""
+
+        def without_gradients() -> None:
+            with self._torch.inference_mode():
+                call()
+
+        without_gradients()
+        self._torch.cuda.synchronize()
+        flush = Flush(0, self._flush_bytes) if protocol.cache == "cold" else None
+        mhz = self._described.max_clock_mhz
+        return Sampler(self, self._clock, (without_gradients,), flush=flush, max_clock_mhz=mhz)
+
+    # -- what a sampler asks for ---------------------------------------------------------------
+
+    def launch(self, launches: Sequence[Call]) -> None:
+        """Enqueue calls."""
+        for call in launches:
+            call()
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        """Overwrite the memory that flushes the cache; there is no other here."""
+        self._overwritten.fill_(byte)
+
+    def graph(self, launches: Sequence[Call], count: int) -> Any:
+        """Record calls `count` times over."""
+        graph = self._torch.cuda.CUDAGraph()
+        with self._torch.cuda.graph(graph):
+            for _ in range(count):
+                self.launch(launches)
+        return graph
+
+    def replay(self, graph: Any) -> None:
+        """Enqueue a graph."""
+        graph.replay()
+
+    def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
+        """Time work on the device (see `Gpu.time`)."""
+        before()
+        start = time.perf_counter()
+        self._begin.record()
+        work()
+        self._end.record()
+        host_us = (time.perf_counter() - start) * 1e6
+        self._end.synchronize()
+        return Timing(float(self._begin.elapsed_time(self._end)) * 1e3, host_us)

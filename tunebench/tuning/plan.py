@@ -1,0 +1,48 @@
+"""How to tune: what a caller may choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.measure.timing import Protocol
+from tunebench.search.loop import SAMPLERS
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How to tune.
+
+    Attributes:
+        trials: Distinct configurations that may be launched or fail; known and masked ones are free.
+        sampler: A name of `tunebench.search.loop.SAMPLERS`.
+        seed: Seed of all that is random: the search, the inputs.
+        variants: Names or keys of the variants to try; all that can, if empty.
+        variant_files: Users' files with a variant each; these alone are tried, unless `variants` names more.
+        protocol: How samples are taken.
+        offline: Whether to compile, emulate and predict only, even if the device is here.
+        workers: Processes that compile; 0 is one for each core.
+        timeout_s: Longest that verifying and timing one configuration may take.
+        finalists: How many of the best are timed again at the end, beside the default.
+        baselines: Whether to time libraries at the end.
+    """
+
+    trials: int = 50
+    sampler: str = "bound"
+    seed: int = 0
+    variants: tuple[str, ...] = ()
+    variant_files: tuple[str, ...] = ()
+    protocol: Protocol = field(default_factory=Protocol)
+    offline: bool = False
+    workers: int = 0
+    timeout_s: float = 60.0
+    finalists: int = 3
+    baselines: bool = True
+
+    def __post_init__(self) -> None:
+        if self.trials < 1 or self.timeout_s <= 0 or self.workers < 0 or self.finalists < 1:
+            raise InputError("trials and finalists must be 1 or more, timeout positive, workers 0 or more")
+        if self.sampler not in SAMPLERS:
+            raise UnknownName("sampler", self.sampler, SAMPLERS)
