@@ -61,20 +61,24 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def tune(session: nox.Session) -> None:
     """Tune a workload: `nox -s tune -- --workload gemm:m=256,n=256,k=256,dtype=f32`."""
-    session.install(".[cuda]" if _has_driver() else ".")
+    _install_for_this_machine(session)
     session.run("tunebench", "tune", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Run the benchmarks whose figures the README quotes, or those named: `nox -s bench -- loop_overhead`."""
-    scripts = {path.stem: path for path in sorted(Path("benchmarks").glob("[a-z]*.py"))}
-    chosen = session.posargs or list(scripts)
+    """Run the benchmarks whose figures the README quotes, or one: `nox -s bench -- overhead --trials 100`."""
+    scripts = {
+        path.stem: path
+        for path in sorted(Path("benchmarks").glob("*.py"))
+        if "__main__" in path.read_text(encoding="utf-8")  # the others help these
+    }
+    chosen, options = session.posargs[:1] or list(scripts), session.posargs[1:]
     if unknown := set(chosen) - set(scripts):
-        session.error(f"unknown benchmark: {', '.join(sorted(unknown))}; known: {', '.join(scripts)}")
-    session.install(".[cuda]")
+        session.error(f"unknown benchmark: {', '.join(unknown)}; known: {', '.join(scripts)}")
+    _install_for_this_machine(session)
     for name in chosen:
-        session.run("python", str(scripts[name]))
+        session.run("python", str(scripts[name]), *options)
 
 
 def _add_gpu_session(architecture: str, products: str) -> None:
@@ -96,8 +100,13 @@ for _architecture, _products in ARCHITECTURES.items():
     _add_gpu_session(_architecture, _products)
 
 
+def _install_for_this_machine(session: nox.Session) -> None:
+    """Install the package as a user would: with what its GPU needs if there is one."""
+    session.install(".[cuda]" if _has_driver() else ".")
+
+
 def _has_driver() -> bool:
-    """Tell whether this machine has a CUDA driver, so that tuning runs on its GPU."""
+    """Tell whether this machine has a CUDA driver."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -109,15 +109,33 @@ def upgrade(db: str | Path | None = None) -> tuple[str | None, str]:
         DatabaseError: if it cannot be opened or written.
     """
     location = locate(db)
+    with explained(location):
+        _look(location)
     with explained(location), _upgrading(location) as connection:
         _lock(connection)
-        before = _revision(connection, location)
-        if before not in (None, *schema.REVISIONS):
-            _refuse(before, location)
+        before = _upgradable(connection, location)
         if before != schema.HEAD:
             _alembic(connection, "upgrade", schema.HEAD)
             _check_references(connection, location)
     return before, schema.HEAD
+
+
+def _look(location: Location) -> None:
+    """Refuse a file of another program before it is opened for writing, which alone would change it."""
+    if location.path is not None and location.path.exists() and location.path.stat().st_size:
+        engine = create_engine(location, read_only=True)
+        try:
+            with engine.connect() as connection:
+                _upgradable(connection, location)
+        finally:
+            engine.dispose()
+
+
+def _upgradable(connection: sa.Connection, location: Location) -> str | None:
+    found = _revision(connection, location)
+    if found not in (None, *schema.REVISIONS):
+        _refuse(found, location)
+    return found
 
 
 @contextmanager

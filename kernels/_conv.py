@@ -1,4 +1,4 @@
-"""Convolutions as products of matrices, seen from the host: what `_conv_geometry.cuh` computes with."""
+"""Convolutions as products of matrices, seen from the host: what `_conv.cuh` computes with."""
 
 from __future__ import annotations
 
@@ -6,33 +6,50 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tunebench._lazy import np
+from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
+from tunebench.errors import ConfigError
 from tunebench.kernels._cuda import ctype
+from tunebench.space import Config, Parameter, Space
 from tunebench.variant import Launch, Scalar, ceil_div
+from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = [
+    "RASTER",
+    "SPLIT",
+    "SPLITS",
+    "WALK",
     "Product",
     "ResidueClass",
     "Tile",
     "alignment",
     "along_k",
+    "choices",
     "epilogue",
+    "first_valid",
+    "launches",
     "limits",
     "miniature",
+    "order_matters",
     "product",
     "residue_classes",
-    "sizes",
-    "sum_parts",
-    "tensors",
-    "wide",
+    "scratch",
+    "share",
+    "split_is_of_use",
+    "step_is_of_use",
+    "walk_is_of_use",
 ]
 
+MAX_GRID_X = 2**31 - 1
+MAX_SCRATCH_BYTES = 2**30
+SUM_THREADS = 256
+"""Threads a block of `sum_parts` has."""
 NARROW = 2**30
 """Extents and offsets below this are safe in 32 bits, with a tile beyond the end."""
 
@@ -170,11 +187,6 @@ def _spans(workload: Conv2d) -> list[int]:
     ]
 
 
-def wide(workload: Conv2d, blocks: int) -> bool:
-    """Tell whether an index, an offset or a number of blocks needs more than 32 bits."""
-    return max(*_spans(workload), blocks) >= NARROW
-
-
 def limits(workload: Conv2d) -> str | None:
     """Return why a workload exceeds 64-bit offsets and grids, or None."""
     largest = max(tensor.size for tensor in (*workload.inputs(), *workload.outputs()))
@@ -183,22 +195,84 @@ def limits(workload: Conv2d) -> str | None:
     return None
 
 
+# -- what spaces have in common ----------------------------------------------------------------------------
+
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+WALK = Parameter("walk", ("by_tap", "flat"), "K tap by tap, or taps and channels as one index")
+SPLIT = Parameter("split", SPLITS, "parts of K, which a second kernel sums")
+RASTER = Parameter("raster", ("columns", "rows"), "which tiles run one after the other")
+
+
+def walk_is_of_use(walk: Any, workload: Conv2d) -> Any:
+    """K must run by tap where there is one tap, flat where K is pixels, else either way."""
+    if workload.direction == "wgrad":
+        return walk == "flat"
+    return (walk == "by_tap") | (workload.r * workload.s > 1)
+
+
+def step_is_of_use(bk: Any, walk: Any, least: int, workload: Conv2d) -> Any:
+    """Tell whether a step is shorter than twice what it runs along, or the least there is."""
+    whole = product(workload)
+    extent = np.where(walk == "by_tap", whole.depth, max(1, whole.taps) * whole.depth)
+    return (bk == least) | (bk < 2 * extent)
+
+
+def split_is_of_use(
+    bm: Any, bn: Any, bk: Any, walk: Any, split: Any, workload: Conv2d, device: Device
+) -> Any:
+    """K is split only where blocks are few, into parts of 4 steps or more, whose sums fit the scratch."""
+    whole = product(workload)
+    few = whole.tiles(1.0 * bm, 1.0 * bn) * (split // 2) < 2 * device.sm_count
+    long = whole.steps(whole.taps, bk, walk) >= 4 * split
+    small = 4.0 * split * workload.outputs()[0].size <= MAX_SCRATCH_BYTES
+    return (split == 1) | (few & long & small)
+
+
+def order_matters(bm: Any, bn: Any, split: Any, raster: Any, workload: Conv2d) -> Any:
+    """Tiles run rows first only if there are several both ways, and many."""
+    whole = product(workload)
+    return (raster == "columns") | ((split == 1) & (whole.m > bm) & (whole.n > bn))
+
+
+def share(extent: Any, bk: Any, vec: Any, threads: Any, runs_along_k: bool) -> tuple[Any, Any]:
+    """Return the accesses of a thread to a tile, across it and along K (`Share` in _conv.cuh)."""
+    across, lines = (bk // vec, extent) if runs_along_k else (extent // vec, bk)
+    threads_across = np.minimum(across, threads)
+    counts = across // threads_across, ceil_div(lines, threads // threads_across)
+    return (counts[1], counts[0]) if runs_along_k else counts
+
+
+def first_valid(space: Space, configs: Iterable[Config], workload: Conv2d, device: Device) -> Config:
+    """Return the first of the configurations that is valid.
+
+    Raises:
+        ConfigError: if none is.
+    """
+    for config in configs:
+        try:
+            return space.check(config, workload=workload, device=device)
+        except ConfigError:
+            continue
+    raise ConfigError(f"none of the usual configurations is valid for {workload} on {device.name}")
+
+
 # -- launching ----------------------------------------------------------------------------------------------
 
-SUM_THREADS = 256
-"""Threads a block of `sum_parts` has."""
 
-
-def epilogue(workload: Conv2d) -> str:
-    """Return the C++ type of what is done to a sum."""
+def epilogue(workload: Conv2d, split: int) -> str:
+    """Return the C++ type of what the product does to its sums: nothing if these are parts."""
     flags = (workload.has_bias, workload.has_residual, workload.has_relu)
-    return f"Epilogue<{', '.join(str(flag).lower() for flag in flags)}>"
+    return f"Epilogue<{', '.join(str(flag and split == 1).lower() for flag in flags)}>"
 
 
-def tensors(workload: Conv2d) -> tuple[str, str, str, str]:
-    """Return the names of A's tensor, B's, bias and residual: A's where there is none (it is not read)."""
-    a, b = (tensor.name for tensor in workload.inputs()[:2])
-    return a, b, "bias" if workload.has_bias else a, "residual" if workload.has_residual else a
+def choices(workload: Conv2d, config: Mapping[str, Any], index: str) -> tuple[str, ...]:
+    """Return the template arguments that every product begins with: types, direction, layout, walk."""
+    stored = ctype(workload.dtype)
+    return (
+        *(stored, stored if config["split"] == 1 else "float", index),
+        *(workload.direction.upper(), workload.layout.upper(), config["walk"].upper()),
+    )
 
 
 def residue_classes(workload: Conv2d) -> tuple[int, int]:
@@ -208,8 +282,8 @@ def residue_classes(workload: Conv2d) -> tuple[int, int]:
     return min(workload.stride, workload.h), min(workload.stride, workload.w)
 
 
-def sizes(workload: Conv2d) -> tuple[int, ...]:
-    """Return what `Sizes` of _conv_geometry.cuh holds, in its order."""
+def _sizes(workload: Conv2d) -> tuple[int, ...]:
+    """Return what `Sizes` of _conv.cuh holds, in its order."""
     w = workload
     tap_skip = w.stride // math.gcd(w.stride, w.dilation)
     return (
@@ -220,21 +294,55 @@ def sizes(workload: Conv2d) -> tuple[int, ...]:
     )
 
 
-def sum_parts(workload: Conv2d, parts: int, wide: bool) -> Launch:
-    """Return the launch that sums `parts` parts of K and finishes the result."""
-    out = workload.outputs()[0]
-    _, _, bias, residual = tensors(workload)
+def scratch(workload: Conv2d, split: int) -> tuple[Tensor, ...]:
+    """Return the sums of the parts of K, if there are several."""
+    shape = (split, workload.outputs()[0].size)
+    return (Tensor(name="partial", shape=shape, dtype="f32"),) if split > 1 else ()
+
+
+def launches(
+    workload: Conv2d, config: Mapping[str, Any], entry: Callable[[str], str], threads: int, smem_bytes: int
+) -> tuple[Launch, ...]:
+    """Return the launch of a product, a block a tile, and that of the sum of its parts if K is split.
+
+    Args:
+        workload: What to do.
+        config: A configuration with `bm`, `bn`, `split` and `raster`.
+        entry: Returns the name of the product's kernel, given the C++ type of its indices.
+        threads: Of a block.
+        smem_bytes: Of a block.
+    """
+    whole, split, out = product(workload), config["split"], workload.outputs()[0]
+    tiles = ceil_div(whole.m, config["bm"]), ceil_div(whole.n, config["bn"])
+    blocks = math.prod((*tiles, *residue_classes(workload), split, workload.groups))
+    wide = max(*_spans(workload), blocks) >= NARROW
+    index, integer = ("i64", "long long") if wide else ("i32", "int")
+    a, b = (tensor.name for tensor in workload.inputs()[:2])
+    # In place of a tensor that is not there, and is not read, stands another.
+    bias, residual = "bias" if workload.has_bias else a, "residual" if workload.has_residual else a
+
+    def integers(*values: int) -> tuple[Scalar, ...]:
+        return tuple(Scalar(integer, value) for value in values)  # type: ignore[arg-type]
+
+    first = Launch(
+        entry=entry(index),
+        grid=(min(blocks, MAX_GRID_X), ceil_div(blocks, MAX_GRID_X), 1),
+        block=(threads, 1, 1),
+        arguments=(
+            *(a, b, bias, residual, out.name if split == 1 else "partial"),
+            *integers(*_sizes(workload), *tiles, int(config["raster"] == "rows"), split),
+            Scalar("long long", out.size),
+        ),
+        smem_bytes=smem_bytes,
+    )
     inner = 1 if workload.layout == "nhwc" else workload.p * workload.q
-    integers = (parts, out.size, inner, workload.k)
-    return Launch(
-        entry=f"sum_parts<{ctype(workload.dtype)}, {'i64' if wide else 'i32'}, {epilogue(workload)}>",
+    second = Launch(
+        entry=f"sum_parts<{ctype(workload.dtype)}, {index}, {epilogue(workload, split=1)}>",
         grid=(ceil_div(out.size, SUM_THREADS), 1, 1),
         block=(SUM_THREADS, 1, 1),
-        arguments=(
-            *("partial", bias, residual, out.name),
-            *(Scalar("long long" if wide else "int", integer) for integer in integers),
-        ),
+        arguments=("partial", bias, residual, out.name, *integers(split, out.size, inner, workload.k)),
     )
+    return (first,) if split == 1 else (first, second)
 
 
 # -- a small workload like a large one ----------------------------------------------------------------------

@@ -67,13 +67,9 @@ struct Finish {
     Vec<float, WIDTH> values = {};
     if constexpr (HAS_BIAS) {
       if (column < columns) {
-        constexpr int STEP = WIDTH < PER_16_BYTES<Out> ? WIDTH : PER_16_BYTES<Out>;
+        const Vec<Out, WIDTH> stored = load_vec<WIDTH>(bias + column);
 #pragma unroll
-        for (int i = 0; i < WIDTH; i += STEP) {
-          const Vec<Out, STEP> stored = load_vec<STEP>(bias + column + i);
-#pragma unroll
-          for (int e = 0; e < STEP; ++e) values.at[i + e] = to_float(stored.at[e]);
-        }
+        for (int e = 0; e < WIDTH; ++e) values.at[e] = to_float(stored.at[e]);
       }
     }
     return values;

@@ -102,13 +102,13 @@ def shrink(workload: Gemm, config: Mapping[str, Any], stages: int) -> Gemm:
         tile, tiles = max(16, tile), ceil_div(tile * tiles, max(16, tile))
         return min(extent, tile * tiles + extent % tile)
 
-    for tiles_m, tiles_n in ((2, 2), (1, 2), (1, 1)):
+    for tiles_m, tiles_n, batch in ((2, 2, 2), (1, 2, 2), (1, 1, 2), (1, 1, 1)):
         small = dataclasses.replace(
             workload,
             m=keep(workload.m, config["bm"], tiles_m),
             n=keep(workload.n, config["bn"], tiles_n),
-            k=keep(workload.k, config["bk"], stages + 2),
-            batch=min(workload.batch, 2),
+            k=keep(workload.k, config["bk"], stages + 1),
+            batch=min(workload.batch, batch),
         )
         if small.flops() <= 2 * AFFORDABLE_FMA:
             break

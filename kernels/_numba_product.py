@@ -106,7 +106,7 @@ def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constra
     """
 
     def registers(mr: Any, nr: Any, device: Device) -> Any:
-        """mr * nr sums, a row of nr elements and one factor must fit in the vector registers."""
+        """Sums (mr * nr), a row of nr elements and one factor must fit in the vector registers."""
         count, lanes = _REGISTERS.get(device.architecture, (16, 4))
         return mr * (nr // lanes) + nr // lanes + 1 <= count
 
@@ -152,14 +152,14 @@ def expert(extents: tuple[int, int, int], device: Device, a_panel: Literal["rows
 def walker(
     config: Config, a: Operand, b: Operand, write: Callable[..., None], fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return the jitted `walk(operands, sizes, worker, workers)` that computes one worker's share of all tiles.
+    """Return the jitted `walk(operands, sizes, worker, workers)` that computes a worker's share of the tiles.
 
     Args:
         config: One of a space with `PARAMETERS`.
         a: How rows are read.
         b: How columns are read.
-        write: `inlined` function `(operands, z, i, j, count, tile, offset)` that finishes `count` sums of row i, from
-            column j on, and stores them.
+        write: `inlined` function `(operands, z, i, j, count, sums, offset)` that finishes and stores `count`
+            sums of row i, from column j on.
         fastmath: LLVM flags.
 
     `operands` is whatever lines and `write` ask for; `sizes` has a row (m, n, k) for each product z.
@@ -269,7 +269,7 @@ def _pack(
 
 
 def _micro_kernel(blocking: Blocking, a_strides: tuple[int, int]) -> Callable[..., None]:
-    """Return an intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` that adds a strip's products to the sums.
+    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` that multiplies two strips.
 
     It is written in LLVM's vectors, since no loop over arrays keeps its sums in registers for sure.
     """

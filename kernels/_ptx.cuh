@@ -7,7 +7,8 @@
 
 // ---- matrix multiply-accumulate: D (16, 8) f32 += A (16, K) B (K, 8) --------------------------------------
 //   d[0..1] = D[g][2t, 2t + 1]          d[2..3] = D[g + 8][2t, 2t + 1]
-//   16-bit, K = 16: a[0] = A[g][2t, 2t + 1], a[1] = A[g + 8][same], a[2] = A[g][2t + 8, 2t + 9], a[3] = A[g + 8][same]
+//   16-bit, K = 16: a[0] = A[g][2t, 2t + 1], a[1] = A[g + 8][2t, 2t + 1],
+//                   a[2] = A[g][2t + 8, 2t + 9], a[3] = A[g + 8][2t + 8, 2t + 9]
 //                   b[0] = B[2t, 2t + 1][g], b[1] = B[2t + 8, 2t + 9][g]
 //   tf32,   K = 8:  a[0] = A[g][t], a[1] = A[g + 8][t], a[2] = A[g][t + 4], a[3] = A[g + 8][t + 4]
 //                   b[0] = B[t][g], b[1] = B[t + 4][g]
@@ -111,7 +112,7 @@ __device__ __forceinline__ void mma_m16n8k16<bf16_t>(float (&d)[4], const u32 (&
   mma_m16n8k16_bf16(d, a, b);
 }
 
-// ---- loading fragments from shared memory ----------------------------------------------------------------
+// ---- loading fragments from shared memory -----------------------------------------------------------------
 // Each 8 x 8 matrix of 16-bit elements has its row r at the address that lane 8 * matrix + r passes (a multiple
 // of 16 bytes; with x2 the addresses of lanes 16 on are not read). Register i of a lane holds M[g][2t, 2t + 1] of
 // matrix i; transposed, M[2t, 2t + 1][g].
@@ -202,7 +203,7 @@ __device__ __forceinline__ void ldmatrix_x2_trans(u32 (&d)[2], const void* row) 
 #endif
 }
 
-// ---- asynchronous copies from global to shared memory ------------------------------------------------------
+// ---- asynchronous copies from global to shared memory -----------------------------------------------------
 // Both addresses are multiples of BYTES. The first `source_bytes` are copied and the rest of BYTES is zeroed; with
 // 0, `source` is not read and may be any address of the right alignment. A copy has happened for sure only after
 // cp_async_wait of its group, and for other threads after a barrier on top of that.

@@ -2,7 +2,7 @@
 // Reductions over the lanes of a warp and the threads of a block, and the fast functions used beside them.
 // Needs nothing else.
 
-// ---- fast functions: within 2 units in the last place, subnormals flushed to zero ----------------------------
+// ---- fast functions: within 2 units in the last place, subnormals flushed to zero -------------------------
 
 // 2^x.
 __device__ __forceinline__ float fast_exp2(float x) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ float fast_rsqrt(float x) {
 #endif
 }
 
-// ---- warp ------------------------------------------------------------------------------------------------
+// ---- warp -------------------------------------------------------------------------------------------------
 
 struct Max {
   static __device__ __forceinline__ float neutral() { return __int_as_float(0xff800000); }
@@ -61,7 +61,7 @@ __device__ __forceinline__ float warp_reduce_sum(float value) {
   return warp_reduce<WIDTH>(value, Sum());
 }
 
-// ---- block -----------------------------------------------------------------------------------------------
+// ---- block ------------------------------------------------------------------------------------------------
 
 // Every thread gets the reduction over the block of THREADS threads (a multiple of 32; x only).
 // `scratch` is shared, THREADS / 32 floats; it is free again when the function returns. Two barriers.

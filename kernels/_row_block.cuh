@@ -12,8 +12,8 @@ __device__ __forceinline__ float reduce_row(float value, Op op) {
   }
 }
 
-// What of a row this thread handles: vectors `thread`, `thread + STEP`, … of `count`. A row that is missing in the last
-// block has none; its threads still take part in reductions.
+// What of a row this thread handles: vectors `thread`, `thread + STEP`, … of `count`. A row that is missing in the
+// last block has none; its threads still take part in reductions.
 template <int ROW_THREADS, int ROWS, int V>
 struct Share {
   static constexpr int STEP = ROW_THREADS;

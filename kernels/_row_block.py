@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import numpy as np
-
+from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
 from tunebench.space import Config, Parameter, Space, Table

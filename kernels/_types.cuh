@@ -26,7 +26,7 @@ __host__ __device__ constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
 
-// ---- to f32 ----------------------------------------------------------------------------------------------
+// ---- to f32 -----------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float to_float(float value) { return value; }
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ float to_float(half_t value) {
 
 __device__ __forceinline__ float to_float(bf16_t value) { return __uint_as_float(u32(value.bits) << 16); }
 
-// ---- from f32, to nearest even ---------------------------------------------------------------------------
+// ---- from f32, to nearest even ----------------------------------------------------------------------------
 
 template <class T>
 __device__ __forceinline__ T from_float(float value);
@@ -122,7 +122,7 @@ __device__ __forceinline__ u32 to_tf32(float value) {
 #endif
 }
 
-// ---- several elements in one access ----------------------------------------------------------------------
+// ---- several elements in one access -----------------------------------------------------------------------
 
 // `N` elements that move as one access; N is a power of two and N * sizeof(T) at most 16.
 template <class T, int N>

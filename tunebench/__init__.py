@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.errors import LookupMiss, TunebenchError
     from tunebench.tuning import Plan, Report, tune
-    from tunebench.workloads import parse, workload
+    from tunebench.workloads import parse
 
 __all__ = [
     "Answer",
@@ -29,7 +29,6 @@ __all__ = [
     "lookup",
     "parse",
     "tune",
-    "workload",
 ]
 
 _HOME = {
@@ -42,7 +41,6 @@ _HOME = {
     "lookup": "tunebench.answer",
     "parse": "tunebench.workloads",
     "tune": "tunebench.tuning",
-    "workload": "tunebench.workloads",
 }
 
 

@@ -1,7 +1,7 @@
 """conv2d in CUDA C++ as an implicit GEMM on the f32 units: every direction, type, layout, stride and group.
 
 The convolution is a product of matrices whose left operand is gathered from images on its way to shared
-memory (`_conv_geometry.cuh`), where tiles are f32. A block holds `bm` x `bn` sums in registers, a thread
+memory (`_conv.cuh`), where tiles are f32. A block holds `bm` x `bn` sums in registers, a thread
 `tm` x `tn` of them, and reads the next step along K from global memory while it multiplies this one. What a
 strided gradient would multiply with zeros is left out: pixels are taken by residue class of the stride.
 
@@ -17,25 +17,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
-from tunebench.errors import ConfigError
 from tunebench.kernels import _conv
 from tunebench.kernels._conv import alignment, product
-from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
-MAX_GRID_X = 2**31 - 1
-MAX_SCRATCH_BYTES = 2**30
-SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RUN = 4
 """Neighbours that a thread reads from shared memory, and stores, by one access of 16 bytes of f32."""
 OTHER_REGISTERS, SPARE_REGISTERS = 20, 45
@@ -57,20 +52,6 @@ def tile_is_of_use(bm: Any, bn: Any, workload: Conv2d) -> Any:
     return ((bm <= 32) | (bm < 2 * whole.m)) & ((bn <= 16) | (bn < 2 * whole.n))
 
 
-def walk_is_of_use(walk: Any, workload: Conv2d) -> Any:
-    """K must run by tap where there is one tap, flat where K is pixels, else either way."""
-    if workload.direction == "wgrad":
-        return walk == "flat"
-    return (walk == "by_tap") | (workload.r * workload.s > 1)
-
-
-def step_is_of_use(bk: Any, walk: Any, workload: Conv2d) -> Any:
-    """A step must be shorter than twice what it runs along, if there is a shorter one."""
-    whole = product(workload)
-    extent = np.where(walk == "by_tap", whole.depth, max(1, whole.taps) * whole.depth)
-    return (bk == 8) | (bk < 2 * extent)
-
-
 def width_is_of_use(vec: Any, walk: Any, workload: Conv2d) -> Any:
     """Loads must be as wide as the alignment of A or B allows, half of that, or one element."""
     flat, by_tap = (max(alignment(workload, name)[:2]) for name in ("flat", "by_tap"))
@@ -86,7 +67,7 @@ def all_threads_load(bm: Any, bn: Any, bk: Any, tm: Any, tn: Any, vec: Any, work
 
 
 def _smem_bytes(workload: Conv2d, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
-    """Return the shared memory of a block; lines that run along K are padded (`Share` in _conv_simt.cuh)."""
+    """Return the shared memory of a block; lines that run along K are padded (`HeldTile`)."""
     pad_a, pad_b = (4 * along for along in _conv.along_k(workload))
     return stages * bk * (bm + pad_a + bn + pad_b) * 4
 
@@ -100,14 +81,6 @@ def shared_memory_fits(
     return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
 
 
-def _share(extent: Any, bk: Any, vec: Any, threads: Any, along_k: bool) -> tuple[Any, Any]:
-    """Return the accesses of a thread to a tile, across it and along K (`Share` in _conv_simt.cuh)."""
-    across, lines = (bk // vec, extent) if along_k else (extent // vec, bk)
-    threads_across = np.minimum(across, threads)
-    counts = across // threads_across, ceil_div(lines, threads // threads_across)
-    return (counts[1], counts[0]) if along_k else counts
-
-
 def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
     """Estimate the fewest registers a thread needs: sums, fragments, and what it carries to shared memory."""
     bm, bn, bk, tm, tn, vec = (config[name] for name in ("bm", "bn", "bk", "tm", "tn", "vec"))
@@ -115,8 +88,8 @@ def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
     a, b, _ = alignment(workload, "flat")
     along_a, along_b = _conv.along_k(workload)
     vec_a, vec_b = np.minimum(vec, a), np.minimum(vec, b)
-    rows, deep_a = _share(bm, bk, vec_a, threads, along_a)
-    columns, deep_b = _share(bn, bk, vec_b, threads, along_b)
+    rows, deep_a = _conv.share(bm, bk, vec_a, threads, along_a)
+    columns, deep_b = _conv.share(bn, bk, vec_b, threads, along_b)
     held = rows * deep_a * ceil_div(vec_a * size, 4) + columns * deep_b * ceil_div(vec_b * size, 4)
     return tm * tn + 2 * (tm + tn) + held + 3 * rows + columns + OTHER_REGISTERS
 
@@ -132,23 +105,6 @@ def registers_suffice(
     return fits & ((min_blocks == 1) | (needed + SPARE_REGISTERS > room))
 
 
-def split_is_of_use(
-    bm: Any, bn: Any, bk: Any, walk: Any, split: Any, workload: Conv2d, device: Device
-) -> Any:
-    """K is split only where blocks are few, into parts of 4 steps or more, whose sums fit the scratch."""
-    whole = product(workload)
-    few = whole.tiles(1.0 * bm, 1.0 * bn) * (split // 2) < 2 * device.sm_count
-    long = whole.steps(whole.taps, bk, walk) >= 4 * split
-    small = 4.0 * split * workload.outputs()[0].size <= MAX_SCRATCH_BYTES
-    return (split == 1) | (few & long & small)
-
-
-def order_matters(bm: Any, bn: Any, split: Any, raster: Any, workload: Conv2d) -> Any:
-    """Tiles run rows first only if there are several both ways, and many."""
-    whole = product(workload)
-    return (raster == "columns") | ((split == 1) & (whole.m > bm) & (whole.n > bn))
-
-
 SPACE = Space(
     (
         Parameter("bm", (16, 32, 64, 128, 256), "rows of C a block computes"),
@@ -156,24 +112,24 @@ SPACE = Space(
         Parameter("tm", (2, 4, 8), "rows of C a thread computes"),
         Parameter("tn", (2, 4, 8), "columns of C a thread computes"),
         Parameter("bk", (8, 16, 32), "length of a step along K"),
-        Parameter("walk", ("by_tap", "flat"), "K tap by tap, or taps and channels as one index"),
+        _conv.WALK,
         Parameter("vec", (1, 2, 4, 8), "elements an access to A or B moves, where alignment allows"),
         Parameter("stages", (1, 2), "2: a second buffer saves one of two barriers a step"),
-        Parameter("split", SPLITS, "parts of K, which a second kernel sums"),
-        Parameter("raster", ("columns", "rows"), "which tiles run one after the other"),
+        _conv.SPLIT,
+        _conv.RASTER,
         Parameter("min_blocks", (1, 2, 4), "blocks an SM must be able to hold: limits registers"),
     ),
     (
         block_is_reasonable,
         tile_is_of_use,
-        walk_is_of_use,
-        step_is_of_use,
+        _conv.walk_is_of_use,
+        lambda bk, walk, workload: _conv.step_is_of_use(bk, walk, 8, workload),
         width_is_of_use,
         all_threads_load,
         shared_memory_fits,
         registers_suffice,
-        split_is_of_use,
-        order_matters,
+        _conv.split_is_of_use,
+        _conv.order_matters,
     ),
 )
 
@@ -191,62 +147,60 @@ conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ bia
      I row_tiles, I column_tiles, I rows_first, I parts, i64 part_size) {
   using P = Product<DIRECTION, LAYOUT, WALK, I, BK>;
   using Grid = ThreadGrid<BM, BN, TM, TN, usual_lanes_n<BM, BN, TM, TN>()>;
-  using A = TileA<T, I, P, BM, BK, VEC_A, Grid::THREADS>;
-  using B = TileB<T, I, P, BN, BK, VEC_B, Grid::THREADS>;
+  using ShareA = Share<BM, BK, VEC_A, Grid::THREADS, P::A_ALONG_K>;
+  using ShareB = Share<BN, BK, VEC_B, Grid::THREADS, P::B_ALONG_K>;
+  using TileA = HeldTile<T, ShareA, BM, BK, VEC_A, P::A_ALONG_K>;
+  using TileB = HeldTile<T, ShareB, BN, BK, VEC_B, P::B_ALONG_K>;
 
-  I rest = I(blockIdx.x) + I(gridDim.x) * I(blockIdx.y);
-  const I inner = take(rest, rows_first ? row_tiles : column_tiles);
-  const I outer = take(rest, rows_first ? column_tiles : row_tiles);
-  const I residue_class = take(rest, row_classes * column_classes), part = take(rest, parts);
   const Sizes<I> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
                           row_classes, column_classes};
-  const P product(sizes, residue_class);
-  const Corner<Out, I> corner = {out + part * part_size, rest, (rows_first ? inner : outer) * BM,
-                                 (rows_first ? outer : inner) * BN};
+  const BlockWork<I> work = work_of_block(Tiles<I>{row_tiles, column_tiles, rows_first, parts}, sizes);
+  const P product(sizes, work.residue_class);
+  const Destination<T, Out, I> to = {out + work.part * part_size, bias, residual,
+                                     work.group, work.row * BM, work.column * BN};
   // The last row of the grid may have blocks too many; some residue classes have fewer pixels than the first.
-  if (corner.group >= groups || corner.row >= product.m) return;
+  if (to.group >= groups || to.row >= product.m) return;
 
-  // Parts differ by a step at most.
-  const I each = divide(product.steps, parts), longer = product.steps - each * parts;
-  const I begin = part * each + (part < longer ? part : longer);
-  I left = each + (part < longer ? 1 : 0);
+  Steps<I> steps = steps_of_part(product.steps, work.part, parts);
   float sums[TM][TN] = {};
-  if (left > 0) {
-    A of_a(a, product, corner.group, corner.row);
-    B of_b(b, product, corner.group, corner.column);
+  if (steps.count > 0) {
+    const ReaderA<T, I, P, ShareA> from_a(a, product, to.group, to.row);
+    const ReaderB<T, I, P, ShareB> from_b(b, product, to.group, to.column);
+    TileA of_a;
+    TileB of_b;
     const Digits<I> whole_step = product.whole_step();
-    Digits<I> at = product.at_step(begin);
-    of_a.load(product, at);
-    of_b.load(product, at);
+    Digits<I> at = product.at_step(steps.begin);
+    of_a.load(from_a, product, at);
+    of_b.load(from_b, product, at);
     float* const shared = reinterpret_cast<float*>(dynamic_shared());
-    constexpr int STAGE = A::S::FLOATS + B::S::FLOATS;
+    constexpr int STAGE = TileA::FLOATS + TileB::FLOATS;
     int stage = 0;  // where the tiles of this step begin, in floats
 #pragma unroll 1
-    for (; left > 0; --left) {
+    for (; steps.count > 0; --steps.count) {
       float* const here = shared + stage;
       of_a.store(here);
-      of_b.store(here + A::S::FLOATS);
+      of_b.store(here + TileA::FLOATS);
       __syncthreads();
-      if (left > 1) {  // the next step is under way while this one is multiplied
+      if (steps.count > 1) {  // the next step is under way while this one is multiplied
         at = product.next_step(at, whole_step);
-        of_a.load(product, at);
-        of_b.load(product, at);
+        of_a.load(from_a, product, at);
+        of_b.load(from_b, product, at);
       }
-      multiply_tiles<Grid, BK, A::S::PITCH, B::S::PITCH>(sums, here, here + A::S::FLOATS);
+      multiply_tiles<Grid, BK, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::FLOATS);
       if (STAGES == 2)
         stage = STAGE - stage;  // whoever stores there again has passed the next barrier, so all have read it
       else
         __syncthreads();
     }
   }
-  store_product<Grid, E, VEC_C>(sums, product, corner, bias, residual);
+  store_sums_of<Grid, E, VEC_C>(sums, product, to);
 }
 """
 
 
 @functools.cache
 def _source() -> str:
-    return helpers("types", "epilogue", "gemm", "gemm_simt", "conv_geometry", "conv_simt") + SOURCE
+    return helpers("types", "epilogue", "gemm", "gemm_simt", "conv", "conv_simt") + SOURCE
 
 
 def _entry(workload: Conv2d, config: Config, index: str) -> str:
@@ -254,14 +208,11 @@ def _entry(workload: Conv2d, config: Config, index: str) -> str:
     a, b, c = alignment(workload, config["walk"])
     along_n = workload.layout == "nhwc" and workload.direction != "wgrad"
     run = min(RUN, config["tn" if along_n else "tm"])
-    stored, split = ctype(workload.dtype), config["split"] > 1
     parts = (
-        *(stored, "float" if split else stored, index),
-        *(workload.direction.upper(), workload.layout.upper(), config["walk"].upper()),
+        *_conv.choices(workload, config, index),
         *(config[name] for name in ("bm", "bn", "bk", "tm", "tn")),
         *(min(a, config["vec"]), min(b, config["vec"]), min(c, run)),
-        *(config["stages"], "Epilogue<false, false, false>" if split else _conv.epilogue(workload)),
-        config["min_blocks"],
+        *(config["stages"], _conv.epilogue(workload, config["split"]), config["min_blocks"]),
     )
     return f"conv<{', '.join(map(str, parts))}>"
 
@@ -332,21 +283,14 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
 
     def default(self, workload: Conv2d, device: Device) -> Config:
         """Return the usual tile and parts of K that are estimated best, with the widest loads that fit."""
-        choices = itertools.product(USUAL, SPLITS)
-        for tile, split in sorted(choices, key=lambda choice: _estimate(workload, device, *choice)):
-            for vec, min_blocks in itertools.product((8, 4, 2, 1), (2, 1)):
-                others = {"split": split, "vec": vec, "min_blocks": min_blocks}
-                config = _usual(workload, tile, others)
-                if self._is_valid(config, workload, device):
-                    return config
-        raise ConfigError(f"{self.key} has no configuration for {workload} on {device.name}")
-
-    def _is_valid(self, config: Config, workload: Conv2d, device: Device) -> bool:
-        try:
-            self.space.check(config, workload=workload, device=device)
-        except ConfigError:
-            return False
-        return True
+        choices = itertools.product(USUAL, _conv.SPLITS)
+        ordered = sorted(choices, key=lambda choice: _estimate(workload, device, *choice))
+        configs = (
+            _usual(workload, tile, {"split": split, "vec": vec, "min_blocks": min_blocks})
+            for tile, split in ordered
+            for vec, min_blocks in itertools.product((8, 4, 2, 1), (2, 1))
+        )
+        return _conv.first_valid(self.space, configs, workload, device)
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count whole tiles: what lies beyond an edge of C, in the padding, or beyond K is computed as zeros.
@@ -384,33 +328,13 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
         """Return the sums of the parts of K, if it is split."""
-        if config["split"] == 1:
-            return ()
-        shape = (config["split"], workload.outputs()[0].size)
-        return (Tensor(name="partial", shape=shape, dtype="f32"),)
+        return _conv.scratch(workload, config["split"])
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
         """Return the product, a block a tile, and the sum of its parts if K is split."""
-        whole, split = product(workload), config["split"]
-        tiles = ceil_div(whole.m, config["bm"]), ceil_div(whole.n, config["bn"])
-        blocks = math.prod((*tiles, *_conv.residue_classes(workload), split, workload.groups))
-        wide = _conv.wide(workload, blocks)
-        numbers = (*_conv.sizes(workload), *tiles, int(config["raster"] == "rows"), split)
-        tensors = _conv.tensors(workload)
-        out = workload.outputs()[0]
-        launch = Launch(
-            entry=_entry(workload, config, "i64" if wide else "i32"),
-            grid=(min(blocks, MAX_GRID_X), ceil_div(blocks, MAX_GRID_X), 1),
-            block=(config["bm"] * config["bn"] // (config["tm"] * config["tn"]), 1, 1),
-            arguments=(
-                *tensors,
-                "partial" if split > 1 else out.name,
-                *(Scalar("long long" if wide else "int", number) for number in numbers),
-                Scalar("long long", out.size),
-            ),
-            smem_bytes=_smem_bytes(workload, *(config[name] for name in ("bm", "bn", "bk", "stages"))),
-        )
-        return (launch,) if split == 1 else (launch, _conv.sum_parts(workload, split, wide))
+        threads = config["bm"] * config["bn"] // (config["tm"] * config["tn"])
+        smem = _smem_bytes(workload, *(config[name] for name in ("bm", "bn", "bk", "stages")))
+        return _conv.launches(workload, config, functools.partial(_entry, workload, config), threads, smem)
 
     def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return a workload of few tiles that fills them, and ends within them, alike."""

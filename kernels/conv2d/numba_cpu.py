@@ -84,6 +84,7 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         last = workload.layout == "nhwc"
         height, width, channel = (1, 2, 3) if last else (2, 3, 1)
         plan = _plan(workload)
+        workers = np.int64(numba.config.NUMBA_NUM_THREADS)  # to ask at run time would tie the code to this process
 
         def conv2d(
             images: Any,
@@ -119,7 +120,6 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
             )
             flat = images.ravel(), others.ravel(), bias.ravel(), residual.ravel(), out.ravel()
             first, second, third, fourth, fifth = flat
-            workers = np.int64(numba.get_num_threads())
             for worker in numba.prange(workers):
                 # Numba's parallel loops take arrays and numbers from outside, but no tuples.
                 arrays = (first, second, third, fourth, fifth)
@@ -135,9 +135,9 @@ def _met(workload: Conv2d, extent: int, taps: int) -> int:
     return sum(max(0, ceil_div(extent - residue, workload.stride)) for residue in residues)
 
 
-# The jitted functions below share what they are passed as `operands`: (arrays, taps, grids, shape, target) with
+# What becomes machine code is passed the same `operands` throughout: (arrays, taps, grids, shape, target), with
 #   arrays  images, others, bias, residual, out, each flat
-#   taps    (kinds, r * s, 3): the tap's place in the filter, then rows and columns from a pixel to what it meets
+#   taps    (kinds, r * s, 3): place in the filter; rows and columns from a pixel to what it meets
 #   grids   (kinds, 5): taps in use, rows and columns of pixels, row and column of the first pixel
 #   shape   height and width of an image, its channels and those of the result in a group, groups, step
 #   target  height and width of the grid's images, distance of its pixels there, r * s
@@ -146,7 +146,6 @@ def _met(workload: Conv2d, extent: int, taps: int) -> int:
 
 def _plan(workload: Conv2d) -> Callable[..., Any]:
     """Return the jitted function that makes taps and grids."""
-    import numba
     import numpy as np
 
     dgrad = workload.direction == "dgrad"
@@ -178,7 +177,7 @@ def _plan(workload: Conv2d) -> Callable[..., Any]:
 def _operands(workload: Conv2d) -> tuple[Operand, Operand]:
     """Return how rows and columns of the product are packed."""
     last, wgrad = workload.layout == "nhwc", workload.direction == "wgrad"
-    # A line of patches runs over terms at a fixed pixel if channels are last, else over pixels at a fixed term.
+    # With channels last a line of patches runs over terms at a fixed pixel, else over pixels at a fixed term.
     line = _patches_nhwc(workload) if last else _patches_nchw(workload)
     patches = Operand(line=line, along="free" if last == wgrad else "depth")
     if wgrad:

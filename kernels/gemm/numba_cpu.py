@@ -44,6 +44,7 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
         import numpy as np
 
         a_depth = 2 if workload.trans[0] == "n" else 1
+        workers = np.int64(numba.config.NUMBA_NUM_THREADS)  # to ask at run time would tie the code to this process
         walk = walker(
             config,
             Operand(line=_line(0, workload), along="depth" if workload.trans[0] == "n" else "free"),
@@ -56,7 +57,6 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
             sizes = np.empty((c.shape[0], 3), np.int64)
             for z in range(c.shape[0]):
                 sizes[z, 0], sizes[z, 1], sizes[z, 2] = c.shape[1], c.shape[2], a.shape[a_depth]
-            workers = np.int64(numba.get_num_threads())
             for worker in numba.prange(workers):
                 walk((a, b, bias, c), sizes, np.int64(worker), workers)
 
@@ -83,7 +83,6 @@ def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
 
 def _write(workload: Gemm) -> Callable[..., None]:
     """Return what applies the epilogue to a part of a row of c, and stores it."""
-    import numba
     import numpy as np
 
     rounded, read = store(workload.out), load(workload.out)
@@ -117,15 +116,14 @@ def _write(workload: Gemm) -> Callable[..., None]:
     return write
 
 
-# erf(x) / x as a quotient of polynomials in x**2 on |x| <= 4, beyond which erf is 1 in f32. Source: our fit, by
-# iterated weighted least squares on Chebyshev nodes; relative error below 4e-7 when evaluated in f32.
+# erf(x) / x as a quotient of polynomials in x**2 on |x| <= 4, beyond which erf is 1 in f32. Source: our own
+# fit, by iterated weighted least squares on Chebyshev nodes; relative error below 4e-7 evaluated in f32.
 _ERF_P = (1.12837911, 0.193510875, 0.0530972034, 0.00388188474, 0.000284533802, 1.98704333e-06)
 _ERF_Q = (1.0, 0.504827142, 0.115335852, 0.0152043132, 0.00118521973, 3.74212286e-05)
 
 
 def _gelu() -> Callable[..., Any]:
     """Return gelu in f32, without calls, so that loops over it vectorise."""
-    import numba
     import numpy as np
 
     p0, p1, p2, p3, p4, p5 = map(np.float32, _ERF_P)
@@ -140,7 +138,7 @@ def _gelu() -> Callable[..., Any]:
         denominator = ((((q5 * t + q4) * t + q3) * t + q2) * t + q1) * t + q0
         return half * x * (one + z * numerator / denominator)
 
-    return gelu  # type: ignore[no-any-return]
+    return gelu
 
 
 VARIANT = NumbaCpuGemm()

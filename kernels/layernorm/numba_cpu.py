@@ -3,7 +3,8 @@
 `statistics=two_pass` sums a whole row for its mean, then squares of deviations for its variance.
 `statistics=merged` takes both of a chunk while it is at hand and merges them into those of the row, so that a
 long row comes from memory once for them; each chunk has its own mean, so nothing cancels.
-Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+Variances", 1979.
 """
 
 from __future__ import annotations
@@ -60,14 +61,20 @@ class NumbaCpuLayerNorm(NumbaCpuVariant[LayerNorm]):
         import numpy as np
 
         read, write = load(workload.dtype), store(workload.dtype)
-        keep, chunk, row_block = config["keep"] == 1, config["chunk"], config["row_block"]
-        statistics = _two_pass(self.fastmath, chunk) if config["statistics"] == "two_pass" else _merged(self.fastmath, chunk)
-        zero, one, eps = np.float32(0), np.float32(1), np.float32(workload.eps)
+        keep, row_block = config["keep"] == 1, config["row_block"]
+        statistics = (_merged if config["statistics"] == "merged" else _two_pass)(
+            workload, config, self.fastmath
+        )
+        one, eps = np.float32(1), np.float32(workload.eps)
 
         @numba.njit(fastmath=set(self.fastmath))  # type: ignore[untyped-decorator]
         def row(x: Any, gamma: Any, beta: Any, y: Any, i: int, z: Any) -> None:
             cols = x.shape[1]
-            return None
+            mean, squares = statistics(x, i, z)
+            inverse = one / np.sqrt(squares / np.float32(cols) + eps)
+            for j in range(cols):
+                deviation = (z[j] if keep else read(x[i, j])) - mean
+                y[i, j] = write(deviation * inverse * read(gamma[j]) + read(beta[j]))
 
         def layernorm(x: Any, gamma: Any, beta: Any, y: Any) -> None:
             rows = x.shape[0]
@@ -77,6 +84,80 @@ class NumbaCpuLayerNorm(NumbaCpuVariant[LayerNorm]):
                     row(x, gamma, beta, y, i, z)
 
         return layernorm
+
+
+def _sums(workload: LayerNorm, config: Config, fastmath: frozenset[str]) -> tuple[Callable[..., Any], ...]:
+    """Return jitted sums over a part of a row: of elements (kept in z if asked), of squared deviations."""
+    import numba
+    import numpy as np
+
+    read, keep, zero = load(workload.dtype), config["keep"] == 1, np.float32(0)
+
+    @numba.njit(fastmath=set(fastmath))  # type: ignore[untyped-decorator]
+    def total_of(x: Any, i: int, z: Any, start: int, end: int) -> Any:
+        total = zero
+        for j in range(start, end):
+            value = read(x[i, j])
+            if keep:
+                z[j] = value
+            total += value
+        return total
+
+    @numba.njit(fastmath=set(fastmath))  # type: ignore[untyped-decorator]
+    def squares_of(x: Any, i: int, z: Any, start: int, end: int, mean: Any) -> Any:
+        total = zero
+        for j in range(start, end):
+            deviation = (z[j] if keep else read(x[i, j])) - mean
+            total += deviation * deviation
+        return total
+
+    return total_of, squares_of
+
+
+def _two_pass(workload: LayerNorm, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
+    """Return the jitted `(x, i, z)` that finds the mean of a row, then its sum of squared deviations."""
+    import numba
+    import numpy as np
+
+    total_of, squares_of = _sums(workload, config, fastmath)
+    chunk, zero = config["chunk"], np.float32(0)
+
+    @numba.njit(fastmath=set(fastmath))  # type: ignore[untyped-decorator]
+    def two_pass(x: Any, i: int, z: Any) -> Any:
+        cols = x.shape[1]
+        total, squares = zero, zero
+        for start in range(0, cols, chunk):
+            total += total_of(x, i, z, start, min(cols, start + chunk))
+        mean = total / np.float32(cols)
+        for start in range(0, cols, chunk):
+            squares += squares_of(x, i, z, start, min(cols, start + chunk), mean)
+        return mean, squares
+
+    return two_pass  # type: ignore[no-any-return]
+
+
+def _merged(workload: LayerNorm, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
+    """Return the jitted `(x, i, z)` that merges means and squared deviations of a row's chunks."""
+    import numba
+    import numpy as np
+
+    total_of, squares_of = _sums(workload, config, fastmath)
+    chunk, zero = config["chunk"], np.float32(0)
+
+    @numba.njit(fastmath=set(fastmath))  # type: ignore[untyped-decorator]
+    def merged(x: Any, i: int, z: Any) -> Any:
+        cols = x.shape[1]
+        mean, squares, seen = zero, zero, zero
+        for start in range(0, cols, chunk):
+            end = min(cols, start + chunk)
+            count = np.float32(end - start)
+            own = total_of(x, i, z, start, end) / count
+            share, shift = count / (seen + count), own - mean
+            squares += squares_of(x, i, z, start, end, own) + shift * shift * seen * share
+            mean, seen = mean + shift * share, seen + count
+        return mean, squares
+
+    return merged  # type: ignore[no-any-return]
 
 
 VARIANT = NumbaCpuLayerNorm()

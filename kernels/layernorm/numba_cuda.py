@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.space import Config, Parameter, Space, Table
@@ -68,6 +67,7 @@ class NumbaCudaLayerNorm(NumbaCudaVariant[LayerNorm]):
         """Return the kernel `(x, gamma, beta, y)`."""
         import math
 
+        import numpy as np
         from numba import cuda, float32
 
         threads, rows, online = config["threads"], config["rows"], config["passes"] == 2

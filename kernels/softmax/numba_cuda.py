@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.space import Config, Parameter, Space, Table
@@ -70,6 +69,7 @@ class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
         """Return the kernel `(x, scale, mask, y)` for this prologue."""
         import math
 
+        import numpy as np
         from numba import cuda, float32
 
         threads, rows, masked = config["threads"], config["rows"], workload.has_mask

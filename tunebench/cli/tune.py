@@ -58,6 +58,7 @@ def command(
     The same command takes up an interrupted run where it stopped. Ctrl-C ends a run early and keeps all that
     was found.
     """
+    from tunebench.errors import TunebenchError
     from tunebench.measure.timing import Protocol
     from tunebench.tuning import Plan, tune
     from tunebench.workloads import parse
@@ -85,6 +86,8 @@ def command(
     emit(as_json, report.to_json(), lambda to: _render(report, to))
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
+    if report.config is None:
+        raise TunebenchError("no configuration succeeded; `tunebench show` lists the failures by class")
 
 
 def _cache(text: str) -> Literal["cold", "warm"]:

@@ -196,7 +196,8 @@ def _reason(status: int, log: str) -> str:
         facts = [error[1], access and access[0], where and where[1], line and f"line {line[1]}"]
         return f"AddressSanitizer: {', '.join(fact for fact in facts if fact)}"
     if status < 0:
-        return f"killed by {signal.Signals(-status).name}: a wild or misaligned address, or a stack overflow"
+        name = signal.Signals(-status).name
+        return f"killed by {name}: memory overwritten, a wild or misaligned address, or a stack overflow"
     return f"exit status {status}: {log.strip()[-500:] or 'no message'}"
 
 

@@ -115,7 +115,7 @@ def _gcc_version(compiler: str) -> int:
 @functools.cache
 def _shim() -> dict[str, str]:
     folder = resources.files("tunebench.compile")
-    names = ("shim_interface.h", "shim.h", "shim_runtime.h")
+    names = ("shim_interface.h", "shim.h", "shim_runtime.h", "shim_job.h")
     return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in names}
 
 

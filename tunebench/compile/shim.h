@@ -22,7 +22,7 @@ using size_t = __SIZE_TYPE__;
 using uint = unsigned;
 constexpr int warpSize = 32;
 
-// ---- vector types -------------------------------------------------------------------------------------------
+// ---- vector types -----------------------------------------------------------------------------------------
 
 #define TUNEBENCH_VECTORS(type, name, unit)                                                                      \
   struct name##1 {                                                                                               \
@@ -57,7 +57,7 @@ struct int3 {
 inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
 inline int3 make_int3(int x, int y, int z) { return {x, y, z}; }
 
-// ---- bits -----------------------------------------------------------------------------------------------------
+// ---- bits -------------------------------------------------------------------------------------------------
 
 template <class To, class From>
 inline To tunebench_bits(From value) {
@@ -79,7 +79,7 @@ inline int __ffs(int value) { return __builtin_ffs(value); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((unsigned long long)a * b >> 32); }
 inline int __mulhi(int a, int b) { return int((long long)a * b >> 32); }
 
-// ---- arithmetic -------------------------------------------------------------------------------------------------
+// ---- arithmetic -------------------------------------------------------------------------------------------
 
 #define TUNEBENCH_UNARY(name)                                                                                    \
   extern "C" float name##f(float);                                                                               \
@@ -162,7 +162,7 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
 
-// ---- memory -------------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------
 
 #define TUNEBENCH_LOAD(name)                                                                                     \
   template <class T>                                                                                             \
@@ -221,7 +221,7 @@ T atomicCAS(T* address, typename tunebench_same<T>::type expected, typename tune
   return old;
 }
 
-// ---- barriers, votes, shuffles -------------------------------------------------------------------------------------
+// ---- barriers, votes, shuffles ----------------------------------------------------------------------------
 // The line of the call is part of it: threads that wait in different places have diverged.
 
 inline void __syncthreads(int line = __builtin_LINE()) { emulated::block_barrier(line, false); }
@@ -316,12 +316,13 @@ inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
   return ballot.holds == ballot.lanes;
 }
 
-// ---- the rest ---------------------------------------------------------------------------------------------------------
+// ---- the rest ---------------------------------------------------------------------------------------------
 
 [[noreturn]] inline void __trap() { emulated::fail("__trap()"); }
 inline void __nanosleep(unsigned) {}
 inline long long clock64() { return 0; }
 inline int clock() { return 0; }
-#define assert(condition) ((condition) ? (void)0 : emulated::fail("assertion failed, line %d: %s", __LINE__, #condition))
+#define assert(condition) \
+  ((condition) ? (void)0 : emulated::fail("assertion failed, line %d: %s", __LINE__, #condition))
 extern "C" int printf(const char*, ...) __attribute__((format(printf, 1, 2)));
 #define __builtin_assume(condition) ((void)0)

@@ -109,14 +109,14 @@ Out whole_warp(const char* name, const In& mine, Combine combine) {
                          [combine](Lanes<const In> in, Lanes<Out> out, unsigned) { combine(in, out); });
 }
 
-// ---- asynchronous copies ------------------------------------------------------------------------------------
+// ---- asynchronous copies ----------------------------------------------------------------------------------
 
 // A copy may happen at once or when its group is waited for; the run's order decides, so that a missing wait shows.
 void copy_async(void* target, const void* source, int bytes, int source_bytes);
 void commit_copies();
 void wait_for_copies(int groups_left);
 
-// ---- kernels by index -----------------------------------------------------------------------------------------
+// ---- kernels by index -------------------------------------------------------------------------------------
 
 // A kernel and how to call it with arguments whose types only the compiler knows.
 struct Entry {

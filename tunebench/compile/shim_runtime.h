@@ -10,8 +10,7 @@
 // - Each tensor is an allocation of its own, of its exact size, with guards that no write may touch; under
 //   AddressSanitizer no read either. Inputs must be left as they were.
 //
-// The job comes on standard input: lines of text (see `read_job`), an empty line, the bytes of all inputs. The bytes
-// of all outputs go to standard output. Exit status: 0; 3 with one line on standard error that says what is wrong.
+// What is to be run comes from shim_job.h.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -46,7 +45,7 @@ unsigned char* dynamic_shared;
 
 namespace {
 
-// ---- switching stacks -----------------------------------------------------------------------------------------
+// ---- switching stacks -------------------------------------------------------------------------------------
 
 #ifdef TUNEBENCH_UCONTEXT
 struct Context {
@@ -96,7 +95,7 @@ void make_context(Context& context, char* stack, size_t bytes, void (*run)()) {
 }
 #endif
 
-// ---- state ------------------------------------------------------------------------------------------------------
+// ---- state ------------------------------------------------------------------------------------------------
 
 enum class State { ready, in_call, at_barrier, exited };
 enum class Order { forward, reverse, random };
@@ -209,7 +208,7 @@ void check_shared(const void* address, Bytes bytes, const char* what) {
   fail("%s: %d bytes at %p are not within shared memory", what, int(bytes), address);
 }
 
-// ---- fibers -----------------------------------------------------------------------------------------------------
+// ---- fibers -----------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -287,7 +286,7 @@ void start_fiber(Fiber& fiber, int linear) {
 
 }  // namespace
 
-// ---- warps --------------------------------------------------------------------------------------------------------
+// ---- warps ------------------------------------------------------------------------------------------------
 
 int lane() { return current->linear % 32; }
 Slot* slots_in() { return warps[size_t(current->linear / 32)].in; }
@@ -333,7 +332,7 @@ void complete(int index) {
 
 }  // namespace
 
-// ---- blocks -------------------------------------------------------------------------------------------------------
+// ---- blocks -----------------------------------------------------------------------------------------------
 
 Vote block_barrier(int line, bool predicate) {
   current->state = State::at_barrier;
@@ -354,8 +353,9 @@ bool open_barrier() {
     if (fiber.state != State::at_barrier) return false;
     if (!first) first = &fiber;
     if (fiber.line != first->line)
-      fail("block (%u,%u,%u): threads have diverged: (%u,%u,%u) waits at the barrier of line %d, (%u,%u,%u) at that of "
-           "line %d", blockIdx.x, blockIdx.y, blockIdx.z, first->thread.x, first->thread.y, first->thread.z, first->line,
+      fail("block (%u,%u,%u): threads have diverged: (%u,%u,%u) waits at the barrier of line %d, (%u,%u,%u) at that "
+           "of line %d",
+           blockIdx.x, blockIdx.y, blockIdx.z, first->thread.x, first->thread.y, first->thread.z, first->line,
            fiber.thread.x, fiber.thread.y, fiber.thread.z, fiber.line);
     vote.count += fiber.predicate;
     vote.all &= fiber.predicate;
@@ -381,8 +381,9 @@ bool open_barrier() {
   for (size_t w = 0; w < warps.size() && told < 3; ++w)
     for (const Group& group : warps[w].open) {
       if (++told > 3) break;
-      snprintf(part, sizeof part, "; lanes %08x of warp %d wait in %s of line %d for lanes %08x", group.arrived, int(w),
-               group.call.name, group.call.line, group.call.mask & warps[w].alive & ~group.arrived);
+      const unsigned missing = group.call.mask & warps[w].alive & ~group.arrived;
+      snprintf(part, sizeof part, "; lanes %08x of warp %d wait in %s of line %d for lanes %08x", group.arrived,
+               int(w), group.call.name, group.call.line, missing);
       text += part;
     }
   fail("block (%u,%u,%u): deadlock%s", blockIdx.x, blockIdx.y, blockIdx.z, text.c_str());
@@ -437,7 +438,7 @@ void run_block() {
 
 }  // namespace
 
-// ---- asynchronous copies --------------------------------------------------------------------------------------------
+// ---- asynchronous copies ----------------------------------------------------------------------------------
 
 namespace {
 
@@ -472,185 +473,6 @@ void wait_for_copies(int groups_left) {
   copies.resize(kept);
 }
 
-// ---- jobs -------------------------------------------------------------------------------------------------------------
-
-namespace {
-
-enum class Role { input, output, scratch };
-
-struct Buffer {
-  std::string name;
-  size_t bytes;
-  Role role;
-  unsigned char* data;
-  std::vector<unsigned char> original;  // of an input
-};
-
-struct Launch {
-  int entry;
-  dim3 grid, block;
-  size_t smem_bytes;
-  std::vector<std::vector<unsigned char>> arguments;
-};
-
-struct Job {
-  std::vector<Buffer> buffers;
-  std::vector<Launch> launches;
-};
-
-// Memory of a size of its own, at `shift` bytes after a multiple of `alignment`. Without AddressSanitizer it has guards
-// around it, of which a read gives NaN.
-unsigned char* allocate(size_t bytes, size_t alignment, size_t shift) {
-#ifdef TUNEBENCH_ASAN
-  const size_t before = shift, after = 0;
-#else
-  const size_t before = std::max(GUARD, alignment) + shift, after = GUARD;
-#endif
-  void* memory = nullptr;
-  if (posix_memalign(&memory, alignment, before + bytes + after)) fail("no memory for %zu bytes", bytes);
-  memset(memory, 0xff, before + bytes + after);
-#ifdef TUNEBENCH_ASAN
-  __asan_poison_memory_region(memory, before);
-#endif
-  return static_cast<unsigned char*>(memory) + before;
-}
-
-// Fails if a write went beyond an allocation.
-void check_guards(const unsigned char* data, size_t bytes, const char* name) {
-#ifndef TUNEBENCH_ASAN
-  for (size_t i = 1; i <= GUARD; ++i) {
-    if (data[bytes + i - 1] != 0xff) fail("a write beyond the end of %s, to byte %zu of %zu", name, bytes + i - 1, bytes);
-    if (*(data - i) != 0xff) fail("a write before the start of %s, by %zu bytes", name, i);
-  }
-#else
-  (void)data, (void)bytes, (void)name;
-#endif
-}
-
-std::vector<unsigned char> from_hex(const char* text) {
-  std::vector<unsigned char> bytes;
-  for (unsigned byte; sscanf(text, "%2x", &byte) == 1; text += 2) bytes.push_back(static_cast<unsigned char>(byte));
-  return bytes;
-}
-
-}  // namespace
-
-// A declaration promises the alignment of its type and no more: 16-byte accesses of a plain array go wrong here, too.
-unsigned char* allocate_static_shared(Bytes bytes, Bytes alignment) {
-  unsigned char* memory = allocate(bytes, std::max<size_t>(alignment, 16), alignment < 16 ? 8 : 0);
-  memset(memory, poison_byte, bytes);
-  shared_memory().push_back({memory, bytes});
-  return memory;
-}
-
-namespace {
-
-template <class T>
-std::vector<unsigned char> bytes_of(T value) {
-  const auto begin = reinterpret_cast<unsigned char*>(&value);
-  return {begin, begin + sizeof value};
-}
-
-void read_inputs(Job& job) {
-  for (Buffer& buffer : job.buffers) {
-    if (buffer.role != Role::input) continue;
-    if (fread(buffer.data, 1, buffer.bytes, stdin) != buffer.bytes) fail("job: the bytes of %s are missing", buffer.name.c_str());
-    buffer.original.assign(buffer.data, buffer.data + buffer.bytes);
-  }
-}
-
-// Lines: `order forward|reverse|random SEED`, `tensor NAME BYTES input|output|scratch`, `launch ENTRY GRID BLOCK SMEM`
-// (sizes as x y z) and, for each of its arguments in order, `pointer TENSOR` or `value HEX`.
-Job read_job() {
-  Job job;
-  char line[512], name[256], word[32];
-  while (fgets(line, sizeof line, stdin) && line[0] != '\n') {
-    Launch launch = {};
-    size_t number;
-    dim3 &g = launch.grid, &b = launch.block;
-    if (sscanf(line, "order %31s %zu", word, &number) == 2) {
-      order = !strcmp(word, "random") ? Order::random : !strcmp(word, "reverse") ? Order::reverse : Order::forward;
-      random_state = number;
-    } else if (sscanf(line, "tensor %255s %zu %31s", name, &number, word) == 3) {
-      const Role role = !strcmp(word, "input") ? Role::input : !strcmp(word, "output") ? Role::output : Role::scratch;
-      job.buffers.push_back({name, number, role, allocate(number, 256, 0), {}});
-    } else if (sscanf(line, "launch %d %u %u %u %u %u %u %zu", &launch.entry, &g.x, &g.y, &g.z, &b.x, &b.y, &b.z,
-                      &launch.smem_bytes) == 8) {
-      job.launches.push_back(launch);
-    } else if (sscanf(line, "pointer %zu", &number) == 1) {
-      job.launches.back().arguments.push_back(bytes_of(job.buffers.at(number).data));
-    } else if (sscanf(line, "value %31s", word) == 1) {
-      job.launches.back().arguments.push_back(from_hex(word));
-    } else {
-      fail("job: cannot read: %s", line);
-    }
-  }
-  read_inputs(job);
-  return job;
-}
-
-// What the driver would refuse. Source: CUDA C++ Programming Guide, "Compute Capabilities".
-void check_launch(const Launch& launch, const Entry& entry) {
-  const dim3 &g = launch.grid, &b = launch.block;
-  const size_t threads = size_t(b.x) * b.y * b.z;
-  if (threads < 1 || threads > 1024 || b.z > 64) fail("launch: a block of (%u,%u,%u) threads cannot be", b.x, b.y, b.z);
-  if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535)
-    fail("launch: a grid of (%u,%u,%u) blocks cannot be", g.x, g.y, g.z);
-  if (int(launch.arguments.size()) != entry.arity)
-    fail("launch: the kernel takes %d arguments, %d are given", entry.arity, int(launch.arguments.size()));
-  for (int i = 0; i < entry.arity; ++i)
-    if (int(launch.arguments[size_t(i)].size()) != entry.sizes[i])
-      fail("launch: argument %d of the kernel has %d bytes, %d are given", i, entry.sizes[i],
-           int(launch.arguments[size_t(i)].size()));
-}
-
-void run(Launch& launch) {
-  const Entry& entry = entries[launch.entry];
-  check_launch(launch, entry);
-  std::vector<void*> arguments;
-  for (auto& argument : launch.arguments) arguments.push_back(argument.data());
-  kernel_entry = &entry;
-  kernel_arguments = arguments.data();
-  gridDim = launch.grid;
-  blockDim = launch.block;
-  dynamic_shared = allocate(launch.smem_bytes, 1024, 0);
-  shared_memory()[0] = {dynamic_shared, launch.smem_bytes};
-  const int threads = int(blockDim.x * blockDim.y * blockDim.z);
-  make_fibers(threads);
-  warps = std::vector<Warp>(size_t((threads + 31) / 32));
-  std::vector<int> blocks;
-  arrange(blocks, int(gridDim.x * gridDim.y * gridDim.z));
-  for (const int block : blocks) {
-    const unsigned i = unsigned(block);
-    blockIdx = {i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y};
-    run_block();
-    for (const Shared& shared : shared_memory())
-      check_guards(shared.data, shared.bytes, shared.data == dynamic_shared ? "dynamic shared memory" : "shared memory");
-  }
-  drop_fibers();
-}
-
-void check_buffers(const Job& job) {
-  for (const Buffer& buffer : job.buffers) {
-    check_guards(buffer.data, buffer.bytes, buffer.name.c_str());
-    if (buffer.role == Role::input && memcmp(buffer.data, buffer.original.data(), buffer.bytes))
-      fail("the kernel has changed its input %s", buffer.name.c_str());
-  }
-}
-
-}  // namespace
 }  // namespace emulated
 
-int main() {
-  using namespace emulated;
-  // What a kernel prints must not mix with the results.
-  FILE* results = fdopen(dup(1), "wb");
-  dup2(2, 1);
-  Job job = read_job();
-  for (Launch& launch : job.launches) run(launch);
-  check_buffers(job);
-  for (const Buffer& buffer : job.buffers)
-    if (buffer.role == Role::output && fwrite(buffer.data, 1, buffer.bytes, results) != buffer.bytes)
-      fail("the results could not be written");
-  return fclose(results) ? 3 : 0;
-}
+#include "shim_job.h"

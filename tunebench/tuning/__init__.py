@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tunebench.db.store import open_store
 from tunebench.device import Device
-from tunebench.kernels import load_file, loaded_files
+from tunebench.kernels import load_file
 from tunebench.tuning import candidate
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Progress, Report, Watcher
@@ -53,7 +53,7 @@ def tune(
     found, skipped = candidate.find(problem, target.device, names, cache=plan.protocol.cache)
     with open_store(db) as store:
         session = Session(problem, target, plan, store, found, watcher or (lambda progress: None))
-        with session.executor(loaded_files()) as executor:
+        with session.executor() as executor:
             session.search(executor)
             if not session.interrupted and target.runner != "offline":
                 session.time_finalists(executor)

@@ -18,6 +18,7 @@ from tunebench.compile import worker as compile_worker
 from tunebench.db.owner import new_owner
 from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey
 from tunebench.db.store import Store
+from tunebench.kernels import load_file, loaded_files
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.baseline import Baseline, measure_baselines
 from tunebench.outcome import Effort, Measured, Outcome, Predicted, Result, time_us
@@ -109,8 +110,9 @@ class Session:
             return self.target.runner == "offline"
         return not isinstance(outcome, Measured) or outcome.cache == self.plan.protocol.cache
 
-    def executor(self, files: tuple[str, ...]) -> Executor:
+    def executor(self) -> Executor:
         """Start the worker processes."""
+        files = loaded_files()
         setup = measure_worker.Setup(
             runner=self.target.runner,
             device=self.target.device,
@@ -266,7 +268,12 @@ class Session:
         if self.interrupted or self.target.runner == "offline" or not self.plan.baselines:
             return ()
         self._tell_watcher("baselines", 0, 1)
-        stage = Stage(function=measure_baselines, start=_ready, timeout_s=BASELINE_TIMEOUT_S)
+        stage = Stage(
+            function=measure_baselines,
+            start=_load,
+            start_arguments=loaded_files(),
+            timeout_s=BASELINE_TIMEOUT_S,
+        )
         arguments = (self.problem, self.target.device, self.plan.protocol, self.plan.seed)
         try:
             answer = call_once(stage, *arguments)
@@ -326,5 +333,7 @@ class Session:
         return {"wall_s": wall_s, **parts, "overhead_s": max(0.0, wall_s - self.busy_s)}
 
 
-def _ready() -> None:
-    """Start a worker that needs no preparation."""
+def _load(*files: str) -> None:
+    """Start a worker that needs users' operators and nothing else."""
+    for path in files:
+        load_file(path)

@@ -1,6 +1,6 @@
 #pragma once
 // Convolutions as products of matrices, one a group: C (M, N) = A (M, K) B (K, N). A is gathered from images while
-// it is needed and never formed. Needs _types.cuh.
+// it is needed and never formed. Needs _types.cuh and _epilogue.cuh.
 //
 //            M                    N          K                    A     B         C
 //   fprop    pixels of y          filters    taps and channels    x     filters   y
@@ -266,3 +266,188 @@ struct Product {
     return LAYOUT == NHWC ? of_channel : of_channel * (DIRECTION == FPROP ? z.p * z.q : z.h * z.w);
   }
 };
+
+// ---- which tile ----------------------------------------------------------------------------------------------------
+
+template <class I>
+struct Tiles {
+  I rows, columns;    // of the largest residue class
+  I rows_first, parts;  // whether rows run fastest; parts of K
+};
+
+// What a block computes: a tile of C, of one group and residue class, over one part of K.
+template <class I>
+struct BlockWork {
+  I row, column, residue_class, part, group;
+};
+
+template <class I>
+__device__ __forceinline__ BlockWork<I> work_of_block(const Tiles<I>& tiles, const Sizes<I>& sizes) {
+  I rest = I(blockIdx.x) + I(gridDim.x) * I(blockIdx.y);
+  const I inner = take(rest, tiles.rows_first ? tiles.rows : tiles.columns);
+  const I outer = take(rest, tiles.rows_first ? tiles.columns : tiles.rows);
+  const I residue_class = take(rest, sizes.row_classes * sizes.column_classes), part = take(rest, tiles.parts);
+  return {tiles.rows_first ? inner : outer, tiles.rows_first ? outer : inner, residue_class, part, rest};
+}
+
+// Steps of one part of K; parts differ by a step at most.
+template <class I>
+struct Steps {
+  I begin, count;
+};
+
+template <class I>
+__device__ __forceinline__ Steps<I> steps_of_part(I steps, I part, I parts) {
+  const I each = divide(steps, parts), longer = steps - each * parts;
+  return {part * each + (part < longer ? part : longer), each + (part < longer ? 1 : 0)};
+}
+
+// ---- reading tiles of A and B ----------------------------------------------------------------------------------------
+
+// Which elements of a tile a thread carries: X rows of A, or X columns of B, by K of the summed dimension, VEC
+// neighbours an access. Threads lie along lines of the tile first, so that a warp reads what lies together. All extents
+// are powers of two, so a thread's accesses are a grid of constant steps: X_COUNT by K_COUNT.
+template <int X, int K, int VEC, int THREADS, bool ALONG_K>
+struct Share {
+  static constexpr int ACROSS = (ALONG_K ? K : X) / VEC, LINES = ALONG_K ? X : K;  // accesses of a line, and lines
+  static constexpr int THREADS_ACROSS = ACROSS < THREADS ? ACROSS : THREADS, THREADS_DOWN = THREADS / THREADS_ACROSS;
+  static constexpr int COUNT_ACROSS = ACROSS / THREADS_ACROSS, COUNT_DOWN = ceil_div(LINES, THREADS_DOWN);
+  static constexpr int K_COUNT = ALONG_K ? COUNT_ACROSS : COUNT_DOWN, X_COUNT = ALONG_K ? COUNT_DOWN : COUNT_ACROSS;
+  static constexpr int K_STEP = ALONG_K ? THREADS_ACROSS * VEC : THREADS_DOWN;
+  static constexpr int X_STEP = ALONG_K ? THREADS_DOWN : THREADS_ACROSS * VEC;
+  static_assert((ALONG_K ? K : X) % VEC == 0, "an access stays within its line");
+
+  static __device__ __forceinline__ int across() { return int(threadIdx.x) % THREADS_ACROSS * VEC; }
+  static __device__ __forceinline__ int down() { return int(threadIdx.x) / THREADS_ACROSS; }
+  static __device__ __forceinline__ int k(int i) { return (ALONG_K ? across() : down()) + i * K_STEP; }
+  static __device__ __forceinline__ int x(int i) { return (ALONG_K ? down() : across()) + i * X_STEP; }
+  // A small tile does not keep all threads busy.
+  static __device__ __forceinline__ bool busy() { return THREADS_DOWN <= LINES || down() < LINES; }
+};
+
+// Where a thread's share S of tiles of A lies in global memory.
+template <class T, class I, class P, class S>
+struct ReaderA {
+  const T* source;
+  Place<I> rows[S::X_COUNT];
+  Digits<I> first, step;  // along K: of the thread's first access, and between accesses
+
+  __device__ __forceinline__ ReaderA(const T* a, const P& product, I group, I first_row)
+      : source(a + product.a_group(group)), first(product.within_step(S::k(0))), step(product.within_step(S::K_STEP)) {
+#pragma unroll
+    for (int i = 0; i < S::X_COUNT; ++i) rows[i] = product.a_row(first_row + S::x(i));
+  }
+
+  // Calls read(k, i, address, inside) for each access of the tile whose step begins with the digits `at`. What lies
+  // outside the image or K is 0; its address is valid, and is not to be read.
+  template <class Read>
+  __device__ __forceinline__ void each(const P& product, Digits<I> at, const Read& read) const {
+    if (!S::busy()) return;
+    at = product.moved(at, first);
+#pragma unroll
+    for (int k = 0; k < S::K_COUNT; ++k) {
+      if (k > 0) at = product.moved(at, step);
+      const Place<I> column = product.inside_k(at) ? product.a_column(at) : Place<I>{0, FAR_OUTSIDE<I>, 0};
+#pragma unroll
+      for (int i = 0; i < S::X_COUNT; ++i) {
+        const bool inside = product.inside_image(rows[i], column);
+        read(k, i, source + (inside ? rows[i].offset + column.offset : 0), inside);
+      }
+    }
+  }
+};
+
+// The same of B.
+template <class T, class I, class P, class S>
+struct ReaderB {
+  const T* source;
+  I columns[S::X_COUNT];  // offsets; negative beyond N
+  Digits<I> first, step;
+
+  __device__ __forceinline__ ReaderB(const T* b, const P& product, I group, I first_column)
+      : source(b + product.b_group(group)), first(product.within_step(S::k(0))), step(product.within_step(S::K_STEP)) {
+#pragma unroll
+    for (int i = 0; i < S::X_COUNT; ++i) {
+      const I column = first_column + S::x(i);
+      columns[i] = column < product.n ? product.b_column(column) : -1;
+    }
+  }
+
+  template <class Read>
+  __device__ __forceinline__ void each(const P& product, Digits<I> at, const Read& read) const {
+    if (!S::busy()) return;
+    at = product.moved(at, first);
+#pragma unroll
+    for (int k = 0; k < S::K_COUNT; ++k) {
+      if (k > 0) at = product.moved(at, step);
+      const I row = product.inside_k(at) ? product.b_row(at) : -1;
+#pragma unroll
+      for (int i = 0; i < S::X_COUNT; ++i) {
+        const bool inside = row >= 0 && columns[i] >= 0;
+        read(k, i, source + (inside ? columns[i] + row : 0), inside);
+      }
+    }
+  }
+};
+
+// ---- writing tiles of C ----------------------------------------------------------------------------------------------
+
+// What fprop does to a sum before it is rounded: bias is added, then residual, then relu is applied.
+template <bool HAS_BIAS, bool HAS_RESIDUAL, bool HAS_RELU>
+struct Epilogue {
+  static constexpr bool BIAS = HAS_BIAS, RESIDUAL = HAS_RESIDUAL;
+
+  static __device__ __forceinline__ float apply(float sum, float bias, float residual) {
+    if constexpr (HAS_BIAS) sum += bias;
+    if constexpr (HAS_RESIDUAL) sum += residual;
+    if constexpr (HAS_RELU) sum = Relu()(sum);
+    return sum;
+  }
+};
+
+// Where a tile of C goes: a tensor, and the tile's first row and column in the product of its group.
+template <class T, class Out, class I>
+struct Destination {
+  Out* tensor;
+  const T* bias;      // not read without E::BIAS
+  const T* residual;  // shaped like the tensor; not read without E::RESIDUAL
+  I group, row, column;
+
+  // Finishes and stores VEC sums that are neighbours in memory, the first at (i, j) of the tile; nothing if that lies
+  // outside C. VEC divides the run of neighbours.
+  template <class E, int VEC, class P>
+  __device__ __forceinline__ void store(const P& product, int i, int j, const float (&sums)[VEC]) const {
+    const I at_row = row + i, at_column = column + j;
+    if (at_row >= product.m || at_column >= product.n) return;
+    const I channel = product.c_channel(group, at_column);
+    const I offset = product.c_row(at_row) + product.c_column(channel);
+    Vec<T, VEC> added = {};
+    if constexpr (E::RESIDUAL) added = load_vec<VEC>(residual + offset);
+    Vec<Out, VEC> values;
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) {
+      float bias_value = 0.0f;
+      if constexpr (E::BIAS) bias_value = to_float(bias[channel + (P::C_ALONG_N ? e : 0)]);
+      values.at[e] = from_float<Out>(E::apply(sums[e], bias_value, to_float(added.at[e])));
+    }
+    store_vec(tensor + offset, values);
+  }
+};
+
+// Sums the parts of each element of C in order and finishes it; element i has the bias of channel i / inner % channels.
+template <class T, class I, class E>
+__global__ void __launch_bounds__(256)
+sum_parts(const float* __restrict__ partial, const T* __restrict__ bias, const T* __restrict__ residual,
+          T* __restrict__ out, I parts, I size, I inner, I channels) {
+  const I i = I(blockIdx.x) * 256 + I(threadIdx.x);
+  if (i >= size) return;
+  float sum = 0.0f;
+  for (I part = 0; part < parts; ++part) sum += partial[part * i64(size) + i];
+  float of_channel = 0.0f, added = 0.0f;
+  if constexpr (E::BIAS) {
+    const I outer = divide(i, inner);
+    of_channel = to_float(bias[outer - divide(outer, channels) * channels]);
+  }
+  if constexpr (E::RESIDUAL) added = to_float(residual[i]);
+  out[i] = from_float<T>(E::apply(sum, of_channel, added));
+}

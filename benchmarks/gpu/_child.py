@@ -1,0 +1,167 @@
+"""What an acceptance run does in processes of its own: ceilings, small problems under a checker, contests.
+
+    python benchmarks/gpu/_child.py ceilings
+    python benchmarks/gpu/_child.py small VARIANT WORKLOAD…
+    python benchmarks/gpu/_child.py contest WORKLOAD VARIANT CONFIG
+
+Each prints one line of JSON, last.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import _checkout  # noqa: F401
+import numpy as np
+from _contest import Contender, compare
+
+from tunebench import kernels
+from tunebench._environment import cache_folder
+from tunebench.compile import BinaryCache, compile_config
+from tunebench.device import Device, find
+from tunebench.measure._torch_gpu import TorchGpu
+from tunebench.measure.baseline import torch_call
+from tunebench.measure.cuda import CudaRunner
+from tunebench.measure.timing import Protocol, collect
+from tunebench.outcome import Measured, to_json
+from tunebench.space import Config
+from tunebench.task import Task
+from tunebench.variant import Variant
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+from tunebench.workloads.operators.gemm import Gemm
+
+ROUNDS = 3
+CONTEST = Protocol(min_samples=20, max_samples=100, max_s=0.5)
+SMALL = Protocol(warmups=0, min_samples=2, max_samples=2)
+OURS = "tunebench"
+
+
+def run(runner: CudaRunner, variant: Variant[Any], workload: Workload, config: Config, device: Device) -> Any:
+    """Compile, verify and time one configuration in this process; return its outcome."""
+    binary = compile_config(variant, workload, config, device, BinaryCache(cache_folder() / "binaries"))
+    task = Task(variant=variant, workload=workload, config=config, device=device, seed=1)
+    return runner.run(task, binary, None)[0]
+
+
+def small(key: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Run the default configuration of a variant on each problem; a checker around this process sees all."""
+    device, variant = find("cuda"), kernels.variant(key)
+    runner = CudaRunner(SMALL, device)
+    outcomes = {}
+    for text in texts:
+        workload = parse(text)
+        outcome = run(runner, variant, workload, variant.default(workload, device), device)
+        outcomes[text] = {**to_json(outcome), "samples_us": None}
+    return {"outcomes": outcomes}
+
+
+def ceilings() -> dict[str, Any]:
+    """Measure what the device reaches: a copy (bytes read and written), and a product by the library."""
+    import torch
+
+    device = find("cuda")
+    gpu = TorchGpu(device)
+    gpu.allow_for(parse("gemm:m=1,n=1,k=1,dtype=bf16"))
+    protocol = Protocol(cache="warm", min_samples=10, max_samples=10)
+    source = torch.randn(1 << 29, device=gpu.device)
+    target = torch.empty_like(source)
+    copy_us = np.median(
+        collect(gpu.sampler(lambda: target.copy_(source), protocol).sample_us, protocol).samples_us
+    )
+    a, b = (torch.randn(8192, 8192, device=gpu.device, dtype=torch.bfloat16) for _ in range(2))
+    product_us = np.median(collect(gpu.sampler(lambda: a @ b, protocol).sample_us, protocol).samples_us)
+    return {
+        "copy_gb_s": float(2 * source.nbytes / copy_us / 1e3),
+        "bf16_8192_tflop_s": float(2 * 8192**3 / product_us / 1e6),
+    }
+
+
+def contest(text: str, key: str, config_text: str) -> dict[str, Any]:
+    """Time our configuration and what others have for the problem, in turn."""
+    device, workload, variant = find("cuda"), parse(text), kernels.variant(key)
+    config = variant.space.parse(config_text)
+    contenders = [
+        Contender(OURS, functools.partial(_ours, variant, workload, config, device)),
+        *_others(workload, device),
+    ]
+    return {"rows": compare(contenders, rounds=ROUNDS, ours=OURS)}
+
+
+def _ours(
+    variant: Variant[Any], workload: Workload, config: Config, device: Device
+) -> Callable[[], Sequence[float]]:
+    runner = CudaRunner(CONTEST, device)
+
+    def take() -> Sequence[float]:
+        outcome = run(runner, variant, workload, config, device)
+        if not isinstance(outcome, Measured):
+            raise RuntimeError(f"{outcome.kind}: {getattr(outcome, 'reason', '')}")
+        return outcome.samples_us
+
+    return take
+
+
+def _others(workload: Workload, device: Device) -> Iterator[Contender]:
+    """Yield torch as it is, torch compiled, and Triton, each as far as it does this problem."""
+    try:
+        import torch
+
+        gpu = TorchGpu(device)
+    except ImportError:
+        return
+    gpu.allow_for(workload)
+    tensors = gpu.tensors(workload.draw(np.random.default_rng(1)))
+    call = torch_call(workload, tensors)
+    if call is None:
+        return
+    yield Contender("torch", functools.partial(_timed, gpu, call))
+    compiled = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
+    yield Contender("torch.compile", functools.partial(_timed, gpu, compiled))
+    if _in_triton(workload):
+        yield Contender("triton", functools.partial(_triton, gpu, workload, tensors))
+
+
+def _timed(gpu: TorchGpu, call: Callable[[], object]) -> Callable[[], Sequence[float]]:
+    sampler = gpu.sampler(call, CONTEST)
+    return lambda: collect(sampler.sample_us, CONTEST).samples_us
+
+
+def _in_triton(workload: Workload) -> bool:
+    plain = isinstance(workload, Gemm) and workload.batch == 1 and workload.epilogue == "none"
+    return plain and workload.dtype in {"f16", "bf16"} and workload.out == workload.dtype
+
+
+def _triton(gpu: TorchGpu, workload: Gemm, tensors: dict[str, Any]) -> Callable[[], Sequence[float]]:
+    import torch
+    from _triton_gemm import matmul
+
+    a = tensors["a"][0] if workload.trans[0] == "n" else tensors["a"][0].T
+    b = tensors["b"][0] if workload.trans[1] == "n" else tensors["b"][0].T
+    c = torch.full((workload.m, workload.n), float("nan"), dtype=a.dtype, device=gpu.device)
+    matmul(a, b, c)
+    right = a.float() @ b.float()
+    error = float((c.float() - right).norm() / right.norm())
+    if not error < 1e-2:
+        raise RuntimeError(f"its result is wrong by {error:.3g}")
+    return _timed(gpu, lambda: matmul(a, b, c))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Do what is asked for, and print what came of it."""
+    what, *rest = arguments
+    if what == "ceilings":
+        answer = ceilings()
+    elif what == "small":
+        answer = small(rest[0], rest[1:])
+    else:
+        answer = contest(*rest)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

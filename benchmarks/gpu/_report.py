@@ -1,0 +1,64 @@
+"""What an acceptance run writes, as it goes: a run that is cut off keeps all that it had found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Report"]
+
+
+class Report:
+    """A folder with `report.json`, one entry a step, and `STEP.jsonl` with one line an item.
+
+    A report that is there already is taken up: steps that run again replace their entry.
+
+    Args:
+        folder: Made if it is not there.
+        say: Is given each progress line.
+        now: Seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self, folder: Path, *, say: Callable[[str], object] = print, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._say, self._now = folder, say, now
+        self._started = now()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "report.json"
+        self.steps: dict[str, Any] = {}
+        if self._path.is_file():
+            self.steps = json.loads(self._path.read_text(encoding="utf-8"))
+
+    def begin(self, step: str) -> None:
+        """Start a step over: its entry and its lines go."""
+        self.steps[step] = {"complete": False}
+        (self._folder / f"{step}.jsonl").unlink(missing_ok=True)
+        self._write()
+
+    def put(self, step: str, **facts: Any) -> None:
+        """Add facts to a step's entry, and write the report."""
+        self.steps.setdefault(step, {"complete": False}).update(facts)
+        self._write()
+
+    def line(self, step: str, row: Mapping[str, Any]) -> None:
+        """Append one line to a step's file."""
+        with (self._folder / f"{step}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def say(self, text: str) -> None:
+        """Tell the progress, with the seconds since the start."""
+        self._say(f"[{self._now() - self._started:6.1f} s] {text}")
+
+    @property
+    def problems(self) -> list[str]:
+        """What went wrong in any step."""
+        return [f"{step}: {text}" for step, entry in self.steps.items() for text in entry.get("problems", [])]
+
+    def _write(self) -> None:
+        half = self._path.with_suffix(".tmp")
+        half.write_text(json.dumps(self.steps, indent=1) + "\n", encoding="utf-8")
+        half.replace(self._path)

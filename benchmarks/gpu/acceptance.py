@@ -1,0 +1,448 @@
+"""Accepts the GPU kernels on a real GPU: right, unsuspicious to the checkers, tuned, compared, and bounded.
+
+    python benchmarks/gpu/acceptance.py [--arch sm_90] [--out DIR] [--minutes 25] [--only verify,measure]
+
+Steps, in this order:
+
+facts     what the device, its driver and the packages are, and what bandwidth and rate it reaches
+verify    every CUDA and Numba-CUDA variant: many sizes, all types, several configurations, each isolated
+sanitize  the same on small sizes under compute-sanitizer, where that is on the PATH
+measure   tunes a fixed list of problems, into DIR/acceptance.db
+compare   the best of `measure` against torch, torch.compile and Triton, in turn, on random data
+record    whole spaces, a line a configuration; no time may lie below its bound
+
+Everything is written as it comes (see `_report.py`), so that a run that is cut off keeps what it had. Exit
+status: 0 if all is well, 1 if something is wrong, 5 if there is no such GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import _checkout  # noqa: F401
+from _items import RUN_TIMEOUT_S, TOLD, Item, Session, Tally, child, executor, run_items
+from _report import Report
+
+from tunebench.compile import unavailable
+from tunebench.device import Device, local_gpus
+from tunebench.errors import InputError, TunebenchError
+from tunebench.kernels import variants
+from tunebench.measure.runner import versions
+from tunebench.measure.timing import Protocol
+from tunebench.outcome import Measured, Result
+from tunebench.tuning import Plan, Progress, tune
+from tunebench.tuning import candidate as candidates
+from tunebench.tuning.candidate import Candidate
+from tunebench.variant import GpuVariant
+from tunebench.workloads import parse
+
+# -- what is done --------------------------------------------------------------------------------------------
+
+STEPS = {"facts": 0.04, "verify": 0.30, "sanitize": 0.14, "measure": 0.28, "compare": 0.14, "record": 0.10}
+"""Each step's share of the time; what one leaves, the next ones have."""
+
+GEMM_TYPES = ("f32", "tf32", "f16", "bf16")
+ROW_TYPES = ("f32", "f16", "bf16")
+CONV = "conv2d:n={n},c={c},h={h},w={w},k={k},r={r},s={s},stride={stride},pad={pad},dtype={{dtype}}"
+
+VERIFIED = (
+    (GEMM_TYPES, "gemm:m=1,n=1,k=1,dtype={dtype}"),
+    (GEMM_TYPES, "gemm:m=127,n=131,k=67,dtype={dtype},epilogue=bias+gelu"),
+    (GEMM_TYPES, "gemm:m=257,n=255,k=129,dtype={dtype},trans=tn,epilogue=bias+relu"),
+    (GEMM_TYPES, "gemm:m=65,n=95,k=33,dtype={dtype},batch=3,trans=nt"),
+    (GEMM_TYPES, "gemm:m=520,n=264,k=1000,dtype={dtype},trans=tt,epilogue=bias"),
+    (GEMM_TYPES, "gemm:m=1024,n=1024,k=1024,dtype={dtype}"),
+    (GEMM_TYPES, "gemm:m=4096,n=4104,k=4096,dtype={dtype}"),
+    (GEMM_TYPES, CONV.format(n=1, c=3, h=7, w=9, k=5, r=3, s=3, stride=1, pad=1) + ",layout=nhwc"),
+    (GEMM_TYPES, CONV.format(n=2, c=8, h=15, w=13, k=24, r=3, s=3, stride=2, pad=1) + ",layout=nchw"),
+    (GEMM_TYPES, CONV.format(n=2, c=16, h=14, w=14, k=8, r=1, s=1, stride=1, pad=0) + ",layout=nhwc"),
+    (
+        GEMM_TYPES,
+        CONV.format(n=1, c=4, h=20, w=17, k=6, r=5, s=3, stride=2, pad=2) + ",layout=nhwc,dilation=2",
+    ),
+    (
+        GEMM_TYPES,
+        CONV.format(n=3, c=12, h=9, w=11, k=18, r=3, s=3, stride=1, pad=1) + ",layout=nhwc,groups=3",
+    ),
+    (
+        GEMM_TYPES,
+        CONV.format(n=4, c=64, h=28, w=28, k=64, r=3, s=3, stride=1, pad=1)
+        + ",layout=nhwc,epilogue=bias+residual+relu",
+    ),
+    (
+        GEMM_TYPES,
+        CONV.format(n=2, c=9, h=13, w=10, k=7, r=3, s=3, stride=2, pad=1) + ",layout=nhwc,direction=dgrad",
+    ),
+    (
+        GEMM_TYPES,
+        CONV.format(n=2, c=9, h=13, w=10, k=7, r=3, s=3, stride=2, pad=1) + ",layout=nchw,direction=wgrad",
+    ),
+    (ROW_TYPES, "softmax:rows=1,cols=1,dtype={dtype}"),
+    (ROW_TYPES, "softmax:rows=3,cols=1023,dtype={dtype}"),
+    (ROW_TYPES, "softmax:rows=1000,cols=777,dtype={dtype},prologue=scale+mask"),
+    (ROW_TYPES, "softmax:rows=17,cols=40001,dtype={dtype},prologue=scale"),
+    (ROW_TYPES, "softmax:rows=4096,cols=1024,dtype={dtype},prologue=mask"),
+    (ROW_TYPES, "layernorm:rows=1,cols=1,dtype={dtype}"),
+    (ROW_TYPES, "layernorm:rows=5,cols=1023,dtype={dtype}"),
+    (ROW_TYPES, "layernorm:rows=33,cols=40001,dtype={dtype}"),
+    (ROW_TYPES, "layernorm:rows=4096,cols=1024,dtype={dtype}"),
+)
+"""Types and problems; every variant that can do one does it."""
+
+CONFIGURATIONS = 6
+"""Configurations of each variant and problem that are verified: the default, then random ones."""
+
+SANITIZED = tuple((types, text) for types, text in VERIFIED if "=1024" not in text and "=4096" not in text)
+TOOLS = ("memcheck", "racecheck", "synccheck")
+AT_ONCE = 4
+"""Checkers that run at a time."""
+
+MEASURED = (
+    ("gemm:m=4096,n=4096,k=4096,dtype=f16", 80),
+    ("gemm:m=8192,n=8192,k=8192,dtype=bf16", 60),
+    ("gemm:m=4096,n=3072,k=768,dtype=f16,epilogue=bias+gelu", 60),
+    ("gemm:m=2048,n=2048,k=2048,dtype=f32", 60),
+    ("gemm:m=64,n=4096,k=4096,dtype=f16", 60),
+    (CONV.format(n=32, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
+    (CONV.format(n=32, c=256, h=14, w=14, k=256, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
+    ("softmax:rows=16384,cols=4096,dtype=f16", 50),
+    ("softmax:rows=4096,cols=1024,dtype=f32", 50),
+    ("layernorm:rows=16384,cols=4096,dtype=f16", 50),
+    ("layernorm:rows=4096,cols=1024,dtype=f32", 50),
+)
+"""Problems to tune, with trials; `{dtype}` is f16."""
+
+RECORDED = (
+    ("softmax:rows=4096,cols=4096,dtype=f16", "softmax/cuda_block"),
+    ("layernorm:rows=4096,cols=4096,dtype=f16", "layernorm/cuda_block"),
+    ("gemm:m=2048,n=2048,k=2048,dtype=f16", "gemm/cuda_mma"),
+    ("gemm:m=1024,n=1024,k=1024,dtype=f32", "gemm/cuda_simt"),
+    (
+        CONV.format(n=8, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc",
+        "conv2d/cuda_implicit_gemm",
+    ),
+)
+"""Problems and variants whose spaces are measured whole, or at random as far as time goes."""
+
+ONCE = Protocol(warmups=0, min_samples=2, max_samples=2)
+BRIEFLY = Protocol(min_samples=5, max_samples=15, max_s=0.2)
+CONTEST_TIMEOUT_S = CHECKER_TIMEOUT_S = 240.0
+
+
+# -- what is chosen ------------------------------------------------------------------------------------------
+
+
+def texts(listed: Iterable[tuple[tuple[str, ...], str]]) -> list[str]:
+    """Return every problem of a list, each of its types."""
+    return [text.format(dtype=dtype) for types, text in listed for dtype in types]
+
+
+def gpu_candidates(text: str, device: Device) -> list[Candidate]:
+    """Return the GPU variants that can do a problem.
+
+    Raises:
+        InputError: if none can.
+    """
+    found, _ = candidates.find(parse(text), device)
+    return [candidate for candidate in found if isinstance(candidate.variant, GpuVariant)]
+
+
+def items_to_verify(device: Device) -> tuple[list[Item], list[str]]:
+    """Return the configurations to verify, all defaults first, and the problems that nothing can do."""
+    by_turn: list[list[Item]] = [[] for _ in range(CONFIGURATIONS)]
+    undone = []
+    for text in texts(VERIFIED):
+        try:
+            found = gpu_candidates(text, device)
+        except InputError as error:
+            undone.append(str(error))
+            continue
+        for candidate in found:
+            default = candidate.table.row(candidate.variant.default(parse(text), device))
+            rows = random.Random(text).sample(
+                range(len(candidate.table)), min(CONFIGURATIONS, len(candidate.table))
+            )
+            chosen = list(dict.fromkeys([default, *rows]))[:CONFIGURATIONS]
+            for turn, row in enumerate(chosen):
+                if row is None:
+                    undone.append(f"{candidate.variant.key}: the default for {text} is not in its space")
+                else:
+                    by_turn[turn].append(Item(text, candidate, row))
+    return [item for turn in by_turn for item in turn], undone
+
+
+# -- steps ---------------------------------------------------------------------------------------------------
+
+
+def facts(session: Session) -> None:
+    """Write down what this is."""
+    packages = ("torch", "triton", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
+    more = (
+        "nvidia-nvjitlink",
+        "nvidia-nvvm",
+        "nvidia-ml-py",
+        "numpy",
+        "optuna",
+        "sqlalchemy",
+        "alembic",
+        "pebble",
+    )
+    asked = "name,driver_version,memory.total,clocks.max.sm,clocks.sm,power.limit,temperature.gpu"
+    told = {
+        "python": sys.version.split()[0],
+        "device": dataclasses.asdict(session.device),
+        "packages": versions(*packages, *more),
+        "compilers": {name: unavailable(name) or "there" for name in ("cuda", "numba-cuda")},  # type: ignore[arg-type]
+        "nvidia-smi": _output(["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]),
+        "compute-sanitizer": shutil.which("compute-sanitizer"),
+    }
+    session.report.put("facts", **told)
+    session.report.say(f"{session.device.name}: {told['nvidia-smi']}; packages {told['packages']}")
+    answer = child(["ceilings"], timeout_s=min(120.0, max(10.0, session.left_s)))
+    session.report.put("facts", ceilings=answer)
+    session.report.say(f"reaches {answer}")
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"not told: {error}"
+
+
+def verify(session: Session) -> None:
+    """Run every variant on every problem and hold each result to its tolerance."""
+    items, undone = items_to_verify(session.device)
+    tell = Tally(session, "verify", len(items), undone)
+    with executor(session.device, ONCE) as on:
+        for item, result in run_items(items, on, session.device, session.until):
+            tell.add(item, result)
+    tell.end()
+
+
+def sanitize(session: Session) -> None:
+    """Run each variant's default configurations on small problems under the checkers."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        session.report.put("sanitize", complete=True, skipped="compute-sanitizer is not on the PATH")
+        session.report.say("sanitize: compute-sanitizer is not on the PATH")
+        return
+    jobs = []
+    for variant in variants():
+        mine = [t for t in texts(SANITIZED) if parse(t).operator == variant.operator.operator]
+        mine = [t for t in mine if variant.refuses(parse(t), session.device) is None]
+        if isinstance(variant, GpuVariant) and mine:
+            jobs += [(checker, variant.key, mine) for checker in TOOLS]
+    problems: list[str] = []
+    clean = 0
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = [pool.submit(_check, tool, *job, session.until) for job in jobs]
+        for future, (checker, key, _) in zip(running, jobs, strict=True):
+            problem = future.result()
+            clean += problem is None
+            problems += [f"{checker} {key}: {problem}"] if problem else []
+            session.report.say(f"sanitize: {checker} {key}: {problem or 'clean'}"[:400])
+            session.report.put("sanitize", clean=clean, total=len(jobs), problems=problems[:TOLD])
+    session.report.put("sanitize", complete=True)
+
+
+def _check(tool: str, checker: str, key: str, problems: list[str], until: float) -> str | None:
+    """Run one checker on one variant; return what it found, or None."""
+    left_s = until - time.monotonic()
+    if left_s < 10:
+        return "no time left"
+    command = [tool, "--tool", checker, "--error-exitcode", "99", "--print-limit", "3"]
+    answer = child(["small", key, *problems], before=command, timeout_s=min(CHECKER_TIMEOUT_S, left_s))
+    if "problem" in answer:
+        return str(answer["problem"])
+    wrong = {text: out for text, out in answer["outcomes"].items() if out["kind"] != "measured"}
+    return f"not measured: {wrong}" if wrong else None
+
+
+def measure(session: Session) -> None:
+    """Tune each problem; a part of the time that is left is for each."""
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for place, (text, trials) in enumerate(MEASURED):
+        text = text.format(dtype="f16")
+        limit_s = session.left_s / (len(MEASURED) - place) * 1.5
+        if session.left_s < 10:
+            problems.append(f"no time left for {text}")
+            continue
+        try:
+            report = tune(
+                text,
+                device=session.device,
+                db=session.folder / "acceptance.db",
+                plan=Plan(trials=trials, baselines=False, timeout_s=RUN_TIMEOUT_S),
+                watcher=_stop_after(min(limit_s, session.left_s)),
+            )
+        except TunebenchError as error:
+            problems.append(f"{text}: {error}")
+        else:
+            row = report.to_json()
+            rows.append({**row, "config": str(report.config)})
+            failed = sum(n for kind, n in report.trials.items() if kind not in {"measured", "aborted"})
+            problems += [f"{text}: {failed} trials failed: {dict(report.trials)}"] if failed else []
+            problems += [] if report.median_us else [f"{text}: nothing could be measured"]
+            session.report.say(
+                f"measure: {text}: {report.median_us} us by {report.variant} {report.config}, "
+                f"default {report.default_us}, bound {report.bound_us:.3f}, {dict(report.trials)}"
+            )
+        session.report.put("measure", rows=rows, problems=problems[:TOLD])
+    session.report.put("measure", complete=len(rows) == len(MEASURED))
+
+
+def _stop_after(seconds: float) -> Callable[[Progress], None]:
+    """Return a watcher that ends a search, as Ctrl-C does, when its time is up."""
+    end = time.monotonic() + seconds
+
+    def watch(progress: Progress) -> None:
+        if progress.phase == "search" and progress.done and time.monotonic() > end:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+def compare(session: Session) -> None:
+    """Hold the best configurations against what others have."""
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    best = [row for row in session.report.steps.get("measure", {}).get("rows", []) if row["variant"]]
+    for row in best:
+        if session.left_s < 20:
+            problems.append(f"no time left for {row['workload']}")
+            continue
+        arguments = ["contest", row["workload"], row["variant"], row["config"]]
+        answer = child(arguments, timeout_s=min(CONTEST_TIMEOUT_S, session.left_s))
+        rows.append({"workload": row["workload"], "bound_us": row["bound_us"], **answer})
+        problems += [f"{row['workload']}: {answer['problem']}"] if "problem" in answer else []
+        session.report.say(f"compare: {row['workload']}: {_contest_line(answer)}")
+        session.report.put("compare", rows=rows, problems=problems[:TOLD])
+    if not best:
+        problems.append("nothing to compare: run the step measure first, into the same folder")
+    session.report.put("compare", complete=not problems, problems=problems[:TOLD])
+
+
+def _contest_line(answer: dict[str, Any]) -> str:
+    if "problem" in answer:
+        return str(answer["problem"])[:300]
+    parts = [
+        f"{row['name']} {row['median_us']:.2f} us"
+        if "median_us" in row
+        else f"{row['name']}: {row['problem']}"
+        for row in answer["rows"]
+    ]
+    return ", ".join(parts)[:400]
+
+
+def record(session: Session) -> None:
+    """Measure whole spaces, in random order, and hold each time to its bound."""
+    items: list[Item] = []
+    missing: list[str] = []
+    for text, key in RECORDED:
+        text = text.format(dtype="f16")
+        try:
+            found = [c for c in gpu_candidates(text, session.device) if c.variant.key == key]
+        except InputError:
+            found = []
+        missing += [] if found else [f"{key} does not do {text}"]
+        items += [Item(text, candidate, row) for candidate in found for row in range(len(candidate.table))]
+    random.Random(0).shuffle(items)
+    tell = Tally(session, "record", len(items), missing)
+    ratios: dict[str, float] = {}
+    with executor(session.device, BRIEFLY) as on:
+        for item, result in run_items(items, on, session.device, session.until):
+            tell.add(item, result)
+            if isinstance(result, Result) and isinstance(result.outcome, Measured):
+                ratio = result.outcome.median_us / item.bound_us if item.bound_us else float("inf")
+                place = f"{item.text} {item.candidate.variant.key}"
+                ratios[place] = min(ratio, ratios.get(place, float("inf")))
+    tell.end(closest_to_bound=ratios)
+
+
+# -- the whole -----------------------------------------------------------------------------------------------
+
+
+DO: dict[str, Callable[[Session], None]] = {
+    "facts": facts,
+    "verify": verify,
+    "sanitize": sanitize,
+    "measure": measure,
+    "compare": compare,
+    "record": record,
+}
+
+
+def ends(chosen: list[str], minutes: float) -> dict[str, float]:
+    """Return after how many seconds each chosen step must end, by the shares of `STEPS`."""
+    total, spent, found = sum(STEPS[step] for step in chosen), 0.0, {}
+    for step in chosen:
+        spent += STEPS[step]
+        found[step] = 60.0 * minutes * spent / total
+    return found
+
+
+def find_device(arch: str | None) -> Device:
+    """Return the first GPU here, of an architecture if one is given; end with status 5 if there is none."""
+    gpus = local_gpus()
+    for gpu in gpus:
+        if arch in (None, gpu.architecture):
+            return gpu
+    here = ", ".join(f"{gpu.name} ({gpu.architecture})" for gpu in gpus) or "no NVIDIA GPU"
+    print(f"acceptance needs a GPU{f' of {arch}' if arch else ''}; this machine has {here}", file=sys.stderr)
+    raise SystemExit(5)
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """Return what was asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--arch", help="architecture the GPU must have, such as sm_90")
+    parser.add_argument("--out", type=Path, default=Path("acceptance"), help="folder for the report")
+    parser.add_argument("--minutes", type=float, default=25.0, help="time for all steps together")
+    parser.add_argument("--only", default=",".join(STEPS), help=f"steps, of {', '.join(STEPS)}")
+    given = parser.parse_args(arguments)
+    given.steps = [step for step in STEPS if step in given.only.split(",")]
+    unknown = set(given.only.split(",")) - set(STEPS)
+    if unknown:
+        parser.error(f"unknown step {', '.join(sorted(unknown))}; known: {', '.join(STEPS)}")
+    return given
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the steps, and tell in the end what was wrong."""
+    given = parsed(arguments)
+    device = find_device(given.arch)
+    session = Session(device, Report(given.out), given.out)
+    start = time.monotonic()
+    limits = ends(given.steps, given.minutes)
+    for step in given.steps:
+        session.until = start + limits[step]
+        session.report.begin(step)
+        session.report.say(f"{step}: {session.left_s:.0f} s")
+        begun = time.monotonic()
+        try:
+            DO[step](session)
+        except Exception as error:  # whatever one step meets, the others are to be had
+            problems = [*session.report.steps[step].get("problems", []), f"{type(error).__name__}: {error}"]
+            session.report.put(step, problems=problems, traceback=traceback.format_exc())
+        session.report.put(step, seconds=round(time.monotonic() - begun, 1))
+    for problem in session.report.problems:
+        session.report.say(f"WRONG: {problem[:300]}")
+    session.report.say(f"{len(session.report.problems)} problems; {given.out / 'report.json'}")
+    return 1 if session.report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

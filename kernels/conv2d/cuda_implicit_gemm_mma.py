@@ -1,0 +1,371 @@
+"""conv2d in CUDA C++ as an implicit GEMM on tensor cores by mma.sync (sm_80 on): f16, bf16 and tf32.
+
+The product is that of `cuda_implicit_gemm`, in all its directions and layouts, summed in f32. Tiles travel by
+cp.async into `stages` buffers of shared memory, so that `stages - 1` steps along K are under way while one is
+multiplied; what lies in the padding is filled with zeros by the copy itself. Buffers keep the order of global
+memory and are swizzled, so that ldmatrix reads them without bank conflicts, transposing where it must.
+Results go to global memory by way of shared memory, in accesses as wide as alignment allows.
+
+cp.async copies 4 bytes or more. Where neighbours in memory are fewer (16-bit images with an odd number of
+channels, or of layout nchw with a filter of several taps) that operand goes through registers instead, and a
+step waits for its loads.
+
+Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Chetlur et al., "cuDNN: Efficient Primitives
+for Deep Learning", 2014, section 3.2.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels import _conv
+from tunebench.kernels._conv import alignment, product
+from tunebench.kernels._cuda import helpers
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.conv2d import Conv2d
+
+MAX_SUMS = 128
+"""Sums a thread may keep: beyond that they do not stay in its 255 registers."""
+COPY_BYTES = 4
+"""Least that cp.async copies."""
+OTHER_REGISTERS, SPARE_REGISTERS = 20, 45
+"""What a thread needs for sizes, digits and addresses without spills, and what the compiler takes on top."""
+
+
+# -- space ------------------------------------------------------------------------------------------------
+
+
+def _threads(warps_m: Any, warps_n: Any) -> Any:
+    return 32 * warps_m * warps_n
+
+
+def warps_cover_the_tile(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
+    """A warp must have 16 x 16 sums or a multiple, at most 4 times as many one way as the other."""
+    m, n = bm // warps_m, bn // warps_n
+    return (m >= 16) & (n >= 16) & (m * n <= 32 * MAX_SUMS) & (m <= 4 * n) & (n <= 4 * m)
+
+
+def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
+    """A block must have 8 warps or fewer, and give each 32 x 32 sums if it has more than 4."""
+    warps = warps_m * warps_n
+    return (warps <= 8) & ((warps <= 4) | (bm * bn >= 1024 * warps))
+
+
+def tile_is_of_use(bm: Any, bn: Any, workload: Conv2d) -> Any:
+    """A tile must have less than twice the rows and columns there are, if there is a smaller one."""
+    whole = product(workload)
+    return ((bm == 16) | (bm < 2 * whole.m)) & ((bn == 16) | (bn < 2 * whole.n))
+
+
+def stages_have_steps(bk: Any, walk: Any, stages: Any, workload: Conv2d) -> Any:
+    """There must be as many steps as buffers under way."""
+    whole = product(workload)
+    return (stages == 2) | (stages <= whole.steps(whole.taps, bk, walk) + 1)
+
+
+def _smem_bytes(workload: Conv2d, config: Mapping[str, Any]) -> Any:
+    """Return the shared memory of a block: buffers of tiles, and in their place the results later."""
+    bm, bn, bk, warps_m, warps_n = (config[name] for name in ("bm", "bn", "bk", "warps_m", "warps_n"))
+    tiles = config["stages"] * (bm + bn) * bk * itemsize(workload.dtype)
+    return np.maximum(tiles, 4 * warps_m * warps_n * 16 * (bn // warps_n + 8))
+
+
+def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
+    """Estimate the fewest registers a thread needs: sums, fragments, and where it copies from."""
+    bm, bn, bk, warps_m, warps_n = (config[name] for name in ("bm", "bn", "bk", "warps_m", "warps_n"))
+    threads, size = _threads(warps_m, warps_n), itemsize(workload.dtype)
+    vec_a, vec_b, _ = alignment(workload, "flat")
+    along_a, along_b = _conv.along_k(workload)
+    rows, deep_a = _conv.share(bm, bk, vec_a, threads, along_a)
+    columns, deep_b = _conv.share(bn, bk, vec_b, threads, along_b)
+    held = (vec_a * size < COPY_BYTES) * rows * deep_a + (vec_b * size < COPY_BYTES) * columns * deep_b
+    fragments = 4 * (bm // warps_m + bn // warps_n) // 16
+    return bm * bn // threads + fragments + held + 3 * rows + columns + OTHER_REGISTERS
+
+
+_TILE = ("bm", "bn", "bk", "warps_m", "warps_n", "stages")
+
+
+def shared_memory_fits(
+    bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, stages: Any, workload: Conv2d, device: Device
+) -> Any:
+    """The buffers must fit in the shared memory of a block."""
+    config = dict(zip(_TILE, (bm, bn, bk, warps_m, warps_n, stages), strict=True))
+    return _smem_bytes(workload, config) <= device.smem_per_block_bytes
+
+
+def min_blocks_is_of_use(
+    bm: Any,
+    bn: Any,
+    bk: Any,
+    warps_m: Any,
+    warps_n: Any,
+    stages: Any,
+    min_blocks: Any,
+    workload: Conv2d,
+    device: Device,
+) -> Any:
+    """`min_blocks` blocks must fit on an SM with few spills, and limit what the compiler would take."""
+    config = dict(zip(_TILE, (bm, bn, bk, warps_m, warps_n, stages), strict=True))
+    threads = min_blocks * _threads(warps_m, warps_n)
+    smem = min_blocks * (_smem_bytes(workload, config) + device.smem_reserved_bytes)
+    needed, room = _registers(workload, config), np.minimum(device.registers_per_sm // threads, 255)
+    fits = (threads <= device.threads_per_sm) & (smem <= device.smem_per_sm_bytes)
+    return (needed <= room) & ((min_blocks == 1) | (fits & (needed + SPARE_REGISTERS > room)))
+
+
+SPACE = Space(
+    (
+        Parameter("bm", (16, 32, 64, 128, 256), "rows of C a block computes"),
+        Parameter("bn", (16, 32, 64, 128, 256), "columns of C a block computes"),
+        Parameter("warps_m", (1, 2, 4), "warps of a block along rows"),
+        Parameter("warps_n", (1, 2, 4), "warps of a block along columns"),
+        Parameter("bk", (16, 32, 64), "length of a step along K"),
+        _conv.WALK,
+        Parameter("stages", (2, 3, 4), "buffers: all but one are under way while it is multiplied"),
+        _conv.SPLIT,
+        _conv.RASTER,
+        Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
+    ),
+    (
+        warps_cover_the_tile,
+        work_is_worth_the_warps,
+        tile_is_of_use,
+        lambda bm, bn: (bm <= 8 * bn) & (bn <= 8 * bm),
+        lambda bk, workload: bk * itemsize(workload.dtype) <= 128,
+        _conv.walk_is_of_use,
+        lambda bk, walk, workload: _conv.step_is_of_use(bk, walk, 16, workload),
+        stages_have_steps,
+        shared_memory_fits,
+        min_blocks_is_of_use,
+        _conv.split_is_of_use,
+        _conv.order_matters,
+    ),
+)
+
+
+# -- source -----------------------------------------------------------------------------------------------
+
+SOURCE = """
+// One tile of C, or of a part of it: `parts` blocks share K, and write their sums `part_size` elements apart.
+template <class T, class Out, class I, Direction DIRECTION, Layout LAYOUT, Walk WALK, int BM, int BN, int BK,
+          int WARPS_M, int WARPS_N, int VEC_A, int VEC_B, int VEC_C, int STAGES, class E, int MIN_BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS_M * WARPS_N, MIN_BLOCKS)
+conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ bias,
+         const T* __restrict__ residual, Out* __restrict__ out, I n, I c, I h, I w, I k, I r, I s, I p, I q,
+         I stride, I pad, I dilation, I groups, I tap_skip, I tap_shift, I row_classes, I column_classes,
+         I row_tiles, I column_tiles, I rows_first, I parts, i64 part_size) {
+  using P = Product<DIRECTION, LAYOUT, WALK, I, BK>;
+  using Grid = WarpGrid<BM, BN, WARPS_M, WARPS_N>;
+  using ShareA = Share<BM, BK, VEC_A, Grid::THREADS, P::A_ALONG_K>;
+  using ShareB = Share<BN, BK, VEC_B, Grid::THREADS, P::B_ALONG_K>;
+  using TileA = CopiedTile<T, ShareA, BM, BK, VEC_A, P::A_ALONG_K>;
+  using TileB = CopiedTile<T, ShareB, BN, BK, VEC_B, P::B_ALONG_K>;
+
+  const Sizes<I> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
+                          row_classes, column_classes};
+  const BlockWork<I> work = work_of_block(Tiles<I>{row_tiles, column_tiles, rows_first, parts}, sizes);
+  const P product(sizes, work.residue_class);
+  const Destination<T, Out, I> to = {out + work.part * part_size, bias, residual,
+                                     work.group, work.row * BM, work.column * BN};
+  // The last row of the grid may have blocks too many; some residue classes have fewer pixels than the first.
+  if (to.group >= groups || to.row >= product.m) return;
+
+  const Steps<I> steps = steps_of_part(product.steps, work.part, parts);
+  const ReaderA<T, I, P, ShareA> from_a(a, product, to.group, to.row);
+  const ReaderB<T, I, P, ShareB> from_b(b, product, to.group, to.column);
+  T* const shared = reinterpret_cast<T*>(dynamic_shared());
+  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
+  float sums[Grid::M / 16][Grid::N / 8][4] = {};
+
+  const Digits<I> whole_step = product.whole_step();
+  Digits<I> at = product.at_step(steps.begin);
+  I to_copy = steps.count;
+  int filled = 0;  // the buffer that is filled next
+  // A group of copies is closed also where there is nothing left to copy: waiting counts groups.
+  const auto copy_next = [&] {
+    if (to_copy > 0) {
+      T* const buffer = shared + filled * STAGE;
+      TileA::copy(buffer, from_a, product, at);
+      TileB::copy(buffer + TileA::ELEMENTS, from_b, product, at);
+      at = product.next_step(at, whole_step);
+      --to_copy;
+    }
+    filled = filled + 1 == STAGES ? 0 : filled + 1;
+    cp_async_commit();
+  };
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; ++stage) copy_next();
+
+  int read = 0;  // the buffer that is multiplied next
+#pragma unroll 1
+  for (I left = steps.count; left > 0; --left) {
+    cp_async_wait<STAGES - 2>();  // my copies of this step have landed
+    __syncthreads();              // those of the others too, and all have read the buffer that is filled now
+    copy_next();
+    const T* const buffer = shared + read * STAGE;
+    mma_tiles<Grid, BK, P::A_ALONG_K, P::B_ALONG_K, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
+    read = read + 1 == STAGES ? 0 : read + 1;
+  }
+
+  cp_async_wait<0>();
+  __syncthreads();  // all have read the buffers that sums are gathered in
+  float* const staging = reinterpret_cast<float*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
+  store_staged_sums<Grid, E, VEC_C>(sums, staging, product, to);
+}
+"""
+
+
+@functools.cache
+def _source() -> str:
+    return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma", "conv", "conv_mma") + SOURCE
+
+
+def _entry(workload: Conv2d, config: Config, index: str) -> str:
+    """Return the name of the main kernel: all that is compiled in. `index` is the C++ type of offsets."""
+    a, b, c = alignment(workload, config["walk"])
+    parts = (
+        *_conv.choices(workload, config, index),
+        *(config[name] for name in ("bm", "bn", "bk", "warps_m", "warps_n")),
+        *(a, b, c if config["split"] == 1 else min(c, 4)),
+        *(config["stages"], _conv.epilogue(workload, config["split"]), config["min_blocks"]),
+    )
+    return f"conv_mma<{', '.join(map(str, parts))}>"
+
+
+# -- what is usual ----------------------------------------------------------------------------------------
+
+Shape = tuple[int, int, int, int, int, int]
+
+USUAL: tuple[Shape, ...] = (
+    (128, 256, 2, 4, 64, 3),
+    (256, 128, 4, 2, 64, 3),
+    (128, 128, 2, 2, 64, 4),
+    (128, 64, 2, 2, 64, 4),
+    (64, 128, 2, 2, 64, 4),
+    (64, 64, 2, 2, 128, 4),
+    (128, 32, 4, 1, 64, 4),
+    (32, 64, 2, 2, 128, 4),
+    (64, 32, 2, 2, 128, 4),
+    (32, 32, 2, 2, 128, 4),
+    (64, 16, 4, 1, 64, 4),
+    (16, 64, 1, 4, 128, 4),
+    (16, 16, 1, 1, 64, 4),
+)
+"""Tiles that an expert would try, largest first: bm, bn, warps_m, warps_n, bytes of a step, stages."""
+
+
+def _usual(workload: Conv2d, tile: Shape, split: int) -> Config:
+    """Return the configuration of a tile with what goes well with it."""
+    whole = product(workload)
+    bm, bn, warps_m, warps_n, step_bytes, deepest = tile
+    flat = workload.direction == "wgrad" or (workload.r * workload.s > 1 and whole.depth % 16 != 0)
+    extent = max(1, whole.taps) * whole.depth if flat else whole.depth
+    wanted = step_bytes // itemsize(workload.dtype)
+    bk = max(b for b in (16, 32, 64) if b == 16 or (b <= wanted and (extent % b == 0 or extent >= 8 * b)))
+    walk = "flat" if flat else "by_tap"
+    steps = int(whole.steps(whole.taps, np.array(bk), np.array(walk)))
+    values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk, "walk": walk}
+    values |= {"stages": max(2, min(deepest, steps + 1)), "split": split}
+    return Config({**values, "raster": "columns", "min_blocks": 1})
+
+
+def _estimate(workload: Conv2d, device: Device, tile: Shape, split: int) -> float:
+    """Return about how long a tile takes, in multiply-adds of one SM's tensor cores: to order tiles by."""
+    bm, bn, warps_m, warps_n, *_ = tile
+    whole = product(workload)
+    blocks = whole.tiles(bm, bn) * split
+    work = whole.work(bm, bn, 16, "flat") / blocks
+    # Reading a tile costs with its edges; 8 warps hide what they wait for.
+    per_sm = ceil_div(blocks, device.sm_count)
+    busy = min(1.0, per_sm * warps_m * warps_n / 8) / (1.0 + 48 / bm + 48 / bn)
+    # A second launch takes some microseconds, and a byte of DRAM as long as about 80 multiply-adds.
+    summing = 5e6 + 640 * split * workload.outputs()[0].size / device.sm_count if split > 1 else 0.0
+    return float(per_sm * work / busy + summing)
+
+
+# -- the variant ------------------------------------------------------------------------------------------
+
+
+class CudaImplicitGemmMma(CudaVariant[Conv2d]):
+    """Serves f16, bf16 and tf32 of every size, layout, direction and epilogue on sm_80 and later."""
+
+    name = "cuda_implicit_gemm_mma"
+    operator = Conv2d
+    space = SPACE
+    minimum_cc = (8, 0)
+
+    def limits(self, workload: Conv2d, device: Device) -> str | None:
+        """Refuse f32, which has no tensor-core instruction, and what no device's memory holds."""
+        if workload.dtype == "f32":
+            return f"{self.key} multiplies f16, bf16 and tf32; f32 has no tensor-core instruction"
+        return _conv.limits(workload)
+
+    def default(self, workload: Conv2d, device: Device) -> Config:
+        """Return the usual tile and parts of K that are estimated best."""
+        choices = itertools.product(USUAL, _conv.SPLITS)
+        ordered = sorted(choices, key=lambda choice: _estimate(workload, device, *choice))
+        configs = (_usual(workload, tile, split) for tile, split in ordered)
+        return _conv.first_valid(self.space, configs, workload, device)
+
+    def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
+        """Count whole tiles: zeros stand for what lies beyond an edge of C, in the padding, or beyond K.
+
+        Copies of 16 bytes pass L1, but pixels in the padding are not copied, so that nothing is certain.
+        """
+        size = itemsize(workload.dtype)
+        names = ("bm", "bn", "bk", "warps_m", "warps_n", "split")
+        bm, bn, bk, warps_m, warps_n, split = (table[name].astype(np.float64) for name in names)
+        whole, walk = product(workload), table["walk"]
+        # Parts differ by a step at most; the shortest one of a class with most taps stands for all of those.
+        length = np.floor(whole.steps(whole.taps, bk, walk) / split) * bk
+        full, warps = bm * bn * length, warps_m * warps_n
+        # A warp reads its fragments of 16 x 32 bytes, 512 in all, once every 32 bytes of K.
+        rounds = warps * length * size / 32
+        fragments = rounds * (bm / warps_m / 16 + bn / warps_n / 16)
+        products = rounds * (bm / warps_m / 16 * bn / warps_n / 8)
+        threads = _threads(warps_m, warps_n)
+        return Costs(
+            blocks=whole.work(bm, bn, bk, walk) / np.maximum(1.0, full),
+            full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
+            threads=threads,
+            smem_bytes=_smem_bytes(workload, table.columns),
+            registers=np.minimum(
+                bm * bn / threads + 16, device.registers_per_sm // (threads * table["min_blocks"])
+            ),
+            mma_flop=2 * full,
+            mma_dtype=workload.dtype,
+            smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
+            instructions=products + fragments,
+        )
+
+    def source(self, workload: Conv2d, config: Config) -> str:
+        """Return the kernels as templates: all that is compiled in is in the names of the entries."""
+        return _source()
+
+    def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
+        """Return the sums of the parts of K, if it is split."""
+        return _conv.scratch(workload, config["split"])
+
+    def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
+        """Return the product, a block a tile, and the sum of its parts if K is split."""
+        threads, smem = _threads(config["warps_m"], config["warps_n"]), int(_smem_bytes(workload, config))
+        return _conv.launches(workload, config, functools.partial(_entry, workload, config), threads, smem)
+
+    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+        """Return a workload of few tiles that fills them, and ends within them, alike."""
+        # Every buffer is used again; for each part of K a step, up to a few.
+        steps = max(config["stages"] + 2, min(config["split"], 16))
+        tile = _conv.Tile(m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"])
+        return _conv.miniature(workload, tile)
+
+
+VARIANT = CudaImplicitGemmMma()

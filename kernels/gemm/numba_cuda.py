@@ -1,0 +1,196 @@
+"""gemm in Numba-CUDA as a Numba user would write it: tiles in shared arrays, a few results a thread.
+
+Threads of a block are laid out like c. A thread's tm x tn results are spread over the tile, bm / tm rows and
+bn / tn columns apart, so that neighbouring threads read and write neighbouring elements. A last element
+pads each line of a tile, which keeps the lines of a transposed matrix out of each other's banks.
+
+Limits: f32 in and out (tf32 is multiplied as f32, more exactly than it asks for).
+
+Source: Numba documentation, "CUDA Python, Examples: matrix multiplication".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import storage
+from tunebench.kernels import _gemm
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, ceil_div
+from tunebench.workloads.operators.gemm import Gemm
+
+MAX_STATIC_SMEM_BYTES = 48 * 1024
+"""Most shared memory whose size is compiled in. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+
+def _threads(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    return bm // tm * (bn // tn)
+
+
+def _smem_bytes(bm: Any, bn: Any, bk: Any) -> Any:
+    return 4 * (bm * (bk + 1) + bk * (bn + 1))
+
+
+def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    """A block has 64 to 1024 threads, and a thread at most 64 results, all in registers."""
+    threads = _threads(bm, bn, tm, tn)
+    return (threads >= 64) & (threads <= 1024) & (tm * tn <= 64) & (threads * (tm * tn + 32) <= 65536)
+
+
+SPACE = Space(
+    (
+        Parameter("bm", (16, 32, 64, 128), "rows of c a block computes"),
+        Parameter("bn", (16, 32, 64, 128), "columns of c a block computes"),
+        Parameter("tm", (1, 2, 4, 8), "rows of c a thread computes"),
+        Parameter("tn", (1, 2, 4, 8), "columns of c a thread computes"),
+        Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
+        Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
+    ),
+    (
+        _gemm.fits,
+        threads_are_reasonable,
+        lambda bm, bn, bk: _smem_bytes(bm, bn, bk) <= MAX_STATIC_SMEM_BYTES,
+        lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
+        lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
+    ),
+)
+
+
+class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
+    """Serves f32, in every size, transpose and epilogue."""
+
+    name = "numba_cuda"
+    operator = Gemm
+    space = SPACE
+
+    def limits(self, workload: Gemm, device: Device) -> str | None:
+        """Return what keeps this problem out, or None."""
+        if storage(workload.dtype) != "f32" or workload.out != "f32":
+            return f"{self.key} takes and gives f32, not {workload.dtype} to {workload.out}"
+        return None
+
+    def default(self, workload: Gemm, device: Device) -> Config:
+        """Return the largest of the usual tiles that still gives every SM a block."""
+        tiles = ((64, 64, 4, 4), (32, 32, 2, 2), (16, 32, 1, 2), (16, 16, 1, 1))
+        usable = [tile for tile in tiles if _gemm.fits(tile[0], tile[1], workload)]
+        full = [tile for tile in usable if _gemm.blocks(workload, *tile[:2]) >= device.sm_count]
+        bm, bn, tm, tn = (full or usable[-1:])[0]
+        bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
+        return Config(
+            {"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk, "group_m": 8 if bm < workload.m else 1}
+        )
+
+    def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
+        """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
+        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
+        padded_k = ceil_div(workload.k, bk) * bk
+        threads, tiles = _threads(bm, bn, tm, tn), _gemm.blocks(workload, bm, bn)
+        return Costs(
+            blocks=tiles,
+            full_blocks=tiles,
+            threads=threads,
+            smem_bytes=_smem_bytes(bm, bn, bk),
+            fma=bm * bn * padded_k,
+            # Each value is read on its own, in a pass of 128 bytes.
+            smem_traffic_bytes=threads / 32 * padded_k * 128 * (tm + tn) + 4 * padded_k * (bm + bn),
+        )
+
+    def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
+        """Return one launch of a block a tile."""
+        bm, bn = config["bm"], config["bn"]
+        bias = "bias" if workload.has_bias else "c"  # in whose place it is not read
+        return (
+            Launch(
+                grid=(_gemm.blocks(workload, bm, bn), 1, 1),
+                block=(bn // config["tn"], bm // config["tm"], 1),
+                arguments=("a", "b", bias, "c"),
+            ),
+        )
+
+    def miniature(self, workload: Gemm, config: Config) -> Gemm:
+        """Return a problem of one or two tiles, not quite full: the simulator is slow, and all edges are alike."""
+        bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
+        tiles_n = 2 if bm * bn * bk <= 4096 else 1
+        return dataclasses.replace(
+            workload,
+            m=min(workload.m, bm - 3),
+            n=min(workload.n, tiles_n * bn - 5),
+            k=min(workload.k, 2 * bk - 3),
+            batch=min(workload.batch, tiles_n),
+        )
+
+    def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:
+        """Return the kernel `(a, b, bias, c)`."""
+        import math
+
+        from numba import cuda, float32
+
+        BM, BN, BK, TM, TN = (config[name] for name in ("bm", "bn", "bk", "tm", "tn"))
+        ROWS, COLUMNS = BM // TM, BN // TN  # of threads
+        THREADS, GROUP_M = ROWS * COLUMNS, config["group_m"]
+        A_SHAPE, B_SHAPE = (BM, BK + 1), (BK, BN + 1)
+        a_transposed, b_transposed = workload.trans[0] == "t", workload.trans[1] == "t"
+        has_bias = workload.has_bias
+        activation = {"none": 0, "relu": 1, "gelu": 2}[workload.activation]
+        zero, half, one, root_half = np.float32(0), np.float32(0.5), np.float32(1), np.float32(math.sqrt(0.5))
+
+        def multiply(a: Any, b: Any, bias: Any, c: Any) -> None:
+            tile_a = cuda.shared.array(A_SHAPE, float32)
+            tile_b = cuda.shared.array(B_SHAPE, float32)
+            sums = cuda.local.array((TM, TN), float32)
+            m, n = c.shape[1], c.shape[2]
+            k = a.shape[1] if a_transposed else a.shape[2]
+
+            # Blocks that run together share rows of a and columns of b: see `tile_of_block` of _gemm.cuh.
+            tiles_m, tiles_n = (m + BM - 1) // BM, (n + BN - 1) // BN
+            z, tile = cuda.blockIdx.x // (tiles_m * tiles_n), cuda.blockIdx.x % (tiles_m * tiles_n)
+            first = tile // (GROUP_M * tiles_n) * GROUP_M
+            height = min(GROUP_M, tiles_m - first)
+            row0 = (first + tile % (GROUP_M * tiles_n) % height) * BM
+            column0 = tile % (GROUP_M * tiles_n) // height * BN
+
+            x, y = cuda.threadIdx.x, cuda.threadIdx.y
+            for i in range(TM):
+                for j in range(TN):
+                    sums[i, j] = zero
+            for k0 in range(0, k, BK):
+                for index in range(y * COLUMNS + x, BM * BK, THREADS):
+                    i, kk = (index % BM, index // BM) if a_transposed else (index // BK, index % BK)
+                    value = zero
+                    if row0 + i < m and k0 + kk < k:
+                        value = a[z, k0 + kk, row0 + i] if a_transposed else a[z, row0 + i, k0 + kk]
+                    tile_a[i, kk] = value
+                for index in range(y * COLUMNS + x, BN * BK, THREADS):
+                    j, kk = (index // BK, index % BK) if b_transposed else (index % BN, index // BN)
+                    value = zero
+                    if column0 + j < n and k0 + kk < k:
+                        value = b[z, column0 + j, k0 + kk] if b_transposed else b[z, k0 + kk, column0 + j]
+                    tile_b[kk, j] = value
+                cuda.syncthreads()
+                for kk in range(BK):
+                    for i in range(TM):
+                        for j in range(TN):
+                            sums[i, j] += tile_a[y + i * ROWS, kk] * tile_b[kk, x + j * COLUMNS]
+                cuda.syncthreads()
+
+            for i in range(TM):
+                for j in range(TN):
+                    row, column = row0 + y + i * ROWS, column0 + x + j * COLUMNS
+                    if row < m and column < n:
+                        value = sums[i, j]
+                        if has_bias:
+                            value += bias[column]
+                        if activation == 1:
+                            value = zero if value < zero else value
+                        elif activation == 2:
+                            value = half * value * (one + math.erf(value * root_half))
+                        c[z, row, column] = value
+
+        return multiply
+
+
+VARIANT = NumbaCudaGemm()

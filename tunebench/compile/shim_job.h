@@ -1,0 +1,193 @@
+// The emulator's jobs: tensors and launches, read from standard input, checked, run by shim_runtime.h, which includes
+// this file at its end.
+//
+// A job is lines of text (see `read_job`), an empty line, and the bytes of all inputs. The bytes of all outputs go to
+// standard output. Exit status: 0, or 3 with one line on standard error that says what is wrong.
+#pragma once
+
+namespace emulated {
+
+namespace {
+
+enum class Role { input, output, scratch };
+
+struct Buffer {
+  std::string name;
+  size_t bytes;
+  Role role;
+  unsigned char* data;
+  std::vector<unsigned char> original;  // of an input
+};
+
+struct Launch {
+  int entry;
+  dim3 grid, block;
+  size_t smem_bytes;
+  std::vector<std::vector<unsigned char>> arguments;
+};
+
+struct Job {
+  std::vector<Buffer> buffers;
+  std::vector<Launch> launches;
+};
+
+// Memory of a size of its own, at `shift` bytes after a multiple of `alignment`. Without AddressSanitizer it has
+// guards around it, of which a read gives NaN.
+unsigned char* allocate(size_t bytes, size_t alignment, size_t shift) {
+#ifdef TUNEBENCH_ASAN
+  const size_t before = shift, after = 0;
+#else
+  const size_t before = std::max(GUARD, alignment) + shift, after = GUARD;
+#endif
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, before + bytes + after)) fail("no memory for %zu bytes", bytes);
+  memset(memory, 0xff, before + bytes + after);
+#ifdef TUNEBENCH_ASAN
+  __asan_poison_memory_region(memory, before);
+#endif
+  return static_cast<unsigned char*>(memory) + before;
+}
+
+// Fails if a write went beyond an allocation.
+void check_guards(const unsigned char* data, size_t bytes, const char* name) {
+#ifndef TUNEBENCH_ASAN
+  for (size_t i = 1; i <= GUARD; ++i) {
+    const size_t past = bytes + i - 1;
+    if (data[past] != 0xff) fail("a write beyond the end of %s, to byte %zu of %zu", name, past, bytes);
+    if (*(data - i) != 0xff) fail("a write before the start of %s, by %zu bytes", name, i);
+  }
+#else
+  (void)data, (void)bytes, (void)name;
+#endif
+}
+
+std::vector<unsigned char> from_hex(const char* text) {
+  std::vector<unsigned char> bytes;
+  for (unsigned byte; sscanf(text, "%2x", &byte) == 1; text += 2) bytes.push_back(static_cast<unsigned char>(byte));
+  return bytes;
+}
+
+}  // namespace
+
+// A declaration promises the alignment of its type and no more: 16-byte accesses of a plain array go wrong here, too.
+unsigned char* allocate_static_shared(Bytes bytes, Bytes alignment) {
+  unsigned char* memory = allocate(bytes, std::max<size_t>(alignment, 16), alignment < 16 ? 8 : 0);
+  memset(memory, poison_byte, bytes);
+  shared_memory().push_back({memory, bytes});
+  return memory;
+}
+
+namespace {
+
+template <class T>
+std::vector<unsigned char> bytes_of(T value) {
+  const auto begin = reinterpret_cast<unsigned char*>(&value);
+  return {begin, begin + sizeof value};
+}
+
+void read_inputs(Job& job) {
+  for (Buffer& buffer : job.buffers) {
+    if (buffer.role != Role::input) continue;
+    if (fread(buffer.data, 1, buffer.bytes, stdin) != buffer.bytes)
+      fail("job: the bytes of %s are missing", buffer.name.c_str());
+    buffer.original.assign(buffer.data, buffer.data + buffer.bytes);
+  }
+}
+
+// Lines: `order forward|reverse|random SEED`, `tensor NAME BYTES input|output|scratch`, `launch ENTRY GRID BLOCK
+// SMEM` (grid and block as x y z) and, for each of its arguments in order, `pointer TENSOR` or `value HEX`.
+Job read_job() {
+  Job job;
+  char line[512], name[256], word[32];
+  while (fgets(line, sizeof line, stdin) && line[0] != '\n') {
+    Launch launch = {};
+    size_t number;
+    dim3 &g = launch.grid, &b = launch.block;
+    if (sscanf(line, "order %31s %zu", word, &number) == 2) {
+      order = !strcmp(word, "random") ? Order::random : !strcmp(word, "reverse") ? Order::reverse : Order::forward;
+      random_state = number;
+    } else if (sscanf(line, "tensor %255s %zu %31s", name, &number, word) == 3) {
+      const Role role = !strcmp(word, "input") ? Role::input : !strcmp(word, "output") ? Role::output : Role::scratch;
+      job.buffers.push_back({name, number, role, allocate(number, 256, 0), {}});
+    } else if (sscanf(line, "launch %d %u %u %u %u %u %u %zu", &launch.entry, &g.x, &g.y, &g.z, &b.x, &b.y, &b.z,
+                      &launch.smem_bytes) == 8) {
+      job.launches.push_back(launch);
+    } else if (sscanf(line, "pointer %zu", &number) == 1) {
+      job.launches.back().arguments.push_back(bytes_of(job.buffers.at(number).data));
+    } else if (sscanf(line, "value %31s", word) == 1) {
+      job.launches.back().arguments.push_back(from_hex(word));
+    } else {
+      fail("job: cannot read: %s", line);
+    }
+  }
+  read_inputs(job);
+  return job;
+}
+
+// What the driver would refuse. Source: CUDA C++ Programming Guide, "Compute Capabilities".
+void check_launch(const Launch& launch, const Entry& entry) {
+  const dim3 &g = launch.grid, &b = launch.block;
+  const size_t threads = size_t(b.x) * b.y * b.z;
+  if (threads < 1 || threads > 1024 || b.z > 64)
+    fail("launch: a block of (%u,%u,%u) threads cannot be", b.x, b.y, b.z);
+  if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535)
+    fail("launch: a grid of (%u,%u,%u) blocks cannot be", g.x, g.y, g.z);
+  if (int(launch.arguments.size()) != entry.arity)
+    fail("launch: the kernel takes %d arguments, %d are given", entry.arity, int(launch.arguments.size()));
+  for (int i = 0; i < entry.arity; ++i)
+    if (int(launch.arguments[size_t(i)].size()) != entry.sizes[i])
+      fail("launch: argument %d of the kernel has %d bytes, %d are given", i, entry.sizes[i],
+           int(launch.arguments[size_t(i)].size()));
+}
+
+void run(Launch& launch) {
+  const Entry& entry = entries[launch.entry];
+  check_launch(launch, entry);
+  std::vector<void*> arguments;
+  for (auto& argument : launch.arguments) arguments.push_back(argument.data());
+  kernel_entry = &entry;
+  kernel_arguments = arguments.data();
+  gridDim = launch.grid;
+  blockDim = launch.block;
+  dynamic_shared = allocate(launch.smem_bytes, 1024, 0);
+  shared_memory()[0] = {dynamic_shared, launch.smem_bytes};
+  const int threads = int(blockDim.x * blockDim.y * blockDim.z);
+  make_fibers(threads);
+  warps = std::vector<Warp>(size_t((threads + 31) / 32));
+  std::vector<int> blocks;
+  arrange(blocks, int(gridDim.x * gridDim.y * gridDim.z));
+  for (const int block : blocks) {
+    const unsigned i = unsigned(block);
+    blockIdx = {i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y};
+    run_block();
+    for (const Shared& shared : shared_memory())
+      check_guards(shared.data, shared.bytes,
+                   shared.data == dynamic_shared ? "dynamic shared memory" : "shared memory");
+  }
+  drop_fibers();
+}
+
+void check_buffers(const Job& job) {
+  for (const Buffer& buffer : job.buffers) {
+    check_guards(buffer.data, buffer.bytes, buffer.name.c_str());
+    if (buffer.role == Role::input && memcmp(buffer.data, buffer.original.data(), buffer.bytes))
+      fail("the kernel has changed its input %s", buffer.name.c_str());
+  }
+}
+
+}  // namespace
+}  // namespace emulated
+
+int main() {
+  using namespace emulated;
+  // What a kernel prints must not mix with the results.
+  FILE* results = fdopen(dup(1), "wb");
+  dup2(2, 1);
+  Job job = read_job();
+  for (Launch& launch : job.launches) run(launch);
+  check_buffers(job);
+  for (const Buffer& buffer : job.buffers)
+    if (buffer.role == Role::output && fwrite(buffer.data, 1, buffer.bytes, results) != buffer.bytes)
+      fail("the results could not be written");
+  return fclose(results) ? 3 : 0;
+}
