@@ -127,6 +127,6 @@ def loaded_files() -> tuple[str, ...]:
 
 @functools.cache
 def include(name: str) -> str:
-    """Return a CUDA C++ helper of this package, such as ``_cuda.cuh``, without its `#pragma once`."""
+    """Return a CUDA C++ helper of this package, such as ``_types.cuh``, without its `#pragma once`."""
     text = resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
     return text.replace("#pragma once\n", "", 1)

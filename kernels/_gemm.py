@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tunebench.dtype import DType, itemsize, storage
+from tunebench.dtype import DType, itemsize
+from tunebench.kernels._cuda import ctype
 from tunebench.variant import Scalar, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -23,31 +24,29 @@ __all__ = [
 ]
 
 MAX_BLOCKS = 2**31 - 1
-"""Blocks along x of a grid. Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
+"""Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
 
 AFFORDABLE_FMA = 10_000_000
 """Multiply-adds that emulation does in a fraction of a second."""
 
-_CPP = {"f32": "float", "f16": "half_t", "bf16": "bf16_t"}
 _ACTIVATION = {"none": "Identity", "relu": "Relu", "gelu": "Gelu"}
 
 
 def constants(name: str, **values: str | bool | int) -> str:
     """Return a C++ struct of compile-time constants; text becomes a type."""
-    lines = [
-        f"  using {key} = {value};"
-        if isinstance(value, str)
-        else f"  static constexpr {'bool' if isinstance(value, bool) else 'int'} {key} = {str(value).lower()};"
-        for key, value in values.items()
-    ]
+    lines = []
+    for key, value in values.items():
+        kind = "bool" if isinstance(value, bool) else "int"
+        declared = f"using {key} =" if isinstance(value, str) else f"static constexpr {kind} {key} ="
+        lines.append(f"  {declared} {value if isinstance(value, str) else int(value)};")
     return "\n".join([f"struct {name} {{", *lines, "};"]) + "\n"
 
 
 def problem(workload: Gemm) -> dict[str, str | bool | int]:
     """Return the constants that the problem decides, whatever the configuration; sizes are arguments."""
     return {
-        "In": _CPP[storage(workload.dtype)],
-        "Out": _CPP[workload.out],
+        "In": ctype(workload.dtype),
+        "Out": ctype(workload.out),
         "Activation": _ACTIVATION[workload.activation],
         "HAS_BIAS": workload.has_bias,
         "A_K_CONTIGUOUS": workload.trans[0] == "n",
@@ -87,6 +86,13 @@ def fits(bm: Any, bn: Any, workload: Gemm) -> Any:
     worthwhile = ((bm < 2 * workload.m) | (bm <= 16)) & ((bn < 2 * workload.n) | (bn <= 16))
     # As floats: the product of three dimensions may exceed 64 bits.
     return worthwhile & (blocks(workload, 1.0 * bm, 1.0 * bn) <= MAX_BLOCKS)
+
+
+def too_many_blocks(workload: Gemm, tiles: Iterable[tuple[int, int]]) -> str | None:
+    """Return why none of `tiles` (bm, bn) covers c in one grid, or None if one does."""
+    if any(fits(bm, bn, workload) for bm, bn in tiles):
+        return None
+    return f"c ({workload.batch}, {workload.m}, {workload.n}) takes more than {MAX_BLOCKS} blocks"
 
 
 def shrink(workload: Gemm, config: Mapping[str, Any], stages: int) -> Gemm:

@@ -29,6 +29,8 @@ struct Swizzled {
 // A tile that moves along K, and one thread's copies of it, VEC elements each.
 template <class T, int X, int K, bool K_CONTIGUOUS, int VEC, int THREADS>
 struct AsyncTile {
+  static constexpr bool ALONG_K = K_CONTIGUOUS;
+  static constexpr int STEPS = K / MMA_K<T>;
   static constexpr int LENGTH = K_CONTIGUOUS ? K : X, ELEMENTS = X * K, BYTES = VEC * int(sizeof(T));
   static constexpr bool BY_LDMATRIX = K_CONTIGUOUS || sizeof(T) == 2;  // it transposes 16-bit elements only
   using Walk = LineWalk<ELEMENTS / LENGTH, LENGTH / VEC, THREADS>;
@@ -68,7 +70,7 @@ struct AsyncTile {
 
 // Four registers hold X 16 by MMA_K of a tile, from (x, k) on: an operand of A (register 1 is the upper half of X, 2 that
 // of K), or, with OF_B, two operands of B (register 1 is the upper half of K, 2 that of X).
-template <class Tile, bool K_CONTIGUOUS, bool OF_B, class T>
+template <class Tile, bool OF_B, class T>
 __device__ __forceinline__ void load_fragment(u32 (&registers)[4], const T* tile, int x, int k) {
   using Layout = typename Tile::Layout;
   constexpr int HALF_K = MMA_K<T> / 2;
@@ -76,7 +78,7 @@ __device__ __forceinline__ void load_fragment(u32 (&registers)[4], const T* tile
   if constexpr (Tile::BY_LDMATRIX) {
     const int matrix = lane / 8, row = lane % 8;
     const int x_half = OF_B ? matrix / 2 : matrix % 2, k_half = OF_B ? matrix % 2 : matrix / 2;
-    if constexpr (K_CONTIGUOUS)
+    if constexpr (Tile::ALONG_K)
       ldmatrix_x4(registers, tile + Layout::offset(x + 8 * x_half + row, k + HALF_K * k_half));
     else
       ldmatrix_x4_trans(registers, tile + Layout::offset(k + HALF_K * k_half + row, x + 8 * x_half));
@@ -113,17 +115,17 @@ struct WarpGrid {
 };
 
 // sums += tile of A times tile of B. Fragments of the next step are loaded while this one's are multiplied.
-template <class Grid, int K, bool A_K_CONTIGUOUS, bool B_K_CONTIGUOUS, class TileA, class TileB, class T>
+template <class Grid, class TileA, class TileB, class T>
 __device__ __forceinline__ void mma_tiles(float (&sums)[Grid::M / 16][Grid::N / 8][4], const T* a, const T* b) {
-  constexpr int STEPS = K / MMA_K<T>, IN_M = Grid::M / 16, IN_N = Grid::N / 16;
+  constexpr int STEPS = TileA::STEPS, IN_M = Grid::M / 16, IN_N = Grid::N / 16;
   u32 of_a[2][IN_M][4], of_b[2][IN_N][4];
   const auto load = [&](int step) {
 #pragma unroll
     for (int i = 0; i < IN_M; ++i)
-      load_fragment<TileA, A_K_CONTIGUOUS, false>(of_a[step % 2][i], a, Grid::row() + 16 * i, step * MMA_K<T>);
+      load_fragment<TileA, false>(of_a[step % 2][i], a, Grid::row() + 16 * i, step * MMA_K<T>);
 #pragma unroll
     for (int j = 0; j < IN_N; ++j)
-      load_fragment<TileB, B_K_CONTIGUOUS, true>(of_b[step % 2][j], b, Grid::column() + 16 * j, step * MMA_K<T>);
+      load_fragment<TileB, true>(of_b[step % 2][j], b, Grid::column() + 16 * j, step * MMA_K<T>);
   };
   load(0);
 #pragma unroll

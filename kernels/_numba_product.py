@@ -30,8 +30,8 @@ BUFFER_BYTES = 2 << 20
 """Most that panels and tile of a thread may take: a second-level cache has 1 or 2 MiB."""
 
 PARAMETERS = (
-    Parameter("mr", (1, 2, 4, 6, 8, 12, 14), "rows of the result in registers"),
-    Parameter("nr", (16, 32, 48, 64), "columns of the result in registers"),
+    Parameter("mr", (1, 2, 4, 6, 8, 12), "rows of the result in registers"),
+    Parameter("nr", (16, 32, 48), "columns of the result in registers"),
     Parameter("m_panels", (1, 2, 4, 8, 16, 32), "strips of mr rows in a tile"),
     Parameter("n_panels", (1, 2, 4, 8, 16), "strips of nr columns in a tile"),
     Parameter("depth", (64, 128, 256, 512), "terms that are packed at once"),

@@ -34,8 +34,8 @@ from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_SUMS = 128
 """Sums a thread may keep: beyond that they do not stay in its 255 registers."""
-COPY_BYTES = 4
-"""Least that cp.async copies."""
+MAX_COPIES = 32
+"""Accesses of a thread to the tiles of one step, each with an address of its own."""
 OTHER_REGISTERS, SPARE_REGISTERS = 20, 45
 """What a thread needs for sizes, digits and addresses without spills, and what the compiler takes on top."""
 
@@ -78,17 +78,24 @@ def _smem_bytes(workload: Conv2d, config: Mapping[str, Any]) -> Any:
     return np.maximum(tiles, 4 * warps_m * warps_n * 16 * (bn // warps_n + 8))
 
 
-def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
-    """Estimate the fewest registers a thread needs: sums, fragments, and where it copies from."""
-    bm, bn, bk, warps_m, warps_n = (config[name] for name in ("bm", "bn", "bk", "warps_m", "warps_n"))
-    threads, size = _threads(warps_m, warps_n), itemsize(workload.dtype)
+def _accesses(workload: Conv2d, config: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Return the accesses of a thread to a tile of A and to one of B: across it, and along K."""
+    bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
+    threads = _threads(config["warps_m"], config["warps_n"])
     vec_a, vec_b, _ = alignment(workload, "flat")
     along_a, along_b = _conv.along_k(workload)
-    rows, deep_a = _conv.share(bm, bk, vec_a, threads, along_a)
-    columns, deep_b = _conv.share(bn, bk, vec_b, threads, along_b)
-    held = (vec_a * size < COPY_BYTES) * rows * deep_a + (vec_b * size < COPY_BYTES) * columns * deep_b
+    a = _conv.share(bm, bk, vec_a, threads, along_a)
+    return a, _conv.share(bn, bk, vec_b, threads, along_b)
+
+
+def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
+    """Estimate the fewest registers a thread needs: sums, fragments, and what it copies, from where."""
+    (rows, deep_a), (columns, deep_b) = _accesses(workload, config)
+    bm, bn, warps_m, warps_n = (config[name] for name in ("bm", "bn", "warps_m", "warps_n"))
     fragments = 4 * (bm // warps_m + bn // warps_n) // 16
-    return bm * bn // threads + fragments + held + 3 * rows + columns + OTHER_REGISTERS
+    copies = rows * deep_a + columns * deep_b
+    sums = bm * bn // _threads(warps_m, warps_n)
+    return sums + fragments + copies + 3 * rows + columns + OTHER_REGISTERS
 
 
 _TILE = ("bm", "bn", "bk", "warps_m", "warps_n", "stages")
@@ -102,7 +109,7 @@ def shared_memory_fits(
     return _smem_bytes(workload, config) <= device.smem_per_block_bytes
 
 
-def min_blocks_is_of_use(
+def registers_suffice(
     bm: Any,
     bn: Any,
     bk: Any,
@@ -117,9 +124,11 @@ def min_blocks_is_of_use(
     config = dict(zip(_TILE, (bm, bn, bk, warps_m, warps_n, stages), strict=True))
     threads = min_blocks * _threads(warps_m, warps_n)
     smem = min_blocks * (_smem_bytes(workload, config) + device.smem_reserved_bytes)
+    (rows, deep_a), (columns, deep_b) = _accesses(workload, config)
     needed, room = _registers(workload, config), np.minimum(device.registers_per_sm // threads, 255)
-    fits = (threads <= device.threads_per_sm) & (smem <= device.smem_per_sm_bytes)
-    return (needed <= room) & ((min_blocks == 1) | (fits & (needed + SPARE_REGISTERS > room)))
+    fits = (needed <= room) & (rows * deep_a + columns * deep_b <= MAX_COPIES)
+    together = (threads <= device.threads_per_sm) & (smem <= device.smem_per_sm_bytes)
+    return fits & ((min_blocks == 1) | (together & (needed + SPARE_REGISTERS > room)))
 
 
 SPACE = Space(
@@ -145,7 +154,7 @@ SPACE = Space(
         lambda bk, walk, workload: _conv.step_is_of_use(bk, walk, 16, workload),
         stages_have_steps,
         shared_memory_fits,
-        min_blocks_is_of_use,
+        registers_suffice,
         _conv.split_is_of_use,
         _conv.order_matters,
     ),

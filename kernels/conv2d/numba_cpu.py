@@ -84,7 +84,8 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         last = workload.layout == "nhwc"
         height, width, channel = (1, 2, 3) if last else (2, 3, 1)
         plan = _plan(workload)
-        workers = np.int64(numba.config.NUMBA_NUM_THREADS)  # to ask at run time would tie the code to this process
+        # Asking while the kernel runs would put an address of this process into the machine code.
+        workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
         def conv2d(
             images: Any,
@@ -135,7 +136,7 @@ def _met(workload: Conv2d, extent: int, taps: int) -> int:
     return sum(max(0, ceil_div(extent - residue, workload.stride)) for residue in residues)
 
 
-# What becomes machine code is passed the same `operands` throughout: (arrays, taps, grids, shape, target), with
+# What becomes machine code is passed the same `operands` throughout, (arrays, taps, grids, shape, target):
 #   arrays  images, others, bias, residual, out, each flat
 #   taps    (kinds, r * s, 3): place in the filter; rows and columns from a pixel to what it meets
 #   grids   (kinds, 5): taps in use, rows and columns of pixels, row and column of the first pixel

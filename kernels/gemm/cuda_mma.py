@@ -20,7 +20,8 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm, include
+from tunebench.kernels import _gemm
+from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
@@ -151,7 +152,8 @@ SOURCE = """
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
-         const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c, int m, int n, int k, int group_m) {
+         const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c, int m, int n, int k,
+         int group_m) {
   using In = typename C::In;
   using Out = typename C::Out;
   using Grid = WarpGrid<C::BM, C::BN, C::WARPS_M, C::WARPS_N>;
@@ -189,11 +191,11 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
   int read = 0;  // the buffer that is multiplied next
 #pragma unroll 1
   for (int k_left = k; k_left > 0; k_left -= C::BK) {
-    cp_async_wait<C::STAGES - 2>();  // my copies of this tile have landed
-    __syncthreads();                 // those of the others too, and all have read the buffer that is filled now
+    cp_async_wait<C::STAGES - 2>();
+    __syncthreads();  // this tile is there for all, and all have read the buffer that is filled now
     copy_next();
     const In* const buffer = shared + read * STAGE;
-    mma_tiles<Grid, C::BK, C::A_K_CONTIGUOUS, C::B_K_CONTIGUOUS, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
+    mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
     read = read + 1 == C::STAGES ? 0 : read + 1;
   }
 
@@ -227,7 +229,7 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         narrow = min(_gemm.widths(workload)[:2]) * itemsize(workload.dtype)
         if narrow < COPY_BYTES:
             return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be of even length"
-        return None
+        return _gemm.too_many_blocks(workload, (tile[:2] for tile in USUAL))
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the usual tile of which the busiest SM has the least to do."""
@@ -247,7 +249,11 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             bk = max(b for b in (16, 32, 64) if b == 16 or (b <= wanted and b < 2 * workload.k))
             yield Config(
                 {
-                    **{"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk},
+                    "bm": bm,
+                    "bn": bn,
+                    "warps_m": warps_m,
+                    "warps_n": warps_n,
+                    "bk": bk,
                     "stages": max(2, min(deepest, ceil_div(workload.k, bk) + 1)),
                     "staged": 1,
                     "group_m": max(g for g in (1, 4, 8) if g == 1 or g * bm < 2 * workload.m),
@@ -304,9 +310,8 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             "STAGED": bool(config["staged"]),
         }
         choices |= {"VEC_A": vec_a, "VEC_B": vec_b, "VEC_C": vec_c}
-        helpers = ("_types.cuh", "_ptx.cuh", "_epilogue.cuh", "_gemm.cuh", "_gemm_mma.cuh")
         choice = _gemm.constants("Choice", **_gemm.problem(workload), **choices)
-        return "\n".join([*map(include, helpers), choice, SOURCE])
+        return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma") + choice + SOURCE
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch of a block a tile."""

@@ -17,7 +17,8 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm, include
+from tunebench.kernels import _gemm
+from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
@@ -48,8 +49,8 @@ def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
     return (threads >= 32) & (threads <= 512) & (tm * tn <= MAX_SUMS)
 
 
-def thread_tile_is_compact(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    """Neither a block's nor a thread's results may be more than 4 times as wide as high, or as high as wide."""
+def tiles_are_compact(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    """A block's and a thread's results must be at most 4 times as many one way as the other."""
     return (bm <= 4 * bn) & (bn <= 4 * bm) & (tm <= 4 * tn) & (tn <= 4 * tm)
 
 
@@ -114,7 +115,7 @@ SPACE = Space(
     (
         _gemm.fits,
         threads_are_reasonable,
-        thread_tile_is_compact,
+        tiles_are_compact,
         warps_cover_the_tile,
         shared_memory_fits,
         width_is_of_use,
@@ -134,7 +135,7 @@ USUAL = tuple(
         (64, 64, 4, 4, 8, 16, 1),
         (32, 64, 4, 4, 16, 16, 1),
         (32, 32, 2, 4, 8, 32, 1),
-        (16, 32, 2, 4, 8, 32, 1),
+        (16, 32, 2, 4, 8, 16, 1),
         (16, 16, 2, 2, 8, 32, 1),
     )
 )
@@ -145,7 +146,8 @@ SOURCE = """
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
-          const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c, int m, int n, int k, int group_m) {
+          const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c, int m, int n, int k,
+          int group_m) {
   using In = typename C::In;
   using Out = typename C::Out;
   using Grid = ThreadGrid<C::BM, C::BN, C::TM, C::TN, C::LANES_N>;
@@ -165,7 +167,7 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
   float* const shared = reinterpret_cast<float*>(dynamic_shared());
   constexpr int STAGE = TileA::FLOATS + TileB::FLOATS;
   float sums[C::TM][C::TN] = {};
-  const int part = (k - 1) % C::BK + 1;  // the step that may be short comes first: later ones need no test of k
+  const int part = (k - 1) % C::BK + 1;  // the step that may be short is the first
   of_a.load_part(part);
   of_b.load_part(part);
   of_a.store(shared);
@@ -175,8 +177,8 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
   int stage = 0;  // where the tile that is multiplied begins, in floats
 #pragma unroll 1
   for (int k_left = k - part; k_left >= 0; k_left -= C::BK) {
-    // The next tile is under way while this one is multiplied. After the last one it is zeros that nobody reads:
-    // a branch around them would cost registers.
+    // The next tile is under way while this one is multiplied. After the last one it is zeros that nobody
+    // reads: a branch around them would cost registers.
     of_a.load(k_left > 0);
     of_b.load(k_left > 0);
     const float* const here = shared + stage;
@@ -203,6 +205,10 @@ class CudaSimtGemm(CudaVariant[Gemm]):
     operator = Gemm
     space = SPACE
 
+    def limits(self, workload: Gemm, device: Device) -> str | None:
+        """Return why c takes more blocks than a grid has, or None."""
+        return _gemm.too_many_blocks(workload, ((tile["bm"], tile["bn"]) for tile in USUAL))
+
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the largest tile that still gives every SM a block, in its usual shape."""
         usable = [t for t in USUAL if _gemm.fits(t["bm"], t["bn"], workload)]
@@ -223,7 +229,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         threads = _threads(bm, bn, tm, tn)
         padded_k = ceil_div(workload.k, bk) * bk
         warp_steps = threads / 32 * padded_k
-        # A chunk's read takes as many passes of 128 bytes as the different chunks of a warp need, one at least.
+        # Reading a chunk takes a pass of 128 bytes at least, more if the lanes' chunks are more.
         chunk_m, chunk_n = np.minimum(tm, 4), np.minimum(tn, 4)
         pass_m = np.maximum(128.0, 32 // table["lanes_n"] * chunk_m * 4)
         pass_n = np.maximum(128.0, table["lanes_n"] * chunk_n * 4)
@@ -250,9 +256,8 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         names = ("bm", "bn", "bk", "tm", "tn", "lanes_n", "stages", "min_blocks")
         choices = {name.upper(): config[name] for name in names}
         threads = _threads(config["bm"], config["bn"], config["tm"], config["tn"])
-        helpers = ("_types.cuh", "_epilogue.cuh", "_gemm.cuh", "_gemm_simt.cuh")
         choice = _gemm.constants("Choice", **_gemm.problem(workload), THREADS=threads, **choices, **widths)
-        return "\n".join([*map(include, helpers), choice, SOURCE])
+        return helpers("types", "epilogue", "gemm", "gemm_simt") + choice + SOURCE
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch of a block a tile."""

@@ -44,7 +44,8 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
         import numpy as np
 
         a_depth = 2 if workload.trans[0] == "n" else 1
-        workers = np.int64(numba.config.NUMBA_NUM_THREADS)  # to ask at run time would tie the code to this process
+        # Asking while the kernel runs would put an address of this process into the machine code.
+        workers = np.int64(numba.config.NUMBA_NUM_THREADS)
         walk = walker(
             config,
             Operand(line=_line(0, workload), along="depth" if workload.trans[0] == "n" else "free"),

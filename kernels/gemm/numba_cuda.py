@@ -24,7 +24,7 @@ from tunebench.variant import Costs, Launch, NumbaCudaVariant, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
 MAX_STATIC_SMEM_BYTES = 48 * 1024
-"""Most shared memory whose size is compiled in. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+"""Most shared memory of fixed size. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
 
 
 def _threads(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
@@ -59,6 +59,9 @@ SPACE = Space(
     ),
 )
 
+USUAL = ((64, 64, 4, 4), (32, 32, 2, 2), (16, 32, 1, 2), (16, 16, 1, 1))
+"""Tiles (bm, bn, tm, tn) that tutorials and libraries use, largest first."""
+
 
 class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
     """Serves f32, in every size, transpose and epilogue."""
@@ -71,12 +74,11 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         """Return what keeps this problem out, or None."""
         if storage(workload.dtype) != "f32" or workload.out != "f32":
             return f"{self.key} takes and gives f32, not {workload.dtype} to {workload.out}"
-        return None
+        return _gemm.too_many_blocks(workload, (tile[:2] for tile in USUAL))
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the largest of the usual tiles that still gives every SM a block."""
-        tiles = ((64, 64, 4, 4), (32, 32, 2, 2), (16, 32, 1, 2), (16, 16, 1, 1))
-        usable = [tile for tile in tiles if _gemm.fits(tile[0], tile[1], workload)]
+        usable = [tile for tile in USUAL if _gemm.fits(tile[0], tile[1], workload)]
         full = [tile for tile in usable if _gemm.blocks(workload, *tile[:2]) >= device.sm_count]
         bm, bn, tm, tn = (full or usable[-1:])[0]
         bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
@@ -112,7 +114,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         )
 
     def miniature(self, workload: Gemm, config: Config) -> Gemm:
-        """Return a problem of one or two tiles, not quite full: the simulator is slow, and all edges are alike."""
+        """Return a problem of one or two tiles, not quite full: the simulator is slow."""
         bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
         tiles_n = 2 if bm * bn * bk <= 4096 else 1
         return dataclasses.replace(
@@ -123,7 +125,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
             batch=min(workload.batch, tiles_n),
         )
 
-    def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:
+    def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
         """Return the kernel `(a, b, bias, c)`."""
         import math
 
@@ -138,7 +140,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         activation = {"none": 0, "relu": 1, "gelu": 2}[workload.activation]
         zero, half, one, root_half = np.float32(0), np.float32(0.5), np.float32(1), np.float32(math.sqrt(0.5))
 
-        def multiply(a: Any, b: Any, bias: Any, c: Any) -> None:
+        def multiply(a: Any, b: Any, bias: Any, c: Any) -> None:  # noqa: C901 - likewise
             tile_a = cuda.shared.array(A_SHAPE, float32)
             tile_b = cuda.shared.array(B_SHAPE, float32)
             sums = cuda.local.array((TM, TN), float32)

@@ -175,6 +175,9 @@ API cuGetErrorName(int error, const char** name) {
 }
 API cuGetErrorString(int, const char** text) { return *text = "in the words of the driver", kSuccess; }
 
+// NVRTC, which asks for it, takes no for an answer but not silence.
+API cuGetExportTable(const void** table, const void*) { return *table = nullptr, kNotFound; }
+
 // -- memory --------------------------------------------------------------------------------------------------
 
 API cuMemAlloc_v2(uintptr_t* address, size_t nbytes) {

@@ -177,7 +177,7 @@ def test_messages_are_one_line_with_a_remedy(tmp_path: Path) -> None:
 
 
 def test_reading_needs_a_database(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match="cannot be opened"):
+    with pytest.raises(DatabaseError, match="does not exist"):
         open_store(tmp_path / "none.db", read_only=True)
     assert list(tmp_path.iterdir()) == []
 

@@ -103,7 +103,7 @@ def _begin(driver: Connection, start: Callable[..., None], arguments: tuple[Any,
     start(*arguments)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     task: Task
     future: Future[Result] = field(default_factory=Future)
@@ -129,6 +129,7 @@ class LocalExecutor(Executor):
         self._lock = threading.RLock()
         self._waiting: deque[_Job] = deque()
         self._ready: deque[_Job] = deque()
+        self._unfinished: list[_Job] = []
         self._compiling = self._measuring = 0
         self._turn_to_measure = False
         self._closed = False
@@ -146,6 +147,7 @@ class LocalExecutor(Executor):
         job = _Job(task)
         with self._lock:
             self._waiting.append(job)
+            self._unfinished.append(job)
             self._advance()
         return job.future
 
@@ -153,7 +155,6 @@ class LocalExecutor(Executor):
         """Stop all workers at once (see `Executor.close`)."""
         with self._lock:
             self._closed = True
-            pending = [*self._waiting, *self._ready]
             self._waiting.clear()
             self._ready.clear()
             idle = self._compiling + self._measuring == 0
@@ -163,8 +164,9 @@ class LocalExecutor(Executor):
             else:
                 pool.stop()
             pool.join()
-        for job in pending:
-            job.future.cancel()
+        with self._lock:
+            for job in self._unfinished:
+                job.future.cancel()
 
     def _advance(self) -> None:
         """Start whatever may start now; called with the lock held."""
@@ -245,8 +247,9 @@ class LocalExecutor(Executor):
     def _finish(self, job: _Job, answer: Any) -> None:
         """Hand over a result, with the compile time; an error of ours goes on to whoever awaits it."""
         if self._closed:  # whatever a stopped worker left behind is no result
-            job.future.cancel()
-        elif isinstance(answer, Result):
+            return
+        self._unfinished.remove(job)
+        if isinstance(answer, Result):
             effort = dataclasses.replace(answer.effort, compile_s=job.compile_s)
             job.future.set_result(dataclasses.replace(answer, effort=effort))
         else:
