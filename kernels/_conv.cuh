@@ -26,11 +26,11 @@ template <class I>
 struct Sizes {
   I n, c, h, w, k, r, s, p, q;  // c and k of one group
   I stride, pad, dilation, groups;
-  I tap_skip, tap_shift;         // dgrad: taps from one that reaches a pixel to the next; pixels of dy between them
+  I tap_skip, tap_shift;          // dgrad: taps from one that reaches a pixel to the next; pixels of dy between them
   I row_classes, column_classes;  // dgrad: residue classes of the stride
 };
 
-// ---- integers of either width ------------------------------------------------------------------------------------
+// ---- integers of either width --------------------------------------------------------------------------------------
 
 __device__ __forceinline__ i32 divide(i32 a, i32 b) { return i32(u32(a) / u32(b)); }
 __device__ __forceinline__ i64 divide(i64 a, i64 b) { return i64(u64(a) / u64(b)); }
@@ -72,15 +72,15 @@ struct Radix {
   }
 };
 
-// ---- one direction of the image ----------------------------------------------------------------------------------
+// ---- one direction of the image ------------------------------------------------------------------------------------
 
 template <class I>
 struct Axis {
-  I extent;                // pixels along this axis
-  I stride, first;         // pixel i sees tap 0 at i * stride + first of A's image,
-  I step, taps;            // tap t at t * step from there
-  I size;                  // of A's image
-  I tap_first, tap_step;   // tap t is tap_first + t * tap_step of the filter
+  I extent;                 // pixels along this axis
+  I stride, first;          // pixel i sees tap 0 at i * stride + first of A's image,
+  I step, taps;             // tap t at t * step from there
+  I size;                   // of A's image
+  I tap_first, tap_step;    // tap t is tap_first + t * tap_step of the filter
   I out_stride, out_first;  // pixel i is i * out_stride + out_first of C's image (fprop, dgrad)
 };
 
@@ -103,7 +103,7 @@ __device__ __forceinline__ Axis<I> backward_axis(I image, I out, I taps, I resid
   return {extent, 1, first, -sizes.tap_shift, reaching, out, tap, sizes.tap_skip, sizes.stride, residue};
 }
 
-// ---- the matrices ------------------------------------------------------------------------------------------------
+// ---- the matrices --------------------------------------------------------------------------------------------------
 
 // What a row or a column of A adds to where its elements lie.
 template <class I>
@@ -123,8 +123,8 @@ struct Product {
 
   Sizes<I> sizes;
   Axis<I> rows, columns;
-  I m, n, steps;       // extents of M and N, steps along K
-  I depth;             // channels of A in one group
+  I m, n, steps;                  // extents of M and N, steps along K
+  I depth;                        // channels of A in one group
   I image, row, column, channel;  // distances in A's tensor
   Radix<I> of_m, of_k;
   I end_of_k;  // the first digit that is outside: the channel BY_TAP, else the highest
@@ -271,7 +271,7 @@ struct Product {
 
 template <class I>
 struct Tiles {
-  I rows, columns;    // of the largest residue class
+  I rows, columns;      // of the largest residue class
   I rows_first, parts;  // whether rows run fastest; parts of K
 };
 
@@ -302,11 +302,11 @@ __device__ __forceinline__ Steps<I> steps_of_part(I steps, I part, I parts) {
   return {part * each + (part < longer ? part : longer), each + (part < longer ? 1 : 0)};
 }
 
-// ---- reading tiles of A and B ----------------------------------------------------------------------------------------
+// ---- reading tiles of A and B --------------------------------------------------------------------------------------
 
 // Which elements of a tile a thread carries: X rows of A, or X columns of B, by K of the summed dimension, VEC
-// neighbours an access. Threads lie along lines of the tile first, so that a warp reads what lies together. All extents
-// are powers of two, so a thread's accesses are a grid of constant steps: X_COUNT by K_COUNT.
+// neighbours an access. Threads lie along lines of the tile first, so that a warp reads what lies together. All
+// extents are powers of two, so a thread's accesses are a grid of constant steps: X_COUNT by K_COUNT.
 template <int X, int K, int VEC, int THREADS, bool ALONG_K>
 struct Share {
   static constexpr int ACROSS = (ALONG_K ? K : X) / VEC, LINES = ALONG_K ? X : K;  // accesses of a line, and lines
@@ -390,7 +390,7 @@ struct ReaderB {
   }
 };
 
-// ---- writing tiles of C ----------------------------------------------------------------------------------------------
+// ---- writing tiles of C --------------------------------------------------------------------------------------------
 
 // What fprop does to a sum before it is rounded: bias is added, then residual, then relu is applied.
 template <bool HAS_BIAS, bool HAS_RESIDUAL, bool HAS_RELU>

@@ -373,18 +373,23 @@ class Tile:
 def miniature(workload: Conv2d, tile: Tile) -> Conv2d:
     """Return a small workload of the same alignment that fills tiles, and ends within them, like a large one.
 
-    Filter, stride, padding and dilation stay. Two tiles each way become one where the work would be large.
+    Filter, stride, padding and dilation stay. Two tiles each way become one where the work would be large,
+    and rows end within a tile if it takes too many of them to end with one.
     """
     small = workload
-    for tiles_m, tiles_n in ((2, 2), (2, 1), (1, 2), (1, 1)):
-        small = _shrink(workload, tile, tiles_m, tiles_n)
+    for alike, tiles in itertools.product((True, False), ((2, 2), (2, 1), (1, 2), (1, 1))):
+        small = _shrink(workload, tile, tiles, alike)
         if int(product(small).work(tile.m, tile.n, tile.k, tile.walk)) <= MOST_WORK:
             break
     return small
 
 
-def _shrink(workload: Conv2d, tile: Tile, tiles_m: int, tiles_n: int) -> Conv2d:
-    """Return the smallest workload like `workload` that has so many tiles, if that one has."""
+def _shrink(workload: Conv2d, tile: Tile, tiles: tuple[int, int], alike: bool) -> Conv2d:
+    """Return the smallest workload that has so many tiles each way, if `workload` has.
+
+    `alike`: whether rows must end with a tile, or within one, as they do there.
+    """
+    tiles_m, tiles_n = tiles
     taps = workload.r * workload.s
     groups = min(workload.groups, 2)
     c, k = workload.c // workload.groups, workload.k // workload.groups
@@ -394,14 +399,14 @@ def _shrink(workload: Conv2d, tile: Tile, tiles_m: int, tiles_n: int) -> Conv2d:
     elif workload.direction == "dgrad":
         c, k = _least(c, tile.n, tiles_n), _least(k, tile.k, rounds)
     else:
-        c, k = _least_rows(c, taps, tile.m, tiles_m), _least(k, tile.n, tiles_n)
+        c, k = _least_rows(c, taps, tile.m, tiles_m, alike), _least(k, tile.n, tiles_n)
     narrow = replace(workload, c=c * groups, k=k * groups, groups=groups)
     unit, count = (tile.k, tile.steps) if workload.direction == "wgrad" else (tile.m, tiles_m)
     wanted = _least(_pixels(workload), unit, count)
     for small in _images(narrow, wanted):
         pixels = _pixels(small)
-        alike = (pixels % unit == 0) == (_pixels(workload) % unit == 0)
-        if pixels >= wanted and alike and alignment(small, tile.walk) == alignment(narrow, tile.walk):
+        ends_alike = not alike or (pixels % unit == 0) == (_pixels(workload) % unit == 0)
+        if pixels >= wanted and ends_alike and alignment(small, tile.walk) == alignment(narrow, tile.walk):
             return small
     return replace(narrow, n=min(narrow.n, 2))
 
@@ -411,12 +416,12 @@ def _least(extent: int, unit: int, count: int) -> int:
     return min(extent, unit * (count - 1) + (extent % unit or unit))
 
 
-def _least_rows(c: int, taps: int, unit: int, count: int) -> int:
+def _least_rows(c: int, taps: int, unit: int, count: int, alike: bool) -> int:
     """Return the least number of channels, as aligned as `c` is, whose taps are rows like those of `c`."""
     whole, aligned = (taps * c) % unit == 0, _power_of_two(c, 8)
     for channels in range(max(2, aligned), c, aligned):
         rows = taps * channels
-        if rows > unit * (count - 1) and whole == (rows % unit == 0):
+        if rows > unit * (count - 1) and (not alike or whole == (rows % unit == 0)):
             return channels
     return c
 

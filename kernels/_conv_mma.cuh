@@ -1,11 +1,13 @@
 #pragma once
-// The product of _conv.cuh on tensor cores, multiplied as _gemm_mma.cuh does (sm_80 on): tiles of either operand stay in
-// the order of global memory, several steps ahead in shared memory. Needs _types.cuh, _ptx.cuh, _gemm.cuh, _gemm_mma.cuh
-// and _conv.cuh.
+// The product of _conv.cuh on tensor cores, multiplied as _gemm_mma.cuh does (sm_80 on): tiles of either operand stay
+// in the order of global memory, several steps ahead in shared memory. Needs _types.cuh, _ptx.cuh, _gemm.cuh,
+// _gemm_mma.cuh and _conv.cuh.
 
 // The share S of a tile, X by K, that a thread copies to shared memory, VEC elements an access.
-template <class T, class S, int X, int K, int VEC, bool ALONG_K>
+template <class T, class S, int X, int K, int VEC, bool LINES_ALONG_K>
 struct CopiedTile {
+  static constexpr bool ALONG_K = LINES_ALONG_K;
+  static constexpr int STEPS = K / MMA_K<T>;
   static constexpr int LENGTH = ALONG_K ? K : X, ELEMENTS = X * K, BYTES = VEC * int(sizeof(T));
   static constexpr bool BY_LDMATRIX = ALONG_K || sizeof(T) == 2;  // it transposes 16-bit elements only
   using Layout = Swizzled<T, LENGTH, BY_LDMATRIX ? 1 : 2>;
@@ -38,8 +40,8 @@ struct CopiedTile {
   }
 };
 
-// Stores sums by way of shared memory, 16 rows of the warp at a time, so that accesses to global memory are VEC neighbours
-// wide. `staging` is the warp's own: STAGING_FLOATS<Grid> floats, 16-byte aligned.
+// Stores sums by way of shared memory, 16 rows of the warp at a time, so that accesses to global memory are VEC
+// neighbours wide. `staging` is the warp's own: STAGING_FLOATS<Grid> floats, 16-byte aligned.
 template <class Grid, class E, int VEC, class P, class D>
 __device__ __forceinline__ void store_staged_sums(const float (&sums)[Grid::M / 16][Grid::N / 8][4], float* staging,
                                                   const P& product, const D& destination) {

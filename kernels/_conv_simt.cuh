@@ -1,7 +1,7 @@
 #pragma once
 // The product of _conv.cuh on the ordinary f32 units, multiplied as _gemm_simt.cuh does: a tile of either operand goes
-// through registers to shared memory, where it stands as [K][PITCH] f32. Needs _types.cuh, _gemm.cuh, _gemm_simt.cuh and
-// _conv.cuh.
+// through registers to shared memory, where it stands as [K][PITCH] f32. Needs _types.cuh, _gemm.cuh, _gemm_simt.cuh
+// and _conv.cuh.
 
 // The share S of a tile, X by K, that a thread has read and not yet stored.
 template <class T, class S, int X, int K, int VEC, bool ALONG_K>

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -22,18 +23,35 @@ from tunebench._environment import cache_folder
 from tunebench.bound import refine
 from tunebench.compile import worker as compile_worker
 from tunebench.device import Device
+from tunebench.errors import InputError
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Measured, Result, to_json
 from tunebench.search.executor import Executor
 from tunebench.search.executor.local import LocalExecutor, Stage
 from tunebench.task import Task
+from tunebench.tuning import candidate as candidates
 from tunebench.tuning.candidate import Candidate
+from tunebench.variant import GpuVariant
 from tunebench.workloads import parse
 
-__all__ = ["Item", "Session", "Tally", "child", "executor", "line_of", "problem_of", "run_items"]
+__all__ = [
+    "Item",
+    "Session",
+    "Tally",
+    "child",
+    "executor",
+    "gpu_candidates",
+    "in_turns",
+    "items_to_verify",
+    "line_of",
+    "problem_of",
+    "run_items",
+    "shuffled",
+    "texts",
+]
 
-COMPILE_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 30.0
+COMPILE_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 60.0
 TOLD = 40
 """Problems of a step that the report quotes; the rest is in the step's lines."""
 
@@ -79,6 +97,61 @@ class Item:
     def __str__(self) -> str:
         config = self.candidate.table.config(self.row)
         return f"{self.text} {self.candidate.variant.key} {config}"
+
+
+# -- which --------------------------------------------------------------------------------------------------
+
+
+def texts(listed: Iterable[tuple[tuple[str, ...], str]]) -> list[str]:
+    """Return every problem of a list, each of its types."""
+    return [text.format(dtype=dtype) for types, text in listed for dtype in types]
+
+
+def gpu_candidates(text: str, device: Device) -> tuple[list[Candidate], str | None]:
+    """Return the GPU variants that can do a problem, and why there are none if there are none."""
+    try:
+        found, skipped = candidates.find(parse(text), device)
+    except InputError as error:
+        return [], str(error)
+    mine = [candidate for candidate in found if isinstance(candidate.variant, GpuVariant)]
+    return mine, None if mine else f"no GPU variant does {text}: {'; '.join(skipped.values())}"
+
+
+def items_to_verify(problems: Iterable[str], count: int, device: Device) -> tuple[list[Item], list[str]]:
+    """Return `count` configurations for each problem and variant, all defaults first, and what is amiss.
+
+    A run that is cut off has then seen everything once before it sees anything twice.
+    """
+    turns: list[list[Item]] = [[] for _ in range(count)]
+    amiss = []
+    for text in problems:
+        found, reason = gpu_candidates(text, device)
+        amiss += [reason] if reason else []
+        for candidate in found:
+            default = candidate.table.row(candidate.variant.default(parse(text), device))
+            if default is None:
+                amiss.append(f"{candidate.variant.key}: the default for {text} is not in its space")
+            others = [item for item in shuffled(text, candidate) if item.row != default]
+            first = [] if default is None else [Item(text, candidate, default)]
+            for turn, item in zip(turns, [*first, *others], strict=False):
+                turn.append(item)
+    return [item for turn in turns for item in turn], amiss
+
+
+def shuffled(text: str, candidate: Candidate) -> list[Item]:
+    """Return every configuration of a candidate, in an order that is random and always the same."""
+    rows = list(range(len(candidate.table)))
+    random.Random(text).shuffle(rows)
+    return [Item(text, candidate, row) for row in rows]
+
+
+def in_turns(spaces: list[list[Item]], length: int) -> list[Item]:
+    """Return the items of all spaces, `length` of each in turn: a change of problem costs a reference."""
+    longest = max(map(len, spaces), default=0)
+    return [item for at in range(0, longest, length) for space in spaces for item in space[at : at + length]]
+
+
+# -- what came of them ---------------------------------------------------------------------------------------
 
 
 def line_of(item: Item, result: Result) -> dict[str, Any]:
@@ -220,7 +293,7 @@ def child(arguments: list[str], *, before: Iterable[str] = (), timeout_s: float)
             cwd=_checkout.ROOT,
         )
     except subprocess.TimeoutExpired:
-        return {"problem": f"not done within {timeout_s:.0f} s"}
+        return {"problem": f"not done within {timeout_s:.0f} s", "timed_out": True}
     if ran.returncode != 0:
         told = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
         return {"problem": f"exit status {ran.returncode}: {' | '.join(told[-12:])}"[:2000]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,9 @@ class Report:
         """Tell the progress, with the seconds since the start."""
         self._say(f"[{self._now() - self._started:6.1f} s] {text}")
 
-    @property
-    def problems(self) -> list[str]:
-        """What went wrong in any step."""
-        return [f"{step}: {text}" for step, entry in self.steps.items() for text in entry.get("problems", [])]
+    def problems(self, steps: Iterable[str]) -> list[str]:
+        """Return what went wrong in the given steps."""
+        return [f"{step}: {text}" for step in steps for text in self.steps[step].get("problems", [])]
 
     def _write(self) -> None:
         half = self._path.with_suffix(".tmp")

@@ -19,31 +19,42 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import random
 import shutil
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import _checkout  # noqa: F401
-from _items import RUN_TIMEOUT_S, TOLD, Item, Session, Tally, child, executor, run_items
+from _items import (
+    RUN_TIMEOUT_S,
+    TOLD,
+    Item,
+    Session,
+    Tally,
+    child,
+    executor,
+    gpu_candidates,
+    in_turns,
+    items_to_verify,
+    run_items,
+    shuffled,
+    texts,
+)
 from _report import Report
 
 from tunebench.compile import unavailable
 from tunebench.device import Device, local_gpus
-from tunebench.errors import InputError, TunebenchError
+from tunebench.errors import TunebenchError
 from tunebench.kernels import variants
 from tunebench.measure.runner import versions
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Measured, Result
 from tunebench.tuning import Plan, Progress, tune
-from tunebench.tuning import candidate as candidates
-from tunebench.tuning.candidate import Candidate
 from tunebench.variant import GpuVariant
 from tunebench.workloads import parse
 
@@ -124,62 +135,24 @@ MEASURED = (
 """Problems to tune, with trials; `{dtype}` is f16."""
 
 RECORDED = (
-    ("softmax:rows=4096,cols=4096,dtype=f16", "softmax/cuda_block"),
-    ("layernorm:rows=4096,cols=4096,dtype=f16", "layernorm/cuda_block"),
-    ("gemm:m=2048,n=2048,k=2048,dtype=f16", "gemm/cuda_mma"),
-    ("gemm:m=1024,n=1024,k=1024,dtype=f32", "gemm/cuda_simt"),
+    ("softmax:rows=4096,cols=4096,dtype=f16", "softmax/cuda_block", 1000),
+    ("layernorm:rows=4096,cols=4096,dtype=f16", "layernorm/cuda_block", 1000),
+    ("gemm:m=2048,n=2048,k=2048,dtype=f16", "gemm/cuda_mma", 1500),
+    ("gemm:m=1024,n=1024,k=1024,dtype=f32", "gemm/cuda_simt", 1000),
     (
         CONV.format(n=8, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc",
-        "conv2d/cuda_implicit_gemm",
+        "conv2d/cuda_implicit_gemm_mma",
+        1000,
     ),
 )
-"""Problems and variants whose spaces are measured whole, or at random as far as time goes."""
+"""Problems and variants whose spaces are measured: whole, or so many configurations at random."""
+
+TURN = 100
+"""Configurations of one space that are measured before those of another."""
 
 ONCE = Protocol(warmups=0, min_samples=2, max_samples=2)
 BRIEFLY = Protocol(min_samples=5, max_samples=15, max_s=0.2)
 CONTEST_TIMEOUT_S = CHECKER_TIMEOUT_S = 240.0
-
-
-# -- what is chosen ------------------------------------------------------------------------------------------
-
-
-def texts(listed: Iterable[tuple[tuple[str, ...], str]]) -> list[str]:
-    """Return every problem of a list, each of its types."""
-    return [text.format(dtype=dtype) for types, text in listed for dtype in types]
-
-
-def gpu_candidates(text: str, device: Device) -> list[Candidate]:
-    """Return the GPU variants that can do a problem.
-
-    Raises:
-        InputError: if none can.
-    """
-    found, _ = candidates.find(parse(text), device)
-    return [candidate for candidate in found if isinstance(candidate.variant, GpuVariant)]
-
-
-def items_to_verify(device: Device) -> tuple[list[Item], list[str]]:
-    """Return the configurations to verify, all defaults first, and the problems that nothing can do."""
-    by_turn: list[list[Item]] = [[] for _ in range(CONFIGURATIONS)]
-    undone = []
-    for text in texts(VERIFIED):
-        try:
-            found = gpu_candidates(text, device)
-        except InputError as error:
-            undone.append(str(error))
-            continue
-        for candidate in found:
-            default = candidate.table.row(candidate.variant.default(parse(text), device))
-            rows = random.Random(text).sample(
-                range(len(candidate.table)), min(CONFIGURATIONS, len(candidate.table))
-            )
-            chosen = list(dict.fromkeys([default, *rows]))[:CONFIGURATIONS]
-            for turn, row in enumerate(chosen):
-                if row is None:
-                    undone.append(f"{candidate.variant.key}: the default for {text} is not in its space")
-                else:
-                    by_turn[turn].append(Item(text, candidate, row))
-    return [item for turn in by_turn for item in turn], undone
 
 
 # -- steps ---------------------------------------------------------------------------------------------------
@@ -203,14 +176,14 @@ def facts(session: Session) -> None:
         "python": sys.version.split()[0],
         "device": dataclasses.asdict(session.device),
         "packages": versions(*packages, *more),
-        "compilers": {name: unavailable(name) or "there" for name in ("cuda", "numba-cuda")},  # type: ignore[arg-type]
+        "compilers": {name: unavailable(name) or "there" for name in ("cuda", "numba-cuda")},
         "nvidia-smi": _output(["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]),
         "compute-sanitizer": shutil.which("compute-sanitizer"),
     }
     session.report.put("facts", **told)
     session.report.say(f"{session.device.name}: {told['nvidia-smi']}; packages {told['packages']}")
     answer = child(["ceilings"], timeout_s=min(120.0, max(10.0, session.left_s)))
-    session.report.put("facts", ceilings=answer)
+    session.report.put("facts", ceilings=answer, complete=True)
     session.report.say(f"reaches {answer}")
 
 
@@ -223,8 +196,8 @@ def _output(command: list[str]) -> str:
 
 def verify(session: Session) -> None:
     """Run every variant on every problem and hold each result to its tolerance."""
-    items, undone = items_to_verify(session.device)
-    tell = Tally(session, "verify", len(items), undone)
+    items, refused = items_to_verify(texts(VERIFIED), CONFIGURATIONS, session.device)
+    tell = Tally(session, "verify", len(items), refused)
     with executor(session.device, ONCE) as on:
         for item, result in run_items(items, on, session.device, session.until):
             tell.add(item, result)
@@ -238,47 +211,48 @@ def sanitize(session: Session) -> None:
         session.report.put("sanitize", complete=True, skipped="compute-sanitizer is not on the PATH")
         session.report.say("sanitize: compute-sanitizer is not on the PATH")
         return
-    jobs = []
+    small: dict[str, list[str]] = {}
     for variant in variants():
-        mine = [t for t in texts(SANITIZED) if parse(t).operator == variant.operator.operator]
-        mine = [t for t in mine if variant.refuses(parse(t), session.device) is None]
+        mine = [text for text in texts(SANITIZED) if variant.refuses(parse(text), session.device) is None]
         if isinstance(variant, GpuVariant) and mine:
-            jobs += [(checker, variant.key, mine) for checker in TOOLS]
+            small[variant.key] = mine
+    jobs = [(checker, key) for checker in TOOLS for key in small]
     problems: list[str] = []
-    clean = 0
+    undone: list[str] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = [pool.submit(_check, tool, *job, session.until) for job in jobs]
-        for future, (checker, key, _) in zip(running, jobs, strict=True):
-            problem = future.result()
-            clean += problem is None
-            problems += [f"{checker} {key}: {problem}"] if problem else []
-            session.report.say(f"sanitize: {checker} {key}: {problem or 'clean'}"[:400])
-            session.report.put("sanitize", clean=clean, total=len(jobs), problems=problems[:TOLD])
-    session.report.put("sanitize", complete=True)
+        running = [pool.submit(_check, tool, *job, small[job[1]], session.until) for job in jobs]
+        for future, (checker, key) in zip(running, jobs, strict=True):
+            done, found = future.result()
+            undone += [] if done else [f"{checker} {key}: {found}"]
+            problems += [f"{checker} {key}: {found}"] if done and found else []
+            session.report.say(f"sanitize: {checker} {key}: {found or 'clean'}"[:400])
+            session.report.put("sanitize", total=len(jobs), problems=problems[:TOLD], undone=undone)
+    session.report.put("sanitize", complete=not undone)
 
 
-def _check(tool: str, checker: str, key: str, problems: list[str], until: float) -> str | None:
-    """Run one checker on one variant; return what it found, or None."""
+def _check(tool: str, checker: str, key: str, problems: list[str], until: float) -> tuple[bool, str]:
+    """Run one checker on one variant; return whether it ran to its end, and what it found."""
     left_s = until - time.monotonic()
     if left_s < 10:
-        return "no time left"
+        return False, "no time left"
     command = [tool, "--tool", checker, "--error-exitcode", "99", "--print-limit", "3"]
     answer = child(["small", key, *problems], before=command, timeout_s=min(CHECKER_TIMEOUT_S, left_s))
     if "problem" in answer:
-        return str(answer["problem"])
+        return "timed_out" not in answer, str(answer["problem"])
     wrong = {text: out for text, out in answer["outcomes"].items() if out["kind"] != "measured"}
-    return f"not measured: {wrong}" if wrong else None
+    return True, f"not measured: {wrong}" if wrong else ""
 
 
 def measure(session: Session) -> None:
     """Tune each problem; a part of the time that is left is for each."""
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
+    undone: list[str] = []
     for place, (text, trials) in enumerate(MEASURED):
         text = text.format(dtype="f16")
         limit_s = session.left_s / (len(MEASURED) - place) * 1.5
         if session.left_s < 10:
-            problems.append(f"no time left for {text}")
+            undone.append(text)
             continue
         try:
             report = tune(
@@ -301,7 +275,7 @@ def measure(session: Session) -> None:
                 f"default {report.default_us}, bound {report.bound_us:.3f}, {dict(report.trials)}"
             )
         session.report.put("measure", rows=rows, problems=problems[:TOLD])
-    session.report.put("measure", complete=len(rows) == len(MEASURED))
+    session.report.put("measure", complete=not undone, undone=undone)
 
 
 def _stop_after(seconds: float) -> Callable[[Progress], None]:
@@ -319,10 +293,11 @@ def compare(session: Session) -> None:
     """Hold the best configurations against what others have."""
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
+    undone: list[str] = []
     best = [row for row in session.report.steps.get("measure", {}).get("rows", []) if row["variant"]]
     for row in best:
         if session.left_s < 20:
-            problems.append(f"no time left for {row['workload']}")
+            undone.append(row["workload"])
             continue
         arguments = ["contest", row["workload"], row["variant"], row["config"]]
         answer = child(arguments, timeout_s=min(CONTEST_TIMEOUT_S, session.left_s))
@@ -332,7 +307,7 @@ def compare(session: Session) -> None:
         session.report.put("compare", rows=rows, problems=problems[:TOLD])
     if not best:
         problems.append("nothing to compare: run the step measure first, into the same folder")
-    session.report.put("compare", complete=not problems, problems=problems[:TOLD])
+    session.report.put("compare", complete=not undone, undone=undone, problems=problems[:TOLD])
 
 
 def _contest_line(answer: dict[str, Any]) -> str:
@@ -348,28 +323,25 @@ def _contest_line(answer: dict[str, Any]) -> str:
 
 
 def record(session: Session) -> None:
-    """Measure whole spaces, in random order, and hold each time to its bound."""
-    items: list[Item] = []
+    """Measure whole spaces and hold each time to its bound; the spaces take turns, in parts."""
+    spaces: list[list[Item]] = []
     missing: list[str] = []
-    for text, key in RECORDED:
+    for text, key, most in RECORDED:
         text = text.format(dtype="f16")
-        try:
-            found = [c for c in gpu_candidates(text, session.device) if c.variant.key == key]
-        except InputError:
-            found = []
+        found = [c for c in gpu_candidates(text, session.device)[0] if c.variant.key == key]
         missing += [] if found else [f"{key} does not do {text}"]
-        items += [Item(text, candidate, row) for candidate in found for row in range(len(candidate.table))]
-    random.Random(0).shuffle(items)
+        spaces += [shuffled(text, c)[:most] for c in found]
+    items = in_turns(spaces, TURN)
     tell = Tally(session, "record", len(items), missing)
-    ratios: dict[str, float] = {}
+    closest: dict[str, float] = {}
     with executor(session.device, BRIEFLY) as on:
         for item, result in run_items(items, on, session.device, session.until):
             tell.add(item, result)
-            if isinstance(result, Result) and isinstance(result.outcome, Measured):
-                ratio = result.outcome.median_us / item.bound_us if item.bound_us else float("inf")
+            if isinstance(result, Result) and isinstance(result.outcome, Measured) and item.bound_us:
                 place = f"{item.text} {item.candidate.variant.key}"
-                ratios[place] = min(ratio, ratios.get(place, float("inf")))
-    tell.end(closest_to_bound=ratios)
+                ratio = result.outcome.median_us / item.bound_us
+                closest[place] = min(ratio, closest.get(place, ratio))
+    tell.end(closest_to_bound=closest)
 
 
 # -- the whole -----------------------------------------------------------------------------------------------
@@ -438,10 +410,12 @@ def main(arguments: list[str] | None = None) -> int:
             problems = [*session.report.steps[step].get("problems", []), f"{type(error).__name__}: {error}"]
             session.report.put(step, problems=problems, traceback=traceback.format_exc())
         session.report.put(step, seconds=round(time.monotonic() - begun, 1))
-    for problem in session.report.problems:
+    problems = session.report.problems(given.steps)
+    for problem in problems:
         session.report.say(f"WRONG: {problem[:300]}")
-    session.report.say(f"{len(session.report.problems)} problems; {given.out / 'report.json'}")
-    return 1 if session.report.problems else 0
+    cut = [step for step in given.steps if not session.report.steps[step]["complete"]]
+    session.report.say(f"{len(problems)} problems; not complete: {', '.join(cut) or 'none'}; {given.out}")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

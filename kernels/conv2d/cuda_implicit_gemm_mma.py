@@ -36,7 +36,7 @@ MAX_SUMS = 128
 """Sums a thread may keep: beyond that they do not stay in its 255 registers."""
 MAX_COPIES = 32
 """Accesses of a thread to the tiles of one step, each with an address of its own."""
-OTHER_REGISTERS, SPARE_REGISTERS = 20, 45
+OTHER_REGISTERS, SPARE_REGISTERS = 35, 40
 """What a thread needs for sizes, digits and addresses without spills, and what the compiler takes on top."""
 
 
@@ -221,7 +221,7 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
     __syncthreads();              // those of the others too, and all have read the buffer that is filled now
     copy_next();
     const T* const buffer = shared + read * STAGE;
-    mma_tiles<Grid, BK, P::A_ALONG_K, P::B_ALONG_K, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
+    mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
     read = read + 1 == STAGES ? 0 : read + 1;
   }
 
@@ -282,8 +282,8 @@ def _usual(workload: Conv2d, tile: Shape, split: int) -> Config:
     bk = max(b for b in (16, 32, 64) if b == 16 or (b <= wanted and (extent % b == 0 or extent >= 8 * b)))
     walk = "flat" if flat else "by_tap"
     steps = int(whole.steps(whole.taps, np.array(bk), np.array(walk)))
-    values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk, "walk": walk}
-    values |= {"stages": max(2, min(deepest, steps + 1)), "split": split}
+    values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk}
+    values |= {"walk": walk, "stages": max(2, min(deepest, steps + 1)), "split": split}
     return Config({**values, "raster": "columns", "min_blocks": 1})
 
 

@@ -585,3 +585,26 @@ def test_torch_is_timed_as_kernels_are(fake_torch: FakeTorch, dtype: str, precis
 def test_where_torch_sees_no_gpu_there_is_no_baseline(fake_torch: FakeTorch) -> None:
     fake_torch.cuda.is_available = lambda: False
     assert measure_baselines(parse("gemm:m=8,n=4,k=16,dtype=f32"), _device(), Protocol(), 0) == []
+
+
+# -- threads of NumPy's products -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["import numpy; {limit}", "{limit}; import numpy"])
+def test_products_take_one_thread_in_a_process_that_verifies(order: str) -> None:
+    script = f"""
+import ctypes
+from tunebench.measure._blas import _loaded, in_one_thread
+{order.format(limit="in_one_thread()")}
+numpy.ones((2, 2)) @ numpy.ones((2, 2))
+for path in _loaded():
+    library = ctypes.CDLL(path)
+    for name in ("openblas_get_num_threads", "openblas_get_num_threads64_"):
+        for found in (name, "scipy_" + name):
+            if hasattr(library, found):
+                print(getattr(library, found)())
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    if not ran.stdout:
+        pytest.skip("NumPy has no OpenBLAS here")
+    assert set(ran.stdout.split()) == {"1"}

@@ -42,7 +42,7 @@ def seen() -> list[Progress]:
 def report(database: Path, seen: list[Progress], tmp_path_factory: pytest.TempPathFactory) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-        faulty = plan(variant_files=(FAULTY,), timeout_s=8.0)
+        faulty = plan(variant_files=(FAULTY,), timeout_s=15.0)
         return tune(WORKLOAD, device="cpu", db=database, plan=faulty, watcher=seen.append)
 
 
@@ -50,7 +50,7 @@ def test_every_failure_is_of_its_class_and_the_search_ends(report: Report) -> No
     assert report.trials == {
         "measured": 2,
         "crashed": 2,
-        "timed_out": 2,
+        "timed_out": 1,
         "wrong_result": 2,
         "compile_failed": 2,
     }
@@ -64,8 +64,8 @@ def test_every_failure_is_stored_with_its_reason(report: Report, database: Path)
     with open_store(database) as store:
         entries = store.history(WORKLOAD)
     reasons = {e.result.outcome.kind: getattr(e.result.outcome, "reason", "") for e in entries}
-    assert "SIGABRT" in reasons["crashed"]
-    assert "within 8 s" in reasons["timed_out"]
+    assert "SIGSEGV" in reasons["crashed"]
+    assert "within 15 s" in reasons["timed_out"]
     assert "y[0,0]" in reasons["wrong_result"]
     assert "no_such_method" in reasons["compile_failed"]
     measured = next(e for e in entries if e.result.outcome.kind == "measured")
@@ -77,13 +77,13 @@ def test_every_failure_is_stored_with_its_reason(report: Report, database: Path)
 def test_progress_counts_up_to_the_end(report: Report, seen: list[Progress]) -> None:
     search = [p for p in seen if p.phase == "search"]
     assert [p.done for p in search] == sorted(p.done for p in search)
-    assert sum(search[-1].outcomes.values()) == 10
+    assert sum(search[-1].outcomes.values()) == 9
 
 
 def test_what_is_known_costs_nothing_and_is_served(report: Report, database: Path) -> None:
-    again = tune(WORKLOAD, device="cpu", db=database, plan=plan(variant_files=(FAULTY,), timeout_s=8.0))
+    again = tune(WORKLOAD, device="cpu", db=database, plan=plan(variant_files=(FAULTY,), timeout_s=15.0))
     assert again.trials == {}
-    assert again.cached == 10
+    assert again.cached == 9
     answer = lookup("softmax", rows=33, cols=65, dtype="f32", device="cpu", db=database)
     assert answer.variant == "softmax/faulty"
     assert answer.how == "measured here"
@@ -116,7 +116,7 @@ def test_a_plan_that_cannot_be_used_is_refused(
 
 COMMAND = (
     *(sys.executable, "-m", "tunebench", "tune", "--workload", WORKLOAD, "--device", "cpu"),
-    *("--variant-file", FAULTY.replace("faulty", "slow"), "--trials", "12", "--finalists", "1"),
+    *("--variant-file", FAULTY.replace("faulty", "dozen"), "--trials", "12", "--finalists", "1"),
     *("--no-baselines", "--json", "--workers", "2", "--db"),
 )
 

@@ -60,6 +60,7 @@ class CpuRunner(Runner):
     def __init__(self, protocol: Protocol, device: Device) -> None:
         super().__init__(protocol)
         self._stopwatch = Stopwatch(device, protocol)
+        self._conditions = _conditions()  # imports Numba now, not on the time of the first configuration
 
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
         """Verify and time one configuration."""
@@ -97,15 +98,19 @@ class CpuRunner(Runner):
 
     def conditions(self) -> Mapping[str, Any]:
         """Return the versions of what compiled and ran the kernels."""
-        import llvmlite
-        import numba
+        return self._conditions
 
-        return {
-            "numba": numba.__version__,
-            "llvmlite": llvmlite.__version__,
-            "numpy": np.__version__,
-            "threads": numba.get_num_threads(),
-        }
+
+def _conditions() -> Mapping[str, Any]:
+    import llvmlite
+    import numba
+
+    return {
+        "numba": numba.__version__,
+        "llvmlite": llvmlite.__version__,
+        "numpy": np.__version__,
+        "threads": numba.get_num_threads(),
+    }
 
 
 def _argument(argument: str | Scalar, arrays: Mapping[str, Array]) -> Any:

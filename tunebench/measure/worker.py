@@ -18,6 +18,7 @@ from tunebench.device import Device
 from tunebench.errors import TunebenchError
 from tunebench.fault import DeviceLost
 from tunebench.kernels import load_file
+from tunebench.measure._blas import in_one_thread
 from tunebench.measure.runner import Runner
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import LaunchFailed, Result
@@ -49,6 +50,8 @@ _runner: Runner | None = None
 def start(setup: Setup) -> None:
     """Prepare this process: users' variants, the runner."""
     global _runner
+    if setup.runner != "cpu":  # there compiling pauses; elsewhere it goes on beside verifying
+        in_one_thread()
     for path in setup.variant_files:
         load_file(path)
     _runner = _build(setup)

@@ -1,0 +1,224 @@
+"""The runner for GPUs, on one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+
+from cuda_cases import Toy, ToyVariant
+
+from tunebench import _environment, device, kernels
+from tunebench.compile import BinaryCache, compile_config
+from tunebench.device import Device, find
+from tunebench.errors import DeviceError
+from tunebench.measure import worker
+from tunebench.measure.baseline import measure_baselines
+from tunebench.measure.cuda import CudaRunner
+from tunebench.measure.timing import Protocol
+from tunebench.measure.worker import Setup
+from tunebench.outcome import Crashed, Measured, Outcome, Result, TimedOut, WrongResult
+from tunebench.search.executor.local import Stage, call_once
+from tunebench.space import Config
+from tunebench.task import Task
+from tunebench.variant import GpuVariant, Variant
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+
+pytestmark = pytest.mark.gpu
+
+COLD = Protocol(min_samples=5, max_samples=10)
+WARM = Protocol(cache="warm", min_samples=5, max_samples=10)
+KERNEL = 'extern "C" __global__ void toy(const float* x, float* y, float factor, int n) {{ {body} }}'
+LOOP = "for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = x[i] * factor;"
+RIGHT = KERNEL.format(body=LOOP)
+BAD = {
+    "wrong": (LOOP.replace("* factor", "* factor + (i == n - 1)"), "times the tolerance"),
+    "unwritten": (LOOP.replace("i < n", "i < n - 1"), "is nan"),
+    "past the end": (LOOP + " if (threadIdx.x == 0) y[n + 3] = 0;", "wrote past the end of y"),
+}
+DEADLY = {
+    "illegal address": ("*(float*)16 = factor;", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    "misaligned address": ("*(double*)((char*)y + 4) = factor;", "CUDA_ERROR_MISALIGNED_ADDRESS"),
+    "trap": ('asm("trap;");', "CUDA_ERROR_"),
+}
+TOY = Toy(n=1000)
+ONLY = Config({"unused": 0})
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Device:
+    return find("cuda")
+
+
+def compiled(variant: Variant[Any], workload: Workload, config: Config, on: Device) -> Any:
+    return compile_config(
+        variant, workload, config, on, BinaryCache(_environment.cache_folder() / "binaries")
+    )
+
+
+def ask(variant: Variant[Any], workload: Workload, config: Config, on: Device, **how: Any) -> Task:
+    return Task(variant=variant, workload=workload, config=config, device=on, seed=5, **how)
+
+
+class Runs:
+    """One runner, as a worker has it."""
+
+    def __init__(self, protocol: Protocol, on: Device) -> None:
+        self.runner, self.on = CudaRunner(protocol, on), on
+
+    def __call__(
+        self, variant: Variant[Any], workload: Workload = TOY, config: Config = ONLY, **how: Any
+    ) -> Outcome:
+        binary = compiled(variant, workload, config, self.on)
+        return self.runner.run(ask(variant, workload, config, self.on, **how), binary, None)[0]
+
+    def toy(self, text: str, **launch: Any) -> Outcome:
+        return self(ToyVariant(text, **launch))
+
+
+@pytest.fixture
+def run(gpu: Device) -> Runs:
+    return Runs(COLD, gpu)
+
+
+def test_a_right_kernel_is_verified_and_timed(run: Runs) -> None:
+    outcome = run.toy(RIGHT)
+    assert isinstance(outcome, Measured), outcome
+    assert 0 < outcome.median_us < 1000
+    assert outcome.verification.worst is not None
+    assert outcome.verification.worst < 1
+    assert run.runner.conditions()["cuda"] >= "12"
+
+
+def test_a_warm_short_kernel_is_batched(gpu: Device) -> None:
+    outcome = Runs(WARM, gpu).toy(RIGHT)
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.conditions["runs_in_a_sample"] > 1
+
+
+def test_a_cold_run_is_slower_than_a_warm_one_that_fits_the_cache(gpu: Device) -> None:
+    workload = parse("softmax:rows=2048,cols=2048,dtype=f32")
+    variant = kernels.variant("softmax/cuda_block")
+    config = variant.default(workload, gpu)
+    cold, warm = (Runs(protocol, gpu)(variant, workload, config) for protocol in (COLD, WARM))
+    assert isinstance(cold, Measured), cold
+    assert isinstance(warm, Measured), warm
+    assert cold.median_us > warm.median_us
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_wrong_kernel_is_told_and_does_no_harm(run: Runs, case: str) -> None:
+    body, reason = BAD[case]
+    outcome = run.toy(KERNEL.format(body=body))
+    assert isinstance(outcome, WrongResult), outcome
+    assert reason in outcome.reason
+    assert isinstance(run.toy(RIGHT), Measured)
+
+
+def test_inputs_that_a_kernel_overwrote_are_restored(run: Runs) -> None:
+    spoils = run.toy(KERNEL.format(body="((float*)x)[0] = y[0] = 1e9f;"))
+    assert isinstance(spoils, WrongResult)
+    assert isinstance(run.toy(RIGHT), Measured)
+
+
+def test_a_refused_launch_keeps_the_device(run: Runs) -> None:
+    with pytest.raises(DeviceError, match="CUDA_ERROR_INVALID_VALUE"):
+        run.toy(RIGHT, block=2048)
+    assert isinstance(run.toy(RIGHT), Measured)
+
+
+def test_a_block_may_have_more_than_48_kilobytes_of_shared_memory(run: Runs) -> None:
+    body = "extern __shared__ float s[]; s[threadIdx.x + 15000] = factor; __syncthreads();" + LOOP
+    smem_bytes = 60 * 1024 + 256
+    if run.on.smem_per_block_bytes < smem_bytes:
+        pytest.skip("this device has less")
+    assert isinstance(run.toy(KERNEL.format(body=body), smem_bytes=smem_bytes), Measured)
+
+
+def test_more_shared_memory_than_there_is_is_refused(run: Runs) -> None:
+    with pytest.raises(DeviceError, match="bytes of shared memory"):
+        run.toy(RIGHT, smem_bytes=512 * 1024)
+
+
+def test_a_binary_of_another_architecture_is_refused(run: Runs) -> None:
+    other = find("a100-80-sxm" if run.on.compute_capability[0] != 8 else "h100-sxm")
+    variant = ToyVariant(RIGHT)
+    binary = compiled(variant, TOY, ONLY, other)
+    with pytest.raises(DeviceError, match="CUDA_ERROR_"):
+        run.runner.run(ask(variant, TOY, ONLY, run.on), binary, None)
+    assert isinstance(run.toy(RIGHT), Measured)
+
+
+# -- in a worker ---------------------------------------------------------------------------------------------
+
+
+def in_a_worker(text: str, on: Device, timeout_s: float = 60.0) -> Any:
+    setup = Setup(runner="cuda", device=on, protocol=COLD)
+    stage = Stage(function=worker.measure, start=worker.start, start_arguments=(setup,), timeout_s=timeout_s)
+    variant = ToyVariant(text)
+    return call_once(stage, ask(variant, TOY, ONLY, on), compiled(variant, TOY, ONLY, on), None)
+
+
+@pytest.mark.parametrize("case", DEADLY)
+def test_a_fault_ends_the_worker_with_its_name(gpu: Device, case: str) -> None:
+    body, name = DEADLY[case]
+    died = in_a_worker(KERNEL.format(body=body), gpu)
+    assert isinstance(died, Crashed), died
+    assert name in died.reason
+    alive = in_a_worker(RIGHT, gpu)
+    assert isinstance(alive, Result)
+    assert isinstance(alive.outcome, Measured), alive.outcome
+
+
+def test_a_kernel_that_hangs_is_stopped(gpu: Device) -> None:
+    body = "volatile float* v = y; v[0] = 0; while (v[0] == 0) {}"
+    assert isinstance(in_a_worker(KERNEL.format(body=body), gpu, timeout_s=20.0), TimedOut)
+    alive = in_a_worker(RIGHT, gpu)
+    assert isinstance(alive, Result)
+    assert isinstance(alive.outcome, Measured), alive.outcome
+
+
+# -- what is shipped -----------------------------------------------------------------------------------------
+
+SMALL = (
+    "gemm:m=130,n=72,k=96,dtype={dtype},epilogue=bias+gelu",
+    "conv2d:n=2,c=16,h=9,w=11,k=24,r=3,s=3,stride=1,pad=1,dtype={dtype},layout=nhwc",
+    "softmax:rows=33,cols=1000,dtype={dtype},prologue=scale+mask",
+    "layernorm:rows=33,cols=1000,dtype={dtype}",
+)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("text", SMALL)
+def test_every_variant_is_right_as_it_is_shipped(run: Runs, text: str, dtype: str) -> None:
+    workload = parse(text.format(dtype=dtype))
+    able = [v for v in kernels.variants(workload) if v.refuses(workload, run.on) is None]
+    assert able
+    for variant in able:
+        assert isinstance(variant, GpuVariant)
+        outcome = run(variant, workload, variant.default(workload, run.on))
+        assert isinstance(outcome, Measured), (variant.key, outcome)
+
+
+def test_a_large_product_is_verified_in_parts(run: Runs) -> None:
+    workload = parse("gemm:m=4096,n=4100,k=4096,dtype=f16")
+    variant = kernels.variant("gemm/cuda_mma")
+    outcome = run(variant, workload, variant.default(workload, run.on), thorough=True)
+    assert isinstance(outcome, Measured), outcome
+    assert "in signed sums" in outcome.verification.detail
+
+
+def test_torch_is_timed_beside_our_own(gpu: Device) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    found = measure_baselines(parse("softmax:rows=4096,cols=1024,dtype=f32"), gpu, COLD, 0)
+    assert [baseline.name for baseline in found] == ["torch"]
+    assert 0 < found[0].median_us < 10_000
+
+
+def test_the_machine_has_what_was_asked_for() -> None:
+    assert device.local_gpus()
