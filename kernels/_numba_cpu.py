@@ -1,7 +1,7 @@
 """What Numba lacks on the CPU: loads and stores of half-precision arrays, and an exponential that vectorises.
 
-f16 and bf16 arrays arrive as uint16 (see `NumbaCpuVariant`); `load` and `store` convert to and from f32, rounding
-to nearest even, and are inlined and vectorised.
+f16 and bf16 arrays arrive as uint16 (see `NumbaCpuVariant`); `load` and `store` convert to and from f32,
+rounding to nearest even, and are inlined and vectorised.
 """
 
 from __future__ import annotations

@@ -59,47 +59,8 @@ class NumbaCpuSoftmax(NumbaCpuVariant[Softmax]):
         import numba
         import numpy as np
 
-        read, write = load(workload.dtype), store(workload.dtype)
-        masked, online = workload.has_mask, config["passes"] == 2
-        chunk, row_block = config["chunk"], config["row_block"]
-        poly = config["exp"] == "poly"
-        power, unit = (exp2(), np.float32(np.log2(np.e))) if poly else (np.exp, np.float32(1))
-        lowest = np.float32(np.finfo(np.float32).min)
-        one, zero = np.float32(1), np.float32(0)
-
-        @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-        def argument(x: Any, scale: Any, mask: Any, i: int, j: int) -> Any:
-            z = read(x[i, j]) * scale
-            return (z + read(mask[i, j])) * unit if masked else z * unit
-
-        @numba.njit(fastmath=set(self.fastmath))  # type: ignore[untyped-decorator]
-        def row(x: Any, scale: Any, mask: Any, y: Any, i: int, z: Any) -> None:
-            cols = x.shape[1]
-            top, total = lowest, zero
-            for start in range(0, cols, chunk):
-                end = min(cols, start + chunk)
-                high = lowest
-                for j in range(start, end):
-                    z[j] = argument(x, scale, mask, i, j)
-                    high = max(high, z[j])
-                if online:
-                    new = max(top, high)
-                    part = zero
-                    for j in range(start, end):
-                        part += power(z[j] - new)
-                    total, top = total * power(top - new) + part, new
-                else:
-                    top = max(top, high)
-            if not online:
-                for start in range(0, cols, chunk):
-                    part = zero
-                    for j in range(start, min(cols, start + chunk)):
-                        z[j] = power(z[j] - top)
-                        part += z[j]
-                    total += part
-            inverse = one / total
-            for j in range(cols):
-                y[i, j] = write((power(z[j] - top) if online else z[j]) * inverse)
+        row = _row(workload, config, set(self.fastmath))
+        row_block = config["row_block"]
 
         def softmax(x: Any, scale: Any, mask: Any, y: Any) -> None:
             rows = x.shape[0]
@@ -109,6 +70,62 @@ class NumbaCpuSoftmax(NumbaCpuVariant[Softmax]):
                     row(x, scale, mask, y, i, z)
 
         return softmax
+
+
+def _argument(workload: Softmax, unit: Any) -> Callable[..., Any]:
+    """Return what computes the argument of one exponential, times `unit`."""
+    import numba
+
+    read, masked = load(workload.dtype), workload.has_mask
+
+    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    def argument(x: Any, scale: Any, mask: Any, i: int, j: int) -> Any:
+        z = read(x[i, j]) * scale
+        return (z + read(mask[i, j])) * unit if masked else z * unit
+
+    return argument  # type: ignore[no-any-return]
+
+
+def _row(workload: Softmax, config: Config, fastmath: set[str]) -> Callable[..., None]:
+    """Return what computes one row; `z` is room for the row's arguments, then its exponentials."""
+    import numba
+    import numpy as np
+
+    poly, online, chunk = config["exp"] == "poly", config["passes"] == 2, config["chunk"]
+    power, unit = (exp2(), np.float32(np.log2(np.e))) if poly else (np.exp, np.float32(1))
+    argument, write = _argument(workload, unit), store(workload.dtype)
+    lowest, one, zero = np.float32(np.finfo(np.float32).min), np.float32(1), np.float32(0)
+
+    @numba.njit(fastmath=fastmath)  # type: ignore[untyped-decorator]
+    def row(x: Any, scale: Any, mask: Any, y: Any, i: int, z: Any) -> None:
+        cols = x.shape[1]
+        top, total = lowest, zero
+        for start in range(0, cols, chunk):
+            end = min(cols, start + chunk)
+            high = lowest
+            for j in range(start, end):
+                z[j] = argument(x, scale, mask, i, j)
+                high = max(high, z[j])
+            if online:
+                new = max(top, high)
+                part = zero
+                for j in range(start, end):
+                    part += power(z[j] - new)
+                total, top = total * power(top - new) + part, new
+            else:
+                top = max(top, high)
+        if not online:
+            for start in range(0, cols, chunk):
+                part = zero
+                for j in range(start, min(cols, start + chunk)):
+                    z[j] = power(z[j] - top)
+                    part += z[j]
+                total += part
+        inverse = one / total
+        for j in range(cols):
+            y[i, j] = write((power(z[j] - top) if online else z[j]) * inverse)
+
+    return row  # type: ignore[no-any-return]
 
 
 VARIANT = NumbaCpuSoftmax()

@@ -216,13 +216,21 @@ class Conv2d(Workload):
         last = images.transpose(1, 2, 3, 0, 4).reshape(*images.shape[1:4], -1)
         return last if self.layout == "nhwc" else last.transpose(0, 3, 1, 2)
 
+    @property
+    def fewest_terms(self) -> int:
+        """At least so many products are summed for an output that sums any: those of one tap."""
+        return {"fprop": self.c // self.groups, "dgrad": self.k // self.groups, "wgrad": self.n}[
+            self.direction
+        ]
+
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and sums of `terms` products in f32 in any order."""
         stored = storage(self.dtype)
         epilogue_steps = self.has_bias + self.has_residual
         return Tolerance(
             eps_out=unit_roundoff(stored),
-            eps_acc=accumulation.error(self.terms, self.dtype) + epilogue_steps * unit_roundoff("f32"),
+            eps_acc=accumulation.error(self.terms, self.dtype, self.fewest_terms)
+            + epilogue_steps * unit_roundoff("f32"),
             reason=f"one rounding to {stored}; {accumulation.REASON}; an f32 rounding a step of the epilogue",
         )
 

@@ -118,7 +118,7 @@ class Gemm(Workload):
     def reference_sums(
         self, inputs: Mapping[str, Array64], batch_index: int, signs: Array64, width: int
     ) -> Reference | None:
-        """Compute signed sums of runs of c's columns without computing c, so that all of a large c can be checked.
+        """Compute signed sums of runs of c's columns without computing c, to check all of a large c.
 
         The sum of ``signs[j] * c[batch_index, i, j]`` over a run costs one product instead of `width`.
 
@@ -129,10 +129,10 @@ class Gemm(Workload):
             width: Columns of a run; the last run may be shorter.
 
         Returns:
-            Value (m, ceil(n / width)) and, as scale, at least the root of the sum of the squared scales of the
-            run's elements; or None where c is not linear in its inputs.
+            Value (m, ceil(n / width)) and, as scale, at least the root of the sum of the squared scales of
+            the run's elements; or None where c is not linear in its inputs.
 
-        Source: Freivalds, "Probabilistic machines can use less running time", 1977; the scale by Cauchy-Schwarz.
+        Source: Freivalds, "Probabilistic machines can use less running time", 1977; Cauchy-Schwarz.
         """
         if self.activation != "none":
             return None
