@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -281,22 +282,28 @@ class Tally:
 
 
 def child(arguments: list[str], *, before: Iterable[str] = (), timeout_s: float) -> dict[str, Any]:
-    """Run `_child.py` in a process of its own; return what it prints, or `problem` with the reason."""
-    script = str(Path(__file__).with_name("_child.py"))
-    try:
-        ran = subprocess.run(
-            [*before, sys.executable, script, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            cwd=_checkout.ROOT,
-        )
-    except subprocess.TimeoutExpired:
-        return {"problem": f"not done within {timeout_s:.0f} s", "timed_out": True}
-    if ran.returncode != 0:
-        told = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
-        return {"problem": f"exit status {ran.returncode}: {' | '.join(told[-12:])}"[:2000]}
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
-    answer: dict[str, Any] = json.loads(lines[-1]) if lines else {"problem": "it printed nothing"}
-    return answer
+    """Run `_child.py` in a process of its own; return the last it says, and `problem` if it ended badly."""
+    command = [*before, sys.executable, str(Path(__file__).with_name("_child.py")), *arguments]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=_checkout.ROOT,
+        start_new_session=True,  # so that what it started can be ended with it
+    ) as process:
+        try:
+            said, complaint = process.communicate(timeout=timeout_s)
+            late = False
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said, complaint = process.communicate()
+            late = True
+    answers = [json.loads(line) for line in said.splitlines() if line.startswith("{") and line.endswith("}")]
+    answer: dict[str, Any] = answers[-1] if answers else {}
+    if late:
+        return {**answer, "problem": f"not done within {timeout_s:.0f} s", "timed_out": True}
+    if process.returncode != 0:
+        told = [line for line in (said + complaint).splitlines() if line.strip()]
+        return {**answer, "problem": f"exit status {process.returncode}: {' | '.join(told[-12:])}"[:2000]}
+    return answer or {"problem": "it printed nothing"}

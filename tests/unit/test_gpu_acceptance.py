@@ -70,7 +70,7 @@ def test_steps_come_in_their_order_and_share_the_time() -> None:
     assert given.steps == ["verify", "record"]
     limits = acceptance.ends(given.steps, given.minutes)
     assert limits["record"] == pytest.approx(600)
-    assert limits["verify"] == pytest.approx(600 * 0.30 / 0.40)
+    assert limits["verify"] == pytest.approx(600 * 0.22 / 0.32)
     assert sum(acceptance.STEPS.values()) == pytest.approx(1)
 
 
@@ -234,6 +234,28 @@ def test_a_child_that_fails_is_a_problem_with_its_last_words() -> None:
 def test_a_child_that_takes_too_long_is_a_problem() -> None:
     answer = _items.child(["ceilings"], timeout_s=0.01)
     assert answer == {"problem": "not done within 0 s", "timed_out": True}
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("print('{\"rows\": 1}')", {"rows": 1}),
+        ("print('noise'); print('{\"rows\": 1}'); print('{\"rows\": 2}'); print('noise')", {"rows": 2}),
+        ("pass", {"problem": "it printed nothing"}),
+        (
+            "import time; print('{\"rows\": 1}', flush=True); time.sleep(60)",
+            {"rows": 1, "problem": "not done within 3 s", "timed_out": True},
+        ),
+        (
+            "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)",
+            {"problem": "not done within 3 s", "timed_out": True},
+        ),
+        ("print('{\"rows\": 1}'); raise SystemExit(3)", {"rows": 1, "problem": 'exit status 3: {"rows": 1}'}),
+    ],
+)
+def test_what_a_child_said_last_is_kept_however_it_ends(script: str, expected: dict[str, Any]) -> None:
+    instead = [sys.executable, "-c", script]
+    assert _items.child([], before=instead, timeout_s=3.0) == expected
 
 
 def test_a_search_is_ended_when_its_time_is_up() -> None:

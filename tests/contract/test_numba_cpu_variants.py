@@ -1,0 +1,156 @@
+"""What every Numba CPU variant owes: a valid default, honest costs, right results on every path it serves.
+
+Kernels are compiled without their parallel loop, which halves the time and changes no result; the pipeline's
+own tests run them in parallel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from tunebench import kernels
+from tunebench.device import local_cpu
+from tunebench.dtype import numpy_dtype
+from tunebench.variant import NumbaCpuVariant, Scalar
+from tunebench.workload import Workload
+from tunebench.workloads import parse, suite, suites
+
+VARIANTS = {v.operator.operator: v for v in kernels.variants() if isinstance(v, NumbaCpuVariant)}
+ARCHITECTURES = ("x86_64-v4", "x86_64-v3", "x86_64-v2", "aarch64")
+NUMBERS: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.float32}
+
+# Odd sizes that cut every tile; together they take each type, transpose, layout, direction and epilogue.
+_CONV2D = "conv2d:n=2,c=6,h=11,w=9,k=4"
+PATHS = [
+    "gemm:m=37,n=41,k=67,dtype=f32,epilogue=bias+gelu",
+    "gemm:m=37,n=41,k=67,dtype=f16,batch=3,trans=nt,epilogue=bias",
+    "gemm:m=1,n=83,k=131,dtype=bf16,trans=tn,epilogue=bias+relu",
+    "gemm:m=19,n=17,k=13,dtype=tf32,batch=2,trans=tt,out=f16",
+    f"{_CONV2D},r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual+relu",
+    f"{_CONV2D},r=3,s=3,stride=2,pad=2,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=bias+relu",
+    f"{_CONV2D},r=3,s=2,stride=2,pad=1,dtype=bf16,layout=nhwc,groups=2,direction=dgrad",
+    f"{_CONV2D},r=2,s=3,stride=3,pad=1,dtype=f32,layout=nchw,dilation=2,direction=dgrad",
+    f"{_CONV2D},r=3,s=3,stride=1,pad=3,dtype=tf32,layout=nhwc,groups=2,direction=wgrad",
+    f"{_CONV2D},r=2,s=3,stride=2,pad=1,dtype=f16,layout=nchw,direction=wgrad",
+    "softmax:rows=11,cols=131,dtype=f16,prologue=scale+mask",
+    "softmax:rows=11,cols=131,dtype=f32",
+    "layernorm:rows=11,cols=131,dtype=bf16",
+    "layernorm:rows=11,cols=131,dtype=f32",
+]
+
+
+def _variant(workload: Workload) -> NumbaCpuVariant[Any]:
+    return VARIANTS[workload.operator]
+
+
+def _worst(workload: Workload, config: Any, seed: int) -> float:
+    """Run one configuration and return its largest error as a share of what is allowed."""
+    variant = _variant(workload)
+    inputs = workload.draw(np.random.default_rng(seed))
+    written = {t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in workload.outputs()}
+    for array in written.values():
+        array.view(np.uint8).fill(0xFF)
+    scratch = {t.name: np.empty(t.shape, numpy_dtype(t.dtype)) for t in variant.scratch(workload, config)}
+    arrays = {**inputs, **written, **scratch}
+    arguments = []
+    for argument in variant.arguments(workload, config):
+        if isinstance(argument, Scalar):
+            arguments.append(NUMBERS[argument.ctype](argument.value))
+        elif not arrays[argument].shape:
+            arguments.append(np.float32(arrays[argument]))
+        else:
+            half = arrays[argument].dtype.itemsize == 2
+            arguments.append(arrays[argument].view(np.uint16) if half else arrays[argument])
+    numba.njit(fastmath=set(variant.fastmath))(variant.kernel(workload, config))(*arguments)
+    tolerance, worst = workload.tolerance(), 0.0
+    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
+    for name, reference in workload.reference(exact).items():
+        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+        error = np.abs(written[name].astype(np.float64) - reference.value)
+        share = np.where(error > 0, error / np.maximum(allowed, 1e-300), 0.0)
+        worst = max(worst, float(np.where(np.isnan(error), np.inf, share).max()))
+    return worst
+
+
+def test_every_operator_is_served_on_a_cpu() -> None:
+    assert {text.partition(":")[0] for text in PATHS} == set(VARIANTS)
+
+
+@pytest.mark.parametrize("text", PATHS)
+def test_results_are_right(text: str) -> None:
+    """With a configuration drawn from the space, another for each path and the same in each run."""
+    workload, device = parse(text), local_cpu()
+    table = _variant(workload).configs(workload, device)
+    config = table.config(random.Random(text).randrange(len(table)))
+    assert _worst(workload, config, seed=1) <= 1, f"{workload} with {config}"
+
+
+@pytest.mark.parametrize("text", [PATHS[0], PATHS[4], PATHS[10], PATHS[12]])
+def test_defaults_are_right(text: str) -> None:
+    workload = parse(text)
+    assert _worst(workload, _variant(workload).default(workload, local_cpu()), seed=2) <= 1
+
+
+SIZES = [
+    *PATHS,
+    "gemm:m=1,n=1,k=1,dtype=f32",
+    "gemm:m=4096,n=4096,k=4096,dtype=f16",
+    "gemm:m=1,n=50257,k=768,dtype=f16,trans=nt",
+    "conv2d:n=1,c=1,h=1,w=1,k=1,r=1,s=1,stride=1,pad=0,dtype=f32,layout=nchw",
+    "conv2d:n=8,c=64,h=8,w=8,k=64,r=3,s=3,stride=9,pad=1,dtype=f16,layout=nhwc,groups=64,direction=dgrad",
+    "softmax:rows=1,cols=1,dtype=f32",
+    "layernorm:rows=1,cols=1,dtype=f32",
+    "layernorm:rows=65536,cols=8192,dtype=bf16",
+    *(layer.text for name in suites() for layer in suite(name)),
+]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_default_is_a_valid_point_of_any_space(architecture: str) -> None:
+    device = dataclasses.replace(local_cpu(), architecture=architecture)
+    for text in SIZES:
+        workload = parse(text)
+        variant = _variant(workload)
+        assert variant.refuses(workload, device) is None
+        default = variant.default(workload, device)
+        assert variant.configs(workload, device).row(default) is not None, f"{workload}: {default}"
+
+
+def test_spaces_are_worth_searching() -> None:
+    for text in ("gemm:m=512,n=512,k=512,dtype=f32", SIZES[4].replace("c=6", "c=64").replace("h=11", "h=56")):
+        assert 500 < len(_variant(parse(text)).configs(parse(text), local_cpu())) < 10_000
+    for name in ("softmax", "layernorm"):
+        workload = parse(f"{name}:rows=512,cols=1024,dtype=f32")
+        assert 100 < len(_variant(workload).configs(workload, local_cpu())) < 1_000
+
+
+def test_costs_never_exceed_the_work() -> None:
+    """Multiply-adds are at most those of the textbook (dgrad: those that meet a pixel), each a lane."""
+    for text in SIZES:
+        workload = parse(text)
+        variant = _variant(workload)
+        costs = variant.costs(workload, variant.configs(workload, local_cpu()), local_cpu())
+        assert 0 < float(np.max(costs.fma)) <= workload.flops()
+        if workload.operator in {"gemm", "conv2d"}:
+            assert float(np.max(costs.fma)) <= workload.flops() / 2
+
+
+def test_what_a_gradient_executes_is_counted_pair_by_pair() -> None:
+    for changes in ("stride=1,pad=2", "stride=2,pad=1", "stride=3,pad=0", "stride=2,pad=2,dilation=2"):
+        text = f"conv2d:n=1,c=1,h=7,w=5,k=1,r=3,s=3,dtype=f32,layout=nhwc,direction=dgrad,{changes}"
+        w = parse(text)
+        met = {
+            axis: sum(
+                (i + w.pad - tap * w.dilation) % w.stride == 0 for i in range(extent) for tap in range(3)
+            )
+            for axis, extent in (("h", w.h), ("w", w.w))
+        }
+        variant = _variant(w)
+        costs = variant.costs(w, variant.configs(w, local_cpu()), local_cpu())
+        assert costs.fma == min(met["h"] * met["w"], w.p * w.q * 9)
