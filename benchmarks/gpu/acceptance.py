@@ -270,12 +270,18 @@ def measure(session: Session) -> None:
             failed = sum(n for kind, n in report.trials.items() if kind not in {"measured", "aborted"})
             problems += [f"{text}: {failed} trials failed: {dict(report.trials)}"] if failed else []
             problems += [] if report.median_us else [f"{text}: nothing could be measured"]
+            unsound = report.gap is not None and report.gap < 1
+            problems += [f"{text}: the best is below the bound, gap {report.gap}"] if unsound else []
             session.report.say(
-                f"measure: {text}: {report.median_us} us by {report.variant} {report.config}, "
-                f"default {report.default_us}, bound {report.bound_us:.3f}, {dict(report.trials)}"
+                f"measure: {text}: {_us(report.median_us)} by {report.variant} {report.config}, "
+                f"default {_us(report.default_us)}, bound {_us(report.bound_us)}, {dict(report.trials)}"
             )
         session.report.put("measure", rows=rows, problems=problems[:TOLD])
     session.report.put("measure", complete=not undone, undone=undone)
+
+
+def _us(time_us: float | None) -> str:
+    return "no time" if time_us is None else f"{time_us:.2f} us"
 
 
 def _stop_after(seconds: float) -> Callable[[Progress], None]:

@@ -32,11 +32,14 @@ KERNEL = 'extern "C" __global__ void toy(const float* x, float* y, float factor,
 RIGHT = KERNEL.format(body="for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = x[i] * factor;")
 WRONG = KERNEL.format(body="for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = x[i] + factor;")
 UNWRITTEN = KERNEL.format(body="for (int i = threadIdx.x; i < n - 1; i += blockDim.x) y[i] = x[i] * factor;")
-# The value passes through shared memory to the next thread, and nothing waits for it.
+# Each value passes through shared memory to the thread after, and nothing waits for it: right if threads run
+# one after the other from the first.
 RACING = KERNEL.format(
     body="""__shared__ float s[64];
-    s[threadIdx.x] = x[threadIdx.x] * factor;
-    y[(threadIdx.x + 1) % 64] = s[(threadIdx.x + 1) % 64];"""
+    const int t = threadIdx.x;
+    s[t] = x[t] * factor;
+    if (t > 0) y[t - 1] = s[t - 1];
+    if (t == 63) y[t] = s[t];"""
 )
 ENDLESS = KERNEL.format(body="for (volatile int i = 0;; i = 1 - i) y[0] = x[0];")
 
@@ -76,7 +79,9 @@ def test_a_wrong_kernel_is_a_wrong_result(text: str, reason: str) -> None:
 
 @needs_compiler
 def test_threads_that_race_are_caught_by_another_order() -> None:
-    assert isinstance(run_toy(RACING), WrongResult)
+    outcome = run_toy(RACING)
+    assert isinstance(outcome, WrongResult)
+    assert "threads in reverse order" in outcome.reason
 
 
 @needs_compiler
