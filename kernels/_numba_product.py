@@ -4,12 +4,16 @@ A tile of the result is computed by one thread: strips of both operands are pack
 and a micro-kernel keeps mr x nr elements of the result in vector registers while it walks along the depth.
 The operands need not be matrices in memory: whoever packs a line decides where it comes from.
 
+Below the parallel loop arrays are bare addresses, indexed flat: reference counts, shapes and negative indices
+of arrays would cost a third of the speed and much of the compile time.
+
 Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; Van Zee and
 van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +22,17 @@ from tunebench.device import Device
 from tunebench.space import Config, Constraint, Parameter
 from tunebench.variant import ceil_div
 
-__all__ = ["PARAMETERS", "Blocking", "Operand", "constraints", "expert", "inlined", "jitted", "walker"]
+__all__ = [
+    "PARAMETERS",
+    "Blocking",
+    "Operand",
+    "address",
+    "constraints",
+    "expert",
+    "inlined",
+    "jitted",
+    "walker",
+]
 
 LANES = 16
 """Elements of a vector in the micro-kernel; LLVM splits it where registers are shorter."""
@@ -62,13 +76,33 @@ class Blocking:
         """Columns of a tile."""
         return self.nr * self.n_panels
 
+    @property
+    def a_strides(self) -> tuple[int, int]:
+        """Distances of neighbours in a packed strip of rows: across, and along the depth."""
+        return (1, self.mr) if self.a_panel == "columns" else (self.depth, 1)
+
+    @property
+    def b_origin(self) -> int:
+        """Where packed columns start in a worker's buffer; packed rows start at 0."""
+        return self.mc * self.depth
+
+    @property
+    def sums_origin(self) -> int:
+        """Where the tile starts in a worker's buffer."""
+        return (self.mc + self.nc) * self.depth
+
+    @property
+    def buffer_size(self) -> int:
+        """Elements of a worker's buffer, all f32."""
+        return self.sums_origin + self.mc * self.nc
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
     """How one operand is read, as lines that are contiguous, or nearly so, in memory.
 
     Attributes:
-        line: Given the distance at which elements are to be written, returns an `inlined` function
+        line: Given the distance at which elements are to be written, returns a `jitted` function
             `(operands, z, fixed, start, count, panel, offset)` that packs `count` elements from `start` on.
         along: What a line runs along: ``"depth"`` at a fixed row or column, or ``"free"`` at a fixed term.
     """
@@ -80,7 +114,8 @@ class Operand:
 def jitted(fastmath: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the decorator for functions that only jitted code calls: without entries for Python and C.
 
-    Each entry costs as much compile time as a small function.
+    Each entry costs as much compile time as a small function. Innermost loops stand in such functions: LLVM
+    takes twice as long over a nest of loops that comes to it in one piece.
     """
     import numba
 
@@ -149,94 +184,90 @@ def expert(extents: tuple[int, int, int], device: Device, a_panel: Literal["rows
     return Config({**sizes, "a_panel": a_panel, "unroll": 1})
 
 
+@functools.cache
+def address() -> Callable[[Any], Any]:
+    """Return the intrinsic that gives the address of an array's first element; the caller keeps the array."""
+    from numba import types
+    from numba.extending import intrinsic
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.make_array(signature.args[0])(context, builder, arguments[0]).data
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def address_of(_typing: Any, array: Any) -> Any:
+        return types.CPointer(array.dtype)(array), generate
+
+    return address_of  # type: ignore[no-any-return]
+
+
 def walker(
-    config: Config, a: Operand, b: Operand, write: Callable[..., None], fastmath: frozenset[str]
+    blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None], fastmath: frozenset[str]
 ) -> Callable[..., None]:
-    """Return the jitted `walk(operands, sizes, worker, workers)` that computes a worker's share of the tiles.
+    """Return the jitted function that computes a worker's share of the tiles.
+
+    It is called with `(operands, sizes, products, buffer, worker, workers)`: `operands` is whatever lines and
+    `write` ask for, `sizes` the address of m, n, k of each product (int64), `buffer` that of the worker's own
+    `Blocking.buffer_size` elements.
 
     Args:
-        config: One of a space with `PARAMETERS`.
+        blocking: Sizes of everything.
         a: How rows are read.
         b: How columns are read.
-        write: `inlined` function `(operands, z, i, j, count, sums, offset)` that finishes and stores `count`
+        write: `jitted` function `(operands, z, i, j, count, sums, offset)` that finishes and stores `count`
             sums of row i, from column j on.
         fastmath: LLVM flags.
-
-    `operands` is whatever lines and `write` ask for; `sizes` has a row (m, n, k) for each product z.
     """
-    import numpy as np
-
-    blocking = Blocking(**config)
-    mc, nc, depth = blocking.mc, blocking.nc, blocking.depth
-    tile = _tile(blocking, a, b, write, fastmath)
+    mc, nc = blocking.mc, blocking.nc
+    tile = _tile(blocking, a, b, write)
 
     @jitted(fastmath)
-    def walk(operands: Any, sizes: Any, worker: int, workers: int) -> None:
-        a_panels = np.empty(mc * depth, np.float32)
-        b_panels = np.empty(nc * depth, np.float32)
-        sums = np.empty(mc * nc, np.float32)
+    def walk(operands: Any, sizes: Any, products: int, buffer: Any, worker: int, workers: int) -> None:
         turn = 0
-        for z in range(sizes.shape[0]):
-            m, n, k = sizes[z, 0], sizes[z, 1], sizes[z, 2]
+        for z in range(products):
+            m, n, k = sizes[3 * z], sizes[3 * z + 1], sizes[3 * z + 2]
             for i in range(0, m, mc):
                 for j in range(0, n, nc):
                     if turn % workers == worker:
-                        rows, cols = min(mc, m - i), min(nc, n - j)
-                        tile(operands, z, i, j, rows, cols, k, a_panels, b_panels, sums)
+                        tile(operands, z, i, j, min(mc, m - i), min(nc, n - j), k, buffer)
                     turn += 1
 
     return walk
 
 
-def _tile(
-    blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None], fastmath: frozenset[str]
-) -> Callable[..., None]:
+def _tile(blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None]) -> Callable[..., None]:
     """Return the inlined function that computes and stores one tile."""
     import numpy as np
 
     mr, nr, nc, depth = blocking.mr, blocking.nr, blocking.nc, blocking.depth
-    a_strides = (1, mr) if blocking.a_panel == "columns" else (depth, 1)
-    pack_a = _pack(a, mr, a_strides, blocking, fastmath)
-    pack_b = _pack(b, nr, (1, nr), blocking, fastmath)
-    micro_kernel = _micro_kernel(blocking, a_strides)
+    b_origin, sums_origin = blocking.b_origin, blocking.sums_origin
+    pack_a = _pack(a, mr, blocking.a_strides, 0, blocking)
+    pack_b = _pack(b, nr, (1, nr), b_origin, blocking)
+    micro_kernel = _micro_kernel(blocking)
     zero = np.float32(0)
 
     @inlined
-    def tile(
-        operands: Any,
-        z: int,
-        i: int,
-        j: int,
-        rows: int,
-        cols: int,
-        k: int,
-        a_panels: Any,
-        b_panels: Any,
-        sums: Any,
-    ) -> None:
+    def tile(operands: Any, z: int, i: int, j: int, rows: int, cols: int, k: int, buffer: Any) -> None:
         m_panels, n_panels = (rows + mr - 1) // mr, (cols + nr - 1) // nr
-        for at in range(m_panels * mr * nc):
-            sums[at] = zero
+        for at in range(sums_origin, sums_origin + m_panels * mr * nc):
+            buffer[at] = zero
         for start in range(0, k, depth):
             terms = min(depth, k - start)
-            pack_b(operands, z, j, cols, start, terms, b_panels)
-            padded = pack_a(operands, z, i, rows, start, terms, a_panels)
+            pack_b(operands, z, j, cols, start, terms, buffer)
+            padded = pack_a(operands, z, i, rows, start, terms, buffer)
             for n_panel in range(n_panels):
                 for m_panel in range(m_panels):
-                    a_at, b_at = m_panel * mr * depth, n_panel * nr * depth
-                    micro_kernel(
-                        padded, a_panels, a_at, b_panels, b_at, sums, m_panel * mr * nc + n_panel * nr
-                    )
+                    a_at, b_at = m_panel * mr * depth, b_origin + n_panel * nr * depth
+                    micro_kernel(padded, buffer, a_at, b_at, sums_origin + m_panel * mr * nc + n_panel * nr)
         for row in range(rows):
-            write(operands, z, i + row, j, cols, sums, row * nc)
+            write(operands, z, i + row, j, cols, buffer, sums_origin + row * nc)
 
     return tile
 
 
 def _pack(
-    operand: Operand, width: int, strides: tuple[int, int], blocking: Blocking, fastmath: frozenset[str]
+    operand: Operand, width: int, strides: tuple[int, int], origin: int, blocking: Blocking
 ) -> Callable[..., int]:
-    """Return the jitted function that packs strips of `width` rows or columns.
+    """Return the inlined function that packs strips of `width` rows or columns, from `origin` on.
 
     It returns the number of terms, rounded up to what the micro-kernel adds at once: the rest are zeros.
     `strides` are the distances between neighbours in a strip, across and along the depth.
@@ -248,28 +279,28 @@ def _pack(
     line = operand.line(along if by_depth else across)
     depth, unroll, zero = blocking.depth, blocking.unroll, np.float32(0)
 
-    @jitted(fastmath)
-    def pack(operands: Any, z: int, first: int, extent: int, start: int, terms: int, panels: Any) -> int:
+    @inlined
+    def pack(operands: Any, z: int, first: int, extent: int, start: int, terms: int, buffer: Any) -> int:
         padded = (terms + unroll - 1) // unroll * unroll
         for strip in range((extent + width - 1) // width):
-            base, begin = strip * width * depth, strip * width
+            base, begin = origin + strip * width * depth, strip * width
             used = min(width, extent - begin)
             if used < width or terms < padded:
                 for at in range(base, base + width * depth):
-                    panels[at] = zero
+                    buffer[at] = zero
             if by_depth:
                 for i in range(used):
-                    line(operands, z, first + begin + i, start, terms, panels, base + i * across)
+                    line(operands, z, first + begin + i, start, terms, buffer, base + i * across)
             else:
                 for p in range(terms):
-                    line(operands, z, start + p, first + begin, used, panels, base + p * along)
+                    line(operands, z, start + p, first + begin, used, buffer, base + p * along)
         return padded
 
     return pack
 
 
-def _micro_kernel(blocking: Blocking, a_strides: tuple[int, int]) -> Callable[..., None]:
-    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` that multiplies two strips.
+def _micro_kernel(blocking: Blocking) -> Callable[..., None]:
+    """Return the intrinsic `(terms, buffer, a_at, b_at, sums_at)` that adds the product of two strips.
 
     It is written in LLVM's vectors, since no loop over arrays keeps its sums in registers for sure.
     """
@@ -285,13 +316,8 @@ def _micro_kernel(blocking: Blocking, a_strides: tuple[int, int]) -> Callable[..
     places = [(i, j) for i in range(mr) for j in range(nr // LANES)]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        terms = arguments[0]
-        a, b, sums = (
-            builder.gep(
-                context.make_array(signature.args[i])(context, builder, arguments[i]).data, [arguments[i + 1]]
-            )
-            for i in (1, 3, 5)
-        )
+        terms, buffer = arguments[:2]
+        a, b, sums = (builder.gep(buffer, [at]) for at in arguments[2:])
         multiply_add = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
         )
@@ -306,9 +332,9 @@ def _micro_kernel(blocking: Blocking, a_strides: tuple[int, int]) -> Callable[..
                 builder.load(vector_at(b, builder.add(at, index(j * LANES))), align=4)
                 for j in range(nr // LANES)
             ]
-            at = builder.mul(p, index(a_strides[1]))
+            at = builder.mul(p, index(blocking.a_strides[1]))
             for i in range(mr):
-                factor = builder.load(builder.gep(a, [builder.add(at, index(i * a_strides[0]))]))
+                factor = builder.load(builder.gep(a, [builder.add(at, index(i * blocking.a_strides[0]))]))
                 factors = builder.insert_element(undefined, factor, lane(0))
                 factors = builder.shuffle_vector(factors, undefined, spread)
                 for j, column in enumerate(columns):
@@ -330,10 +356,8 @@ def _micro_kernel(blocking: Blocking, a_strides: tuple[int, int]) -> Callable[..
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def micro_kernel(
-        _typing: Any, terms: Any, a: Any, a_at: Any, b: Any, b_at: Any, sums: Any, sums_at: Any
-    ) -> Any:
+    def micro_kernel(_typing: Any, terms: Any, buffer: Any, a_at: Any, b_at: Any, sums_at: Any) -> Any:
         at = types.int64
-        return types.void(types.int64, a, at, b, at, sums, at), generate
+        return types.void(at, buffer, at, at, at), generate
 
     return micro_kernel  # type: ignore[no-any-return]

@@ -166,8 +166,6 @@ def refine(
         UnknownName: as `bound` does.
     """
     static = resources.static_smem_bytes or 0
-    if device.compute_capability >= (9, 0):  # from there on it includes what the system reserves
-        static = max(0, static - device.smem_reserved_bytes)
     smem_bytes = np.maximum(costs.smem_bytes, static + (resources.dynamic_smem_bytes or 0))
     registers = costs.registers if resources.registers is None else float(resources.registers)
     known = dataclasses.replace(costs, smem_bytes=smem_bytes, registers=registers)

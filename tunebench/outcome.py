@@ -155,7 +155,7 @@ class Resources:
 
     Attributes:
         registers: 32-bit registers a thread.
-        static_smem_bytes: Static shared memory a block.
+        static_smem_bytes: Static shared memory a block, without what the system reserves.
         dynamic_smem_bytes: Shared memory a block asked for at launch.
         spill_bytes: Bytes of registers spilled to local memory, stores plus loads, a thread.
         code_bytes: Size of the machine code.

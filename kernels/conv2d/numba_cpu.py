@@ -17,7 +17,17 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._numba_cpu import load, store
-from tunebench.kernels._numba_product import PARAMETERS, Operand, constraints, expert, inlined, jitted, walker
+from tunebench.kernels._numba_product import (
+    PARAMETERS,
+    Blocking,
+    Operand,
+    address,
+    constraints,
+    expert,
+    inlined,
+    jitted,
+    walker,
+)
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -79,11 +89,12 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         import numba
         import numpy as np
 
-        walk = walker(config, *_operands(workload), _write(workload), self.fastmath)
+        blocking = Blocking(**config)
+        walk = walker(blocking, *_operands(workload), _write(workload), self.fastmath)
+        plan, size, address_of = _plan(workload), blocking.buffer_size, address()
         fprop, wgrad = workload.direction == "fprop", workload.direction == "wgrad"
         last = workload.layout == "nhwc"
         height, width, channel = (1, 2, 3) if last else (2, 3, 1)
-        plan = _plan(workload)
         # Asking while the kernel runs would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
@@ -113,19 +124,16 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
                     sizes[z, 0 if last else 1], sizes[z, 1 if last else 0] = pixels, results
                     sizes[z, 2] = met * own
             step, spread = (stride, 1) if fprop or wgrad else (1, stride)
-            high, wide, tall, long = (
-                images.shape[height],
-                images.shape[width],
-                grid.shape[height],
-                grid.shape[width],
-            )
-            flat = images.ravel(), others.ravel(), bias.ravel(), residual.ravel(), out.ravel()
-            first, second, third, fourth, fifth = flat
+            high, wide = images.shape[height], images.shape[width]
+            tall, long, whole = grid.shape[height], grid.shape[width], r * s
+            buffers = np.empty((workers, size), np.float32)
             for worker in numba.prange(workers):
                 # Numba's parallel loops take arrays and numbers from outside, but no tuples.
-                arrays = (first, second, third, fourth, fifth)
-                shape, target = (high, wide, own, results, groups, step), (tall, long, spread, r * s)
-                walk((arrays, taps, grids, shape, target), sizes, np.int64(worker), workers)
+                inputs = address_of(images), address_of(others), address_of(bias), address_of(residual)
+                shape, target = (high, wide, own, results, groups, step), (tall, long, spread, whole, kinds)
+                operands = (inputs, address_of(out), address_of(taps), address_of(grids), shape, target)
+                buffer = address_of(buffers[worker])
+                walk(operands, address_of(sizes), groups * kinds, buffer, np.int64(worker), workers)
 
         return conv2d
 
@@ -136,12 +144,13 @@ def _met(workload: Conv2d, extent: int, taps: int) -> int:
     return sum(max(0, ceil_div(extent - residue, workload.stride)) for residue in residues)
 
 
-# What becomes machine code is passed the same `operands` throughout, (arrays, taps, grids, shape, target):
-#   arrays  images, others, bias, residual, out, each flat
+# What becomes machine code is passed `operands`: (inputs, out, taps, grids, shape, target), of which all but
+# the last two are addresses:
+#   inputs  images, others, bias, residual
 #   taps    (kinds, r * s, 3): place in the filter; rows and columns from a pixel to what it meets
 #   grids   (kinds, 5): taps in use, rows and columns of pixels, row and column of the first pixel
 #   shape   height and width of an image, its channels and those of the result in a group, groups, step
-#   target  height and width of the grid's images, distance of its pixels there, r * s
+#   target  height and width of the grid's images, distance of its pixels there, r * s, kinds
 # A product z is one group and one kind; only dgrad has more than one kind, the residues modulo the stride.
 
 
@@ -196,20 +205,25 @@ def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     read, zero = load(workload.inputs()[0].dtype), np.float32(0)
 
     def line(stride: int) -> Callable[..., None]:
-        @inlined
+        @jitted()
         def pack_line(
             operands: Any, z: int, pixel: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
-            arrays, taps, grids, shape, _ = operands
-            images = arrays[0]
+            inputs, _, taps, grids, shape, target = operands
+            images = inputs[0]
             height, width, own, _, groups, step = shape
-            kind, group = z % grids.shape[0], z // grids.shape[0]
-            rows, cols = grids[kind, 1], grids[kind, 2]
-            image, row, col = pixel // (rows * cols), pixel // cols % rows, pixel % cols
+            kind, group = z % target[4], z // target[4]
+            rows, cols = grids[kind * 5 + 1], grids[kind * 5 + 2]
+            above = (
+                pixel // cols
+            )  # rows of pixels, of all images; a division costs as much as 50 multiply-adds
+            image = above // rows
+            row, col = above - image * rows, pixel - above * cols
             tap, channel, done = start // own, start % own, 0
             while done < count:
                 run = min(own - channel, count - done)
-                y, x = row * step + taps[kind, tap, 1], col * step + taps[kind, tap, 2]
+                entry = (kind * target[3] + tap) * 3
+                y, x = row * step + taps[entry + 1], col * step + taps[entry + 2]
                 to = offset + done * stride
                 if 0 <= y < height and 0 <= x < width:
                     begin = (((image * height + y) * width + x) * groups + group) * own + channel
@@ -232,23 +246,28 @@ def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     read, zero = load(workload.inputs()[0].dtype), np.float32(0)
 
     def line(stride: int) -> Callable[..., None]:
-        @inlined
+        @jitted()
         def pack_line(
             operands: Any, z: int, term: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
-            arrays, taps, grids, shape, _ = operands
-            images = arrays[0]
+            inputs, _, taps, grids, shape, target = operands
+            images = inputs[0]
             height, width, own, _, groups, step = shape
-            kind, group = z % grids.shape[0], z // grids.shape[0]
-            met, rows, cols = grids[kind, 0], grids[kind, 1], grids[kind, 2]
-            channel, tap = term // met, term % met
-            down, right = taps[kind, tap, 1], taps[kind, tap, 2]
-            image, row, col, done = start // (rows * cols), start // cols % rows, start % cols, 0
+            kind, group = z % target[4], z // target[4]
+            met, rows, cols = grids[kind * 5], grids[kind * 5 + 1], grids[kind * 5 + 2]
+            channel, entry = term // met, (kind * target[3] + term % met) * 3
+            down, right = taps[entry + 1], taps[entry + 2]
+            above = start // cols
+            image, done = above // rows, 0
+            row, col = above - image * rows, start - above * cols
             while done < count:
                 run = min(cols - col, count - done)
                 y, x, to = row * step + down, col * step + right, offset + done * stride
                 # Of the run, columns from `low` up to `high` are inside the image.
-                low, high = min(run, max(0, -(x // step))), min(run, (width - 1 - x) // step + 1)
+                low, high = -x, width - x
+                if step > 1:
+                    low, high = -(x // step), (width - 1 - x) // step + 1
+                low, high = min(run, max(0, low)), min(run, high)
                 if y < 0 or y >= height or high <= low:
                     low, high = run, run
                 begin = (((image * groups + group) * own + channel) * height + y) * width + x
@@ -273,36 +292,36 @@ def _filters(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     fprop, last = workload.direction == "fprop", workload.layout == "nhwc"
 
     def line(stride: int) -> Callable[..., None]:
-        @inlined
+        @jitted()
         def whole(operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int) -> None:
-            arrays, _, _, shape, target = operands
-            filters, terms = arrays[1], shape[2] * target[3]
+            inputs, _, _, _, shape, target = operands
+            filters, terms = inputs[1], shape[2] * target[3]
             begin = (z * shape[3] + fixed) * terms + start
             for t in range(count):
                 panel[offset + t * stride] = read(filters[begin + t])
 
-        @inlined
+        @jitted()
         def over_channels(
             operands: Any, z: int, term: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
-            arrays, taps, grids, shape, target = operands
-            filters, own, results = arrays[1], shape[2], shape[3]
-            kind, group = z % grids.shape[0], z // grids.shape[0]
-            tap, which = taps[kind, term // own, 0], group * own + term % own
+            inputs, _, taps, _, shape, target = operands
+            filters, own, results = inputs[1], shape[2], shape[3]
+            kind, group = z % target[4], z // target[4]
+            tap, which = taps[(kind * target[3] + term // own) * 3], group * own + term % own
             begin = (which * target[3] + tap) * results + start
             for t in range(count):
                 panel[offset + t * stride] = read(filters[begin + t])
 
-        @inlined
+        @jitted()
         def over_terms(
             operands: Any, z: int, channel: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
-            arrays, taps, grids, shape, target = operands
-            filters, own, results = arrays[1], shape[2], shape[3]
-            kind, group = z % grids.shape[0], z // grids.shape[0]
-            met = grids[kind, 0]
+            inputs, _, taps, grids, shape, target = operands
+            filters, own, results = inputs[1], shape[2], shape[3]
+            kind, group = z % target[4], z // target[4]
+            met, first = grids[kind * 5], kind * target[3]
             for t in range(count):
-                tap, which = taps[kind, (start + t) % met, 0], group * own + (start + t) // met
+                tap, which = taps[(first + (start + t) % met) * 3], group * own + (start + t) // met
                 panel[offset + t * stride] = read(filters[(which * results + channel) * target[3] + tap])
 
         chosen: Callable[..., None] = whole if fprop else over_channels if last else over_terms
@@ -317,21 +336,21 @@ def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     last = workload.layout == "nhwc"
 
     def line(stride: int) -> Callable[..., None]:
-        @inlined
+        @jitted()
         def over_filters(
             operands: Any, z: int, pixel: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
-            gradients, results, groups = operands[0][1], operands[3][3], operands[3][4]
+            gradients, results, groups = operands[0][1], operands[4][3], operands[4][4]
             begin = (pixel * groups + z) * results + start
             for t in range(count):
                 panel[offset + t * stride] = read(gradients[begin + t])
 
-        @inlined
+        @jitted()
         def over_pixels(
             operands: Any, z: int, which: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
-            gradients, results, groups = operands[0][1], operands[3][3], operands[3][4]
-            pixels = operands[4][0] * operands[4][1]
+            gradients, results, groups = operands[0][1], operands[4][3], operands[4][4]
+            pixels = operands[5][0] * operands[5][1]
             image, place, done = start // pixels, start % pixels, 0
             while done < count:
                 run = min(pixels - place, count - done)
@@ -347,7 +366,7 @@ def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
 
 
 def _finish(workload: Conv2d) -> Callable[..., Any]:
-    """Return what turns one sum into an element of the output: `(arrays, total, channel, place)`."""
+    """Return what turns one sum into an element of the output: `(operands, total, channel, place)`."""
     import numpy as np
 
     stored = workload.outputs()[0].dtype
@@ -355,14 +374,14 @@ def _finish(workload: Conv2d) -> Callable[..., Any]:
     has_bias, has_residual, has_relu = workload.has_bias, workload.has_residual, workload.has_relu
 
     @inlined
-    def finish(arrays: Any, total: Any, channel: int, place: int) -> None:
+    def finish(operands: Any, total: Any, channel: int, place: int) -> None:
         if has_bias:
-            total += read(arrays[2][channel])
+            total += read(operands[0][2][channel])
         if has_residual:
-            total += read(arrays[3][place])
+            total += read(operands[0][3][place])
         if has_relu:
             total = max(total, zero)
-        arrays[4][place] = rounded(total)
+        operands[1][place] = rounded(total)
 
     return finish
 
@@ -371,47 +390,48 @@ def _write(workload: Conv2d) -> Callable[..., None]:
     """Return what applies the epilogue to a part of a row of the product, and stores it."""
     finish = _finish(workload)
 
-    @inlined
+    @jitted()
     def channels_of_pixel(
         operands: Any, z: int, pixel: int, start: int, count: int, sums: Any, offset: int
     ) -> None:
-        arrays, _, grids, shape, target = operands
-        kind, group = z % grids.shape[0], z // grids.shape[0]
-        rows, cols = grids[kind, 1], grids[kind, 2]
-        y = grids[kind, 3] + pixel // cols % rows * target[2]
-        x = grids[kind, 4] + pixel % cols * target[2]
+        _, _, _, grids, shape, target = operands
+        kind, group = z % target[4], z // target[4]
+        rows, cols = grids[kind * 5 + 1], grids[kind * 5 + 2]
+        y = grids[kind * 5 + 3] + pixel // cols % rows * target[2]
+        x = grids[kind * 5 + 4] + pixel % cols * target[2]
         channel = group * shape[3] + start
         begin = ((pixel // (rows * cols) * target[0] + y) * target[1] + x) * shape[3] * shape[4] + channel
         for t in range(count):
-            finish(arrays, sums[offset + t], channel + t, begin + t)
+            finish(operands, sums[offset + t], channel + t, begin + t)
 
-    @inlined
+    @jitted()
     def pixels_of_channel(
         operands: Any, z: int, which: int, start: int, count: int, sums: Any, offset: int
     ) -> None:
-        arrays, _, grids, shape, target = operands
-        kind, group = z % grids.shape[0], z // grids.shape[0]
-        rows, cols, spread = grids[kind, 1], grids[kind, 2], target[2]
+        _, _, _, grids, shape, target = operands
+        kind, group, spread = z % target[4], z // target[4], target[2]
+        rows, cols = grids[kind * 5 + 1], grids[kind * 5 + 2]
+        top, left = grids[kind * 5 + 3], grids[kind * 5 + 4]
         channel = group * shape[3] + which
         image, row, col, done = start // (rows * cols), start // cols % rows, start % cols, 0
         while done < count:
             run = min(cols - col, count - done)
-            y, x = grids[kind, 3] + row * spread, grids[kind, 4] + col * spread
+            y, x = top + row * spread, left + col * spread
             begin = ((image * shape[3] * shape[4] + channel) * target[0] + y) * target[1] + x
             for t in range(run):
-                finish(arrays, sums[offset + done + t], channel, begin + t * spread)
+                finish(operands, sums[offset + done + t], channel, begin + t * spread)
             done, col, row = done + run, 0, row + 1
             if row == rows:
                 row, image = 0, image + 1
 
-    @inlined
+    @jitted()
     def terms_of_filter(
         operands: Any, z: int, which: int, start: int, count: int, sums: Any, offset: int
     ) -> None:
-        arrays, _, _, shape, target = operands
+        _, _, _, _, shape, target = operands
         begin = (z * shape[3] + which) * shape[2] * target[3] + start
         for t in range(count):
-            finish(arrays, sums[offset + t], 0, begin + t)
+            finish(operands, sums[offset + t], 0, begin + t)
 
     if workload.direction == "wgrad":
         return terms_of_filter

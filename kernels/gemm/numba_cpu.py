@@ -10,7 +10,17 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._numba_cpu import load, store
-from tunebench.kernels._numba_product import PARAMETERS, Operand, constraints, expert, inlined, walker
+from tunebench.kernels._numba_product import (
+    PARAMETERS,
+    Blocking,
+    Operand,
+    address,
+    constraints,
+    expert,
+    inlined,
+    jitted,
+    walker,
+)
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workloads.operators.gemm import Gemm
@@ -43,23 +53,30 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
         import numba
         import numpy as np
 
-        a_depth = 2 if workload.trans[0] == "n" else 1
-        # Asking while the kernel runs would put an address of this process into the machine code.
-        workers = np.int64(numba.config.NUMBA_NUM_THREADS)
+        blocking = Blocking(**config)
         walk = walker(
-            config,
+            blocking,
             Operand(line=_line(0, workload), along="depth" if workload.trans[0] == "n" else "free"),
             Operand(line=_line(1, workload), along="free" if workload.trans[1] == "n" else "depth"),
             _write(workload),
             self.fastmath,
         )
+        a_depth, size, address_of = 2 if workload.trans[0] == "n" else 1, blocking.buffer_size, address()
+        # Asking while the kernel runs would put an address of this process into the machine code.
+        workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
         def gemm(a: Any, b: Any, bias: Any, c: Any) -> None:
-            sizes = np.empty((c.shape[0], 3), np.int64)
-            for z in range(c.shape[0]):
-                sizes[z, 0], sizes[z, 1], sizes[z, 2] = c.shape[1], c.shape[2], a.shape[a_depth]
+            batch, m, n, k = c.shape[0], c.shape[1], c.shape[2], a.shape[a_depth]
+            a_lines, b_lines, a_length, b_length = a.shape[1], b.shape[1], a.shape[2], b.shape[2]
+            sizes = np.empty((batch, 3), np.int64)
+            for z in range(batch):
+                sizes[z, 0], sizes[z, 1], sizes[z, 2] = m, n, k
+            buffers = np.empty((workers, size), np.float32)
             for worker in numba.prange(workers):
-                walk((a, b, bias, c), sizes, np.int64(worker), workers)
+                arrays = address_of(a), address_of(b), address_of(bias), address_of(c)
+                operands = (arrays, (a_lines, b_lines), (a_length, b_length), m, n)
+                buffer = address_of(buffers[worker])
+                walk(operands, address_of(sizes), batch, buffer, np.int64(worker), workers)
 
         return gemm
 
@@ -69,13 +86,14 @@ def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
     read = load(workload.inputs()[which].dtype)
 
     def line(stride: int) -> Callable[..., None]:
-        @inlined
+        @jitted()
         def pack_line(
             operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
-            source = operands[which]
+            arrays, lines, lengths, _, _ = operands
+            source, begin = arrays[which], (z * lines[which] + fixed) * lengths[which] + start
             for t in range(count):
-                panel[offset + t * stride] = read(source[z, fixed, start + t])
+                panel[offset + t * stride] = read(source[begin + t])
 
         return pack_line
 
@@ -108,11 +126,12 @@ def _write(workload: Gemm) -> Callable[..., None]:
     add = with_bias if workload.has_bias else without_bias
     activate = {"relu": relu, "none": identity}[activation] if activation != "gelu" else _gelu()
 
-    @inlined
+    @jitted(frozenset({"contract", "nsz"}))
     def write(operands: Any, z: int, i: int, j: int, count: int, sums: Any, offset: int) -> None:
-        bias, c = operands[2], operands[3]
+        arrays, _, _, m, n = operands
+        bias, c, begin = arrays[2], arrays[3], (z * m + i) * n + j
         for t in range(count):
-            c[z, i, j + t] = rounded(activate(add(sums[offset + t], bias, j + t)))
+            c[begin + t] = rounded(activate(add(sums[offset + t], bias, j + t)))
 
     return write
 

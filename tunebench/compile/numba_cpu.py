@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import pickle
 import sys
 import warnings
@@ -32,7 +33,7 @@ def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Con
     import numba
 
     return binary_key(
-        "numba-cpu",
+        "numba-cpu 2",
         _fingerprint(variant.kernel(workload, config)),
         str(_signature(variant, workload, config)),
         ",".join(sorted(variant.fastmath)),
@@ -103,18 +104,31 @@ def compile_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config:
 
     dispatcher = _dispatcher(variant, workload, config)
     signature = _signature(variant, workload, config)
+    key = key_numba_cpu(variant, workload, config)
+    _name_apart(key)
     _compile(dispatcher, signature)
     result = dispatcher.overloads[signature.args]
     # Addresses of this process in the code (functions of ctypes) mean nothing in another.
     portable = not result.library.has_dynamic_globals
     return Binary(
-        key=key_numba_cpu(variant, workload, config),
+        key=key,
         language="numba-cpu",
         target=binding.get_host_cpu_name(),
         payload=serialize.dumps(result._reduce()) if portable else b"",
         entries=(dispatcher.py_func.__name__,),
         resources=Resources(code_bytes=len(result.library._get_compiled_object())),
     )
+
+
+def _name_apart(key: str) -> None:
+    """Let the functions compiled next have symbols that no other binary has.
+
+    Numba tells functions of one name apart by a count that starts anew in each process. Binaries of two
+    compiling processes, loaded into one, would so share symbols, and LLVM would call the one loaded first.
+    """
+    from numba.core.bytecode import FunctionIdentity
+
+    FunctionIdentity._unique_ids = itertools.count(int(key[:15], 16))
 
 
 def _compile(dispatcher: Any, signature: Any) -> None:

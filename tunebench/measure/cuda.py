@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["CudaRunner", "kernel_arguments"]
+__all__ = ["CudaRunner", "kernel_arguments", "require_cuda_core"]
 
 
 @dataclass(frozen=True, slots=True)

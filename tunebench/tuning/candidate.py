@@ -14,6 +14,7 @@ from tunebench.device import Device
 from tunebench.errors import InputError, MissingDependency, UnknownName
 from tunebench.forecast import predict_us
 from tunebench.kernels import variants
+from tunebench.measure.cuda import require_cuda_core
 from tunebench.outcome import CacheState
 from tunebench.space import Table
 from tunebench.variant import Costs, Variant
@@ -85,6 +86,7 @@ def target(device: Device | str | None, *, offline: bool = False) -> Target:
     reason = unavailable("cuda")
     if reason is not None:
         raise MissingDependency(f"a GPU is here ({found.name}), but {reason}", "cuda")
+    require_cuda_core()
     return Target(device=found, runner="cuda")
 
 

@@ -1,0 +1,40 @@
+"""Binaries of Numba for the CPU: they travel, and two in one process do not call each other."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+from numba.core.bytecode import FunctionIdentity
+
+from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu, load_numba_cpu
+from tunebench.kernels import load_file
+from tunebench.space import Config
+from tunebench.workloads import parse
+
+VARIANT = load_file(Path(__file__).parents[1] / "data" / "faulty_variant.py")
+WORKLOAD = parse("softmax:rows=3,cols=5,dtype=f32")
+
+
+def test_binaries_of_two_compiling_processes_do_not_share_symbols() -> None:
+    found = []
+    for fault in ("none", "wrong"):
+        config = Config({"fault": fault, "copy": 0})
+        FunctionIdentity._unique_ids = itertools.count(1)  # as in a process that has just begun
+        found.append((compile_numba_cpu(VARIANT, WORKLOAD, config), config))
+    x = np.random.default_rng(0).standard_normal((3, 5), dtype=np.float32)
+    results = []
+    for binary, config in found:
+        y = np.empty_like(x)
+        load_numba_cpu(binary, VARIANT, WORKLOAD, config)(x, y)
+        results.append(float(y[0].sum()))
+    assert abs(results[0] - 1) < 1e-6
+    assert results[1] > 1.0005
+
+
+def test_the_key_depends_on_the_configuration_and_not_on_the_size() -> None:
+    right, wrong = (Config({"fault": fault, "copy": 0}) for fault in ("none", "wrong"))
+    key = key_numba_cpu(VARIANT, WORKLOAD, right)
+    assert key == key_numba_cpu(VARIANT, parse("softmax:rows=9,cols=9,dtype=f32"), right)
+    assert key != key_numba_cpu(VARIANT, WORKLOAD, wrong)
