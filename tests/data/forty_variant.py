@@ -1,4 +1,4 @@
-"""A user's variant with a dozen configurations, each of which must be compiled by itself."""
+"""A user's variant with forty configurations, each of which must be compiled by itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workloads.operators.softmax import Softmax
 
 
-class DozenSoftmax(NumbaCpuVariant[Softmax]):
+class FortySoftmax(NumbaCpuVariant[Softmax]):
     """Softmax of f32 rows without a prologue."""
 
-    name = "dozen"
+    name = "forty"
     operator = Softmax
-    space = Space((Parameter("copy", tuple(range(12)), "nothing"),))
+    space = Space((Parameter("copy", tuple(range(40)), "nothing"),))
 
     def default(self, workload: Softmax, device: Device) -> Config:
         return Config({"copy": 0})
@@ -41,4 +41,4 @@ class DozenSoftmax(NumbaCpuVariant[Softmax]):
         return softmax
 
 
-VARIANT = DozenSoftmax()
+VARIANT = FortySoftmax()
