@@ -214,9 +214,7 @@ def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
             height, width, own, _, groups, step = shape
             kind, group = z % target[4], z // target[4]
             rows, cols = grids[kind * 5 + 1], grids[kind * 5 + 2]
-            above = (
-                pixel // cols
-            )  # rows of pixels, of all images; a division costs as much as 50 multiply-adds
+            above = pixel // cols  # rows, those of earlier images too
             image = above // rows
             row, col = above - image * rows, pixel - above * cols
             tap, channel, done = start // own, start % own, 0
@@ -320,9 +318,13 @@ def _filters(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
             filters, own, results = inputs[1], shape[2], shape[3]
             kind, group = z % target[4], z // target[4]
             met, first = grids[kind * 5], kind * target[3]
+            tap, which = start % met, group * own + start // met
             for t in range(count):
-                tap, which = taps[(first + (start + t) % met) * 3], group * own + (start + t) // met
-                panel[offset + t * stride] = read(filters[(which * results + channel) * target[3] + tap])
+                place = taps[(first + tap) * 3]
+                panel[offset + t * stride] = read(filters[(which * results + channel) * target[3] + place])
+                tap += 1
+                if tap == met:
+                    tap, which = 0, which + 1
 
         chosen: Callable[..., None] = whole if fprop else over_channels if last else over_terms
         return chosen
