@@ -1,6 +1,6 @@
 """What tuning gains on this machine's CPU: best against default, median, NumPy and torch.
 
-    python benchmarks/cpu.py [--trials 50] [--db FILE] [--out FILE.json]
+    python benchmarks/cpu.py [--trials 50] [--workload TEXT ...] [--db FILE] [--out FILE.json]
 
 Where all bounds are alike, as on a CPU, the search is a random sample of the valid configurations; the
 default's percentile and the median are taken from it. An aborted configuration counts with the faster of its
@@ -72,11 +72,12 @@ def main() -> None:
     """Tune each workload and print its row as it comes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--workload", action="append", help="instead of the usual ones")
     parser.add_argument("--db", type=Path, default=Path(tempfile.mkdtemp()) / "cpu.db")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows = []
-    for workload in WORKLOADS:
+    for workload in given.workload or WORKLOADS:
         report = tune(workload, device="cpu", db=given.db, plan=Plan(trials=given.trials))
         rows.append(figures(report, given.db))
         print(json.dumps(rows[-1]), flush=True)

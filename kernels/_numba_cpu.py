@@ -1,7 +1,11 @@
-"""What Numba lacks on the CPU: loads and stores of half-precision arrays, and an exponential that vectorises.
+"""What Numba lacks on the CPU: half-precision arrays, bare addresses, and functions that vectorise.
 
 f16 and bf16 arrays arrive as uint16 (see `NumbaCpuVariant`); `load` and `store` convert to and from f32,
 rounding to nearest even, and are inlined and vectorised.
+
+Below a kernel's parallel loop arrays are bare addresses, indexed flat, and innermost loops are functions of
+their own: reference counts, shapes and negative indices of arrays keep LLVM from vectorising a loop that
+writes one array while it reads another, and cost much of the compile time.
 """
 
 from __future__ import annotations
@@ -12,62 +16,98 @@ from typing import Any
 
 from tunebench.dtype import DType
 
-__all__ = ["exp2", "load", "store"]
+__all__ = ["address", "exp2", "inlined", "jitted", "load", "rank", "store"]
 
 
 @functools.cache
 def load(dtype: DType) -> Callable[..., Any]:
     """Return a jitted function that turns one stored element into f32."""
-    import numba
     import numpy as np
 
     if dtype == "f16":
         return _convert("from_f16")
     if dtype == "bf16":
 
-        @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+        @inlined
         def load_bf16(bits: Any) -> Any:
             # Numba widens a shift to 64 bits.
             return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
-        return load_bf16  # type: ignore[no-any-return]
+        return load_bf16
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @inlined
     def load_f32(value: Any) -> Any:
         return value
 
-    return load_f32  # type: ignore[no-any-return]
+    return load_f32
 
 
 @functools.cache
 def store(dtype: DType) -> Callable[..., Any]:
     """Return a jitted function that rounds an f32 to one stored element."""
-    import numba
     import numpy as np
 
     if dtype == "f16":
         return _convert("to_f16")
     if dtype == "bf16":
 
-        @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+        @inlined
         def store_bf16(value: Any) -> Any:
             bits = np.float32(value).view(np.uint32)
             rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
             quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
             return np.uint16(quiet if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else rounded)
 
-        return store_bf16  # type: ignore[no-any-return]
+        return store_bf16
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @inlined
     def store_f32(value: Any) -> Any:
         return np.float32(value)
 
-    return store_f32  # type: ignore[no-any-return]
+    return store_f32
+
+
+def jitted(fastmath: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator for functions that only jitted code calls: without entries for Python and C.
+
+    Each entry costs as much compile time as a small function, and LLVM takes twice as long over a nest of
+    loops that comes to it in one piece.
+    """
+    import numba
+
+    decorate: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(
+        fastmath=set(fastmath), error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
+    )
+    return decorate
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that becomes part of its only caller: it costs no optimisation of its own."""
+    import numba
+
+    made: Callable[..., Any] = numba.njit(inline="always")(function)
+    return made
+
+
+@functools.cache
+def address() -> Callable[[Any], Any]:
+    """Return the intrinsic that gives the address of an array's first element; the caller keeps the array."""
+    from numba import types
+    from numba.extending import intrinsic
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.make_array(signature.args[0])(context, builder, arguments[0]).data
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def address_of(_typing: Any, array: Any) -> Any:
+        return types.CPointer(array.dtype)(array), generate
+
+    return address_of  # type: ignore[no-any-return]
 
 
 @functools.cache
 def exp2() -> Callable[..., Any]:
-    """Return a jitted function for 2**t of an f32 of at most 127; results below 2**-126 become 0.
+    """Return a jitted function for 2**t of an f32 of at most 127; results below 2**-126 become 0, NaN stays.
 
     t is split into the nearest whole number, which becomes the exponent, and a rest in [-1/2, 1/2], whose
     power is a polynomial of degree 6: its relative error is below 1.2e-7, two roundings of an f32.
@@ -76,22 +116,47 @@ def exp2() -> Callable[..., Any]:
     """
     import math
 
-    import numba
     import numpy as np
 
     c1, c2, c3, c4, c5, c6 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(1, 7))
     one, bias, lowest = np.float32(1), np.int32(127), np.float32(-126)
 
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
+    @inlined
     def power(t: Any) -> Any:
-        clamped = max(t, lowest)
+        clamped = lowest if t < lowest else t
         whole = np.float32(np.rint(clamped))
         f = clamped - whole
         p = one + f * (c1 + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * c6)))))
         scale = np.int32((np.int32(whole) + bias) << np.int32(23)).view(np.float32)
-        return p * scale if t >= lowest else np.float32(0)
+        return np.float32(0) if t < lowest else p * scale
 
-    return power  # type: ignore[no-any-return]
+    return power
+
+
+@functools.cache
+def rank() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return inlined functions from an f32 to an int32 that is ordered alike, and back.
+
+    LLVM vectorises the maximum of integers; that of floats only under a promise that no NaN occurs.
+    Source: IEEE 754 orders magnitudes as integers; all but the sign of negative ones is inverted.
+    """
+    import numpy as np
+
+    magnitude, sign_place = np.int32(0x7FFFFFFF), np.int32(31)
+
+    @inlined
+    def flipped(bits: Any) -> Any:
+        return np.int32(bits ^ np.int32(np.int32(bits >> sign_place) & magnitude))
+
+    @inlined
+    def rank_of(value: Any) -> Any:
+        return flipped(np.float32(value).view(np.int32))
+
+    @inlined
+    def value_of(ranked: Any) -> Any:
+        return flipped(ranked).view(np.float32)
+
+    return rank_of, value_of
 
 
 def _convert(direction: str) -> Callable[..., Any]:

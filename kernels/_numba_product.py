@@ -4,35 +4,22 @@ A tile of the result is computed by one thread: strips of both operands are pack
 and a micro-kernel keeps mr x nr elements of the result in vector registers while it walks along the depth.
 The operands need not be matrices in memory: whoever packs a line decides where it comes from.
 
-Below the parallel loop arrays are bare addresses, indexed flat: reference counts, shapes and negative indices
-of arrays would cost a third of the speed and much of the compile time.
-
 Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; Van Zee and
 van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tunebench.device import Device
+from tunebench.kernels._numba_cpu import inlined, jitted
 from tunebench.space import Config, Constraint, Parameter
 from tunebench.variant import ceil_div
 
-__all__ = [
-    "PARAMETERS",
-    "Blocking",
-    "Operand",
-    "address",
-    "constraints",
-    "expert",
-    "inlined",
-    "jitted",
-    "walker",
-]
+__all__ = ["PARAMETERS", "Blocking", "Operand", "constraints", "expert", "walker"]
 
 LANES = 16
 """Elements of a vector in the micro-kernel; LLVM splits it where registers are shorter."""
@@ -111,28 +98,6 @@ class Operand:
     along: Literal["depth", "free"]
 
 
-def jitted(fastmath: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the decorator for functions that only jitted code calls: without entries for Python and C.
-
-    Each entry costs as much compile time as a small function. Innermost loops stand in such functions: LLVM
-    takes twice as long over a nest of loops that comes to it in one piece.
-    """
-    import numba
-
-    decorate: Callable[[Callable[..., Any]], Callable[..., Any]] = numba.njit(
-        fastmath=set(fastmath), error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
-    )
-    return decorate
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function that becomes part of its only caller: it costs no optimisation of its own."""
-    import numba
-
-    made: Callable[..., Any] = numba.njit(inline="always")(function)
-    return made
-
-
 def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constraint, ...]:
     """Return the constraints of `PARAMETERS`.
 
@@ -182,22 +147,6 @@ def expert(extents: tuple[int, int, int], device: Device, a_panel: Literal["rows
     depth = max(value for value in (64, 128, 256) if value == 64 or value < 2 * k)
     sizes = {"mr": mr, "nr": nr, "m_panels": m_panels, "n_panels": n_panels, "depth": depth}
     return Config({**sizes, "a_panel": a_panel, "unroll": 1})
-
-
-@functools.cache
-def address() -> Callable[[Any], Any]:
-    """Return the intrinsic that gives the address of an array's first element; the caller keeps the array."""
-    from numba import types
-    from numba.extending import intrinsic
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.make_array(signature.args[0])(context, builder, arguments[0]).data
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def address_of(_typing: Any, array: Any) -> Any:
-        return types.CPointer(array.dtype)(array), generate
-
-    return address_of  # type: ignore[no-any-return]
 
 
 def walker(

@@ -9,18 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import load, store
-from tunebench.kernels._numba_product import (
-    PARAMETERS,
-    Blocking,
-    Operand,
-    address,
-    constraints,
-    expert,
-    inlined,
-    jitted,
-    walker,
-)
+from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workloads.operators.gemm import Gemm

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import load, store
+from tunebench.kernels._numba_cpu import address, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workloads.operators.layernorm import LayerNorm
@@ -42,7 +42,7 @@ class NumbaCpuLayerNorm(NumbaCpuVariant[LayerNorm]):
     def default(self, workload: LayerNorm, device: Device) -> Config:
         """Return statistics merged from chunks of 1 KiB in f32, which are still in the first cache."""
         chunk = max(c for c in (16, 32, 64, 128, 256) if c == 16 or c < 2 * workload.cols)
-        row_block = max(b for b in (1, 2, 4, 8) if b == 1 or b * 2 <= workload.rows)
+        row_block = max(b for b in (1, 2, 4, 8, 16) if b == 1 or b * 2 <= workload.rows)
         return Config({"statistics": "merged", "keep": 0, "chunk": chunk, "row_block": row_block})
 
     def costs(self, workload: LayerNorm, table: Table, device: Device) -> Costs:
@@ -59,104 +59,106 @@ class NumbaCpuLayerNorm(NumbaCpuVariant[LayerNorm]):
         import numba
         import numpy as np
 
-        read, write = load(workload.dtype), store(workload.dtype)
-        keep, row_block = config["keep"] == 1, config["row_block"]
-        statistics = (_merged if config["statistics"] == "merged" else _two_pass)(
-            workload, config, self.fastmath
-        )
-        one, eps = np.float32(1), np.float32(workload.eps)
-
-        @numba.njit(fastmath=set(self.fastmath))  # type: ignore[untyped-decorator]
-        def row(x: Any, gamma: Any, beta: Any, y: Any, i: int, z: Any) -> None:
-            cols = x.shape[1]
-            mean, squares = statistics(x, i, z)
-            inverse = one / np.sqrt(squares / np.float32(cols) + eps)
-            for j in range(cols):
-                deviation = (z[j] if keep else read(x[i, j])) - mean
-                y[i, j] = write(deviation * inverse * read(gamma[j]) + read(beta[j]))
+        row, row_block, address_of = _row(workload, config, self.fastmath), config["row_block"], address()
 
         def layernorm(x: Any, gamma: Any, beta: Any, y: Any) -> None:
-            rows = x.shape[0]
+            rows, cols = x.shape
             for block in numba.prange((rows + row_block - 1) // row_block):
-                z = np.empty(x.shape[1], np.float32)
+                z = np.empty(cols, np.float32)
                 for i in range(block * row_block, min(rows, (block + 1) * row_block)):
-                    row(x, gamma, beta, y, i, z)
+                    arrays = address_of(x), address_of(gamma), address_of(beta), address_of(y)
+                    row(arrays, i * cols, cols, address_of(z))
 
         return layernorm
 
 
+def _row(workload: LayerNorm, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what computes the row of `cols` elements at `begin`; z has room for as many f32."""
+    import numpy as np
+
+    read, write, keep = load(workload.dtype), store(workload.dtype), config["keep"] == 1
+    one, eps = np.float32(1), np.float32(workload.eps)
+    statistics = (_merged if config["statistics"] == "merged" else _two_pass)(workload, config, fastmath)
+
+    @jitted(fastmath)
+    def row(arrays: Any, begin: int, cols: int, z: Any) -> None:
+        x, gamma, beta, y = arrays
+        mean, squares = statistics(x, begin, cols, z)
+        inverse = one / np.sqrt(squares / np.float32(cols) + eps)
+        for j in range(cols):
+            deviation = (z[j] if keep else read(x[begin + j])) - mean
+            y[begin + j] = write(deviation * inverse * read(gamma[j]) + read(beta[j]))
+
+    return row
+
+
 def _sums(workload: LayerNorm, config: Config, fastmath: frozenset[str]) -> tuple[Callable[..., Any], ...]:
-    """Return jitted sums over a part of a row: of elements (kept in z if asked), of squared deviations."""
-    import numba
+    """Return sums over `count` elements of a row: of them (kept in z if asked), of squared deviations."""
     import numpy as np
 
     read, keep, zero = load(workload.dtype), config["keep"] == 1, np.float32(0)
 
-    @numba.njit(fastmath=set(fastmath))  # type: ignore[untyped-decorator]
-    def total_of(x: Any, i: int, z: Any, start: int, end: int) -> Any:
+    @jitted(fastmath)
+    def sum_of(x: Any, begin: int, z: Any, start: int, count: int) -> Any:
         total = zero
-        for j in range(start, end):
-            value = read(x[i, j])
+        for j in range(start, start + count):
+            value = read(x[begin + j])
             if keep:
                 z[j] = value
             total += value
         return total
 
-    @numba.njit(fastmath=set(fastmath))  # type: ignore[untyped-decorator]
-    def squares_of(x: Any, i: int, z: Any, start: int, end: int, mean: Any) -> Any:
+    @jitted(fastmath)
+    def squares_of(x: Any, begin: int, z: Any, start: int, count: int, mean: Any) -> Any:
         total = zero
-        for j in range(start, end):
-            deviation = (z[j] if keep else read(x[i, j])) - mean
+        for j in range(start, start + count):
+            deviation = (z[j] if keep else read(x[begin + j])) - mean
             total += deviation * deviation
         return total
 
-    return total_of, squares_of
+    return sum_of, squares_of
 
 
 def _two_pass(workload: LayerNorm, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
-    """Return the jitted `(x, i, z)` that finds the mean of a row, then its sum of squared deviations."""
-    import numba
+    """Return what finds the mean of a row, then its sum of squared deviations."""
     import numpy as np
 
-    total_of, squares_of = _sums(workload, config, fastmath)
+    sum_of, squares_of = _sums(workload, config, fastmath)
     chunk, zero = config["chunk"], np.float32(0)
 
-    @numba.njit(fastmath=set(fastmath))  # type: ignore[untyped-decorator]
-    def two_pass(x: Any, i: int, z: Any) -> Any:
-        cols = x.shape[1]
+    @jitted(fastmath)
+    def two_pass(x: Any, begin: int, cols: int, z: Any) -> Any:
         total, squares = zero, zero
         for start in range(0, cols, chunk):
-            total += total_of(x, i, z, start, min(cols, start + chunk))
+            total += sum_of(x, begin, z, start, min(cols - start, chunk))
         mean = total / np.float32(cols)
         for start in range(0, cols, chunk):
-            squares += squares_of(x, i, z, start, min(cols, start + chunk), mean)
+            squares += squares_of(x, begin, z, start, min(cols - start, chunk), mean)
         return mean, squares
 
-    return two_pass  # type: ignore[no-any-return]
+    return two_pass
 
 
 def _merged(workload: LayerNorm, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
-    """Return the jitted `(x, i, z)` that merges means and squared deviations of a row's chunks."""
-    import numba
+    """Return what merges means and sums of squared deviations of a row's chunks."""
     import numpy as np
 
-    total_of, squares_of = _sums(workload, config, fastmath)
+    sum_of, squares_of = _sums(workload, config, fastmath)
     chunk, zero = config["chunk"], np.float32(0)
 
-    @numba.njit(fastmath=set(fastmath))  # type: ignore[untyped-decorator]
-    def merged(x: Any, i: int, z: Any) -> Any:
-        cols = x.shape[1]
+    @jitted(fastmath)
+    def merged(x: Any, begin: int, cols: int, z: Any) -> Any:
         mean, squares, seen = zero, zero, zero
         for start in range(0, cols, chunk):
-            end = min(cols, start + chunk)
-            count = np.float32(end - start)
-            own = total_of(x, i, z, start, end) / count
+            terms = min(cols - start, chunk)
+            count = np.float32(terms)
+            own = sum_of(x, begin, z, start, terms) / count
             share, shift = count / (seen + count), own - mean
-            squares += squares_of(x, i, z, start, end, own) + shift * shift * seen * share
+            squares += squares_of(x, begin, z, start, terms, own) + shift * shift * seen * share
             mean, seen = mean + shift * share, seen + count
         return mean, squares
 
-    return merged  # type: ignore[no-any-return]
+    return merged
 
 
 VARIANT = NumbaCpuLayerNorm()

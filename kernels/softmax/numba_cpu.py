@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import exp2, load, store
+from tunebench.kernels._numba_cpu import address, exp2, jitted, load, rank, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.softmax import Softmax
@@ -39,10 +39,10 @@ class NumbaCpuSoftmax(NumbaCpuVariant[Softmax]):
     fastmath = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
 
     def default(self, workload: Softmax, device: Device) -> Config:
-        """Return three passes over long chunks with a polynomial: simple loops that vectorise."""
-        chunk = max(c for c in (16, 32, 64, 128, 256, 512, 1024) if c == 16 or c < 2 * workload.cols)
+        """Return two passes: from slow memory, a power computed twice is cheaper than one kept."""
+        chunk = max(c for c in (16, 32, 64, 128, 256) if c == 16 or c < 2 * workload.cols)
         row_block = max(b for b in (1, 2, 4) if b == 1 or b * 2 <= workload.rows)
-        return Config({"passes": 3, "chunk": chunk, "row_block": row_block, "exp": "poly"})
+        return Config({"passes": 2, "chunk": chunk, "row_block": row_block, "exp": "poly"})
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count one subtraction and one addition for each element."""
@@ -59,73 +59,81 @@ class NumbaCpuSoftmax(NumbaCpuVariant[Softmax]):
         import numba
         import numpy as np
 
-        row = _row(workload, config, set(self.fastmath))
-        row_block = config["row_block"]
+        row, row_block, address_of = _row(workload, config, self.fastmath), config["row_block"], address()
 
         def softmax(x: Any, scale: Any, mask: Any, y: Any) -> None:
-            rows = x.shape[0]
+            rows, cols = x.shape
             for block in numba.prange((rows + row_block - 1) // row_block):
-                z = np.empty(x.shape[1], np.float32)
+                z = np.empty(cols, np.float32)
                 for i in range(block * row_block, min(rows, (block + 1) * row_block)):
-                    row(x, scale, mask, y, i, z)
+                    row(address_of(x), scale, address_of(mask), address_of(y), i * cols, cols, address_of(z))
 
         return softmax
 
 
-def _argument(workload: Softmax, unit: Any) -> Callable[..., Any]:
-    """Return what computes the argument of one exponential, times `unit`."""
-    import numba
-
-    read, masked = load(workload.dtype), workload.has_mask
-
-    @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-    def argument(x: Any, scale: Any, mask: Any, i: int, j: int) -> Any:
-        z = read(x[i, j]) * scale
-        return (z + read(mask[i, j])) * unit if masked else z * unit
-
-    return argument  # type: ignore[no-any-return]
-
-
-def _row(workload: Softmax, config: Config, fastmath: set[str]) -> Callable[..., None]:
-    """Return what computes one row; `z` is room for the row's arguments, then its exponentials."""
-    import numba
+def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what computes the row of `cols` elements at `begin`; z has room for as many f32."""
     import numpy as np
 
     poly, online, chunk = config["exp"] == "poly", config["passes"] == 2, config["chunk"]
     power, unit = (exp2(), np.float32(np.log2(np.e))) if poly else (np.exp, np.float32(1))
-    argument, write = _argument(workload, unit), store(workload.dtype)
     lowest, one, zero = np.float32(np.finfo(np.float32).min), np.float32(1), np.float32(0)
+    arguments = _arguments(workload, unit, fastmath)
+    write = store(workload.dtype)
 
-    @numba.njit(fastmath=fastmath)  # type: ignore[untyped-decorator]
-    def row(x: Any, scale: Any, mask: Any, y: Any, i: int, z: Any) -> None:
-        cols = x.shape[1]
+    @jitted(fastmath)
+    def sum_of_powers(z: Any, begin: int, count: int, top: Any) -> Any:
+        total = zero
+        for j in range(count):
+            total += power(z[begin + j] - top)
+        return total
+
+    @jitted(fastmath)
+    def keep_powers(z: Any, begin: int, count: int, top: Any) -> Any:
+        total = zero
+        for j in range(count):
+            value = power(z[begin + j] - top)
+            z[begin + j] = value
+            total += value
+        return total
+
+    @jitted(fastmath)
+    def row(x: Any, scale: Any, mask: Any, y: Any, begin: int, cols: int, z: Any) -> None:
         top, total = lowest, zero
         for start in range(0, cols, chunk):
-            end = min(cols, start + chunk)
-            high = lowest
-            for j in range(start, end):
-                z[j] = argument(x, scale, mask, i, j)
-                high = max(high, z[j])
+            count = min(cols - start, chunk)
+            high = max(top, arguments(x, scale, mask, begin + start, count, z, start))
             if online:
-                new = max(top, high)
-                part = zero
-                for j in range(start, end):
-                    part += power(z[j] - new)
-                total, top = total * power(top - new) + part, new
-            else:
-                top = max(top, high)
+                total = total * power(top - high) + sum_of_powers(z, start, count, high)
+            top = high
         if not online:
             for start in range(0, cols, chunk):
-                part = zero
-                for j in range(start, min(cols, start + chunk)):
-                    z[j] = power(z[j] - top)
-                    part += z[j]
-                total += part
+                total += keep_powers(z, start, min(cols - start, chunk), top)
         inverse = one / total
         for j in range(cols):
-            y[i, j] = write((power(z[j] - top) if online else z[j]) * inverse)
+            y[begin + j] = write((power(z[j] - top) if online else z[j]) * inverse)
 
-    return row  # type: ignore[no-any-return]
+    return row
+
+
+def _arguments(workload: Softmax, unit: Any, fastmath: frozenset[str]) -> Callable[..., Any]:
+    """Return what stores the arguments of exponentials, times `unit`, and gives the greatest."""
+    import numpy as np
+
+    read, masked, lowest = load(workload.dtype), workload.has_mask, np.float32(-np.inf)
+    rank_of, value_of = rank()
+
+    @jitted(fastmath)
+    def arguments(x: Any, scale: Any, mask: Any, begin: int, count: int, z: Any, to: int) -> Any:
+        high = rank_of(lowest)
+        for j in range(count):
+            value = read(x[begin + j]) * scale
+            value = (value + read(mask[begin + j])) * unit if masked else value * unit
+            z[to + j] = value
+            high = max(high, rank_of(value))
+        return value_of(high)
+
+    return arguments
 
 
 VARIANT = NumbaCpuSoftmax()

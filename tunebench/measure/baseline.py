@@ -205,7 +205,9 @@ def _torch_gemm(workload: Gemm, t: Tensors) -> Callable[[], Any]:
 
     a = t["a"] if workload.trans[0] == "n" else t["a"].transpose(1, 2)
     b = t["b"] if workload.trans[1] == "n" else t["b"].transpose(1, 2)
-    apply = {"none": lambda c: c, "relu": functional.relu, "gelu": functional.gelu}[workload.activation]
+    apply: Callable[[Any], Any] = {"none": lambda c: c, "relu": functional.relu, "gelu": functional.gelu}[
+        workload.activation
+    ]
     if workload.has_bias and workload.batch == 1:
         weight = b[0].transpose(0, 1)
         return lambda: apply(functional.linear(a[0], weight, t["bias"]))
