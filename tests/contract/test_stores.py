@@ -350,12 +350,27 @@ def test_best_is_the_fastest_success_of_each_variant(store: Store) -> None:
     assert store.best(WORKLOAD, TWIN.key) == []
 
 
-def test_a_finalists_timing_replaces_the_searchs(store: Store) -> None:
+def test_finalists_timings_replace_the_searchs(store: Store) -> None:
     begin(store)
     store.record(key(1), Result(outcome=measured(9.0)))
     store.record(key(2), Result(outcome=measured(9.5)))
+    store.record(key(3, variant="softmax/other"), Result(outcome=measured(9.4)))
     store.record(key(1), Result(outcome=measured(9.9)), purpose="finalist")
-    assert served(store) == [(2, 9.5, False)]
+    assert served(store) == [(1, 9.9, False)]
+    store.record(key(4), Result(outcome=measured(9.8)))  # found since, and not yet timed as a finalist
+    assert served(store) == [(4, 9.8, False)]
+    store.record(key(4), Result(outcome=measured(10.0)), purpose="finalist")
+    assert served(store) == [(1, 9.9, False)]
+
+
+def test_finalists_of_another_cache_state_or_a_stale_source_silence_nobody(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=measured(9.0)))
+    store.record(key(2), Result(outcome=measured(7.0, cache="warm")), purpose="finalist")
+    assert [tile for tile, _, _ in served(store)] == [1, 2]
+    store.record(key(3), Result(outcome=measured(8.0)), purpose="finalist")
+    store.recheck(DEVICE.key, WORKLOAD, VARIANT, lambda config: "r2" if config["tile"] == 3 else "r1")
+    assert (1, 9.0, False) in served(store)
 
 
 @pytest.mark.parametrize(
@@ -623,8 +638,8 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "{next}"
+down_revision = "{head}"
 
 def upgrade():
     op.execute("DROP VIEW answer_v1")
@@ -636,16 +651,23 @@ def upgrade():
 """
 
 
+HEAD, NEXT_REVISION = schema.HEAD, f"{int(schema.HEAD) + 1:04}"
+
+
+def _next(failure: str = "") -> str:
+    return NEXT.format(head=HEAD, next=NEXT_REVISION, failure=failure)
+
+
 @pytest.fixture
 def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A step to a revision 0002 that rebuilds a table others refer to, the hardest thing to do in SQLite."""
-    monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
-    monkeypatch.setattr(schema, "HEAD", "0002")
+    """A step to a next revision that rebuilds a table others refer to, the hardest thing to do in SQLite."""
+    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, NEXT_REVISION))
+    monkeypatch.setattr(schema, "HEAD", NEXT_REVISION)
     folder = tmp_path / "migrations"
     shutil.copytree(migrate._MIGRATIONS, folder)
     monkeypatch.setattr(migrate, "_MIGRATIONS", folder)
-    step = folder / "versions" / "0002_note.py"
-    step.write_text(NEXT.format(failure=""))
+    step = folder / "versions" / f"{NEXT_REVISION}_note.py"
+    step.write_text(_next())
     return step
 
 
@@ -661,17 +683,17 @@ def test_an_older_schema_is_named_and_upgraded_without_loss(db: str, request: py
     request.getfixturevalue("next_revision")
     with pytest.raises(SchemaError, match="tunebench db upgrade"):
         open_store(db)
-    assert upgrade(db) == ("0001", "0002")
+    assert upgrade(db) == (HEAD, NEXT_REVISION)
     with closing(Store(locate(db))) as store:
         assert [entry.key.config["tile"] for entry in store.history(WORKLOAD)] == list(range(5))
-    assert upgrade(db) == ("0002", "0002")
+    assert upgrade(db) == (NEXT_REVISION, NEXT_REVISION)
 
 
 def test_an_upgrade_that_fails_changes_nothing(db: str, request: pytest.FixtureRequest) -> None:
     _fill(db)
     before = _described(db)
     step: Path = request.getfixturevalue("next_revision")
-    step.write_text(NEXT.format(failure="op.execute('DELETE FROM nowhere')"))
+    step.write_text(_next("op.execute('DELETE FROM nowhere')"))
     with pytest.raises(DatabaseError, match="nowhere"):
         upgrade(db)
     assert _described(db) == before
