@@ -133,7 +133,7 @@ def _job(
     launches: tuple[Launch, ...],
     inputs: Mapping[str, Array],
 ) -> str:
-    """Return the tensors and launches as the runtime reads them (`read_job` of shim_runtime.h)."""
+    """Return the tensors and launches as the runtime reads them (`read_job` of shim_job.h)."""
     roles = [("input", workload.inputs()), ("output", workload.outputs()), ("scratch", scratch)]
     tensors = [(role, tensor) for role, group in roles for tensor in group]
     stored = [(role, tensor) for role, tensor in tensors if tensor.shape]

@@ -114,9 +114,8 @@ def _gcc_version(compiler: str) -> int:
 
 @functools.cache
 def _shim() -> dict[str, str]:
-    folder = resources.files("tunebench.compile")
-    names = ("shim_interface.h", "shim.h", "shim_runtime.h", "shim_job.h")
-    return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in names}
+    files = (file for file in resources.files("tunebench.compile").iterdir() if file.name.endswith(".h"))
+    return {file.name: file.read_text(encoding="utf-8") for file in sorted(files, key=lambda file: file.name)}
 
 
 def _runtime(compiler: str, sanitize: bool) -> Path:

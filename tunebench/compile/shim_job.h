@@ -1,9 +1,18 @@
-// The emulator's jobs: tensors and launches, read from standard input, checked, run by shim_runtime.h, which includes
-// this file at its end.
+// The emulator's jobs: tensors and launches, read from standard input, checked, run. Needs shim_block.h.
 //
 // A job is lines of text (see `read_job`), an empty line, and the bytes of all inputs. The bytes of all outputs go to
 // standard output. Exit status: 0, or 3 with one line on standard error that says what is wrong.
 #pragma once
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "shim_block.h"
 
 namespace emulated {
 

@@ -1,0 +1,113 @@
+// The emulator's runtime: a block from its first thread to its last, its barriers and its order. Needs shim_warp.h.
+#pragma once
+#include <algorithm>
+#include <string>
+
+#include "shim_warp.h"
+
+namespace emulated {
+
+Vote block_barrier(int line, bool predicate) {
+  current->state = State::at_barrier;
+  current->line = line;
+  current->predicate = predicate;
+  leave(false);
+  return vote;
+}
+
+namespace {
+
+// Opens the barrier if every thread that has not exited stands at it.
+bool open_barrier() {
+  const Fiber* first = nullptr;
+  vote = {0, true, false};
+  for (const Fiber& fiber : fibers) {
+    if (fiber.state == State::exited) continue;
+    if (fiber.state != State::at_barrier) return false;
+    if (!first) first = &fiber;
+    if (fiber.line != first->line)
+      fail("block (%u,%u,%u): threads have diverged: (%u,%u,%u) waits at the barrier of line %d, (%u,%u,%u) at that "
+           "of line %d",
+           blockIdx.x, blockIdx.y, blockIdx.z, first->thread.x, first->thread.y, first->thread.z, first->line,
+           fiber.thread.x, fiber.thread.y, fiber.thread.z, fiber.line);
+    vote.count += fiber.predicate;
+    vote.all &= fiber.predicate;
+    vote.any |= fiber.predicate;
+  }
+  for (Fiber& fiber : fibers)
+    if (fiber.state == State::at_barrier) fiber.state = State::ready;
+  return true;
+}
+
+// Says who waits for whom when no thread can go on.
+[[noreturn]] void fail_deadlock() {
+  std::string text;
+  char part[200];
+  for (const Fiber& fiber : fibers) {
+    if (fiber.state != State::at_barrier) continue;
+    snprintf(part, sizeof part, "; thread (%u,%u,%u) waits at the barrier of line %d", fiber.thread.x, fiber.thread.y,
+             fiber.thread.z, fiber.line);
+    text += part;
+    break;
+  }
+  int told = 0;
+  for (size_t w = 0; w < warps.size() && told < 3; ++w)
+    for (const Group& group : warps[w].open) {
+      if (++told > 3) break;
+      const unsigned missing = group.call.mask & warps[w].alive & ~group.arrived;
+      snprintf(part, sizeof part, "; lanes %08x of warp %d wait in %s of line %d for lanes %08x", group.arrived,
+               int(w), group.call.name, group.call.line, missing);
+      text += part;
+    }
+  fail("block (%u,%u,%u): deadlock%s", blockIdx.x, blockIdx.y, blockIdx.z, text.c_str());
+}
+
+// Runs the lanes of a warp that can go on, each once; returns whether there were any.
+bool pass_over(int warp, std::vector<int>& lanes) {
+  bool ran = false;
+  arrange(lanes, std::min(32, int(fibers.size()) - 32 * warp));
+  for (const int i : lanes) {
+    Fiber& fiber = fibers[size_t(32 * warp + i)];
+    if (fiber.state != State::ready) continue;
+    resume(fiber);
+    ran = true;
+  }
+  return ran;
+}
+
+// Bytes that are a NaN, or large and positive, or large and negative, as f32, f16 and bf16 alike: a maximum hides the
+// first, a minimum the second.
+int poison() {
+  static const int bytes[] = {0xff, 0x7b, 0xfb};
+  return order == Order::forward ? bytes[0] : order == Order::reverse ? bytes[1] : bytes[draw() % 3];
+}
+
+void run_block() {
+  poison_byte = poison();
+  for (const Shared& shared : shared_memory()) memset(shared.data, poison_byte, shared.bytes);
+  for (size_t i = 0; i < fibers.size(); ++i) start_fiber(fibers[i], int(i));
+  for (size_t w = 0; w < warps.size(); ++w) {
+    const int lanes = std::min(32, int(fibers.size() - 32 * w));
+    warps[w].alive = lanes == 32 ? 0xffffffffu : (1u << lanes) - 1;
+    warps[w].open.clear();
+  }
+  std::vector<int> warp_order, lane_order;
+  auto exited = [](const Fiber& fiber) { return fiber.state == State::exited; };
+  do {
+    arrange(warp_order, int(warps.size()));
+    for (bool ran = true; ran;) {
+      ran = false;
+      for (const int warp : warp_order)
+        // As far as it gets, or, at random, only to its next call: warps then overlap.
+        while (pass_over(warp, lane_order)) {
+          ran = true;
+          if (order == Order::random && draw() % 2) break;
+        }
+    }
+    if (std::all_of(fibers.begin(), fibers.end(), exited)) return;
+  } while (open_barrier());
+  fail_deadlock();
+}
+
+}  // namespace
+}  // namespace emulated

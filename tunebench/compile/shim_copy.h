@@ -1,0 +1,40 @@
+// The emulator's runtime: copies from global to shared memory that happen when they like. Needs shim_fiber.h.
+#pragma once
+#include "shim_fiber.h"
+
+namespace emulated {
+
+namespace {
+
+void perform(const Copy& copy) {
+  memcpy(copy.target, copy.source, size_t(copy.source_bytes));
+  memset(static_cast<char*>(copy.target) + copy.source_bytes, 0, size_t(copy.bytes - copy.source_bytes));
+}
+
+}  // namespace
+
+void copy_async(void* target, const void* source, int bytes, int source_bytes) {
+  check_shared(target, Bytes(bytes), "cp.async target");
+  check_aligned(source, Bytes(bytes), "cp.async source");
+  if (source_bytes < 0 || source_bytes > bytes) fail("cp.async: %d of %d bytes", source_bytes, bytes);
+  const Copy copy = {target, source, bytes, source_bytes, current->groups};
+  if (order == Order::forward || (order == Order::random && draw() % 2))
+    perform(copy);
+  else
+    current->copies.push_back(copy);
+}
+
+void commit_copies() { ++current->groups; }
+
+void wait_for_copies(int groups_left) {
+  auto& copies = current->copies;
+  size_t kept = 0;
+  for (const Copy& copy : copies)
+    if (copy.group < current->groups - groups_left)
+      perform(copy);
+    else
+      copies[kept++] = copy;
+  copies.resize(kept);
+}
+
+}  // namespace emulated

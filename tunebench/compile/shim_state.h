@@ -1,0 +1,130 @@
+// The emulator's runtime: what there is while a block runs. Needs shim_stack.h.
+#pragma once
+#include <unistd.h>
+
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "shim_interface.h"
+#include "shim_stack.h"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace emulated {
+
+unsigned char* dynamic_shared;
+
+namespace {
+
+enum class State { ready, in_call, at_barrier, exited };
+enum class Order { forward, reverse, random };
+
+struct Copy {
+  void* target;
+  const void* source;
+  int bytes, source_bytes;
+  int group;
+};
+
+struct Fiber {
+  Context context;
+  char* stack;  // lowest address that may be used
+  void* fake_stack;
+  State state;
+  uint3 thread;
+  int linear;
+  int line;        // of the barrier it waits at
+  bool predicate;  // it brought to the barrier
+  int groups;      // of asynchronous copies, committed so far
+  std::vector<Copy> copies;
+};
+
+// A piece of shared memory: the block's dynamic one is the first, those of `__shared__` declarations follow.
+struct Shared {
+  unsigned char* data;
+  size_t bytes;
+};
+// A function, for declarations outside of any are reached before the variables here are initialised.
+std::vector<Shared>& shared_memory() {
+  static std::vector<Shared> all(1);
+  return all;
+}
+
+// A call that some lanes of a warp have entered.
+struct Group {
+  Call call;
+  const void* combine;  // in the frame of a lane that waits
+  Combiner combiner;
+  unsigned arrived;
+};
+
+struct Warp {
+  Slot in[32], out[32];
+  unsigned alive;  // lanes that exist and have not exited
+  std::vector<Group> open;
+};
+
+constexpr size_t GUARD = 256;
+
+Order order = Order::forward;
+uint64_t random_state = 0;
+std::vector<Fiber> fibers;  // of the block that runs
+std::vector<Warp> warps;
+Fiber* current = nullptr;
+Context scheduler;
+#ifdef TUNEBENCH_ASAN
+const void* scheduler_stack = nullptr;
+size_t scheduler_stack_bytes = 0;
+#endif
+int poison_byte = 0xff;  // of the block that runs
+Vote vote;
+const Entry* kernel_entry = nullptr;
+void* const* kernel_arguments = nullptr;
+
+// SplitMix64. Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+uint64_t draw() {
+  uint64_t z = random_state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+// Fills `indices` with 0 … count - 1 as the run's order has it.
+void arrange(std::vector<int>& indices, int count) {
+  indices.resize(size_t(count));
+  for (int i = 0; i < count; ++i) indices[size_t(i)] = order == Order::reverse ? count - 1 - i : i;
+  if (order == Order::random)
+    for (int i = count - 1; i > 0; --i) std::swap(indices[size_t(i)], indices[draw() % uint64_t(i + 1)]);
+}
+
+}  // namespace
+
+void fail(const char* format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  fprintf(stderr, "emulation: ");
+  if (current)
+    fprintf(stderr, "block (%u,%u,%u), thread (%u,%u,%u): ", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
+            threadIdx.y, threadIdx.z);
+  fprintf(stderr, "%s\n", text);
+  fflush(stderr);
+  _exit(3);
+}
+
+void check_shared(const void* address, Bytes bytes, const char* what) {
+  check_aligned(address, bytes, what);
+  const auto at = static_cast<const unsigned char*>(address);
+  for (const Shared& shared : shared_memory())
+    if (at >= shared.data && at + bytes <= shared.data + shared.bytes) return;
+  fail("%s: %d bytes at %p are not within shared memory", what, int(bytes), address);
+}
+
+}  // namespace emulated
