@@ -7,7 +7,14 @@ from tunebench.kernels import include
 
 __all__ = ["ctype", "helpers"]
 
-_CTYPES: dict[DType, str] = {"f32": "float", "f16": "half_t", "bf16": "bf16_t"}
+_CTYPES: dict[DType, str] = {
+    "f32": "float",
+    "f16": "half_t",
+    "bf16": "bf16_t",
+    "e4m3": "e4m3_t",
+    "i8": "i8",
+    "i32": "i32",
+}
 
 
 def ctype(dtype: DType) -> str:

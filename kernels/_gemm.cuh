@@ -55,7 +55,8 @@ struct LineWalk {
 
 // ---- what becomes of a sum ---------------------------------------------------------------------------------
 
-// Adds the bias of a column, if there is one, and applies the activation, all in f32.
+// Adds the bias of a column, if there is one, applies the activation, all in f32, and rounds. Sums of integers are
+// results as they are.
 template <class Out, class Activation, bool HAS_BIAS>
 struct Finish {
   const Out* bias;  // of the tile's first column; not read without HAS_BIAS
@@ -74,9 +75,10 @@ struct Finish {
     }
     return values;
   }
-  __device__ __forceinline__ float operator()(float sum, float bias_value) const {
-    return Activation()(HAS_BIAS ? sum + bias_value : sum);
+  __device__ __forceinline__ Out operator()(float sum, float bias_value) const {
+    return from_float<Out>(Activation()(HAS_BIAS ? sum + bias_value : sum));
   }
+  __device__ __forceinline__ i32 operator()(i32 sum, float) const { return sum; }
 };
 
 // Where a tile of results goes: its corner in a row-major matrix, and how much of the tile exists.

@@ -164,7 +164,7 @@ __device__ __forceinline__ void store_fragments(const float (&sums)[Grid::M / 16
         Vec<Out, WIDTH> wide;
 #pragma unroll
         for (int e = 0; e < WIDTH; ++e)
-          wide.at[e] = from_float<Out>(finish(sums[i / 2][j][i % 2 * 2 + first + e], bias.at[e]));
+          wide.at[e] = finish(sums[i / 2][j][i % 2 * 2 + first + e], bias.at[e]);
         store_vec(target.corner + row * target.pitch + column, wide);
       }
     }
@@ -203,7 +203,7 @@ __device__ __forceinline__ void store_staged(const float (&sums)[Grid::M / 16][G
       for (int j = 0; j < VEC; j += WIDTH) {
         const Vec<float, WIDTH> part = load_vec<WIDTH>(staging + index / PER_ROW * PITCH + at + j);
 #pragma unroll
-        for (int e = 0; e < WIDTH; ++e) wide.at[j + e] = from_float<Out>(finish(part.at[e], bias.at[j + e]));
+        for (int e = 0; e < WIDTH; ++e) wide.at[j + e] = finish(part.at[e], bias.at[j + e]);
       }
       store_vec(target.corner + row * target.pitch + column, wide);
     }

@@ -1,16 +1,16 @@
 #pragma once
-// Matrix product of a block on the ordinary f32 units: global memory -> registers -> shared memory (as f32) ->
-// registers -> multiply-adds. Needs _types.cuh and _gemm.cuh.
+// Matrix product of a block on the ordinary units: global memory -> registers -> shared memory (as f32, or i32 for
+// integers) -> registers -> multiply-adds. Needs _types.cuh and _gemm.cuh.
 //
 // A tile is X x K: X rows of op(A), or X columns of op(B), by K of the summed dimension. In shared memory it stands
-// as [K][PITCH] f32, so that the values a thread multiplies at one k are neighbours.
+// as [K][PITCH] of Wide<T>, so that the values a thread multiplies at one k are neighbours.
 
 // A tile that moves along K, and the part of it that one thread carries to shared memory, VEC elements an access.
 template <class T, int X, int K, bool K_CONTIGUOUS, int VEC, int THREADS>
 struct RegisterTile {
   using Walk = LineWalk<K_CONTIGUOUS ? X : K, (K_CONTIGUOUS ? K : X) / VEC, THREADS>;
-  // Where k is contiguous the tile is transposed on its way: 4 more floats a line spread those stores over the banks.
-  static constexpr int PITCH = X + (K_CONTIGUOUS ? 4 : 0), FLOATS = K * PITCH;
+  // Where k is contiguous the tile is transposed on its way: 4 more elements a line spread those stores over the banks.
+  static constexpr int PITCH = X + (K_CONTIGUOUS ? 4 : 0), ELEMENTS = K * PITCH;
   static_assert((K_CONTIGUOUS ? K : X) % VEC == 0, "an access stays within its line");
 
   const T* source;  // of this thread's first access
@@ -42,21 +42,21 @@ struct RegisterTile {
     source += K_CONTIGUOUS ? i64(K) : K * pitch;
   }
 
-  __device__ __forceinline__ void store(float* shared) const {
+  __device__ __forceinline__ void store(Wide<T>* shared) const {
 #pragma unroll
     for (int i = 0; i < Walk::COUNT; ++i) {
       const int line = Walk::line() + Walk::line_step(i), at = (Walk::place() + Walk::place_step(i)) * VEC;
       if (!Walk::takes(i)) continue;
       if constexpr (K_CONTIGUOUS) {
 #pragma unroll
-        for (int j = 0; j < VEC; ++j) shared[(at + j) * PITCH + line] = to_float(held[i].at[j]);
+        for (int j = 0; j < VEC; ++j) shared[(at + j) * PITCH + line] = widen(held[i].at[j]);
       } else {
         constexpr int WIDTH = VEC < 4 ? VEC : 4;
 #pragma unroll
         for (int j = 0; j < VEC; j += WIDTH) {
-          Vec<float, WIDTH> wide;
+          Vec<Wide<T>, WIDTH> wide;
 #pragma unroll
-          for (int e = 0; e < WIDTH; ++e) wide.at[e] = to_float(held[i].at[j + e]);
+          for (int e = 0; e < WIDTH; ++e) wide.at[e] = widen(held[i].at[j + e]);
           store_vec(shared + line * PITCH + at + j, wide);
         }
       }
@@ -70,7 +70,7 @@ struct RegisterTile {
       held[i] = load_vec<VEC>(source + line * pitch + at);
     } else {
 #pragma unroll
-      for (int j = 0; j < VEC; ++j) held[i].at[j] = from_float<T>(0.0f);
+      for (int j = 0; j < VEC; ++j) held[i].at[j] = T{};
     }
   }
 };
@@ -95,22 +95,22 @@ struct ThreadGrid {
   }
 };
 
-template <int COUNT, int CHUNK, int STEP>
-__device__ __forceinline__ void read_chunks(float (&values)[COUNT], const float* shared) {
+template <int COUNT, int CHUNK, int STEP, class T>
+__device__ __forceinline__ void read_chunks(T (&values)[COUNT], const T* shared) {
 #pragma unroll
   for (int i = 0; i < COUNT; i += CHUNK) {
-    const Vec<float, CHUNK> chunk = load_vec<CHUNK>(shared + i / CHUNK * STEP);
+    const Vec<T, CHUNK> chunk = load_vec<CHUNK>(shared + i / CHUNK * STEP);
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) values[i + j] = chunk.at[j];
   }
 }
 
 // sums += tile of A times tile of B, both in shared memory as RegisterTile left them.
-template <class Grid, int K, int PITCH_A, int PITCH_B>
-__device__ __forceinline__ void multiply_tiles(float (&sums)[Grid::M][Grid::N], const float* a, const float* b) {
+template <class Grid, int K, int PITCH_A, int PITCH_B, class T>
+__device__ __forceinline__ void multiply_tiles(T (&sums)[Grid::M][Grid::N], const T* a, const T* b) {
   a += Grid::row();
   b += Grid::column();
-  float x[2][Grid::M], y[2][Grid::N];
+  T x[2][Grid::M], y[2][Grid::N];
   read_chunks<Grid::M, Grid::CHUNK_M, Grid::STEP_M>(x[0], a);
   read_chunks<Grid::N, Grid::CHUNK_N, Grid::STEP_N>(y[0], b);
 #pragma unroll
@@ -127,8 +127,8 @@ __device__ __forceinline__ void multiply_tiles(float (&sums)[Grid::M][Grid::N], 
 }
 
 // Finishes and stores a thread's results, VEC elements an access (VEC divides the number of columns).
-template <class Grid, int VEC, class Out, class Finishing>
-__device__ __forceinline__ void store_sums(const float (&sums)[Grid::M][Grid::N], const Target<Out>& target,
+template <class Grid, int VEC, class Sum, class Out, class Finishing>
+__device__ __forceinline__ void store_sums(const Sum (&sums)[Grid::M][Grid::N], const Target<Out>& target,
                                            const Finishing& finish) {
   constexpr int WIDTH = VEC < Grid::CHUNK_N ? VEC : Grid::CHUNK_N;
 #pragma unroll
@@ -142,7 +142,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[Grid::M][Grid::N]
       if (row >= target.rows) continue;
       Vec<Out, WIDTH> wide;
 #pragma unroll
-      for (int e = 0; e < WIDTH; ++e) wide.at[e] = from_float<Out>(finish(sums[i][j + e], bias.at[e]));
+      for (int e = 0; e < WIDTH; ++e) wide.at[e] = finish(sums[i][j + e], bias.at[e]);
       store_vec(target.corner + row * target.pitch + column, wide);
     }
   }

@@ -8,6 +8,7 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
+using i8 = signed char;
 using i32 = int;
 using i64 = long long;
 
@@ -18,6 +19,21 @@ struct half_t {
 struct bf16_t {
   u16 bits;  // the upper half of an f32
 };
+struct e4m3_t {
+  u8 bits;  // 1 sign, 4 exponent (bias 7), 3 fraction bits; no infinities, NaN where all seven are set
+};
+
+// What an element is multiplied as, and what products are summed in.
+template <class T>
+struct WideOf {
+  using type = float;
+};
+template <>
+struct WideOf<i8> {
+  using type = i32;
+};
+template <class T>
+using Wide = typename WideOf<T>::type;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
@@ -45,6 +61,26 @@ __device__ __forceinline__ float to_float(half_t value) {
 }
 
 __device__ __forceinline__ float to_float(bf16_t value) { return __uint_as_float(u32(value.bits) << 16); }
+
+// Source: PTX ISA, "cvt"; Micikevicius et al., "FP8 formats for deep learning", 2022.
+__device__ __forceinline__ float to_float(e4m3_t value) {
+#if !defined(TUNEBENCH_EMULATE) && __CUDA_ARCH__ >= 890
+  u32 pair;  // two f16, of which the lower is ours
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(u16(value.bits)));
+  return to_float(half_t{u16(pair)});
+#else
+  const u32 sign = u32(value.bits & 0x80u) << 24, rest = value.bits & 0x7fu;
+  // As for binary16: 2^120 moves the exponent's bias from 7 to 127 and makes subnormals normal; both are exact.
+  const float magnitude = rest == 0x7fu ? __uint_as_float(0x7fffffffu) : __uint_as_float(rest << 20) * 0x1p120f;
+  return __uint_as_float(__float_as_uint(magnitude) | sign);
+#endif
+}
+
+__device__ __forceinline__ float widen(float value) { return value; }
+__device__ __forceinline__ float widen(half_t value) { return to_float(value); }
+__device__ __forceinline__ float widen(bf16_t value) { return to_float(value); }
+__device__ __forceinline__ float widen(e4m3_t value) { return to_float(value); }
+__device__ __forceinline__ i32 widen(i8 value) { return value; }
 
 // ---- from f32, to nearest even ----------------------------------------------------------------------------
 
@@ -84,6 +120,25 @@ __device__ __forceinline__ bf16_t from_float<bf16_t>(float value) {
   const u32 bits = __float_as_uint(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};  // NaN
   return {u16((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+#endif
+}
+
+// What is beyond the largest number, 448, becomes it: the type has no infinity.
+template <>
+__device__ __forceinline__ e4m3_t from_float<e4m3_t>(float value) {
+#if !defined(TUNEBENCH_EMULATE) && __CUDA_ARCH__ >= 890
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return {u8(pair)};
+#else
+  const u32 bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu;
+  const u8 sign = u8(bits >> 24 & 0x80u);
+  if (magnitude > 0x7f800000u) return {0x7f};               // NaN
+  if (magnitude >= 0x43e00000u) return {u8(sign | 0x7eu)};  // 448 and above
+  if (magnitude < 0x3c800000u)  // subnormal: an f32 in [2^14, 2^15) has its spacing, so the addition rounds
+    return {u8(sign | (__float_as_uint(__uint_as_float(magnitude) + 0x1p14f) - 0x46800000u))};
+  const u32 rounded = magnitude + 0x7ffffu + (magnitude >> 20 & 1u);
+  return {u8(sign | (rounded - 0x3c000000u) >> 20)};
 #endif
 }
 

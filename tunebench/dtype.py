@@ -7,20 +7,38 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["DTYPES", "DType", "itemsize", "numpy_dtype", "storage", "underflow", "unit_roundoff"]
+__all__ = [
+    "DTYPES",
+    "DType",
+    "is_integer",
+    "itemsize",
+    "numpy_dtype",
+    "storage",
+    "underflow",
+    "unit_roundoff",
+]
 
-DType = Literal["f32", "tf32", "f16", "bf16"]
-"""`tf32` is a way to multiply, not to store: such tensors are stored as `f32`."""
+DType = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8", "i32"]
+"""`tf32` is a way to multiply, not to store: such tensors are stored as `f32`.
+
+`e4m3` is the 8-bit float of 4 exponent and 3 fraction bits without infinities. Products of `i8` sum to `i32`.
+"""
 
 DTYPES: tuple[DType, ...] = get_args(DType)
 
-_ITEMSIZE: dict[DType, int] = {"f32": 4, "tf32": 4, "f16": 2, "bf16": 2}
-_SIGNIFICAND_BITS: dict[DType, int] = {"f32": 24, "tf32": 11, "f16": 11, "bf16": 8}
+_ITEMSIZE: dict[DType, int] = {"f32": 4, "tf32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "i8": 1, "i32": 4}
+_NUMPY: dict[DType, str] = {"f32": "float32", "f16": "float16", "i8": "int8", "i32": "int32"}
+_SIGNIFICAND_BITS: dict[DType, int] = {"f32": 24, "tf32": 11, "f16": 11, "bf16": 8, "e4m3": 4}
 
 
 def storage(dtype: DType) -> DType:
     """Return the type that values of `dtype` have in memory."""
     return "f32" if dtype == "tf32" else dtype
+
+
+def is_integer(dtype: DType) -> bool:
+    """Return whether `dtype` holds whole numbers, in which sums of products are exact."""
+    return dtype in ("i8", "i32")
 
 
 def itemsize(dtype: DType) -> int:
@@ -29,30 +47,33 @@ def itemsize(dtype: DType) -> int:
 
 
 def unit_roundoff(dtype: DType) -> float:
-    """Return the largest relative error of rounding to `dtype`, to nearest.
+    """Return the largest relative error of rounding to `dtype`, to nearest; 0 for integers, which are exact.
 
     Source: IEEE 754-2019 for f32 and f16; significand widths of bf16 (8) and tf32 (11) from the
-    NVIDIA A100 whitepaper, "Tensor Cores".
+    NVIDIA A100 whitepaper, "Tensor Cores"; Micikevicius et al., "FP8 formats for deep learning", 2022.
     """
-    return float(2.0 ** -_SIGNIFICAND_BITS[dtype])
+    return 0.0 if is_integer(dtype) else float(2.0 ** -_SIGNIFICAND_BITS[dtype])
 
 
 def underflow(dtype: DType) -> float:
     """Return the largest absolute error of rounding to `dtype` near zero, where its spacing is constant.
 
-    Only f16 has so short a range that results fall there: half its smallest subnormal number, 2**-24.
+    Only f16 and e4m3 have so short a range that results fall there: half the smallest subnormal number,
+    which is 2**-24 or 2**-9.
     """
-    return float(2.0**-25) if dtype == "f16" else 0.0
+    return {"f16": 2.0**-25, "e4m3": 2.0**-10}.get(dtype, 0.0)
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the NumPy type that stores `dtype` (bf16 comes from the package ml_dtypes)."""
+    """Return the NumPy type that stores `dtype` (bf16 and e4m3 come from the package ml_dtypes)."""
     import numpy as np
 
-    if dtype == "bf16":
+    if dtype in ("bf16", "e4m3"):
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype[Any] = np.dtype(
+            ml_dtypes.bfloat16 if dtype == "bf16" else ml_dtypes.float8_e4m3fn
+        )
     else:
-        found = np.dtype({"f32": "float32", "tf32": "float32", "f16": "float16"}[dtype])
+        found = np.dtype(_NUMPY[storage(dtype)])
     return found

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from tunebench.dtype import DType, itemsize
+from tunebench.dtype import DType, is_integer, itemsize
 from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Workload(ABC):
         )
 
     def draw(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw random inputs, standard normal, rounded to each tensor's type.
+        """Draw random inputs: standard normal rounded to the type, or any number of an integer type.
 
         Args:
             rng: Source of randomness, so that a check can be repeated.
@@ -209,14 +209,7 @@ class Workload(ABC):
         Returns:
             One array for every tensor of `inputs()`, by name.
         """
-        from tunebench.dtype import numpy_dtype
-
-        return {
-            tensor.name: rng.standard_normal(tensor.shape, dtype="float32").astype(numpy_dtype(tensor.dtype))
-            if tensor.shape
-            else numpy_dtype(tensor.dtype).type(rng.uniform(0.5, 1.5))
-            for tensor in self.inputs()
-        }
+        return {tensor.name: _draw(tensor, rng) for tensor in self.inputs()}
 
     # -- its text -----------------------------------------------------------------------------
 
@@ -298,6 +291,18 @@ class Workload(ABC):
             if value != default:
                 parts.append(f"{dimension.name}={_text(value)}")
         return f"{self.operator}:{','.join(parts)}"
+
+
+def _draw(tensor: Tensor, rng: np.random.Generator) -> Any:
+    from tunebench.dtype import numpy_dtype
+
+    stored = numpy_dtype(tensor.dtype)
+    if is_integer(tensor.dtype):
+        half = 2 ** (8 * itemsize(tensor.dtype) - 1)
+        return rng.integers(-half, half, tensor.shape, dtype=stored)
+    if not tensor.shape:
+        return stored.type(rng.uniform(0.5, 1.5))
+    return rng.standard_normal(tensor.shape, dtype="float32").astype(stored)
 
 
 def _text(value: Any) -> str:

@@ -63,7 +63,8 @@ from tunebench.workloads import parse
 STEPS = {"facts": 0.04, "verify": 0.22, "sanitize": 0.14, "measure": 0.26, "compare": 0.24, "record": 0.10}
 """Each step's share of the time; what one leaves, the next ones have."""
 
-GEMM_TYPES = ("f32", "tf32", "f16", "bf16")
+PRODUCT_TYPES = ("f32", "tf32", "f16", "bf16")
+GEMM_TYPES = (*PRODUCT_TYPES, "e4m3")
 ROW_TYPES = ("f32", "f16", "bf16")
 CONV = "conv2d:n={n},c={c},h={h},w={w},k={k},r={r},s={s},stride={stride},pad={pad},dtype={{dtype}}"
 
@@ -75,28 +76,32 @@ VERIFIED = (
     (GEMM_TYPES, "gemm:m=520,n=264,k=1000,dtype={dtype},trans=tt,epilogue=bias"),
     (GEMM_TYPES, "gemm:m=1024,n=1024,k=1024,dtype={dtype}"),
     (GEMM_TYPES, "gemm:m=4096,n=4104,k=4096,dtype={dtype}"),
-    (GEMM_TYPES, CONV.format(n=1, c=3, h=7, w=9, k=5, r=3, s=3, stride=1, pad=1) + ",layout=nhwc"),
-    (GEMM_TYPES, CONV.format(n=2, c=8, h=15, w=13, k=24, r=3, s=3, stride=2, pad=1) + ",layout=nchw"),
-    (GEMM_TYPES, CONV.format(n=2, c=16, h=14, w=14, k=8, r=1, s=1, stride=1, pad=0) + ",layout=nhwc"),
+    (("i8",), "gemm:m=127,n=131,k=67,dtype={dtype},trans=tn"),
+    (("i8",), "gemm:m=65,n=95,k=33,dtype={dtype},batch=3,trans=tt"),
+    (("e4m3", "i8"), "gemm:m=200,n=136,k=1040,dtype={dtype},trans=nt"),
+    (("e4m3", "i8"), "gemm:m=4096,n=4096,k=4096,dtype={dtype},trans=nt"),
+    (PRODUCT_TYPES, CONV.format(n=1, c=3, h=7, w=9, k=5, r=3, s=3, stride=1, pad=1) + ",layout=nhwc"),
+    (PRODUCT_TYPES, CONV.format(n=2, c=8, h=15, w=13, k=24, r=3, s=3, stride=2, pad=1) + ",layout=nchw"),
+    (PRODUCT_TYPES, CONV.format(n=2, c=16, h=14, w=14, k=8, r=1, s=1, stride=1, pad=0) + ",layout=nhwc"),
     (
-        GEMM_TYPES,
+        PRODUCT_TYPES,
         CONV.format(n=1, c=4, h=20, w=17, k=6, r=5, s=3, stride=2, pad=2) + ",layout=nhwc,dilation=2",
     ),
     (
-        GEMM_TYPES,
+        PRODUCT_TYPES,
         CONV.format(n=3, c=12, h=9, w=11, k=18, r=3, s=3, stride=1, pad=1) + ",layout=nhwc,groups=3",
     ),
     (
-        GEMM_TYPES,
+        PRODUCT_TYPES,
         CONV.format(n=4, c=64, h=28, w=28, k=64, r=3, s=3, stride=1, pad=1)
         + ",layout=nhwc,epilogue=bias+residual+relu",
     ),
     (
-        GEMM_TYPES,
+        PRODUCT_TYPES,
         CONV.format(n=2, c=9, h=13, w=10, k=7, r=3, s=3, stride=2, pad=1) + ",layout=nhwc,direction=dgrad",
     ),
     (
-        GEMM_TYPES,
+        PRODUCT_TYPES,
         CONV.format(n=2, c=9, h=13, w=10, k=7, r=3, s=3, stride=2, pad=1) + ",layout=nchw,direction=wgrad",
     ),
     (ROW_TYPES, "softmax:rows=1,cols=1,dtype={dtype}"),

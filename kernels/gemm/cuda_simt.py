@@ -1,10 +1,10 @@
-"""gemm in CUDA C++ on the ordinary f32 units: tiles in shared memory, results in registers.
+"""gemm in CUDA C++ on the ordinary units: tiles in shared memory, results in registers.
 
 A block computes bm x bn results, a thread tm x tn of them in chunks of 4 x 4. It takes k in steps of bk: each
 step is read from global memory into registers, `vec` elements at a time, while the previous one is
 multiplied, then written to shared memory as f32, transposed where k is the contiguous dimension. All types
-are multiplied and summed in f32 (tf32 more exactly than it asks for), and every size, transpose and
-alignment is served: `vec` is a wish that each operand follows as far as its line length allows.
+are multiplied and summed in f32 (tf32 and e4m3 more exactly than they ask for) and i8 in i32, and every size,
+transpose and alignment is served: `vec` is a wish that each operand follows as far as its line length allows.
 
 Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008; Nath, Tomov and Dongarra,
 "An improved MAGMA GEMM for Fermi GPUs", 2010 (two levels of blocking, chunks spread over lanes).
@@ -64,7 +64,7 @@ def _widths(vec: Any, bk: Any, workload: Gemm) -> tuple[Any, Any]:
 
 def width_is_of_use(vec: Any, bk: Any, workload: Gemm) -> Any:
     """Accesses must be single elements, or the widest that one of the operands can follow."""
-    widest = np.maximum(*_widths(8, bk, workload))
+    widest = np.maximum(*_widths(16, bk, workload))
     return (vec == 1) | (vec == widest)
 
 
@@ -108,7 +108,7 @@ SPACE = Space(
         Parameter("lanes_n", (4, 8, 16), "lanes of a warp side by side along n"),
         Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
         Parameter("stages", (1, 2), "2: a second buffer saves one of two barriers per bk"),
-        Parameter("vec", (1, 2, 4, 8), "elements an access to a or b moves, where alignment allows"),
+        Parameter("vec", (1, 2, 4, 8, 16), "elements an access to a or b moves, where alignment allows"),
         Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
         Parameter("min_blocks", (1, 2, 3, 4), "blocks an SM must be able to hold: limits registers"),
     ),
@@ -164,31 +164,32 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
   TileB of_b(corner_b, pitch_b, n - column);
   const Target<Out> target = {c + tile.batch * (i64(m) * n) + i64(row) * n + column, n, m - row, n - column};
 
-  float* const shared = reinterpret_cast<float*>(dynamic_shared());
-  constexpr int STAGE = TileA::FLOATS + TileB::FLOATS;
-  float sums[C::TM][C::TN] = {};
+  using Sum = Wide<In>;
+  Sum* const shared = reinterpret_cast<Sum*>(dynamic_shared());
+  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
+  Sum sums[C::TM][C::TN] = {};
   const int part = (k - 1) % C::BK + 1;  // the step that may be short is the first
   of_a.load_part(part);
   of_b.load_part(part);
   of_a.store(shared);
-  of_b.store(shared + TileA::FLOATS);
+  of_b.store(shared + TileA::ELEMENTS);
   __syncthreads();
 
-  int stage = 0;  // where the tile that is multiplied begins, in floats
+  int stage = 0;  // where the tile that is multiplied begins
 #pragma unroll 1
   for (int k_left = k - part; k_left >= 0; k_left -= C::BK) {
     // The next tile is under way while this one is multiplied. After the last one it is zeros that nobody
     // reads: a branch around them would cost registers.
     of_a.load(k_left > 0);
     of_b.load(k_left > 0);
-    const float* const here = shared + stage;
-    multiply_tiles<Grid, C::BK, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::FLOATS);
+    const Sum* const here = shared + stage;
+    multiply_tiles<Grid, C::BK, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::ELEMENTS);
     if (C::STAGES == 2)
       stage = STAGE - stage;
     else
       __syncthreads();  // all have read the only buffer
     of_a.store(shared + stage);
-    of_b.store(shared + stage + TileA::FLOATS);
+    of_b.store(shared + stage + TileA::ELEMENTS);
     __syncthreads();
   }
 
@@ -215,7 +216,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         full = [t for t in usable if _gemm.blocks(workload, t["bm"], t["bn"]) >= device.sm_count]
         tile = (full or usable[-1:])[0]
         bk = max(b for b in (4, 8, 16, 32) if b == 4 or (b <= tile["bk"] and b < 2 * workload.k))
-        widest = max(v for v in (1, 2, 4, 8) if width_is_of_use(v, bk, workload))
+        widest = max(v for v in (1, 2, 4, 8, 16) if width_is_of_use(v, bk, workload))
         group_m = 8 if tile["bm"] < workload.m else 1
         chosen = {**tile, "bk": bk, "stages": 2, "vec": widest, "group_m": group_m}
         return Config({name: chosen[name] for name in SPACE.names})

@@ -19,11 +19,17 @@ SPACE = Space(PARAMETERS, constraints(lambda workload: (workload.m, workload.n, 
 
 
 class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
-    """Serves every size, type, transpose, batch and epilogue."""
+    """Serves every size, transpose, batch and epilogue of f32, tf32, f16 and bf16."""
 
     name = "numba_cpu"
     operator = Gemm
     space = SPACE
+
+    def limits(self, workload: Gemm, device: Device) -> str | None:
+        """Return what keeps this problem out, or None: sums are kept in f32, where those of i8 do not fit."""
+        if workload.dtype in ("e4m3", "i8"):
+            return f"{self.key} takes f32, tf32, f16 and bf16, not {workload.dtype}"
+        return None
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return square-ish tiles, with rows packed in the order in which they are stored."""

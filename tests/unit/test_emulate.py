@@ -333,6 +333,21 @@ def test_conversions_are_those_of_the_hardware(name: str, dtype: Any) -> None:
         np.testing.assert_array_equal(rounded, near.astype(dtype).astype(np.float32))
 
 
+@needs_compiler
+def test_conversions_of_e4m3_are_those_of_the_hardware() -> None:
+    every = np.arange(256, dtype=np.uint8)
+    loop = "for (int i = t; i < n; i += blockDim.x) "
+    floats = run(f"{loop} y[i] = to_float(e4m3_t{{u8(x[i])}});", every.astype(np.float32), helpers=True)
+    np.testing.assert_array_equal(floats, every.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+    values = np.sort(floats[np.isfinite(floats)])
+    halfway = (values[:-1] + values[1:]) / np.float32(2)
+    beside = [np.nextafter(halfway, np.float32(side)) for side in (-np.inf, np.inf)]
+    near = np.concatenate([values, halfway, *beside, [460.0, -1e30, np.inf, np.nan]]).astype(np.float32)
+    rounded = run(f"{loop} y[i] = to_float(from_float<e4m3_t>(x[i]));", near, helpers=True)
+    right = np.clip(near, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(rounded, right)  # beyond 448 the instruction saturates, NumPy does not
+
+
 MMA = """
   __shared__ alignas(16) half_t A[16][16], B[16][8], Bt[8][16];
   for (int i = t; i < 256; i += 32) A[i / 16][i % 16] = from_float<half_t>(x[i]);

@@ -31,17 +31,20 @@ needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ comp
 needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
 
 extents = st.sampled_from([1, 2, 3, 5, 8, 15, 16, 17, 31, 64, 100, 127, 128, 1000, 1024, 4096, 50257])
+shapes: dict[str, Any] = {
+    "m": extents,
+    "n": extents,
+    "k": extents,
+    "batch": st.sampled_from([1, 2, 96]),
+    "trans": st.sampled_from(["nn", "nt", "tn", "tt"]),
+}
 problems = st.builds(
     Gemm,
-    m=extents,
-    n=extents,
-    k=extents,
-    batch=st.sampled_from([1, 2, 96]),
-    dtype=st.sampled_from(["f32", "tf32", "f16", "bf16"]),
-    trans=st.sampled_from(["nn", "nt", "tn", "tt"]),
+    dtype=st.sampled_from(["f32", "tf32", "f16", "bf16", "e4m3"]),
     epilogue=st.sampled_from(["none", "bias", "bias+relu", "bias+gelu"]),
     out=st.sampled_from(["f32", "f16", "bf16"]),
-)
+    **shapes,
+) | st.builds(Gemm, dtype=st.just("i8"), **shapes)
 
 
 def gemm(text: str) -> Gemm:
@@ -136,6 +139,8 @@ def test_small_problems_get_small_tiles(variant: Any) -> None:
         (64, "f32", 4),
         (20, "bf16", 4),
         (2, "tf32", 2),
+        (48, "e4m3", 16),
+        (24, "i8", 8),
     ],
 )
 def test_accesses_are_as_wide_as_lines_allow(extent: int, dtype: Any, elements: int) -> None:

@@ -48,12 +48,19 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
     ("text", "says"),
     [
         ("gem:m=1", "unknown operator 'gem'. Did you mean 'gemm'? Known: conv2d, gemm, layernorm, softmax"),
-        ("gemm:m=1,n=1,k=1,dtype=f61", "Did you mean 'f16'? Known: bf16, f16, f32, tf32."),
+        ("gemm:m=1,n=1,k=1,dtype=f61", "Did you mean 'f16'? Known: bf16, e4m3, f16, f32, i8, tf32."),
         (
             "gemm:m=1,n=1,k=1,dtype=f16,trns=nt",
             "Did you mean 'trans'? Known: batch, dtype, epilogue, k, m, n",
         ),
-        ("gemm:m=1,n=1,k=1", "missing dtype; usage: gemm:m=N,n=N,k=N,dtype=f32|tf32|f16|bf16,[batch=N]"),
+        ("gemm:m=1,n=1,k=1,dtype=i8,out=f32", "i8 gives out=i32 and nothing else does, not i8 to f32"),
+        ("gemm:m=1,n=1,k=1,dtype=f32,out=i32", "i8 gives out=i32 and nothing else does, not f32 to i32"),
+        ("gemm:m=1,n=1,k=1,dtype=i8,epilogue=bias", "i8 has epilogue=none only, got bias"),
+        ("gemm:m=1,n=1,k=131072,dtype=i8", "i8 has k up to 131071, or sums overflow i32; got 131072"),
+        (
+            "gemm:m=1,n=1,k=1",
+            "missing dtype; usage: gemm:m=N,n=N,k=N,dtype=f32|tf32|f16|bf16|e4m3|i8,[batch=N]",
+        ),
         ("gemm", "neither operator:dimension=value,… nor suite/layer; operators: conv2d, gemm"),
         ("", "suites: bert-base, gpt2, llama-7b, resnet50"),
         ("resnet5/fc", "unknown suite 'resnet5'. Did you mean 'resnet50'?"),

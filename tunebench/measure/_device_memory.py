@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceMemory"]
 
 POISON = 0xFF
-"""A byte that reads as NaN in every floating-point type if repeated."""
+"""A byte that reads as NaN in every floating-point type if repeated, and as -1 in integers."""
 GUARD_BYTES = 4096
 """Bytes behind what kernels write that must stay poisoned: who writes there writes out of bounds."""
 

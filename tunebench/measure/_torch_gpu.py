@@ -62,6 +62,8 @@ class TorchGpu:
             return float(value)
         if value.dtype.name == "bfloat16":
             return self._torch.from_numpy(value.view(np.int16)).view(self._torch.bfloat16).to(self.device)
+        if value.dtype.name == "float8_e4m3fn":
+            return self._torch.from_numpy(value.view(np.int8)).view(self._torch.float8_e4m3fn).to(self.device)
         return self._torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
 
     def allow_for(self, workload: Workload) -> None:

@@ -74,8 +74,12 @@ def _time(name: str, sample_us: Callable[[], float], protocol: Protocol) -> Base
 
 
 def _numpy(workload: Workload, inputs: Tensors) -> Callable[[], object] | None:
-    """Return a NumPy program for the workload, in f32: half types are not what NumPy is fast at."""
-    single = {name: np.asarray(value, dtype=np.float32) for name, value in inputs.items()}
+    """Return a NumPy program for the workload, in f32: half types are not what NumPy is fast at.
+
+    Integers are multiplied in float64, where their sums are exact and a BLAS does them.
+    """
+    exactly = np.float64 if workload.dtype == "i8" else np.float32
+    single = {name: np.asarray(value, dtype=exactly) for name, value in inputs.items()}
     if isinstance(workload, Gemm):
         return lambda: _numpy_gemm(workload, single)
     if isinstance(workload, Softmax):
@@ -166,6 +170,8 @@ def _torch_cpu(workload: Workload, inputs: Tensors) -> Callable[[], object] | No
 def _tensor(torch: Any, value: Array) -> Any:
     if value.dtype.name == "bfloat16":
         return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
+    if value.dtype.name == "float8_e4m3fn":
+        return torch.from_numpy(value.view(np.int8)).view(torch.float8_e4m3fn)
     return torch.from_numpy(value) if value.shape else float(value)
 
 
@@ -190,7 +196,7 @@ def torch_call(workload: Workload, t: Tensors) -> Callable[[], Any] | None:
         t: A torch tensor for each input by name; a number for one of shape `()`.
     """
     if isinstance(workload, Gemm):
-        return _torch_gemm(workload, t)
+        return _torch_gemm_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch_gemm(workload, t)
     if isinstance(workload, Softmax):
         return lambda: _torch_softmax(workload, t)
     if isinstance(workload, LayerNorm):
@@ -214,6 +220,27 @@ def _torch_gemm(workload: Gemm, t: Tensors) -> Callable[[], Any]:
     if workload.has_bias:
         return lambda: apply(a.matmul(b).add(t["bias"]))
     return lambda: a[0].matmul(b[0]) if workload.batch == 1 else a.matmul(b)
+
+
+def _torch_gemm_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
+    """Return torch's product of 8-bit types, which has no public name; None where it has none at all.
+
+    It takes one product without an epilogue. cuBLAS wants lines in multiples of 16 and, for e4m3, k
+    contiguous; for i8 torch wants more than 16 rows.
+    """
+    import torch
+
+    if workload.batch > 1 or workload.epilogue != "none" or workload.n % 16 or workload.k % 16:
+        return None
+    a = t["a"][0] if workload.trans[0] == "n" else t["a"][0].transpose(0, 1)
+    b = t["b"][0] if workload.trans[1] == "n" else t["b"][0].transpose(0, 1)
+    if workload.dtype == "i8" and workload.m > 16:
+        return lambda: torch._int_mm(a, b)
+    if workload.dtype == "i8" or workload.trans != "nt" or not hasattr(torch, "_scaled_mm"):
+        return None
+    one = torch.ones((), device=a.device)
+    out = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[workload.out]
+    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)
 
 
 def _torch_softmax(workload: Softmax, t: Tensors) -> Any:

@@ -104,7 +104,7 @@ class EveryElement(Check):
 
 
 def poison(array: Array) -> None:
-    """Fill an array with bytes that read as NaN in every floating-point type."""
+    """Fill an array with bytes that read as NaN in every floating-point type, and as -1 in integers."""
     array.reshape(-1).view(np.uint8)[:] = 0xFF
 
 

@@ -6,13 +6,21 @@ import math
 
 from tunebench.dtype import DType, unit_roundoff
 
-__all__ = ["REASON", "error"]
+__all__ = ["REASON", "REASON_E4M3", "error"]
 
 REASON = (
     "f32 sums of K products err by 2 sqrt(K) u of the magnitude summed with overwhelming probability "
     "(products of f16 or bf16 are exact in f32), truncating tensor cores included; "
     "rounding to tf32 errs by 2 * 2**-11 a product, independently, so by 3 / sqrt(K) of that over K > 9"
 )
+REASON_E4M3 = (
+    "tensor cores add products of e4m3 to 13 fraction bits, truncating: by (8 + sqrt(K) / 8) 2**-13 more"
+)
+E4M3_FRACTION_BITS = 13
+"""Fraction bits that tensor cores keep of a sum of e4m3 products, which they call f32 (sm_89, sm_90).
+
+Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.5.2; Zhang et al., "SageAttention2", 2024.
+"""
 
 
 def error(terms: int, dtype: DType, fewest: int | None = None) -> float:
@@ -33,4 +41,8 @@ def error(terms: int, dtype: DType, fewest: int | None = None) -> float:
     total = 2.0 * math.sqrt(terms) * unit_roundoff("f32")
     if dtype == "tf32":
         total += 2.0 * unit_roundoff(dtype) * min(1.0, 3.0 / math.sqrt(fewest or terms))
+    if dtype == "e4m3":
+        # Products are cut off at the sum's last place, each its own way, which costs a constant share of the
+        # magnitude summed; the sum is cut off towards zero every 32 products, which costs as sqrt(K).
+        total += 2.0**-E4M3_FRACTION_BITS * min(terms, 8.0 + math.sqrt(terms) / 8.0)
     return total

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tunebench._lazy import np
-from tunebench.dtype import storage, underflow, unit_roundoff
+from tunebench.dtype import is_integer, storage, underflow, unit_roundoff
+from tunebench.errors import InputError
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload, defaults_to
 from tunebench.workloads.operators import _accumulation as accumulation
 
@@ -21,9 +22,13 @@ GELU_SLOPE = 1.13
 """Steepest slope of gelu, rounded up: Phi(x) + x phi(x) has its maximum 1.1290 at x = sqrt(2)."""
 
 
+MAX_INTEGER_K = 2**17 - 1
+"""Most products of two i8 whose sum is sure to fit in i32: each is at most 2**14."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gemm(Workload):
-    """Matrix product of a batch of matrices, accumulated in f32, with a fused epilogue.
+    """Matrix product of a batch of matrices, accumulated in f32 (i8: in i32), with a fused epilogue.
 
     The batch is always the first axis, of extent 1 for a single product. All tensors are row-major:
     a (batch, m, k), or (batch, k, m) if `trans` starts with t; b (batch, k, n), or (batch, n, k) if `trans`
@@ -32,6 +37,9 @@ class Gemm(Workload):
 
     The epilogue works in f32, before the one rounding to `out`. Its gelu is the exact one,
     ``x * (1 + erf(x / sqrt(2))) / 2``, not the approximation by tanh.
+
+    8-bit floats (e4m3) give bf16 unless `out` says otherwise. Integers (i8) give i32, exactly and without an
+    epilogue; k ends where a sum could overflow.
     """
 
     operator: ClassVar[str] = "gemm"
@@ -39,15 +47,24 @@ class Gemm(Workload):
     m: Size
     n: Size
     k: Size
-    dtype: Literal["f32", "tf32", "f16", "bf16"]
+    dtype: Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8"]
     batch: Size = 1
     trans: Literal["nn", "nt", "tn", "tt"] = "nn"
     epilogue: Literal["none", "bias", "bias+relu", "bias+gelu"] = "none"
-    out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
+    out: Literal["f32", "f16", "bf16", "i32"] = defaults_to("dtype")
 
     def default_of(self, dimension: str, followed: Any) -> Any:
-        """Let c have the type that a and b are stored in."""
-        return storage(followed) if dimension == "out" and followed == "tf32" else followed
+        """Let c have the type that a and b are stored in, or the usual one where that is too narrow."""
+        return {"e4m3": "bf16", "i8": "i32"}.get(followed, storage(followed))
+
+    def check(self) -> None:
+        """Hold integers to what they can do."""
+        if (self.dtype == "i8") != (self.out == "i32"):
+            raise InputError(f"gemm: i8 gives out=i32 and nothing else does, not {self.dtype} to {self.out}")
+        if self.dtype == "i8" and self.epilogue != "none":
+            raise InputError(f"gemm: i8 has epilogue=none only, got {self.epilogue}")
+        if self.dtype == "i8" and self.k > MAX_INTEGER_K:
+            raise InputError(f"gemm: i8 has k up to {MAX_INTEGER_K}, or sums overflow i32; got {self.k}")
 
     @property
     def has_bias(self) -> bool:
@@ -113,7 +130,7 @@ class Gemm(Workload):
             value = np.maximum(value, 0.0)
         elif self.activation == "gelu":
             value, scale = gelu(value), scale * GELU_SLOPE
-        return Reference(value=value, scale=scale + underflow(self.out) / self.tolerance().eps_acc)
+        return Reference(value=value, scale=scale + self._least_scale())
 
     def reference_sums(
         self, inputs: Mapping[str, Array64], batch_index: int, signs: Array64, width: int
@@ -147,17 +164,30 @@ class Gemm(Workload):
             bias = inputs["bias"]
             value += np.add.reduceat(bias * signs, starts)
             scale += np.sqrt(np.add.reduceat(np.square(bias), starts))
-        least = math.sqrt(width) * underflow(self.out) / self.tolerance().eps_acc
-        return Reference(value=value, scale=scale + least)
+        return Reference(value=value, scale=scale + math.sqrt(width) * self._least_scale())
+
+    def _least_scale(self) -> float:
+        """Return the magnitude whose tolerance is what rounding to `out` may err near zero."""
+        least = underflow(self.out)
+        return least / self.tolerance().eps_acc if least else 0.0
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and sums of k products in f32 in any order."""
+        """Allow one rounding of the result, and sums of k products in f32 in any order; integers are exact."""
+        if is_integer(self.out):
+            return Tolerance(eps_out=0.0, eps_acc=0.0, reason="sums of integers are exact in any order")
         # erff is good to 2 units in the last place, and 1 + erf cancels where x is negative.
         epilogue_steps = self.has_bias + 6 * (self.activation == "gelu")
         return Tolerance(
             eps_out=unit_roundoff(self.out),
             eps_acc=accumulation.error(self.k, self.dtype) + epilogue_steps * unit_roundoff("f32"),
-            reason=f"one rounding to {self.out}; {accumulation.REASON}; a few f32 roundings of the epilogue",
+            reason="; ".join(
+                [
+                    f"one rounding to {self.out}",
+                    accumulation.REASON,
+                    *([accumulation.REASON_E4M3] if self.dtype == "e4m3" else []),
+                    "a few f32 roundings of the epilogue",
+                ]
+            ),
         )
 
 
