@@ -220,6 +220,14 @@ class CudaVariant(GpuVariant[W]):
         """Return the architecture to compile for (override with `sm_90a` for Hopper-only instructions)."""
         return device.architecture
 
+    def claims(self, workload: W, config: Config) -> tuple[str, ...]:
+        """Return instructions that its machine code must have, as SASS names them (``"HMMA"``; override).
+
+        What a variant is for is easily lost without a wrong result: a product done by other units, a copy
+        by way of registers. The compile matrix holds disassembled binaries to this.
+        """
+        return ()
+
     def refuses(self, workload: W, device: Device) -> str | None:
         """Return why this variant cannot do `workload` on `device`, or None if it can."""
         reason = super().refuses(workload, device)

@@ -356,6 +356,13 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
             instructions=products + fragments,
         )
 
+    def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
+        """Tensor cores; ldmatrix, which transposes 16-bit elements only; copies past registers if wide enough."""
+        size = itemsize(workload.dtype)
+        by_ldmatrix = size == 2 or any(_conv.along_k(workload))
+        asynchronous = max(alignment(workload, config["walk"])[:2]) * size >= 4
+        return ("HMMA", *(["LDSM"] if by_ldmatrix else []), *(["LDGSTS"] if asynchronous else []))
+
     def source(self, workload: Conv2d, config: Config) -> str:
         """Return the kernels as templates: all that is compiled in is in the names of the entries."""
         return _source()

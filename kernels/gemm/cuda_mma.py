@@ -300,6 +300,11 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         wide_a, wide_b = (width * size == 16 for width in _gemm.widths(workload)[:2])
         return (wide_a * rows + wide_b * columns) * workload.k * size
 
+    def claims(self, workload: Gemm, config: Config) -> tuple[str, ...]:
+        """Tensor cores, copies past registers, and ldmatrix, which transposes 16-bit elements only."""
+        by_ldmatrix = workload.dtype != "tf32" or workload.trans != "tn"
+        return ("HMMA", "LDGSTS", *(["LDSM"] if by_ldmatrix else []))
+
     def source(self, workload: Gemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
         vec_a, vec_b, vec_c = _gemm.widths(workload)

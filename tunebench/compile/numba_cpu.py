@@ -24,7 +24,7 @@ from tunebench.space import Config
 from tunebench.variant import NumbaCpuVariant, Scalar
 from tunebench.workload import Workload
 
-__all__ = ["compile_numba_cpu", "key_numba_cpu", "load_numba_cpu"]
+__all__ = ["assembly_of_numba_cpu", "compile_numba_cpu", "key_numba_cpu", "load_numba_cpu"]
 
 
 def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> str:
@@ -140,6 +140,21 @@ def _compile(dispatcher: Any, signature: Any) -> None:
             dispatcher.compile(signature)
     except errors.NumbaError as error:
         raise CompileError(f"numba: {str(error).strip()[:2000]}") from error
+
+
+def assembly_of_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> str:
+    """Return the assembly that LLVM makes of one configuration for this processor.
+
+    It is compiled anew: object code that was taken from the cache has no text any more.
+
+    Raises:
+        CompileError: with Numba's first words.
+    """
+    dispatcher = _dispatcher(variant, workload, config)
+    signature = _signature(variant, workload, config)
+    _compile(dispatcher, signature)
+    assembly: str = dispatcher.inspect_asm(signature.args)
+    return assembly
 
 
 def load_numba_cpu(

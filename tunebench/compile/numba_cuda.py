@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 
 from tunebench.compile.binary import Binary, CompileError
 from tunebench.compile.cache import binary_key
@@ -19,7 +19,13 @@ from tunebench.space import Config
 from tunebench.variant import NumbaCudaVariant, Scalar
 from tunebench.workload import Tensor, Workload
 
-__all__ = ["array_parameters", "compile_numba_cuda", "key_numba_cuda", "numba_cuda_versions"]
+__all__ = [
+    "array_parameters",
+    "compile_numba_cuda",
+    "key_numba_cuda",
+    "numba_cuda_versions",
+    "ptx_of_numba_cuda",
+]
 
 
 @functools.cache
@@ -108,22 +114,7 @@ def compile_numba_cuda(
         MissingDependency: if Numba-CUDA or its linker is not installed.
     """
     key = key_numba_cuda(variant, workload, config, device)
-    from numba import cuda
-    from numba.core.errors import NumbaError
-
-    try:
-        ltoir, _ = cuda.compile(
-            variant.kernel(workload, config),
-            _signature(variant, workload, config),
-            device=False,
-            abi="numba",
-            cc=device.compute_capability,
-            output="ltoir",
-            launch_bounds=_threads(variant, workload, config),
-        )
-    except NumbaError as error:
-        raise CompileError(f"numba-cuda: {str(error).strip()[:2000]}") from error
-    cubin, log = _link(ltoir, device.architecture)
+    cubin, log = _link(_compile(variant, workload, config, device, "ltoir"), device.architecture)
     symbols = tuple(read_cubin(cubin)) * len(variant.launches(workload, config))
     return Binary(
         key=key,
@@ -133,6 +124,46 @@ def compile_numba_cuda(
         entries=symbols,
         resources=resources(cubin, symbols, spills(log)),
     )
+
+
+def ptx_of_numba_cuda(
+    variant: NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device
+) -> str:
+    """Return the PTX of one configuration, before the linker optimises it once more.
+
+    Raises:
+        CompileError: with the first words of Numba.
+        MissingDependency: if Numba-CUDA or its linker is not installed.
+    """
+    numba_cuda_versions()
+    ptx: str = _compile(variant, workload, config, device, "ptx")
+    return ptx
+
+
+def _compile(
+    variant: NumbaCudaVariant[Any],
+    workload: Workload,
+    config: Config,
+    device: Device,
+    output: Literal["ltoir", "ptx"],
+) -> Any:
+    """Return what Numba makes of the kernel: LTO-IR as bytes, or PTX as text."""
+    from numba import cuda
+    from numba.core.errors import NumbaError
+
+    try:
+        code, _ = cuda.compile(
+            variant.kernel(workload, config),
+            _signature(variant, workload, config),
+            device=False,
+            abi="numba",
+            cc=device.compute_capability,
+            output=output,
+            launch_bounds=_threads(variant, workload, config),
+        )
+    except NumbaError as error:
+        raise CompileError(f"numba-cuda: {str(error).strip()[:2000]}") from error
+    return code
 
 
 def _link(ltoir: bytes, target: str) -> tuple[bytes, str]:

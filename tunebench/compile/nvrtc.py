@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunebench.compile.binary import Binary, CompileError
 from tunebench.compile.cache import binary_key
@@ -16,7 +16,7 @@ from tunebench.space import Config
 from tunebench.variant import CudaVariant, strip_comments
 from tunebench.workload import Workload
 
-__all__ = ["compile_cuda", "key_cuda", "nvrtc_version"]
+__all__ = ["compile_cuda", "key_cuda", "nvrtc_version", "ptx_of_cuda"]
 
 _FLAGS = ("--std=c++17", "--ptxas-options=-v")
 _ERRORS_TOLD = 5
@@ -71,13 +71,34 @@ def compile_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, 
     key = key_cuda(variant, workload, config, device)
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
     target = variant.target(device)
-    cubin, symbols, log = _compile(variant.source(workload, config), entries, target)
+    cubin, symbols, log, _ = _compile(variant.source(workload, config), entries, target)
     used = resources(cubin, symbols, spills(log))
     return Binary(key=key, language="cuda", target=target, payload=cubin, entries=symbols, resources=used)
 
 
-def _compile(source: str, entries: tuple[str, ...], target: str) -> tuple[bytes, tuple[str, ...], str]:
-    """Return the cubin, the symbol of each entry, and the log (which says what was spilled)."""
+def ptx_of_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:
+    """Return the PTX that one configuration's machine code is made from.
+
+    Raises:
+        CompileError: with the first errors of NVRTC or ptxas.
+        MissingDependency: if NVRTC or its bindings are not installed.
+    """
+    nvrtc_version()
+    entries = tuple(launch.entry for launch in variant.launches(workload, config))
+    return _compile(variant.source(workload, config), entries, variant.target(device)).ptx
+
+
+class _Compiled(NamedTuple):
+    """What NVRTC makes of a source; the log says what was spilled."""
+
+    cubin: bytes
+    symbols: tuple[str, ...]
+    log: str
+    ptx: str
+
+
+def _compile(source: str, entries: tuple[str, ...], target: str) -> _Compiled:
+    """Compile a source whose kernels are `entries`, the symbols of which are in their order."""
     from cuda.bindings import nvrtc
 
     program = _call(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel", 0, [], []))
@@ -93,10 +114,12 @@ def _compile(source: str, entries: tuple[str, ...], target: str) -> tuple[bytes,
             raise CompileError(f"NVRTC for {target}: {_first_errors(text)}")
         cubin = bytearray(_call(nvrtc.nvrtcGetCUBINSize(program)))
         _call(nvrtc.nvrtcGetCUBIN(program, cubin))
+        ptx = bytearray(_call(nvrtc.nvrtcGetPTXSize(program)))
+        _call(nvrtc.nvrtcGetPTX(program, ptx))
         symbols = [_call(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode() for entry in entries]
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return bytes(cubin), tuple(symbols), text
+    return _Compiled(bytes(cubin), tuple(symbols), text, ptx.decode(errors="replace").rstrip("\0"))
 
 
 def _call(answer: tuple[Any, ...]) -> Any:

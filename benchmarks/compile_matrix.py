@@ -1,0 +1,374 @@
+"""Compiles random valid configurations of every CUDA C++ variant for every architecture, and looks into them.
+
+    python benchmarks/compile_matrix.py [--configs 200] [--arch sm_80,sm_90] [--variant gemm/cuda_mma]
+                                        [--shard 1/8] [--out compile_matrix.jsonl] [--workers 2]
+
+No GPU is needed. A configuration that its space admits must compile, and the device must be able to launch
+it with the registers and the shared memory that the compiler really used. A default, besides, must spill
+nothing, and its disassembled code must have the instructions that its variant claims.
+
+Results are kept as they come, a line each; the same command goes on from there, also after Ctrl-C, and compiles
+again what has changed since. Shards are disjoint and together are everything. Exit status: 0 if all is
+well, 1 if something is wrong, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from tunebench import kernels
+from tunebench.compile.binary import Binary, CompileError
+from tunebench.compile.cubin import launch_refusal
+from tunebench.compile.disassembly import find_disassembler, sass, unmet_claims
+from tunebench.compile.nvrtc import compile_cuda, nvrtc_version
+from tunebench.device import representative
+from tunebench.variant import CudaVariant
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+CONV = "conv2d:n={n},c={c},h={h},w={w},k={k},r={r},s={s},stride={stride},pad={pad},dtype={dtype},layout={layout}"
+
+WORKLOADS: dict[str, tuple[str, ...]] = {
+    "gemm": (
+        "gemm:m=4096,n=4096,k=4096,dtype=f16",
+        "gemm:m=512,n=3072,k=768,dtype=bf16,trans=nt,epilogue=bias+gelu",
+        "gemm:m=2048,n=2048,k=128,dtype=f16,batch=32,trans=tn,out=f32",
+        "gemm:m=1000,n=1004,k=1002,dtype=bf16,trans=tt,epilogue=bias",
+        "gemm:m=1,n=11008,k=4096,dtype=f16,trans=nt",
+        "gemm:m=1024,n=1024,k=1024,dtype=tf32",
+        "gemm:m=515,n=129,k=77,dtype=tf32,trans=tn,epilogue=bias+relu",
+        "gemm:m=1024,n=1024,k=1024,dtype=f32,epilogue=bias+relu",
+        "gemm:m=257,n=131,k=67,dtype=f32,trans=tt,epilogue=bias+gelu",
+        "gemm:m=333,n=77,k=129,dtype=f16,trans=nt,epilogue=bias",
+    ),
+    "conv2d": tuple(
+        CONV.format(n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, pad=pad, dtype=dtype, layout=layout) + more
+        for n, c, h, w, k, r, s, stride, pad, dtype, layout, more in (
+            (32, 64, 56, 56, 64, 3, 3, 1, 1, "f16", "nhwc", ",epilogue=bias+relu"),
+            (32, 256, 14, 14, 1024, 1, 1, 1, 0, "f16", "nhwc", ",epilogue=bias+residual+relu"),
+            (8, 3, 224, 224, 64, 7, 7, 2, 3, "bf16", "nhwc", ""),
+            (4, 64, 28, 28, 128, 3, 3, 2, 1, "f16", "nchw", ",epilogue=bias"),
+            (4, 96, 27, 25, 96, 3, 3, 1, 2, "bf16", "nhwc", ",dilation=2,groups=3"),
+            (8, 64, 28, 28, 64, 3, 3, 1, 1, "tf32", "nhwc", ""),
+            (2, 5, 15, 13, 7, 3, 5, 1, 1, "f32", "nchw", ",epilogue=bias+relu"),
+            (8, 64, 28, 28, 64, 3, 3, 1, 1, "f32", "nhwc", ""),
+            (8, 64, 28, 28, 128, 3, 3, 2, 1, "f16", "nhwc", ",direction=dgrad"),
+            (8, 64, 28, 28, 128, 3, 3, 1, 1, "bf16", "nhwc", ",direction=wgrad"),
+            (2, 9, 13, 10, 7, 3, 3, 2, 1, "tf32", "nchw", ",direction=wgrad"),
+            (2, 9, 13, 10, 7, 3, 3, 2, 1, "f32", "nchw", ",direction=dgrad"),
+        )
+    ),
+    "softmax": (
+        "softmax:rows=4096,cols=1024,dtype=f32",
+        "softmax:rows=16384,cols=4096,dtype=f16,prologue=scale+mask",
+        "softmax:rows=1000,cols=777,dtype=bf16,prologue=mask",
+        "softmax:rows=17,cols=40001,dtype=f32,prologue=scale",
+        "softmax:rows=12288,cols=50257,dtype=f16",
+    ),
+    "layernorm": (
+        "layernorm:rows=4096,cols=1024,dtype=f32",
+        "layernorm:rows=16384,cols=4096,dtype=f16",
+        "layernorm:rows=1000,cols=777,dtype=bf16",
+        "layernorm:rows=17,cols=40001,dtype=f32",
+    ),
+}
+"""Problems that stand for each operator: every type, transposition and epilogue, aligned sizes and odd ones."""
+
+TIMEOUT_S = 180.0
+"""Longest that one configuration may take; the longest seen take some seconds."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One configuration to compile; `default` says whether its variant would ship it."""
+
+    architecture: str
+    variant: str
+    workload: str
+    config: str
+    default: bool
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells it from others."""
+        return (self.architecture, self.variant, self.workload, self.config)
+
+
+# -- what there is to compile --------------------------------------------------------------------------------
+
+
+def cuda_variants() -> tuple[CudaVariant[Any], ...]:
+    """Return every variant that NVRTC compiles."""
+    return tuple(variant for variant in kernels.variants() if isinstance(variant, CudaVariant))
+
+
+def items(
+    architectures: Iterable[str], variants: Iterable[CudaVariant[Any]], configs: int, seed: int
+) -> Iterator[Item]:
+    """Yield so many configurations of each variant for each architecture, spread over its problems.
+
+    The default of every problem is among them. They depend on nothing but the arguments and the spaces.
+    """
+    variants = tuple(variants)
+    for architecture in architectures:
+        device = representative(architecture)
+        for variant in variants:
+            problems = [parse(text) for text in WORKLOADS[variant.operator.operator]]
+            served = [problem for problem in problems if variant.refuses(problem, device) is None]
+            for i, problem in enumerate(served):
+                share = configs // len(served) + (i < configs % len(served))
+                yield from _items(variant, problem, architecture, max(1, share), seed)
+
+
+def _items(
+    variant: CudaVariant[Any], workload: Workload, architecture: str, count: int, seed: int
+) -> Iterator[Item]:
+    device = representative(architecture)
+    table = variant.configs(workload, device)
+    default = table.row(variant.default(workload, device))
+    chance = random.Random(f"{seed} {architecture} {variant.key} {workload}")
+    others = [row for row in chance.sample(range(len(table)), min(count, len(table))) if row != default]
+    for row in ([] if default is None else [default]) + others[: count - 1]:
+        yield Item(
+            architecture=architecture,
+            variant=variant.key,
+            workload=str(workload),
+            config=str(table.config(row)),
+            default=row == default,
+        )
+
+
+def shard(found: Iterable[Item], which: str) -> list[Item]:
+    """Return every n-th item, from the i-th on, for `which` such as ``"1/8"``."""
+    i, _, n = which.partition("/")
+    if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
+        raise SystemExit(f"--shard {which}: must be of the form 1/8, from 1/8 to 8/8")
+    return list(found)[int(i) - 1 :: int(n)]
+
+
+# -- one of them ---------------------------------------------------------------------------------------------
+
+
+def examine(item: Item) -> Record:
+    """Compile one configuration and return what was seen, `problems` among it."""
+    variant, workload, device = kernels.variant(item.variant), parse(item.workload), representative(item.architecture)
+    assert isinstance(variant, CudaVariant)
+    config = variant.space.parse(item.config)
+    record: Record = {**dataclasses.asdict(item), **_version(item), "problems": []}
+    begun = time.perf_counter()
+    try:
+        binary = compile_cuda(variant, workload, config, device)
+    except CompileError as error:
+        return {**record, "problems": [f"does not compile: {error}"]}
+    record |= {"seconds": time.perf_counter() - begun, **dataclasses.asdict(binary.resources)}
+    launches = variant.launches(workload, config)
+    record["dynamic_smem_bytes"] = max(launch.smem_bytes for launch in launches)
+    refusal = launch_refusal(binary, launches, device)
+    if refusal is not None:
+        record["problems"].append(f"cannot be launched: {refusal}")
+    if item.default:
+        record["problems"] += _problems_of_default(variant, workload, item, binary)
+    return record
+
+
+def _problems_of_default(
+    variant: CudaVariant[Any], workload: Workload, item: Item, binary: Binary
+) -> list[str]:
+    problems = []
+    if binary.resources.spill_bytes:
+        problems.append(f"the default spills {binary.resources.spill_bytes} bytes")
+    config = variant.space.parse(item.config)
+    if variant.claims(workload, config):
+        missing = unmet_claims(variant, workload, config, sass(binary.payload))
+        problems += [f"the default has no {name}" for name in missing]
+    return problems
+
+
+def _version(item: Item) -> dict[str, str]:
+    """Return what must be unchanged for a result to stand."""
+    variant = kernels.variant(item.variant)
+    revision = variant.revision(parse(item.workload), variant.space.parse(item.config))
+    return {"revision": revision, "compiler": nvrtc_version()}
+
+
+# -- all of them ---------------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> dict[tuple[str, ...], Record]:
+    """Return the results that a file holds, by item; a line that was cut off counts as absent."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            record = json.loads(line)
+            found[tuple(record[name] for name in ("architecture", "variant", "workload", "config"))] = record
+        except (ValueError, KeyError):
+            continue
+    return found
+
+
+def stands(record: Record | None, item: Item) -> bool:
+    """Tell whether a result is of the source and the compiler of today."""
+    return record is not None and all(record[name] == value for name, value in _version(item).items())
+
+
+def compile_all(todo: Collection[Item], out: Path, workers: int) -> Iterator[Record]:
+    """Compile in worker processes; yield each result once it is in the file."""
+    context = multiprocessing.get_context("forkserver")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        ProcessPool(max_workers=workers, initializer=_ignore_interrupts, context=context) as pool,
+        out.open("a", encoding="utf-8") as file,
+    ):
+        if file.tell() and not out.read_bytes().endswith(b"\n"):
+            file.write("\n")  # after a line that was cut off
+        running: dict[Future[Record], Item] = {}
+        waiting = iter(todo)
+        try:
+            while True:
+                for item in waiting:
+                    running[pool.schedule(examine, args=[item], timeout=TIMEOUT_S)] = item
+                    if len(running) >= 2 * workers:
+                        break
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    record = _result(future, running.pop(future))
+                    file.write(json.dumps(record) + "\n")
+                    file.flush()
+                    yield record
+        except BaseException:  # Ctrl-C, or a reader that has had enough
+            pool.stop()
+            raise
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _result(future: Future[Record], item: Item) -> Record:
+    """Return what a worker found, also if it is that it did not come back."""
+    try:
+        return future.result()
+    except TimeoutError:
+        problem = f"not compiled within {TIMEOUT_S:g} s"
+    except ProcessExpired as error:
+        problem = f"the compiler crashed: {error}"
+    return {**dataclasses.asdict(item), **_version(item), "problems": [problem]}
+
+
+# -- what is told --------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Tells on stderr, every few seconds, how far it is."""
+
+    def __init__(self, total: int, every_s: float = 10.0) -> None:
+        self._total, self._every_s = total, every_s
+        self._begun = self._told = time.monotonic()
+        self._done = self._wrong = 0
+
+    def count(self, record: Record) -> None:
+        """Take note of one result."""
+        self._done += 1
+        self._wrong += bool(record["problems"])
+        now = time.monotonic()
+        if now - self._told >= self._every_s:
+            self._told = now
+            print(self.line(now - self._begun), file=sys.stderr, flush=True)
+
+    def line(self, seconds: float) -> str:
+        """Return where it stands after so many seconds."""
+        left = (self._total - self._done) * seconds / max(1, self._done) / 60
+        rate = 60 * self._done / max(1e-9, seconds)
+        return f"{self._done}/{self._total}, {self._wrong} wrong, {rate:.0f} a minute, {left:.0f} min left"
+
+
+def summary(records: Collection[Record]) -> str:
+    """Return the figures as a table in Markdown, one row a variant and architecture."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record["variant"], record["architecture"]), []).append(record)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], int(item[0][1].removeprefix("sm_"))))
+    rows = [f"| {variant} | {architecture} | {_figures(group)} |" for (variant, architecture), group in ordered]
+    head = "| variant | architecture | configs | wrong | spilling | registers, most | median s | p95 s |"
+    return "\n".join([head, "|---" * 8 + "|", *rows, f"| all | | {_figures(records)} |"])
+
+
+def _figures(records: Collection[Record]) -> str:
+    compiled = [record for record in records if "seconds" in record]
+    wrong = sum(bool(record["problems"]) for record in records)
+    if not compiled:
+        return f"{len(records)} | {wrong} | - | - | - | -"
+    seconds = [record["seconds"] for record in compiled]
+    p95 = quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
+    spilling = sum(bool(record["spill_bytes"]) for record in compiled)
+    registers = max(record["registers"] for record in compiled)
+    return f"{len(records)} | {wrong} | {spilling} | {registers} | {median(seconds):.2f} | {p95:.2f}"
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    known = [variant.key for variant in cuda_variants()]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--configs", type=int, default=200, help="of each variant for each architecture")
+    parser.add_argument("--arch", default=",".join(ARCHITECTURES), help="architectures, by commas")
+    parser.add_argument("--variant", action="append", choices=known, help="only this one; may be repeated")
+    parser.add_argument("--shard", default="1/1", help="part of the whole, such as 1/8")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("compile_matrix.jsonl"), help="where results are kept")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compile what is not compiled yet, and print the figures of all that was asked for."""
+    asked = _arguments(arguments)
+    if find_disassembler() is None:
+        print("no nvdisasm here: pip install 'tunebench[cuda]'", file=sys.stderr)
+        return 6
+    variants = [v for v in cuda_variants() if asked.variant is None or v.key in asked.variant]
+    wanted = shard(items(asked.arch.split(","), variants, asked.configs, asked.seed), asked.shard)
+    known = load(asked.out)
+    todo = [item for item in wanted if not stands(known.get(item.identity), item)]
+    print(f"{len(todo)} of {len(wanted)} configurations to compile", file=sys.stderr)
+    progress, status, begun = Progress(len(todo)), 0, time.monotonic()
+    try:
+        for record in compile_all(todo, asked.out, asked.workers):
+            progress.count(record)
+    except KeyboardInterrupt:
+        status = 130
+    seconds = time.monotonic() - begun
+    print(progress.line(seconds), file=sys.stderr)
+    known = load(asked.out)
+    records = [known[item.identity] for item in wanted if item.identity in known]
+    print(summary(records))
+    for record in records:
+        for problem in record["problems"]:
+            print(f"{record['architecture']} {record['variant']} {record['workload']} {record['config']}: {problem}")
+    return status or int(any(record["problems"] for record in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
