@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tunebench.compile.host_compiler import build_executable, find_compiler
+from tunebench.compile.counts import Counts, read_counts
+from tunebench.compile.host_compiler import Mode, build_executable, find_compiler
 from tunebench.compile.host_source import NotEmulated
 from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError, TunebenchError
@@ -27,7 +30,17 @@ from tunebench.workload import Tensor, Workload
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["ORDERS", "EmulationFailed", "NotEmulated", "Order", "build", "emulate", "find_compiler"]
+__all__ = [
+    "ORDERS",
+    "EmulationFailed",
+    "NotEmulated",
+    "Order",
+    "Watched",
+    "build",
+    "emulate",
+    "find_compiler",
+    "watch",
+]
 
 Order = Literal["forward", "reverse", "random"]
 """In which order blocks, warps and lanes run, and when asynchronous copies happen."""
@@ -52,6 +65,14 @@ class EmulationFailed(TunebenchError):
 
     def __reduce__(self) -> tuple[type[EmulationFailed], tuple[str, bool]]:
         return (EmulationFailed, (self.reason, self.timed_out))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What a run gave under watch: one array for every tensor of `workload.outputs()`, and its counts."""
+
+    outputs: dict[str, Array]
+    counts: Counts
 
 
 def emulate(
@@ -87,7 +108,54 @@ def emulate(
         EmulationFailed: if threads diverge or deadlock, memory is misused, it crashes or takes too long.
         InputError: if an input has another size than its tensor.
     """
-    executable = build(variant, workload, config, sanitize=sanitize)
+    mode: Mode = "sanitize" if sanitize else "plain"
+    data = _run(variant, workload, config, inputs, mode, order, seed, timeout_s)
+    return _outputs(workload, data)[0]
+
+
+def watch(
+    variant: CudaVariant[Any],
+    workload: Workload,
+    config: Config,
+    inputs: Mapping[str, Array],
+    *,
+    order: Order = "forward",
+    seed: int = 0,
+    timeout_s: float = 120.0,
+) -> Watched:
+    """Run one configuration as `emulate` does, find races, and count what a GPU would execute.
+
+    Every access to memory is seen (see shim_watch.h), so that one run in one order finds what `emulate` finds
+    only where results differ: threads that touch the same byte of shared memory with no barrier between, blocks
+    that write the same byte of a tensor, shared memory that is read before it is written.
+
+    Takes what `emulate` takes.
+
+    Returns:
+        The outputs, and what was counted.
+
+    Raises:
+        NotEmulated: if there is no g++ that can watch, or it refuses the source.
+        EmulationFailed: if there is a race, or for the reasons that `emulate` has.
+        InputError: if an input has another size than its tensor.
+    """
+    data = _run(variant, workload, config, inputs, "watch", order, seed, timeout_s)
+    outputs, report = _outputs(workload, data)
+    return Watched(outputs=outputs, counts=read_counts(report.decode()))
+
+
+def _run(
+    variant: CudaVariant[Any],
+    workload: Workload,
+    config: Config,
+    inputs: Mapping[str, Array],
+    mode: Mode,
+    order: Order,
+    seed: int,
+    timeout_s: float,
+) -> bytes:
+    """Run the executable of a configuration and return what it answers: outputs, and what it counted."""
+    executable = _build(variant, workload, config, mode)
     launches = variant.launches(workload, config)
     job = _job(workload, variant.scratch(workload, config), launches, inputs)
     data = b"".join(_bytes(inputs[tensor.name], tensor) for tensor in workload.inputs() if tensor.shape)
@@ -106,8 +174,9 @@ def emulate(
         raise EmulationFailed(reason, timed_out=True) from None
     if process.returncode != 0:
         reason = _reason(process.returncode, process.stderr.decode(errors="replace"))
+        reason = _name_lines(reason, executable)
         raise EmulationFailed(f"order {order}: {_quote_lines(reason, variant.source(workload, config))}")
-    return _outputs(workload, process.stdout)
+    return process.stdout
 
 
 def build(variant: CudaVariant[Any], workload: Workload, config: Config, *, sanitize: bool = False) -> Path:
@@ -116,8 +185,12 @@ def build(variant: CudaVariant[Any], workload: Workload, config: Config, *, sani
     Raises:
         NotEmulated: if there is no compiler, or it refuses the source.
     """
+    return _build(variant, workload, config, "sanitize" if sanitize else "plain")
+
+
+def _build(variant: CudaVariant[Any], workload: Workload, config: Config, mode: Mode) -> Path:
     entries = _entries(variant.launches(workload, config))
-    return build_executable(variant.source(workload, config), entries, sanitize=sanitize)
+    return build_executable(variant.source(workload, config), entries, mode=mode)
 
 
 def _entries(launches: tuple[Launch, ...]) -> tuple[str, ...]:
@@ -168,7 +241,8 @@ def _bytes(array: Array, tensor: Tensor) -> bytes:
 # -- what it answers ---------------------------------------------------------------------------------------
 
 
-def _outputs(workload: Workload, data: bytes) -> dict[str, Array]:
+def _outputs(workload: Workload, data: bytes) -> tuple[dict[str, Array], bytes]:
+    """Return the outputs, and what comes after them."""
     import numpy as np
 
     outputs = {}
@@ -177,7 +251,7 @@ def _outputs(workload: Workload, data: bytes) -> dict[str, Array]:
         array = np.frombuffer(data, numpy_dtype(tensor.dtype), count=tensor.size, offset=at)
         outputs[tensor.name] = array.reshape(tensor.shape).copy()
         at += tensor.nbytes
-    return outputs
+    return outputs, data[at:]
 
 
 def _reason(status: int, log: str) -> str:
@@ -199,6 +273,20 @@ def _reason(status: int, log: str) -> str:
         name = signal.Signals(-status).name
         return f"killed by {name}: memory overwritten, a wild or misaligned address, or a stack overflow"
     return f"exit status {status}: {log.strip()[-500:] or 'no message'}"
+
+
+def _name_lines(reason: str, executable: Path) -> str:
+    """Put the lines of source in place of each `pc 0x…`: the access's own, and where the kernel came to it."""
+
+    def lines(match: re.Match[str]) -> str:
+        # A call returns to what follows it: the byte before is the call's.
+        command = ["addr2line", "-i", "-e", str(executable), hex(int(match[1], 16) - 1)]
+        told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        numbers = re.findall(r"(?:\bkernel|<stdin>):(\d+)", told)
+        outer = f" (by way of line {numbers[-1]})" if len(numbers) > 1 else ""
+        return f"line {numbers[0]}{outer}" if numbers else match[0]
+
+    return re.sub(r"\bpc (0x[0-9a-f]+)", lines, reason) if shutil.which("addr2line") else reason
 
 
 def _quote_lines(reason: str, source: str) -> str:

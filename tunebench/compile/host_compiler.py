@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 from tunebench import _environment
 from tunebench.compile.cache import binary_key
@@ -20,7 +21,12 @@ from tunebench.compile.host_source import NotEmulated, as_host_cxx
 from tunebench.errors import InputError
 from tunebench.variant import strip_comments
 
-__all__ = ["build_executable", "find_compiler"]
+__all__ = ["Mode", "build_executable", "find_compiler"]
+
+Mode = Literal["plain", "sanitize", "watch"]
+"""What an executable finds besides results: nothing, accesses out of bounds, or races, with counts of what is done."""
+
+OLDEST_GCC_THAT_WATCHES = 12
 
 _TIMEOUT_S = 120.0
 _FLAGS = (
@@ -33,7 +39,13 @@ _SANITIZE = (
     *("-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"),
     "-fsanitize=address,alignment,bounds",
 )
-_FROM_STDIN = ("-x", "c++", "-", "-x", "none")
+_WATCH = (
+    *("-g1", "-DTUNEBENCH_WATCH=1"),
+    # The calls that the sanitizer would answer, and accesses as wide as they are written.
+    *("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-fno-tree-sra"),
+)
+_EXTRA: dict[Mode, tuple[str, ...]] = {"plain": (), "sanitize": _SANITIZE, "watch": _WATCH}
+_FROM_STDIN = ("-x", "c++", "-")
 
 
 def find_compiler() -> str | None:
@@ -51,28 +63,28 @@ def find_compiler() -> str | None:
     return found
 
 
-def build_executable(source: str, entries: tuple[str, ...], *, sanitize: bool = False) -> Path:
+def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "plain") -> Path:
     """Return the executable that emulates the kernels of `source`, compiled if it is not on disk yet.
 
     Args:
         source: CUDA C++ without any #include.
         entries: Name expressions of the kernels; a job names them by position.
-        sanitize: Whether AddressSanitizer is to watch it.
+        mode: What is to be found out besides the results.
 
     Raises:
-        NotEmulated: if there is no compiler, or it refuses the source.
+        NotEmulated: if there is no compiler, it refuses the source, or it cannot watch.
         InputError: if the folder of executables cannot be written.
     """
     compiler = find_compiler()
     if compiler is None:
         raise NotEmulated("no g++; install a C++ compiler, or name one in $CXX")
     unit = _translation_unit(source, entries)
-    flags = _flags(compiler, sanitize)
+    flags = _flags(compiler, mode)
     key = binary_key("emulated", strip_comments(unit), *flags, _version(compiler), *_shim().values())
     target = _environment.cache_folder() / "emulated" / key[:2] / key
     if not target.is_file():
-        runtime = _runtime(compiler, sanitize)
-        _compile([compiler, *flags, *_FROM_STDIN, str(runtime)], unit, target)
+        runtime = _runtime(compiler, mode)
+        _compile([compiler, *flags, *_FROM_STDIN], unit, target, link=[compiler, *_linked(mode), str(runtime)])
     return target
 
 
@@ -93,10 +105,23 @@ const int emulated::entry_count = {len(entries)};
 """
 
 
-def _flags(compiler: str, sanitize: bool) -> tuple[str, ...]:
+def _flags(compiler: str, mode: Mode) -> tuple[str, ...]:
+    """Return the flags that a kernel is compiled with."""
     # An uninitialised local variable holds a pattern that no result survives.
     pattern = ("-ftrivial-auto-var-init=pattern",) if _gcc_version(compiler) >= 12 else ()
-    return (*_FLAGS, _OPTIMISATION, *pattern, *(_SANITIZE if sanitize else ()))
+    if mode == "watch" and _gcc_version(compiler) < OLDEST_GCC_THAT_WATCHES:
+        raise NotEmulated(f"counting needs g++ {OLDEST_GCC_THAT_WATCHES} or later, and {compiler} is not")
+    return (*_FLAGS, _OPTIMISATION, *pattern, *_EXTRA[mode])
+
+
+def _linked(mode: Mode) -> tuple[str, ...]:
+    """Return the flags that a kernel and the runtime are linked with."""
+    return _SANITIZE if mode == "sanitize" else ()
+
+
+def _runtime_flags(compiler: str, mode: Mode) -> tuple[str, ...]:
+    """Return the flags of the runtime, which watches and is not watched."""
+    return (*_FLAGS, "-O2", "-DTUNEBENCH_WATCH=1") if mode == "watch" else _flags(compiler, mode)
 
 
 @functools.cache
@@ -118,18 +143,18 @@ def _shim() -> dict[str, str]:
     return {file.name: file.read_text(encoding="utf-8") for file in sorted(files, key=lambda file: file.name)}
 
 
-def _runtime(compiler: str, sanitize: bool) -> Path:
+def _runtime(compiler: str, mode: Mode) -> Path:
     """Return the emulator's runtime as an object file, compiled if it is not on disk yet."""
-    flags = _flags(compiler, sanitize)
+    flags = _runtime_flags(compiler, mode)
     key = binary_key("runtime", *flags, _version(compiler), *_shim().values())
     target = _environment.cache_folder() / "emulated" / f"runtime-{key}.o"
     if not target.is_file():
-        _compile([compiler, *flags, "-c", *_FROM_STDIN], '#include "shim_runtime.h"\n', target)
+        _compile([compiler, *flags, *_FROM_STDIN], '#include "shim_runtime.h"\n', target)
     return target
 
 
-def _compile(command: list[str], source: str, target: Path) -> None:
-    """Run the compiler on `source`; `target` appears whole or not at all, whoever else makes the same.
+def _compile(command: list[str], source: str, target: Path, link: list[str] | None = None) -> None:
+    """Compile `source`, and link it if it is told how; `target` appears whole or not at all.
 
     Raises:
         NotEmulated: with the compiler's first errors.
@@ -140,21 +165,28 @@ def _compile(command: list[str], source: str, target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             for name, text in _shim().items():
                 Path(folder, name).write_text(text, encoding="utf-8")
-            made = Path(folder, "made")
-            process = subprocess.run(
-                [*command, f"-I{folder}", "-o", str(made)],
-                input=source,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-            if process.returncode != 0:
-                errors = [line for line in process.stderr.splitlines() if "error" in line]
-                told = "; ".join(errors[:5]) or process.stderr.strip()[-500:]
-                raise NotEmulated(f"the host's compiler refuses it: {told}")
-            made.replace(target)
-    except subprocess.TimeoutExpired:
-        raise NotEmulated(f"the host's compiler did not finish in {_TIMEOUT_S:g} s") from None
+            unit, linked = Path(folder, "unit.o"), Path(folder, "linked")
+            _run([*command, f"-I{folder}", "-c", "-o", str(unit)], source)
+            if link is not None:
+                _run([*link, str(unit), "-o", str(linked)])
+            (unit if link is None else linked).replace(target)
     except OSError as error:
         raise InputError(f"emulation keeps executables in $TUNEBENCH_CACHE, which fails: {error}") from error
+
+
+def _run(command: list[str], source: str = "") -> None:
+    """Run the compiler.
+
+    Raises:
+        NotEmulated: with the compiler's first errors.
+    """
+    try:
+        process = subprocess.run(
+            command, input=source, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NotEmulated(f"the host's compiler did not finish in {_TIMEOUT_S:g} s") from None
+    if process.returncode != 0:
+        errors = [line for line in process.stderr.splitlines() if "error" in line]
+        told = "; ".join(errors[:5]) or process.stderr.strip()[-500:]
+        raise NotEmulated(f"the host's compiler refuses it: {told}")

@@ -11,7 +11,11 @@
 #define __device__
 #define __host__
 #define __constant__ static
+#ifdef TUNEBENCH_WATCH  // each access is an instruction of its own, wherever it was written
+#define __forceinline__ inline __attribute__((always_inline))
+#else
 #define __forceinline__ inline
+#endif
 #define __noinline__ __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
@@ -122,18 +126,23 @@ inline float fma(float x, float y, float z) { return fmaf(x, y, z); }
 extern "C" int abs(int);
 inline float abs(float x) { return __builtin_fabsf(x); }
 
-inline float rsqrtf(float x) { return 1.0f / __builtin_sqrtf(x); }
+// What the special-function unit computes, or what takes at least one result of it.
+inline float tunebench_special(float result) {
+  emulated::count_special();
+  return result;
+}
+inline float rsqrtf(float x) { return tunebench_special(1.0f / __builtin_sqrtf(x)); }
 inline float fdividef(float x, float y) { return x / y; }
-inline float __expf(float x) { return expf(x); }
-inline float __exp2f(float x) { return exp2f(x); }
-inline float __logf(float x) { return logf(x); }
-inline float __log2f(float x) { return log2f(x); }
-inline float __sinf(float x) { return sinf(x); }
-inline float __cosf(float x) { return cosf(x); }
-inline float __powf(float x, float y) { return powf(x, y); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
+inline float __expf(float x) { return tunebench_special(expf(x)); }
+inline float __exp2f(float x) { return tunebench_special(exp2f(x)); }
+inline float __logf(float x) { return tunebench_special(logf(x)); }
+inline float __log2f(float x) { return tunebench_special(log2f(x)); }
+inline float __sinf(float x) { return tunebench_special(sinf(x)); }
+inline float __cosf(float x) { return tunebench_special(cosf(x)); }
+inline float __powf(float x, float y) { return tunebench_special(powf(x, y)); }
+inline float __fdividef(float x, float y) { return tunebench_special(x / y); }
+inline float __frcp_rn(float x) { return tunebench_special(1.0f / x); }
+inline float __fsqrt_rn(float x) { return tunebench_special(__builtin_sqrtf(x)); }
 inline float __frsqrt_rn(float x) { return rsqrtf(x); }
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
@@ -198,7 +207,8 @@ struct tunebench_same {
 };
 #define TUNEBENCH_ATOMIC(name, result)                                                                           \
   template <class T>                                                                                             \
-  T name(T* address, typename tunebench_same<T>::type value) {                                                   \
+  TUNEBENCH_UNSEEN T name(T* address, typename tunebench_same<T>::type value) {                                  \
+    emulated::see_atomic(address, sizeof(T), __builtin_return_address(0));                                       \
     const T old = *address;                                                                                      \
     *address = result;                                                                                           \
     return old;                                                                                                  \
@@ -215,7 +225,9 @@ TUNEBENCH_ATOMIC(atomicInc, old >= value ? T(0) : old + 1)
 TUNEBENCH_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef TUNEBENCH_ATOMIC
 template <class T>
-T atomicCAS(T* address, typename tunebench_same<T>::type expected, typename tunebench_same<T>::type value) {
+TUNEBENCH_UNSEEN T atomicCAS(T* address, typename tunebench_same<T>::type expected,
+                             typename tunebench_same<T>::type value) {
+  emulated::see_atomic(address, sizeof(T), __builtin_return_address(0));
   const T old = *address;
   if (old == expected) *address = value;
   return old;

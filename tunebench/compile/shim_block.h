@@ -36,6 +36,7 @@ bool open_barrier() {
   }
   for (Fiber& fiber : fibers)
     if (fiber.state == State::at_barrier) fiber.state = State::ready;
+  if (first) watch::barrier_opens();
   return true;
 }
 
@@ -83,6 +84,7 @@ int poison() {
 }
 
 void run_block() {
+  watch::block_begins();
   poison_byte = poison();
   for (const Shared& shared : shared_memory()) memset(shared.data, poison_byte, shared.bytes);
   for (size_t i = 0; i < fibers.size(); ++i) start_fiber(fibers[i], int(i));
@@ -104,7 +106,7 @@ void run_block() {
           if (order == Order::random && draw() % 2) break;
         }
     }
-    if (std::all_of(fibers.begin(), fibers.end(), exited)) return;
+    if (std::all_of(fibers.begin(), fibers.end(), exited)) return watch::block_ends();
   } while (open_barrier());
   fail_deadlock();
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <sys/mman.h>
 
-#include "shim_state.h"
+#include "shim_watch.h"
 
 namespace emulated {
 namespace {

@@ -102,7 +102,8 @@ Out collective(const Call& call, const In& mine, const Combine& combine) {
   return out[lane()];
 }
 
-// The same for instructions that PTX calls `.aligned`: all 32 lanes make them together.
+// The same for instructions that PTX calls `.aligned`: all 32 lanes make them together. They are counted by name; that of
+// a matrix product says its size, and its inputs' type last, as in "mma.m16n8k16.f16".
 template <class Out, class In, class Combine>
 Out whole_warp(const char* name, const In& mine, Combine combine) {
   return collective<Out>(Call{name, 0, 0xffffffffu, true}, mine,
@@ -112,9 +113,29 @@ Out whole_warp(const char* name, const In& mine, Combine combine) {
 // ---- asynchronous copies ----------------------------------------------------------------------------------
 
 // A copy may happen at once or when its group is waited for; the run's order decides, so that a missing wait shows.
-void copy_async(void* target, const void* source, int bytes, int source_bytes);
+// `past_l1` tells that each copy comes from L2, also where L1 has the bytes.
+void copy_async(void* target, const void* source, int bytes, int source_bytes, bool past_l1 = false);
 void commit_copies();
 void wait_for_copies(int groups_left);
+
+// ---- what is counted --------------------------------------------------------------------------------------
+// Of the lane that calls; nothing where nobody watches (see shim_watch.h).
+
+#ifdef TUNEBENCH_WATCH
+void count_f32();      // one full-rate f32 instruction
+void count_special();  // one result of the special-function unit
+void see_atomic(const void* address, Bytes bytes, const void* pc);
+// What an instruction of the whole warp reads of shared memory: by the address that a lane passes.
+void tell_shared_read(int lane, const void* address, Bytes bytes);
+// A function whose accesses are told by itself: its caller is the instruction.
+#define TUNEBENCH_UNSEEN __attribute__((noinline, no_sanitize("thread")))
+#else
+inline void count_f32() {}
+inline void count_special() {}
+inline void see_atomic(const void*, Bytes, const void*) {}
+inline void tell_shared_read(int, const void*, Bytes) {}
+#define TUNEBENCH_UNSEEN
+#endif
 
 // ---- kernels by index -------------------------------------------------------------------------------------
 

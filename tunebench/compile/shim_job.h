@@ -130,6 +130,7 @@ Job read_job() {
     }
   }
   read_inputs(job);
+  for (const Buffer& buffer : job.buffers) watch::add_tensor(buffer.name, buffer.data, buffer.bytes);
   return job;
 }
 
@@ -162,6 +163,7 @@ void run(Launch& launch) {
   shared_memory()[0] = {dynamic_shared, launch.smem_bytes};
   const int threads = int(blockDim.x * blockDim.y * blockDim.z);
   make_fibers(threads);
+  watch::launch_begins(size_t(threads));
   warps = std::vector<Warp>(size_t((threads + 31) / 32));
   std::vector<int> blocks;
   arrange(blocks, int(gridDim.x * gridDim.y * gridDim.z));
@@ -173,6 +175,7 @@ void run(Launch& launch) {
       check_guards(shared.data, shared.bytes,
                    shared.data == dynamic_shared ? "dynamic shared memory" : "shared memory");
   }
+  watch::launch_ends();
   drop_fibers();
 }
 
@@ -198,5 +201,6 @@ int main() {
   for (const Buffer& buffer : job.buffers)
     if (buffer.role == Role::output && fwrite(buffer.data, 1, buffer.bytes, results) != buffer.bytes)
       fail("the results could not be written");
+  watch::write_report(results);
   return fclose(results) ? 3 : 0;
 }

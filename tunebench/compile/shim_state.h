@@ -41,6 +41,7 @@ struct Fiber {
   int line;        // of the barrier it waits at
   bool predicate;  // it brought to the barrier
   int groups;      // of asynchronous copies, committed so far
+  const void* site;  // of its latest call that lanes make together
   std::vector<Copy> copies;
 };
 

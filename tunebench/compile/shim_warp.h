@@ -23,6 +23,7 @@ void join(const Call& call, const void* combine, Combiner combiner) {
   if (found == warp.open.end()) found = warp.open.insert(found, Group{call, combine, combiner, 0});
   found->arrived |= self;
   current->state = State::in_call;
+  current->site = __builtin_return_address(0);
   complete(index);
   leave(false);
 }
@@ -41,7 +42,9 @@ void complete(int index) {
       ++i;
       continue;
     }
+    watch::model_begins();
     group.combiner(group.combine, warp.in, warp.out, group.arrived);
+    watch::model_ends(group.call.name, index, group.arrived, !(warp.alive & ~group.arrived));
     for (int l = 0; l < 32; ++l)
       if (group.arrived >> l & 1u) fibers[size_t(32 * index + l)].state = State::ready;
     warp.open.erase(warp.open.begin() + long(i));

@@ -1,0 +1,144 @@
+// The emulator's runtime, where it watches: what a block executes, as a GPU would count it. Needs shim_state.h.
+//
+// Lanes of a warp run one after the other here. Accesses of theirs belong to one warp instruction if they are made by
+// the same instruction, at the same repetition since the warp last came together. A lane that skips a repetition
+// makes groups that a GPU would not form, but never more of them: what is counted stays below what is executed.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "shim_state.h"
+
+namespace emulated {
+namespace {
+namespace watch {
+
+// A copy is one instruction; its source is noted apart, where it passes L1.
+enum class Kind { shared_load, shared_store, shared_atomic, copy, global_load, global_store, global_atomic, source };
+constexpr const char* KIND_NAMES[] = {"ld.shared", "st.shared", "atom.shared", "cp.async",
+                                      "ld.global", "st.global", "atom.global", nullptr};
+
+// What a block has done; names as in `Work` of counts.py.
+struct Work {
+  uint64_t fma, sfu, smem_traffic_bytes, smem_passes, bank_conflicts, fill_bytes;
+  std::map<std::string, uint64_t> instructions;  // of warps, by name
+};
+Work work;  // of the block that runs
+
+// An access of a warp: the addresses of those lanes that take part.
+struct WarpAccess {
+  int lanes;
+  uintptr_t address[32];
+  int bytes[32];
+};
+
+// An instruction that accesses memory, as one warp executes it.
+struct Site {
+  Kind kind;
+  bool used;
+  uint32_t repetitions[32];  // by each lane, since the warp last came together
+  std::vector<WarpAccess> accesses;
+};
+
+struct WarpCounts {
+  std::unordered_map<uintptr_t, Site> sites;  // by address of the instruction
+  std::vector<Site*> used;
+  uint32_t f32[32], special[32];
+};
+std::vector<WarpCounts> warp_counts;  // of the block that runs
+
+void add(WarpAccess& access, const void* address, int bytes) {
+  access.address[access.lanes] = reinterpret_cast<uintptr_t>(address);
+  access.bytes[access.lanes++] = bytes;
+}
+
+// Bytes that at least one of lanes `first` to `last` touches.
+uint64_t distinct_bytes(const WarpAccess& access, int first, int last) {
+  int order[32];
+  for (int i = first; i < last; ++i) order[i] = i;
+  std::sort(order + first, order + last, [&](int a, int b) { return access.address[a] < access.address[b]; });
+  uint64_t total = 0;
+  uintptr_t end = 0;
+  for (int i = first; i < last; ++i) {
+    const uintptr_t begin = std::max(end, access.address[order[i]]);
+    end = std::max(end, access.address[order[i]] + uintptr_t(access.bytes[order[i]]));
+    total += end - std::min(begin, end);
+  }
+  return total;
+}
+
+// Passes over 32 banks of 4 bytes: each gives one word a pass, to all lanes that ask for it.
+uint64_t passes(const WarpAccess& access, int first, int last) {
+  std::vector<uintptr_t> words;
+  for (int i = first; i < last; ++i)
+    for (uintptr_t at = access.address[i] / 4; at <= (access.address[i] + uintptr_t(access.bytes[i]) - 1) / 4; ++at)
+      words.push_back(at);
+  std::sort(words.begin(), words.end());
+  words.erase(std::unique(words.begin(), words.end()), words.end());
+  uint64_t of_bank[32] = {};
+  for (const uintptr_t word : words) ++of_bank[word % 32];
+  return *std::max_element(of_bank, of_bank + 32);
+}
+
+// Accesses of 8 bytes are served a half of the warp at a time, those of 16 a quarter, as are the matrices of ldmatrix:
+// banks conflict within such a part only.
+void count_shared(const WarpAccess& access) {
+  work.smem_traffic_bytes += std::max<uint64_t>(128, distinct_bytes(access, 0, access.lanes));
+  const int widest = *std::max_element(access.bytes, access.bytes + access.lanes);
+  const int together = std::min(32, 128 / std::max(4, std::min(16, widest)));
+  for (int first = 0; first < access.lanes; first += together) {
+    const int last = std::min(access.lanes, first + together);
+    const uint64_t needed = passes(access, first, last);
+    work.smem_passes += needed;
+    work.bank_conflicts += needed - 1;
+  }
+}
+
+void count_access(Kind kind, const WarpAccess& access) {
+  if (kind <= Kind::copy) count_shared(access);
+  if (kind == Kind::source) work.fill_bytes += distinct_bytes(access, 0, access.lanes);
+  if (const char* const name = KIND_NAMES[int(kind)]) ++work.instructions[name];
+}
+
+// The warp has come together: what its lanes have done since is counted, and repetitions begin again.
+void come_together(WarpCounts& warp) {
+  const auto most = [](uint32_t(&of_lanes)[32], const char* name) {
+    if (const uint32_t count = *std::max_element(of_lanes, of_lanes + 32)) work.instructions[name] += count;
+    std::fill(of_lanes, of_lanes + 32, 0);
+  };
+  most(warp.f32, "f32");
+  most(warp.special, "special");
+  for (Site* const site : warp.used) {
+    for (const WarpAccess& access : site->accesses) count_access(site->kind, access);
+    site->accesses.clear();
+    std::fill(site->repetitions, site->repetitions + 32, 0);
+    site->used = false;
+  }
+  warp.used.clear();
+}
+
+// Notes an access of the lane that runs.
+void note_access(Kind kind, const void* pc, const void* address, int bytes) {
+  WarpCounts& warp = warp_counts[size_t(current->linear / 32)];
+  // One instruction may reach shared and global memory by turns.
+  Site& site = warp.sites[reinterpret_cast<uintptr_t>(pc) * 8 + size_t(kind)];
+  if (!site.used) {
+    site.used = true;
+    site.kind = kind;
+    warp.used.push_back(&site);
+  }
+  const size_t repetition = site.repetitions[current->linear % 32]++;
+  if (site.accesses.size() <= repetition) site.accesses.resize(repetition + 1);
+  add(site.accesses[repetition], address, bytes);
+}
+
+void note_f32() { ++work.fma, ++warp_counts[size_t(current->linear / 32)].f32[current->linear % 32]; }
+void note_special() { ++work.sfu, ++warp_counts[size_t(current->linear / 32)].special[current->linear % 32]; }
+
+}  // namespace watch
+}  // namespace
+}  // namespace emulated
