@@ -122,7 +122,7 @@ __device__ __forceinline__ void multiply_tiles(T (&sums)[Grid::M][Grid::N], cons
 #pragma unroll
     for (int i = 0; i < Grid::M; ++i)
 #pragma unroll
-      for (int j = 0; j < Grid::N; ++j) sums[i][j] += x[k % 2][i] * y[k % 2][j];
+      for (int j = 0; j < Grid::N; ++j) sums[i][j] = multiply_add(x[k % 2][i], y[k % 2][j], sums[i][j]);
   }
 }
 

@@ -135,6 +135,7 @@ void ldmatrix_whole_warp(Lanes<const MatrixRow> in, Lanes<MatrixRegisters> out) 
     for (int row = 0; row < 8; ++row) {
       const void* address = in[8 * matrix + row].address;
       check_shared(address, 16, "ldmatrix");
+      tell_shared_read(8 * matrix + row, address, 16);
       for (int column = 0; column < 8; ++column) M[row][column] = static_cast<const u16*>(address)[column];
     }
     for (int lane = 0; lane < 32; ++lane) {
@@ -224,7 +225,7 @@ __device__ __forceinline__ void cp_async_ca(void* target, const void* source, in
 // Past L1 (`cg`: 16 bytes).
 __device__ __forceinline__ void cp_async_cg(void* target, const void* source, int source_bytes = 16) {
 #ifdef TUNEBENCH_EMULATE
-  emulated::copy_async(target, source, 16, source_bytes);
+  emulated::copy_async(target, source, 16, source_bytes, /*past_l1=*/true);
 #else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
                "r"(source_bytes)

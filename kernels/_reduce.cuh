@@ -7,6 +7,7 @@
 // 2^x.
 __device__ __forceinline__ float fast_exp2(float x) {
 #ifdef TUNEBENCH_EMULATE
+  emulated::count_special();
   return exp2f(x);
 #else
   float result;
@@ -23,6 +24,7 @@ __device__ __forceinline__ float fast_exp(float x) { return fast_exp2(x * LOG2_E
 // 1 / sqrt(x).
 __device__ __forceinline__ float fast_rsqrt(float x) {
 #ifdef TUNEBENCH_EMULATE
+  emulated::count_special();
   return 1.0f / sqrtf(x);
 #else
   float result;

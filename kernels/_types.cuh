@@ -177,6 +177,27 @@ __device__ __forceinline__ u32 to_tf32(float value) {
 #endif
 }
 
+// ---- full-rate f32 arithmetic -----------------------------------------------------------------------------
+// What the costs of a variant count goes through these two, which change nothing: emulation counts it here.
+
+// a * b + c, one instruction.
+__device__ __forceinline__ float multiply_add(float a, float b, float c) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::count_f32();
+  return a * b + c;
+#else
+  return fmaf(a, b, c);
+#endif
+}
+
+// `result` is that of one addition or multiplication.
+__device__ __forceinline__ float f32_op(float result) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::count_f32();
+#endif
+  return result;
+}
+
 // ---- several elements in one access -----------------------------------------------------------------------
 
 // `N` elements that move as one access; N is a power of two and N * sizeof(T) at most 16.

@@ -16,6 +16,13 @@ settings.load_profile("repeatable")
 _databases = itertools.count()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let those who have the time hold more configurations against what they execute."""
+    parser.addoption(
+        "--configs", type=int, default=3, help="configurations of each CUDA C++ variant that test_costs.py counts"
+    )
+
+
 @pytest.fixture(scope="session")
 def _places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("places")

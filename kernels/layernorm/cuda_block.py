@@ -23,7 +23,7 @@ template <int V>
 __device__ __forceinline__ float sum_of(const float (&x)[V]) {
   float total = x[0];
 #pragma unroll
-  for (int i = 1; i < V; ++i) total += x[i];
+  for (int i = 1; i < V; ++i) total = f32_op(total + x[i]);
   return total;
 }
 
@@ -32,7 +32,10 @@ template <int V>
 __device__ __forceinline__ float squares_of(const float (&x)[V], float mean) {
   float total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < V; ++i) total += (x[i] - mean) * (x[i] - mean);
+  for (int i = 0; i < V; ++i) {
+    const float apart = f32_op(x[i] - mean);
+    total = multiply_add(apart, apart, total);
+  }
   return total;
 }
 
@@ -48,7 +51,10 @@ struct Affine {
     load_floats(gamma + vector * V, scale);
     load_floats(beta + vector * V, shift);
 #pragma unroll
-    for (int i = 0; i < V; ++i) x[i] = (x[i] - mean) * inverse * scale[i] + shift[i];
+    for (int i = 0; i < V; ++i) {
+      const float normal = f32_op(f32_op(x[i] - mean) * inverse);
+      x[i] = multiply_add(normal, scale[i], shift[i]);
+    }
     store_floats(target + vector * V, x);
   }
 };

@@ -30,12 +30,12 @@ struct Arguments {
   __device__ __forceinline__ void load(int vector, float (&z)[V]) const {
     load_floats(x + vector * V, z);
 #pragma unroll
-    for (int i = 0; i < V; ++i) z[i] *= scale;
+    for (int i = 0; i < V; ++i) z[i] = f32_op(z[i] * scale);
     if constexpr (MASKED) {
       float added[V];
       load_floats(mask + vector * V, added);
 #pragma unroll
-      for (int i = 0; i < V; ++i) z[i] += added[i] * LOG2_E;
+      for (int i = 0; i < V; ++i) z[i] = multiply_add(added[i], LOG2_E, z[i]);
     }
   }
 };
@@ -52,14 +52,17 @@ template <int V>
 __device__ __forceinline__ float raise(float top, float (&z)[V]) {
   float total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < V; ++i) total += z[i] = fast_exp2(z[i] - top);
+  for (int i = 0; i < V; ++i) {
+    z[i] = fast_exp2(f32_op(z[i] - top));
+    total = f32_op(total + z[i]);
+  }
   return total;
 }
 
 template <class T, int V>
 __device__ __forceinline__ void store_scaled(T* target, float factor, float (&e)[V]) {
 #pragma unroll
-  for (int i = 0; i < V; ++i) e[i] *= factor;
+  for (int i = 0; i < V; ++i) e[i] = f32_op(e[i] * factor);
   store_floats(target, e);
 }
 
