@@ -7,6 +7,7 @@
 // Source: the happens-before relation by vector clocks, Flanagan and Freund, "FastTrack", PLDI 2009. Of the readers of a
 // byte since its last writer two are kept: enough where barriers of the block are all that orders them.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -100,12 +101,15 @@ void see_shared(size_t piece, size_t at, int bytes, bool writes, const Stamp& se
   // A static declaration has its memory from the first thread on that reaches it.
   if (shared_bytes.size() <= piece) shared_bytes.resize(piece + 1);
   auto& all = shared_bytes[piece];
+  int unset = 0;  // bytes up to here that nobody has written
   if (all.size() < shared_memory()[piece].bytes) all.resize(shared_memory()[piece].bytes);
   for (size_t i = at; i < at + size_t(bytes); ++i) {
     SharedByte& byte = all[i];
     const Stamp& writer = byte.writer;
     const bool written = writer.epoch >= first_epoch;
-    if (!written && !writes && !unset_read.epoch) unset_read = self, unset_at = i;
+    unset = written || writes ? 0 : unset + 1;
+    // A word of which a byte was written may be padding for the rest.
+    if (unset == std::min(4, bytes) && !unset_read.epoch) unset_read = self, unset_at = i + 1 - size_t(unset);
     if (written && (writer.pending || !precedes(writer, self)) && !(writer.atomic && self.atomic))
       fail_race("shared memory", i, told(writer, true), told(self, writes));
     if (writes) {
