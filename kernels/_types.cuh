@@ -177,8 +177,8 @@ __device__ __forceinline__ u32 to_tf32(float value) {
 #endif
 }
 
-// ---- full-rate f32 arithmetic -----------------------------------------------------------------------------
-// What the costs of a variant count goes through these two, which change nothing: emulation counts it here.
+// ---- arithmetic of the multiply-add pipe -----------------------------------------------------------------
+// What the costs of a variant count goes through these, which change nothing: emulation counts it here.
 
 // a * b + c, one instruction.
 __device__ __forceinline__ float multiply_add(float a, float b, float c) {
@@ -188,6 +188,14 @@ __device__ __forceinline__ float multiply_add(float a, float b, float c) {
 #else
   return fmaf(a, b, c);
 #endif
+}
+
+// The same of integers, which takes the multiply-add pipe too.
+__device__ __forceinline__ i32 multiply_add(i32 a, i32 b, i32 c) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::count_f32();
+#endif
+  return a * b + c;
 }
 
 // `result` is that of one addition or multiplication.
