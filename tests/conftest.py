@@ -19,7 +19,10 @@ _databases = itertools.count()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let those who have the time hold more configurations against what they execute."""
     parser.addoption(
-        "--configs", type=int, default=3, help="configurations of each CUDA C++ variant that test_costs.py counts"
+        "--configs",
+        type=int,
+        default=3,
+        help="configurations of each CUDA C++ variant that test_costs.py counts",
     )
 
 

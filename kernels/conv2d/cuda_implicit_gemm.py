@@ -312,7 +312,10 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
         # sm_100 on can do two multiply-adds by one instruction.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
         return Costs(
-            blocks=whole.work(bm, bn, bk, walk) / np.maximum(1.0, full),
+            # By their work: those of other classes have fewer taps.
+            blocks=np.minimum(
+                whole.tiles(bm, bn) * split, whole.work(bm, bn, bk, walk) / np.maximum(1.0, full)
+            ),
             full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
             threads=threads,
             smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),

@@ -343,7 +343,10 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
         products = rounds * (bm / warps_m / 16 * bn / warps_n / 8)
         threads = _threads(warps_m, warps_n)
         return Costs(
-            blocks=whole.work(bm, bn, bk, walk) / np.maximum(1.0, full),
+            # By their work: those of other classes have fewer taps.
+            blocks=np.minimum(
+                whole.tiles(bm, bn) * split, whole.work(bm, bn, bk, walk) / np.maximum(1.0, full)
+            ),
             full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
             threads=threads,
             smem_bytes=_smem_bytes(workload, table.columns),

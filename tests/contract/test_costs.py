@@ -1,7 +1,7 @@
 """Declared costs of CUDA C++ variants never exceed what emulation counts, and no thread of theirs races.
 
-The bound rests on `Costs` being floors (docs/bound.md). Here every access, multiply-add, matrix instruction and special
-function of a miniature is counted, block by block, and held against what the variant declares for that miniature.
+The bound rests on `Costs` being floors (docs/bound.md). Here every access, multiply-add, matrix instruction and
+special function of a miniature is counted, block by block, and held against what the variant declares for it.
 `--configs 20` takes more configurations of each variant than the suite has time for.
 """
 
@@ -52,11 +52,12 @@ def excesses(costs: Costs, counts: Counts) -> Iterator[str]:
             yield f"{name}: {declared[name]:g} are declared, {most} there are"
     for name in COUNTED:
         by_block = sorted((figure(block, name, costs.mma_dtype) for block in counts.blocks), reverse=True)
-        total, full = sum(by_block), int(declared["full_blocks"])
-        if declared[name] * declared["blocks"] > total * (1 + 1e-12):
-            yield f"{name}: {declared[name] * declared['blocks']:g} are declared for all blocks, {total} counted"
-        if full and declared[name] > by_block[min(full, len(by_block)) - 1]:
-            yield f"{name}: {declared[name]:g} are declared for {full} blocks, their least has {by_block[full - 1]}"
+        total, full = sum(by_block), min(int(declared["full_blocks"]), len(by_block))
+        of_all, least = declared[name] * declared["blocks"], by_block[full - 1]
+        if of_all > total * (1 + 1e-12):  # blocks may be a fraction
+            yield f"{name}: {of_all:g} are declared for all blocks, {total} counted"
+        if full and declared[name] > least:
+            yield f"{name}: {declared[name]:g} are declared for each of {full} blocks, one has {least}"
 
 
 def figure(block: Work, name: str, mma_dtype: str | None) -> int:

@@ -45,16 +45,20 @@ class ToyVariant(CudaVariant[Toy]):
 
     Args:
         text: Its source.
-        block: Threads of its one block.
+        block: Threads of a block.
         smem_bytes: Dynamic shared memory.
+        grid: Blocks.
     """
 
     name = "toy"
     operator = Toy
     space = Space((Parameter("unused", (0,), "nothing"),))
 
-    def __init__(self, text: str, *, block: int = 64, smem_bytes: int = 0, entry: str = "toy") -> None:
+    def __init__(
+        self, text: str, *, block: int = 64, smem_bytes: int = 0, entry: str = "toy", grid: int = 1
+    ) -> None:
         self._text, self._block, self._smem_bytes, self._entry = text, block, smem_bytes, entry
+        self._grid = grid
 
     def default(self, workload: Toy, device: Device) -> Config:
         return Config({"unused": 0})
@@ -70,7 +74,7 @@ class ToyVariant(CudaVariant[Toy]):
         return (
             Launch(
                 entry=self._entry,
-                grid=(1, 1, 1),
+                grid=(self._grid, 1, 1),
                 block=(self._block, 1, 1),
                 arguments=arguments,
                 smem_bytes=self._smem_bytes,

@@ -96,14 +96,17 @@ class Counts:
             work = _sum(launch.blocks)
             figures = {item.name: getattr(work, item.name) for item in fields(Work)[:-1]}
             figures |= {"read_bytes": launch.read_bytes, "written_bytes": launch.written_bytes}
-            told = [f"{name} {value}" for name, value in (figures | dict(work.warp_instructions)).items() if value]
+            told = [
+                f"{name} {value}" for name, value in (figures | dict(work.warp_instructions)).items() if value
+            ]
             lines.append(f"{len(launch.blocks)} blocks of {launch.threads} threads: {', '.join(told)}")
         return "\n".join(lines)
 
 
 def read_counts(text: str) -> Counts:
-    """Read what the emulator tells: lines of `block NAME=COUNT …` and, after its blocks, one of `launch …`."""
-    launches, blocks = [], []
+    """Read what the emulator tells: a line `block NAME=COUNT …` for each block, then `launch …`."""
+    launches: list[LaunchCounts] = []
+    blocks: list[Work] = []
     for line in text.splitlines():
         kind, *words = line.split()
         figures = {name: int(value) for name, _, value in (word.rpartition("=") for word in words)}

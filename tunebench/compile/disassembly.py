@@ -108,9 +108,7 @@ def count_instructions(code: str) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def unmet_claims(
-    variant: CudaVariant[Any], workload: Workload, config: Config, code: str
-) -> tuple[str, ...]:
+def unmet_claims(variant: CudaVariant[Any], workload: Workload, config: Config, code: str) -> tuple[str, ...]:
     """Return the instructions that a variant claims its machine code has, and that are not in it."""
     there = count_instructions(code)
     return tuple(name for name in variant.claims(workload, config) if name not in there)

@@ -125,9 +125,9 @@ def watch(
 ) -> Watched:
     """Run one configuration as `emulate` does, find races, and count what a GPU would execute.
 
-    Every access to memory is seen (see shim_watch.h), so that one run in one order finds what `emulate` finds
-    only where results differ: threads that touch the same byte of shared memory with no barrier between, blocks
-    that write the same byte of a tensor, shared memory that is read before it is written.
+    Every access to memory is seen (see shim_watch.h), so that one run in one order finds what `emulate`
+    finds only where results differ: threads that touch the same byte of shared memory with no barrier between,
+    blocks that write the same byte of a tensor, shared memory that is read before it is written.
 
     Takes what `emulate` takes.
 
@@ -276,7 +276,7 @@ def _reason(status: int, log: str) -> str:
 
 
 def _name_lines(reason: str, executable: Path) -> str:
-    """Put the lines of source in place of each `pc 0x…`: the access's own, and where the kernel came to it."""
+    """Put lines of source in place of each `pc 0x…`: the access's own, and that of the kernel."""
 
     def lines(match: re.Match[str]) -> str:
         # A call returns to what follows it: the byte before is the call's.

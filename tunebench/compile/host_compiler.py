@@ -24,9 +24,10 @@ from tunebench.variant import strip_comments
 __all__ = ["Mode", "build_executable", "find_compiler"]
 
 Mode = Literal["plain", "sanitize", "watch"]
-"""What an executable finds besides results: nothing, accesses out of bounds, or races, with counts of what is done."""
+"""What is found besides results: nothing, accesses out of bounds, or races, with counts of what is done."""
 
 OLDEST_GCC_THAT_WATCHES = 12
+"""Earlier ones are not known to call what shim_watch.h defines."""
 
 _TIMEOUT_S = 120.0
 _FLAGS = (
@@ -84,7 +85,9 @@ def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "pla
     target = _environment.cache_folder() / "emulated" / key[:2] / key
     if not target.is_file():
         runtime = _runtime(compiler, mode)
-        _compile([compiler, *flags, *_FROM_STDIN], unit, target, link=[compiler, *_linked(mode), str(runtime)])
+        _compile(
+            [compiler, *flags, *_FROM_STDIN], unit, target, link=[compiler, *_linked(mode), str(runtime)]
+        )
     return target
 
 
