@@ -1,7 +1,7 @@
 """Declared costs of CUDA C++ variants never exceed what emulation counts, and no thread of theirs races.
 
-The bound rests on `Costs` being floors (docs/bound.md). Here every access, multiply-add, matrix instruction and
-special function of a miniature is counted, block by block, and held against what the variant declares for it.
+The bound rests on `Costs` being floors (docs/bound.md). Here every access, multiply-add, matrix instruction
+and special function of a miniature is counted, block by block, and held against what is declared for it.
 `--configs 20` takes more configurations of each variant than the suite has time for.
 """
 

@@ -274,7 +274,7 @@ def test_unset_and_outside(reason: str, body: str) -> None:
         see(SHARED + body)
 
 
-# -- faults planted in the kernels that are shipped ------------------------------------------------------------
+# -- faults planted in the kernels that are shipped ----------------------------------------------------------
 
 
 class Faulty:

@@ -126,8 +126,8 @@ def watch(
     """Run one configuration as `emulate` does, find races, and count what a GPU would execute.
 
     Every access to memory is seen (see shim_watch.h), so that one run in one order finds what `emulate`
-    finds only where results differ: threads that touch the same byte of shared memory with no barrier between,
-    blocks that write the same byte of a tensor, shared memory that is read before it is written.
+    finds only where results differ: threads that touch the same byte of shared memory with no barrier
+    between, blocks that write the same byte of a tensor, shared memory that is read before it is written.
 
     Takes what `emulate` takes.
 
