@@ -3,7 +3,7 @@
     python benchmarks/emulation.py [--size 256]
 
 Each kernel in its default configuration, run plainly, under AddressSanitizer, and under watch, which counts
-and finds races. Seconds are processor time of the emulator's process, the least of three runs; the first build
+and finds races. Seconds are processor time of its process, the least of three runs; the first build
 of a mode includes the emulator's runtime.
 """
 
