@@ -7,7 +7,6 @@
 // 2^x.
 __device__ __forceinline__ float fast_exp2(float x) {
 #ifdef TUNEBENCH_EMULATE
-  emulated::count_special();
   return exp2f(x);
 #else
   float result;

@@ -173,6 +173,10 @@ RACES = {
     "no barrier after a copy": COPY + "cp_async_wait<0>();\n y[t] = s[t ^ 1];",
     "a group too few": COPY + "cp_async_wait<1>(); __syncthreads();\n y[t] = s[t];",
     "a copy over what is read": "s[t] = x[t]; __syncthreads(); y[t] = s[t ^ 1];\n" + COPY,
+    "ldmatrix of rows that lanes wrote themselves": """
+        __shared__ alignas(16) float r[256];
+        store_vec(r + 4 * t, load_vec<4>(x));
+        u32 d[4]; ldmatrix_x4(d, r + 4 * t); y[t] = d[0];""",
     "ldmatrix": "s[t] = x[t]; u32 d[2];\n ldmatrix_x2(d, s + t % 8 * 4); y[t] = d[0];",
 }
 

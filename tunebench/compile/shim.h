@@ -85,12 +85,25 @@ inline int __mulhi(int a, int b) { return int((long long)a * b >> 32); }
 
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
+// What the special-function unit computes, or what takes at least one result of it.
+inline float tunebench_special(float result) {
+  emulated::count_special();
+  return result;
+}
+// exp and exp2 are that, the accurate ones too.
+#define TUNEBENCH_EXPONENTIAL(name)                                                                              \
+  float tunebench_##name(float) __asm__(#name "f");                                                              \
+  extern "C" double name(double);                                                                                \
+  inline float name##f(float x) { return tunebench_special(tunebench_##name(x)); }                               \
+  inline float name(float x) { return name##f(x); }
+TUNEBENCH_EXPONENTIAL(exp)
+TUNEBENCH_EXPONENTIAL(exp2)
+#undef TUNEBENCH_EXPONENTIAL
+
 #define TUNEBENCH_UNARY(name)                                                                                    \
   extern "C" float name##f(float);                                                                               \
   extern "C" double name(double);                                                                                \
   inline float name(float x) { return name##f(x); }
-TUNEBENCH_UNARY(exp)
-TUNEBENCH_UNARY(exp2)
 TUNEBENCH_UNARY(expm1)
 TUNEBENCH_UNARY(log)
 TUNEBENCH_UNARY(log2)
@@ -126,15 +139,10 @@ inline float fma(float x, float y, float z) { return fmaf(x, y, z); }
 extern "C" int abs(int);
 inline float abs(float x) { return __builtin_fabsf(x); }
 
-// What the special-function unit computes, or what takes at least one result of it.
-inline float tunebench_special(float result) {
-  emulated::count_special();
-  return result;
-}
 inline float rsqrtf(float x) { return tunebench_special(1.0f / __builtin_sqrtf(x)); }
 inline float fdividef(float x, float y) { return x / y; }
-inline float __expf(float x) { return tunebench_special(expf(x)); }
-inline float __exp2f(float x) { return tunebench_special(exp2f(x)); }
+inline float __expf(float x) { return expf(x); }
+inline float __exp2f(float x) { return exp2f(x); }
 inline float __logf(float x) { return tunebench_special(logf(x)); }
 inline float __log2f(float x) { return tunebench_special(log2f(x)); }
 inline float __sinf(float x) { return tunebench_special(sinf(x)); }
