@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, fields
 
 __all__ = ["Counts", "LaunchCounts", "Work", "read_counts"]
 
+_DTYPES = {"s8": "i8"}
+"""Types of matrix instructions that PTX names otherwise than we do."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -50,7 +53,7 @@ class Work:
         flop: Counter[str] = Counter()
         for name, count in self.warp_instructions.items():
             if shape := re.search(r"mma.*\.m(\d+)n(\d+)k(\d+)\.(\w+)$", name):
-                flop[shape[4]] += 2 * int(shape[1]) * int(shape[2]) * int(shape[3]) * count
+                flop[_DTYPES.get(shape[4], shape[4])] += 2 * int(shape[1]) * int(shape[2]) * int(shape[3]) * count
         return dict(flop)
 
 
