@@ -270,6 +270,15 @@ def test_blocks_may_meet_by_atomics() -> None:
         ),
         ("outside of x, at byte 256 of 256: thread .63,0,0. read", "y[t] = x[t + 1];"),
         ("outside of x, at byte -4 of 256: thread .0,0,0. read", "y[t] = x[t - 1];"),
+        ("outside of shared memory, at byte 272 of 272: thread .63,0,0. wrote", "s[t + 5] = x[t];"),
+        (
+            "outside of shared memory, at byte 268 of 272: thread .0,0,0. read",
+            "s[t] = 0; y[t] = *(double*)(s + 67);",
+        ),
+        (
+            "outside of shared memory, at byte -4 of 272: thread .0,0,0. wrote",
+            "float* p = s; p[t - 1] = x[t];",
+        ),
         ("outside of y, at byte 256 of 256: thread .63,0,0. wrote", "y[t + 1] = 0;"),
     ],
 )

@@ -47,20 +47,29 @@ bool on_a_stack(const unsigned char* at) {
   return at >= lowest && at < lowest + (STACK_BYTES + PAGE) * fibers.size();
 }
 
-// Returns the piece of shared memory that holds an address, or -1.
+bool reaches(const unsigned char* at, const unsigned char* data, size_t bytes) {
+  return at + GUARD >= data && at < data + bytes + GUARD;
+}
+
+// Returns the piece of shared memory that an address is in or next to, or -1.
 int piece_of(const unsigned char* at) {
   const auto& all = shared_memory();
   for (size_t i = 0; i < all.size(); ++i)
-    if (at >= all[i].data && at < all[i].data + all[i].bytes) return int(i);
+    if (reaches(at, all[i].data, all[i].bytes)) return int(i);
   return -1;
+}
+
+// Returns where an access begins in what it reaches; fails unless it is within.
+size_t offset_within(const unsigned char* data, size_t size, const unsigned char* at, int bytes, const std::string& name,
+                     const Stamp& self, bool writes) {
+  if (at < data || at + bytes > data + size)
+    fail("access outside of %s, at byte %td of %zu: %s", name.c_str(), at - data, size, told(self, writes).c_str());
+  return size_t(at - data);
 }
 
 void access_tensor(const Tensor& tensor, const unsigned char* at, int bytes, bool writes, const Stamp& self, Kind kind,
                    const void* pc) {
-  if (at < tensor.data || at + bytes > tensor.data + tensor.bytes)
-    fail("access outside of %s, at byte %td of %zu: %s", tensor.name.c_str(), at - tensor.data, tensor.bytes,
-         told(self, writes).c_str());
-  const size_t first = size_t(at - tensor.data);
+  const size_t first = offset_within(tensor.data, tensor.bytes, at, bytes, tensor.name, self, writes);
   if (kind != Kind::source)
     for (size_t i = first; i < first + size_t(bytes) && !writes; ++i)
       if (tensor.seen[i].brought_to != block) ++work.fill_bytes, tensor.seen[i].brought_to = block;
@@ -74,16 +83,18 @@ void access(const void* address, int bytes, bool writes, bool atomic, const void
   const auto at = static_cast<const unsigned char*>(address);
   if (on_a_stack(at)) return;
   const int piece = piece_of(at);
+  const Stamp self = now(current->linear, pc, atomic);
   if (piece >= 0) {
+    const Shared& shared = shared_memory()[size_t(piece)];
+    const size_t first = offset_within(shared.data, shared.bytes, at, bytes, "shared memory", self, writes);
     note_access(atomic ? Kind::shared_atomic : writes ? Kind::shared_store : Kind::shared_load, pc, at, bytes);
-    const size_t first = size_t(at - shared_memory()[size_t(piece)].data);
-    see_shared(size_t(piece), first, bytes, writes, now(current->linear, pc, atomic));
+    see_shared(size_t(piece), first, bytes, writes, self);
     return;
   }
   for (const Tensor& tensor : tensors)
-    if (at + GUARD >= tensor.data && at < tensor.data + tensor.bytes + GUARD) {
+    if (reaches(at, tensor.data, tensor.bytes)) {
       const Kind kind = atomic ? Kind::global_atomic : writes ? Kind::global_store : Kind::global_load;
-      access_tensor(tensor, at, bytes, writes, now(current->linear, pc, atomic), kind, pc);
+      access_tensor(tensor, at, bytes, writes, self, kind, pc);
       block_has_met_others |= atomic;
       return;
     }
@@ -165,7 +176,7 @@ void copy_begins(const void* target, const void* source, int bytes, int source_b
   const size_t piece = size_t(piece_of(to)), at = size_t(to - shared_memory()[piece].data);
   note_access(Kind::copy, pc, to, bytes);
   for (const Tensor& tensor : tensors)
-    if (source_bytes && from + GUARD >= tensor.data && from < tensor.data + tensor.bytes + GUARD)
+    if (source_bytes && reaches(from, tensor.data, tensor.bytes))
       access_tensor(tensor, from, source_bytes, false, now(current->linear, pc),
                     past_l1 ? Kind::source : Kind::global_load, past_l1 ? pc : nullptr);
   Stamp self = now(current->linear, pc);
