@@ -1,12 +1,13 @@
 """Declared costs of CUDA C++ variants never exceed what emulation counts, and no thread of theirs races.
 
 The bound rests on `Costs` being floors (docs/bound.md). Here every access, multiply-add, matrix instruction
-and special function of a miniature is counted, block by block, and held against what is declared for it.
+and special function is counted, block by block, and held against what is declared.
 `--configs 20` takes more configurations of each variant than the suite has time for.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from collections.abc import Iterator
@@ -18,21 +19,25 @@ from test_cuda_variants import assert_right, cases, needs_compiler
 
 from tunebench.compile.counts import Counts, Work
 from tunebench.compile.emulate import watch
-from tunebench.device import representative
+from tunebench.device import Device, representative
 from tunebench.space import Table
 from tunebench.variant import Costs, CudaVariant
 from tunebench.workload import Workload
 
-DEVICE = representative("sm_90")
+LARGE = representative("sm_90")
+SMALL = dataclasses.replace(LARGE, sm_count=20)
+"""So small that what shares work out among all SMs has some for each at sizes that are emulated quickly."""
 COUNTED = ("fma", "sfu", "smem_traffic_bytes", "fill_bytes", "instructions", "mma_flop")
 
 
-def rows(variant: CudaVariant[Any], workload: Workload, count: int) -> Table:
-    """Return the default configuration and others, `count` in all, the same ones in every run."""
-    table = variant.configs(workload, DEVICE)
-    default = table.row(variant.default(workload, DEVICE))
-    drawn = random.Random(f"costs {workload}").sample(range(len(table)), min(count, len(table)))
-    return table.take(np.array(list(dict.fromkeys([default, *drawn]))[:count]))
+def drawn(variant: CudaVariant[Any], workload: Workload, count: int) -> Iterator[tuple[Table, Device]]:
+    """Yield so many configurations, each in a table of its own; some are the default. The same in every run."""
+    generator = random.Random(f"costs {variant.key} {workload}")
+    for turn in range(first := generator.randrange(3), first + count):
+        device = SMALL if turn % 2 else LARGE
+        table = variant.configs(workload, device)
+        default = table.row(variant.default(workload, device))
+        yield table.take(np.array([generator.randrange(len(table)) if turn % 3 else default])), device
 
 
 def excesses(costs: Costs, counts: Counts) -> Iterator[str]:
@@ -69,15 +74,13 @@ def figure(block: Work, name: str, mma_dtype: str | None) -> int:
 def test_costs_are_floors_and_nothing_races(
     variant: CudaVariant[Any], workload: Workload, pytestconfig: pytest.Config
 ) -> None:
-    table = rows(variant, workload, per_case(variant, pytestconfig.getoption("configs")))
-    for row in range(len(table)):
-        config = table.config(row)
-        small = variant.miniature(workload, config)
-        inputs = small.draw(np.random.default_rng(0))
-        seen = watch(variant, small, config, inputs)
-        assert_right(seen.outputs, small, inputs, f"{variant.key} {small} {config}")
-        costs = variant.costs(small, table.take(np.array([row])), DEVICE)
-        assert not list(excesses(costs, seen.counts)), f"{variant.key} {small} {config}"
+    for table, device in drawn(variant, workload, per_case(variant, pytestconfig.getoption("configs"))):
+        config = table.config(0)
+        inputs = workload.draw(np.random.default_rng(0))
+        seen = watch(variant, workload, config, inputs)
+        what = f"{variant.key} {workload} {config} on {device.sm_count} SMs"
+        assert_right(seen.outputs, workload, inputs, what)
+        assert not list(excesses(variant.costs(workload, table, device), seen.counts)), what
 
 
 def per_case(variant: CudaVariant[Any], per_variant: int) -> int:
