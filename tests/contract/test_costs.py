@@ -31,7 +31,7 @@ COUNTED = ("fma", "sfu", "smem_traffic_bytes", "fill_bytes", "instructions", "mm
 
 
 def drawn(variant: CudaVariant[Any], workload: Workload, count: int) -> Iterator[tuple[Table, Device]]:
-    """Yield so many configurations, each in a table of its own, the same in every run; some are the default."""
+    """Yield so many configurations, a table each, the same ones in every run; some are the default."""
     generator = random.Random(f"costs {variant.key} {workload}")
     for turn in range(first := generator.randrange(3), first + count):
         device = SMALL if turn % 2 else LARGE
