@@ -21,7 +21,7 @@ from tunebench.compile.counts import Counts, Work
 from tunebench.compile.emulate import watch
 from tunebench.device import Device, representative
 from tunebench.space import Table
-from tunebench.variant import Costs, CudaVariant
+from tunebench.variant import Costs, CudaVariant, ceil_div
 from tunebench.workload import Workload
 
 LARGE = representative("sm_90")
@@ -47,8 +47,6 @@ def excesses(costs: Costs, counts: Counts) -> Iterator[str]:
         for name in (*COUNTED, "blocks", "full_blocks", "threads", "smem_bytes")
     }
     known = {
-        "blocks": len(counts.blocks),
-        "full_blocks": len(counts.blocks),
         "threads": max(launch.threads for launch in counts.launches),
         "smem_bytes": max(launch.smem_bytes for launch in counts.launches),
     }
@@ -57,12 +55,14 @@ def excesses(costs: Costs, counts: Counts) -> Iterator[str]:
             yield f"{name}: {declared[name]:g} are declared, {most} there are"
     for name in COUNTED:
         by_block = sorted((figure(block, name, costs.mma_dtype) for block in counts.blocks), reverse=True)
-        total, full = sum(by_block), min(int(declared["full_blocks"]), len(by_block))
-        of_all, least = declared[name] * declared["blocks"], by_block[full - 1]
+        of_all, of_one, total = declared[name] * declared["blocks"], declared[name], sum(by_block)
         if of_all > total * (1 + 1e-12):  # blocks may be a fraction
             yield f"{name}: {of_all:g} are declared for all blocks, {total} counted"
-        if full and declared[name] > least:
-            yield f"{name}: {declared[name]:g} are declared for each of {full} blocks, one has {least}"
+        full = int(declared["full_blocks"])
+        if full > len(by_block):  # blocks stay and take several in turn: the busiest has its share of them
+            full, of_one = 1, of_one * ceil_div(full, len(by_block))
+        if full and of_one > by_block[full - 1]:
+            yield f"{name}: {of_one:g} are declared for each of {full} blocks, one has {by_block[full - 1]}"
 
 
 def figure(block: Work, name: str, mma_dtype: str | None) -> int:

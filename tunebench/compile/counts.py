@@ -53,7 +53,9 @@ class Work:
         flop: Counter[str] = Counter()
         for name, count in self.warp_instructions.items():
             if shape := re.search(r"mma.*\.m(\d+)n(\d+)k(\d+)\.(\w+)$", name):
-                flop[_DTYPES.get(shape[4], shape[4])] += 2 * int(shape[1]) * int(shape[2]) * int(shape[3]) * count
+                warps = 4 if name.startswith("wgmma") else 1  # that do it together
+                size = int(shape[1]) * int(shape[2]) * int(shape[3])
+                flop[_DTYPES.get(shape[4], shape[4])] += 2 * size * count // warps
         return dict(flop)
 
 
