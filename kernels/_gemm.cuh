@@ -14,26 +14,35 @@ struct TileIndex {
   int batch, m, n;
 };
 
-// The tile of this block of a one-dimensional grid (y and z end at 65535). Tiles are taken in groups of `group_m` rows of
-// tiles, column by column, so that blocks that run together share rows of A and columns of B while those are in L2.
-__device__ __forceinline__ TileIndex tile_of_block(int tiles_m, int tiles_n, int group_m) {
+// The tile that comes as number `index`. Tiles are taken in groups of `group_m` rows of tiles, column by column, so that
+// blocks that run together share rows of A and columns of B while those are in L2.
+__device__ __forceinline__ TileIndex tile_at(u32 index, int tiles_m, int tiles_n, int group_m) {
   // Unsigned divisions are shorter; the grid has fewer than 2^31 blocks, so no product here overflows.
   const u32 per_product = u32(tiles_m) * u32(tiles_n);
-  const u32 batch = blockIdx.x / per_product, tile = blockIdx.x - batch * per_product;
+  const u32 batch = index / per_product, tile = index - batch * per_product;
   const u32 height = min(u32(group_m), u32(tiles_m)), per_group = height * u32(tiles_n);
   const u32 first = tile / per_group * height, within = tile % per_group;
   const u32 rows = min(height, u32(tiles_m) - first);  // the last group may be lower
   return {int(batch), int(first + within % rows), int(within / rows)};
 }
 
+// The tile of this block of a one-dimensional grid (y and z end at 65535).
+__device__ __forceinline__ TileIndex tile_of_block(int tiles_m, int tiles_n, int group_m) {
+  return tile_at(blockIdx.x, tiles_m, tiles_n, group_m);
+}
+
 // Tiles of `tile` that cover `extent`, which is 1 or more; does not overflow near 2^31.
 __device__ __forceinline__ int tiles_of(int extent, int tile) { return (extent - 1) / tile + 1; }
 
-// First element of the tile that starts at row (or column) `x` of op(A) (or op(B)); `pitch` is the elements between
-// lines of the matrix as stored.
+// First element of the tile that starts at row (or column) `x` of op(A) (or op(B)) and at `k`; `pitch` is the elements
+// between lines of the matrix as stored.
+template <bool K_CONTIGUOUS, class T>
+__device__ __forceinline__ const T* tile_corner(const T* matrix, int x, int k, i64 pitch) {
+  return matrix + (K_CONTIGUOUS ? x * pitch + k : k * pitch + x);
+}
 template <bool K_CONTIGUOUS, class T>
 __device__ __forceinline__ const T* tile_corner(const T* matrix, int x, i64 pitch) {
-  return matrix + (K_CONTIGUOUS ? x * pitch : i64(x));
+  return tile_corner<K_CONTIGUOUS>(matrix, x, 0, pitch);
 }
 
 // How threads share out a tile's accesses: thread by thread along a line of PER_LINE accesses, then line by line.

@@ -6,20 +6,33 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tunebench._lazy import np
+from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
 from tunebench.kernels._cuda import ctype
-from tunebench.variant import Scalar, ceil_div
+from tunebench.space import Config, Table
+from tunebench.variant import Launch, Scalar, ceil_div
+from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = [
     "MAX_BLOCKS",
+    "SPLITS",
+    "STREAMS",
+    "Share",
     "alignment",
     "arguments",
     "blocks",
     "constants",
+    "divided_launches",
+    "division",
     "fits",
     "problem",
+    "scratch",
+    "shares",
     "shrink",
+    "split_is_of_use",
+    "stream_is_of_use",
     "widths",
 ]
 
@@ -79,6 +92,135 @@ def widths(workload: Gemm) -> tuple[int, int, int]:
 def blocks(workload: Gemm, bm: Any, bn: Any) -> Any:
     """Return the number of tiles of bm x bn (numbers or columns) that cover c, over the whole batch."""
     return workload.batch * ceil_div(workload.m, bm) * ceil_div(workload.n, bn)
+
+
+# -- division along k (see _gemm_parts.cuh) -----------------------------------------------------------------
+
+SPLITS = (1, 2, 4, 8, 16, 32)
+
+STREAMS = (0, 36, 40, 46, 58, 68, 72, 80, 82, 84, 108, 114, 128, 132, 142, 144, 148, 160, 188)
+"""Blocks of a stream-K grid: how many SMs GPUs have, so that each has one."""
+
+LEAST_STEPS = 2
+"""Steps of k that are worth a block of their own."""
+
+MAX_SCRATCH_BYTES = 2**30
+"""Most memory that parts of sums may take."""
+
+FINISH_THREADS, FINISH_ROWS = 128, 16
+"""Threads of a block of `finish_tiles`, and the rows of a tile it has."""
+
+
+def split_is_of_use(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, device: Device) -> Any:
+    """k is split only where tiles are few, into parts of some steps, whose sums fit the scratch."""
+    tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
+    few = tiles * (split_k // 2) < 2 * device.sm_count
+    long = ceil_div(workload.k, bk) >= LEAST_STEPS * split_k
+    small = 4.0 * tiles * split_k * bm * bn <= MAX_SCRATCH_BYTES
+    return (split_k == 1) | (few & long & small)
+
+
+def stream_is_of_use(
+    bm: Any, bn: Any, bk: Any, split_k: Any, stream_k: Any, workload: Gemm, device: Device
+) -> Any:
+    """A stream must have a block for each SM (or nearly so), steps for each, and no more than 4 tiles a block."""
+    usual = max((count for count in STREAMS if count <= device.sm_count), default=0)
+    tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
+    worthwhile = (tiles <= 4 * stream_k) & (tiles * ceil_div(workload.k, bk) >= LEAST_STEPS * stream_k)
+    # What divides evenly is whole tiles, or parts of them, already.
+    return (stream_k == 0) | ((stream_k == usual) & (split_k == 1) & worthwhile & (tiles % usual != 0))
+
+
+def division(config: Mapping[str, Any]) -> str:
+    """Return the C++ type that says which steps of k each block adds up."""
+    if config.get("stream_k", 0):
+        return "StreamK"
+    return "SplitK" if config["split_k"] > 1 else "WholeTiles"
+
+
+def _parts(workload: Gemm, config: Mapping[str, Any]) -> int:
+    """Return what a division shares out among: blocks of a stream, or of a tile."""
+    if not config.get("stream_k", 0):
+        return int(config["split_k"])
+    steps = blocks(workload, config["bm"], config["bn"]) * ceil_div(workload.k, config["bk"])
+    # A problem smaller than the configuration is for has fewer blocks, so that each still has some steps.
+    return max(1, min(int(config["stream_k"]), int(steps) // LEAST_STEPS))
+
+
+def scratch(workload: Gemm, config: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return the slots that parts of sums are kept in, if there are any."""
+    kind, parts = division(config), _parts(workload, config)
+    if kind == "WholeTiles":
+        return ()
+    bm, bn = config["bm"], config["bn"]
+    slots = 2 * parts if kind == "StreamK" else parts * blocks(workload, bm, bn)
+    return (Tensor(name="partial", shape=(slots, bm, bn), dtype="i32" if workload.dtype == "i8" else "f32"),)
+
+
+def divided_launches(workload: Gemm, config: Config, product: Launch) -> tuple[Launch, ...]:
+    """Return the launches of a product, and of what adds its parts up if there are any.
+
+    Args:
+        workload: The problem.
+        config: A configuration with `bm`, `bn`, `bk`, `group_m`, `split_k` and perhaps `stream_k`.
+        product: Entry, threads and shared memory of the product; grid and arguments are filled in here.
+    """
+    kind, parts = division(config), _parts(workload, config)
+    tiles, bias = blocks(workload, config["bm"], config["bn"]), "bias" if workload.has_bias else "c"
+    sizes = (workload.m, workload.n, workload.k, config["group_m"], tiles, parts)
+    numbers = tuple(Scalar("int", size) for size in sizes)
+    partial = "c" if kind == "WholeTiles" else "partial"  # in whose place it is not written
+    first = dataclasses.replace(
+        product,
+        grid=(parts if kind == "StreamK" else tiles * parts, 1, 1),
+        arguments=("a", "b", bias, "c", partial, *numbers),
+    )
+    if kind == "WholeTiles":
+        return (first,)
+    finish = Launch(
+        entry="finish_tiles<Choice>",
+        grid=(tiles * config["bm"] // FINISH_ROWS, 1, 1),
+        block=(FINISH_THREADS, 1, 1),
+        arguments=("partial", bias, "c", *numbers),
+    )
+    return (first, finish)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What blocks do of a product, as columns.
+
+    Attributes:
+        steps: Steps of k (of some tile or tiles) of a block that has most.
+        length: Elements of k that exist in these, at least.
+        full_blocks: How many blocks have as many steps.
+        blocks: How many blocks of as many steps would do all there is.
+    """
+
+    steps: Any
+    length: Any
+    full_blocks: Any
+    blocks: Any
+
+
+def shares(workload: Gemm, table: Table) -> Share:
+    """Return what blocks do in each configuration of a table."""
+    bm, bn, bk, split = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "split_k"))
+    stream = table["stream_k"].astype(np.float64) if "stream_k" in table.space.names else 0.0 * bm
+    tiles, of_tile = blocks(workload, bm, bn), ceil_div(workload.k, bk)
+    # A division shares `steps` out among `parts`, and does so `times` over.
+    steps = np.where(stream > 0, tiles * of_tile, of_tile)
+    parts = np.where(stream > 0, stream, split)
+    times = np.where(stream > 0, 1.0, tiles)
+    most = ceil_div(steps, parts)
+    # The last step of a tile may be short, and some of those may be among a block's.
+    missing = of_tile * bk - workload.k
+    return Share(
+        steps=most,
+        length=most * bk - ceil_div(most, of_tile) * missing,
+        full_blocks=times * np.where(steps % parts == 0, parts, steps % parts),
+        blocks=times * steps / most,
+    )
 
 
 def fits(bm: Any, bn: Any, workload: Gemm) -> Any:

@@ -5,7 +5,7 @@
 // A tile is X x K: X rows of op(A), or X columns of op(B), by K of the summed dimension. In shared memory it keeps the
 // order of global memory: lines of K elements where k is contiguous there, else lines of X elements.
 
-// What one mma takes of K: 32 bytes, which is 16 elements of f16 or bf16 and 8 of tf32 (stored as f32).
+// What one mma takes of K: 32 bytes, which is 32 elements of e4m3 or i8, 16 of f16 or bf16, 8 of tf32 (stored as f32).
 template <class T>
 constexpr int MMA_K = 32 / int(sizeof(T));
 
@@ -33,6 +33,7 @@ struct AsyncTile {
   static constexpr int STEPS = K / MMA_K<T>;
   static constexpr int LENGTH = K_CONTIGUOUS ? K : X, ELEMENTS = X * K, BYTES = VEC * int(sizeof(T));
   static constexpr bool BY_LDMATRIX = K_CONTIGUOUS || sizeof(T) == 2;  // it transposes 16-bit elements only
+  static_assert(BY_LDMATRIX || sizeof(T) == 4, "8-bit elements are read along k: nothing here gathers them");
   using Walk = LineWalk<ELEMENTS / LENGTH, LENGTH / VEC, THREADS>;
   using Layout = Swizzled<T, LENGTH, BY_LDMATRIX ? 1 : 2>;
 
@@ -97,11 +98,13 @@ __device__ __forceinline__ void load_fragment(u32 (&registers)[4], const T* tile
 }
 
 template <class T>
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+__device__ __forceinline__ void mma(Wide<T> (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   if constexpr (sizeof(T) == 4)
     mma_m16n8k8_tf32(d, a, b);
-  else
+  else if constexpr (sizeof(T) == 2)
     mma_m16n8k16<T>(d, a, b);
+  else
+    mma_m16n8k32<T>(d, a, b);
 }
 
 // Warps laid over BM x BN results; each has M x N of them, in operands of 16 x 8.
@@ -116,7 +119,7 @@ struct WarpGrid {
 
 // sums += tile of A times tile of B. Fragments of the next step are loaded while this one's are multiplied.
 template <class Grid, class TileA, class TileB, class T>
-__device__ __forceinline__ void mma_tiles(float (&sums)[Grid::M / 16][Grid::N / 8][4], const T* a, const T* b) {
+__device__ __forceinline__ void mma_tiles(Wide<T> (&sums)[Grid::M / 16][Grid::N / 8][4], const T* a, const T* b) {
   constexpr int STEPS = TileA::STEPS, IN_M = Grid::M / 16, IN_N = Grid::N / 16;
   u32 of_a[2][IN_M][4], of_b[2][IN_N][4];
   const auto load = [&](int step) {
@@ -142,11 +145,44 @@ __device__ __forceinline__ void mma_tiles(float (&sums)[Grid::M / 16][Grid::N / 
   }
 }
 
+// The main loop. sums += a row of tiles of A times a column of tiles of B, over the next `k` of K. STAGES buffers of shared
+// memory take turns: all but one are being filled while that one is multiplied.
+template <class Grid, int STAGES, int K, class TileA, class TileB, class T>
+__device__ __forceinline__ void multiply_ahead(Wide<T> (&sums)[Grid::M / 16][Grid::N / 8][4], TileA& of_a, TileB& of_b,
+                                               int k, T* shared) {
+  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
+  int to_copy = k, filled = 0;  // of k; the buffer that is filled next
+  // A group of copies is closed also where there is nothing left to copy: waiting counts groups.
+  const auto copy_next = [&] {
+    if (to_copy > 0) {
+      T* const buffer = shared + filled * STAGE;
+      of_a.copy(buffer, to_copy);
+      of_b.copy(buffer + TileA::ELEMENTS, to_copy);
+      to_copy -= K;
+    }
+    filled = filled + 1 == STAGES ? 0 : filled + 1;
+    cp_async_commit();
+  };
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; ++stage) copy_next();
+
+  int read = 0;  // the buffer that is multiplied next
+#pragma unroll 1
+  for (int k_left = k; k_left > 0; k_left -= K) {
+    cp_async_wait<STAGES - 2>();
+    __syncthreads();  // this tile is there for all, and all have read the buffer that is filled now
+    copy_next();
+    const T* const buffer = shared + read * STAGE;
+    mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
+    read = read + 1 == STAGES ? 0 : read + 1;
+  }
+}
+
 // ---- results -----------------------------------------------------------------------------------------------
 
 // Stores results straight from the fragments: a pair of neighbours a thread, one access where VEC allows.
-template <class Grid, int VEC, class Out, class Finishing>
-__device__ __forceinline__ void store_fragments(const float (&sums)[Grid::M / 16][Grid::N / 8][4],
+template <class Grid, int VEC, class Sum, class Out, class Finishing>
+__device__ __forceinline__ void store_fragments(const Sum (&sums)[Grid::M / 16][Grid::N / 8][4],
                                                 const Target<Out>& target, const Finishing& finish) {
   constexpr int WIDTH = VEC < 2 ? 1 : 2;
   const int lane = threadIdx.x % 32;
@@ -170,16 +206,16 @@ __device__ __forceinline__ void store_fragments(const float (&sums)[Grid::M / 16
     }
 }
 
-// Floats that a warp needs to stage 16 rows of its results: 8 more a row spread them over the banks.
+// Sums that a warp needs to stage 16 rows of its results: 8 more a row spread them over the banks.
 template <class Grid>
 constexpr int STAGING_PITCH = Grid::N + 8;
 template <class Grid>
 constexpr int STAGING_FLOATS = 16 * STAGING_PITCH<Grid>;
 
 // Stores results by way of shared memory, 16 rows of the warp at a time, so that accesses to global memory are VEC
-// elements wide and neighbours. `staging` is the warp's own: STAGING_FLOATS<Grid> floats, 16-byte aligned.
-template <class Grid, int VEC, class Out, class Finishing>
-__device__ __forceinline__ void store_staged(const float (&sums)[Grid::M / 16][Grid::N / 8][4], float* staging,
+// elements wide and neighbours. `staging` is the warp's own: STAGING_FLOATS<Grid> sums, 16-byte aligned.
+template <class Grid, int VEC, class Sum, class Out, class Finishing>
+__device__ __forceinline__ void store_staged(const Sum (&sums)[Grid::M / 16][Grid::N / 8][4], Sum* staging,
                                              const Target<Out>& target, const Finishing& finish) {
   constexpr int PITCH = STAGING_PITCH<Grid>, PER_ROW = Grid::N / VEC, WIDTH = VEC < 4 ? VEC : 4;
   const int lane = threadIdx.x % 32;
@@ -190,7 +226,7 @@ __device__ __forceinline__ void store_staged(const float (&sums)[Grid::M / 16][G
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         store_vec(staging + (lane / 4 + 8 * half) * PITCH + 8 * j + lane % 4 * 2,
-                  Vec<float, 2>{sums[i][j][2 * half], sums[i][j][2 * half + 1]});
+                  Vec<Sum, 2>{sums[i][j][2 * half], sums[i][j][2 * half + 1]});
     __syncwarp();
     // Not unrolled: an activation is long, and what it needs here is in shared memory rather than in registers.
 #pragma unroll 1
@@ -201,7 +237,7 @@ __device__ __forceinline__ void store_staged(const float (&sums)[Grid::M / 16][G
       Vec<Out, VEC> wide;
 #pragma unroll
       for (int j = 0; j < VEC; j += WIDTH) {
-        const Vec<float, WIDTH> part = load_vec<WIDTH>(staging + index / PER_ROW * PITCH + at + j);
+        const Vec<Sum, WIDTH> part = load_vec<WIDTH>(staging + index / PER_ROW * PITCH + at + j);
 #pragma unroll
         for (int e = 0; e < WIDTH; ++e) wide.at[j + e] = finish(part.at[e], bias.at[j + e]);
       }

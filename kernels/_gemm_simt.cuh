@@ -126,6 +126,39 @@ __device__ __forceinline__ void multiply_tiles(T (&sums)[Grid::M][Grid::N], cons
   }
 }
 
+// The main loop. sums += a row of tiles of A times a column of tiles of B, over the next `k` of K. With STAGES 2 tiles
+// alternate between two buffers of shared memory, which saves one of two barriers a tile.
+template <class Grid, int STAGES, int K, class TileA, class TileB, class T>
+__device__ __forceinline__ void multiply_buffered(T (&sums)[Grid::M][Grid::N], TileA& of_a, TileB& of_b, int k,
+                                                  T* shared) {
+  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
+  if (k <= 0) return;
+  const int part = (k - 1) % K + 1;  // the step that may be short is the first
+  of_a.load_part(part);
+  of_b.load_part(part);
+  of_a.store(shared);
+  of_b.store(shared + TileA::ELEMENTS);
+  __syncthreads();
+
+  int stage = 0;  // where the tile that is multiplied begins
+#pragma unroll 1
+  for (int k_left = k - part; k_left >= 0; k_left -= K) {
+    // The next tile is under way while this one is multiplied. After the last one it is zeros that nobody
+    // reads: a branch around them would cost registers.
+    of_a.load(k_left > 0);
+    of_b.load(k_left > 0);
+    const T* const here = shared + stage;
+    multiply_tiles<Grid, K, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::ELEMENTS);
+    if (STAGES == 2)
+      stage = STAGE - stage;
+    else
+      __syncthreads();  // all have read the only buffer
+    of_a.store(shared + stage);
+    of_b.store(shared + stage + TileA::ELEMENTS);
+    __syncthreads();
+  }
+}
+
 // Finishes and stores a thread's results, VEC elements an access (VEC divides the number of columns).
 template <class Grid, int VEC, class Sum, class Out, class Finishing>
 __device__ __forceinline__ void store_sums(const Sum (&sums)[Grid::M][Grid::N], const Target<Out>& target,

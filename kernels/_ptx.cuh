@@ -1,31 +1,37 @@
 #pragma once
 // Instructions that C++ cannot name: one wrapper each, and beside it the same in plain C++ for emulation.
-// Needs _types.cuh. Everything here needs sm_80 or later, ldmatrix excepted (sm_75).
+// Needs _types.cuh. Everything here needs sm_80 or later, ldmatrix (sm_75) and the products of e4m3 (sm_89) excepted.
 //
 // Fragments: lane l has group g = l / 4 and place t = l % 4. Source: PTX ISA, "Matrix Fragments for mma.m16n8k16"
-// (and m16n8k8), "Warp-level matrix load instruction: ldmatrix".
+// (and m16n8k8, m16n8k32), "Warp-level matrix load instruction: ldmatrix".
 
-// ---- matrix multiply-accumulate: D (16, 8) f32 += A (16, K) B (K, 8) --------------------------------------
+// ---- matrix multiply-accumulate: D (16, 8) f32 or i32 += A (16, K) B (K, 8) -------------------------------
 //   d[0..1] = D[g][2t, 2t + 1]          d[2..3] = D[g + 8][2t, 2t + 1]
 //   16-bit, K = 16: a[0] = A[g][2t, 2t + 1], a[1] = A[g + 8][2t, 2t + 1],
 //                   a[2] = A[g][2t + 8, 2t + 9], a[3] = A[g + 8][2t + 8, 2t + 9]
 //                   b[0] = B[2t, 2t + 1][g], b[1] = B[2t + 8, 2t + 9][g]
 //   tf32,   K = 8:  a[0] = A[g][t], a[1] = A[g + 8][t], a[2] = A[g][t + 4], a[3] = A[g + 8][t + 4]
 //                   b[0] = B[t][g], b[1] = B[t + 4][g]
+//   8-bit,  K = 32: a[0] = A[g][4t .. 4t + 3], a[1] = A[g + 8][4t .. 4t + 3],
+//                   a[2] = A[g][4t + 16 .. 4t + 19], a[3] = A[g + 8][4t + 16 .. 4t + 19]
+//                   b[0] = B[4t .. 4t + 3][g], b[1] = B[4t + 16 .. 4t + 19][g]
 
 #ifdef TUNEBENCH_EMULATE
 namespace on_host {
 using namespace emulated;
 
+template <class D>
 struct MmaOperands {
-  float d[4];
+  D d[4];
   u32 a[4], b[2];
 };
+template <class D>
 struct MmaResult {
-  float d[4];
+  D d[4];
 };
 
-// What one 32-bit register holds along K: two 16-bit elements, or one tf32 (whose low 13 bits are not read).
+// What one 32-bit register holds along K, the lowest first: four 8-bit elements, two 16-bit ones, or one tf32 (whose
+// low 13 bits are not read).
 template <class T>
 struct MmaRegister {
   static constexpr int elements = 2;
@@ -36,12 +42,22 @@ struct MmaRegister<float> {
   static constexpr int elements = 1;
   static float element(u32 reg, int) { return __uint_as_float(reg & 0xffffe000u); }
 };
+template <>
+struct MmaRegister<e4m3_t> {
+  static constexpr int elements = 4;
+  static float element(u32 reg, int i) { return to_float(e4m3_t{u8(reg >> (8 * i))}); }
+};
+template <>
+struct MmaRegister<i8> {
+  static constexpr int elements = 4;
+  static i32 element(u32 reg, int i) { return i8(reg >> (8 * i)); }
+};
 
 // Unpacks the fragments of all lanes, multiplies, and hands each lane its part of D.
 template <class T>
-void mma_whole_warp(Lanes<const MmaOperands> in, Lanes<MmaResult> out) {
+void mma_whole_warp(Lanes<const MmaOperands<Wide<T>>> in, Lanes<MmaResult<Wide<T>>> out) {
   constexpr int E = MmaRegister<T>::elements, K = 8 * E;
-  float A[16][K], B[K][8], D[16][8];
+  Wide<T> A[16][K], B[K][8], D[16][8];
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
     for (int reg = 0; reg < 4; ++reg)
@@ -60,9 +76,9 @@ void mma_whole_warp(Lanes<const MmaOperands> in, Lanes<MmaResult> out) {
 }
 
 template <class T>
-void mma(const char* name, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  const MmaOperands mine = {{d[0], d[1], d[2], d[3]}, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-  const MmaResult result = whole_warp<MmaResult>(name, mine, mma_whole_warp<T>);
+void mma(const char* name, Wide<T> (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  const MmaOperands<Wide<T>> mine = {{d[0], d[1], d[2], d[3]}, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  const auto result = whole_warp<MmaResult<Wide<T>>>(name, mine, mma_whole_warp<T>);
   for (int i = 0; i < 4; ++i) d[i] = result.d[i];
 }
 
@@ -98,6 +114,40 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
+}
+
+// sm_89 on. The sum has fewer fraction bits than an f32 (see workloads/operators/_accumulation.py).
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#ifdef TUNEBENCH_EMULATE
+  on_host::mma<e4m3_t>("mma.m16n8k32.e4m3", d, a, b);
+#else
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// A sum beyond the range of i32 wraps around.
+__device__ __forceinline__ void mma_m16n8k32_s8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#ifdef TUNEBENCH_EMULATE
+  on_host::mma<i8>("mma.m16n8k32.s8", d, a, b);
+#else
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// The 8-bit instruction by element type: mma_m16n8k32<i8>(d, a, b).
+template <class T>
+__device__ __forceinline__ void mma_m16n8k32(Wide<T> (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
+template <>
+__device__ __forceinline__ void mma_m16n8k32<e4m3_t>(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k32_e4m3(d, a, b);
+}
+template <>
+__device__ __forceinline__ void mma_m16n8k32<i8>(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  mma_m16n8k32_s8(d, a, b);
 }
 
 // The 16-bit instruction by element type: mma_m16n8k16<half_t>(d, a, b).

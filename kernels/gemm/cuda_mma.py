@@ -1,12 +1,17 @@
-"""gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16 and tf32, summed in f32.
+"""gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16, tf32 and e4m3, and i8 summed in i32.
 
-A block computes bm x bn results, a warp its share of them by m16n8k16 (m16n8k8 for tf32) instructions.
+A block computes bm x bn results, a warp its share of them by instructions that take 32 bytes of k (m16n8k16 of
+16-bit elements, m16n8k8 of tf32, m16n8k32 of 8-bit ones).
 Tiles of a and b travel by cp.async into `stages` buffers of shared memory, so that `stages - 1` of them are
 under way while one is multiplied; one barrier a tile. Buffers keep the order of global memory and are
 swizzled, so that ldmatrix reads them without bank conflicts, transposing where it must. Results go to
 global memory from the fragments, or by way of shared memory in accesses of 16 bytes.
 
-Limits: cp.async copies 4 bytes or more, so that the lines of 16-bit matrices must be of even length.
+Where c has few tiles, k is divided too: among `split_k` blocks a tile, or by sharing all steps of all tiles out
+evenly among `stream_k` blocks. A second kernel adds the parts up, in the order of k.
+
+Limits: cp.async copies 4 bytes or more, so that lines of matrices must be multiples of that. ldmatrix transposes
+16-bit elements only, so that k must be contiguous in 8-bit matrices (`trans=nt`).
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Kerr et al., "CUTLASS: fast linear algebra
 in CUDA C++" (the hierarchy of tiles).
@@ -14,6 +19,7 @@ in CUDA C++" (the hierarchy of tiles).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +30,7 @@ from tunebench.kernels import _gemm
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
+from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
 MAX_SUMS = 128
@@ -31,6 +38,9 @@ MAX_SUMS = 128
 
 COPY_BYTES = 4
 """Least that cp.async copies."""
+
+LAUNCH_US = 3.5
+"""What a second launch costs, about."""
 
 
 def _threads(warps_m: Any, warps_n: Any) -> Any:
@@ -79,9 +89,20 @@ def shared_memory_fits(
     return smem <= device.smem_per_block_bytes
 
 
-def stages_have_tiles(bk: Any, stages: Any, workload: Gemm) -> Any:
-    """There must be as many steps of k as buffers under way, and no step twice as long as k."""
-    return ((bk == 16) | (bk < 2 * workload.k)) & ((stages == 2) | (stages <= ceil_div(workload.k, bk) + 1))
+def _least_bk(workload: Gemm) -> int:
+    """Return the shortest step: one instruction of 8-bit elements, two of tf32."""
+    return max(16, 32 // itemsize(workload.dtype))
+
+
+def steps_are_of_use(bk: Any, workload: Gemm) -> Any:
+    """A step must be up to 128 bytes long, and not twice as long as k if a shorter one exists."""
+    least = _least_bk(workload)
+    return (bk >= least) & (bk * itemsize(workload.dtype) <= 128) & ((bk == least) | (bk < 2 * workload.k))
+
+
+def stages_have_tiles(bk: Any, split_k: Any, stages: Any, workload: Gemm) -> Any:
+    """A block must have as many steps of k as buffers under way."""
+    return (stages == 2) | (stages <= ceil_div(ceil_div(workload.k, bk), split_k) + 1)
 
 
 def min_blocks_is_of_use(
@@ -114,7 +135,9 @@ SPACE = Space(
         Parameter("bn", (16, 32, 64, 128, 256), "columns of c a block computes"),
         Parameter("warps_m", (1, 2, 4), "warps of a block along m"),
         Parameter("warps_n", (1, 2, 4), "warps of a block along n"),
-        Parameter("bk", (16, 32, 64), "steps of k in one buffer"),
+        Parameter("bk", (16, 32, 64, 128), "elements of k in one buffer: a step"),
+        Parameter("split_k", _gemm.SPLITS, "blocks that share the steps of a tile"),
+        Parameter("stream_k", _gemm.STREAMS, "blocks that share the steps of all tiles; 0: a tile each"),
         Parameter("stages", (2, 3, 4, 5), "buffers: all but one are under way while it is multiplied"),
         Parameter("staged", (0, 1), "1: results are gathered in shared memory for wide stores"),
         Parameter("group_m", (1, 4, 8), "rows of tiles that blocks running together share"),
@@ -125,10 +148,12 @@ SPACE = Space(
         tile_is_compact,
         warps_cover_the_tile,
         work_is_worth_the_warps,
+        steps_are_of_use,
+        _gemm.split_is_of_use,
+        _gemm.stream_is_of_use,
         stages_have_tiles,
         shared_memory_fits,
         min_blocks_is_of_use,
-        lambda bk, workload: bk * itemsize(workload.dtype) <= 128,
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
     ),
 )
@@ -141,6 +166,7 @@ USUAL = (
     (64, 64, 2, 2, 128, 4),
     (32, 64, 2, 2, 128, 4),
     (32, 32, 2, 2, 128, 4),
+    (16, 128, 1, 4, 128, 4),
     (16, 64, 1, 4, 128, 5),
     (16, 32, 1, 2, 128, 5),
     (16, 16, 1, 1, 128, 5),
@@ -148,72 +174,59 @@ USUAL = (
 """Tiles that libraries ship."""
 
 SOURCE = """
-// c = epilogue(op(a) op(b) + bias), one tile a block. C is the problem and the configuration.
+// c = epilogue(op(a) op(b) + bias), or parts of it for finish_tiles. C is the problem and the configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
-         const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c, int m, int n, int k,
-         int group_m) {
+         const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c,
+         Wide<typename C::In>* __restrict__ partial, int m, int n, int k, int group_m, int tiles, int parts) {
   using In = typename C::In;
   using Out = typename C::Out;
+  using Sum = Wide<In>;
   using Grid = WarpGrid<C::BM, C::BN, C::WARPS_M, C::WARPS_N>;
   using TileA = AsyncTile<In, C::BM, C::BK, C::A_K_CONTIGUOUS, C::VEC_A, C::THREADS>;
   using TileB = AsyncTile<In, C::BN, C::BK, C::B_K_CONTIGUOUS, C::VEC_B, C::THREADS>;
   static_assert(Grid::THREADS == C::THREADS, "the launch has a warp for each part of the tile");
 
-  const TileIndex tile = tile_of_block(tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
-  const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
-  const i64 pitch_a = C::A_K_CONTIGUOUS ? k : m, pitch_b = C::B_K_CONTIGUOUS ? k : n;
-  const In* const corner_a = tile_corner<C::A_K_CONTIGUOUS>(a + tile.batch * (i64(m) * k), row, pitch_a);
-  const In* const corner_b = tile_corner<C::B_K_CONTIGUOUS>(b + tile.batch * (i64(k) * n), column, pitch_b);
-  TileA of_a(corner_a, pitch_a, m - row);
-  TileB of_b(corner_b, pitch_b, n - column);
-  const Target<Out> target = {c + tile.batch * (i64(m) * n) + i64(row) * n + column, n, m - row, n - column};
-
   In* const shared = reinterpret_cast<In*>(dynamic_shared());
-  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
-  float sums[Grid::M / 16][Grid::N / 8][4] = {};
-  int to_copy = k, filled = 0;  // of k; the buffer that is filled next
-  // A group of copies is closed also where there is nothing left to copy: waiting counts groups.
-  const auto copy_next = [&] {
-    if (to_copy > 0) {
-      In* const buffer = shared + filled * STAGE;
-      of_a.copy(buffer, to_copy);
-      of_b.copy(buffer + TileA::ELEMENTS, to_copy);
-      to_copy -= C::BK;
+  Sum* const staging = reinterpret_cast<Sum*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
+  const i64 pitch_a = C::A_K_CONTIGUOUS ? k : m, pitch_b = C::B_K_CONTIGUOUS ? k : n;
+  const int steps = tiles_of(k, C::BK);
+  C::Division::each_segment(tiles, steps, parts, [&](const Segment& segment) {
+    const TileIndex tile = tile_at(segment.tile, tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
+    const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
+    const int k0 = segment.first * C::BK;
+    const In* const corner_a = tile_corner<C::A_K_CONTIGUOUS>(a + tile.batch * (i64(m) * k), row, k0, pitch_a);
+    const In* const corner_b = tile_corner<C::B_K_CONTIGUOUS>(b + tile.batch * (i64(k) * n), column, k0, pitch_b);
+    TileA of_a(corner_a, pitch_a, m - row);
+    TileB of_b(corner_b, pitch_b, n - column);
+    Sum sums[Grid::M / 16][Grid::N / 8][4] = {};
+    multiply_ahead<Grid, C::STAGES, C::BK>(sums, of_a, of_b, end_of<C::BK>(segment, steps, k) - k0, shared);
+
+    const auto store = [&](auto width, const auto& target, const auto& finish) {
+      if constexpr (C::STAGED) {
+        cp_async_wait<0>();
+        __syncthreads();  // all have read the buffers that results are gathered in
+        store_staged<Grid, decltype(width)::value>(sums, staging, target, finish);
+      } else {
+        store_fragments<Grid, decltype(width)::value>(sums, target, finish);
+      }
+    };
+    if (C::Division::SOME_PARTS && segment.slot >= 0) {
+      if constexpr (C::Division::SOME_PARTS)
+        store(Number<4>(), slot_target<C::BM, C::BN>(partial, segment.slot, m - row), KeepSum<Sum>{nullptr, C::BN});
+    } else if constexpr (C::Division::SOME_WHOLE) {
+      Out* const corner = c + tile.batch * (i64(m) * n) + i64(row) * n + column;
+      const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
+      store(Number<C::VEC_C>(), Target<Out>{corner, n, m - row, n - column}, finish);
     }
-    filled = filled + 1 == C::STAGES ? 0 : filled + 1;
-    cp_async_commit();
-  };
-#pragma unroll
-  for (int stage = 0; stage < C::STAGES - 1; ++stage) copy_next();
-
-  int read = 0;  // the buffer that is multiplied next
-#pragma unroll 1
-  for (int k_left = k; k_left > 0; k_left -= C::BK) {
-    cp_async_wait<C::STAGES - 2>();
-    __syncthreads();  // this tile is there for all, and all have read the buffer that is filled now
-    copy_next();
-    const In* const buffer = shared + read * STAGE;
-    mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
-    read = read + 1 == C::STAGES ? 0 : read + 1;
-  }
-
-  const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
-  if constexpr (C::STAGED) {
-    cp_async_wait<0>();
-    __syncthreads();  // all have read the buffers that results are gathered in
-    float* const staging = reinterpret_cast<float*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
-    store_staged<Grid, C::VEC_C>(sums, staging, target, finish);
-  } else {
-    store_fragments<Grid, C::VEC_C>(sums, target, finish);
-  }
+  });
 }
 """
 
 
 class CudaMmaGemm(CudaVariant[Gemm]):
-    """Serves f16, bf16 and tf32 on sm_80 and later."""
+    """Serves f16, bf16, tf32 and i8 on sm_80 and later, e4m3 on sm_89 and later."""
 
     name = "cuda_mma"
     operator = Gemm
@@ -221,84 +234,76 @@ class CudaMmaGemm(CudaVariant[Gemm]):
     minimum_cc = (8, 0)
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
-        """Return what keeps this problem from tensor cores or from cp.async, or None."""
-        if workload.dtype not in ("f16", "bf16", "tf32"):
-            return (
-                f"{self.key} multiplies f16, bf16 and tf32; {workload.dtype} has no tensor-core instruction"
-            )
+        """Return what keeps this problem from tensor cores, ldmatrix or cp.async, or None."""
+        if workload.dtype == "f32":
+            return f"{self.key} multiplies f16, bf16, tf32, e4m3 and i8; f32 has no tensor-core instruction"
+        if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
+            return f"{self.key} needs sm_89 or later to multiply e4m3"
+        if itemsize(workload.dtype) == 1 and workload.trans != "nt":
+            return f"{self.key} reads 8-bit matrices along k: trans must be nt, not {workload.trans}"
         narrow = min(_gemm.widths(workload)[:2]) * itemsize(workload.dtype)
         if narrow < COPY_BYTES:
-            return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be of even length"
+            return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be multiples of that"
         return _gemm.too_many_blocks(workload, (tile[:2] for tile in USUAL))
 
     def default(self, workload: Gemm, device: Device) -> Config:
-        """Return the usual tile of which the busiest SM has the least to do."""
-
-        def work(config: Config) -> int:
-            bm, bn = config["bm"], config["bn"]
-            rounds = ceil_div(_gemm.blocks(workload, bm, bn), device.sm_count)
-            # Multiplying a tile costs with its area, reading it with its edges.
-            return int(rounds * (bm * bn + 48 * (bm + bn)))
-
-        return min((c for c in self._usual(workload) if self._valid(c, workload, device)), key=work)
+        """Return the usual tile, and division of k, that are estimated to take least."""
+        ordered = sorted(self._usual(workload), key=lambda config: _estimate_us(workload, config, device))
+        return next(config for config in ordered if self._valid(config, workload, device))
 
     def _usual(self, workload: Gemm) -> Iterator[Config]:
-        """Yield the usual tiles, as deep as k allows."""
-        for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
+        """Yield the usual tiles and divisions of k, as deep as k allows."""
+        least = _least_bk(workload)
+        for (bm, bn, warps_m, warps_n, line_bytes, deepest), split in itertools.product(USUAL, _gemm.SPLITS):
             wanted = line_bytes // itemsize(workload.dtype)
-            bk = max(b for b in (16, 32, 64) if b == 16 or (b <= wanted and b < 2 * workload.k))
-            yield Config(
-                {
-                    "bm": bm,
-                    "bn": bn,
-                    "warps_m": warps_m,
-                    "warps_n": warps_n,
-                    "bk": bk,
-                    "stages": max(2, min(deepest, ceil_div(workload.k, bk) + 1)),
-                    "staged": 1,
-                    "group_m": max(g for g in (1, 4, 8) if g == 1 or g * bm < 2 * workload.m),
-                    "min_blocks": 1,
-                }
-            )
+            bk = max(b for b in (16, 32, 64, 128) if b == least or least < b <= wanted and b < 2 * workload.k)
+            steps = ceil_div(ceil_div(workload.k, bk), split)
+            values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk}
+            values |= {"split_k": split, "stream_k": 0, "stages": max(2, min(deepest, steps + 1)), "staged": 1}
+            values["group_m"] = max(g for g in (1, 4, 8) if g == 1 or g * bm < 2 * workload.m)
+            yield Config({**values, "min_blocks": 1})
 
     def _valid(self, config: Config, workload: Gemm, device: Device) -> bool:
         only = self.space.restrict(**{name: (value,) for name, value in config.items()})
         return len(only.enumerate(workload=workload, device=device)) == 1
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
-        """Count whole tiles: parts beyond the edge of c and the last step of k are multiplied as zeros."""
+        """Count whole tiles: parts beyond the edge of c and the last step of k are multiplied as zeros.
+
+        Adding parts of k up comes on top and is not counted.
+        """
         size = itemsize(workload.dtype)
         names = ("bm", "bn", "bk", "warps_m", "warps_n")
         bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
-        warps, padded_k = warps_m * warps_n, ceil_div(workload.k, bk) * bk
-        # A warp reads its fragments of 16 x 32 bytes, 512 in all, once a step of 32 bytes of k.
-        steps = padded_k * size / 32
-        fragments = warps * steps * (bm / warps_m / 16 + bn / warps_n / 16)
-        products = warps * steps * (bm / warps_m / 16 * bn / warps_n / 8)
-        tiles = _gemm.blocks(workload, bm, bn)
+        share = _gemm.shares(workload, table)
+        warps, length = warps_m * warps_n, share.steps * bk
+        # A warp reads its fragments of 16 x 32 bytes, 512 in all, once every 32 bytes of k.
+        rounds = warps * length * size / 32
+        fragments = rounds * (bm / warps_m / 16 + bn / warps_n / 16)
+        products = rounds * (bm / warps_m / 16 * bn / warps_n / 8)
         threads = _threads(warps_m, warps_n)
         return Costs(
-            blocks=tiles,
-            full_blocks=tiles,
+            blocks=share.blocks,
+            full_blocks=share.full_blocks,
             threads=threads,
             smem_bytes=_smem_bytes(
                 workload, bm, bn, bk, warps_m, warps_n, *(table[name] for name in ("stages", "staged"))
             ),
             registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
-            mma_flop=2 * bm * bn * padded_k,
+            mma_flop=2 * bm * bn * length,
             mma_dtype=workload.dtype,
-            smem_traffic_bytes=512 * fragments + padded_k * size * (bm + bn),
-            fill_bytes=self._fill_bytes(workload, bm, bn),
+            smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
+            fill_bytes=self._fill_bytes(workload, bm, bn, share.length),
             instructions=products + fragments,
         )
 
-    def _fill_bytes(self, workload: Gemm, bm: Any, bn: Any) -> Any:
+    def _fill_bytes(self, workload: Gemm, bm: Any, bn: Any, length: Any) -> Any:
         """Return what the least block, at the corner of c, copies past L1: only copies of 16 bytes do."""
         size = itemsize(workload.dtype)
         rows = workload.m - (ceil_div(workload.m, bm) - 1) * bm
         columns = workload.n - (ceil_div(workload.n, bn) - 1) * bn
         wide_a, wide_b = (width * size == 16 for width in _gemm.widths(workload)[:2])
-        return (wide_a * rows + wide_b * columns) * workload.k * size
+        return (wide_a * rows + wide_b * columns) * length * size
 
     def claims(self, workload: Gemm, config: Config) -> tuple[str, ...]:
         """Tensor cores, copies past registers, and ldmatrix, which transposes 16-bit elements only."""
@@ -313,27 +318,49 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         choices |= {
             "THREADS": _threads(config["warps_m"], config["warps_n"]),
             "STAGED": bool(config["staged"]),
+            "Division": _gemm.division(config),
         }
         choices |= {"VEC_A": vec_a, "VEC_B": vec_b, "VEC_C": vec_c}
         choice = _gemm.constants("Choice", **_gemm.problem(workload), **choices)
-        return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma") + choice + SOURCE
+        return helpers("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma") + choice + SOURCE
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
-        """Return one launch of a block a tile."""
+        """Return the product, and what adds its parts up if k is divided."""
         names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "staged")
-        return (
-            Launch(
-                entry="gemm_mma<Choice>",
-                grid=(_gemm.blocks(workload, config["bm"], config["bn"]), 1, 1),
-                block=(_threads(config["warps_m"], config["warps_n"]), 1, 1),
-                arguments=_gemm.arguments(workload, config["group_m"]),
-                smem_bytes=int(_smem_bytes(workload, *(config[name] for name in names))),
-            ),
+        product = Launch(
+            entry="gemm_mma<Choice>",
+            grid=(1, 1, 1),
+            block=(_threads(config["warps_m"], config["warps_n"]), 1, 1),
+            arguments=(),
+            smem_bytes=int(_smem_bytes(workload, *(config[name] for name in names))),
         )
+        return _gemm.divided_launches(workload, config, product)
+
+    def scratch(self, workload: Gemm, config: Config) -> tuple[Tensor, ...]:
+        """Return where parts of sums are kept, if k is divided."""
+        return _gemm.scratch(workload, config)
 
     def miniature(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
-        return _gemm.shrink(workload, config, config["stages"])
+        # Each part of k should use its buffers again, as far as emulation can afford it.
+        deep = config["stages"] + 1
+        return _gemm.shrink(workload, config, max(deep, min(deep * config["split_k"], 24)) - 1)
+
+
+def _estimate_us(workload: Gemm, config: Config, device: Device) -> float:
+    """Return about how long a configuration takes: to order configurations by."""
+    bm, bn, split = config["bm"], config["bn"], config["split_k"]
+    blocks = _gemm.blocks(workload, bm, bn) * split
+    per_sm = ceil_div(blocks, device.sm_count)
+    # Multiplying a tile costs with its area, reading it with its edges; 8 warps hide what they wait for.
+    steps = ceil_div(ceil_div(workload.k, config["bk"]), split)
+    work = per_sm * (bm * bn + 48 * (bm + bn)) * steps * config["bk"]
+    busy = min(1.0, per_sm * config["warps_m"] * config["warps_n"] / 8)
+    rate = device.mma_flop_per_clock.get(workload.dtype, 1024.0) / 2 * device.max_clock_mhz
+    memory_us = workload.traffic().total_bytes / (device.dram_gb_s * 1e3)
+    # A second launch takes some microseconds, and parts are written and read.
+    parts_us = LAUNCH_US + 8 * blocks * bm * bn / (device.dram_gb_s * 1e3) if split > 1 else 0.0
+    return float(max(work / busy / rate, memory_us) + parts_us)
 
 
 VARIANT = CudaMmaGemm()

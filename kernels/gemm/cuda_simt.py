@@ -5,6 +5,7 @@ step is read from global memory into registers, `vec` elements at a time, while 
 multiplied, then written to shared memory as f32, transposed where k is the contiguous dimension. All types
 are multiplied and summed in f32 (tf32 and e4m3 more exactly than they ask for) and i8 in i32, and every size,
 transpose and alignment is served: `vec` is a wish that each operand follows as far as its line length allows.
+Where c has few tiles, `split_k` blocks share the steps of a tile, and a second kernel adds their sums up.
 
 Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008; Nath, Tomov and Dongarra,
 "An improved MAGMA GEMM for Fermi GPUs", 2010 (two levels of blocking, chunks spread over lanes).
@@ -12,6 +13,7 @@ Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 200
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tunebench._lazy import np
@@ -20,7 +22,8 @@ from tunebench.dtype import itemsize
 from tunebench.kernels import _gemm
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch
+from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
 MAX_SUMS = 128
@@ -106,7 +109,8 @@ SPACE = Space(
         Parameter("tm", (1, 2, 4, 8, 16), "rows of c a thread computes"),
         Parameter("tn", (2, 4, 8, 16), "columns of c a thread computes"),
         Parameter("lanes_n", (4, 8, 16), "lanes of a warp side by side along n"),
-        Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
+        Parameter("bk", (4, 8, 16, 32), "elements of k in shared memory together: a step"),
+        Parameter("split_k", _gemm.SPLITS, "blocks that share the steps of a tile"),
         Parameter("stages", (1, 2), "2: a second buffer saves one of two barriers per bk"),
         Parameter("vec", (1, 2, 4, 8, 16), "elements an access to a or b moves, where alignment allows"),
         Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
@@ -114,6 +118,7 @@ SPACE = Space(
     ),
     (
         _gemm.fits,
+        _gemm.split_is_of_use,
         threads_are_reasonable,
         tiles_are_compact,
         warps_cover_the_tile,
@@ -142,59 +147,43 @@ USUAL = tuple(
 """Tiles that libraries ship, largest first."""
 
 SOURCE = """
-// c = epilogue(op(a) op(b) + bias), one tile a block. C is the problem and the configuration.
+// c = epilogue(op(a) op(b) + bias), or parts of it for finish_tiles. C is the problem and the configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
-          const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c, int m, int n, int k,
-          int group_m) {
+          const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c,
+          Wide<typename C::In>* __restrict__ partial, int m, int n, int k, int group_m, int tiles, int parts) {
   using In = typename C::In;
   using Out = typename C::Out;
+  using Sum = Wide<In>;
   using Grid = ThreadGrid<C::BM, C::BN, C::TM, C::TN, C::LANES_N>;
   using TileA = RegisterTile<In, C::BM, C::BK, C::A_K_CONTIGUOUS, C::VEC_A, C::THREADS>;
   using TileB = RegisterTile<In, C::BN, C::BK, C::B_K_CONTIGUOUS, C::VEC_B, C::THREADS>;
   static_assert(Grid::THREADS == C::THREADS, "the launch has a thread for each part of the tile");
 
-  const TileIndex tile = tile_of_block(tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
-  const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
-  const i64 pitch_a = C::A_K_CONTIGUOUS ? k : m, pitch_b = C::B_K_CONTIGUOUS ? k : n;
-  const In* const corner_a = tile_corner<C::A_K_CONTIGUOUS>(a + tile.batch * (i64(m) * k), row, pitch_a);
-  const In* const corner_b = tile_corner<C::B_K_CONTIGUOUS>(b + tile.batch * (i64(k) * n), column, pitch_b);
-  TileA of_a(corner_a, pitch_a, m - row);
-  TileB of_b(corner_b, pitch_b, n - column);
-  const Target<Out> target = {c + tile.batch * (i64(m) * n) + i64(row) * n + column, n, m - row, n - column};
-
-  using Sum = Wide<In>;
   Sum* const shared = reinterpret_cast<Sum*>(dynamic_shared());
-  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
-  Sum sums[C::TM][C::TN] = {};
-  const int part = (k - 1) % C::BK + 1;  // the step that may be short is the first
-  of_a.load_part(part);
-  of_b.load_part(part);
-  of_a.store(shared);
-  of_b.store(shared + TileA::ELEMENTS);
-  __syncthreads();
+  const i64 pitch_a = C::A_K_CONTIGUOUS ? k : m, pitch_b = C::B_K_CONTIGUOUS ? k : n;
+  const int steps = tiles_of(k, C::BK);
+  C::Division::each_segment(tiles, steps, parts, [&](const Segment& segment) {
+    const TileIndex tile = tile_at(segment.tile, tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
+    const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
+    const int k0 = segment.first * C::BK;
+    const In* const corner_a = tile_corner<C::A_K_CONTIGUOUS>(a + tile.batch * (i64(m) * k), row, k0, pitch_a);
+    const In* const corner_b = tile_corner<C::B_K_CONTIGUOUS>(b + tile.batch * (i64(k) * n), column, k0, pitch_b);
+    TileA of_a(corner_a, pitch_a, m - row);
+    TileB of_b(corner_b, pitch_b, n - column);
+    Sum sums[C::TM][C::TN] = {};
+    multiply_buffered<Grid, C::STAGES, C::BK>(sums, of_a, of_b, end_of<C::BK>(segment, steps, k) - k0, shared);
 
-  int stage = 0;  // where the tile that is multiplied begins
-#pragma unroll 1
-  for (int k_left = k - part; k_left >= 0; k_left -= C::BK) {
-    // The next tile is under way while this one is multiplied. After the last one it is zeros that nobody
-    // reads: a branch around them would cost registers.
-    of_a.load(k_left > 0);
-    of_b.load(k_left > 0);
-    const Sum* const here = shared + stage;
-    multiply_tiles<Grid, C::BK, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::ELEMENTS);
-    if (C::STAGES == 2)
-      stage = STAGE - stage;
-    else
-      __syncthreads();  // all have read the only buffer
-    of_a.store(shared + stage);
-    of_b.store(shared + stage + TileA::ELEMENTS);
-    __syncthreads();
-  }
-
-  const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
-  store_sums<Grid, C::VEC_C>(sums, target, finish);
+    if constexpr (C::Division::SOME_WHOLE) {
+      const Target<Out> target = {c + tile.batch * (i64(m) * n) + i64(row) * n + column, n, m - row, n - column};
+      const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
+      store_sums<Grid, C::VEC_C>(sums, target, finish);
+    } else {
+      const Target<Sum> target = slot_target<C::BM, C::BN>(partial, segment.slot, m - row);
+      store_sums<Grid, 4>(sums, target, KeepSum<Sum>{nullptr, C::BN});
+    }
+  });
 }
 """
 
@@ -219,17 +208,31 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         widest = max(v for v in (1, 2, 4, 8, 16) if width_is_of_use(v, bk, workload))
         group_m = 8 if tile["bm"] < workload.m else 1
         chosen = {**tile, "bk": bk, "stages": 2, "vec": widest, "group_m": group_m}
+        chosen["split_k"] = self._split(workload, tile, device)
         return Config({name: chosen[name] for name in SPACE.names})
+
+    def _split(self, workload: Gemm, tile: Mapping[str, int], device: Device) -> int:
+        """Return in how many parts, each worth a second launch, k gives every SM 8 warps."""
+        warps = _threads(tile["bm"], tile["bn"], tile["tm"], tile["tn"]) // 32
+        tiles = _gemm.blocks(workload, tile["bm"], tile["bn"])
+        found = 1
+        while tiles * found * warps < 8 * device.sm_count and tiles * found < 2 * device.sm_count:
+            if 2 * found not in _gemm.SPLITS or workload.k // (2 * found) < 512:
+                break
+            found *= 2
+        return found
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros.
 
-        Reads of a and b may hit in L1, so that nothing is certain to come from L2.
+        Reads of a and b may hit in L1, so that nothing is certain to come from L2. Adding parts of k up comes on
+        top and is not counted.
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
         threads = _threads(bm, bn, tm, tn)
-        padded_k = ceil_div(workload.k, bk) * bk
-        warp_steps = threads / 32 * padded_k
+        share = _gemm.shares(workload, table)
+        length = share.steps * bk
+        warp_steps = threads / 32 * length
         # Reading a chunk takes a pass of 128 bytes at least, more if the lanes' chunks are more.
         chunk_m, chunk_n = np.minimum(tm, 4), np.minimum(tn, 4)
         pass_m = np.maximum(128.0, 32 // table["lanes_n"] * chunk_m * 4)
@@ -237,15 +240,14 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         reads = warp_steps * (tm / chunk_m * pass_m + tn / chunk_n * pass_n)
         # sm_100 on can do two multiply-adds by one instruction.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
-        tiles = _gemm.blocks(workload, bm, bn)
         return Costs(
-            blocks=tiles,
-            full_blocks=tiles,
+            blocks=share.blocks,
+            full_blocks=share.full_blocks,
             threads=threads,
             smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),
             registers=np.minimum(tm * tn + 16, 65536 // (threads * table["min_blocks"])),
-            fma=bm * bn * padded_k,
-            smem_traffic_bytes=reads + 4 * padded_k * (bm + bn),
+            fma=bm * bn * length,
+            smem_traffic_bytes=reads + 4 * length * (bm + bn),
             instructions=warp_steps * (tm * tn / packed + tm / chunk_m + tn / chunk_n),
         )
 
@@ -255,27 +257,32 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         vec_c = min(config["tn"], 4, _gemm.widths(workload)[2])
         widths = {"VEC_A": int(vec_a), "VEC_B": int(vec_b), "VEC_C": vec_c}
         names = ("bm", "bn", "bk", "tm", "tn", "lanes_n", "stages", "min_blocks")
-        choices = {name.upper(): config[name] for name in names}
+        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
+        choices["Division"] = _gemm.division(config)
         threads = _threads(config["bm"], config["bn"], config["tm"], config["tn"])
         choice = _gemm.constants("Choice", **_gemm.problem(workload), THREADS=threads, **choices, **widths)
-        return helpers("types", "epilogue", "gemm", "gemm_simt") + choice + SOURCE
+        return helpers("types", "epilogue", "gemm", "gemm_parts", "gemm_simt") + choice + SOURCE
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
-        """Return one launch of a block a tile."""
+        """Return the product, and what adds its parts up if k is divided."""
         bm, bn = config["bm"], config["bn"]
-        return (
-            Launch(
-                entry="gemm_simt<Choice>",
-                grid=(_gemm.blocks(workload, bm, bn), 1, 1),
-                block=(_threads(bm, bn, config["tm"], config["tn"]), 1, 1),
-                arguments=_gemm.arguments(workload, config["group_m"]),
-                smem_bytes=_smem_bytes(workload, bm, bn, config["bk"], config["stages"]),
-            ),
+        product = Launch(
+            entry="gemm_simt<Choice>",
+            grid=(1, 1, 1),
+            block=(_threads(bm, bn, config["tm"], config["tn"]), 1, 1),
+            arguments=(),
+            smem_bytes=_smem_bytes(workload, bm, bn, config["bk"], config["stages"]),
         )
+        return _gemm.divided_launches(workload, config, product)
+
+    def scratch(self, workload: Gemm, config: Config) -> tuple[Tensor, ...]:
+        """Return where parts of sums are kept, if k is divided."""
+        return _gemm.scratch(workload, config)
 
     def miniature(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
-        return _gemm.shrink(workload, config, config["stages"])
+        deep = config["stages"] + 1
+        return _gemm.shrink(workload, config, deep * config["split_k"] - 1)
 
 
 VARIANT = CudaSimtGemm()

@@ -19,7 +19,8 @@ REASON_E4M3 = (
 E4M3_FRACTION_BITS = 13
 """Fraction bits that tensor cores keep of a sum of e4m3 products, which they call f32 (sm_89, sm_90).
 
-Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.5.2; Zhang et al., "SageAttention2", 2024.
+Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.5.2; Zhang et al.,
+"SageAttention2", 2024.
 """
 
 

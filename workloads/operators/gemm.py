@@ -172,7 +172,7 @@ class Gemm(Workload):
         return least / self.tolerance().eps_acc if least else 0.0
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and sums of k products in f32 in any order; integers are exact."""
+        """Allow one rounding of the result, and f32 sums of k products in any order; integers are exact."""
         if is_integer(self.out):
             return Tolerance(eps_out=0.0, eps_acc=0.0, reason="sums of integers are exact in any order")
         # erff is good to 2 units in the last place, and 1 + erf cancels where x is negative.
