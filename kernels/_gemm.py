@@ -112,7 +112,7 @@ FINISH_THREADS, FINISH_ROWS = 128, 16
 
 
 def split_is_of_use(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, device: Device) -> Any:
-    """k is split only where tiles are few, into parts of some steps, whose sums fit the scratch."""
+    """K is split only where tiles are few, into parts of some steps, whose sums fit the scratch."""
     tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
     few = tiles * (split_k // 2) < 2 * device.sm_count
     long = ceil_div(workload.k, bk) >= LEAST_STEPS * split_k

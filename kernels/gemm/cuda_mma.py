@@ -11,7 +11,8 @@ Where c has few tiles, k is divided too: among `split_k` blocks a tile, or by sh
 evenly among `stream_k` blocks. A second kernel adds the parts up, in the order of k.
 
 Limits: cp.async copies 4 bytes or more, so that lines of matrices must be multiples of that. ldmatrix transposes
-16-bit elements only, so that k must be contiguous in 8-bit matrices (`trans=nt`).
+16-bit elements only, so that k must be contiguous in 8-bit matrices (`trans=nt`). sm_90 and sm_100 have no
+instruction of this kind for e4m3: there it is converted and multiplied as f16.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Kerr et al., "CUTLASS: fast linear algebra
 in CUDA C++" (the hierarchy of tiles).
@@ -36,11 +37,17 @@ from tunebench.workloads.operators.gemm import Gemm
 MAX_SUMS = 128
 """Sums a thread may keep: beyond that they do not stay in its 255 registers."""
 
+CONVERTED_SUMS = 64
+"""Sums a thread may keep where e4m3 is converted on the way: with 128 the compiler spills."""
+
 COPY_BYTES = 4
 """Least that cp.async copies."""
 
 LAUNCH_US = 3.5
 """What a second launch costs, about."""
+
+READ_US = 1.0
+"""What a read from memory under load takes, about."""
 
 
 def _threads(warps_m: Any, warps_n: Any) -> Any:
@@ -92,6 +99,11 @@ def shared_memory_fits(
 def _least_bk(workload: Gemm) -> int:
     """Return the shortest step: one instruction of 8-bit elements, two of tf32."""
     return max(16, 32 // itemsize(workload.dtype))
+
+
+def _converts(workload: Gemm, device: Device) -> bool:
+    """Return whether e4m3 becomes f16 to be multiplied, as compilers do for sm_90 and sm_100 (machine code)."""
+    return workload.dtype == "e4m3" and device.compute_capability[0] in (9, 10)
 
 
 def steps_are_of_use(bk: Any, workload: Gemm) -> Any:
@@ -248,18 +260,30 @@ class CudaMmaGemm(CudaVariant[Gemm]):
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the usual tile, and division of k, that are estimated to take least."""
-        ordered = sorted(self._usual(workload), key=lambda config: _estimate_us(workload, config, device))
+        ordered = sorted(
+            self._usual(workload, device), key=lambda config: _estimate_us(workload, config, device)
+        )
         return next(config for config in ordered if self._valid(config, workload, device))
 
-    def _usual(self, workload: Gemm) -> Iterator[Config]:
+    def _usual(self, workload: Gemm, device: Device) -> Iterator[Config]:
         """Yield the usual tiles and divisions of k, as deep as k allows."""
         least = _least_bk(workload)
+        most_sums = CONVERTED_SUMS if _converts(workload, device) else MAX_SUMS
         for (bm, bn, warps_m, warps_n, line_bytes, deepest), split in itertools.product(USUAL, _gemm.SPLITS):
             wanted = line_bytes // itemsize(workload.dtype)
-            bk = max(b for b in (16, 32, 64, 128) if b == least or least < b <= wanted and b < 2 * workload.k)
+            bk = max(
+                b for b in (16, 32, 64, 128) if b == least or (least < b <= wanted and b < 2 * workload.k)
+            )
+            if bm * bn // _threads(warps_m, warps_n) > most_sums:
+                continue
             steps = ceil_div(ceil_div(workload.k, bk), split)
             values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk}
-            values |= {"split_k": split, "stream_k": 0, "stages": max(2, min(deepest, steps + 1)), "staged": 1}
+            values |= {
+                "split_k": split,
+                "stream_k": 0,
+                "stages": max(2, min(deepest, steps + 1)),
+                "staged": 1,
+            }
             values["group_m"] = max(g for g in (1, 4, 8) if g == 1 or g * bm < 2 * workload.m)
             yield Config({**values, "min_blocks": 1})
 
@@ -349,18 +373,25 @@ class CudaMmaGemm(CudaVariant[Gemm]):
 
 def _estimate_us(workload: Gemm, config: Config, device: Device) -> float:
     """Return about how long a configuration takes: to order configurations by."""
-    bm, bn, split = config["bm"], config["bn"], config["split_k"]
+    bm, bn, split, bk = (config[name] for name in ("bm", "bn", "split_k", "bk"))
     blocks = _gemm.blocks(workload, bm, bn) * split
     per_sm = ceil_div(blocks, device.sm_count)
     # Multiplying a tile costs with its area, reading it with its edges; 8 warps hide what they wait for.
-    steps = ceil_div(ceil_div(workload.k, config["bk"]), split)
-    work = per_sm * (bm * bn + 48 * (bm + bn)) * steps * config["bk"]
+    steps = ceil_div(ceil_div(workload.k, bk), split)
+    work = per_sm * (bm * bn + 48 * (bm + bn)) * steps * bk
     busy = min(1.0, per_sm * config["warps_m"] * config["warps_n"] / 8)
-    rate = device.mma_flop_per_clock.get(workload.dtype, 1024.0) / 2 * device.max_clock_mhz
-    memory_us = workload.traffic().total_bytes / (device.dram_gb_s * 1e3)
+    dtype = "f16" if _converts(workload, device) else workload.dtype
+    rate = device.mma_flop_per_clock.get(dtype, 1024.0) / 2 * device.max_clock_mhz
+    # Memory gives its bandwidth only to as many bytes under way as it gives in the time of one read.
+    names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "staged")
+    smem = int(_smem_bytes(workload, *(config[name] for name in names))) + device.smem_reserved_bytes
+    resident = min(blocks, device.sm_count * max(1, device.smem_per_sm_bytes // smem))
+    lines = min(bm, workload.m) + min(bn, workload.n)
+    under_way = resident * (config["stages"] - 1) * lines * bk * itemsize(workload.dtype)
+    bytes_per_us = min(device.dram_gb_s * 1e3, under_way / READ_US)
     # A second launch takes some microseconds, and parts are written and read.
     parts_us = LAUNCH_US + 8 * blocks * bm * bn / (device.dram_gb_s * 1e3) if split > 1 else 0.0
-    return float(max(work / busy / rate, memory_us) + parts_us)
+    return float(max(work / busy / rate, workload.traffic().total_bytes / bytes_per_us) + parts_us)
 
 
 VARIANT = CudaMmaGemm()
