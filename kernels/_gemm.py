@@ -98,7 +98,7 @@ def blocks(workload: Gemm, bm: Any, bn: Any) -> Any:
 
 SPLITS = (1, 2, 4, 8, 16, 32)
 
-STREAMS = (0, 36, 40, 46, 58, 68, 72, 80, 82, 84, 108, 114, 128, 132, 142, 144, 148, 160, 188)
+STREAMS = (0, 20, 24, 30, 36, 40, 46, 58, 68, 72, 80, 82, 84, 108, 114, 128, 132, 142, 144, 148, 160, 188)
 """Blocks of a stream-K grid: how many SMs GPUs have, so that each has one."""
 
 LEAST_STEPS = 2
@@ -123,12 +123,13 @@ def split_is_of_use(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, dev
 def stream_is_of_use(
     bm: Any, bn: Any, bk: Any, split_k: Any, stream_k: Any, workload: Gemm, device: Device
 ) -> Any:
-    """A stream must have a block for each SM (or nearly so), steps for each, and no more than 4 tiles a block."""
+    """A stream must have a block for each SM (or nearly), steps for each, and up to 4 tiles a block."""
     usual = max((count for count in STREAMS if count <= device.sm_count), default=0)
     tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
     worthwhile = (tiles <= 4 * stream_k) & (tiles * ceil_div(workload.k, bk) >= LEAST_STEPS * stream_k)
     # What divides evenly is whole tiles, or parts of them, already.
-    return (stream_k == 0) | ((stream_k == usual) & (split_k == 1) & worthwhile & (tiles % usual != 0))
+    uneven = tiles % np.maximum(1, stream_k) != 0
+    return (stream_k == 0) | ((stream_k == usual) & (split_k == 1) & worthwhile & uneven)
 
 
 def division(config: Mapping[str, Any]) -> str:

@@ -95,8 +95,10 @@ template <int BM, int BN, class Sum>
 __device__ __forceinline__ Target<Sum> slot_target(Sum* partial, i64 slot, int rows) {
   return {partial + slot * (BM * BN), BN, rows, BN};
 }
-template <class Sum>
-using KeepSum = Finish<Sum, Identity, false>;
+template <int BN, class Sum>
+__device__ __forceinline__ Finish<Sum, Identity, false> keep_sum() {
+  return {nullptr, BN};
+}
 
 // End of a segment in elements of k.
 template <int BK>

@@ -1,18 +1,18 @@
 """gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16, tf32 and e4m3, and i8 summed in i32.
 
-A block computes bm x bn results, a warp its share of them by instructions that take 32 bytes of k (m16n8k16 of
-16-bit elements, m16n8k8 of tf32, m16n8k32 of 8-bit ones).
-Tiles of a and b travel by cp.async into `stages` buffers of shared memory, so that `stages - 1` of them are
-under way while one is multiplied; one barrier a tile. Buffers keep the order of global memory and are
-swizzled, so that ldmatrix reads them without bank conflicts, transposing where it must. Results go to
-global memory from the fragments, or by way of shared memory in accesses of 16 bytes.
+A block computes bm x bn results, a warp its share of them by instructions that take 32 bytes of k (m16n8k16
+of 16-bit elements, m16n8k8 of tf32, m16n8k32 of 8-bit ones). Tiles of a and b travel by cp.async into `stages`
+buffers of shared memory, so that `stages - 1` of them are under way while one is multiplied; one barrier a
+tile. Buffers keep the order of global memory and are swizzled, so that ldmatrix reads them without bank
+conflicts, transposing where it must. Results go to global memory from the fragments, or by way of shared
+memory in accesses of 16 bytes.
 
-Where c has few tiles, k is divided too: among `split_k` blocks a tile, or by sharing all steps of all tiles out
-evenly among `stream_k` blocks. A second kernel adds the parts up, in the order of k.
+Where c has few tiles, k is divided too: among `split_k` blocks a tile, or by sharing all steps of all tiles
+out evenly among `stream_k` blocks. A second kernel adds the parts up, in the order of k.
 
-Limits: cp.async copies 4 bytes or more, so that lines of matrices must be multiples of that. ldmatrix transposes
-16-bit elements only, so that k must be contiguous in 8-bit matrices (`trans=nt`). sm_90 and sm_100 have no
-instruction of this kind for e4m3: there it is converted and multiplied as f16.
+Limits: cp.async copies 4 bytes or more, so that lines of matrices must be multiples of that. ldmatrix
+transposes 16-bit elements only, so that k must be contiguous in 8-bit matrices (`trans=nt`). sm_90 and sm_100
+have no instruction of this kind for e4m3: there it is converted and multiplied as f16.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Kerr et al., "CUTLASS: fast linear algebra
 in CUDA C++" (the hierarchy of tiles).
@@ -102,7 +102,7 @@ def _least_bk(workload: Gemm) -> int:
 
 
 def _converts(workload: Gemm, device: Device) -> bool:
-    """Return whether e4m3 becomes f16 to be multiplied, as compilers do for sm_90 and sm_100 (machine code)."""
+    """Return whether e4m3 becomes f16 to be multiplied: so it does in machine code for sm_90 and sm_100."""
     return workload.dtype == "e4m3" and device.compute_capability[0] in (9, 10)
 
 
@@ -208,10 +208,10 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
     const TileIndex tile = tile_at(segment.tile, tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
     const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
     const int k0 = segment.first * C::BK;
-    const In* const corner_a = tile_corner<C::A_K_CONTIGUOUS>(a + tile.batch * (i64(m) * k), row, k0, pitch_a);
-    const In* const corner_b = tile_corner<C::B_K_CONTIGUOUS>(b + tile.batch * (i64(k) * n), column, k0, pitch_b);
-    TileA of_a(corner_a, pitch_a, m - row);
-    TileB of_b(corner_b, pitch_b, n - column);
+    const In* const whole_a = a + tile.batch * (i64(m) * k);
+    const In* const whole_b = b + tile.batch * (i64(k) * n);
+    TileA of_a(tile_corner<C::A_K_CONTIGUOUS>(whole_a, row, k0, pitch_a), pitch_a, m - row);
+    TileB of_b(tile_corner<C::B_K_CONTIGUOUS>(whole_b, column, k0, pitch_b), pitch_b, n - column);
     Sum sums[Grid::M / 16][Grid::N / 8][4] = {};
     multiply_ahead<Grid, C::STAGES, C::BK>(sums, of_a, of_b, end_of<C::BK>(segment, steps, k) - k0, shared);
 
@@ -226,7 +226,7 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
     };
     if (C::Division::SOME_PARTS && segment.slot >= 0) {
       if constexpr (C::Division::SOME_PARTS)
-        store(Number<4>(), slot_target<C::BM, C::BN>(partial, segment.slot, m - row), KeepSum<Sum>{nullptr, C::BN});
+        store(Number<4>(), slot_target<C::BM, C::BN>(partial, segment.slot, m - row), keep_sum<C::BN, Sum>());
     } else if constexpr (C::Division::SOME_WHOLE) {
       Out* const corner = c + tile.batch * (i64(m) * n) + i64(row) * n + column;
       const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
@@ -285,7 +285,8 @@ class CudaMmaGemm(CudaVariant[Gemm]):
                 "staged": 1,
             }
             values["group_m"] = max(g for g in (1, 4, 8) if g == 1 or g * bm < 2 * workload.m)
-            yield Config({**values, "min_blocks": 1})
+            values |= {"staged": 1, "min_blocks": 1}
+            yield Config({name: values[name] for name in SPACE.names})
 
     def _valid(self, config: Config, workload: Gemm, device: Device) -> bool:
         only = self.space.restrict(**{name: (value,) for name, value in config.items()})
@@ -332,7 +333,9 @@ class CudaMmaGemm(CudaVariant[Gemm]):
     def claims(self, workload: Gemm, config: Config) -> tuple[str, ...]:
         """Tensor cores, copies past registers, and ldmatrix, which transposes 16-bit elements only."""
         by_ldmatrix = workload.dtype != "tf32" or workload.trans != "tn"
-        return ("HMMA", "LDGSTS", *(["LDSM"] if by_ldmatrix else []))
+        # e4m3 is multiplied by QMMA or, where there is none, by HMMA.
+        products = {"i8": ["IMMA"], "e4m3": []}.get(workload.dtype, ["HMMA"])
+        return (*products, "LDGSTS", *(["LDSM"] if by_ldmatrix else []))
 
     def source(self, workload: Gemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""

@@ -152,7 +152,8 @@ template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
           const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c,
-          Wide<typename C::In>* __restrict__ partial, int m, int n, int k, int group_m, int tiles, int parts) {
+          Wide<typename C::In>* __restrict__ partial, int m, int n, int k, int group_m, int tiles,
+          int parts) {
   using In = typename C::In;
   using Out = typename C::Out;
   using Sum = Wide<In>;
@@ -168,20 +169,22 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
     const TileIndex tile = tile_at(segment.tile, tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
     const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
     const int k0 = segment.first * C::BK;
-    const In* const corner_a = tile_corner<C::A_K_CONTIGUOUS>(a + tile.batch * (i64(m) * k), row, k0, pitch_a);
-    const In* const corner_b = tile_corner<C::B_K_CONTIGUOUS>(b + tile.batch * (i64(k) * n), column, k0, pitch_b);
-    TileA of_a(corner_a, pitch_a, m - row);
-    TileB of_b(corner_b, pitch_b, n - column);
+    const In* const whole_a = a + tile.batch * (i64(m) * k);
+    const In* const whole_b = b + tile.batch * (i64(k) * n);
+    TileA of_a(tile_corner<C::A_K_CONTIGUOUS>(whole_a, row, k0, pitch_a), pitch_a, m - row);
+    TileB of_b(tile_corner<C::B_K_CONTIGUOUS>(whole_b, column, k0, pitch_b), pitch_b, n - column);
     Sum sums[C::TM][C::TN] = {};
-    multiply_buffered<Grid, C::STAGES, C::BK>(sums, of_a, of_b, end_of<C::BK>(segment, steps, k) - k0, shared);
+    const int length = end_of<C::BK>(segment, steps, k) - k0;
+    multiply_buffered<Grid, C::STAGES, C::BK>(sums, of_a, of_b, length, shared);
 
     if constexpr (C::Division::SOME_WHOLE) {
-      const Target<Out> target = {c + tile.batch * (i64(m) * n) + i64(row) * n + column, n, m - row, n - column};
+      Out* const corner = c + tile.batch * (i64(m) * n) + i64(row) * n + column;
+      const Target<Out> target = {corner, n, m - row, n - column};
       const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
       store_sums<Grid, C::VEC_C>(sums, target, finish);
     } else {
       const Target<Sum> target = slot_target<C::BM, C::BN>(partial, segment.slot, m - row);
-      store_sums<Grid, 4>(sums, target, KeepSum<Sum>{nullptr, C::BN});
+      store_sums<Grid, 4>(sums, target, keep_sum<C::BN, Sum>());
     }
   });
 }
@@ -225,8 +228,8 @@ class CudaSimtGemm(CudaVariant[Gemm]):
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros.
 
-        Reads of a and b may hit in L1, so that nothing is certain to come from L2. Adding parts of k up comes on
-        top and is not counted.
+        Reads of a and b may hit in L1, so that nothing is certain to come from L2. Adding parts of k up comes
+        on top and is not counted.
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
         threads = _threads(bm, bn, tm, tn)

@@ -89,13 +89,18 @@ def test_no_launch_exceeds_what_the_device_has() -> None:
 
 
 def test_cuda_mma_says_what_it_cannot_do() -> None:
+    assert "sm_89" in str(MMA.refuses(gemm("m=64,n=64,k=64,dtype=e4m3,trans=nt"), A100))
+    assert "nt" in str(MMA.refuses(gemm("m=64,n=64,k=64,dtype=e4m3"), H100))
+    assert "nt" in str(MMA.refuses(gemm("m=64,n=64,k=64,dtype=i8,trans=tt"), A100))
+    assert "4 bytes" in str(MMA.refuses(gemm("m=64,n=64,k=66,dtype=i8,trans=nt"), A100))
+    assert MMA.refuses(gemm("m=63,n=61,k=68,dtype=i8,trans=nt"), A100) is None
     assert "f32" in str(MMA.refuses(gemm("m=64,n=64,k=64,dtype=f32"), A100))
     assert "sm_80" in str(MMA.refuses(gemm("m=64,n=64,k=64,dtype=f16"), representative("sm_75")))
     # Lines of a are k long, or m long where a is transposed; those of b are n or k long.
     for odd, trans in (("k", "nn"), ("n", "nn"), ("m", "tn"), ("k", "nt"), ("k", "tt"), ("m", "tt")):
         sizes = {"m": 64, "n": 64, "k": 64, odd: 63}
         text = ",".join(f"{name}={size}" for name, size in sizes.items()) + f",trans={trans}"
-        assert "even length" in str(MMA.refuses(gemm(f"{text},dtype=f16"), A100))
+        assert "4 bytes" in str(MMA.refuses(gemm(f"{text},dtype=f16"), A100))
         assert MMA.refuses(gemm(f"{text},dtype=tf32"), A100) is None
     assert MMA.refuses(gemm("m=63,n=64,k=64,dtype=f16"), A100) is None
 
@@ -170,15 +175,20 @@ def test_workloads_of_one_alignment_share_source_and_entry() -> None:
 
 
 @given(workload=problems, choice=st.integers(0, 10**6))
-def test_one_block_a_tile(workload: Gemm, choice: int) -> None:
+def test_one_block_a_tile_or_as_many_as_share_it(workload: Gemm, choice: int) -> None:
     for variant in VARIANTS:
         if variant.refuses(workload, A100) is not None:
             continue
         table = variant.configs(workload, A100)
         config = table.config(choice % len(table))
-        (launch,) = variant.launches(workload, config)
-        across, down = -(-workload.n // config["bn"]), -(-workload.m // config["bm"])
-        assert launch.grid == (workload.batch * across * down, 1, 1)
+        product, *finish = variant.launches(workload, config)
+        tiles = workload.batch * -(-workload.n // config["bn"]) * -(-workload.m // config["bm"])
+        stream, split = config.get("stream_k", 0), config.get("split_k", 1)
+        assert product.grid == (stream or tiles * split, 1, 1)
+        assert len(finish) == (stream > 0 or split > 1)
+        assert [launch.grid for launch in finish] == [(tiles * config["bm"] // 16, 1, 1)] * len(finish)
+        slots = [tensor.shape[0] for tensor in variant.scratch(workload, config)]
+        assert slots == [2 * stream or tiles * split] * len(finish)
 
 
 @given(workload=problems, choice=st.integers(0, 10**6))
