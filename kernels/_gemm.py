@@ -27,6 +27,7 @@ __all__ = [
     "divided_launches",
     "division",
     "fits",
+    "parts_are_few",
     "problem",
     "scratch",
     "shares",
@@ -130,6 +131,11 @@ def stream_is_of_use(
     # What divides evenly is whole tiles, or parts of them, already.
     uneven = tiles % np.maximum(1, stream_k) != 0
     return (stream_k == 0) | ((stream_k == usual) & (split_k == 1) & worthwhile & uneven)
+
+
+def parts_are_few(split_k: Any, stream_k: Any, group_m: Any, min_blocks: Any) -> Any:
+    """Where k is divided, tiles are too few for their order to matter, and blocks for crowding an SM."""
+    return ((split_k == 1) & (stream_k == 0)) | ((group_m == 1) & (min_blocks == 1))
 
 
 def division(config: Mapping[str, Any]) -> str:

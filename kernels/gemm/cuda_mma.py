@@ -1,10 +1,10 @@
 """gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16, tf32 and e4m3, and i8 summed in i32.
 
 A block computes bm x bn results, a warp its share of them by instructions that take 32 bytes of k (m16n8k16
-of 16-bit elements, m16n8k8 of tf32, m16n8k32 of 8-bit ones). Tiles of a and b travel by cp.async into `stages`
-buffers of shared memory, so that `stages - 1` of them are under way while one is multiplied; one barrier a
-tile. Buffers keep the order of global memory and are swizzled, so that ldmatrix reads them without bank
-conflicts, transposing where it must. Results go to global memory from the fragments, or by way of shared
+of 16-bit elements, m16n8k8 of tf32, m16n8k32 of 8-bit ones). Tiles of a and b travel by cp.async into
+`stages` buffers of shared memory, so that `stages - 1` of them are under way while one is multiplied; one
+barrier a tile. Buffers keep the order of global memory and are swizzled, so that ldmatrix reads them without
+bank conflicts, transposing where it must. Results go to global memory from the fragments, or by way of shared
 memory in accesses of 16 bytes.
 
 Where c has few tiles, k is divided too: among `split_k` blocks a tile, or by sharing all steps of all tiles
@@ -167,6 +167,7 @@ SPACE = Space(
         shared_memory_fits,
         min_blocks_is_of_use,
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
+        _gemm.parts_are_few,
     ),
 )
 
@@ -284,7 +285,8 @@ class CudaMmaGemm(CudaVariant[Gemm]):
                 "stages": max(2, min(deepest, steps + 1)),
                 "staged": 1,
             }
-            values["group_m"] = max(g for g in (1, 4, 8) if g == 1 or g * bm < 2 * workload.m)
+            groups = (1,) if split > 1 else (1, 4, 8)
+            values["group_m"] = max(g for g in groups if g == 1 or g * bm < 2 * workload.m)
             values |= {"staged": 1, "min_blocks": 1}
             yield Config({name: values[name] for name in SPACE.names})
 

@@ -129,6 +129,7 @@ SPACE = Space(
         min_blocks_is_of_use,
         lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
         lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
+        lambda split_k, group_m, min_blocks: _gemm.parts_are_few(split_k, 0, group_m, min_blocks),
     ),
 )
 
@@ -209,9 +210,10 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         tile = (full or usable[-1:])[0]
         bk = max(b for b in (4, 8, 16, 32) if b == 4 or (b <= tile["bk"] and b < 2 * workload.k))
         widest = max(v for v in (1, 2, 4, 8, 16) if width_is_of_use(v, bk, workload))
-        group_m = 8 if tile["bm"] < workload.m else 1
-        chosen = {**tile, "bk": bk, "stages": 2, "vec": widest, "group_m": group_m}
-        chosen["split_k"] = self._split(workload, tile, device)
+        split = self._split(workload, tile, device)
+        group_m = 8 if tile["bm"] < workload.m and split == 1 else 1
+        chosen = {**tile, "bk": bk, "split_k": split, "stages": 2, "vec": widest, "group_m": group_m}
+        chosen["min_blocks"] = tile["min_blocks"] if split == 1 else 1
         return Config({name: chosen[name] for name in SPACE.names})
 
     def _split(self, workload: Gemm, tile: Mapping[str, int], device: Device) -> int:

@@ -392,6 +392,41 @@ def test_the_matrix_instructions_multiply(load: str) -> None:
         np.testing.assert_array_equal(y[:128].reshape(16, 8), A @ B)
 
 
+EIGHT_BITS = """
+  const int g = t / 4, p = t % 4;
+  u32 a[4] = {}, b[2] = {};
+  for (int i = 0; i < 16; ++i) {  // element i of a lane, as the PTX ISA numbers them for m16n8k32
+    const int row = i < 4 || (8 <= i && i < 12) ? g : g + 8, column = 4 * p + i % 4 + (i < 8 ? 0 : 16);
+    a[i / 4] |= u32(BITS(x[row * 32 + column])) << (8 * (i % 4));
+  }
+  for (int i = 0; i < 8; ++i) {
+    const int row = 4 * p + i % 4 + (i < 4 ? 0 : 16);
+    b[i / 4] |= u32(BITS(x[512 + row * 8 + g])) << (8 * (i % 4));
+  }
+  SUM d[4] = {1, 2, 3, 4};
+  mma_m16n8k32<TYPE>(d, a, b);
+  for (int i = 0; i < 4; ++i) y[(i < 2 ? g : g + 8) * 8 + 2 * p + i % 2] = float(d[i]);
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("kind", "bits", "total", "largest"),
+    [("e4m3_t", "from_float<e4m3_t>(VALUE).bits", "float", 8), ("i8", "u8(i8(VALUE))", "i32", 128)],
+)
+def test_the_8_bit_instructions_multiply(kind: str, bits: str, total: str, largest: int) -> None:
+    rng = np.random.default_rng(0)
+    A, B = rng.integers(-largest, largest, (16, 32)), rng.integers(-largest, largest, (32, 8))
+    body = EIGHT_BITS.replace("TYPE", kind).replace("SUM", total)
+    for argument in ("x[row * 32 + column]", "x[512 + row * 8 + g]"):
+        body = body.replace(f"BITS({argument})", bits.replace("VALUE", argument))
+    start = np.arange(128).reshape(16, 8) // 64 * 2 + np.arange(8) % 2 + 1
+    for order in ORDERS:
+        x = np.concatenate([A.ravel(), B.ravel()])
+        y = run(body, x, block=32, helpers=True, order=order, seed=3)
+        np.testing.assert_array_equal(y[:128].reshape(16, 8), A @ B + start)
+
+
 @needs_compiler
 def test_tf32_keeps_eleven_bits_and_multiplies() -> None:
     rng = np.random.default_rng(0)

@@ -265,6 +265,38 @@ CASES = [
     (MMA, "m=43,n=37,k=41,dtype=tf32,trans=nt,epilogue=bias+relu,out=f16", {"bk": 16}),
     (MMA, "m=72,n=40,k=64,dtype=tf32,trans=tn,epilogue=bias", {"bk": 32, "stages": 3}),
     (MMA, "m=36,n=130,k=53,dtype=tf32,trans=tt", {"staged": 0}),
+    (MMA, "m=43,n=41,k=100,dtype=e4m3,trans=nt,epilogue=bias+gelu,out=f32", {"staged": 0, "stages": 3}),
+    (MMA, "m=43,n=44,k=208,dtype=e4m3,trans=nt,epilogue=bias,batch=2", {"staged": 1, "bk": 64}),
+    (MMA, "m=43,n=41,k=100,dtype=i8,trans=nt", {"staged": 0}),
+    (MMA, "m=43,n=44,k=208,dtype=i8,trans=nt,batch=2", {"staged": 1, "bk": 64}),
+    (SIMT, "m=41,n=43,k=90,dtype=i8,trans=tn", {"stages": 1}),
+    (SIMT, "m=41,n=43,k=90,dtype=e4m3,trans=nn,epilogue=bias+relu", {"stages": 2}),
+]
+
+DIVIDED = [
+    # variant, workload, choices, workload whose configurations they are among
+    (
+        MMA,
+        "m=37,n=58,k=202,dtype=f16,epilogue=bias+gelu,batch=2",
+        {"split_k": 4, "staged": 1, "bk": 16},
+        None,
+    ),
+    (MMA, "m=37,n=58,k=210,dtype=f16,out=f32", {"split_k": 4, "staged": 0, "bk": 32, "stages": 2}, "k=500"),
+    (MMA, "m=33,n=35,k=36,dtype=i8,trans=nt", {"split_k": 8, "bk": 32}, "k=1000"),  # more parts than steps
+    (MMA, "m=33,n=40,k=300,dtype=e4m3,trans=nt", {"split_k": 2, "staged": 0, "bk": 32, "stages": 3}, None),
+    (MMA, "m=1,n=33,k=95,dtype=tf32,trans=nt,epilogue=bias", {"bm": 16, "split_k": 2, "bk": 16}, None),
+    (MMA, "m=70,n=90,k=300,dtype=bf16,epilogue=bias+relu", {"stream_k": 108, "staged": 1}, "n=1184,k=640"),
+    (MMA, "m=100,n=99,k=97,dtype=tf32,batch=2", {"stream_k": 108, "staged": 0, "bk": 16}, "n=1184,k=640"),
+    (MMA, "m=65,n=95,k=16,dtype=f16,trans=nt,out=f32", {"stream_k": 108, "bk": 16}, "n=1184,k=640"),
+    (MMA, "m=64,n=99,k=400,dtype=i8,trans=nt", {"stream_k": 108, "bk": 32}, "n=1184,k=640"),
+    (
+        SIMT,
+        "m=37,n=53,k=203,dtype=f32,epilogue=bias+gelu,batch=2",
+        {"split_k": 4, "stages": 2, "bk": 8},
+        None,
+    ),
+    (SIMT, "m=37,n=56,k=10,dtype=f16,trans=nt,out=f32", {"split_k": 8, "stages": 1, "bk": 4}, "k=1000"),
+    (SIMT, "m=33,n=35,k=203,dtype=i8,trans=tt", {"split_k": 2, "bk": 16}, None),
 ]
 
 
@@ -295,6 +327,96 @@ def test_results_are_right_in_every_order(variant: Any, text: str, choices: dict
     inputs = workload.draw(np.random.default_rng(0))
     for order in ORDERS:
         assert_right(workload, inputs, emulate(variant, workload, config, inputs, order=order, seed=1))
+
+
+def divided(case: Any) -> tuple[Any, Gemm, Config]:
+    """Return what to run of a case of `DIVIDED`."""
+    variant, text, choices, larger = case
+    workload = gemm(text)
+    changes = dict(item.split("=") for item in larger.split(",")) if larger else {}
+    among = dataclasses.replace(workload, **{name: int(size) for name, size in changes.items()})
+    return variant, workload, configured(variant, among, choices)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", DIVIDED, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_divided_products_are_right_and_the_same_in_every_order(case: Any) -> None:
+    variant, workload, config = divided(case)
+    inputs = workload.draw(np.random.default_rng(3))
+    results = [emulate(variant, workload, config, inputs, order=order, sanitize=True) for order in ORDERS]
+    for outputs in results:
+        assert_right(workload, inputs, outputs)
+        assert outputs["c"].tobytes() == results[0]["c"].tobytes()
+
+
+def test_a_stream_of_a_small_problem_is_of_blocks_that_span_tiles() -> None:
+    variant, workload, config = divided(DIVIDED[5])
+    product, _ = variant.launches(workload, config)
+    tiles, steps = _gemm.blocks(workload, config["bm"], config["bn"]), -(-workload.k // config["bk"])
+    assert 1 < product.grid[0] < tiles * steps / 1.5
+    assert tiles * steps % product.grid[0] or steps % (tiles * steps // product.grid[0])
+
+
+DIVIDED_FAULTS = {
+    "parts of a tile": (
+        DIVIDED[0],
+        "return {first, first + 1, 1, parts};",
+        "return {first, first + 1, 1, parts - 1};",
+    ),
+    "end of a part": (DIVIDED[1], "(part + 1) / parts)", "(part + 1) / parts + (part == 1))"),
+    "owner of a step": (DIVIDED[5], "((step + 1) * parts - 1) / total", "step * parts / total"),
+    "slots of a stream": (DIVIDED[5], "2 * i64(blockIdx.x) + (first == 0)", "2 * i64(blockIdx.x)"),
+    "between segments": (DIVIDED[6], "if (step < end) __syncthreads();", ""),
+    "8-bit fragments": (
+        DIVIDED[3],
+        "k + HALF_K * k_half));\n    else",
+        "k + HALF_K * (1 - k_half)));\n    else",
+    ),
+    "short last step": (DIVIDED[11], "? k : (segment.first", "? steps * BK : (segment.first"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", DIVIDED_FAULTS)
+def test_planted_faults_of_divided_products_are_found(fault: str) -> None:
+    case, old, new = DIVIDED_FAULTS[fault]
+    variant, workload, config = divided(case)
+    inputs = workload.draw(np.random.default_rng(4))
+    wrong = changed(variant, old, new)
+    found = 0
+    for order in ORDERS:
+        try:
+            assert_right(
+                workload, inputs, emulate(wrong, workload, config, inputs, order=order, sanitize=True)
+            )
+        except (AssertionError, EmulationFailed):
+            found += 1
+    assert found
+
+
+@given(workload=problems, choice=st.integers(0, 10**6))
+def test_divided_or_not_the_same_is_multiplied(workload: Gemm, choice: int) -> None:
+    for variant in (SIMT, MMA):
+        if variant.refuses(workload, A100) is not None:
+            continue
+        table = variant.configs(workload, A100)
+        row = np.array([choice % len(table)])
+        config, costs = table.config(int(row[0])), variant.costs(workload, table.take(row), A100)
+        tiles = _gemm.blocks(workload, config["bm"], config["bn"])
+        padded = tiles * config["bm"] * config["bn"] * -(-workload.k // config["bk"]) * config["bk"]
+        assert costs.blocks * (costs.fma + costs.mma_flop / 2) == pytest.approx(padded)
+        # Blocks that have most are not more than there are, nor than all the work.
+        grid = variant.launches(workload, config)[0].grid[0]
+        assert 1 <= costs.full_blocks <= grid
+        assert costs.full_blocks <= costs.blocks * (1 + 1e-9)
+        assert np.all(costs.blocks * costs.fill_bytes <= _copied(workload, config) * (1 + 1e-9))
+
+
+def _copied(workload: Gemm, config: Config) -> int:
+    """Return the bytes that blocks copy from a and b together, without zeros."""
+    down, across = -(-workload.m // config["bm"]), -(-workload.n // config["bn"])
+    lines = across * workload.m + down * workload.n
+    return workload.batch * lines * workload.k * itemsize(workload.dtype)
 
 
 @needs_compiler
