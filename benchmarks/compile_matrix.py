@@ -58,6 +58,10 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "gemm:m=1024,n=1024,k=1024,dtype=f32,epilogue=bias+relu",
         "gemm:m=257,n=131,k=67,dtype=f32,trans=tt,epilogue=bias+gelu",
         "gemm:m=333,n=77,k=129,dtype=f16,trans=nt,epilogue=bias",
+        "gemm:m=2048,n=2048,k=2048,dtype=e4m3,trans=nt,epilogue=bias+gelu",
+        "gemm:m=16,n=4096,k=4096,dtype=e4m3,trans=nt,out=f32",
+        "gemm:m=2048,n=2048,k=2048,dtype=i8,trans=nt",
+        "gemm:m=129,n=77,k=1000,dtype=i8,trans=tn",
     ),
     "conv2d": tuple(
         CONV.format(n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, pad=pad, dtype=dtype, layout=layout) + more

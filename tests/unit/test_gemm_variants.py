@@ -369,8 +369,8 @@ DIVIDED_FAULTS = {
     "between segments": (DIVIDED[6], "if (step < end) __syncthreads();", ""),
     "8-bit fragments": (
         DIVIDED[3],
-        "k + HALF_K * k_half));\n    else",
-        "k + HALF_K * (1 - k_half)));\n    else",
+        "OF_B ? matrix % 2 : matrix / 2;\n    if",
+        "matrix / 2;\n    if",
     ),
     "short last step": (DIVIDED[11], "? k : (segment.first", "? steps * BK : (segment.first"),
 }
