@@ -99,8 +99,11 @@ def blocks(workload: Gemm, bm: Any, bn: Any) -> Any:
 
 SPLITS = (1, 2, 4, 8, 16, 32)
 
-STREAMS = (0, 20, 24, 30, 36, 40, 46, 58, 68, 72, 80, 82, 84, 108, 114, 128, 132, 142, 144, 148, 160, 188)
-"""Blocks of a stream-K grid: how many SMs GPUs have, so that each has one."""
+SM_COUNTS = (20, 24, 30, 36, 40, 46, 58, 68, 72, 80, 82, 84, 108, 114, 128, 132, 142, 144, 148, 160, 188)
+"""How many SMs GPUs have, or nearly so."""
+
+STREAMS = (0, *sorted({*SM_COUNTS, *(2 * count for count in SM_COUNTS)}))
+"""Blocks of a stream-K grid: one or two for each SM."""
 
 LEAST_STEPS = 2
 """Steps of k that are worth a block of their own."""
@@ -124,13 +127,13 @@ def split_is_of_use(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, dev
 def stream_is_of_use(
     bm: Any, bn: Any, bk: Any, split_k: Any, stream_k: Any, workload: Gemm, device: Device
 ) -> Any:
-    """A stream must have a block for each SM (or nearly), steps for each, and up to 4 tiles a block."""
-    usual = max((count for count in STREAMS if count <= device.sm_count), default=0)
+    """A stream must have one or two blocks for each SM (or nearly), of some steps and up to 4 tiles each."""
+    each = max((count for count in SM_COUNTS if count <= device.sm_count), default=0)
     tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
     worthwhile = (tiles <= 4 * stream_k) & (tiles * ceil_div(workload.k, bk) >= LEAST_STEPS * stream_k)
     # What divides evenly is whole tiles, or parts of them, already.
     uneven = tiles % np.maximum(1, stream_k) != 0
-    return (stream_k == 0) | ((stream_k == usual) & (split_k == 1) & worthwhile & uneven)
+    return (stream_k == 0) | (np.isin(stream_k, (each, 2 * each)) & (split_k == 1) & worthwhile & uneven)
 
 
 def parts_are_few(split_k: Any, stream_k: Any, group_m: Any, min_blocks: Any) -> Any:
@@ -202,12 +205,14 @@ class Share:
         length: Elements of k that exist in these, at least.
         full_blocks: How many blocks have as many steps.
         blocks: How many blocks of as many steps would do all there is.
+        launches: Kernels that run one after the other.
     """
 
     steps: Any
     length: Any
     full_blocks: Any
     blocks: Any
+    launches: Any
 
 
 def shares(workload: Gemm, table: Table) -> Share:
@@ -227,6 +232,7 @@ def shares(workload: Gemm, table: Table) -> Share:
         length=most * bk - ceil_div(most, of_tile) * missing,
         full_blocks=times * np.where(steps % parts == 0, parts, steps % parts),
         blocks=times * steps / most,
+        launches=1 + ((stream > 0) | (split > 1)),
     )
 
 

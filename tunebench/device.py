@@ -47,8 +47,8 @@ class Device:
         dram_gb_s: Peak memory bandwidth, 1e9 bytes a second.
         l2_bytes: Last-level cache.
         fma_per_clock: f32 multiply-adds per SM and clock.
-        mma_flop_per_clock: Dense tensor-core FLOPs per SM and clock by input type (f32 accumulation); a type
-            that is missing has no tensor-core instruction.
+        mma_flop_per_clock: Dense tensor-core FLOPs per SM and clock by input type (f32 accumulation, i32 for
+            i8); a type that is missing has no tensor-core instruction.
         sfu_per_clock: Special-function results per SM and clock.
         issue_per_clock: Warp instructions per SM and clock.
         smem_bytes_per_clock: Shared-memory bytes per SM and clock.

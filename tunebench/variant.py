@@ -120,7 +120,7 @@ class Costs:
     smem_traffic_bytes: Column = 0.0
     fill_bytes: Column = 0.0
     instructions: Column = 0.0
-    serial_launches: int = 1
+    serial_launches: Column = 1
 
 
 class Variant(ABC, Generic[W]):

@@ -76,6 +76,8 @@ VERIFIED = (
     (GEMM_TYPES, "gemm:m=520,n=264,k=1000,dtype={dtype},trans=tt,epilogue=bias"),
     (GEMM_TYPES, "gemm:m=1024,n=1024,k=1024,dtype={dtype}"),
     (GEMM_TYPES, "gemm:m=4096,n=4104,k=4096,dtype={dtype}"),
+    (GEMM_TYPES, "gemm:m=5,n=1000,k=8200,dtype={dtype},trans=nt,epilogue=bias"),
+    (("i8",), "gemm:m=5,n=1000,k=8200,dtype={dtype},trans=nt"),
     (("i8",), "gemm:m=127,n=131,k=67,dtype={dtype},trans=tn"),
     (("i8",), "gemm:m=65,n=95,k=33,dtype={dtype},batch=3,trans=tt"),
     (("e4m3", "i8"), "gemm:m=200,n=136,k=1040,dtype={dtype},trans=nt"),

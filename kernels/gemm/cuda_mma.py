@@ -322,6 +322,7 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
             fill_bytes=self._fill_bytes(workload, bm, bn, share.length),
             instructions=products + fragments,
+            serial_launches=share.launches,
         )
 
     def _fill_bytes(self, workload: Gemm, bm: Any, bn: Any, length: Any) -> Any:

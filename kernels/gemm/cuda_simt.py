@@ -254,6 +254,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
             fma=bm * bn * length,
             smem_traffic_bytes=reads + 4 * length * (bm + bn),
             instructions=warp_steps * (tm * tn / packed + tm / chunk_m + tn / chunk_n),
+            serial_launches=share.launches,
         )
 
     def source(self, workload: Gemm, config: Config) -> str:

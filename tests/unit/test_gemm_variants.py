@@ -405,6 +405,7 @@ def test_divided_or_not_the_same_is_multiplied(workload: Gemm, choice: int) -> N
         tiles = _gemm.blocks(workload, config["bm"], config["bn"])
         padded = tiles * config["bm"] * config["bn"] * -(-workload.k // config["bk"]) * config["bk"]
         assert costs.blocks * (costs.fma + costs.mma_flop / 2) == pytest.approx(padded)
+        assert costs.serial_launches == len(variant.launches(workload, config))
         # Blocks that have most are not more than there are, nor than all the work.
         grid = variant.launches(workload, config)[0].grid[0]
         assert 1 <= costs.full_blocks <= grid
@@ -479,6 +480,8 @@ def test_planted_faults_are_found(fault: str) -> None:
         (SIMT, "m=50,n=77,k=61,dtype=bf16,trans=tt,epilogue=bias"),
         (MMA, "m=4096,n=4096,k=4096,dtype=bf16,trans=nt,epilogue=bias+gelu"),
         (MMA, "m=512,n=512,k=512,dtype=tf32,trans=tn,epilogue=bias+relu"),
+        (MMA, "m=4,n=1024,k=8192,dtype=f16"),
+        (SIMT, "m=4,n=1024,k=8192,dtype=f32"),
     ],
 )
 def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -> None:
@@ -501,7 +504,40 @@ def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -
         assert opcodes[LDSM] > 0
 
 
-HMMA, LDGSTS, LDSM, FFMA = 0x23C, 0xFAE, 0x83B, 0x223
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90"])
+@pytest.mark.parametrize("dtype", ["e4m3", "i8"])
+def test_eight_bits_are_multiplied_by_tensor_cores(dtype: str, architecture: str) -> None:
+    from tunebench.compile.nvrtc import compile_cuda
+
+    workload, device = gemm(f"m=4096,n=4096,k=4096,dtype={dtype},trans=nt"), representative(architecture)
+    if MMA.refuses(workload, device) is not None:
+        pytest.skip(str(MMA.refuses(workload, device)))
+    binary = compile_cuda(MMA, workload, MMA.default(workload, device), device)
+    assert binary.resources.spill_bytes == 0
+    opcodes = instructions(binary.payload)
+    # sm_90 has no instruction of this kind for e4m3.
+    on_tensor_cores = IMMA if dtype == "i8" else QMMA if architecture == "sm_89" else HMMA
+    assert opcodes[on_tensor_cores] > 0
+    assert opcodes[LDSM] > 0
+
+
+def test_few_rows_share_out_k() -> None:
+    """Decoding: c has fewer tiles than the GPU has SMs, and k is long."""
+    for device in (A100, H100):
+        for variant, dtype in ((MMA, "bf16"), (SIMT, "f32")):
+            for m in (1, 8, 16, 64):
+                for n, k in ((1024, 8192), (4096, 14336)):
+                    workload = gemm(f"m={m},n={n},k={k},dtype={dtype},trans=nt")
+                    product = variant.launches(workload, variant.default(workload, device))[0]
+                    warps = product.grid[0] * product.block[0] // 32
+                    assert product.grid[0] >= 0.8 * device.sm_count
+                    assert warps >= 3 * device.sm_count
+        square = gemm("m=4096,n=4096,k=4096,dtype=f16")
+        assert MMA.default(square, device)["split_k"] == SIMT.default(square, device)["split_k"] == 1
+
+
+HMMA, IMMA, QMMA, LDGSTS, LDSM, FFMA = 0x23C, 0x237, 0x27A, 0xFAE, 0x83B, 0x223
 """Lower 12 bits of an instruction of 128, as nvdisasm decodes them for sm_80 and sm_90."""
 
 

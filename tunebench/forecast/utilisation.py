@@ -88,6 +88,6 @@ def predict_us(bounds: Bounds, costs: Costs, device: Device) -> Array:
     busy = np.zeros(len(bounds))
     for resource, floor in bounds.floors.items():
         busy = np.maximum(busy, floor / UTILISATION[resource].at(waves))
-    launches = costs.serial_launches if device.kind == "gpu" else 0
+    launches = np.asarray(costs.serial_launches if device.kind == "gpu" else 0, dtype=np.float64)
     expected: Array = busy + launches * LAUNCH_US
     return expected
