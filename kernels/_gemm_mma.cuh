@@ -24,6 +24,31 @@ struct Swizzled {
   }
 };
 
+// The same for 8-bit elements that ldmatrix transposes: the lines it takes at once are 0, 1, 4, 5, 8, … or 2, 3, 6, 7, ….
+template <class T, int LENGTH>
+struct SwizzledInPairs : Swizzled<T, LENGTH, 1> {
+  using Whole = Swizzled<T, LENGTH, 1>;
+
+  static __device__ __forceinline__ int offset(int line, int at) {
+    const int rank = line / 4 * 2 + line % 2;
+    const int moved = at / Whole::CHUNK ^ rank / Whole::LINES_PER_128_BYTES % Whole::PERIOD;
+    return line * LENGTH + moved * Whole::CHUNK + at % Whole::CHUNK;
+  }
+};
+
+template <class T, int LENGTH, bool K_CONTIGUOUS>
+struct LayoutOf {
+  using type = Swizzled<T, LENGTH, K_CONTIGUOUS || sizeof(T) == 2 ? 1 : 2>;
+};
+template <int LENGTH>
+struct LayoutOf<e4m3_t, LENGTH, false> {
+  using type = SwizzledInPairs<e4m3_t, LENGTH>;
+};
+template <int LENGTH>
+struct LayoutOf<i8, LENGTH, false> {
+  using type = SwizzledInPairs<i8, LENGTH>;
+};
+
 // ---- global to shared memory -------------------------------------------------------------------------------
 
 // A tile that moves along K, and one thread's copies of it, VEC elements each.
@@ -32,10 +57,9 @@ struct AsyncTile {
   static constexpr bool ALONG_K = K_CONTIGUOUS;
   static constexpr int STEPS = K / MMA_K<T>;
   static constexpr int LENGTH = K_CONTIGUOUS ? K : X, ELEMENTS = X * K, BYTES = VEC * int(sizeof(T));
-  static constexpr bool BY_LDMATRIX = K_CONTIGUOUS || sizeof(T) == 2;  // it transposes 16-bit elements only
-  static_assert(BY_LDMATRIX || sizeof(T) == 4, "8-bit elements are read along k: nothing here gathers them");
+  static constexpr bool BY_LDMATRIX = K_CONTIGUOUS || sizeof(T) <= 2;  // it transposes 16 bits
   using Walk = LineWalk<ELEMENTS / LENGTH, LENGTH / VEC, THREADS>;
-  using Layout = Swizzled<T, LENGTH, BY_LDMATRIX ? 1 : 2>;
+  using Layout = typename LayoutOf<T, LENGTH, K_CONTIGUOUS>::type;
 
   const T* source;  // of this thread's first copy
   i64 pitch;        // elements between lines in global memory
@@ -69,6 +93,21 @@ struct AsyncTile {
 
 // ---- shared memory to fragments ----------------------------------------------------------------------------
 
+// As load_fragment, of 8-bit elements in lines along X. ldmatrix transposes pairs of them, neighbours in X: a lane gets k
+// from 4t to 4t + 3 of x = 2g and of x = 2g + 1, where the operand has g and g + 8 of X. `straighten` makes up for that.
+template <class Tile, bool OF_B, class T>
+__device__ __forceinline__ void load_pairs(u32 (&registers)[4], const T* tile, int x, int k) {
+  const int matrix = int(threadIdx.x) % 32 / 8, row = int(threadIdx.x) % 8;
+  const int line = k + matrix / 2 * 16 + row / 2 * 4 + matrix % 2 * 2 + row % 2;
+  u32 pairs[4];
+  ldmatrix_x4_trans(pairs, tile + Tile::Layout::offset(line, x));
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {  // of K
+    registers[OF_B ? half : 2 * half] = pick_bytes<0x6420>(pairs[2 * half], pairs[2 * half + 1]);
+    registers[OF_B ? half + 2 : 2 * half + 1] = pick_bytes<0x7531>(pairs[2 * half], pairs[2 * half + 1]);
+  }
+}
+
 // Four registers hold X 16 by MMA_K of a tile, from (x, k) on: an operand of A (register 1 is the upper half of X, 2 that
 // of K), or, with OF_B, two operands of B (register 1 is the upper half of K, 2 that of X).
 template <class Tile, bool OF_B, class T>
@@ -76,7 +115,9 @@ __device__ __forceinline__ void load_fragment(u32 (&registers)[4], const T* tile
   using Layout = typename Tile::Layout;
   constexpr int HALF_K = MMA_K<T> / 2;
   const int lane = threadIdx.x % 32;
-  if constexpr (Tile::BY_LDMATRIX) {
+  if constexpr (!Tile::ALONG_K && sizeof(T) == 1) {
+    load_pairs<Tile, OF_B>(registers, tile, x, k);
+  } else if constexpr (Tile::BY_LDMATRIX) {
     const int matrix = lane / 8, row = lane % 8;
     const int x_half = OF_B ? matrix / 2 : matrix % 2, k_half = OF_B ? matrix % 2 : matrix / 2;
     if constexpr (Tile::ALONG_K)
@@ -142,6 +183,49 @@ __device__ __forceinline__ void mma_tiles(Wide<T> (&sums)[Grid::M / 16][Grid::N 
         const u32 operand[2] = {pair[0], pair[1]};
         mma<T>(sums[i][j], of_a[step % 2][i], operand);
       }
+  }
+}
+
+// One of two values of another lane.
+template <class Sum>
+__device__ __forceinline__ Sum of_lane(int lane, bool second, Sum a, Sum b) {
+  const Sum of_a = __shfl_sync(0xffffffffu, a, lane), of_b = __shfl_sync(0xffffffffu, b, lane);
+  return second ? of_b : of_a;
+}
+
+// Moves sums to where fragments have them, if an operand came by load_pairs: row 2g of 16 stands where row g belongs and
+// row 2g + 1 in place of g + 8, and columns likewise.
+template <class Grid, bool A_IN_PAIRS, bool B_IN_PAIRS, class Sum>
+__device__ __forceinline__ void straighten(Sum (&sums)[Grid::M / 16][Grid::N / 8][4]) {
+  const int g = int(threadIdx.x) % 32 / 4, t = int(threadIdx.x) % 4;
+#pragma unroll
+  for (int i = 0; i < Grid::M / 16; ++i) {
+    if constexpr (A_IN_PAIRS) {
+#pragma unroll
+      for (int j = 0; j < Grid::N / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const Sum even = sums[i][j][e], odd = sums[i][j][e + 2];
+          sums[i][j][e] = of_lane(g / 2 * 4 + t, g % 2 != 0, even, odd);
+          sums[i][j][e + 2] = of_lane((g / 2 + 4) * 4 + t, g % 2 != 0, even, odd);
+        }
+    }
+    if constexpr (B_IN_PAIRS) {
+      // Two operands side by side: of columns 4t to 4t + 3 the first has the even ones, the second the odd ones.
+#pragma unroll
+      for (int j = 0; j < Grid::N / 8; j += 2)
+#pragma unroll
+        for (int half = 0; half < 4; half += 2) {  // of the rows
+          const Sum even[2] = {sums[i][j][half], sums[i][j][half + 1]};
+          const Sum odd[2] = {sums[i][j + 1][half], sums[i][j + 1][half + 1]};
+#pragma unroll
+          for (int side = 0; side < 2; ++side) {
+            const int lane = g * 4 + side * 2 + t / 2;
+            sums[i][j + side][half] = of_lane(lane, t % 2 != 0, even[0], even[1]);
+            sums[i][j + side][half + 1] = of_lane(lane, t % 2 != 0, odd[0], odd[1]);
+          }
+        }
+    }
   }
 }
 

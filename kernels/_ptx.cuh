@@ -162,6 +162,24 @@ __device__ __forceinline__ void mma_m16n8k16<bf16_t>(float (&d)[4], const u32 (&
   mma_m16n8k16_bf16(d, a, b);
 }
 
+// ---- bytes of registers ------------------------------------------------------------------------------------
+
+// Byte i of the result is byte s of `low` (s from 0 to 3) or of `high` (4 to 7), where s is hexadecimal digit i of SELECTOR.
+template <u32 SELECTOR>
+__device__ __forceinline__ u32 pick_bytes(u32 low, u32 high) {
+  static_assert((SELECTOR & 0xffff8888u) == 0, "four digits from 0 to 7");
+#ifdef TUNEBENCH_EMULATE
+  const u64 both = u64(high) << 32 | low;
+  u32 result = 0;
+  for (int i = 0; i < 4; ++i) result |= u32(both >> (8 * (SELECTOR >> (4 * i) & 7u)) & 0xffu) << (8 * i);
+  return result;
+#else
+  u32 result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "n"(SELECTOR));
+  return result;
+#endif
+}
+
 // ---- loading fragments from shared memory -----------------------------------------------------------------
 // Each 8 x 8 matrix of 16-bit elements has its row r at the address that lane 8 * matrix + r passes (a multiple
 // of 16 bytes; with x2 the addresses of lanes 16 on are not read). Register i of a lane holds M[g][2t, 2t + 1] of

@@ -11,8 +11,9 @@ Where c has few tiles, k is divided too: among `split_k` blocks a tile, or by sh
 out evenly among `stream_k` blocks. A second kernel adds the parts up, in the order of k.
 
 Limits: cp.async copies 4 bytes or more, so that lines of matrices must be multiples of that. ldmatrix
-transposes 16-bit elements only, so that k must be contiguous in 8-bit matrices (`trans=nt`). sm_90 and sm_100
-have no instruction of this kind for e4m3: there it is converted and multiplied as f16.
+transposes 16 bits and no fewer: 8-bit matrices whose k is not contiguous go through it in pairs, and results
+are put in order at the end. sm_90 and sm_100 have no instruction of this kind for e4m3: there it is converted
+and multiplied as f16.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Kerr et al., "CUTLASS: fast linear algebra
 in CUDA C++" (the hierarchy of tiles).
@@ -216,6 +217,8 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
     Sum sums[Grid::M / 16][Grid::N / 8][4] = {};
     multiply_ahead<Grid, C::STAGES, C::BK>(sums, of_a, of_b, end_of<C::BK>(segment, steps, k) - k0, shared);
 
+    if constexpr (sizeof(In) == 1) straighten<Grid, !C::A_K_CONTIGUOUS, !C::B_K_CONTIGUOUS>(sums);
+
     const auto store = [&](auto width, const auto& target, const auto& finish) {
       if constexpr (C::STAGED) {
         cp_async_wait<0>();
@@ -247,13 +250,11 @@ class CudaMmaGemm(CudaVariant[Gemm]):
     minimum_cc = (8, 0)
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
-        """Return what keeps this problem from tensor cores, ldmatrix or cp.async, or None."""
+        """Return what keeps this problem from tensor cores or from cp.async, or None."""
         if workload.dtype == "f32":
             return f"{self.key} multiplies f16, bf16, tf32, e4m3 and i8; f32 has no tensor-core instruction"
         if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
             return f"{self.key} needs sm_89 or later to multiply e4m3"
-        if itemsize(workload.dtype) == 1 and workload.trans != "nt":
-            return f"{self.key} reads 8-bit matrices along k: trans must be nt, not {workload.trans}"
         narrow = min(_gemm.widths(workload)[:2]) * itemsize(workload.dtype)
         if narrow < COPY_BYTES:
             return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be multiples of that"
@@ -334,7 +335,7 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         return (wide_a * rows + wide_b * columns) * length * size
 
     def claims(self, workload: Gemm, config: Config) -> tuple[str, ...]:
-        """Tensor cores, copies past registers, and ldmatrix, which transposes 16-bit elements only."""
+        """Tensor cores, copies past registers, and ldmatrix, which transposes no 32-bit elements."""
         by_ldmatrix = workload.dtype != "tf32" or workload.trans != "tn"
         # e4m3 is multiplied by QMMA or, where there is none, by HMMA.
         products = {"i8": ["IMMA"], "e4m3": []}.get(workload.dtype, ["HMMA"])
