@@ -38,8 +38,9 @@ from tunebench.workloads.operators.gemm import Gemm
 MAX_SUMS = 128
 """Sums a thread may keep: beyond that they do not stay in its 255 registers."""
 
-CONVERTED_SUMS = 64
-"""Sums a thread may keep where e4m3 is converted on the way: with 128 the compiler spills."""
+CONVERTED_SUMS, PAIRED_SUMS = 64, 32
+"""Sums a thread may keep where e4m3 is converted on the way, and where it also comes in pairs: with twice as
+many the compiler spills."""
 
 COPY_BYTES = 4
 """Least that cp.async copies."""
@@ -270,7 +271,9 @@ class CudaMmaGemm(CudaVariant[Gemm]):
     def _usual(self, workload: Gemm, device: Device) -> Iterator[Config]:
         """Yield the usual tiles and divisions of k, as deep as k allows."""
         least = _least_bk(workload)
-        most_sums = CONVERTED_SUMS if _converts(workload, device) else MAX_SUMS
+        most_sums = MAX_SUMS
+        if _converts(workload, device):
+            most_sums = CONVERTED_SUMS if workload.trans == "nt" else PAIRED_SUMS
         for (bm, bn, warps_m, warps_n, line_bytes, deepest), split in itertools.product(USUAL, _gemm.SPLITS):
             wanted = line_bytes // itemsize(workload.dtype)
             bk = max(
