@@ -48,8 +48,8 @@ COPY_BYTES = 4
 LAUNCH_US = 3.5
 """What a second launch costs, about."""
 
-READ_US = 1.0
-"""What a read from memory under load takes, about."""
+READ_US = 1.5
+"""What a read from memory takes where memory gives all it has, about."""
 
 
 def _threads(warps_m: Any, warps_n: Any) -> Any:
