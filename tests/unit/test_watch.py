@@ -320,8 +320,8 @@ MMA = ("gemm/cuda_mma", "gemm:m=40,n=72,k=104,dtype=f16")
 SIMT = ("gemm/cuda_simt", "gemm:m=40,n=72,k=41,dtype=f32")
 
 PLANTED = [
-    ("race on shared memory", *SIMT, "__syncthreads();", ""),
-    ("race on shared memory", *MMA, "cp_async_wait<C::STAGES - 2>();", ""),
+    ("race on shared memory", *SIMT, "__syncthreads();", ";"),
+    ("race on shared memory", *MMA, "cp_async_wait<STAGES - 2>();", ""),
     ("race on shared memory", *MMA, "__syncthreads();  // this tile", "// this tile"),
     ("outside of [ab], at byte", *MMA, ") < x_room", ") <= x_room"),
     ("outside of [ab], at byte", *SIMT, ") < x_room", ") <= x_room"),
