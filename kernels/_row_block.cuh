@@ -37,6 +37,16 @@ __device__ __forceinline__ void each_vector(int first, int step, int count, F f)
     if (first + n * step < count) f(first + n * step, n);
 }
 
+// The same of N vectors that are all of the row's share: each exists but the last, unless the row is missing.
+template <int N, class F>
+__device__ __forceinline__ void each_held_vector(int first, int step, int count, F f) {
+  if (count > 0) {
+#pragma unroll
+    for (int n = 0; n < N - 1; ++n) f(first + n * step, n);
+    if (first + (N - 1) * step < count) f(first + (N - 1) * step, N - 1);
+  }
+}
+
 // Rounds and stores one vector.
 template <class T, int V>
 __device__ __forceinline__ void store_floats(T* target, const float (&values)[V]) {

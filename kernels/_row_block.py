@@ -23,8 +23,8 @@ __all__ = ["SPACE", "batch", "default_config", "row_costs", "smem_bytes"]
 
 HELD_ELEMENTS = 64
 """Most elements of a row that a thread keeps in registers."""
-OTHER_REGISTERS = 24
-"""Registers a thread needs besides those: addresses, loop state, what reductions use."""
+OTHER_REGISTERS, WIDE_REGISTERS = 24, 8
+"""What a thread needs besides those: addresses, loop state, what reductions use; and vectors under way."""
 SCRATCH_BYTES = 128
 """Static shared memory of a reduction over a block: one f32 for each of at most 32 warps."""
 
@@ -50,9 +50,10 @@ def _held(workload: Rows, row_threads: Any, vector: Any) -> Any:
     return ceil_div(workload.cols, row_threads * vector) * vector
 
 
-def _most_held(threads: Any, device: Device) -> Any:
+def _most_held(threads: Any, vector: Any, device: Device) -> Any:
     """Return how many a thread can keep in a block of so many threads without spilling."""
-    return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - OTHER_REGISTERS)
+    others = OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1)
+    return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - others)
 
 
 SPACE = Space(
@@ -72,7 +73,7 @@ SPACE = Space(
         lambda row_threads, vector, workload: (row_threads == 4) | (row_threads * vector < 2 * workload.cols),
         lambda cache, row_threads, rows, vector, workload, device: (
             (cache != "registers")
-            | (_held(workload, row_threads, vector) <= _most_held(row_threads * rows, device))
+            | (_held(workload, row_threads, vector) <= _most_held(row_threads * rows, vector, device))
         ),
         lambda cache, rows, workload, device: (
             (cache != "shared") | (4 * rows * workload.cols + SCRATCH_BYTES <= device.smem_per_block_bytes)
@@ -92,7 +93,7 @@ def default_config(workload: Rows, device: Device) -> Config:
     while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
         row_threads //= 2
     rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
-    held = _held(workload, row_threads, vector) <= _most_held(row_threads * rows, device)
+    held = _held(workload, row_threads, vector) <= _most_held(row_threads * rows, vector, device)
     fits = 4 * workload.cols + SCRATCH_BYTES <= device.smem_per_block_bytes
     cache = "registers" if held else "shared" if fits else "online"
     unroll = 2 if cache != "registers" and 2 * row_threads * vector < 2 * workload.cols else 1

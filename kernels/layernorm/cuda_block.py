@@ -64,23 +64,23 @@ struct Affine {
       T *__restrict__ all_y, int rows, int cols, float eps
 
 template <class T, int ROW_THREADS, int ROWS, int V, int N>
-__global__ void __launch_bounds__(ROW_THREADS * ROWS) layernorm_registers(LAYERNORM_PARAMETERS) {
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) layernorm_registers(LAYERNORM_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const T* const row = all_x + my.offset;
   float x[N][V], total = 0.0f, squares = 0.0f;
-  each_vector<N>(my.thread, my.STEP, my.count,
-                 [&](int vector, int n) { load_floats(row + vector * V, x[n]); });
-  each_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += sum_of(x[n]); });
+  each_held_vector<N>(my.thread, my.STEP, my.count,
+                      [&](int vector, int n) { load_floats(row + vector * V, x[n]); });
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += sum_of(x[n]); });
   const float mean = reduce_row<ROW_THREADS>(total, Sum()) / cols;
-  each_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { squares += squares_of(x[n], mean); });
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { squares += squares_of(x[n], mean); });
   const float variance = reduce_row<ROW_THREADS>(squares, Sum()) / cols;
   const Affine<T, V> affine = {gamma, beta, mean, fast_rsqrt(variance + eps)};
-  each_vector<N>(my.thread, my.STEP, my.count,
-                 [&](int vector, int n) { affine.store(all_y + my.offset, vector, x[n]); });
+  each_held_vector<N>(my.thread, my.STEP, my.count,
+                      [&](int vector, int n) { affine.store(all_y + my.offset, vector, x[n]); });
 }
 
 template <class T, int ROW_THREADS, int ROWS, int V, int N>
-__global__ void __launch_bounds__(ROW_THREADS * ROWS) layernorm_shared(LAYERNORM_PARAMETERS) {
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) layernorm_shared(LAYERNORM_PARAMETERS) {
   extern __shared__ float all_kept[];
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const KeptRow<V> kept = {all_kept + my.row_of_block * cols, my.count};
@@ -121,7 +121,7 @@ struct Moments {
 };
 
 template <class T, int ROW_THREADS, int ROWS, int V, int N>
-__global__ void __launch_bounds__(ROW_THREADS * ROWS) layernorm_online(LAYERNORM_PARAMETERS) {
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) layernorm_online(LAYERNORM_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const T* const row = all_x + my.offset;
   float x[N][V];

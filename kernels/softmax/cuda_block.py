@@ -70,21 +70,21 @@ __device__ __forceinline__ void store_scaled(T* target, float factor, float (&e)
   const T *__restrict__ x, float scale, const T *__restrict__ mask, T *__restrict__ y, int rows, int cols
 
 template <class T, bool MASKED, int ROW_THREADS, int ROWS, int V, int N>
-__global__ void __launch_bounds__(ROW_THREADS * ROWS) softmax_registers(SOFTMAX_PARAMETERS) {
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_registers(SOFTMAX_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
   float z[N][V], top = lowest(), total = 0.0f;
-  each_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
-  each_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { top = max_of(top, z[n]); });
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { top = max_of(top, z[n]); });
   top = reduce_row<ROW_THREADS>(top, Max());
-  each_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += raise(top, z[n]); });
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += raise(top, z[n]); });
   const float factor = 1.0f / reduce_row<ROW_THREADS>(total, Sum());
-  each_vector<N>(my.thread, my.STEP, my.count,
-                 [&](int vector, int n) { store_scaled(y + my.offset + vector * V, factor, z[n]); });
+  each_held_vector<N>(my.thread, my.STEP, my.count,
+                      [&](int vector, int n) { store_scaled(y + my.offset + vector * V, factor, z[n]); });
 }
 
 template <class T, bool MASKED, int ROW_THREADS, int ROWS, int V, int N>
-__global__ void __launch_bounds__(ROW_THREADS * ROWS) softmax_shared(SOFTMAX_PARAMETERS) {
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_shared(SOFTMAX_PARAMETERS) {
   extern __shared__ float all_kept[];
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS) softmax_shared(SOFTMAX_PAR
 
 // Keeps the maximum so far, and the sum of the powers relative to it.
 template <class T, bool MASKED, int ROW_THREADS, int ROWS, int V, int N>
-__global__ void __launch_bounds__(ROW_THREADS * ROWS) softmax_online(SOFTMAX_PARAMETERS) {
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_online(SOFTMAX_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
   float z[N][V], top = lowest(), total = 0.0f;
