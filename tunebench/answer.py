@@ -122,10 +122,21 @@ def lookup(
 
 
 def lookup_workload(
-    problem: Workload | str, *, device: Device | str | None = None, db: str | Path | None = None
+    problem: Workload | str,
+    *,
+    device: Device | str | None = None,
+    db: str | Path | None = None,
+    variant: str | None = None,
 ) -> Answer:
-    """Return the best that is known for a workload, given as such or as text; otherwise as `lookup`."""
-    return _lookup(str(problem if isinstance(problem, Workload) else parse(problem)), device, db)
+    """Return the best that is known for a workload, given as such or as text; otherwise as `lookup`.
+
+    Args:
+        problem: What to compute.
+        device: As for `lookup`.
+        db: As for `lookup`.
+        variant: Key of the only variant to consider.
+    """
+    return _lookup(str(problem if isinstance(problem, Workload) else parse(problem)), device, db, variant)
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
@@ -133,11 +144,13 @@ def _canonical(operator: str, **dimensions: Any) -> str:
     return str(workload(operator, **dimensions))
 
 
-def _lookup(text: str, device: Device | str | None, db: str | Path | None) -> Answer:
+def _lookup(
+    text: str, device: Device | str | None, db: str | Path | None, variant: str | None = None
+) -> Answer:
     location = locate(db)
     target = _target(device)
     path = refresh(location) if location.path is None else location.path
-    found = _reader(path).answer(text, target, location)
+    found = _reader(path).answer(text, target, location, variant)
     if found is None:
         raise LookupMiss(_miss(text, target, location, tell_database=db is not None))
     return found
@@ -192,7 +205,7 @@ _QUERY = """
 SELECT device, variant, config_values, revision, kind, cache, verification, time_us, ci_low_us, ci_high_us,
        bound_us, stale, recorded_at
 FROM answer_v1
-WHERE workload = :workload AND architecture = :architecture
+WHERE workload = :workload AND architecture = :architecture AND (:variant IS NULL OR variant = :variant)
 ORDER BY kind = 'predicted', stale, device <> :key, product <> :product, ABS(sm_count - :sm_count), device,
          cache = 'warm', verification = 'not verified', time_us, measurement_id
 LIMIT 1
@@ -207,9 +220,9 @@ class _Reader:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, ...] = ()
         self._version = -1
-        self._answers: dict[tuple[str, _Target], Answer | None] = {}
+        self._answers: dict[tuple[str, _Target, str | None], Answer | None] = {}
 
-    def answer(self, text: str, target: _Target, location: Location) -> Answer | None:
+    def answer(self, text: str, target: _Target, location: Location, variant: str | None) -> Answer | None:
         """Return the best row for a workload and a device, or None if there is none.
 
         Raises:
@@ -223,9 +236,10 @@ class _Reader:
             if version != self._version:
                 self._answers.clear()
                 self._version = version
-            if (text, target) not in self._answers:
-                self._answers[text, target] = _query(connection, text, target, location)
-            return self._answers[text, target]
+            asked = (text, target, variant)
+            if asked not in self._answers:
+                self._answers[asked] = _query(connection, text, target, location, variant)
+            return self._answers[asked]
         except (sqlite3.Error, OSError) as error:
             self._forget()
             raise _explained(location, self._path, error) from error
@@ -269,11 +283,14 @@ def _reader(path: Path) -> _Reader:
     return readers[path]
 
 
-def _query(connection: sqlite3.Connection, text: str, target: _Target, location: Location) -> Answer | None:
+def _query(
+    connection: sqlite3.Connection, text: str, target: _Target, location: Location, variant: str | None
+) -> Answer | None:
     row = connection.execute(
         _QUERY,
         {
             "workload": text,
+            "variant": variant,
             "key": target.key,
             "architecture": target.architecture,
             "product": target.product,

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-__all__ = ["Database", "Json", "Problem"]
+from tunebench.errors import InputError
+
+if TYPE_CHECKING:
+    from tunebench.device import Device
+
+__all__ = [
+    "Architecture",
+    "ConfigText",
+    "Database",
+    "Json",
+    "Problem",
+    "Target",
+    "VariantFile",
+    "VariantName",
+    "target_device",
+]
 
 Database = Annotated[
     str | None,
@@ -29,3 +45,52 @@ Problem = Annotated[
     ),
 ]
 """Text of a workload."""
+
+Target = Annotated[
+    str | None,
+    typer.Option("--device", help="A device by name. Default: GPU, else CPU.", show_default=False),
+]
+"""Name of a device, which need not be here; None where it is not given."""
+
+Architecture = Annotated[
+    str | None,
+    typer.Option(
+        "--arch", help="In place of --device: an architecture, such as sm_90.", show_default=False
+    ),
+]
+"""An architecture, for which its representative device stands; None where it is not given."""
+
+VariantName = Annotated[
+    str | None, typer.Option("--variant", help="Of this variant only, by name or key.", show_default=False)
+]
+"""Name or key of a variant; None where it is not given."""
+
+VariantFile = Annotated[
+    Path | None, typer.Option(help="Of the variant of this Python file.", show_default=False)
+]
+"""A user's file with a variant; None where it is not given."""
+
+ConfigText = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="NAME=VALUE,…",
+        help="This configuration. Default: the best known, else what its variant would ship untuned.",
+        show_default=False,
+    ),
+]
+"""Text of a configuration; None where it is not given."""
+
+
+def target_device(device: str | None, arch: str | None) -> Device:
+    """Return the device that `--device` or `--arch` names, or this machine's.
+
+    Raises:
+        InputError: if both are given, or the name is unknown.
+        DeviceError: if it is a GPU of this machine that is not there.
+    """
+    from tunebench import device as devices
+
+    if device is not None and arch is not None:
+        raise InputError("--device and --arch exclude each other: a device has its architecture")
+    return devices.find(device) if arch is None else devices.representative(arch)

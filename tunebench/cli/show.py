@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._option import Database, Json, Problem
+from tunebench.cli._choice import Asked
+from tunebench.cli._option import (
+    Architecture,
+    ConfigText,
+    Database,
+    Json,
+    Problem,
+    Target,
+    VariantFile,
+    VariantName,
+    target_device,
+)
 from tunebench.cli._output import emit, table
+from tunebench.errors import InputError
 from tunebench.outcome import time_us
 
 if TYPE_CHECKING:
@@ -21,18 +33,53 @@ __all__ = ["command"]
 
 def command(
     workload: Problem,
-    device: Annotated[str | None, typer.Option(help="Only this device's records.")] = None,
+    device: Target = None,
+    arch: Architecture = None,
     limit: Annotated[int, typer.Option(min=1, help="How many of the best to show.")] = 10,
+    sass: Annotated[bool, typer.Option("--sass", help="Show machine code instead; of a GPU, SASS.")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="Show PTX instead.")] = False,
+    resources: Annotated[
+        bool, typer.Option("--resources", help="Show registers, shared memory, occupancy instead.")
+    ] = False,
+    variant: VariantName = None,
+    variant_file: VariantFile = None,
+    config: ConfigText = None,
     db: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is known of a workload: the best, and the failures by class."""
-    from tunebench import device as devices
+    """Show what is known of a workload: the best, and the failures by class.
+
+    --sass, --ptx and --resources look into the binary of one configuration instead, which is compiled for it;
+    no GPU is needed.
+    """
+    views = [name for name, asked in (("sass", sass), ("ptx", ptx), ("resources", resources)) if asked]
+    if len(views) > 1:
+        raise InputError("--sass, --ptx and --resources are shown one at a time")
+    if views:
+        from tunebench.cli._inspection import inspect
+
+        asked_for = Asked(
+            workload=workload,
+            device=device,
+            arch=arch,
+            variant=variant,
+            variant_file=variant_file,
+            config=config,
+            db=db,
+        )
+        inspect(asked_for.choice(), views[0], as_json)
+    elif variant or variant_file or config:
+        raise InputError("--variant, --variant-file and --config go with --sass, --ptx or --resources")
+    else:
+        key = target_device(device, arch).key if device or arch else None
+        _show_records(workload, key, limit, db, as_json)
+
+
+def _show_records(workload: str, key: str | None, limit: int, db: str | None, as_json: bool) -> None:
     from tunebench.db.store import open_store
     from tunebench.workloads import parse
 
     text = str(parse(workload))
-    key = devices.find(device).key if device is not None else None
     with open_store(db, read_only=True) as store:
         entries = store.history(text, key)
     best = _best(entries)[:limit]

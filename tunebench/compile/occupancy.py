@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tunebench.compile.binary import Binary
+from tunebench.compile.cubin import Entry, read_cubin
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.variant import ceil_div
+from tunebench.variant import Launch, ceil_div
 
-__all__ = ["Occupancy", "occupancy"]
+__all__ = ["KernelUse", "Occupancy", "kernel_uses", "occupancy"]
 
 WARP = 32
 REGISTER_UNIT = 256
@@ -68,3 +70,42 @@ def occupancy(device: Device, *, threads: int, registers: int, smem_bytes: int) 
         limits["shared memory"] = device.smem_per_sm_bytes // held_bytes
     blocks = min(limits.values())
     return Occupancy(blocks=blocks, warps=blocks * warps, most_warps=most_warps, limits=limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelUse:
+    """What one launch of a GPU binary takes of the device.
+
+    Attributes:
+        entry: The kernel as its source names it; empty for Numba, whose kernel has no such name.
+        symbol: The kernel as the binary names it.
+        launch: Grid, block and dynamic shared memory.
+        used: Registers, static shared memory, stack and code of the kernel.
+        occupancy: What an SM holds of it.
+    """
+
+    entry: str
+    symbol: str
+    launch: Launch
+    used: Entry
+    occupancy: Occupancy
+
+
+def kernel_uses(binary: Binary, launches: tuple[Launch, ...], device: Device) -> tuple[KernelUse, ...]:
+    """Return what each launch of a configuration takes of a GPU, which need not be here.
+
+    Raises:
+        InputError: as `occupancy` does.
+    """
+    entries = read_cubin(binary.payload)
+    uses = []
+    for symbol, launch in zip(binary.entries, launches, strict=True):
+        used = entries[symbol]
+        held = occupancy(
+            device,
+            threads=launch.block[0] * launch.block[1] * launch.block[2],
+            registers=used.registers,
+            smem_bytes=used.static_smem_bytes + launch.smem_bytes,
+        )
+        uses.append(KernelUse(entry=launch.entry, symbol=symbol, launch=launch, used=used, occupancy=held))
+    return tuple(uses)

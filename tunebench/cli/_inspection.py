@@ -1,0 +1,128 @@
+"""What `tunebench show` prints of a binary: its machine code, its PTX, or what it takes of the device."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tunebench import _environment
+from tunebench.cli._choice import describe
+from tunebench.cli._output import emit, table
+from tunebench.compile import Binary, BinaryCache, compile_config
+from tunebench.compile.disassembly import count_instructions, machine_code, ptx
+from tunebench.compile.occupancy import KernelUse, kernel_uses
+from tunebench.variant import CudaVariant, GpuVariant
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.tuning.choice import Choice
+
+__all__ = ["inspect"]
+
+
+def inspect(choice: Choice, view: str, as_json: bool) -> None:
+    """Compile a configuration, or take it from the cache, and show one view of it.
+
+    Args:
+        choice: The configuration.
+        view: ``"sass"``, ``"ptx"`` or ``"resources"``.
+        as_json: Whether `--json` was given.
+    """
+    {"sass": _show_sass, "ptx": _show_ptx, "resources": _show_resources}[view](choice, as_json)
+
+
+def _compiled(choice: Choice) -> Binary:
+    cache = BinaryCache(_environment.cache_folder())
+    return compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
+
+
+def _title(choice: Choice) -> str:
+    return f"{choice.variant.key} {choice.config} for {choice.workload} on {choice.device.key} ({choice.why})"
+
+
+def _show_sass(choice: Choice, as_json: bool) -> None:
+    variant, workload, config = choice.variant, choice.workload, choice.config
+    code = machine_code(variant, workload, config, _compiled(choice))
+    counts = count_instructions(code)
+    claims = variant.claims(workload, config) if isinstance(variant, CudaVariant) else ()
+    data = {
+        **describe(choice),
+        "instructions": counts,
+        "claims": {name: counts.get(name, 0) for name in claims},
+        "code": code,
+    }
+    summary = ", ".join(f"{name} {count}" for name, count in counts.items())
+    mark = "//" if isinstance(variant, GpuVariant) else "#"
+    lines = f"{mark} {_title(choice)}\n{code}{mark} {sum(counts.values())} instructions: {summary}\n"
+    emit(as_json, data, lambda to: _write(lines))
+
+
+def _show_ptx(choice: Choice, as_json: bool) -> None:
+    code = ptx(choice.variant, choice.workload, choice.config, choice.device)
+    lines = f"// {_title(choice)}\n{code.rstrip()}\n"
+    emit(as_json, {**describe(choice), "code": code}, lambda to: _write(lines))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)  # a console would measure every line
+
+
+def _show_resources(choice: Choice, as_json: bool) -> None:
+    binary = _compiled(choice)
+    uses: tuple[KernelUse, ...] = ()
+    if isinstance(choice.variant, GpuVariant):
+        launches = choice.variant.launches(choice.workload, choice.config)
+        uses = kernel_uses(binary, launches, choice.device)
+    data = {
+        **describe(choice),
+        "target": binary.target,
+        "spill_bytes": binary.resources.spill_bytes,
+        "code_bytes": binary.resources.code_bytes,
+        "kernels": [_plain(use) for use in uses],
+    }
+
+    def render(to: Console) -> None:
+        to.print(_title(choice), soft_wrap=True)
+        spills = "" if binary.resources.spill_bytes is None else f", {binary.resources.spill_bytes} bytes spilled"
+        to.print(f"  {binary.target}: {binary.resources.code_bytes} bytes of code{spills}")
+        for use in data["kernels"]:
+            to.print(f"  {use['kernel']}", soft_wrap=True)
+            to.print(table("", "", rows=_rows(use)))
+
+    emit(as_json, data, render)
+
+
+def _plain(use: KernelUse) -> dict[str, Any]:
+    held = use.occupancy
+    return {
+        "kernel": use.entry or use.symbol,
+        "symbol": use.symbol,
+        "grid": use.launch.grid,
+        "block": use.launch.block,
+        "registers": use.used.registers,
+        "static_smem_bytes": use.used.static_smem_bytes,
+        "dynamic_smem_bytes": use.launch.smem_bytes,
+        "stack_bytes": use.used.stack_bytes,
+        "code_bytes": use.used.code_bytes,
+        "blocks_per_sm": held.blocks,
+        "warps_per_sm": held.warps,
+        "most_warps_per_sm": held.most_warps,
+        "occupancy": held.warps / held.most_warps,
+        "limited_by": held.limited_by,
+    }
+
+
+def _rows(use: dict[str, Any]) -> list[tuple[str, str]]:
+    grid, block = (" x ".join(map(str, use[name])) for name in ("grid", "block"))
+    smem = f"{use['static_smem_bytes']} static, {use['dynamic_smem_bytes']} dynamic"
+    held = f"{use['blocks_per_sm']} blocks, {use['warps_per_sm']} of {use['most_warps_per_sm']} warps"
+    return [
+        ("  grid", grid),
+        ("  block", block),
+        ("  registers a thread", str(use["registers"])),
+        ("  shared memory a block", f"{smem} bytes"),
+        ("  local memory a thread", f"{use['stack_bytes']} bytes"),
+        ("  code", f"{use['code_bytes']} bytes"),
+        ("  resident on an SM", f"{held} ({use['occupancy']:.0%}), limited by {', '.join(use['limited_by'])}"),
+    ]

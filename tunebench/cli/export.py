@@ -1,0 +1,80 @@
+"""`tunebench export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunebench import _environment
+from tunebench.cli._choice import Asked, describe
+from tunebench.cli._option import (
+    Architecture,
+    ConfigText,
+    Database,
+    Json,
+    Problem,
+    Target,
+    VariantFile,
+    VariantName,
+)
+from tunebench.cli._output import emit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["command"]
+
+
+def command(
+    workload: Problem,
+    out: Annotated[Path, typer.Option(help="Folder to write into; made if it does not exist.")],
+    device: Target = None,
+    arch: Architecture = None,
+    form: Annotated[
+        str, typer.Option("--format", help="cubin: machine code; cu: CUDA C++ that nvcc compiles.")
+    ] = "cubin",
+    variant: VariantName = None,
+    variant_file: VariantFile = None,
+    config: ConfigText = None,
+    db: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Write a kernel with all that a program needs to launch it, and an example in C++.
+
+    The folder holds the kernels, manifest.json, and main.cpp with its launch.h, which runs them by the CUDA
+    driver alone. It is the configuration asked for, the best known one, or the default; no GPU is needed.
+    """
+    from tunebench.compile import BinaryCache, compile_config
+    from tunebench.errors import UnknownName
+    from tunebench.export import FORMATS, build_lines, write_export
+
+    if form not in FORMATS:
+        raise UnknownName("format", form, FORMATS)
+    asked_for = Asked(
+        workload=workload,
+        device=device,
+        arch=arch,
+        variant=variant,
+        variant_file=variant_file,
+        config=config,
+        db=db,
+    )
+    choice = asked_for.choice()
+    cache = BinaryCache(_environment.cache_folder())
+    binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
+    kind = "cubin" if form == "cubin" else "cu"
+    files = write_export(choice, binary, out, kind)
+    data = {**describe(choice), "files": files, "build": build_lines(choice, kind)}
+
+    def render(to: Console) -> None:
+        to.print(f"{choice.variant.key} {choice.config} ({choice.why})", soft_wrap=True)
+        to.print(f"for {choice.workload} on {choice.device.key}", soft_wrap=True)
+        for path in files:
+            to.print(f"  {path}", soft_wrap=True)
+        to.print(f"In {out}, where the CUDA toolkit is:")
+        for line in (*build_lines(choice, kind), "./run"):
+            to.print(f"  {line}", soft_wrap=True)
+
+    emit(as_json, data, render)

@@ -1,0 +1,96 @@
+"""A configuration to take away: its cubin or source, all that a launch needs to know, and an example in C++.
+
+What is written needs neither tunebench nor Python to run: `main.cpp` loads the cubin through the CUDA driver.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.export.manifest import manifest
+from tunebench.export.table import tables
+from tunebench.variant import CudaVariant, GpuVariant
+
+if TYPE_CHECKING:
+    from tunebench.compile import Binary
+    from tunebench.tuning.choice import Choice
+
+__all__ = ["BUILD", "FORMATS", "Format", "build_lines", "stand_alone_source", "write_export"]
+
+Format = Literal["cubin", "cu"]
+"""What holds the kernels: machine code, or CUDA C++ that nvcc compiles to it."""
+
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+BUILD = 'g++ -std=c++17 -O2 -I"$CUDA_HOME/include" -o run main.cpp -lcuda'
+"""How the example is built where the CUDA toolkit is."""
+
+
+def write_export(choice: Choice, binary: Binary, folder: Path, form: Format) -> tuple[Path, ...]:
+    """Write one configuration into a folder, over what an earlier export has left there.
+
+    Args:
+        choice: The configuration, of a GPU variant.
+        binary: It, compiled.
+        folder: Where; made if it does not exist.
+        form: ``"cubin"`` or ``"cu"``.
+
+    Returns:
+        The files: kernels, manifest, tables, example.
+
+    Raises:
+        InputError: if the variant is for a processor, has no CUDA C++ source although that is wanted, or
+            the example could make no inputs for it.
+    """
+    variant = choice.variant
+    if form not in FORMATS:
+        raise UnknownName("format", form, FORMATS)
+    if not isinstance(variant, GpuVariant):
+        raise InputError(f"{variant.key} is compiled for a processor; only kernels of GPUs can be exported")
+    if form == "cu" and not isinstance(variant, CudaVariant):
+        raise InputError(f"{variant.key} has no CUDA C++ source; use --format cubin")
+    facts = manifest(choice, binary)
+    files = {
+        "manifest.json": json.dumps({"kernels": f"kernel.{form}", **facts}, indent=2) + "\n",
+        "launch.h": tables(facts),
+        "main.cpp": resources.files("tunebench.export").joinpath("main.cpp").read_text(encoding="utf-8"),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    kernels = folder / f"kernel.{form}"
+    if form == "cubin":
+        kernels.write_bytes(binary.payload)
+    else:
+        assert isinstance(variant, CudaVariant)
+        kernels.write_text(stand_alone_source(choice), encoding="utf-8")
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return (kernels, *(folder / name for name in files))
+
+
+def stand_alone_source(choice: Choice) -> str:
+    """Return the CUDA C++ source of a configuration, with the kernels it launches instantiated."""
+    variant = choice.variant
+    assert isinstance(variant, CudaVariant)
+    entries = [launch.entry for launch in variant.launches(choice.workload, choice.config)]
+    # A template's instance has a symbol of its own only if somebody asks for it.
+    asked = [f"template __global__ decltype({e}) {e};" for e in dict.fromkeys(entries) if "<" in e]
+    lines = (
+        f"// {variant.key} {choice.config}",
+        f"// for {choice.workload} on {variant.target(choice.device)}",
+        variant.source(choice.workload, choice.config).rstrip(),
+        "",
+        *asked,
+    )
+    return "\n".join(lines) + "\n"
+
+
+def build_lines(choice: Choice, form: Format) -> tuple[str, ...]:
+    """Return the commands that build the example in the exported folder."""
+    if form == "cubin" or not isinstance(choice.variant, CudaVariant):
+        return (BUILD,)
+    target = choice.variant.target(choice.device)
+    return (f"nvcc -std=c++17 -arch={target} -cubin -o kernel.cubin kernel.cu", BUILD)

@@ -1,0 +1,97 @@
+"""What a program must know to launch an exported configuration, as plain data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tunebench import __version__
+from tunebench.compile.numba_cuda import array_parameters
+from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar
+from tunebench.workload import Tensor
+
+if TYPE_CHECKING:
+    from tunebench.compile import Binary
+    from tunebench.tuning.choice import Choice
+    from tunebench.variant import Launch
+
+__all__ = ["manifest"]
+
+_ADDRESS = -1
+"""Stands for an array's address among the words of Numba's ABI, none of which is negative."""
+
+
+def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
+    """Return everything but the code.
+
+    Tensors are in the order: inputs, outputs, scratch. Those of shape ``()`` have no memory: their value is
+    an argument. Launches run one after the other; their arguments are the kernel's parameters, each of a
+    kind:
+
+    - ``tensor``: the 64-bit address of the tensor of that name, C-contiguous;
+    - ``value``: the value of that input, in its type;
+    - ``int``, ``long long``, ``float``: the number given.
+    """
+    variant, workload, config = choice.variant, choice.workload, choice.config
+    assert isinstance(variant, GpuVariant), variant
+    roles = {
+        "input": workload.inputs(),
+        "output": workload.outputs(),
+        "scratch": variant.scratch(workload, config),
+    }
+    tensors = {tensor.name: tensor for group in roles.values() for tensor in group}
+    launches = variant.launches(workload, config)
+    return {
+        "tunebench": __version__,
+        "workload": str(workload),
+        "variant": variant.key,
+        "config": dict(config),
+        "revision": variant.revision(workload, config),
+        "architecture": binary.target,
+        "device": choice.device.key,
+        "why": choice.why,
+        "expected_us": choice.expected_us,
+        "how": choice.how,
+        "tensors": [_tensor(tensor, role) for role, group in roles.items() for tensor in group],
+        "tensor_maps": [],
+        "launches": [
+            _launch(variant, launch, symbol, tensors)
+            for launch, symbol in zip(launches, binary.entries, strict=True)
+        ],
+    }
+
+
+def _tensor(tensor: Tensor, role: str) -> dict[str, Any]:
+    shape = list(tensor.shape)
+    return {"name": tensor.name, "role": role, "dtype": tensor.dtype, "shape": shape, "bytes": tensor.nbytes}
+
+
+def _launch(
+    variant: GpuVariant[Any], launch: Launch, symbol: str, tensors: dict[str, Tensor]
+) -> dict[str, Any]:
+    return {
+        "kernel": launch.entry,
+        "symbol": symbol,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "cluster": [1, 1, 1],
+        "smem_bytes": launch.smem_bytes,
+        "arguments": [
+            slot
+            for argument in launch.arguments
+            for slot in _slots(argument, tensors, by_words=isinstance(variant, NumbaCudaVariant))
+        ],
+    }
+
+
+def _slots(argument: Argument, tensors: dict[str, Tensor], *, by_words: bool) -> list[dict[str, Any]]:
+    """Return the parameters that one argument becomes: one, or for an array of Numba several."""
+    if isinstance(argument, Scalar):
+        return [{"kind": argument.ctype, "value": argument.value}]
+    tensor = tensors[argument]
+    if not tensor.shape:
+        return [{"kind": "value", "name": argument, "dtype": tensor.dtype}]
+    address = {"kind": "tensor", "name": argument}
+    if not by_words:
+        return [address]
+    words = array_parameters(tensor, _ADDRESS)
+    return [address if word == _ADDRESS else {"kind": "long long", "value": word} for word in words]
