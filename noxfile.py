@@ -65,6 +65,13 @@ def tune(session: nox.Session) -> None:
     session.run("tunebench", "tune", *session.posargs)
 
 
+@nox.session(name="compile-matrix")
+def compile_matrix(session: nox.Session) -> None:
+    """Compile random configurations for every architecture: `nox -s compile-matrix -- --configs 20`."""
+    session.install(".[cuda]")
+    session.run("python", "benchmarks/compile_matrix.py", *session.posargs)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """Run the benchmarks whose figures the README quotes, or one: `nox -s bench -- overhead --trials 100`."""
@@ -72,6 +79,7 @@ def bench(session: nox.Session) -> None:
         path.stem: path
         for path in sorted(Path("benchmarks").glob("*.py"))
         if "__main__" in path.read_text(encoding="utf-8")  # the others help these
+        and path.stem != "compile_matrix"  # takes hours, and has a session of its own
     }
     chosen, options = session.posargs[:1] or list(scripts), session.posargs[1:]
     if unknown := set(chosen) - set(scripts):

@@ -7,9 +7,9 @@ No GPU is needed. A configuration that its space admits must compile, and the de
 it with the registers and the shared memory that the compiler really used. A default, besides, must spill
 nothing, and its disassembled code must have the instructions that its variant claims.
 
-Results are kept as they come, a line each; the same command goes on from there, also after Ctrl-C, and compiles
-again what has changed since. Shards are disjoint and together are everything. Exit status: 0 if all is
-well, 1 if something is wrong, 130 after Ctrl-C.
+Results are kept as they come, a line each; the same command goes on from there, also after Ctrl-C, and
+compiles again what has changed since. Shards are disjoint and together are everything. Exit status: 0 if
+all is well, 1 if something is wrong, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ from tunebench.workloads import parse
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
-CONV = "conv2d:n={n},c={c},h={h},w={w},k={k},r={r},s={s},stride={stride},pad={pad},dtype={dtype},layout={layout}"
+CONV = (
+    "conv2d:n={n},c={c},h={h},w={w},k={k},r={r},s={s},stride={stride},pad={pad},dtype={dtype},layout={layout}"
+)
 
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "gemm": (
@@ -64,7 +66,8 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "gemm:m=129,n=77,k=1000,dtype=i8,trans=tn",
     ),
     "conv2d": tuple(
-        CONV.format(n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, pad=pad, dtype=dtype, layout=layout) + more
+        CONV.format(n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, pad=pad, dtype=dtype, layout=layout)
+        + more
         for n, c, h, w, k, r, s, stride, pad, dtype, layout, more in (
             (32, 64, 56, 56, 64, 3, 3, 1, 1, "f16", "nhwc", ",epilogue=bias+relu"),
             (32, 256, 14, 14, 1024, 1, 1, 1, 0, "f16", "nhwc", ",epilogue=bias+residual+relu"),
@@ -94,10 +97,13 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "layernorm:rows=17,cols=40001,dtype=f32",
     ),
 }
-"""Problems that stand for each operator: every type, transposition and epilogue, aligned sizes and odd ones."""
+"""Problems that stand for each operator: types, transpositions, epilogues, aligned sizes and odd ones."""
 
 TIMEOUT_S = 180.0
 """Longest that one configuration may take; the longest seen take some seconds."""
+
+IDENTITY = ("architecture", "variant", "workload", "config")
+"""Fields that tell a configuration from others."""
 
 Record = dict[str, Any]
 
@@ -115,7 +121,7 @@ class Item:
     @property
     def identity(self) -> tuple[str, ...]:
         """What tells it from others."""
-        return (self.architecture, self.variant, self.workload, self.config)
+        return tuple(getattr(self, name) for name in IDENTITY)
 
 
 # -- what there is to compile --------------------------------------------------------------------------------
@@ -175,7 +181,11 @@ def shard(found: Iterable[Item], which: str) -> list[Item]:
 
 def examine(item: Item) -> Record:
     """Compile one configuration and return what was seen, `problems` among it."""
-    variant, workload, device = kernels.variant(item.variant), parse(item.workload), representative(item.architecture)
+    variant, workload, device = (
+        kernels.variant(item.variant),
+        parse(item.workload),
+        representative(item.architecture),
+    )
     assert isinstance(variant, CudaVariant)
     config = variant.space.parse(item.config)
     record: Record = {**dataclasses.asdict(item), **_version(item), "problems": []}
@@ -224,7 +234,7 @@ def load(path: Path) -> dict[tuple[str, ...], Record]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
-            found[tuple(record[name] for name in ("architecture", "variant", "workload", "config"))] = record
+            found[tuple(record[name] for name in IDENTITY)] = record
         except (ValueError, KeyError):
             continue
     return found
@@ -313,7 +323,9 @@ def summary(records: Collection[Record]) -> str:
     for record in records:
         groups.setdefault((record["variant"], record["architecture"]), []).append(record)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], int(item[0][1].removeprefix("sm_"))))
-    rows = [f"| {variant} | {architecture} | {_figures(group)} |" for (variant, architecture), group in ordered]
+    rows = [
+        f"| {variant} | {architecture} | {_figures(group)} |" for (variant, architecture), group in ordered
+    ]
     head = "| variant | architecture | configs | wrong | spilling | registers, most | median s | p95 s |"
     return "\n".join([head, "|---" * 8 + "|", *rows, f"| all | | {_figures(records)} |"])
 
@@ -342,7 +354,9 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shard", default="1/1", help="part of the whole, such as 1/8")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=Path("compile_matrix.jsonl"), help="where results are kept")
+    parser.add_argument(
+        "--out", type=Path, default=Path("compile_matrix.jsonl"), help="where results are kept"
+    )
     return parser.parse_args(arguments)
 
 
@@ -370,7 +384,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(summary(records))
     for record in records:
         for problem in record["problems"]:
-            print(f"{record['architecture']} {record['variant']} {record['workload']} {record['config']}: {problem}")
+            print(*(record[name] for name in IDENTITY), problem)
     return status or int(any(record["problems"] for record in records))
 
 

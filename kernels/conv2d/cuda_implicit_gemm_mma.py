@@ -360,7 +360,7 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
         )
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
-        """Tensor cores; ldmatrix, which transposes 16-bit elements only; copies past registers if wide enough."""
+        """Tensor cores; ldmatrix, which transposes 16-bit elements only; copies past registers of 4 bytes."""
         size = itemsize(workload.dtype)
         by_ldmatrix = size == 2 or any(_conv.along_k(workload))
         asynchronous = max(alignment(workload, config["walk"])[:2]) * size >= 4

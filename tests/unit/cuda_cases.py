@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import pytest
 
+from tunebench.compile import cubin
 from tunebench.device import Device
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, NumbaCudaVariant, Scalar
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
+
+
+def parameter_sizes(payload: bytes, symbol: str) -> list[int]:
+    """Return the size of each parameter of a kernel, as its cubin has them (attribute EIATTR_KPARAM_INFO)."""
+    (section,) = [s for s in cubin._sections(payload) if s.name == f".nv.info.{symbol}"]
+    found = {}
+    for attribute, data in cubin._attributes(section.data):
+        if attribute == 0x17:
+            _, ordinal, _, packed = struct.unpack("<IHHI", data)
+            found[ordinal] = packed >> 18
+    return [found[ordinal] for ordinal in sorted(found)]
+
+
+def folder_of_header(name: str) -> Path:
+    """Return the folder of a header that comes with the CUDA runtime, or skip the test."""
+    try:
+        files = metadata.files("nvidia-cuda-runtime") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == name:
+            return Path(str(file.locate())).parent
+    pytest.skip(f"needs {name} of the package nvidia-cuda-runtime")
 
 
 @dataclass(frozen=True, kw_only=True)

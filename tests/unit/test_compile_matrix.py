@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,9 @@ def sample() -> list[Item]:
     return found[::EVERY]
 
 
-@pytest.mark.parametrize("item", sample(), ids=lambda item: f"{item.variant}-{item.architecture}-{item.workload}")
+@pytest.mark.parametrize(
+    "item", sample(), ids=lambda item: f"{item.variant}-{item.architecture}-{item.workload}"
+)
 def test_a_sample_of_the_matrix_is_clean(item: Item) -> None:
     record = compile_matrix.examine(item)
     assert record["problems"] == []
@@ -67,7 +69,9 @@ def few(configs: int = 10, seed: int = 0) -> list[Item]:
 
 def test_items_are_spread_over_the_problems_each_with_its_default() -> None:
     found = few(configs=10)
-    softmax = [item for item in found if item.variant == "softmax/cuda_block" and item.architecture == "sm_90"]
+    softmax = [
+        item for item in found if item.variant == "softmax/cuda_block" and item.architecture == "sm_90"
+    ]
     assert len(softmax) == 10
     assert [item.workload for item in softmax if item.default] == list(compile_matrix.WORKLOADS["softmax"])
     assert len({item.identity for item in found}) == len(found)
@@ -106,7 +110,9 @@ def test_shards_are_disjoint_and_together_everything() -> None:
 
 # -- what it sees --------------------------------------------------------------------------------------------
 
-PLAIN = "__global__ void toy(const float* x, float* y, float factor, int n) { y[threadIdx.x] = x[0] * factor; }"
+PLAIN = (
+    "__global__ void toy(const float* x, float* y, float factor, int n) { y[threadIdx.x] = x[0] * factor; }"
+)
 SPILLING = """
 __global__ void __launch_bounds__(1024, 2) toy(const float* x, float* y, float factor, int n) {
   float kept[64];
@@ -133,7 +139,7 @@ class Broken(ToyVariant):
 
 
 @pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Examine a variant made of the given source."""
 
     def examine(text: str, *, default: bool = True, **launch: Any) -> list[str]:
@@ -150,7 +156,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         problems: list[str] = compile_matrix.examine(item)["problems"]
         return problems
 
-    yield examine
+    return examine
 
 
 def test_it_sees_what_does_not_compile(broken: Any) -> None:
@@ -208,7 +214,9 @@ def test_what_a_reader_interrupts_is_kept(tmp_path: Path) -> None:
     assert list(compile_matrix.load(out).values()) == [first]
 
 
-def test_a_worker_that_does_not_come_back_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_come_back_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compile_matrix, "TIMEOUT_S", 0.01)
     (record,) = compile_matrix.compile_all(few()[:1], tmp_path / "matrix.jsonl", workers=1)
     assert record["problems"] == ["not compiled within 0.01 s"]
@@ -222,7 +230,11 @@ def test_figures_are_of_what_was_compiled() -> None:
     ]
     table = compile_matrix.summary([*records, {**item, "problems": ["does not compile"]}])
     assert "| 5 | 1 | 1 | 32 | 0.25 | 0.39 |" in table.splitlines()[2]
-    assert compile_matrix.summary([{**item, "problems": ["x"]}]).splitlines()[-1].endswith("| 1 | 1 | - | - | - | - |")
+    assert (
+        compile_matrix.summary([{**item, "problems": ["x"]}])
+        .splitlines()[-1]
+        .endswith("| 1 | 1 | - | - | - | - |")
+    )
 
 
 def test_without_a_disassembler_nothing_begins(

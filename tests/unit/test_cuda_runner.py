@@ -7,7 +7,6 @@ import ctypes
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_cases import parameter_sizes
 
 from tunebench import _environment, kernels
-from tunebench.compile import BinaryCache, compile_config, cubin
+from tunebench.compile import BinaryCache, compile_config
 from tunebench.errors import DeviceError, MissingDependency
 from tunebench.fault import DeviceLost, describe_exit
 from tunebench.measure import _gpu, _sampler, _torch_gpu
@@ -452,17 +452,6 @@ def test_a_number_that_does_not_fit_its_c_type_is_refused() -> None:
         kernel_arguments(None, (Scalar("int", 2**31),), {}, {}, {})  # type: ignore[arg-type]
 
 
-def compiled_sizes(payload: bytes, symbol: str) -> list[int]:
-    """Return the size of each parameter of a kernel, as its cubin has them (attribute EIATTR_KPARAM_INFO)."""
-    (section,) = [s for s in cubin._sections(payload) if s.name == f".nv.info.{symbol}"]
-    found = {}
-    for attribute, data in cubin._attributes(section.data):
-        if attribute == 0x17:
-            _, ordinal, _, packed = struct.unpack("<IHHI", data)
-            found[ordinal] = packed >> 18
-    return [found[ordinal] for ordinal in sorted(found)]
-
-
 @pytest.mark.parametrize(
     ("key", "text"),
     [
@@ -488,7 +477,7 @@ def test_a_launch_passes_what_the_compiled_kernel_takes(key: str, text: str) -> 
     inputs = {t.name: np.float32(1) for t in workload.inputs() if not t.shape}
     for launch, symbol in zip(variant.launches(workload, config), binary.entries, strict=True):
         parameters = kernel_arguments(variant, launch.arguments, tensors, dict.fromkeys(tensors, 256), inputs)
-        assert [len(bytes_) for bytes_ in in_memory(parameters)] == compiled_sizes(binary.payload, symbol)
+        assert [len(bytes_) for bytes_ in in_memory(parameters)] == parameter_sizes(binary.payload, symbol)
 
 
 # -- torch as a baseline -------------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from cuda_cases import Toy, ToyVariant
+from cuda_cases import Toy, ToyVariant, folder_of_header
 
 from tunebench.bound import resident_blocks
 from tunebench.compile import unavailable
@@ -29,8 +28,8 @@ CALCULATOR = """
 #include "cuda_occupancy.h"
 int main() {
   int major, minor, threads_per_sm, smem_block, smem_sm, reserved, threads, registers, smem;
-  while (std::scanf("%d %d %d %d %d %d %d %d %d", &major, &minor, &threads_per_sm, &smem_block, &smem_sm, &reserved,
-                    &threads, &registers, &smem) == 9) {
+  while (std::scanf("%d %d %d %d %d %d %d %d %d", &major, &minor, &threads_per_sm, &smem_block, &smem_sm,
+                    &reserved, &threads, &registers, &smem) == 9) {
     cudaOccDeviceProp device;
     device.computeMajor = major;
     device.computeMinor = minor;
@@ -54,7 +53,8 @@ int main() {
     cudaOccDeviceState state;
     state.cacheConfig = CACHE_PREFER_SHARED;
     cudaOccResult result;
-    const int error = cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, smem);
+    const int error =
+        cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, smem);
     std::printf("%d\\n", error ? -error : result.activeBlocksPerMultiprocessor);
   }
 }
@@ -63,18 +63,14 @@ int main() {
 
 def calculator(folder: Path) -> Path:
     """Build NVIDIA's calculator, whose header comes with the CUDA runtime."""
-    try:
-        files = metadata.files("nvidia-cuda-runtime") or []
-    except metadata.PackageNotFoundError:
-        files = []
-    headers = [Path(str(file.locate())) for file in files if file.name == "cuda_occupancy.h"]
+    include = folder_of_header("cuda_occupancy.h")
     compiler = shutil.which("g++")
-    if not headers or compiler is None:
-        pytest.skip("needs g++ and the package nvidia-cuda-runtime")
+    if compiler is None:
+        pytest.skip("no g++")
     source = folder / "calculator.cpp"
     source.write_text(CALCULATOR)
     built = folder / "calculator"
-    subprocess.run([compiler, "-w", f"-I{headers[0].parent}", "-o", str(built), str(source)], check=True)
+    subprocess.run([compiler, "-w", f"-I{include}", "-o", str(built), str(source)], check=True)
     return built
 
 

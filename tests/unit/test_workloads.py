@@ -15,7 +15,7 @@ from tunebench.workloads import Layer, batches, operator, operators, parse, regi
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.layernorm import LayerNorm
 
-SUITES = ("bert-base", "gpt2", "llama-7b", "resnet50")
+SUITES = ("bert-base", "gpt2", "llama-3-8b", "llama-7b", "mixtral-8x7b", "resnet50")
 
 
 def test_operators_are_found_by_name() -> None:
@@ -62,7 +62,7 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
             "missing dtype; usage: gemm:m=N,n=N,k=N,dtype=f32|tf32|f16|bf16|e4m3|i8,[batch=N]",
         ),
         ("gemm", "neither operator:dimension=value,… nor suite/layer; operators: conv2d, gemm"),
-        ("", "suites: bert-base, gpt2, llama-7b, resnet50"),
+        ("", "suites: bert-base, gpt2, llama-3-8b, llama-7b, mixtral-8x7b, resnet50"),
         ("resnet5/fc", "unknown suite 'resnet5'. Did you mean 'resnet50'?"),
         ("resnet50/conv31", "unknown layer of resnet50 'conv31'. Did you mean 'conv3_1'?"),
         ("resnet50/", "unknown layer of resnet50 ''"),
@@ -169,6 +169,18 @@ def test_transformers_have_their_published_work() -> None:
     assert _gflop("gpt2", Gemm) * 1e9 == 2 * block_parameters * 1024 + attention["gpt2"] + head
     linear = _gflop("llama-7b", Gemm) * 1e9 - 4 * 2048**2 * 4096 * 32
     assert linear / 2 / 2048 + 32000 * 4096 + 65 * 4096 == pytest.approx(6.738e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "active", "embedding"), [("llama-3-8b", 8.03e9, 128256), ("mixtral-8x7b", 12.88e9, 32000)]
+)
+def test_grouped_attention_and_experts_take_their_published_work(
+    name: str, active: float, embedding: int
+) -> None:
+    # 2 * active parameters * tokens; of Mixtral's 46.7e9 parameters a token meets 12.9e9. Embedding and the
+    # 65 normalisations are no products.
+    linear = _gflop(name, Gemm) * 1e9 - 4 * 2048**2 * 4096 * 32
+    assert linear / 2 / 2048 + embedding * 4096 + 65 * 4096 == pytest.approx(active, rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "hidden"), [("bert-base", 768), ("gpt2", 768)])

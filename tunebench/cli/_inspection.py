@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunebench import _environment
 from tunebench.cli._choice import describe
 from tunebench.cli._output import emit, table
-from tunebench.compile import Binary, BinaryCache, compile_config
+from tunebench.compile import BinaryCache, compile_config
 from tunebench.compile.disassembly import count_instructions, machine_code, ptx
 from tunebench.compile.occupancy import KernelUse, kernel_uses
 from tunebench.variant import CudaVariant, GpuVariant
@@ -32,9 +32,8 @@ def inspect(choice: Choice, view: str, as_json: bool) -> None:
     {"sass": _show_sass, "ptx": _show_ptx, "resources": _show_resources}[view](choice, as_json)
 
 
-def _compiled(choice: Choice) -> Binary:
-    cache = BinaryCache(_environment.cache_folder())
-    return compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
+def _cache() -> BinaryCache:
+    return BinaryCache(_environment.cache_folder())
 
 
 def _title(choice: Choice) -> str:
@@ -43,7 +42,7 @@ def _title(choice: Choice) -> str:
 
 def _show_sass(choice: Choice, as_json: bool) -> None:
     variant, workload, config = choice.variant, choice.workload, choice.config
-    code = machine_code(variant, workload, config, _compiled(choice))
+    code = machine_code(variant, workload, config, choice.device, _cache())
     counts = count_instructions(code)
     claims = variant.claims(workload, config) if isinstance(variant, CudaVariant) else ()
     data = {
@@ -69,7 +68,7 @@ def _write(text: str) -> None:
 
 
 def _show_resources(choice: Choice, as_json: bool) -> None:
-    binary = _compiled(choice)
+    binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, _cache())
     uses: tuple[KernelUse, ...] = ()
     if isinstance(choice.variant, GpuVariant):
         launches = choice.variant.launches(choice.workload, choice.config)
@@ -84,7 +83,9 @@ def _show_resources(choice: Choice, as_json: bool) -> None:
 
     def render(to: Console) -> None:
         to.print(_title(choice), soft_wrap=True)
-        spills = "" if binary.resources.spill_bytes is None else f", {binary.resources.spill_bytes} bytes spilled"
+        spills = (
+            "" if binary.resources.spill_bytes is None else f", {binary.resources.spill_bytes} bytes spilled"
+        )
         to.print(f"  {binary.target}: {binary.resources.code_bytes} bytes of code{spills}")
         for use in data["kernels"]:
             to.print(f"  {use['kernel']}", soft_wrap=True)
@@ -124,5 +125,8 @@ def _rows(use: dict[str, Any]) -> list[tuple[str, str]]:
         ("  shared memory a block", f"{smem} bytes"),
         ("  local memory a thread", f"{use['stack_bytes']} bytes"),
         ("  code", f"{use['code_bytes']} bytes"),
-        ("  resident on an SM", f"{held} ({use['occupancy']:.0%}), limited by {', '.join(use['limited_by'])}"),
+        (
+            "  resident on an SM",
+            f"{held} ({use['occupancy']:.0%}), limited by {', '.join(use['limited_by'])}",
+        ),
     ]

@@ -54,9 +54,7 @@ Target = Annotated[
 
 Architecture = Annotated[
     str | None,
-    typer.Option(
-        "--arch", help="In place of --device: an architecture, such as sm_90.", show_default=False
-    ),
+    typer.Option("--arch", help="In place of --device: an architecture, such as sm_90.", show_default=False),
 ]
 """An architecture, for which its representative device stands; None where it is not given."""
 

@@ -24,6 +24,8 @@ from tunebench.cli._output import emit
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tunebench.export import Format
+
 __all__ = ["command"]
 
 
@@ -47,11 +49,9 @@ def command(
     driver alone. It is the configuration asked for, the best known one, or the default; no GPU is needed.
     """
     from tunebench.compile import BinaryCache, compile_config
-    from tunebench.errors import UnknownName
-    from tunebench.export import FORMATS, build_lines, write_export
+    from tunebench.export import build_lines, write_export
 
-    if form not in FORMATS:
-        raise UnknownName("format", form, FORMATS)
+    kind = _format(form)
     asked_for = Asked(
         workload=workload,
         device=device,
@@ -64,7 +64,6 @@ def command(
     choice = asked_for.choice()
     cache = BinaryCache(_environment.cache_folder())
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
-    kind = "cubin" if form == "cubin" else "cu"
     files = write_export(choice, binary, out, kind)
     data = {**describe(choice), "files": files, "build": build_lines(choice, kind)}
 
@@ -78,3 +77,13 @@ def command(
             to.print(f"  {line}", soft_wrap=True)
 
     emit(as_json, data, render)
+
+
+def _format(text: str) -> Format:
+    from tunebench.errors import UnknownName
+    from tunebench.export import FORMATS
+
+    for form in FORMATS:
+        if form == text:
+            return form
+    raise UnknownName("format", text, FORMATS)

@@ -13,7 +13,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tunebench.compile.binary import Binary, CompileError
+from tunebench.compile import compile_config
+from tunebench.compile.binary import CompileError
+from tunebench.compile.cache import BinaryCache
 from tunebench.device import Device
 from tunebench.errors import InputError, MissingDependency
 from tunebench.space import Config
@@ -32,7 +34,7 @@ _ASSEMBLY = re.compile(r"^\t([a-z]\w*)", re.MULTILINE)
 
 
 def find_disassembler() -> str | None:
-    """Return the path of nvdisasm (of a package, the toolkit or the PATH) or cuobjdump; None if neither is here.
+    """Return the path of nvdisasm or cuobjdump, of a package or on the PATH, or None if neither is here.
 
     That of a package comes first: it is of the compiler's release, and an older one may not know the code.
     """
@@ -66,7 +68,9 @@ def sass(cubin: bytes) -> str:
     return ran.stdout
 
 
-def machine_code(variant: Variant[Any], workload: Workload, config: Config, binary: Binary) -> str:
+def machine_code(
+    variant: Variant[Any], workload: Workload, config: Config, device: Device, cache: BinaryCache
+) -> str:
     """Return the machine code of one configuration as text: SASS, or the assembly of this processor.
 
     Raises:
@@ -77,7 +81,7 @@ def machine_code(variant: Variant[Any], workload: Workload, config: Config, bina
         from tunebench.compile.numba_cpu import assembly_of_numba_cpu
 
         return assembly_of_numba_cpu(variant, workload, config)
-    return sass(binary.payload)
+    return sass(compile_config(variant, workload, config, device, cache).payload)
 
 
 def ptx(variant: Variant[Any], workload: Workload, config: Config, device: Device) -> str:
@@ -100,7 +104,9 @@ def ptx(variant: Variant[Any], workload: Workload, config: Config, device: Devic
 
 
 def count_instructions(code: str) -> dict[str, int]:
-    """Return how often each instruction stands in machine code (not how often it runs), the most frequent first.
+    """Return how often each instruction stands in machine code, the most frequent first.
+
+    How often it runs is another matter.
 
     Modifiers do not count: ``HMMA.16816.F32`` is an ``HMMA``.
     """

@@ -24,7 +24,7 @@ def tables(manifest: Mapping[str, Any]) -> str:
     """
     names = [tensor["name"] for tensor in manifest["tensors"]]
     lines = [
-        f"// {manifest['variant']} for {manifest['workload']} on {manifest['architecture']}; see manifest.json.",
+        f"// {manifest['variant']} for {manifest['workload']}; see manifest.json.",
         f"static const char* const architecture = {_text(manifest['architecture'])};",
         f"static const double expected_us = {manifest['expected_us']!r};",
         f"static const char* const how = {_text(manifest['how'])};",
@@ -61,7 +61,9 @@ def _tensor(tensor: Mapping[str, Any]) -> str:
 def _argument(argument: Mapping[str, Any], names: list[str]) -> str:
     """Return a kind, a whole number (of a tensor: its position) and a float."""
     kind = argument["kind"]
-    whole = names.index(argument["name"]) if "name" in argument else 0 if kind == "float" else argument["value"]
+    whole = (
+        names.index(argument["name"]) if "name" in argument else 0 if kind == "float" else argument["value"]
+    )
     real = repr(float(argument["value"])) if kind == "float" else "0"
     return f"{{Kind::{_KINDS[kind]}, {whole}LL, {real}}}"
 

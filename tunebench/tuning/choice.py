@@ -1,4 +1,4 @@
-"""One configuration to look into or to take away: the one that is asked for, the best known, or the default."""
+"""One configuration to look into or to take away: the one asked for, the best known, or the default."""
 
 from __future__ import annotations
 

@@ -1,0 +1,291 @@
+"""Exported kernels: what is written, and that a C++ program runs them through a driver, one of our own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_cases import NumbaToy, Toy, ToyVariant, folder_of_header, parameter_sizes
+
+from tunebench import __version__, _environment
+from tunebench.compile import Binary, BinaryCache, compile_config, unavailable
+from tunebench.compile.cubin import read_cubin
+from tunebench.device import local_cpu, representative
+from tunebench.errors import InputError, UnknownName
+from tunebench.export import FORMATS, build_lines, stand_alone_source, write_export
+from tunebench.export.manifest import manifest
+from tunebench.export.table import tables
+from tunebench.space import Config
+from tunebench.tuning.choice import Choice, choose
+from tunebench.variant import Launch
+from tunebench.workload import Tensor
+from tunebench.workloads import parse
+
+HERE = Path(__file__).parent
+needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+needs_numba_cuda = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+
+# -- against a driver of our own -----------------------------------------------------------------------------
+
+
+class Calls(ToyVariant):
+    """Launches the driver's kernel of that name, if asked once more into scratch before."""
+
+    def __init__(self, entry: str, *, twice: bool = False, smem_bytes: int = 0) -> None:
+        super().__init__("", entry=entry, smem_bytes=smem_bytes)
+        self._twice = twice
+
+    def scratch(self, workload: Toy, config: Config) -> tuple[Tensor, ...]:
+        return (Tensor(name="half", shape=(workload.n,), dtype="f32"),) if self._twice else ()
+
+    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
+        (launch,) = super().launches(workload, config)
+        first = dataclasses.replace(launch, arguments=("x", "half", *launch.arguments[2:]))
+        return (first, launch) if self._twice else (launch,)
+
+
+def scaling(variant: Any) -> Choice:
+    return Choice(
+        workload=Toy(n=1000),
+        device=representative("sm_90"),
+        variant=variant,
+        config=Config({"unused": 0}),
+        why="default",
+        expected_us=12.5,
+        how="predicted",
+    )
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the driver of fake_driver.cpp, as the library that programs link to."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to build with")
+    folder = tmp_path_factory.mktemp("driver")
+    source, library = str(HERE / "fake_driver.cpp"), str(folder / "libcuda.so")
+    build = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"]
+    subprocess.run(build, check=True)
+    return folder
+
+
+class Program:
+    """The exported example, built."""
+
+    def __init__(self, folder: Path, driver: Path) -> None:
+        self.folder, self._driver = folder, driver
+        include = folder_of_header("cuda.h")
+        command = [
+            "g++",
+            "-std=c++17",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{include}",
+            "-o",
+            "run",
+            "main.cpp",
+        ]
+        subprocess.run([*command, f"-L{driver}", "-lcuda"], cwd=folder, check=True)
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(self._driver)}
+        command = ["./run", *arguments]
+        ran = subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        return ran.returncode, ran.stdout, ran.stderr
+
+
+def built(variant: Any, folder: Path, driver: Path) -> Program:
+    choice = scaling(variant)
+    launches = variant.launches(choice.workload, choice.config)
+    entries = tuple(launch.entry or "numba" for launch in launches)
+    binary = Binary(key="", language=variant.language, target="sm_90a", payload=b"fake", entries=entries)
+    write_export(choice, binary, folder, "cubin")
+    return Program(folder, driver)
+
+
+def random_f32(count: int) -> list[float]:
+    """Return what main.cpp fills f32 tensors with, one after the other."""
+    state, made = 0x9E3779B97F4A7C15, []
+    for _ in range(count):
+        state ^= state << 13 & (2**64 - 1)
+        state ^= state >> 7
+        state ^= state << 17 & (2**64 - 1)
+        bits = (state >> 63) << 31 | 0x3F000000 | (state >> 8 & 0x7FFFFF)
+        made.append(struct.unpack("<f", struct.pack("<I", bits))[0])
+    return made
+
+
+def expected_sums() -> tuple[float, float]:
+    *x, factor = random_f32(1001)
+    y = [struct.unpack("<f", struct.pack("<f", value * factor))[0] for value in x]
+    return sum(y), sum(map(abs, y))
+
+
+def test_the_example_runs_the_kernel_on_its_inputs_and_times_it(tmp_path: Path, driver: Path) -> None:
+    program = built(Calls("right"), tmp_path, driver)
+    code, out, err = program.run()
+    assert (code, err) == (0, "")
+    name, checksum, timing = out.splitlines()
+    assert name == "on NVIDIA H200"
+    words = checksum.replace(",", "").split()
+    assert words[:3] == ["y:", "1000", "elements"]
+    assert (float(words[4]), float(words[7])) == pytest.approx(expected_sums(), rel=1e-8)
+    assert timing.startswith("time: 50.000 us, the median of 21 runs")
+    assert timing.endswith("expected: 12.500 us, predicted")
+    assert program.run("nowhere.cubin") == (2, "", "cannot read nowhere.cubin\n")
+    (tmp_path / "other.cubin").write_bytes(b"of another kind")
+    code, _, err = program.run("other.cubin")
+    assert (code, err[:20]) == (1, "loading the kernels:")
+    assert "(the kernels are for sm_90a)" in err
+
+
+def test_the_example_passes_arrays_in_numbas_way(tmp_path: Path, driver: Path) -> None:
+    code, out, _ = built(NumbaToy(), tmp_path, driver).run()
+    assert code == 0
+    words = out.splitlines()[1].replace(",", "").split()
+    assert float(words[4]) == pytest.approx(expected_sums()[0], rel=1e-8)
+
+
+def test_the_example_launches_all_kernels_with_their_scratch_and_shared_memory(
+    tmp_path: Path, driver: Path
+) -> None:
+    code, out, _ = built(Calls("large", smem_bytes=100_000, twice=True), tmp_path, driver).run()
+    assert code == 0
+    assert "time: 100.000 us" in out
+    assert "half:" not in out  # no output
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("unwritten", "y: 1 elements are no numbers"),
+        ("no_such_kernel", "no_such_kernel: CUDA_ERROR_NOT_FOUND"),
+    ],
+)
+def test_the_example_fails_where_the_kernel_does(tmp_path: Path, driver: Path, entry: str, says: str) -> None:
+    code, out, err = built(Calls(entry), tmp_path, driver).run()
+    assert code == 1
+    assert says in out + err
+
+
+# -- what is written -----------------------------------------------------------------------------------------
+
+
+def exported(text: str, key: str, architecture: str = "sm_90") -> tuple[Choice, Binary]:
+    choice = choose(parse(text), representative(architecture), variant=key)
+    cache = BinaryCache(_environment.cache_folder())
+    return choice, compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
+
+
+SIZES = {"tensor": 8, "long long": 8, "int": 4, "float": 4}
+
+CUDA = (
+    ("gemm/cuda_mma", "gemm:m=72,n=72,k=64,dtype=f16,epilogue=bias+gelu"),
+    (
+        "conv2d/cuda_implicit_gemm_mma",
+        "conv2d:n=8,c=64,h=28,w=28,k=128,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,direction=wgrad",
+    ),
+    ("softmax/cuda_block", "softmax:rows=5,cols=77,dtype=bf16,prologue=scale+mask"),
+    ("layernorm/cuda_block", "layernorm:rows=5,cols=77,dtype=f32"),
+)
+
+
+@needs_nvrtc
+@needs_numba_cuda
+@pytest.mark.parametrize(
+    ("key", "text"), [*CUDA, ("softmax/numba_cuda", "softmax:rows=5,cols=77,dtype=f16,prologue=scale")]
+)
+def test_the_manifest_says_what_the_binary_takes(key: str, text: str) -> None:
+    choice, binary = exported(text, key)
+    facts = manifest(choice, binary)
+    sizes = {t["name"]: t["bytes"] for t in facts["tensors"]}
+    assert [launch["symbol"] for launch in facts["launches"]] == list(binary.entries)
+    for launch in facts["launches"]:
+        passed = [
+            sizes[argument["name"]] if argument["kind"] == "value" else SIZES[argument["kind"]]
+            for argument in launch["arguments"]
+        ]
+        assert passed == parameter_sizes(binary.payload, launch["symbol"])
+    launches = choice.variant.launches(choice.workload, choice.config)  # type: ignore[attr-defined]
+    told = [(tuple(one["grid"]), tuple(one["block"]), one["smem_bytes"]) for one in facts["launches"]]
+    assert told == [(launch.grid, launch.block, launch.smem_bytes) for launch in launches]
+    assert json.loads(json.dumps(facts)) == facts
+
+
+@needs_nvrtc
+def test_the_folder_holds_all_that_is_needed(tmp_path: Path) -> None:
+    choice, binary = exported(
+        "softmax:rows=5,cols=77,dtype=f32,prologue=scale", "softmax/cuda_block", "sm_80"
+    )
+    files = write_export(choice, binary, tmp_path / "new", "cubin")
+    assert sorted(path.name for path in files) == sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert (tmp_path / "new" / "kernel.cubin").read_bytes() == binary.payload
+    facts = json.loads((tmp_path / "new" / "manifest.json").read_text())
+    assert facts["kernels"] == "kernel.cubin"
+    assert facts["tunebench"] == __version__
+    assert (facts["architecture"], facts["why"], facts["how"]) == ("sm_80", "default", "predicted")
+    assert facts["expected_us"] > 0
+    assert {t["name"]: (t["role"], t["shape"]) for t in facts["tensors"]} == {
+        "x": ("input", [5, 77]),
+        "scale": ("input", []),
+        "y": ("output", [5, 77]),
+    }
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("key", "text"), CUDA)
+def test_the_source_compiles_by_itself_to_the_same_kernels(key: str, text: str) -> None:
+    from tunebench.compile.nvrtc import _compile
+
+    choice, binary = exported(text, key)
+    source = stand_alone_source(choice)
+    assert "#include" not in source
+    alone = read_cubin(_compile(source, (), "sm_90").cubin)
+    assert alone == {symbol: read_cubin(binary.payload)[symbol] for symbol in binary.entries}
+
+
+@needs_nvrtc
+def test_the_source_is_built_for_the_right_architecture(tmp_path: Path) -> None:
+    choice, binary = exported("layernorm:rows=5,cols=77,dtype=f32", "layernorm/cuda_block", "sm_86")
+    files = write_export(choice, binary, tmp_path, "cu")
+    assert {path.name for path in files} == {"kernel.cu", "manifest.json", "launch.h", "main.cpp"}
+    nvcc, gxx = build_lines(choice, "cu")
+    assert nvcc == "nvcc -std=c++17 -arch=sm_86 -cubin -o kernel.cubin kernel.cu"
+    assert (gxx,) == build_lines(choice, "cubin")
+    main = (tmp_path / "main.cpp").read_text()
+    assert gxx in main
+    assert nvcc.replace("sm_86", "sm_90") in main
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    binary = Binary(key="", language="cuda", target="sm_90", payload=b"", entries=("right",))
+    with pytest.raises(UnknownName, match=r"unknown format 'ptx'.* Known: cu, cubin"):
+        write_export(scaling(Calls("right")), binary, tmp_path, "ptx")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="has no CUDA C\\+\\+ source; use --format cubin"):
+        write_export(scaling(NumbaToy()), binary, tmp_path, "cu")
+    choice = choose(parse("softmax:rows=5,cols=77,dtype=f32"), local_cpu())
+    for form in FORMATS:
+        with pytest.raises(InputError, match="compiled for a processor"):
+            write_export(choice, binary, tmp_path, form)
+    facts = manifest(scaling(Calls("right")), binary)
+    facts["tensors"][0]["dtype"] = "int3"
+    with pytest.raises(InputError, match="x is int3; the example in C"):
+        tables(facts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_type_can_be_filled_and_read() -> None:
+    from tunebench.dtype import DTYPES
+    from tunebench.export.table import _ENCODING
+
+    assert set(_ENCODING) >= set(DTYPES)
