@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import struct
@@ -11,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda_cases import NumbaToy, Toy, ToyVariant, folder_of_header, parameter_sizes
 
@@ -18,10 +20,11 @@ from tunebench import __version__, _environment
 from tunebench.compile import Binary, BinaryCache, compile_config, unavailable
 from tunebench.compile.cubin import read_cubin
 from tunebench.device import local_cpu, representative
+from tunebench.dtype import DTYPES, itemsize, numpy_dtype
 from tunebench.errors import InputError, UnknownName
 from tunebench.export import FORMATS, build_lines, stand_alone_source, write_export
 from tunebench.export.manifest import manifest
-from tunebench.export.table import tables
+from tunebench.export.table import _ENCODING, tables
 from tunebench.space import Config
 from tunebench.tuning.choice import Choice, choose
 from tunebench.variant import Launch
@@ -95,21 +98,32 @@ class Program:
         ]
         subprocess.run([*command, f"-L{driver}", "-lcuda"], cwd=folder, check=True)
 
-    def run(self, *arguments: str) -> tuple[int, str, str]:
+    def run(self, *arguments: str, given: str = "") -> tuple[int, str, str]:
         environment = {**os.environ, "LD_LIBRARY_PATH": str(self._driver)}
         command = ["./run", *arguments]
         ran = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command,
+            cwd=self.folder,
+            env=environment,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         return ran.returncode, ran.stdout, ran.stderr
 
 
-def built(variant: Any, folder: Path, driver: Path) -> Program:
+def written(variant: Any, folder: Path) -> None:
     choice = scaling(variant)
     launches = variant.launches(choice.workload, choice.config)
     entries = tuple(launch.entry or "numba" for launch in launches)
     binary = Binary(key="", language=variant.language, target="sm_90a", payload=b"fake", entries=entries)
     write_export(choice, binary, folder, "cubin")
+
+
+def built(variant: Any, folder: Path, driver: Path) -> Program:
+    written(variant, folder)
     return Program(folder, driver)
 
 
@@ -285,7 +299,46 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_type_can_be_filled_and_read() -> None:
-    from tunebench.dtype import DTYPES
-    from tunebench.export.table import _ENCODING
-
     assert set(_ENCODING) >= set(DTYPES)
+
+
+READER = """
+#define main example
+#include "main.cpp"
+#undef main
+int main() {
+  int bytes, exponent, significand;
+  unsigned long long bits;
+  uint64_t state = 1;
+  while (std::scanf("%d %d %d %llu", &bytes, &exponent, &significand, &bits) == 4) {
+    const Tensor tensor = {"", Role::Input, 1, bytes, exponent, significand};
+    const uint64_t made = random_element(tensor, state) & ((uint64_t(1) << 8 * bytes) - 1);
+    std::printf("%.17g %.17g\\n", decoded(tensor, bits), decoded(tensor, made));
+  }
+}
+"""
+
+
+def test_the_example_reads_and_makes_every_type_as_numpy_does(tmp_path: Path, driver: Path) -> None:
+    written(Calls("right"), tmp_path)
+    (tmp_path / "main.cpp").rename(tmp_path / "example.cpp")
+    (tmp_path / "main.cpp").write_text(READER.replace("main.cpp", "example.cpp"))
+    program = Program(tmp_path, driver)
+    asked, expected = [], []
+    for dtype in DTYPES:
+        size = itemsize(dtype)
+        step = 1 if size < 4 else 65_521 * 7  # all patterns, or some
+        patterns = np.arange(0, 2 ** (8 * size), step, dtype=np.uint64)
+        with np.errstate(invalid="ignore"):  # some are no numbers
+            values = patterns.astype(f"u{size}").view(numpy_dtype(dtype)).astype(np.float64)
+        encoding = " ".join(map(str, _ENCODING[dtype]))
+        asked += [f"{encoding} {pattern}" for pattern in patterns]
+        expected += [(dtype, float(value)) for value in values]
+    _, out, _ = program.run(given="\n".join(asked))
+    for (dtype, value), line in zip(expected, out.splitlines(), strict=True):
+        read, made = map(float, line.split())
+        assert read == value or (math.isnan(read) and math.isnan(value)), (dtype, value, read)
+        if dtype in ("i8", "i32"):
+            assert -128 <= made <= 127
+        else:
+            assert 0.5 <= abs(made) < 1, (dtype, made)

@@ -28,7 +28,7 @@ struct Tensor {
   const char* name;
   Role role;
   long long count;
-  int bytes, exponent_bits, significand_bits;
+  int bytes, exponent_bits, significand_bits;  // no exponent: an integer in two's complement
 };
 
 struct Argument {
@@ -56,10 +56,11 @@ void check(CUresult result, const char* doing) {
   std::exit(1);
 }
 
-// An element of random sign and significand, of a magnitude from 1/2 to 1.
+// An element of random sign and significand, of a magnitude from 1/2 to 1; an integer from -128 to 127.
 uint64_t random_element(const Tensor& tensor, uint64_t& state) {
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;  // xorshift (Marsaglia, 2003)
   const int significand = tensor.significand_bits, exponent = tensor.exponent_bits;
+  if (exponent == 0) return uint64_t(int64_t(int8_t(state >> 8)));
   const uint64_t half = ((uint64_t(1) << (exponent - 1)) - 2) << significand;
   const uint64_t sign = (state >> 63) << (exponent + significand);
   return sign | half | (state >> 8 & ((uint64_t(1) << significand) - 1));
@@ -67,11 +68,13 @@ uint64_t random_element(const Tensor& tensor, uint64_t& state) {
 
 double decoded(const Tensor& tensor, uint64_t bits) {
   const int significand = tensor.significand_bits, exponent = tensor.exponent_bits;
+  if (exponent == 0) return double(int64_t(bits << (63 - significand)) >> (63 - significand));
   const double fraction = double(bits & ((uint64_t(1) << significand) - 1)) / double(uint64_t(1) << significand);
   const int biased = int(bits >> significand & ((uint64_t(1) << exponent) - 1));
   const int bias = (1 << (exponent - 1)) - 1;
   double value = biased == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, biased - bias);
-  if (biased == (1 << exponent) - 1) value = fraction == 0 ? INFINITY : NAN;
+  // Of 8 bits, only the largest pattern is no number.
+  if (biased == (1 << exponent) - 1 && (tensor.bytes > 1 || fraction == 0.875)) value = fraction == 0 ? INFINITY : NAN;
   return bits >> (exponent + significand) & 1 ? -value : value;
 }
 

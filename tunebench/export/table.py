@@ -10,8 +10,19 @@ from tunebench.errors import InputError
 
 __all__ = ["tables"]
 
-_ENCODING = {"f32": (4, 8, 23), "tf32": (4, 8, 23), "f16": (2, 5, 10), "bf16": (2, 8, 7)}
-"""Bytes, bits of the exponent and of the significand. Source: IEEE 754-2019; bf16: NVIDIA A100 whitepaper."""
+_ENCODING = {
+    "f32": (4, 8, 23),
+    "tf32": (4, 8, 23),
+    "f16": (2, 5, 10),
+    "bf16": (2, 8, 7),
+    "e4m3": (1, 4, 3),
+    "i8": (1, 0, 7),
+    "i32": (4, 0, 31),
+}
+"""Bytes, bits of the exponent (0 for integers) and of the significand, by type.
+
+Source: IEEE 754-2019; NVIDIA A100 whitepaper (bf16); Micikevicius et al., "FP8 formats for deep learning", 2022.
+"""
 
 _KINDS = {"tensor": "Address", "value": "Value", "int": "Int32", "long long": "Int64", "float": "Float32"}
 
