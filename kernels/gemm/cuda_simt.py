@@ -208,6 +208,8 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         usable = [t for t in USUAL if _gemm.fits(t["bm"], t["bn"], workload)]
         full = [t for t in usable if _gemm.blocks(workload, t["bm"], t["bn"]) >= device.sm_count]
         tile = (full or usable[-1:])[0]
+        if device.compute_capability[0] == 10:  # it multiplies pairs, whose registers make two blocks spill
+            tile = {**tile, "min_blocks": 1}
         bk = max(b for b in (4, 8, 16, 32) if b == 4 or (b <= tile["bk"] and b < 2 * workload.k))
         widest = max(v for v in (1, 2, 4, 8, 16) if width_is_of_use(v, bk, workload))
         split = self._split(workload, tile, device)
