@@ -21,7 +21,7 @@ _ENCODING = {
 }
 """Bytes, bits of the exponent (0 for integers) and of the significand, by type.
 
-Source: IEEE 754-2019; NVIDIA A100 whitepaper (bf16); Micikevicius et al., "FP8 formats for deep learning", 2022.
+Source: IEEE 754-2019; NVIDIA A100 whitepaper (bf16); Micikevicius et al., "FP8 formats for deep learning".
 """
 
 _KINDS = {"tensor": "Address", "value": "Value", "int": "Int32", "long long": "Int64", "float": "Float32"}
