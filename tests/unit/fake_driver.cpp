@@ -269,6 +269,7 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
   Kernel& kernel = *static_cast<Kernel*>(function);
   const unsigned allowed = kernel.most_dynamic_smem ? kernel.most_dynamic_smem : 48 * 1024 - kernel.static_smem;
   if (config->smem_bytes > allowed) return kInvalidValue;
+  if (kernel.static_smem && !config->smem_bytes) return kInvalidValue;  // as a kernel that needs both kinds
   if (config->block[0] * config->block[1] * config->block[2] > 1024) return kInvalidValue;
   // The driver copies the parameters at the call.
   auto copies = std::make_shared<std::vector<std::vector<char>>>();
