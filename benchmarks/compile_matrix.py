@@ -143,11 +143,18 @@ def items(
     for architecture in architectures:
         device = representative(architecture)
         for variant in variants:
-            problems = [parse(text) for text in WORKLOADS[variant.operator.operator]]
+            problems = [parse(text) for text in problems_of(variant.operator.operator)]
             served = [problem for problem in problems if variant.refuses(problem, device) is None]
             for i, problem in enumerate(served):
                 share = configs // len(served) + (i < configs % len(served))
                 yield from _items(variant, problem, architecture, max(1, share), seed)
+
+
+def problems_of(operator: str) -> tuple[str, ...]:
+    """Return the problems that stand for an operator."""
+    if operator not in WORKLOADS:
+        raise SystemExit(f"{operator} has no problems in {Path(__file__).name}: add some to WORKLOADS")
+    return WORKLOADS[operator]
 
 
 def _items(

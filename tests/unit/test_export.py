@@ -9,6 +9,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import numpy as np
 import pytest
 from cuda_cases import NumbaToy, Toy, ToyVariant, folder_of_header, parameter_sizes
 
-from tunebench import __version__, _environment
+from tunebench import __version__, _environment, kernels
 from tunebench.compile import Binary, BinaryCache, compile_config, unavailable
 from tunebench.compile.cubin import read_cubin
-from tunebench.device import local_cpu, representative
+from tunebench.device import local_cpu, local_gpus, representative
 from tunebench.dtype import DTYPES, itemsize, numpy_dtype
 from tunebench.errors import InputError, UnknownName
 from tunebench.export import FORMATS, build_lines, stand_alone_source, write_export
@@ -27,7 +28,7 @@ from tunebench.export.manifest import manifest
 from tunebench.export.table import _ENCODING, tables
 from tunebench.space import Config
 from tunebench.tuning.choice import Choice, choose
-from tunebench.variant import Launch
+from tunebench.variant import GpuVariant, Launch
 from tunebench.workload import Tensor
 from tunebench.workloads import parse
 
@@ -64,6 +65,9 @@ def scaling(variant: Any) -> Choice:
         expected_us=12.5,
         how="predicted",
     )
+
+
+FAKE = Binary(key="", language="cuda", target="sm_90a", payload=b"fake", entries=("right",))
 
 
 @pytest.fixture(scope="module")
@@ -342,3 +346,65 @@ def test_the_example_reads_and_makes_every_type_as_numpy_does(tmp_path: Path, dr
             assert -128 <= made <= 127
         else:
             assert 0.5 <= abs(made) < 1, (dtype, made)
+
+
+# -- the script for a machine with a GPU ---------------------------------------------------------------------
+
+GPU_BENCHMARKS = HERE.parents[1] / "benchmarks" / "gpu"
+
+
+@needs_nvrtc
+@needs_numba_cuda
+def test_the_script_for_a_gpu_builds_and_runs_every_variant(
+    driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(GPU_BENCHMARKS))
+    import exported
+
+    device = representative("sm_90")
+    chosen = {choice.variant.key for choice in exported.choices(device)}
+    operators = {parse(text).operator for text in exported.WORKLOADS}
+    known = (variant for operator in operators for variant in kernels.variants(operator))
+    assert chosen == {variant.key for variant in known if isinstance(variant, GpuVariant)}
+    assert operators >= {"conv2d", "gemm", "layernorm", "softmax"}
+    # Of all, two here; the stand-in driver runs no true cubin, and says so.
+    some = (
+        choose(parse("softmax:rows=64,cols=100,dtype=f32"), device, variant="cuda_block"),
+        choose(parse("layernorm:rows=64,cols=100,dtype=f16"), device, variant="numba_cuda"),
+    )
+    (driver / "libcuda.so.1").symlink_to("libcuda.so")
+    monkeypatch.setattr(exported.shutil, "which", lambda name: name if name == "g++" else None)
+    monkeypatch.setattr(exported, "find_device", lambda arch: device)
+    monkeypatch.setattr(exported, "choices", lambda device: some)
+    monkeypatch.setattr(exported, "header_folder", lambda: folder_of_header("cuda.h"))
+    monkeypatch.setenv("LIBRARY_PATH", str(driver))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
+    assert exported.main(["--out", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert out.count("WRONG: ./run ended with 1: loading the kernels:") == 2
+    monkeypatch.setattr(exported, "compile_config", lambda *_: FAKE)
+    monkeypatch.setattr(exported, "choices", lambda device: [scaling(Calls("right"))])
+    assert exported.main(["--out", str(tmp_path)]) == 0
+    assert "time: 50.000 us" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(bool(local_gpus()), reason="a GPU is here")
+def test_without_a_gpu_the_script_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(GPU_BENCHMARKS / "exported.py"), "--arch", "sm_90"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (5, "")
+    assert ran.stderr.endswith("needs a GPU of sm_90; this machine has no NVIDIA GPU\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_nvrtc
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
+def test_nvcc_compiles_the_source_to_the_kernels_that_the_manifest_names(tmp_path: Path) -> None:
+    choice, binary = exported(
+        "softmax:rows=64,cols=100,dtype=bf16,prologue=mask", "softmax/cuda_block", "sm_80"
+    )
+    write_export(choice, binary, tmp_path, "cu")
+    subprocess.run(build_lines(choice, "cu")[0].split(), cwd=tmp_path, check=True)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    there = read_cubin((tmp_path / "kernel.cubin").read_bytes())
+    assert [launch["symbol"] for launch in manifest["launches"]] == list(there)
