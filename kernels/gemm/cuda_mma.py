@@ -51,6 +51,9 @@ LAUNCH_US = 3.5
 READ_US = 1.5
 """What a read from memory takes where memory gives all it has, about."""
 
+MAX_COPIES = 32
+"""Copies of a thread to the tiles of one step, each with an address of its own: with more, sums are spilled."""
+
 
 def _threads(warps_m: Any, warps_n: Any) -> Any:
     return 32 * warps_m * warps_n
@@ -80,6 +83,12 @@ def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any
     """A block must have 8 warps or fewer, and give each 32 x 32 results if it has more than 4."""
     warps = warps_m * warps_n
     return (warps <= 8) & ((warps <= 4) | (bm * bn >= 1024 * warps))
+
+
+def copies_are_few(bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, workload: Gemm) -> Any:
+    """A thread must fill its share of the tiles by 32 copies or fewer."""
+    vec_a, vec_b, _ = _gemm.widths(workload)
+    return bm * bk // vec_a + bn * bk // vec_b <= MAX_COPIES * _threads(warps_m, warps_n)
 
 
 def shared_memory_fits(
@@ -166,6 +175,7 @@ SPACE = Space(
         _gemm.split_is_of_use,
         _gemm.stream_is_of_use,
         stages_have_tiles,
+        copies_are_few,
         shared_memory_fits,
         min_blocks_is_of_use,
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
