@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from test_cuda_variants import assert_right, cases, needs_compiler
 
-from tunebench.compile.counts import Counts, Work
+from tunebench.compile.counts import Counts, LaunchCounts, Work
 from tunebench.compile.emulate import watch
 from tunebench.device import Device, representative
 from tunebench.space import Table
@@ -67,6 +67,34 @@ def excesses(costs: Costs, counts: Counts) -> Iterator[str]:
 
 def figure(block: Work, name: str, mma_dtype: str | None) -> int:
     return block.mma_flop.get(str(mma_dtype), 0) if name == "mma_flop" else int(getattr(block, name))
+
+
+EXCESSIVE = [
+    ({"fma": 10}, ()),
+    ({"fma": 11}, ("fma: 22 are declared for all blocks, 20 counted", "fma: 11 are declared for each of 2")),
+    ({"fma": 10, "blocks": 2.1}, ("fma: 21 are declared for all blocks",)),
+    (
+        {"fma": 12, "blocks": 1.5, "full_blocks": 1},
+        ("fma: 12 are declared for each of 1 blocks, one has 10",),
+    ),
+    ({"fma": 5, "blocks": 4, "full_blocks": 4}, ()),  # two blocks take two turns each
+    ({"fma": 5, "blocks": 4, "full_blocks": 5}, ("fma: 15 are declared for each of 1 blocks, one has 10",)),
+    ({"mma_flop": 4096, "mma_dtype": "f16"}, ()),
+    ({"mma_flop": 4096, "mma_dtype": "bf16"}, ("mma_flop: 8192", "mma_flop: 4096")),
+    ({"instructions": 7}, ("instructions: 14", "instructions: 7")),
+    ({"threads": 65}, ("threads: 65 are declared, 64 there are",)),
+    ({"smem_bytes": 33}, ("smem_bytes: 33 are declared, 32 there are",)),
+]
+
+
+@pytest.mark.parametrize(("declared", "told"), EXCESSIVE)
+def test_what_exceeds_its_count_is_told(declared: dict[str, Any], told: tuple[str, ...]) -> None:
+    block = Work(fma=10, warp_instructions={"f32": 5, "mma.m16n8k16.f16": 1})
+    launch = LaunchCounts(threads=64, smem_bytes=32, read_bytes=0, written_bytes=0, blocks=(block, block))
+    costs = Costs(**{"blocks": 2, "full_blocks": 2, "threads": 64, **declared})
+    found = list(excesses(costs, Counts(launches=(launch,))))
+    assert len(found) == len(told)
+    assert all(text.startswith(start) for text, start in zip(found, told, strict=True)), found
 
 
 @needs_compiler

@@ -145,6 +145,9 @@ def test_the_report_is_read_line_by_line() -> None:
     assert [block.fma for block in counts.blocks] == [1, 3]
     assert [len(launch.blocks) for launch in counts.launches] == [1, 1]
     assert counts.total.instructions == 2
+    products = {"wgmma.m64n128k16.f16": 8, "mma.m16n8k32.s8": 3}  # four warps make one product of a warpgroup
+    flop = {"f16": 2 * 2 * 64 * 128 * 16, "i8": 3 * 2 * 16 * 8 * 32}
+    assert Work(warp_instructions=products).mma_flop == flop
 
 
 # -- races ---------------------------------------------------------------------------------------------------
