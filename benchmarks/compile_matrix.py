@@ -63,6 +63,8 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "gemm:m=2048,n=2048,k=2048,dtype=e4m3,trans=nt,epilogue=bias+gelu",
         "gemm:m=16,n=4096,k=4096,dtype=e4m3,trans=nt,out=f32",
         "gemm:m=2048,n=2048,k=2048,dtype=i8,trans=nt",
+        "gemm:m=1024,n=1024,k=1024,dtype=e4m3,trans=tn",
+        "gemm:m=132,n=76,k=1000,dtype=i8",
         "gemm:m=129,n=77,k=1000,dtype=i8,trans=tn",
     ),
     "conv2d": tuple(
