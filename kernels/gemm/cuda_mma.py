@@ -52,7 +52,7 @@ READ_US = 1.5
 """What a read from memory takes where memory gives all it has, about."""
 
 MAX_COPIES = 32
-"""Copies of a thread to the tiles of one step, each with an address of its own: with more, sums are spilled."""
+"""Copies of a thread to the tiles of a step, each with an address of its own: with more, sums are spilled."""
 
 
 def _threads(warps_m: Any, warps_n: Any) -> Any:
