@@ -209,7 +209,19 @@ class Workload(ABC):
         Returns:
             One array for every tensor of `inputs()`, by name.
         """
-        return {tensor.name: _draw(tensor, rng) for tensor in self.inputs()}
+        return {tensor.name: self.draw_tensor(tensor, rng) for tensor in self.inputs()}
+
+    def draw_tensor(self, tensor: Tensor, rng: np.random.Generator) -> Any:
+        """Draw one input as `draw` says; an operator overrides it for a tensor that has a rule of its own."""
+        from tunebench.dtype import numpy_dtype
+
+        stored = numpy_dtype(tensor.dtype)
+        if is_integer(tensor.dtype):
+            half = 2 ** (8 * itemsize(tensor.dtype) - 1)
+            return rng.integers(-half, half, tensor.shape, dtype=stored)
+        if not tensor.shape:
+            return stored.type(rng.uniform(0.5, 1.5))
+        return rng.standard_normal(tensor.shape, dtype="float32").astype(stored)
 
     # -- its text -----------------------------------------------------------------------------
 
@@ -291,18 +303,6 @@ class Workload(ABC):
             if value != default:
                 parts.append(f"{dimension.name}={_text(value)}")
         return f"{self.operator}:{','.join(parts)}"
-
-
-def _draw(tensor: Tensor, rng: np.random.Generator) -> Any:
-    from tunebench.dtype import numpy_dtype
-
-    stored = numpy_dtype(tensor.dtype)
-    if is_integer(tensor.dtype):
-        half = 2 ** (8 * itemsize(tensor.dtype) - 1)
-        return rng.integers(-half, half, tensor.shape, dtype=stored)
-    if not tensor.shape:
-        return stored.type(rng.uniform(0.5, 1.5))
-    return rng.standard_normal(tensor.shape, dtype="float32").astype(stored)
 
 
 def _text(value: Any) -> str:

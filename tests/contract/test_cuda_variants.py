@@ -46,6 +46,13 @@ WORKLOADS = {
         "gemm:m=33,n=48,k=96,dtype=i8,trans=nt,batch=2",
         "gemm:m=35,n=27,k=45,dtype=i8,trans=tn",
     ),
+    "grouped_gemm": (
+        "grouped_gemm:groups=5,m=67,n=53,k=43,dtype=f32",
+        "grouped_gemm:groups=9,m=40,n=72,k=104,dtype=f16,trans=nt,skew=zipf",
+        "grouped_gemm:groups=4,m=130,n=34,k=38,dtype=bf16,skew=one,out=f32",
+        "grouped_gemm:groups=3,m=1,n=65,k=17,dtype=tf32,trans=nt",
+        "grouped_gemm:groups=3,m=30,n=48,k=80,dtype=e4m3",
+    ),
     "conv2d": (
         "conv2d:n=2,c=5,h=11,w=7,k=7,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=bias+relu",
         "conv2d:n=1,c=16,h=9,w=9,k=24,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc",

@@ -42,6 +42,9 @@ PATHS = [
     "softmax:rows=11,cols=131,dtype=f32",
     "layernorm:rows=11,cols=131,dtype=bf16",
     "layernorm:rows=11,cols=131,dtype=f32",
+    "grouped_gemm:groups=5,m=37,n=41,k=67,dtype=f32",
+    "grouped_gemm:groups=9,m=19,n=17,k=130,dtype=bf16,trans=nt,skew=zipf",
+    "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
 ]
 
 
@@ -91,7 +94,7 @@ def test_results_are_right(text: str) -> None:
     assert _worst(workload, config, seed=1) <= 1, f"{workload} with {config}"
 
 
-@pytest.mark.parametrize("text", [PATHS[0], PATHS[4], PATHS[10], PATHS[12]])
+@pytest.mark.parametrize("text", [PATHS[0], PATHS[4], PATHS[10], PATHS[12], PATHS[14]])
 def test_defaults_are_right(text: str) -> None:
     workload = parse(text)
     assert _worst(workload, _variant(workload).default(workload, local_cpu()), seed=2) <= 1
@@ -137,7 +140,7 @@ def test_costs_never_exceed_the_work() -> None:
         variant = _variant(workload)
         costs = variant.costs(workload, variant.configs(workload, local_cpu()), local_cpu())
         assert 0 < float(np.max(costs.fma)) <= workload.flops()
-        if workload.operator in {"gemm", "conv2d"}:
+        if workload.operator in {"gemm", "grouped_gemm", "conv2d"}:
             assert float(np.max(costs.fma)) <= workload.flops() / 2
 
 

@@ -25,6 +25,7 @@ from tunebench.workload import AtLeast, Reference, Workload
 from tunebench.workloads import operators, parse
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.gemm import GELU_SLOPE, Gemm, gelu
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.softmax import Softmax
 
@@ -357,6 +358,19 @@ def _run_gemm(workload: Gemm, inputs: Mapping[str, Array], terms: int | None = N
     return c.astype(numpy_dtype(workload.out))
 
 
+def _run_grouped_gemm(
+    workload: GroupedGemm, inputs: Mapping[str, Array], terms: int | None = None
+) -> Array:
+    """Compute each row of c as a product of its own."""
+    group = np.searchsorted(inputs["offsets"][1:], np.arange(workload.m), side="right")
+    a, b = (_operand(workload, inputs[name]) for name in ("a", "b"))
+    b = b if workload.trans == "nn" else b.transpose(0, 2, 1)
+    c = np.zeros((workload.m, workload.n), np.float32)
+    for p in range(workload.k if terms is None else terms):
+        c += a[:, p, None] * b[group, p]
+    return c.astype(numpy_dtype(workload.out))
+
+
 def _run_conv2d(workload: Conv2d, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
     """Add one product after the other in f32 (1x1 filters only: a product of matrices)."""
     x, w = (_operand(workload, inputs[name]) for name in ("x", "w"))
@@ -385,6 +399,7 @@ def _run_layernorm(workload: LayerNorm, inputs: Mapping[str, Array], terms: int 
 
 RUN: dict[str, Callable[..., Array]] = {
     "gemm": _run_gemm,
+    "grouped_gemm": _run_grouped_gemm,
     "conv2d": _run_conv2d,
     "softmax": _run_softmax,
     "layernorm": _run_layernorm,
@@ -400,6 +415,8 @@ EMULATED = [
     "gemm:m=128,n=128,k=512,dtype=tf32,trans=tt,out=f16,epilogue=bias+relu",
     "gemm:m=1,n=1,k=1,dtype=f16,batch=4096",
     "gemm:m=61,n=67,k=1,dtype=e4m3,epilogue=bias+gelu",
+    *(f"grouped_gemm:groups=7,m=61,n=67,k=499,dtype={d},skew=zipf" for d in ("f32", "tf32", "f16", "bf16")),
+    "grouped_gemm:groups=3,m=61,n=67,k=129,dtype=e4m3,trans=nt",
     "gemm:m=61,n=67,k=129,dtype=e4m3,trans=nt",
     "gemm:m=61,n=67,k=997,dtype=i8,trans=tn",
     *(
@@ -445,7 +462,7 @@ def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
     inputs = workload.draw(np.random.default_rng(9))
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
     run = RUN[workload.operator]
-    terms = {"gemm": "k", "conv2d": "c", "softmax": "cols", "layernorm": "cols"}[workload.operator]
+    terms = {"gemm": "k", "grouped_gemm": "k", "conv2d": "c", "softmax": "cols", "layernorm": "cols"}[workload.operator]
     wrong = _share(workload, run(workload, inputs, terms=getattr(workload, terms) - 1), reference)
     assert wrong.max() > 1
 

@@ -19,7 +19,7 @@ SUITES = ("bert-base", "gpt2", "llama-3-8b", "llama-7b", "mixtral-8x7b", "resnet
 
 
 def test_operators_are_found_by_name() -> None:
-    assert {"conv2d", "gemm", "layernorm", "softmax"} <= set(operators())
+    assert {"conv2d", "gemm", "grouped_gemm", "layernorm", "softmax"} <= set(operators())
     assert operator("gemm") is Gemm
 
 
@@ -30,6 +30,8 @@ def test_operators_are_found_by_name() -> None:
         "gemm:m=1,n=1000,k=2048,dtype=tf32,batch=3,trans=nt,epilogue=bias+gelu,out=f16",
         "conv2d:n=32,c=64,h=56,w=56,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc",
         "conv2d:n=1,c=8,h=9,w=9,k=8,r=3,s=3,stride=2,pad=0,dtype=bf16,layout=nchw,dilation=2,groups=4,direction=wgrad",
+        "grouped_gemm:groups=8,m=4096,n=14336,k=4096,dtype=bf16",
+        "grouped_gemm:groups=8,m=16,n=14336,k=4096,dtype=bf16,trans=nt,skew=zipf,out=f32",
         "softmax:rows=4096,cols=1024,dtype=f32",
         "layernorm:rows=4096,cols=1024,dtype=bf16",
     ],
@@ -47,7 +49,7 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("gem:m=1", "unknown operator 'gem'. Did you mean 'gemm'? Known: conv2d, gemm, layernorm, softmax"),
+        ("gem:m=1", "unknown operator 'gem'. Did you mean 'gemm'? Known: conv2d, gemm, grouped_gemm"),
         ("gemm:m=1,n=1,k=1,dtype=f61", "Did you mean 'f16'? Known: bf16, e4m3, f16, f32, i8, tf32."),
         (
             "gemm:m=1,n=1,k=1,dtype=f16,trns=nt",

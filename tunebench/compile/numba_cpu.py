@@ -70,7 +70,7 @@ def _processor() -> str:
 def _signature(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> Any:
     from numba import types
 
-    stored = {"f32": types.float32, "f16": types.uint16, "bf16": types.uint16}
+    stored = {"f32": types.float32, "f16": types.uint16, "bf16": types.uint16, "i32": types.int32}
     scalars = {"int": types.int32, "long long": types.int64, "float": types.float32}
     tensors = {
         t.name: t for t in (*workload.inputs(), *workload.outputs(), *variant.scratch(workload, config))

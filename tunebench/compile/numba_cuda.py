@@ -84,7 +84,7 @@ def _signature(variant: NumbaCudaVariant[Any], workload: Workload, config: Confi
     from numba import types
     from numba.cuda.types import bfloat16
 
-    stored = {"f32": types.float32, "f16": types.float16, "bf16": bfloat16}
+    stored = {"f32": types.float32, "f16": types.float16, "bf16": bfloat16, "i32": types.int32}
     scalars = {"int": types.int32, "long long": types.int64, "float": types.float32}
     tensors = {
         t.name: t for t in (*workload.inputs(), *workload.outputs(), *variant.scratch(workload, config))

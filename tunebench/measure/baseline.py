@@ -20,6 +20,7 @@ from tunebench.measure.timing import Protocol, collect, median_interval
 from tunebench.workload import Workload
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.gemm import Gemm
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.softmax import Softmax
 
@@ -82,6 +83,8 @@ def _numpy(workload: Workload, inputs: Tensors) -> Callable[[], object] | None:
     single = {name: np.asarray(value, dtype=exactly) for name, value in inputs.items()}
     if isinstance(workload, Gemm):
         return lambda: _numpy_gemm(workload, single)
+    if isinstance(workload, GroupedGemm):
+        return _numpy_grouped_gemm(workload, single, workload.parts(inputs["offsets"]))
     if isinstance(workload, Softmax):
         return lambda: _numpy_softmax(workload, single)
     if isinstance(workload, LayerNorm):
@@ -102,6 +105,21 @@ def _numpy_gemm(workload: Gemm, t: Tensors) -> Array:
     elif workload.activation == "gelu":  # NumPy has no erf: the tanh form costs it less than erf would
         c *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (c + 0.044715 * c**3)))
     return c
+
+
+def _numpy_grouped_gemm(
+    workload: GroupedGemm, t: Tensors, parts: list[tuple[int, slice]]
+) -> Callable[[], Array]:
+    """Multiply one group after the other; that the sizes are known beforehand costs this program nothing."""
+    b = t["b"] if workload.trans == "nn" else t["b"].swapaxes(1, 2)
+    c = np.empty((workload.m, workload.n), np.float32)
+
+    def run() -> Array:
+        for group, part in parts:
+            np.matmul(t["a"][part], b[group], out=c[part])
+        return c
+
+    return run
 
 
 def _numpy_softmax(workload: Softmax, t: Tensors) -> Array:
@@ -184,8 +202,13 @@ def _torch_gpu(workload: Workload, inputs: Tensors, device: Device, protocol: Pr
     except (MissingDependency, DeviceError):
         return []
     gpu.allow_for(workload)
-    call = torch_call(workload, gpu.tensors(inputs))
-    return [] if call is None else [_time("torch", gpu.sampler(call, protocol).sample_us, protocol)]
+    tensors = gpu.tensors(inputs)
+    calls = {"torch": torch_call(workload, tensors), "torch grouped_mm": torch_grouped_mm(workload, tensors)}
+    return [
+        _time(name, gpu.sampler(call, protocol).sample_us, protocol)
+        for name, call in calls.items()
+        if call is not None
+    ]
 
 
 def torch_call(workload: Workload, t: Tensors) -> Callable[[], Any] | None:
@@ -197,6 +220,8 @@ def torch_call(workload: Workload, t: Tensors) -> Callable[[], Any] | None:
     """
     if isinstance(workload, Gemm):
         return _torch_gemm_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch_gemm(workload, t)
+    if isinstance(workload, GroupedGemm):
+        return _torch_grouped_gemm(workload, t)
     if isinstance(workload, Softmax):
         return lambda: _torch_softmax(workload, t)
     if isinstance(workload, LayerNorm):
@@ -241,6 +266,42 @@ def _torch_gemm_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
     one = torch.ones((), device=a.device)
     out = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[workload.out]
     return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)
+
+
+def _torch_grouped_gemm(workload: GroupedGemm, t: Tensors) -> Callable[[], Any]:
+    """Multiply one group after the other, on a GPU by a call of cuBLAS each, with sizes known beforehand."""
+    b = t["b"] if workload.trans == "nn" else t["b"].transpose(1, 2)
+    parts = workload.parts(t["offsets"].cpu().numpy())
+    c = t["a"].new_empty(workload.m, workload.n)
+
+    def run() -> Any:
+        for group, part in parts:
+            c[part] = t["a"][part] @ b[group]
+        return c
+
+    return run
+
+
+def torch_grouped_mm(workload: Workload, t: Tensors) -> Callable[[], Any] | None:
+    """Return torch's own grouped product, or None where it has none: it is for bf16, in lines of 16 bytes.
+
+    Args:
+        workload: What to compute.
+        t: A torch tensor for each input by name.
+    """
+    if not isinstance(workload, GroupedGemm) or (workload.dtype, workload.out) != ("bf16", "bf16"):
+        return None
+    import torch
+
+    # It got its public name in torch 2.10.
+    multiply = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
+    if multiply is None or workload.n % 8 or workload.k % 8:
+        return None
+    if t["a"].is_cuda and torch.cuda.get_device_capability(t["a"].device) < (9, 0):
+        return None  # versions before 2.10 raise there
+    b = t["b"] if workload.trans == "nn" else t["b"].transpose(1, 2)
+    ends = t["offsets"][1:]
+    return lambda: multiply(t["a"], b, offs=ends)
 
 
 def _torch_softmax(workload: Softmax, t: Tensors) -> Any:

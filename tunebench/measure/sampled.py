@@ -7,7 +7,8 @@ same sums of the right answer, which linearity makes cheap: every element is in 
 element that is grossly wrong, or was never written, is caught wherever it lies.
 
 Operators offer the parts by two optional methods: `reference_block(inputs, batch_index, rows, cols)`, and
-`reference_sums(inputs, batch_index, signs, width)`, which returns None where the operator is not linear.
+`reference_sums(inputs, batch_index, signs, width)`, which returns None where the operator is not linear. The
+output is (batch, rows, columns), or (rows, columns), which counts as a batch of one.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Sums:
 def is_sampled(workload: Workload) -> bool:
     """Tell whether a workload's result is checked in parts: it is large, and its operator offers them."""
     outputs = workload.outputs()
-    in_parts = len(outputs) == 1 and len(outputs[0].shape) == 3 and hasattr(workload, "reference_block")
+    in_parts = len(outputs) == 1 and len(outputs[0].shape) in (2, 3) and hasattr(workload, "reference_block")
     return in_parts and workload.flops() > AFFORDABLE_FLOPS
 
 
@@ -88,7 +89,7 @@ class Sampled(Check):
     probability of at most ``2 exp(-t^2 / (2 sum e_j^2))``; `MISTAKEN` fixes t.
 
     Args:
-        inputs: What the outputs were computed from; the output must have a shape of (batch, rows, columns).
+        inputs: What the outputs were computed from.
 
     Source: Hoeffding, "Probability inequalities for sums of bounded random variables", 1963, theorem 2.
     """
@@ -97,12 +98,13 @@ class Sampled(Check):
         workload: Any = inputs.workload
         rng = np.random.default_rng((inputs.seed, 1))
         exact = inputs.exact()
-        self._tensor = workload.outputs()[0]
+        tensor = workload.outputs()[0]
+        self._name, self._shape = tensor.name, _as_batch(tensor.shape)
         self._tolerance = workload.tolerance()
         self._sums = _sums(workload, exact, rng)
         self._blocks = tuple(
             _Block(place, workload.reference_block(exact, *place))
-            for place in _places(self._tensor.shape, rng, 1 if self._sums else WITHOUT_SUMS)
+            for place in _places(self._shape, rng, 1 if self._sums else WITHOUT_SUMS)
         )
         # Each sum is one chance to fail by accident.
         chances = sum(sums.reference.value.size for sums in self._sums)
@@ -116,12 +118,15 @@ class Sampled(Check):
 
     def worst(self, outputs: Mapping[str, Array]) -> float:
         """Return the largest error of an element or of a sum."""
-        return max(share for share, _ in self._shares(outputs[self._tensor.name]))
+        return max(share for share, _ in self._shares(self._output(outputs)))
 
     def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
         """Return the worst element of the blocks, or the run of columns whose sum is most wrong."""
-        _, where = max(self._shares(outputs[self._tensor.name]), key=lambda found: found[0])
-        return f"{worst:.3g} times the tolerance; {self._tensor.name}{where}"
+        _, where = max(self._shares(self._output(outputs)), key=lambda found: found[0])
+        return f"{worst:.3g} times the tolerance; {self._name}{where}"
+
+    def _output(self, outputs: Mapping[str, Array]) -> Array:
+        return outputs[self._name].reshape(self._shape)
 
     def _shares(self, output: Array) -> Iterator[tuple[float, str]]:
         """Yield the largest share of what is allowed in each part, and where it is."""
@@ -160,10 +165,14 @@ class Sampled(Check):
         return float(share[i, run]), f"{where}: the signed sum is off by {error[i, run]:.6g}"
 
 
+def _as_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape if len(shape) == 3 else (1, *shape)
+
+
 def _sums(workload: Any, exact: Mapping[str, Array], rng: numpy.random.Generator) -> tuple[_Sums, ...]:
     """Return the right signed sums of each product of the batch; none where they cannot be had."""
     compute = getattr(workload, "reference_sums", None)
-    batch, _, columns = workload.outputs()[0].shape
+    batch, _, columns = _as_batch(workload.outputs()[0].shape)
     found = []
     for z in range(batch if compute is not None else 0):
         signs = rng.choice(np.array([-1.0, 1.0]), columns)

@@ -1,0 +1,338 @@
+"""grouped_gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16 and tf32, summed in f32.
+
+One kernel does all groups. Its grid is as large as the most unfavourable split of rows asks for, divided by the
+tiles a block takes in turn; each block walks along the offsets in device memory to the groups of its tiles, and
+ends where there are no more. The host so needs no sizes, and an empty group costs one step of the walk. A tile
+is computed as gemm's cuda_mma does it: cp.async into `stages` swizzled buffers, ldmatrix, mma. Rows beyond the
+end of a group are zeros, though the rows of the next one are there.
+
+Limits: cp.async copies 4 bytes or more, so that the lines of 16-bit matrices must be of even length.
+
+Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; NVIDIA CUTLASS, grouped GEMM (persistent
+blocks that visit the tiles of several problems); Gale et al., "MegaBlocks: Efficient sparse training with
+mixture-of-experts", 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels import _grouped
+from tunebench.kernels._cuda import helpers
+from tunebench.kernels._gemm import constants
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+
+MAX_SUMS = 128
+"""Sums a thread may keep: beyond that they do not stay in its 255 registers."""
+
+COPY_BYTES = 4
+"""Least that cp.async copies."""
+
+
+def _threads(warps_m: Any, warps_n: Any) -> Any:
+    return 32 * warps_m * warps_n
+
+
+def _smem_bytes(
+    workload: GroupedGemm, bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, stages: Any, staged: Any
+) -> Any:
+    """Return the shared memory of a block: buffers of tiles, and in their place the results later."""
+    tiles = stages * (bm + bn) * bk * itemsize(workload.dtype)
+    results = staged * 4 * warps_m * warps_n * 16 * (bn // warps_n + 8)
+    return np.maximum(tiles, results)
+
+
+def warps_cover_the_tile(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
+    """A warp must have 16 x 16 results or a multiple, at most 4 times as many one way as the other."""
+    m, n = bm // warps_m, bn // warps_n
+    return (m >= 16) & (n >= 16) & (m * n <= 32 * MAX_SUMS) & (m <= 4 * n) & (n <= 4 * m)
+
+
+def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
+    """A block must have 8 warps or fewer, and give each 32 x 32 results if it has more than 4."""
+    warps = warps_m * warps_n
+    return (warps <= 8) & ((warps <= 4) | (bm * bn >= 1024 * warps))
+
+
+def stages_have_tiles(bk: Any, stages: Any, workload: GroupedGemm) -> Any:
+    """There must be as many steps of k as buffers under way, and no step twice as long as k."""
+    return ((bk == 16) | (bk < 2 * workload.k)) & ((stages == 2) | (stages <= ceil_div(workload.k, bk) + 1))
+
+
+def shared_memory_fits(
+    bm: Any,
+    bn: Any,
+    bk: Any,
+    warps_m: Any,
+    warps_n: Any,
+    stages: Any,
+    staged: Any,
+    workload: GroupedGemm,
+    device: Device,
+) -> Any:
+    """The buffers must fit in the shared memory of a block."""
+    smem = _smem_bytes(workload, bm, bn, bk, warps_m, warps_n, stages, staged)
+    return smem <= device.smem_per_block_bytes
+
+
+def min_blocks_is_of_use(
+    bm: Any,
+    bn: Any,
+    bk: Any,
+    warps_m: Any,
+    warps_n: Any,
+    stages: Any,
+    staged: Any,
+    min_blocks: Any,
+    workload: GroupedGemm,
+    device: Device,
+) -> Any:
+    """`min_blocks` must fit on an SM without spilling the sums, and limit what the compiler would take."""
+    threads = _threads(warps_m, warps_n)
+    smem = _smem_bytes(workload, bm, bn, bk, warps_m, warps_n, stages, staged) + device.smem_reserved_bytes
+    sums = bm * bn // threads
+    return (min_blocks == 1) | (
+        (min_blocks * threads <= device.threads_per_sm)
+        & (min_blocks * smem <= device.smem_per_sm_bytes)
+        & (min_blocks * threads * (sums + sums // 4 + 72) <= device.registers_per_sm)
+        & (min_blocks * threads * (2 * sums + 64) > device.registers_per_sm)
+    )
+
+
+SPACE = Space(
+    (
+        Parameter("bm", (16, 32, 64, 128), "rows of a group that a tile has"),
+        Parameter("bn", (32, 64, 128, 256), "columns of c a tile has"),
+        Parameter("warps_m", (1, 2, 4), "warps of a block along m"),
+        Parameter("warps_n", (1, 2, 4), "warps of a block along n"),
+        Parameter("bk", (16, 32, 64), "steps of k in one buffer"),
+        Parameter("stages", (2, 3, 4, 5), "buffers: all but one are under way while it is multiplied"),
+        Parameter("staged", (0, 1), "1: results are gathered in shared memory for wide stores"),
+        Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
+        _grouped.TILES_A_BLOCK,
+        Parameter("min_blocks", (1, 2), "blocks an SM must be able to hold: limits registers"),
+    ),
+    (
+        _grouped.fits,
+        _grouped.turns_fill_the_device,
+        warps_cover_the_tile,
+        work_is_worth_the_warps,
+        stages_have_tiles,
+        shared_memory_fits,
+        min_blocks_is_of_use,
+        lambda bm, bn: bn <= 8 * bm,
+        lambda bk, workload: bk * itemsize(workload.dtype) <= 128,
+        lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
+    ),
+)
+
+USUAL = (
+    # bm, bn, warps_m, warps_n, bk in bytes, stages; largest first
+    (128, 256, 2, 4, 64, 3),
+    (128, 128, 2, 2, 64, 4),
+    (64, 128, 2, 2, 128, 3),
+    (64, 64, 2, 2, 128, 4),
+    (32, 64, 2, 2, 128, 4),
+    (16, 64, 1, 4, 128, 5),
+    (16, 32, 1, 2, 128, 5),
+)
+"""Tiles that libraries ship."""
+
+SOURCE = """
+// c[rows of g] = a[rows of g] op(b[g]), some tiles a block, one after the other. C is the problem and the configuration.
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
+grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
+            const int* __restrict__ offsets, typename C::Out* __restrict__ c, int groups, int n, int k,
+            int group_m) {
+  using In = typename C::In;
+  using Out = typename C::Out;
+  using Grid = WarpGrid<C::BM, C::BN, C::WARPS_M, C::WARPS_N>;
+  using TileA = AsyncTile<In, C::BM, C::BK, true, C::VEC_A, C::THREADS>;
+  using TileB = AsyncTile<In, C::BN, C::BK, C::B_K_CONTIGUOUS, C::VEC_B, C::THREADS>;
+  static_assert(Grid::THREADS == C::THREADS, "the launch has a warp for each part of the tile");
+  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
+  In* const shared = reinterpret_cast<In*>(dynamic_shared());
+  const i64 pitch_b = C::B_K_CONTIGUOUS ? k : n;
+
+  GroupedTiles<C::BM> tiles(offsets, groups, tiles_of(n, C::BN));
+#pragma unroll 1
+  for (u32 index = blockIdx.x; tiles.reach(index); index += gridDim.x) {
+    const TileIndex tile = tiles.tile(index, group_m);
+    const int row = tile.m * C::BM, column = tile.n * C::BN;  // what is left beyond them never overflows
+    const i64 first_row = i64(tiles.begin()) + row;
+    const In* const matrix_b = b + tiles.group() * (i64(k) * n);
+    TileA of_a(a + first_row * k, k, tiles.rows() - row);
+    TileB of_b(tile_corner<C::B_K_CONTIGUOUS>(matrix_b, column, pitch_b), pitch_b, n - column);
+    const Target<Out> target = {c + first_row * n + column, n, tiles.rows() - row, n - column};
+
+    float sums[Grid::M / 16][Grid::N / 8][4] = {};
+    int to_copy = k, filled = 0;  // of k; the buffer that is filled next
+    // A group of copies is closed also where there is nothing left to copy: waiting counts groups.
+    const auto copy_next = [&] {
+      if (to_copy > 0) {
+        In* const buffer = shared + filled * STAGE;
+        of_a.copy(buffer, to_copy);
+        of_b.copy(buffer + TileA::ELEMENTS, to_copy);
+        to_copy -= C::BK;
+      }
+      filled = filled + 1 == C::STAGES ? 0 : filled + 1;
+      cp_async_commit();
+    };
+    __syncthreads();  // all have done with the tile before, and what it left in shared memory
+#pragma unroll
+    for (int stage = 0; stage < C::STAGES - 1; ++stage) copy_next();
+
+    int read = 0;  // the buffer that is multiplied next
+#pragma unroll 1
+    for (int k_left = k; k_left > 0; k_left -= C::BK) {
+      cp_async_wait<C::STAGES - 2>();
+      __syncthreads();  // this step is there for all, and all have read the buffer that is filled now
+      copy_next();
+      const In* const buffer = shared + read * STAGE;
+      mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
+      read = read + 1 == C::STAGES ? 0 : read + 1;
+    }
+
+    const Finish<Out, Identity, false> finish = {nullptr, n - column};
+    if constexpr (C::STAGED) {
+      cp_async_wait<0>();
+      __syncthreads();  // all have read the buffers that results are gathered in
+      float* const staging = reinterpret_cast<float*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
+      store_staged<Grid, C::VEC_C>(sums, staging, target, finish);
+    } else {
+      store_fragments<Grid, C::VEC_C>(sums, target, finish);
+    }
+  }
+}
+"""
+
+
+class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
+    """Serves f16, bf16 and tf32 on sm_80 and later."""
+
+    name = "cuda_mma"
+    operator = GroupedGemm
+    space = SPACE
+    minimum_cc = (8, 0)
+
+    def limits(self, workload: GroupedGemm, device: Device) -> str | None:
+        """Return what keeps this problem from tensor cores or from cp.async, or None."""
+        if workload.dtype not in ("f16", "bf16", "tf32"):
+            return f"{self.key} multiplies f16, bf16 and tf32, not {workload.dtype}"
+        narrow = min(_grouped.widths(workload)[:2]) * itemsize(workload.dtype)
+        if narrow < COPY_BYTES:
+            return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be of even length"
+        return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in USUAL))
+
+    def default(self, workload: GroupedGemm, device: Device) -> Config:
+        """Return the usual tile of which the busiest SM has the least to do if groups are of one size."""
+
+        def work(config: Config) -> int:
+            bm, bn = config["bm"], config["bn"]
+            rounds = ceil_div(_grouped.usual_tiles(workload, bm, bn), device.sm_count)
+            # Multiplying a tile costs with its area, reading it with its edges.
+            return int(rounds * (bm * bn + 48 * (bm + bn)))
+
+        usual = self._usual(workload, device)
+        return min((c for c in usual if self._valid(c, workload, device)), key=work)
+
+    def _usual(self, workload: GroupedGemm, device: Device) -> Iterator[Config]:
+        """Yield the usual tiles, as deep as k allows, as many of them a block as leave each SM a block."""
+        for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
+            wanted = line_bytes // itemsize(workload.dtype)
+            bk = max(b for b in (16, 32, 64) if b == 16 or (b <= wanted and b < 2 * workload.k))
+            yield Config(
+                {
+                    "bm": bm,
+                    "bn": bn,
+                    "warps_m": warps_m,
+                    "warps_n": warps_n,
+                    "bk": bk,
+                    "stages": max(2, min(deepest, ceil_div(workload.k, bk) + 1)),
+                    "staged": 1,
+                    "group_m": max(g for g in (1, 8) if g == 1 or g * bm < 2 * workload.m),
+                    "tiles_a_block": _grouped.widest_turns(bm, bn, workload, device),
+                    "min_blocks": 1,
+                }
+            )
+
+    def _valid(self, config: Config, workload: GroupedGemm, device: Device) -> bool:
+        only = self.space.restrict(**{name: (value,) for name, value in config.items()})
+        return len(only.enumerate(workload=workload, device=device)) == 1
+
+    def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
+        """Count tiles, as if each were a block: so many there are if one group has all rows, and never fewer.
+
+        Parts of a tile beyond its group, or the edge of c, and of the last step of k are multiplied as zeros.
+        A block's tiles come one after the other, and no SM holds more of them at a time than blocks.
+        """
+        size = itemsize(workload.dtype)
+        names = ("bm", "bn", "bk", "warps_m", "warps_n")
+        bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
+        warps, padded_k = warps_m * warps_n, ceil_div(workload.k, bk) * bk
+        # A warp reads its fragments of 16 x 32 bytes, 512 in all, once a step of 32 bytes of k.
+        steps = padded_k * size / 32
+        fragments = warps * steps * (bm / warps_m / 16 + bn / warps_n / 16)
+        products = warps * steps * (bm / warps_m / 16 * bn / warps_n / 8)
+        tiles, threads = _grouped.least_tiles(workload, bm, bn), _threads(warps_m, warps_n)
+        return Costs(
+            blocks=tiles,
+            full_blocks=tiles,
+            threads=threads,
+            smem_bytes=_smem_bytes(
+                workload, bm, bn, bk, warps_m, warps_n, *(table[name] for name in ("stages", "staged"))
+            ),
+            registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
+            mma_flop=2 * bm * bn * padded_k,
+            mma_dtype=workload.dtype,
+            smem_traffic_bytes=512 * fragments + padded_k * size * (bm + bn),
+            fill_bytes=self._fill_bytes(workload, bn),
+            instructions=products + fragments,
+        )
+
+    def _fill_bytes(self, workload: GroupedGemm, bn: Any) -> Any:
+        """Return what the least tile copies past L1: one row of a, and the columns of the last tile."""
+        size = itemsize(workload.dtype)
+        columns = workload.n - (ceil_div(workload.n, bn) - 1) * bn
+        wide_a, wide_b = (width * size == 16 for width in _grouped.widths(workload)[:2])
+        return (wide_a + wide_b * columns) * workload.k * size
+
+    def source(self, workload: GroupedGemm, config: Config) -> str:
+        """Return the kernel for this problem's types and this configuration, for all sizes."""
+        vec_a, vec_b, vec_c = _grouped.widths(workload)
+        names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "min_blocks")
+        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
+        choices |= {
+            "THREADS": _threads(config["warps_m"], config["warps_n"]),
+            "STAGED": bool(config["staged"]),
+        }
+        choices |= {"VEC_A": vec_a, "VEC_B": vec_b, "VEC_C": vec_c}
+        choice = constants("Choice", **_grouped.problem(workload), **choices)
+        return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma", "grouped") + choice + SOURCE
+
+    def launches(self, workload: GroupedGemm, config: Config) -> tuple[Launch, ...]:
+        """Return one launch for all groups."""
+        names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "staged")
+        return (
+            Launch(
+                entry="grouped_mma<Choice>",
+                grid=_grouped.grid(workload, config["bm"], config["bn"], config["tiles_a_block"]),
+                block=(_threads(config["warps_m"], config["warps_n"]), 1, 1),
+                arguments=_grouped.arguments(workload, config["group_m"]),
+                smem_bytes=int(_smem_bytes(workload, *(config[name] for name in names))),
+            ),
+        )
+
+    def miniature(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
+        """Return a problem of few groups and tiles with the same edges."""
+        return _grouped.shrink(workload, config, config["stages"])
+
+
+VARIANT = CudaMmaGroupedGemm()

@@ -1,0 +1,138 @@
+"""grouped_gemm on the CPU: tiles of all groups in parallel, as gemm's (see `_numba_product`).
+
+The groups are products of different heights, whose tiles go round the threads in one turn, so that uneven
+groups leave no thread idle. f16 and bf16 become f32 as they are packed; tf32 is computed as f32, which is
+more exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.device import Device
+from tunebench.kernels._numba_cpu import address, jitted, load, store
+from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
+from tunebench.space import Config, Space, Table
+from tunebench.variant import Argument, Costs, NumbaCpuVariant, ceil_div
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+
+SPACE = Space(PARAMETERS, constraints(lambda workload: (workload.m, workload.n, workload.k)))
+
+
+class NumbaCpuGroupedGemm(NumbaCpuVariant[GroupedGemm]):
+    """Serves every size, layout of b and split of rows of f32, tf32, f16 and bf16."""
+
+    name = "numba_cpu"
+    operator = GroupedGemm
+    space = SPACE
+
+    def limits(self, workload: GroupedGemm, device: Device) -> str | None:
+        """Return what keeps this problem out, or None."""
+        if workload.dtype == "e4m3":
+            return f"{self.key} takes f32, tf32, f16 and bf16, not {workload.dtype}"
+        return None
+
+    def default(self, workload: GroupedGemm, device: Device) -> Config:
+        """Return what suits groups of one size, with rows packed in the order in which they are stored."""
+        rows = ceil_div(workload.m, workload.most_filled)
+        return expert((rows, workload.n, workload.k), device, "rows")
+
+    def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
+        """Count the multiply-adds of the products, without those on padding."""
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
+
+    def arguments(self, workload: GroupedGemm, config: Config) -> tuple[Argument, ...]:
+        """Return a, b, offsets and c."""
+        return ("a", "b", "offsets", "c")
+
+    def kernel(self, workload: GroupedGemm, config: Config) -> Callable[..., None]:
+        """Return the kernel `(a, b, offsets, c)` for these types and this layout of b."""
+        import numba
+        import numpy as np
+
+        blocking = Blocking(**config)
+        walk = walker(
+            blocking,
+            Operand(line=_line_of_a(workload), along="depth"),
+            Operand(line=_line_of_b(workload), along="free" if workload.trans == "nn" else "depth"),
+            _write(workload),
+            self.fastmath,
+        )
+        size, address_of = blocking.buffer_size, address()
+        # Asking while the kernel runs would put an address of this process into the machine code.
+        workers = np.int64(numba.config.NUMBA_NUM_THREADS)
+
+        def grouped_gemm(a: Any, b: Any, offsets: Any, c: Any) -> None:
+            groups, n, k = b.shape[0], c.shape[1], a.shape[1]
+            lines, length = b.shape[1], b.shape[2]
+            sizes = np.empty((groups, 3), np.int64)
+            for z in range(groups):
+                sizes[z, 0], sizes[z, 1], sizes[z, 2] = offsets[z + 1] - offsets[z], n, k
+            buffers = np.empty((workers, size), np.float32)
+            for worker in numba.prange(workers):
+                arrays = address_of(a), address_of(b), address_of(c)
+                operands = (arrays, address_of(offsets), n, k, lines, length)
+                buffer = address_of(buffers[worker])
+                walk(operands, address_of(sizes), groups, buffer, np.int64(worker), workers)
+
+        return grouped_gemm
+
+
+def _line_of_a(workload: GroupedGemm) -> Callable[[int], Callable[..., None]]:
+    """Return what packs a part of a row of a, counted from the first of its group."""
+    import numpy as np
+
+    read = load(workload.inputs()[0].dtype)
+
+    def line(stride: int) -> Callable[..., None]:
+        @jitted()
+        def pack_line(
+            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            arrays, offsets, _, k, _, _ = operands
+            source, begin = arrays[0], (np.int64(offsets[z]) + fixed) * k + start
+            for t in range(count):
+                panel[offset + t * stride] = read(source[begin + t])
+
+        return pack_line
+
+    return line
+
+
+def _line_of_b(workload: GroupedGemm) -> Callable[[int], Callable[..., None]]:
+    """Return what packs a part of a line of a group's matrix, as it is stored."""
+    read = load(workload.inputs()[1].dtype)
+
+    def line(stride: int) -> Callable[..., None]:
+        @jitted()
+        def pack_line(
+            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            arrays, _, _, _, lines, length = operands
+            source, begin = arrays[1], (z * lines + fixed) * length + start
+            for t in range(count):
+                panel[offset + t * stride] = read(source[begin + t])
+
+        return pack_line
+
+    return line
+
+
+def _write(workload: GroupedGemm) -> Callable[..., None]:
+    """Return what rounds and stores a part of a row of c, counted from the first of its group."""
+    import numpy as np
+
+    rounded = store(workload.out)
+
+    @jitted(frozenset({"contract", "nsz"}))
+    def write(operands: Any, z: int, i: int, j: int, count: int, sums: Any, offset: int) -> None:
+        arrays, offsets, n, _, _, _ = operands
+        c, begin = arrays[2], (np.int64(offsets[z]) + i) * n + j
+        for t in range(count):
+            c[begin + t] = rounded(sums[offset + t])
+
+    return write
+
+
+VARIANT = NumbaCpuGroupedGemm()

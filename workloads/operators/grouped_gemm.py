@@ -1,0 +1,171 @@
+"""grouped_gemm: rows of a belong to groups, and each group has a matrix of its own (a mixture of experts)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import itemsize, storage, underflow, unit_roundoff
+from tunebench.errors import InputError
+from tunebench.workload import MAX_SIZE, Reference, Size, Tensor, Tolerance, Traffic, Workload, defaults_to
+from tunebench.workloads.operators import _accumulation as accumulation
+
+if TYPE_CHECKING:
+    import numpy
+
+    from tunebench.workload import Array, Array64
+
+__all__ = ["GroupedGemm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedGemm(Workload):
+    """c[rows of g] = a[rows of g] @ op(b[g]) for each group g, accumulated in f32.
+
+    The rows of group g are ``offsets[g]`` up to ``offsets[g + 1]``. How many they are is data, known to the
+    device when the kernel runs: groups may be empty, and one may have all rows. All tensors are row-major:
+    a (m, k), sorted by group; b (groups, k, n), or (groups, n, k) if `trans` is nt; offsets (groups + 1,) i32,
+    rising from 0 to m; c (m, n). The types tf32 and e4m3 are multiplied as `Gemm` says.
+
+    `skew` says how the sizes of groups are drawn: each row takes a group at random, all groups alike
+    (uniform), the r-th most frequent group with a weight of 1 / r (zipf), or all rows the same one (one).
+    """
+
+    operator: ClassVar[str] = "grouped_gemm"
+
+    groups: Size
+    m: Size
+    n: Size
+    k: Size
+    dtype: Literal["f32", "tf32", "f16", "bf16", "e4m3"]
+    trans: Literal["nn", "nt"] = "nn"
+    skew: Literal["uniform", "zipf", "one"] = "uniform"
+    out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
+
+    def check(self) -> None:
+        """Refuse more groups than offsets can be counted."""
+        if self.groups == MAX_SIZE:
+            raise InputError(f"{self.operator}: groups={self.groups} must be below {MAX_SIZE}")
+
+    def default_of(self, dimension: str, followed: Any) -> Any:
+        """Let c have the type that a and b are stored in, or bf16 where that is too narrow."""
+        return {"e4m3": "bf16"}.get(followed, storage(followed))
+
+    @property
+    def most_filled(self) -> int:
+        """Groups that have rows, at most."""
+        return min(self.groups, self.m)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return a, b and offsets."""
+        b_shape = (self.k, self.n) if self.trans == "nn" else (self.n, self.k)
+        stored = storage(self.dtype)
+        return (
+            Tensor(name="a", shape=(self.m, self.k), dtype=stored),
+            Tensor(name="b", shape=(self.groups, *b_shape), dtype=stored),
+            Tensor(name="offsets", shape=(self.groups + 1,), dtype="i32"),
+        )
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return c (m, n)."""
+        return (Tensor(name="c", shape=(self.m, self.n), dtype=self.out),)
+
+    def flops(self) -> int:
+        """Count the products and sums, which are the same however rows are split."""
+        return 2 * self.m * self.n * self.k
+
+    def traffic(self) -> Traffic:
+        """Count the matrix of one group only: all rows may belong to it, and then no other is touched."""
+        a, b, offsets = (tensor.nbytes for tensor in self.inputs())
+        return Traffic(
+            read_bytes=a + b // self.groups + offsets,
+            write_bytes=self.m * self.n * itemsize(self.out),
+        )
+
+    def draw_tensor(self, tensor: Tensor, rng: numpy.random.Generator) -> Array:
+        """Draw offsets by the sizes that `skew` asks for, and the rest as usual."""
+        if tensor.name != "offsets":
+            return super().draw_tensor(tensor, rng)
+        weights = {
+            "uniform": np.ones(self.groups),
+            "zipf": 1.0 / np.arange(1, self.groups + 1),
+            "one": np.arange(self.groups) == 0,
+        }[self.skew]
+        sizes = rng.multinomial(self.m, rng.permutation(weights / weights.sum()))
+        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+
+    # -- the right answer ---------------------------------------------------------------------
+
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Compute all of c, one group after the other."""
+        return {"c": self.reference_block(inputs, 0, slice(0, self.m), slice(0, self.n))}
+
+    def reference_block(
+        self, inputs: Mapping[str, Array64], batch_index: int, rows: slice, cols: slice
+    ) -> Reference:
+        """Compute only ``c[rows, cols]``, so that parts of a large product can be checked.
+
+        Args:
+            inputs: As for `reference`.
+            batch_index: 0, there being one c.
+            rows: Rows of c, with unit step.
+            cols: Columns of c, with unit step.
+
+        Returns:
+            Value and scale, both of the shape of the block.
+        """
+        value, scale = np.empty((2, rows.stop - rows.start, cols.stop - cols.start))
+        for group, part in self.parts(inputs["offsets"], rows):
+            a, b = inputs["a"][part], self._matrix(inputs, group)[:, cols]
+            here = slice(part.start - rows.start, part.stop - rows.start)
+            value[here], scale[here] = a @ b, np.abs(a) @ np.abs(b)
+        return Reference(value=value, scale=scale + underflow(self.out) / self.tolerance().eps_acc)
+
+    def reference_sums(
+        self, inputs: Mapping[str, Array64], batch_index: int, signs: Array64, width: int
+    ) -> Reference:
+        """Compute signed sums of runs of c's columns without computing c (see `Gemm.reference_sums`).
+
+        Args:
+            inputs: As for `reference`.
+            batch_index: 0, there being one c.
+            signs: One factor for each column of c, (n,).
+            width: Columns of a run; the last run may be shorter.
+
+        Returns:
+            Value (m, ceil(n / width)) and, as scale, at least the root of the sum of the squared scales of
+            the run's elements.
+        """
+        starts = np.arange(0, self.n, width)
+        value, scale = np.empty((2, self.m, len(starts)))
+        for group, part in self.parts(inputs["offsets"]):
+            a, b = inputs["a"][part], self._matrix(inputs, group)
+            value[part] = a @ np.add.reduceat(b * signs, starts, axis=1)
+            lengths = np.sqrt(np.square(a).sum(axis=1))
+            scale[part] = lengths[:, None] * np.sqrt(np.add.reduceat(np.square(b).sum(axis=0), starts))
+        least = math.sqrt(width) * underflow(self.out) / self.tolerance().eps_acc
+        return Reference(value=value, scale=scale + least)
+
+    def parts(self, offsets: Array, rows: slice | None = None) -> list[tuple[int, slice]]:
+        """Return each group that has rows, or some of `rows`, with those it has."""
+        rows = slice(0, self.m) if rows is None else rows
+        ends = np.clip(offsets.astype(np.int64), rows.start, rows.stop).tolist()
+        parts = [(group, slice(*ends[group : group + 2])) for group in range(self.groups)]
+        return [(group, part) for group, part in parts if part.start < part.stop]
+
+    def _matrix(self, inputs: Mapping[str, Array64], group: int) -> Array64:
+        """Return the matrix (k, n) of a group."""
+        stored = inputs["b"][group]
+        return stored if self.trans == "nn" else stored.T
+
+    def tolerance(self) -> Tolerance:
+        """Allow one rounding of the result, and sums of k products in f32 in any order."""
+        reason = f"one rounding to {self.out}; {accumulation.REASON}"
+        if self.dtype == "e4m3":
+            reason += f"; {accumulation.REASON_E4M3}"
+        return Tolerance(
+            eps_out=unit_roundoff(self.out), eps_acc=accumulation.error(self.k, self.dtype), reason=reason
+        )
