@@ -30,7 +30,9 @@ __all__ = [
 
 TURNS = (1, 2, 4, 8, 16)
 
-TILES_A_BLOCK = Parameter("tiles_a_block", TURNS, "tiles that a block computes in turn, if all groups are full")
+TILES_A_BLOCK = Parameter(
+    "tiles_a_block", TURNS, "tiles that a block computes in turn, if all groups are full"
+)
 
 Tile = tuple[int, int]
 

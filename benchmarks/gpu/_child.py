@@ -1,6 +1,7 @@
-"""What an acceptance run does in processes of its own: ceilings, small problems under a checker, contests.
+"""What an acceptance run does in processes of its own: ceilings, instructions, small problems, contests.
 
     python benchmarks/gpu/_child.py ceilings
+    python benchmarks/gpu/_child.py conformance CASE…
     python benchmarks/gpu/_child.py small VARIANT WORKLOAD…
     python benchmarks/gpu/_child.py contest WORKLOAD VARIANT CONFIG
 
@@ -17,6 +18,8 @@ from typing import Any
 
 import _checkout  # noqa: F401
 import numpy as np
+from _conformance import answers as conformance
+from _conformance import on_device
 from _contest import Contender, compare
 
 from tunebench import kernels
@@ -156,6 +159,8 @@ def main(arguments: Sequence[str]) -> None:
     what, *rest = arguments
     if what == "ceilings":
         answers: Iterable[dict[str, Any]] = [ceilings()]
+    elif what == "conformance":
+        answers = conformance(rest, on_device(find("cuda")))
     elif what == "small":
         answers = [small(rest[0], rest[1:])]
     else:

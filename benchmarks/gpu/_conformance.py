@@ -109,10 +109,12 @@ def _type(parameters: str) -> str:
 
 # -- what is done with it -----------------------------------------------------------------------------------
 
-Kind = Literal["u32", "f32", "tf32", "f16", "bf16", "e4m3", "i8", "floats", "numbers", "approx", "rows", "bytes"]
+Kind = Literal[
+    "u32", "i32", "f32", "tf32", "f16", "bf16", "e4m3", "i8", "floats", "numbers", "approx", "rows", "bytes"
+]
 """What words are drawn as, and what of them counts as the same.
 
-any bits                        u32
+any bits                        u32, i32
 whole numbers, exact in a type  f32, tf32 (as bits), f16, bf16, e4m3, i8: as many as a word holds; products and sums of
                                 them are exact in any order. Of results, any NaN is one.
 f32                             floats: any, special ones among them; numbers: between -125 and 125; approx: results
@@ -143,7 +145,7 @@ class Operand:
     @property
     def ctype(self) -> str:
         """Return the C++ type of an element."""
-        return "float" if self.kind in FLOATS else "u32"
+        return "float" if self.kind in FLOATS else "i32" if self.kind == "i32" else "u32"
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,8 @@ class Case:
         return self.minimum_cc <= device.compute_capability <= self.maximum_cc
 
 
-def _mma(name: str, kind: Kind, **more: Any) -> Case:
-    d, a, b = Operand("d", 4, "f32"), Operand("a", 4, kind), Operand("b", 2, kind)
+def _mma(name: str, kind: Kind, sums: Kind = "f32", **more: Any) -> Case:
+    d, a, b = Operand("d", 4, sums), Operand("a", 4, kind), Operand("b", 2, kind)
     return Case(name, (d, a, b), f"{name}(d, a, b);", (d,), **more)
 
 
@@ -227,7 +229,9 @@ def _convert(name: str, takes: Operand, body: str, gives: Operand, **more: Any) 
 
 def _from_float(element: str, kind: Kind, **more: Any) -> Case:
     name = f"from_float<{element}>"
-    return _convert(name, Operand("x", 8, "floats"), f"EACH(8) r[i] = {name}(x[i]).bits;", Operand("r", 8, kind), **more)
+    return _convert(
+        name, Operand("x", 8, "floats"), f"EACH(8) r[i] = {name}(x[i]).bits;", Operand("r", 8, kind), **more
+    )
 
 
 def _pack2(element: str, kind: Kind) -> Case:
@@ -248,6 +252,8 @@ CASES: tuple[Case, ...] = (
     _mma("mma_m16n8k16_f16", "f16"),
     _mma("mma_m16n8k16_bf16", "bf16"),
     _mma("mma_m16n8k8_tf32", "tf32"),
+    _mma("mma_m16n8k32_e4m3", "e4m3", minimum_cc=(8, 9)),
+    _mma("mma_m16n8k32_s8", "i8", "i32"),
     _ldmatrix("ldmatrix_x4", 4),
     _ldmatrix("ldmatrix_x4_trans", 4),
     _ldmatrix("ldmatrix_x2", 2),
@@ -365,7 +371,11 @@ class CaseVariant(CudaVariant[Words]):
         """Return the kernel: load, do, store."""
         case = self.case
         taken = {operand.name for operand in case.takes}
-        new = [f"  {operand.ctype} {operand.name}[{operand.count}];" for operand in case.gives if operand.name not in taken]
+        new = [
+            f"  {operand.ctype} {operand.name}[{operand.count}];"
+            for operand in case.gives
+            if operand.name not in taken
+        ]
         text = SOURCE.format(
             takes=workload.takes,
             gives=workload.gives,
@@ -397,11 +407,11 @@ def _moves(operands: Sequence[Operand], *, load: bool) -> Iterator[str]:
         name, floats = operand.name, operand.ctype == "float"
         if load:
             word = f"taken[at * IN_WORDS + {first} + i]"
-            value = f"__uint_as_float({word})" if floats else word
+            value = f"__uint_as_float({word})" if floats else f"{operand.ctype}({word})"
             yield f"  {operand.ctype} {name}[{operand.count}];"
             yield f"  EACH({operand.count}) {name}[i] = {value};"
         else:
-            value = f"__float_as_uint({name}[i])" if floats else f"{name}[i]"
+            value = f"__float_as_uint({name}[i])" if floats else f"u32({name}[i])"
             yield f"  EACH({operand.count}) given[at * OUT_WORDS + {first} + i] = {value};"
         first += operand.count
 
@@ -420,7 +430,8 @@ def _drawn(operand: Operand, threads: int, rng: np.random.Generator) -> Any:
     shape = (DRAWS * threads, operand.count)
     if operand.kind in PER_WORD:
         per_word = PER_WORD[operand.kind]
-        whole = rng.integers(-8, 9, (shape[0], shape[1] * per_word)).astype(np.float32)
+        least, beyond = (-128, 128) if operand.kind == "i8" else (-8, 9)
+        whole = rng.integers(least, beyond, (shape[0], shape[1] * per_word)).astype(np.float32)
         return np.ascontiguousarray(whole.astype(_numpy(operand.kind))).view(np.uint32)
     if operand.kind == "rows":
         return np.concatenate([rng.permutation(threads) for _ in range(DRAWS)]).astype(np.uint32)[:, None]
@@ -435,7 +446,13 @@ def _drawn(operand: Operand, threads: int, rng: np.random.Generator) -> Any:
 def _numpy(kind: str) -> Any:
     import ml_dtypes
 
-    types = {"f32": np.float32, "tf32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "i8": np.int8}
+    types = {
+        "f32": np.float32,
+        "tf32": np.float32,
+        "f16": np.float16,
+        "bf16": ml_dtypes.bfloat16,
+        "i8": np.int8,
+    }
     return np.dtype(types.get(kind, ml_dtypes.float8_e4m3fn))
 
 
@@ -446,7 +463,9 @@ def _special(bits: Any, rng: np.random.Generator) -> Any:
     # A tie of a conversion that keeps 3, 7 or 10 bits of the fraction: a one, then zeros.
     cut = rng.choice(np.array([20, 16, 13], np.uint32), bits.shape)
     ties = usual >> cut << cut | np.uint32(1) << (cut - np.uint32(1))
-    nothing = rng.choice(np.array([0, 1, 0x7F7FFFFF, 0x7F800000, 0x7FC00001, 0x43E00000], np.uint32), bits.shape)
+    nothing = rng.choice(
+        np.array([0, 1, 0x7F7FFFFF, 0x7F800000, 0x7FC00001, 0x43E00000], np.uint32), bits.shape
+    )
     nothing |= bits & np.uint32(0x80000000)
     return np.choose(rng.integers(0, 4, bits.shape), [usual, ties, nothing, bits])
 
@@ -457,7 +476,9 @@ Run = Callable[[CaseVariant, Words, Config, Mapping[str, Any]], Mapping[str, Any
 """Runs a case: on the GPU, or, in tests, on an emulator."""
 
 
-def on_host(variant: CaseVariant, workload: Words, config: Config, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def on_host(
+    variant: CaseVariant, workload: Words, config: Config, inputs: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Run a case by emulation."""
     return emulate(variant, workload, config, inputs)
 
@@ -473,7 +494,9 @@ def on_device(device: Device) -> Run:
     gpu = open_gpu(device)
     memory = DeviceMemory(gpu)
 
-    def run(variant: CaseVariant, workload: Words, config: Config, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def run(
+        variant: CaseVariant, workload: Words, config: Config, inputs: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         binary = compile_cuda(variant, workload, config, device)
         read, written = workload.inputs(), workload.outputs()
         addresses = memory.hold(read, written)
@@ -519,7 +542,7 @@ def differences(case: Case, got: Any, right: Any) -> str | None:
 
 def _same(got: Any, right: Any, kind: Kind) -> Any:
     """Return which words are the same: the same bits, or NaN of any payload in the same places."""
-    if kind in ("u32", "i8", "rows", "bytes"):
+    if kind in ("u32", "i32", "i8", "rows", "bytes"):
         return got == right
     a, b = (np.ascontiguousarray(words).view(_element(kind)) for words in (got, right))
     if kind == "approx":  # subnormal numbers are flushed to zero
@@ -540,6 +563,8 @@ def _word(word: Any, kind: Kind) -> str:
     text = f"{int(word[0]):#010x}"
     if kind in ("u32", "rows", "bytes"):
         return text
+    if kind == "i32":
+        return f"{text} ({int(word.view(np.int32)[0])})"
     return f"{text} ({', '.join(f'{float(x):g}' for x in word.view(_element(kind)))})"
 
 

@@ -4,6 +4,7 @@
 
 Steps, in this order:
 
+conformance  every wrapper of a PTX instruction against its emulated twin, by lane and register
 facts     what the device, its driver and the packages are, and what bandwidth and rate it reaches
 verify    every CUDA and Numba-CUDA variant: many sizes, all types, several configurations, each isolated
 sanitize  the same on small sizes under compute-sanitizer, where that is on the PATH
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import _checkout  # noqa: F401
+from _conformance import conformance
 from _items import (
     RUN_TIMEOUT_S,
     TOLD,
@@ -60,7 +62,15 @@ from tunebench.workloads import parse
 
 # -- what is done --------------------------------------------------------------------------------------------
 
-STEPS = {"facts": 0.04, "verify": 0.22, "sanitize": 0.14, "measure": 0.26, "compare": 0.24, "record": 0.10}
+STEPS = {
+    "conformance": 0.04,
+    "facts": 0.04,
+    "verify": 0.20,
+    "sanitize": 0.13,
+    "measure": 0.26,
+    "compare": 0.23,
+    "record": 0.10,
+}
 """Each step's share of the time; what one leaves, the next ones have."""
 
 PRODUCT_TYPES = ("f32", "tf32", "f16", "bf16")
@@ -359,6 +369,7 @@ def record(session: Session) -> None:
 
 
 DO: dict[str, Callable[[Session], None]] = {
+    "conformance": conformance,
     "facts": facts,
     "verify": verify,
     "sanitize": sanitize,

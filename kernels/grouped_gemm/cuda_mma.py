@@ -157,7 +157,6 @@ grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restri
   using TileA = AsyncTile<In, C::BM, C::BK, true, C::VEC_A, C::THREADS>;
   using TileB = AsyncTile<In, C::BN, C::BK, C::B_K_CONTIGUOUS, C::VEC_B, C::THREADS>;
   static_assert(Grid::THREADS == C::THREADS, "the launch has a warp for each part of the tile");
-  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
   In* const shared = reinterpret_cast<In*>(dynamic_shared());
   const i64 pitch_b = C::B_K_CONTIGUOUS ? k : n;
 
@@ -172,33 +171,9 @@ grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restri
     TileB of_b(tile_corner<C::B_K_CONTIGUOUS>(matrix_b, column, pitch_b), pitch_b, n - column);
     const Target<Out> target = {c + first_row * n + column, n, tiles.rows() - row, n - column};
 
-    float sums[Grid::M / 16][Grid::N / 8][4] = {};
-    int to_copy = k, filled = 0;  // of k; the buffer that is filled next
-    // A group of copies is closed also where there is nothing left to copy: waiting counts groups.
-    const auto copy_next = [&] {
-      if (to_copy > 0) {
-        In* const buffer = shared + filled * STAGE;
-        of_a.copy(buffer, to_copy);
-        of_b.copy(buffer + TileA::ELEMENTS, to_copy);
-        to_copy -= C::BK;
-      }
-      filled = filled + 1 == C::STAGES ? 0 : filled + 1;
-      cp_async_commit();
-    };
     __syncthreads();  // all have done with the tile before, and what it left in shared memory
-#pragma unroll
-    for (int stage = 0; stage < C::STAGES - 1; ++stage) copy_next();
-
-    int read = 0;  // the buffer that is multiplied next
-#pragma unroll 1
-    for (int k_left = k; k_left > 0; k_left -= C::BK) {
-      cp_async_wait<C::STAGES - 2>();
-      __syncthreads();  // this step is there for all, and all have read the buffer that is filled now
-      copy_next();
-      const In* const buffer = shared + read * STAGE;
-      mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
-      read = read + 1 == C::STAGES ? 0 : read + 1;
-    }
+    float sums[Grid::M / 16][Grid::N / 8][4] = {};
+    multiply_ahead<Grid, C::STAGES, C::BK>(sums, of_a, of_b, k, shared);
 
     const Finish<Out, Identity, false> finish = {nullptr, n - column};
     if constexpr (C::STAGED) {

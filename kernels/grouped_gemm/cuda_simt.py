@@ -130,7 +130,6 @@ grouped_simt(const typename C::In* __restrict__ a, const typename C::In* __restr
   using TileA = RegisterTile<In, C::BM, C::BK, true, C::VEC_A, C::THREADS>;
   using TileB = RegisterTile<In, C::BN, C::BK, C::B_K_CONTIGUOUS, C::VEC_B, C::THREADS>;
   static_assert(Grid::THREADS == C::THREADS, "the launch has a thread for each part of the tile");
-  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
   Sum* const shared = reinterpret_cast<Sum*>(dynamic_shared());
   const i64 pitch_b = C::B_K_CONTIGUOUS ? k : n;
 
@@ -146,31 +145,8 @@ grouped_simt(const typename C::In* __restrict__ a, const typename C::In* __restr
     const Target<Out> target = {c + first_row * n + column, n, tiles.rows() - row, n - column};
 
     Sum sums[C::TM][C::TN] = {};
-    const int part = (k - 1) % C::BK + 1;  // the step that may be short is the first
-    of_a.load_part(part);
-    of_b.load_part(part);
-    // All have read the last step of the tile before: a barrier stands behind it.
-    of_a.store(shared);
-    of_b.store(shared + TileA::ELEMENTS);
-    __syncthreads();
-
-    int stage = 0;  // where the step that is multiplied begins
-#pragma unroll 1
-    for (int k_left = k - part; k_left >= 0; k_left -= C::BK) {
-      // The next step is under way while this one is multiplied. After the last one it is zeros that nobody
-      // reads: a branch around them would cost registers.
-      of_a.load(k_left > 0);
-      of_b.load(k_left > 0);
-      const Sum* const here = shared + stage;
-      multiply_tiles<Grid, C::BK, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::ELEMENTS);
-      if (C::STAGES == 2)
-        stage = STAGE - stage;
-      else
-        __syncthreads();  // all have read the only buffer
-      of_a.store(shared + stage);
-      of_b.store(shared + stage + TileA::ELEMENTS);
-      __syncthreads();
-    }
+    // All have read what the tile before left in shared memory: its last step ends with a barrier.
+    multiply_buffered<Grid, C::STAGES, C::BK>(sums, of_a, of_b, k, shared);
 
     const Finish<Out, Identity, false> finish = {nullptr, n - column};
     store_sums<Grid, C::VEC_C>(sums, target, finish);
@@ -193,9 +169,7 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
     def default(self, workload: GroupedGemm, device: Device) -> Config:
         """Return the largest tile that still gives every SM one if groups are of one size."""
         usable = [t for t in USUAL if _grouped.fits(t["bm"], t["bn"], workload)]
-        full = [
-            t for t in usable if _grouped.usual_tiles(workload, t["bm"], t["bn"]) >= device.sm_count
-        ]
+        full = [t for t in usable if _grouped.usual_tiles(workload, t["bm"], t["bn"]) >= device.sm_count]
         tile = (full or usable[-1:])[0]
         bk = max(b for b in (4, 8, 16, 32) if b == 4 or (b <= tile["bk"] and b < 2 * workload.k))
         chosen = {

@@ -358,9 +358,7 @@ def _run_gemm(workload: Gemm, inputs: Mapping[str, Array], terms: int | None = N
     return c.astype(numpy_dtype(workload.out))
 
 
-def _run_grouped_gemm(
-    workload: GroupedGemm, inputs: Mapping[str, Array], terms: int | None = None
-) -> Array:
+def _run_grouped_gemm(workload: GroupedGemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
     """Compute each row of c as a product of its own."""
     group = np.searchsorted(inputs["offsets"][1:], np.arange(workload.m), side="right")
     a, b = (_operand(workload, inputs[name]) for name in ("a", "b"))
@@ -462,7 +460,9 @@ def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
     inputs = workload.draw(np.random.default_rng(9))
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
     run = RUN[workload.operator]
-    terms = {"gemm": "k", "grouped_gemm": "k", "conv2d": "c", "softmax": "cols", "layernorm": "cols"}[workload.operator]
+    terms = {"gemm": "k", "grouped_gemm": "k", "conv2d": "c", "softmax": "cols", "layernorm": "cols"}[
+        workload.operator
+    ]
     wrong = _share(workload, run(workload, inputs, terms=getattr(workload, terms) - 1), reference)
     assert wrong.max() > 1
 

@@ -62,7 +62,7 @@ def test_a_gpu_of_another_architecture_is_named(
 def test_an_unknown_step_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         acceptance.parsed(["--only", "verify,veryfi"])
-    assert "unknown step veryfi; known: facts, verify" in capsys.readouterr().err
+    assert "unknown step veryfi; known: conformance, facts, verify" in capsys.readouterr().err
 
 
 def test_steps_come_in_their_order_and_share_the_time() -> None:
@@ -70,7 +70,7 @@ def test_steps_come_in_their_order_and_share_the_time() -> None:
     assert given.steps == ["verify", "record"]
     limits = acceptance.ends(given.steps, given.minutes)
     assert limits["record"] == pytest.approx(600)
-    assert limits["verify"] == pytest.approx(600 * 0.22 / 0.32)
+    assert limits["verify"] == pytest.approx(600 * 0.20 / 0.30)
     assert sum(acceptance.STEPS.values()) == pytest.approx(1)
 
 

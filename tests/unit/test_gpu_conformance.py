@@ -69,7 +69,14 @@ __device__ __forceinline__ const u32* pointer(u64 a,
 
 
 def test_wrappers_are_found_by_reading() -> None:
-    assert wrappers_in(SOURCE) == ["waits", "as(half_t)", "as(const bf16_t&)", "of<half_t>", "take", "pointer"]
+    assert wrappers_in(SOURCE) == [
+        "waits",
+        "as(half_t)",
+        "as(const bf16_t&)",
+        "of<half_t>",
+        "take",
+        "pointer",
+    ]
 
 
 def test_assembly_that_cannot_be_read_is_no_silence() -> None:
@@ -257,7 +264,10 @@ def test_a_case_that_hangs_is_named_and_the_others_go_on(
     conformance.conformance(here)
     assert asked == [["conformance", *names], ["conformance", *names[3:]]]
     step = here.report.steps["conformance"]
-    assert step["problems"] == [f"{names[2]}: not done within 9 s", f"{names[-1]}: lane 3, d[0]: 1, must be 2"]
+    assert step["problems"] == [
+        f"{names[2]}: not done within 9 s",
+        f"{names[-1]}: lane 3, d[0]: 1, must be 2",
+    ]
     assert (step["complete"], step["undone"]) == (True, [])
 
 

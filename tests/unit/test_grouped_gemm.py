@@ -118,7 +118,8 @@ def test_each_row_is_multiplied_by_the_matrix_of_its_group(trans: str, sizes: tu
     for row, column in np.ndindex(6, 3):
         matrix = inputs["b"][group_of[row]]
         terms = [
-            inputs["a"][row, p] * (matrix[p, column] if trans == "nn" else matrix[column, p]) for p in range(5)
+            inputs["a"][row, p] * (matrix[p, column] if trans == "nn" else matrix[column, p])
+            for p in range(5)
         ]
         assert reference.value[row, column] == pytest.approx(sum(terms), rel=1e-12)
         assert reference.scale[row, column] == pytest.approx(sum(map(abs, terms)), rel=1e-12)
@@ -129,7 +130,9 @@ def test_a_block_and_sums_are_those_of_the_whole(trans: str) -> None:
     workload = grouped(f"groups=4,m=20,n=11,k=5,dtype=f16,trans={trans}")
     inputs = exact(inputs_of(workload, (7, 0, 1, 12)))
     whole = workload.reference(inputs)["c"]
-    for rows, cols in itertools.product((slice(0, 20), slice(6, 9), slice(8, 8)), (slice(0, 11), slice(3, 4))):
+    for rows, cols in itertools.product(
+        (slice(0, 20), slice(6, 9), slice(8, 8)), (slice(0, 11), slice(3, 4))
+    ):
         block = workload.reference_block(inputs, 0, rows, cols)
         np.testing.assert_allclose(block.value, whole.value[rows, cols], rtol=1e-12)
         np.testing.assert_allclose(block.scale, whole.scale[rows, cols], rtol=1e-12)
