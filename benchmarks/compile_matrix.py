@@ -67,6 +67,15 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "gemm:m=132,n=76,k=1000,dtype=i8",
         "gemm:m=129,n=77,k=1000,dtype=i8,trans=tn",
     ),
+    "grouped_gemm": (
+        "grouped_gemm:groups=8,m=4096,n=14336,k=4096,dtype=bf16,trans=nt",
+        "grouped_gemm:groups=60,m=512,n=1408,k=2048,dtype=f16",
+        "grouped_gemm:groups=8,m=16,n=14336,k=4096,dtype=bf16",
+        "grouped_gemm:groups=8,m=1000,n=514,k=258,dtype=f16,trans=nt,out=f32",
+        "grouped_gemm:groups=8,m=1024,n=1024,k=512,dtype=tf32",
+        "grouped_gemm:groups=5,m=333,n=77,k=131,dtype=f32,trans=nt",
+        "grouped_gemm:groups=8,m=1024,n=1024,k=1024,dtype=e4m3,trans=nt",
+    ),
     "conv2d": tuple(
         CONV.format(n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, pad=pad, dtype=dtype, layout=layout)
         + more

@@ -63,7 +63,7 @@ def widths(workload: GroupedGemm) -> tuple[int, int, int]:
 
 
 def least_tiles(workload: GroupedGemm, bm: Any, bn: Any) -> Any:
-    """Return how many tiles of bm x bn (numbers or columns) cover c if one group has all rows: no split has fewer."""
+    """Return how many tiles of bm x bn there are if one group has all rows: no split has fewer."""
     return ceil_div(workload.m, bm) * ceil_div(workload.n, bn)
 
 

@@ -1,11 +1,12 @@
-"""Does every instruction do on the GPU what its emulated twin does? A tiny kernel a wrapper, on random operands.
+"""Does every instruction do on the GPU what its emulated twin does? A tiny kernel a wrapper, random operands.
 
-The kernels of this package are proved by emulation, and emulation rests on our reading of the PTX ISA. Here each
-wrapper around inline assembly runs on the GPU and, from the same file, on the host; every element of every lane
-must agree. What differs is told by wrapper, lane and register, so that a wrong lane map needs no search.
+The kernels of this package are proved by emulation, and emulation rests on our reading of the PTX ISA. Here
+each wrapper around inline assembly runs on the GPU and, from the same file, on the host; every element of
+every lane must agree. What differs is told by wrapper, lane and register, so that a wrong lane map needs no
+search.
 
-`wrappers` finds the wrappers by parsing the .cuh files; `CASES` says what is to be done with each. A wrapper without
-a case is a problem, here and in a test.
+`wrappers` finds the wrappers by parsing the .cuh files; `CASES` says what is to be done with each. A
+wrapper without a case is a problem, here and in a test.
 
     python benchmarks/gpu/_conformance.py      # lists the cases, and what they cover
 """
@@ -48,7 +49,8 @@ def wrappers() -> dict[str, str]:
     """Return every function of the .cuh files around inline assembly, with its file.
 
     A function is named as it is called: `mma_m16n8k16_f16`, a specialisation with its arguments
-    (`from_float<half_t>`), one of several of a name with the type of its first parameter (`to_float(half_t)`).
+    (`from_float<half_t>`), one of several of a name with the type of its first parameter
+    (`to_float(half_t)`).
     """
     found: dict[str, str] = {}
     for path in sorted(resources.files("tunebench.kernels").iterdir(), key=lambda p: p.name):
@@ -115,17 +117,17 @@ Kind = Literal[
 """What words are drawn as, and what of them counts as the same.
 
 any bits                        u32, i32
-whole numbers, exact in a type  f32, tf32 (as bits), f16, bf16, e4m3, i8: as many as a word holds; products and sums of
-                                them are exact in any order. Of results, any NaN is one.
-f32                             floats: any, special ones among them; numbers: between -125 and 125; approx: results
-                                that agree to `APPROXIMATE`
+whole numbers, exact in a type  f32, tf32 (as bits), f16, bf16, e4m3, i8: as many as a word holds; products
+                                and sums of them are exact in any order. Of results, any NaN is one.
+f32                             floats: any, special ones among them; numbers: between -125 and 125; approx:
+                                results that agree to `APPROXIMATE`
 numbers for the body to use     rows: a permutation of the block's threads; bytes: 0 to 16
 """
 
 PER_WORD = {"f32": 1, "tf32": 1, "f16": 2, "bf16": 2, "e4m3": 4, "i8": 4}
 FLOATS = ("f32", "floats", "numbers", "approx")
 APPROXIMATE = 2.0**-21
-"""Relative error that `.approx` instructions may have: two units in the last place, and as much for the host."""
+"""Relative error that `.approx` instructions may have: two units in the last place, the host's included."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def _ldmatrix(name: str, registers: int) -> Case:
 
 
 def _cp_async(call: str, name: str, size: int) -> Case:
-    """Copy from the thread's own operands, with the rest zeroed, in two groups of which the first is awaited first."""
+    """Copy from the thread's own operands, with the rest zeroed, in two groups that are awaited in turn."""
     body = f"""__shared__ __align__(16) u32 copied[2][32][4];
   const u32* const here = taken + at * IN_WORDS;
   const int asked = min(int(bytes[0]), {size});
@@ -293,7 +295,7 @@ def uncovered() -> list[str]:
     return [*missing, *(f"{name} is called by a case and is no wrapper" for name in sorted(called - there))]
 
 
-# -- as a variant, so that all that compiles, emulates and launches kernels does it with these, too ---------------
+# -- as a variant, so that all that compiles, emulates and launches kernels does it with these, too ----------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,7 +459,7 @@ def _numpy(kind: str) -> Any:
 
 
 def _special(bits: Any, rng: np.random.Generator) -> Any:
-    """Make most of random f32 such as conversions are hard for: in range of 16 and 8 bits, ties, and none at all."""
+    """Make most of random f32 such as conversions are hard for: in range of 16 and 8 bits, ties, specials."""
     exponent = rng.integers(127 - 28, 127 + 20, bits.shape).astype(np.uint32)
     usual = (bits & np.uint32(0x807FFFFF)) | exponent << np.uint32(23)
     # A tie of a conversion that keeps 3, 7 or 10 bits of the fraction: a one, then zeros.
@@ -529,8 +531,9 @@ def differences(case: Case, got: Any, right: Any) -> str | None:
         part = slice(first, first + operand.count)
         unlike = ~_same(got[:, part].view(np.uint32), right[:, part].view(np.uint32), operand.kind)
         wrong += [
-            f"lane {thread % case.threads}, {operand.name}[{i}]: {_word(got[thread, first + i], operand.kind)}, must be "
-            f"{_word(right[thread, first + i], operand.kind)}"
+            f"lane {thread % case.threads}, {operand.name}[{i}]: "
+            f"{_word(got[thread, first + i], operand.kind)}, "
+            f"must be {_word(right[thread, first + i], operand.kind)}"
             for thread, i in zip(*map(np.ndarray.tolist, np.nonzero(unlike)), strict=True)
         ]
         first += operand.count
@@ -573,7 +576,7 @@ def by_name() -> dict[str, Case]:
     return {case.name: case for case in CASES}
 
 
-# -- the step of an acceptance run ----------------------------------------------------------------------------
+# -- the step of an acceptance run ---------------------------------------------------------------------------
 
 
 def answers(names: Sequence[str], run: Run) -> Iterator[dict[str, Any]]:

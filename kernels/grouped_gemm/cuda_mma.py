@@ -1,10 +1,10 @@
 """grouped_gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16 and tf32, summed in f32.
 
-One kernel does all groups. Its grid is as large as the most unfavourable split of rows asks for, divided by the
-tiles a block takes in turn; each block walks along the offsets in device memory to the groups of its tiles, and
-ends where there are no more. The host so needs no sizes, and an empty group costs one step of the walk. A tile
-is computed as gemm's cuda_mma does it: cp.async into `stages` swizzled buffers, ldmatrix, mma. Rows beyond the
-end of a group are zeros, though the rows of the next one are there.
+One kernel does all groups. Its grid is as large as the most unfavourable split of rows asks for, divided by
+the tiles a block takes in turn; each block walks along the offsets in device memory to the groups of its
+tiles, and ends where there are no more. The host so needs no sizes, and an empty group costs one step of
+the walk. A tile is computed as gemm's cuda_mma does it: cp.async into `stages` swizzled buffers, ldmatrix,
+mma. Rows beyond the end of a group are zeros, though the rows of the next one are there.
 
 Limits: cp.async copies 4 bytes or more, so that the lines of 16-bit matrices must be of even length.
 
@@ -145,7 +145,7 @@ USUAL = (
 """Tiles that libraries ship."""
 
 SOURCE = """
-// c[rows of g] = a[rows of g] op(b[g]), some tiles a block, one after the other. C is the problem and the configuration.
+// c[rows of g] = a[rows of g] op(b[g]), some tiles a block in turn. C is the problem and the configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
@@ -304,6 +304,10 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
                 smem_bytes=int(_smem_bytes(workload, *(config[name] for name in names))),
             ),
         )
+
+    def claims(self, workload: GroupedGemm, config: Config) -> tuple[str, ...]:
+        """Tensor cores, copies past registers, and ldmatrix, which a's tiles are always read by."""
+        return ("HMMA", "LDGSTS", "LDSM")
 
     def miniature(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
         """Return a problem of few groups and tiles with the same edges."""

@@ -1,12 +1,12 @@
 """grouped_gemm in CUDA C++ on the ordinary units: tiles in shared memory, results in registers.
 
-Blocks find the tiles of their groups as cuda_mma's do: one kernel for all groups, sizes read on the device. A tile
-is computed as gemm's cuda_simt does it: each step of bk is read into registers while the previous one is
-multiplied, then written to shared memory as f32. All types are multiplied and summed in f32 (tf32 and e4m3 more
-exactly than they ask for), and every size, layout and alignment is served.
+Blocks find the tiles of their groups as cuda_mma's do: one kernel for all groups, sizes read on the device.
+A tile is computed as gemm's cuda_simt does it: each step of bk is read into registers while the previous
+one is multiplied, then written to shared memory as f32. All types are multiplied and summed in f32 (tf32
+and e4m3 more exactly than they ask for), and every size, layout and alignment is served.
 
 Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008; Nath, Tomov and Dongarra,
-"An improved MAGMA GEMM for Fermi GPUs", 2010; NVIDIA CUTLASS, grouped GEMM (blocks that visit several problems).
+"An improved MAGMA GEMM for Fermi GPUs", 2010; NVIDIA CUTLASS, grouped GEMM (blocks visit several problems).
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ USUAL = tuple(
 """Tiles that libraries ship, largest first."""
 
 SOURCE = """
-// c[rows of g] = a[rows of g] op(b[g]), some tiles a block, one after the other. C is the problem and the configuration.
+// c[rows of g] = a[rows of g] op(b[g]), some tiles a block in turn. C is the problem and the configuration.
 template <class C>
-__global__ void __launch_bounds__(C::THREADS)
+__global__ void __launch_bounds__(C::THREADS, 1)
 grouped_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
              const int* __restrict__ offsets, typename C::Out* __restrict__ c, int groups, int n, int k,
              int group_m) {
@@ -184,8 +184,8 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
     def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
         """Count tiles, as if each were a block: so many there are if one group has all rows, and never fewer.
 
-        Parts of a tile beyond its group, or the edge of c, and of the last step of k are computed as zeros. Reads
-        of a and b may hit in L1, so that nothing is certain to come from L2.
+        Parts of a tile beyond its group, or the edge of c, and of the last step of k are computed as zeros.
+        Reads of a and b may hit in L1, so that nothing is certain to come from L2.
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
         threads = _threads(bm, bn, tm, tn)

@@ -1,4 +1,4 @@
-"""The conformance run for GPUs, with an emulator in place of the GPU: what is wrong with a wrapper is named."""
+"""The conformance run for GPUs, with an emulator in place of the GPU: a wrapper that is wrong is named."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tunebench.space import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"))
 
-import _conformance as conformance  # noqa: E402
-import _items  # noqa: E402
-from _conformance import CASES, Case, CaseVariant, Operand, by_name, conform, uncovered, wrappers_in  # noqa: E402
-from _report import Report  # noqa: E402
+import _conformance as conformance
+import _items
+from _conformance import CASES, Case, CaseVariant, Operand, by_name, conform, uncovered, wrappers_in
+from _report import Report
 
 H100 = device.find("h100-sxm")
 
@@ -89,7 +89,7 @@ def test_a_wrapper_without_a_case_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert uncovered() == ["mma_m16n8k16_f16 has no case"]
 
 
-# -- running ---------------------------------------------------------------------------------------------------
+# -- running -------------------------------------------------------------------------------------------------
 
 
 def faulty(old: str, new: str) -> conformance.Run:
@@ -187,7 +187,7 @@ def test_every_case_compiles_for_the_device(architecture: str) -> None:
         assert len(binary.entries) == 1
 
 
-# -- the way to the GPU ------------------------------------------------------------------------------------------
+# -- the way to the GPU --------------------------------------------------------------------------------------
 
 
 class Host:

@@ -27,8 +27,8 @@ class GroupedGemm(Workload):
 
     The rows of group g are ``offsets[g]`` up to ``offsets[g + 1]``. How many they are is data, known to the
     device when the kernel runs: groups may be empty, and one may have all rows. All tensors are row-major:
-    a (m, k), sorted by group; b (groups, k, n), or (groups, n, k) if `trans` is nt; offsets (groups + 1,) i32,
-    rising from 0 to m; c (m, n). The types tf32 and e4m3 are multiplied as `Gemm` says.
+    a (m, k), sorted by group; b (groups, k, n), or (groups, n, k) if `trans` is nt; offsets (groups + 1,)
+    i32, rising from 0 to m; c (m, n). The types tf32 and e4m3 are multiplied as `Gemm` says.
 
     `skew` says how the sizes of groups are drawn: each row takes a group at random, all groups alike
     (uniform), the r-th most frequent group with a weight of 1 / r (zipf), or all rows the same one (one).
@@ -88,14 +88,16 @@ class GroupedGemm(Workload):
     def draw_tensor(self, tensor: Tensor, rng: numpy.random.Generator) -> Array:
         """Draw offsets by the sizes that `skew` asks for, and the rest as usual."""
         if tensor.name != "offsets":
-            return super().draw_tensor(tensor, rng)
+            usual: Array = super().draw_tensor(tensor, rng)
+            return usual
         weights = {
             "uniform": np.ones(self.groups),
             "zipf": 1.0 / np.arange(1, self.groups + 1),
             "one": np.arange(self.groups) == 0,
         }[self.skew]
         sizes = rng.multinomial(self.m, rng.permutation(weights / weights.sum()))
-        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+        offsets: Array = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+        return offsets
 
     # -- the right answer ---------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class GroupedGemm(Workload):
 
     def _matrix(self, inputs: Mapping[str, Array64], group: int) -> Array64:
         """Return the matrix (k, n) of a group."""
-        stored = inputs["b"][group]
+        stored: Array64 = inputs["b"][group]
         return stored if self.trans == "nn" else stored.T
 
     def tolerance(self) -> Tolerance:
