@@ -3,7 +3,7 @@
     python benchmarks/gpu/_child.py ceilings
     python benchmarks/gpu/_child.py conformance CASE…
     python benchmarks/gpu/_child.py small VARIANT WORKLOAD…
-    python benchmarks/gpu/_child.py contest WORKLOAD VARIANT CONFIG
+    python benchmarks/gpu/_child.py contest WORKLOAD VARIANT CONFIG [VARIANT CONFIG …]
 
 Each prints lines of JSON; a later one says all that an earlier one said.
 """
@@ -27,7 +27,7 @@ from tunebench._environment import cache_folder
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device, find
 from tunebench.measure._torch_gpu import TorchGpu
-from tunebench.measure.baseline import torch_call
+from tunebench.measure.baseline import torch_call, torch_grouped_mm
 from tunebench.measure.cuda import CudaRunner
 from tunebench.measure.timing import Protocol, collect
 from tunebench.outcome import Measured, to_json
@@ -41,7 +41,6 @@ from tunebench.workloads.operators.gemm import Gemm
 ROUNDS = 3
 CONTEST = Protocol(min_samples=20, max_samples=100, max_s=0.5)
 SMALL = Protocol(warmups=0, min_samples=2, max_samples=2)
-OURS = "tunebench"
 
 
 def run(runner: CudaRunner, variant: Variant[Any], workload: Workload, config: Config, device: Device) -> Any:
@@ -84,21 +83,29 @@ def ceilings() -> dict[str, Any]:
     }
 
 
-def contest(text: str, key: str, config_text: str) -> Iterator[dict[str, Any]]:
-    """Time our configuration and what others have for the problem, in turn; the slow compiler comes late."""
-    device, workload, variant = find("cuda"), parse(text), kernels.variant(key)
-    config = variant.space.parse(config_text)
-    ours = Contender(OURS, functools.partial(_ours, variant, workload, config, device))
+def contest(text: str, *paths: str) -> Iterator[dict[str, Any]]:
+    """Time our configurations and what others have for the problem, in turn; the slow compiler comes late.
+
+    Args:
+        text: The problem.
+        paths: A variant and its configuration, and so on; the first is the one that others are compared with.
+    """
+    device, workload = find("cuda"), parse(text)
+    runner = CudaRunner(CONTEST, device)
+    ours = [
+        Contender(key, functools.partial(_ours, runner, kernels.variant(key), workload, config, device))
+        for key, config in zip(paths[::2], paths[1::2], strict=True)
+    ]
     ready, slow = _others(workload, device)
-    yield {"rows": compare([ours, *ready], rounds=ROUNDS, ours=OURS)}
+    yield {"rows": compare([*ours, *ready], rounds=ROUNDS, ours=paths[0])}
     if slow:
-        yield {"rows": compare([ours, *ready, *slow], rounds=ROUNDS, ours=OURS)}
+        yield {"rows": compare([*ours, *ready, *slow], rounds=ROUNDS, ours=paths[0])}
 
 
 def _ours(
-    variant: Variant[Any], workload: Workload, config: Config, device: Device
+    runner: CudaRunner, variant: Variant[Any], workload: Workload, config_text: str, device: Device
 ) -> Callable[[], Sequence[float]]:
-    runner = CudaRunner(CONTEST, device)
+    config = variant.space.parse(config_text)
 
     def take() -> Sequence[float]:
         outcome = run(runner, variant, workload, config, device)
@@ -123,6 +130,9 @@ def _others(workload: Workload, device: Device) -> tuple[list[Contender], list[C
     if call is None:
         return [], []
     ready = [Contender("torch", functools.partial(_timed, gpu, call))]
+    grouped = torch_grouped_mm(workload, tensors)
+    if grouped is not None:
+        ready.append(Contender("torch grouped_mm", functools.partial(_timed, gpu, grouped)))
     if _in_triton(workload):
         ready.append(Contender("triton", functools.partial(_triton, gpu, workload, tensors)))
     compiled = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
@@ -136,7 +146,7 @@ def _timed(gpu: TorchGpu, call: Callable[[], object]) -> Callable[[], Sequence[f
 
 def _in_triton(workload: Workload) -> bool:
     plain = isinstance(workload, Gemm) and workload.batch == 1 and workload.epilogue == "none"
-    return plain and workload.dtype in {"f16", "bf16"} and workload.out == workload.dtype
+    return plain and (workload.dtype != "e4m3" or find("cuda").compute_capability >= (8, 9))
 
 
 def _triton(gpu: TorchGpu, workload: Gemm, tensors: dict[str, Any]) -> Callable[[], Sequence[float]]:
@@ -145,13 +155,15 @@ def _triton(gpu: TorchGpu, workload: Gemm, tensors: dict[str, Any]) -> Callable[
 
     a = tensors["a"][0] if workload.trans[0] == "n" else tensors["a"][0].T
     b = tensors["b"][0] if workload.trans[1] == "n" else tensors["b"][0].T
-    c = torch.full((workload.m, workload.n), float("nan"), dtype=a.dtype, device=gpu.device)
-    matmul(a, b, c)
+    types = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32}
+    c = torch.full((workload.m, workload.n), -1, dtype=types[workload.out], device=gpu.device)
+    precision = "tf32" if workload.dtype == "tf32" else "ieee"
+    matmul(a, b, c, precision)
     right = a.float() @ b.float()
     error = float((c.float() - right).norm() / right.norm())
     if not error < 1e-2:
         raise RuntimeError(f"its result is wrong by {error:.3g}")
-    return _timed(gpu, lambda: matmul(a, b, c))
+    return _timed(gpu, lambda: matmul(a, b, c, precision))
 
 
 def main(arguments: Sequence[str]) -> None:

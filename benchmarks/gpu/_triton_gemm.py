@@ -1,7 +1,7 @@
 """A matrix product in Triton, tuned over a few tile shapes: what a Triton user would write first.
 
 Algorithm: blocks in groups of rows, so that those that run together share what they read; each accumulates a
-tile in f32 over k. It stands beside cuBLAS as a competitor, for f16 and bf16, without batch or epilogue.
+tile in f32 over k, in i32 for integers. It stands beside cuBLAS as a competitor, without batch or epilogue.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ CONFIGS = [
 ]
 
 
-@triton.autotune(configs=CONFIGS, key=["m", "n", "k"])
+@triton.autotune(configs=CONFIGS, key=["m", "n", "k", "PRECISION"])
 @triton.jit
 def _product(
     a, b, c, m, n, k,
     a_row, a_col, b_row, b_col, c_row,
+    PRECISION: tl.constexpr, SUMS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -45,23 +46,32 @@ def _product(
     within = block % (GROUP * cols_of_blocks)
     top, left = (group * GROUP + within % height) * BM, within // height * BN
     rows, cols, depth = top + tl.arange(0, BM), left + tl.arange(0, BN), tl.arange(0, BK)
-    total = tl.zeros((BM, BN), dtype=tl.float32)
+    total = tl.zeros((BM, BN), dtype=SUMS)
     for start in range(0, k, BK):
         at = start + depth
         here = a + (rows % m)[:, None] * a_row + at[None, :] * a_col
         there = b + at[:, None] * b_row + (cols % n)[None, :] * b_col
-        x = tl.load(here, mask=at[None, :] < k, other=0.0)
-        y = tl.load(there, mask=at[:, None] < k, other=0.0)
-        total = tl.dot(x, y, total)
+        x = tl.load(here, mask=at[None, :] < k, other=0)
+        y = tl.load(there, mask=at[:, None] < k, other=0)
+        total = tl.dot(x, y, total, input_precision=PRECISION)
     to = c + rows[:, None] * c_row + cols[None, :]
     tl.store(to, total.to(c.dtype.element_ty), mask=(rows[:, None] < m) & (cols[None, :] < n))
 
 
-def matmul(a: Any, b: Any, c: Any) -> None:
-    """Compute c (m, n) = a (m, k) @ b (k, n) on torch tensors; a and b may be transposed views."""
+def matmul(a: Any, b: Any, c: Any, precision: str = "ieee") -> None:
+    """Compute c (m, n) = a (m, k) @ b (k, n) on torch tensors; a and b may be transposed views.
+
+    Args:
+        a: Of a floating-point type, or int8.
+        b: Of the same.
+        c: Of any floating-point type, or int32.
+        precision: Of products of f32: ``"ieee"`` or ``"tf32"``.
+    """
     (m, k), n = a.shape, b.shape[1]
 
     def blocks(chosen: dict[str, int]) -> tuple[int]:
         return (triton.cdiv(m, chosen["BM"]) * triton.cdiv(n, chosen["BN"]),)
 
-    _product[blocks](a, b, c, m, n, k, *a.stride(), *b.stride(), c.stride(0))
+    sums = tl.float32 if a.dtype.is_floating_point else tl.int32
+    strides = (*a.stride(), *b.stride(), c.stride(0))
+    _product[blocks](a, b, c, m, n, k, *strides, PRECISION=precision, SUMS=sums)

@@ -47,9 +47,11 @@ from _items import (
     shuffled,
     texts,
 )
+from _ratio import best_of_each, ratios, worth_comparing
 from _report import Report
 
 from tunebench.compile import unavailable
+from tunebench.db.store import open_store
 from tunebench.device import Device, local_gpus
 from tunebench.errors import TunebenchError
 from tunebench.kernels import variants
@@ -92,6 +94,15 @@ VERIFIED = (
     (("i8",), "gemm:m=65,n=95,k=33,dtype={dtype},batch=3,trans=tt"),
     (("e4m3", "i8"), "gemm:m=200,n=136,k=1040,dtype={dtype},trans=nt"),
     (("e4m3", "i8"), "gemm:m=4096,n=4096,k=4096,dtype={dtype},trans=nt"),
+    (PRODUCT_TYPES, "gemm:m=1,n=4100,k=2052,dtype={dtype},trans=nt"),
+    (GEMM_TYPES, "gemm:m=5,n=1536,k=4096,dtype={dtype},trans=nt,epilogue=bias"),
+    (PRODUCT_TYPES, "gemm:m=1000,n=1001,k=1003,dtype={dtype}"),
+    (GEMM_TYPES, "grouped_gemm:groups=3,m=1,n=1,k=1,dtype={dtype}"),
+    (GEMM_TYPES, "grouped_gemm:groups=5,m=131,n=130,k=66,dtype={dtype}"),
+    (GEMM_TYPES, "grouped_gemm:groups=64,m=40,n=264,k=1000,dtype={dtype},trans=nt"),
+    (GEMM_TYPES, "grouped_gemm:groups=8,m=1000,n=520,k=264,dtype={dtype},trans=nt,skew=zipf"),
+    (PRODUCT_TYPES, "grouped_gemm:groups=8,m=515,n=264,k=136,dtype={dtype},skew=one,out=f32"),
+    (("bf16", "e4m3"), "grouped_gemm:groups=8,m=4096,n=4096,k=4096,dtype={dtype},trans=nt,skew=zipf"),
     (PRODUCT_TYPES, CONV.format(n=1, c=3, h=7, w=9, k=5, r=3, s=3, stride=1, pad=1) + ",layout=nhwc"),
     (PRODUCT_TYPES, CONV.format(n=2, c=8, h=15, w=13, k=24, r=3, s=3, stride=2, pad=1) + ",layout=nchw"),
     (PRODUCT_TYPES, CONV.format(n=2, c=16, h=14, w=14, k=8, r=1, s=1, stride=1, pad=0) + ",layout=nhwc"),
@@ -141,7 +152,23 @@ MEASURED = (
     ("gemm:m=8192,n=8192,k=8192,dtype=bf16", 60),
     ("gemm:m=4096,n=3072,k=768,dtype=f16,epilogue=bias+gelu", 60),
     ("gemm:m=2048,n=2048,k=2048,dtype=f32", 60),
+    ("gemm:m=4096,n=4096,k=4096,dtype=tf32", 50),
+    ("gemm:m=4096,n=4096,k=4096,dtype=e4m3,trans=nt", 50),
+    ("gemm:m=4096,n=4096,k=4096,dtype=i8,trans=nt", 50),
+    ("gemm:m=1000,n=1001,k=1003,dtype=f16,trans=nt", 50),
     ("gemm:m=64,n=4096,k=4096,dtype=f16", 60),
+    # llama-3-8b: a prompt, and steps of decoding 1 and 16 sequences
+    ("gemm:m=2048,n=4096,k=4096,dtype=bf16,trans=nt", 50),
+    ("gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt", 50),
+    ("gemm:m=2048,n=4096,k=14336,dtype=bf16,trans=nt", 50),
+    ("gemm:m=1,n=14336,k=4096,dtype=bf16,trans=nt", 50),
+    ("gemm:m=1,n=4096,k=14336,dtype=bf16,trans=nt", 50),
+    ("gemm:m=16,n=14336,k=4096,dtype=bf16,trans=nt", 50),
+    ("gemm:m=16,n=1024,k=4096,dtype=bf16,trans=nt", 50),
+    # mixtral-8x7b: the experts of a prompt, and of decoding 16 sequences
+    ("grouped_gemm:groups=8,m=4096,n=14336,k=4096,dtype=bf16,trans=nt", 50),
+    ("grouped_gemm:groups=8,m=4096,n=4096,k=14336,dtype=bf16,trans=nt,skew=zipf", 50),
+    ("grouped_gemm:groups=8,m=32,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     (CONV.format(n=32, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
     (CONV.format(n=32, c=256, h=14, w=14, k=256, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
     ("softmax:rows=16384,cols=4096,dtype=f16", 50),
@@ -156,6 +183,8 @@ RECORDED = (
     ("layernorm:rows=4096,cols=4096,dtype=f16", "layernorm/cuda_block", 1000),
     ("gemm:m=2048,n=2048,k=2048,dtype=f16", "gemm/cuda_mma", 1500),
     ("gemm:m=1024,n=1024,k=1024,dtype=f32", "gemm/cuda_simt", 1000),
+    ("gemm:m=16,n=4096,k=4096,dtype=bf16,trans=nt", "gemm/cuda_mma", 1000),
+    ("grouped_gemm:groups=8,m=1024,n=2048,k=1024,dtype=bf16,trans=nt", "grouped_gemm/cuda_mma", 1000),
     (
         CONV.format(n=8, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc",
         "conv2d/cuda_implicit_gemm_mma",
@@ -163,6 +192,8 @@ RECORDED = (
     ),
 )
 """Problems and variants whose spaces are measured: whole, or so many configurations at random."""
+
+DATABASE = "acceptance.db"
 
 TURN = 100
 """Configurations of one space that are measured before those of another."""
@@ -275,7 +306,7 @@ def measure(session: Session) -> None:
             report = tune(
                 text,
                 device=session.device,
-                db=session.folder / "acceptance.db",
+                db=session.folder / DATABASE,
                 plan=Plan(trials=trials, baselines=False, timeout_s=RUN_TIMEOUT_S),
                 watcher=_stop_after(min(limit_s, session.left_s)),
             )
@@ -283,7 +314,7 @@ def measure(session: Session) -> None:
             problems.append(f"{text}: {error}")
         else:
             row = report.to_json()
-            rows.append({**row, "config": str(report.config)})
+            rows.append({**row, "config": str(report.config), "paths": _paths(session, report.workload)})
             failed = sum(n for kind, n in report.trials.items() if kind not in {"measured", "aborted"})
             problems += [f"{text}: {failed} trials failed: {dict(report.trials)}"] if failed else []
             problems += [] if report.median_us else [f"{text}: nothing could be measured"]
@@ -295,6 +326,12 @@ def measure(session: Session) -> None:
             )
         session.report.put("measure", rows=rows, problems=problems[:TOLD])
     session.report.put("measure", complete=not undone, undone=undone)
+
+
+def _paths(session: Session, text: str) -> dict[str, dict[str, Any]]:
+    """Return the best configuration of each variant for a problem."""
+    with open_store(session.folder / DATABASE, read_only=True) as store:
+        return best_of_each(store.best(text, session.device.key))
 
 
 def _us(time_us: float | None) -> str:
@@ -318,16 +355,25 @@ def compare(session: Session) -> None:
     problems: list[str] = []
     undone: list[str] = []
     best = [row for row in session.report.steps.get("measure", {}).get("rows", []) if row["variant"]]
-    for row in best:
+    for place, row in enumerate(best):
         if session.left_s < 20:
             undone.append(row["workload"])
             continue
-        arguments = ["contest", row["workload"], row["variant"], row["config"]]
-        answer = child(arguments, timeout_s=min(CONTEST_TIMEOUT_S, session.left_s))
-        rows.append({"workload": row["workload"], "bound_us": row["bound_us"], **answer})
-        problems += [f"{row['workload']}: {answer['problem']}"] if "problem" in answer else []
+        paths = worth_comparing(row["paths"])
+        share_s = max(30.0, 1.5 * session.left_s / (len(best) - place))
+        limit_s = min(CONTEST_TIMEOUT_S, share_s, session.left_s)
+        answer = child(["contest", row["workload"], *paths], timeout_s=limit_s)
+        rows.append({"workload": row["workload"], "bound_us": row["bound_us"], "paths": paths[::2], **answer})
+        if "problem" in answer:
+            # Who is late when all others are timed is the compiler that takes minutes.
+            late = "timed_out" in answer and "rows" in answer
+            (undone if late else problems).append(f"{row['workload']}: {answer['problem']}")
         session.report.say(f"compare: {row['workload']}: {_contest_line(answer)}")
-        session.report.put("compare", rows=rows, problems=problems[:TOLD])
+        session.report.put("compare", rows=rows, problems=problems[:TOLD], ratios=ratios(rows))
+    means = ratios(rows)["geometric_means"]
+    for path, compared in means.items():
+        told = ", ".join(f"{name} {m['ratio']:.3f} ({m['workloads']})" for name, m in compared.items())
+        session.report.say(f"compare: {path}: times of others over ours, geometric means (workloads): {told}")
     if not best:
         problems.append("nothing to compare: run the step measure first, into the same folder")
     session.report.put("compare", complete=not undone, undone=undone, problems=problems[:TOLD])

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ sys.path.insert(0, str(FOLDER))
 
 import _contest  # noqa: E402
 import _items  # noqa: E402
+import _ratio  # noqa: E402
 import acceptance  # noqa: E402
 from _contest import Contender  # noqa: E402
 from _report import Report  # noqa: E402
@@ -350,6 +352,77 @@ def test_a_contender_that_fails_is_out_and_the_others_go_on() -> None:
         {"name": "late", "problem": "ValueError: lost"},
     ]
     assert log == ["late", "ours", "late", "ours", "ours"]
+
+
+def entry(variant: str, us: float, config: int, kind: type = Measured) -> Any:
+    key = SimpleNamespace(variant=variant, config=f"bm={config}")
+    outcome = measured(us).outcome if kind is Measured else LaunchFailed(reason="no")
+    return SimpleNamespace(key=key, result=Result(outcome=outcome), bound_us=1.0)
+
+
+def test_the_best_of_each_variant_is_compared_unless_it_is_hopeless() -> None:
+    entries = [
+        entry("gemm/slow", 50.0, 1),
+        entry("gemm/mma", 11.0, 2),
+        entry("gemm/mma", 10.0, 3),
+        entry("gemm/simt", 30.0, 4),
+        entry("gemm/broken", 1.0, 5, LaunchFailed),
+    ]
+    best = _ratio.best_of_each(entries)
+    assert list(best) == ["gemm/mma", "gemm/simt", "gemm/slow"]
+    assert best["gemm/mma"] == {"config": "bm=3", "median_us": 10.0, "bound_us": 1.0}
+    assert _ratio.worth_comparing(best) == ["gemm/mma", "bm=3", "gemm/simt", "bm=4"]
+    assert _ratio.worth_comparing({}) == []
+
+
+def times(**us: float) -> list[dict[str, Any]]:
+    return [{"name": name, "median_us": value} for name, value in us.items()] + [
+        {"name": "x", "problem": "no"}
+    ]
+
+
+def test_ratios_are_told_by_workload_and_path_with_geometric_means() -> None:
+    rows = [
+        {
+            "workload": "one",
+            "paths": ["mma", "simt"],
+            "rows": times(mma=10.0, simt=20.0, torch=20.0, triton=5.0),
+        },
+        {"workload": "two", "paths": ["simt"], "rows": times(simt=4.0, torch=2.0)},
+        {"workload": "not timed", "paths": ["mma"], "problem": "not done"},
+        {"workload": "alone", "paths": ["mma"], "rows": times(mma=1.0)},
+    ]
+    found = _ratio.ratios(rows)
+    assert set(found["by_workload"]) == {"one", "two"}
+    assert found["by_workload"]["one"]["mma"] == {"torch": 2.0, "triton": 0.5, "fastest": 0.5}
+    assert found["by_workload"]["one"]["simt"]["torch"] == 1.0
+    means = found["geometric_means"]
+    assert means["mma"]["torch"] == {"ratio": pytest.approx(2.0), "workloads": 1}
+    assert means["simt"]["torch"] == {"ratio": pytest.approx(0.5**0.5), "workloads": 2}
+    assert means["best of all"]["torch"] == {"ratio": pytest.approx(1.0), "workloads": 2}
+    assert means["best of all"]["fastest"] == {"ratio": pytest.approx(0.5), "workloads": 2}
+
+
+def test_a_comparison_goes_on_without_who_is_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    paths = {"softmax/cuda_block": {"config": "a=1", "median_us": 2.0}}
+    late = {"rows": times(**{"softmax/cuda_block": 2.0, "torch": 3.0}), "problem": "late", "timed_out": True}
+    answers = iter([late, {"problem": "exit status 1"}])
+    asked: list[list[str]] = []
+
+    def child(arguments: list[str], *, timeout_s: float) -> dict[str, Any]:
+        asked.append(arguments)
+        return next(answers)
+
+    monkeypatch.setattr(acceptance, "child", child)
+    here = session(tmp_path)
+    rows = [{"workload": w, "variant": "v", "bound_us": 1.0, "paths": paths} for w in ("one", "two")]
+    here.report.put("measure", rows=rows)
+    acceptance.compare(here)
+    assert asked == [["contest", w, "softmax/cuda_block", "a=1"] for w in ("one", "two")]
+    step = here.report.steps["compare"]
+    assert (step["undone"], step["problems"]) == (["one: late"], ["two: exit status 1"])
+    mean = step["ratios"]["geometric_means"]["softmax/cuda_block"]["torch"]
+    assert mean == {"ratio": pytest.approx(1.5), "workloads": 1}
 
 
 def test_without_our_own_time_there_is_no_speedup() -> None:
