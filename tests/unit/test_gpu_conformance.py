@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -22,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "gpu
 
 import _conformance as conformance
 import _items
-from _conformance import CASES, Case, CaseVariant, Operand, by_name, conform, uncovered, wrappers_in
+from _case import Case, CaseVariant, Operand, Words, differences, draw
+from _conformance import CASES, by_name, conform, uncovered
 from _report import Report
+from _wrapper import wrappers_in
 
 H100 = device.find("h100-sxm")
 
@@ -34,7 +38,7 @@ needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailab
 
 
 def test_every_wrapper_has_a_case_and_every_case_a_wrapper() -> None:
-    assert uncovered() == [], "add a case to CASES of benchmarks/gpu/_conformance.py"
+    assert uncovered() == [], "add a case to benchmarks/gpu/_cases.py"
 
 
 def test_names_of_cases_are_unique() -> None:
@@ -87,6 +91,9 @@ def test_assembly_that_cannot_be_read_is_no_silence() -> None:
 def test_a_wrapper_without_a_case_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "CASES", CASES[1:])
     assert uncovered() == ["mma_m16n8k16_f16 has no case"]
+    added = dataclasses.replace(CASES[0], name="of nothing")
+    monkeypatch.setattr(conformance, "CASES", (*CASES, added))
+    assert uncovered() == ["of nothing is called by a case and is no wrapper"]
 
 
 # -- running -------------------------------------------------------------------------------------------------
@@ -96,7 +103,7 @@ def faulty(old: str, new: str) -> conformance.Run:
     """Return an emulator whose wrappers are wrong on purpose, to stand for a GPU."""
 
     class Faulty(CaseVariant):
-        def source(self, workload: conformance.Words, config: Config) -> str:
+        def source(self, workload: Words, config: Config) -> str:
             text = super().source(workload, config)
             assert text.count(old) == 1, old
             return text.replace(old, new)
@@ -147,10 +154,10 @@ def test_one_wrong_register_is_told_as_such() -> None:
     got = right.copy()
     got[32 + 5, 1] = np.float32(1.5).view(np.int32)
     text = "some: 1 of 384 registers differ: lane 5, d[1]: 0x3fc00000 (1.5), must be 0x00000000 (0)"
-    assert conformance.differences(case, got, right) == text
+    assert differences(case, got, right) == text
     got = right.copy()
     got[31, 2] = 255
-    assert "lane 31, e[0]: 0x000000ff, must be 0x00000000" in str(conformance.differences(case, got, right))
+    assert "lane 31, e[0]: 0x000000ff, must be 0x00000000" in str(differences(case, got, right))
 
 
 def test_any_nan_is_one_and_a_zero_has_its_sign() -> None:
@@ -158,18 +165,37 @@ def test_any_nan_is_one_and_a_zero_has_its_sign() -> None:
     words = np.array([[0x7E007C00], [0x00008000]], np.uint32)
     other_nan, other_zero = words.copy(), words.copy()
     other_nan[0, 0], other_zero[1, 0] = 0x7FFF7C00, 0
-    assert conformance.differences(case, other_nan, words) is None
-    assert "lane 1, d[0]" in str(conformance.differences(case, other_zero, words))
+    assert differences(case, other_nan, words) is None
+    assert "lane 1, d[0]" in str(differences(case, other_zero, words))
 
 
 def test_operands_are_the_same_again_and_of_their_kind() -> None:
     for case in CASES:
-        one, other = conformance.draw(case), conformance.draw(case)
+        one, other = draw(case), draw(case)
         assert np.array_equal(one["taken"], other["taken"])
         assert one["taken"].shape == (CaseVariant(case).workload.threads, CaseVariant(case).workload.takes)
-    taken = conformance.draw(by_name()["mma_m16n8k16_f16"])["taken"]
+    taken = draw(by_name()["mma_m16n8k16_f16"])["taken"]
     halves = np.ascontiguousarray(taken[:, 4:]).view(np.float16)
     assert set(np.unique(halves)) == set(range(-8, 9))
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", [c for c in CASES if c.name.startswith("wgmma")], ids=lambda case: case.name)
+def test_products_of_a_warpgroup_are_products(case: Case) -> None:
+    """Computed without descriptors and fragments: what the case multiplies is what it means to."""
+    variant = CaseVariant(case)
+    inputs = draw(case)
+    given = conformance.on_host(variant, variant.workload, Config({"unused": 0}), inputs)["given"]
+    element = np.float16 if "half_t" in case.name else ml_dtypes.bfloat16
+    blocks = inputs["taken"].view(element).astype(np.float32).reshape(-1, case.threads, 64)
+    n, a_along_m, b_along_n = case.threads - 64, "true, " in case.name, "true>" in case.name
+    fragments = given.view(np.float32).reshape(-1, case.threads, n // 8, 2, 2)[:, :128]
+    # Thread (warp, g, t) has rows g and g + 8 of its warp, and columns 2 t and 2 t + 1 of each 8.
+    parts = fragments.reshape(-1, 4, 8, 4, n // 8, 2, 2).transpose(0, 1, 5, 2, 4, 3, 6)
+    for lines, product in zip(blocks, parts.reshape(-1, 64, n), strict=True):
+        a = lines[:64].T if a_along_m else lines[:64]
+        b = np.hstack(np.split(lines[64:], n // 64)) if b_along_n else lines[64:].T
+        assert np.array_equal(product, a @ b)
 
 
 @needs_nvrtc
