@@ -14,19 +14,21 @@ from tunebench import workloads
 from tunebench.bound import bound
 from tunebench.compile import unavailable
 from tunebench.compile.emulate import ORDERS, EmulationFailed, emulate, find_compiler
+from tunebench.compile.simulate import simulate
 from tunebench.device import described, representative
 from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.errors import InputError
 from tunebench.kernels import _grouped
 from tunebench.kernels.grouped_gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.grouped_gemm.cuda_simt import VARIANT as SIMT
+from tunebench.kernels.grouped_gemm.numba_cuda import VARIANT as NUMBA
 from tunebench.measure import baseline
 from tunebench.measure.sampled import Sampled, is_sampled
 from tunebench.measure.verify import InputSet, share_of
 from tunebench.space import Config
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-VARIANTS = (SIMT, MMA)
+VARIANTS = (SIMT, MMA, NUMBA)
 GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
 A100, H100 = representative("sm_80"), representative("sm_90")
 
@@ -198,8 +200,9 @@ def test_no_block_has_more_tiles_than_declared_however_rows_are_split(w: Grouped
             config = table.config(choice % len(table))
             (launch,) = variant.launches(w, config)
             most = _grouped.most_tiles(w, config["bm"], config["bn"])
-            assert -(-most // launch.grid[0]) <= config["tiles_a_block"]
-            if config["tiles_a_block"] > 1:
+            in_turn = config.get("tiles_a_block", 1)
+            assert -(-most // launch.grid[0]) <= in_turn
+            if in_turn > 1:
                 assert _grouped.least_tiles(w, config["bm"], config["bn"]) >= A100.sm_count
 
 
@@ -235,10 +238,11 @@ def test_more_tiles_than_can_be_numbered_are_refused(variant: Any) -> None:
     assert "tiles" in str(variant.refuses(huge, A100))
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_large_problem_has_thousands_of_configurations(variant: Any) -> None:
-    workload = grouped("groups=8,m=4096,n=14336,k=4096,dtype=bf16")
-    assert 5000 < len(variant.configs(workload, A100)) < 30_000
+@pytest.mark.parametrize(("variant", "least"), [(SIMT, 5000), (MMA, 5000), (NUMBA, 500)], ids=str)
+def test_a_large_problem_has_many_configurations(variant: Any, least: int) -> None:
+    dtype = "f32" if variant is NUMBA else "bf16"
+    workload = grouped(f"groups=8,m=4096,n=14336,k=4096,dtype={dtype}")
+    assert least < len(variant.configs(workload, A100)) < 30_000
 
 
 def test_blocks_take_tiles_in_turn_where_there_are_many() -> None:
@@ -270,7 +274,7 @@ def test_costs_never_exceed_what_the_most_favourable_split_executes(workload: Gr
 
 @given(workload=problems, choice=st.integers(0, 10**6))
 def test_a_miniature_has_the_same_edges_and_machine_code(workload: GroupedGemm, choice: int) -> None:
-    for variant in VARIANTS:
+    for variant in (SIMT, MMA):
         if variant.refuses(workload, A100) is not None:
             continue
         table = variant.configs(workload, A100)
@@ -353,6 +357,18 @@ def test_tiles_in_turn_end_where_there_are_no_more() -> None:
     assert MMA.launches(workload, config)[0].grid == (3, 1, 1)
     outputs = emulate(MMA, workload, config, inputs)
     assert share(workload, inputs, outputs["c"]) <= 1
+
+
+@pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+@pytest.mark.parametrize(
+    ("trans", "split"),
+    [("nn", (0, 1, 16, 0, 18, 0)), ("nt", (0, 0, 0, 0, 0, 35)), ("nt", (35, 0, 0, 0, 0, 0))],
+)
+def test_numba_finds_the_tiles_of_any_split(trans: str, split: tuple[int, ...]) -> None:
+    workload = grouped(f"groups=6,m=35,n=19,k=5,dtype=f32,trans={trans}")
+    inputs = inputs_of(workload, split)
+    config = Config({"bm": 16, "bn": 16, "tm": 2, "tn": 2, "bk": 4})
+    assert share(workload, inputs, simulate(NUMBA, workload, config, inputs)["c"]) <= 1
 
 
 def changed(variant: Any, old: str, new: str) -> Any:

@@ -1,0 +1,188 @@
+"""grouped_gemm in Numba-CUDA as a Numba user would write it: gemm's kernel, and a walk along the offsets.
+
+A block has one tile of c, or none: the grid has as many blocks as the most unfavourable split of rows has
+tiles, and each block walks from group to group until it comes to its own tile. The tile is computed as
+gemm's numba_cuda does it: shared arrays, tm x tn results a thread, spread over the tile.
+
+Limits: f32 in and out (tf32 is multiplied as f32, more exactly than it asks for).
+
+Source: Numba documentation, "CUDA Python, Examples: matrix multiplication".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import storage
+from tunebench.kernels import _grouped
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, ceil_div
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+
+MAX_STATIC_SMEM_BYTES = 48 * 1024
+"""Most shared memory of fixed size. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+
+def _threads(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    return bm // tm * (bn // tn)
+
+
+def _smem_bytes(bm: Any, bn: Any, bk: Any) -> Any:
+    return 4 * (bm * (bk + 1) + bk * (bn + 1))
+
+
+def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    """A block has 64 to 1024 threads, and a thread at most 64 results, all in registers."""
+    threads = _threads(bm, bn, tm, tn)
+    return (threads >= 64) & (threads <= 1024) & (tm * tn <= 64) & (threads * (tm * tn + 32) <= 65536)
+
+
+SPACE = Space(
+    (
+        Parameter("bm", (16, 32, 64, 128), "rows of a group that a tile has"),
+        Parameter("bn", (16, 32, 64, 128), "columns of c a tile has"),
+        Parameter("tm", (1, 2, 4, 8), "rows of c a thread computes"),
+        Parameter("tn", (1, 2, 4, 8), "columns of c a thread computes"),
+        Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
+    ),
+    (
+        _grouped.fits,
+        threads_are_reasonable,
+        lambda bm, bn, bk: _smem_bytes(bm, bn, bk) <= MAX_STATIC_SMEM_BYTES,
+        lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
+    ),
+)
+
+USUAL = ((64, 64, 4, 4), (32, 32, 2, 2), (16, 32, 1, 2), (16, 16, 1, 1))
+"""Tiles (bm, bn, tm, tn) that tutorials and libraries use, largest first."""
+
+
+class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
+    """Serves f32, in every size, layout of b and split of rows."""
+
+    name = "numba_cuda"
+    operator = GroupedGemm
+    space = SPACE
+
+    def limits(self, workload: GroupedGemm, device: Device) -> str | None:
+        """Return what keeps this problem out, or None."""
+        if storage(workload.dtype) != "f32" or workload.out != "f32":
+            return f"{self.key} takes and gives f32, not {workload.dtype} to {workload.out}"
+        return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in USUAL))
+
+    def default(self, workload: GroupedGemm, device: Device) -> Config:
+        """Return the largest of the usual tiles that gives every SM one if groups are of one size."""
+        usable = [tile for tile in USUAL if _grouped.fits(tile[0], tile[1], workload)]
+        full = [tile for tile in usable if _grouped.usual_tiles(workload, *tile[:2]) >= device.sm_count]
+        bm, bn, tm, tn = (full or usable[-1:])[0]
+        bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
+        return Config({"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk})
+
+    def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
+        """Count the tiles there are if one group has all rows: no split has fewer.
+
+        Parts of a tile beyond its group, or the edge of c, and of the last step of k are computed as zeros.
+        """
+        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
+        padded_k = ceil_div(workload.k, bk) * bk
+        threads, tiles = _threads(bm, bn, tm, tn), _grouped.least_tiles(workload, bm, bn)
+        return Costs(
+            blocks=tiles,
+            full_blocks=tiles,
+            threads=threads,
+            smem_bytes=_smem_bytes(bm, bn, bk),
+            fma=bm * bn * padded_k,
+            # Each value is read on its own, in a pass of 128 bytes.
+            smem_traffic_bytes=threads / 32 * padded_k * 128 * (tm + tn) + 4 * padded_k * (bm + bn),
+        )
+
+    def launches(self, workload: GroupedGemm, config: Config) -> tuple[Launch, ...]:
+        """Return one launch for all groups, of a block a tile."""
+        bm, bn = config["bm"], config["bn"]
+        return (
+            Launch(
+                grid=_grouped.grid(workload, bm, bn, 1),
+                block=(bn // config["tn"], bm // config["tm"], 1),
+                arguments=("a", "b", "offsets", "c"),
+            ),
+        )
+
+    def miniature(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
+        """Return a problem of a few tiles, not quite full: the simulator is slow."""
+        bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
+        small = bm * bn * bk <= 4096
+        return dataclasses.replace(
+            workload,
+            groups=min(workload.groups, 3),
+            m=min(workload.m, 2 * bm - 3 if small else bm - 3),
+            n=min(workload.n, bn - 5),
+            k=min(workload.k, 2 * bk - 3),
+        )
+
+    def kernel(self, workload: GroupedGemm, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
+        """Return the kernel `(a, b, offsets, c)`."""
+        from numba import cuda, float32
+
+        BM, BN, BK, TM, TN = (config[name] for name in ("bm", "bn", "bk", "tm", "tn"))
+        ROWS, COLUMNS = BM // TM, BN // TN  # of threads
+        THREADS = ROWS * COLUMNS
+        A_SHAPE, B_SHAPE = (BM, BK + 1), (BK, BN + 1)
+        transposed, zero = workload.trans == "nt", np.float32(0)
+
+        def multiply(a: Any, b: Any, offsets: Any, c: Any) -> None:  # noqa: C901 - likewise
+            tile_a = cuda.shared.array(A_SHAPE, float32)
+            tile_b = cuda.shared.array(B_SHAPE, float32)
+            sums = cuda.local.array((TM, TN), float32)
+            groups, n, k = b.shape[0], c.shape[1], a.shape[1]
+
+            # To the group that has this block's tile; tiles of a group are taken column by column.
+            tiles_n = (n + BN - 1) // BN
+            tile, z = cuda.blockIdx.x, 0
+            tiles_m = (offsets[1] - offsets[0] + BM - 1) // BM
+            while z < groups and tile >= tiles_m * tiles_n:
+                tile -= tiles_m * tiles_n
+                z += 1
+                tiles_m = (offsets[z + 1] - offsets[z] + BM - 1) // BM if z < groups else 0
+            if z == groups:
+                return  # all threads of the block
+            row0, column0 = offsets[z] + tile % tiles_m * BM, tile // tiles_m * BN
+            end = offsets[z + 1]
+
+            x, y = cuda.threadIdx.x, cuda.threadIdx.y
+            for i in range(TM):
+                for j in range(TN):
+                    sums[i, j] = zero
+            for k0 in range(0, k, BK):
+                for index in range(y * COLUMNS + x, BM * BK, THREADS):
+                    i, kk = index // BK, index % BK
+                    value = zero
+                    if row0 + i < end and k0 + kk < k:
+                        value = a[row0 + i, k0 + kk]
+                    tile_a[i, kk] = value
+                for index in range(y * COLUMNS + x, BN * BK, THREADS):
+                    j, kk = (index // BK, index % BK) if transposed else (index % BN, index // BN)
+                    value = zero
+                    if column0 + j < n and k0 + kk < k:
+                        value = b[z, column0 + j, k0 + kk] if transposed else b[z, k0 + kk, column0 + j]
+                    tile_b[kk, j] = value
+                cuda.syncthreads()
+                for kk in range(BK):
+                    for i in range(TM):
+                        for j in range(TN):
+                            sums[i, j] += tile_a[y + i * ROWS, kk] * tile_b[kk, x + j * COLUMNS]
+                cuda.syncthreads()
+
+            for i in range(TM):
+                for j in range(TN):
+                    row, column = row0 + y + i * ROWS, column0 + x + j * COLUMNS
+                    if row < end and column < n:
+                        c[row, column] = sums[i, j]
+
+        return multiply
+
+
+VARIANT = NumbaCudaGroupedGemm()
