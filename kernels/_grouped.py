@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels._cuda import ctype
 from tunebench.kernels._gemm import AFFORDABLE_FMA, MAX_BLOCKS, alignment
@@ -21,6 +22,7 @@ __all__ = [
     "least_tiles",
     "most_tiles",
     "problem",
+    "share",
     "shrink",
     "turns_fill_the_device",
     "usual_tiles",
@@ -30,9 +32,7 @@ __all__ = [
 
 TURNS = (1, 2, 4, 8, 16)
 
-TILES_A_BLOCK = Parameter(
-    "tiles_a_block", TURNS, "tiles that a block computes in turn, if all groups are full"
-)
+TILES_A_BLOCK = Parameter("tiles_a_block", TURNS, "most tiles that a block computes, one after the other")
 
 Tile = tuple[int, int]
 
@@ -84,6 +84,43 @@ def usual_tiles(workload: GroupedGemm, bm: int, bn: int) -> int:
 def grid(workload: GroupedGemm, bm: int, bn: int, tiles_a_block: int) -> tuple[int, int, int]:
     """Return a grid of which each block has `tiles_a_block` tiles at most, however rows are split."""
     return (int(ceil_div(most_tiles(workload, bm, bn), tiles_a_block)), 1, 1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What blocks have at least, however rows are split: columns.
+
+    Attributes:
+        tiles: Tiles of each full block.
+        full_blocks: Blocks that have as many.
+        blocks: How many blocks of as many tiles would do no more than all blocks together, in fractions.
+    """
+
+    tiles: Any
+    full_blocks: Any
+    blocks: Any
+
+
+def share(workload: GroupedGemm, bm: Any, bn: Any, tiles_a_block: Any, device: Device) -> Share:
+    """Return the share of a block that takes every so many tiles one, of at least `least_tiles`.
+
+    Of T tiles or more, taken in turn by G blocks, all blocks have ``T // G`` at least, and ``T - (t - 1) G`` of
+    them have ``t = ceil(T / G)``. Both are true; which says more of the busiest SM is what counts.
+    """
+    least = least_tiles(workload, bm, bn)
+    grid_blocks = ceil_div(most_tiles(workload, bm, bn), tiles_a_block)
+    many, few = ceil_div(least, grid_blocks), np.maximum(1, least // grid_blocks)
+    some, every = least - (many - 1) * grid_blocks, np.minimum(least, grid_blocks)
+
+    def tiles_of_busiest(tiles: Any, full_blocks: Any) -> Any:
+        return np.maximum(np.ceil(full_blocks / device.sm_count) * tiles, least / device.sm_count)
+
+    better = tiles_of_busiest(few, every) > tiles_of_busiest(many, some)
+    return Share(
+        tiles=np.where(better, few, many),
+        full_blocks=np.where(better, every, some),
+        blocks=np.where(better, np.minimum(least / few, grid_blocks), least / many),
+    )
 
 
 def fits(bm: Any, bn: Any, workload: GroupedGemm) -> Any:

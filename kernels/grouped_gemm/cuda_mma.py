@@ -243,10 +243,9 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         return len(only.enumerate(workload=workload, device=device)) == 1
 
     def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
-        """Count tiles, as if each were a block: so many there are if one group has all rows, and never fewer.
+        """Count the tiles there are if one group has all rows, and what each block has of them at least.
 
         Parts of a tile beyond its group, or the edge of c, and of the last step of k are multiplied as zeros.
-        A block's tiles come one after the other, and no SM holds more of them at a time than blocks.
         """
         size = itemsize(workload.dtype)
         names = ("bm", "bn", "bk", "warps_m", "warps_n")
@@ -256,20 +255,21 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         steps = padded_k * size / 32
         fragments = warps * steps * (bm / warps_m / 16 + bn / warps_n / 16)
         products = warps * steps * (bm / warps_m / 16 * bn / warps_n / 8)
-        tiles, threads = _grouped.least_tiles(workload, bm, bn), _threads(warps_m, warps_n)
+        threads = _threads(warps_m, warps_n)
+        share = _grouped.share(workload, bm, bn, table["tiles_a_block"].astype(np.float64), device)
         return Costs(
-            blocks=tiles,
-            full_blocks=tiles,
+            blocks=share.blocks,
+            full_blocks=share.full_blocks,
             threads=threads,
             smem_bytes=_smem_bytes(
                 workload, bm, bn, bk, warps_m, warps_n, *(table[name] for name in ("stages", "staged"))
             ),
             registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
-            mma_flop=2 * bm * bn * padded_k,
+            mma_flop=share.tiles * 2 * bm * bn * padded_k,
             mma_dtype=workload.dtype,
-            smem_traffic_bytes=512 * fragments + padded_k * size * (bm + bn),
-            fill_bytes=self._fill_bytes(workload, bn),
-            instructions=products + fragments,
+            smem_traffic_bytes=share.tiles * (512 * fragments + padded_k * size * (bm + bn)),
+            fill_bytes=share.tiles * self._fill_bytes(workload, bn),
+            instructions=share.tiles * (products + fragments),
         )
 
     def _fill_bytes(self, workload: GroupedGemm, bn: Any) -> Any:

@@ -182,7 +182,7 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
         return Config({name: chosen[name] for name in SPACE.names})
 
     def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
-        """Count tiles, as if each were a block: so many there are if one group has all rows, and never fewer.
+        """Count the tiles there are if one group has all rows, and what each block has of them at least.
 
         Parts of a tile beyond its group, or the edge of c, and of the last step of k are computed as zeros.
         Reads of a and b may hit in L1, so that nothing is certain to come from L2.
@@ -198,16 +198,16 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
         reads = warp_steps * (tm / chunk_m * pass_m + tn / chunk_n * pass_n)
         # sm_100 on can do two multiply-adds by one instruction.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
-        tiles = _grouped.least_tiles(workload, bm, bn)
+        share = _grouped.share(workload, bm, bn, table["tiles_a_block"].astype(np.float64), device)
         return Costs(
-            blocks=tiles,
-            full_blocks=tiles,
+            blocks=share.blocks,
+            full_blocks=share.full_blocks,
             threads=threads,
             smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),
             registers=np.minimum(tm * tn + 16, 65536 // threads),
-            fma=bm * bn * padded_k,
-            smem_traffic_bytes=reads + 4 * padded_k * (bm + bn),
-            instructions=warp_steps * (tm * tn / packed + tm / chunk_m + tn / chunk_n),
+            fma=share.tiles * bm * bn * padded_k,
+            smem_traffic_bytes=share.tiles * (reads + 4 * padded_k * (bm + bn)),
+            instructions=share.tiles * warp_steps * (tm * tn / packed + tm / chunk_m + tn / chunk_n),
         )
 
     def source(self, workload: GroupedGemm, config: Config) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -192,6 +193,31 @@ def test_the_most_and_the_least_tiles_of_any_split(m: int, groups: int) -> None:
         assert min(counts) <= _grouped.usual_tiles(workload, bm, 7) <= max(counts)
 
 
+@given(
+    m=st.integers(1, 5000),
+    groups=st.integers(1, 40),
+    tiles_a_block=st.sampled_from([1, 2, 4, 8, 16]),
+    sm_count=st.integers(1, 150),
+    split=st.randoms(use_true_random=False),
+)
+def test_full_blocks_have_their_share_of_any_split(
+    m: int, groups: int, tiles_a_block: int, sm_count: int, split: Any
+) -> None:
+    workload = GroupedGemm(groups=groups, m=m, n=130, k=1, dtype="f32")
+    device = dataclasses.replace(A100, sm_count=sm_count)
+    found = _grouped.share(workload, 16, 64, np.array([float(tiles_a_block)]), device)
+    tiles, full_blocks, blocks = (float(x[0]) for x in (found.tiles, found.full_blocks, found.blocks))
+    grid = _grouped.grid(workload, 16, 64, tiles_a_block)[0]
+    cuts = sorted(split.choices(range(m + 1), k=groups - 1))
+    sizes = np.diff([0, *cuts, m]) if split.random() < 0.8 else np.array([m])
+    there = int(np.sum(-(-sizes // 16))) * 3
+    of_each = np.sort([len(range(block, there, grid)) for block in range(grid)])[::-1]
+    assert full_blocks >= 1
+    assert of_each[int(full_blocks) - 1] >= tiles
+    assert blocks * tiles <= there * (1 + 1e-12)
+    assert blocks <= grid
+
+
 @given(problems, st.integers(0, 10**6))
 def test_no_block_has_more_tiles_than_declared_however_rows_are_split(w: GroupedGemm, choice: int) -> None:
     for variant in VARIANTS:
@@ -263,8 +289,11 @@ def test_costs_never_exceed_what_the_most_favourable_split_executes(workload: Gr
             -(-getattr(workload, name) // table[f"b{name}"]) * table[f"b{name}"] for name in "mnk"
         )
         executed = 1.0 * rows * columns * depth
-        np.testing.assert_allclose(costs.blocks * (costs.fma + costs.mma_flop / 2), executed)
-        assert np.all(costs.full_blocks <= costs.blocks)
+        declared = costs.blocks * (costs.fma + costs.mma_flop / 2)
+        assert np.all(declared <= executed * (1 + 1e-12))
+        assert np.all(declared > executed / 2)
+        grid = [variant.launches(workload, table.config(row))[0].grid[0] for row in range(0, len(table), 97)]
+        assert np.all(np.broadcast_to(costs.blocks, len(table))[::97] <= grid)
         # All rows in one group read b once a row of tiles, and a once a column of tiles.
         size = itemsize(workload.dtype)
         touched = workload.k * size * (workload.n * rows / table["bm"] + workload.m * columns / table["bn"])
