@@ -104,8 +104,8 @@ class Share:
 def share(workload: GroupedGemm, bm: Any, bn: Any, tiles_a_block: Any, device: Device) -> Share:
     """Return the share of a block that takes every so many tiles one, of at least `least_tiles`.
 
-    Of T tiles or more, taken in turn by G blocks, all blocks have ``T // G`` at least, and ``T - (t - 1) G`` of
-    them have ``t = ceil(T / G)``. Both are true; which says more of the busiest SM is what counts.
+    Of T tiles or more, taken in turn by G blocks, all blocks have ``T // G`` at least, and ``T - (t - 1) G``
+    of them have ``t = ceil(T / G)``. Both are true; which says more of the busiest SM is what counts.
     """
     least = least_tiles(workload, bm, bn)
     grid_blocks = ceil_div(most_tiles(workload, bm, bn), tiles_a_block)

@@ -78,6 +78,14 @@ CASES: tuple[Case, ...] = (
     _mma("mma_m16n8k8_tf32", "tf32"),
     _mma("mma_m16n8k32_e4m3", "e4m3", minimum_cc=(8, 9)),
     _mma("mma_m16n8k32_s8", "i8", "i32"),
+    Case(
+        "pick_bytes",
+        (Operand("m", 2),),
+        "r[0] = pick_bytes<0x6420>(m[0], m[1]), r[1] = pick_bytes<0x7531>(m[0], m[1]), "
+        "r[2] = pick_bytes<0x0371>(m[1], m[0]);",
+        (Operand("r", 3),),
+        minimum_cc=(7, 5),
+    ),
     _ldmatrix("ldmatrix_x4", 4),
     _ldmatrix("ldmatrix_x4_trans", 4),
     _ldmatrix("ldmatrix_x2", 2),

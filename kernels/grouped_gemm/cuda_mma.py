@@ -1,4 +1,4 @@
-"""grouped_gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16 and tf32, summed in f32.
+"""grouped_gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16, tf32, e4m3, summed in f32.
 
 One kernel does all groups. Its grid is as large as the most unfavourable split of rows asks for, divided by
 the tiles a block takes in turn; each block walks along the offsets in device memory to the groups of its
@@ -6,7 +6,8 @@ tiles, and ends where there are no more. The host so needs no sizes, and an empt
 the walk. A tile is computed as gemm's cuda_mma does it: cp.async into `stages` swizzled buffers, ldmatrix,
 mma. Rows beyond the end of a group are zeros, though the rows of the next one are there.
 
-Limits: cp.async copies 4 bytes or more, so that the lines of 16-bit matrices must be of even length.
+Limits: cp.async copies 4 bytes or more, so that lines of matrices must be multiples of that. e4m3 needs
+sm_89, and b along k.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; NVIDIA CUTLASS, grouped GEMM (persistent
 blocks that visit the tiles of several problems); Gale et al., "MegaBlocks: Efficient sparse training with
@@ -31,6 +32,9 @@ from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 MAX_SUMS = 128
 """Sums a thread may keep: beyond that they do not stay in its 255 registers."""
 
+CONVERTED_SUMS = 64
+"""Sums a thread may keep of e4m3, which compilers for sm_90 and sm_100 convert to f16 on the way."""
+
 COPY_BYTES = 4
 """Least that cp.async copies."""
 
@@ -48,10 +52,16 @@ def _smem_bytes(
     return np.maximum(tiles, results)
 
 
-def warps_cover_the_tile(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
+def _least_bk(workload: GroupedGemm) -> int:
+    """Return the shortest step: one instruction of 8-bit elements, two of tf32."""
+    return max(16, 32 // itemsize(workload.dtype))
+
+
+def warps_cover_the_tile(bm: Any, bn: Any, warps_m: Any, warps_n: Any, workload: GroupedGemm) -> Any:
     """A warp must have 16 x 16 results or a multiple, at most 4 times as many one way as the other."""
     m, n = bm // warps_m, bn // warps_n
-    return (m >= 16) & (n >= 16) & (m * n <= 32 * MAX_SUMS) & (m <= 4 * n) & (n <= 4 * m)
+    most_sums = CONVERTED_SUMS if workload.dtype == "e4m3" else MAX_SUMS
+    return (m >= 16) & (n >= 16) & (m * n <= 32 * most_sums) & (m <= 4 * n) & (n <= 4 * m)
 
 
 def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
@@ -61,8 +71,10 @@ def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any
 
 
 def stages_have_tiles(bk: Any, stages: Any, workload: GroupedGemm) -> Any:
-    """There must be as many steps of k as buffers under way, and no step twice as long as k."""
-    return ((bk == 16) | (bk < 2 * workload.k)) & ((stages == 2) | (stages <= ceil_div(workload.k, bk) + 1))
+    """Steps of k must be as many as buffers under way, of 128 bytes or less, and none twice as long as k."""
+    least, whole = _least_bk(workload), stages <= ceil_div(workload.k, bk) + 1
+    fits = (bk >= least) & (bk * itemsize(workload.dtype) <= 128) & ((bk == least) | (bk < 2 * workload.k))
+    return fits & ((stages == 2) | whole)
 
 
 def shared_memory_fits(
@@ -111,7 +123,7 @@ SPACE = Space(
         Parameter("bn", (32, 64, 128, 256), "columns of c a tile has"),
         Parameter("warps_m", (1, 2, 4), "warps of a block along m"),
         Parameter("warps_n", (1, 2, 4), "warps of a block along n"),
-        Parameter("bk", (16, 32, 64), "steps of k in one buffer"),
+        Parameter("bk", (16, 32, 64, 128), "steps of k in one buffer"),
         Parameter("stages", (2, 3, 4, 5), "buffers: all but one are under way while it is multiplied"),
         Parameter("staged", (0, 1), "1: results are gathered in shared memory for wide stores"),
         Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
@@ -127,7 +139,6 @@ SPACE = Space(
         shared_memory_fits,
         min_blocks_is_of_use,
         lambda bm, bn: bn <= 8 * bm,
-        lambda bk, workload: bk * itemsize(workload.dtype) <= 128,
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
     ),
 )
@@ -190,7 +201,7 @@ grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restri
 
 
 class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
-    """Serves f16, bf16 and tf32 on sm_80 and later."""
+    """Serves f16, bf16 and tf32 on sm_80 and later, e4m3 on sm_89 and later."""
 
     name = "cuda_mma"
     operator = GroupedGemm
@@ -199,11 +210,15 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
 
     def limits(self, workload: GroupedGemm, device: Device) -> str | None:
         """Return what keeps this problem from tensor cores or from cp.async, or None."""
-        if workload.dtype not in ("f16", "bf16", "tf32"):
-            return f"{self.key} multiplies f16, bf16 and tf32, not {workload.dtype}"
+        if workload.dtype == "f32":
+            return f"{self.key} multiplies f16, bf16, tf32 and e4m3; f32 has no tensor-core instruction"
+        if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
+            return f"{self.key} needs sm_89 or later to multiply e4m3"
+        if workload.dtype == "e4m3" and workload.trans != "nt":
+            return f"{self.key} reads e4m3 along k: trans must be nt, not {workload.trans}"
         narrow = min(_grouped.widths(workload)[:2]) * itemsize(workload.dtype)
         if narrow < COPY_BYTES:
-            return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be of even length"
+            return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be multiples of that"
         return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in USUAL))
 
     def default(self, workload: GroupedGemm, device: Device) -> Config:
@@ -221,8 +236,12 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
     def _usual(self, workload: GroupedGemm, device: Device) -> Iterator[Config]:
         """Yield the usual tiles, as deep as k allows, as many of them a block as leave each SM a block."""
         for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
-            wanted = line_bytes // itemsize(workload.dtype)
-            bk = max(b for b in (16, 32, 64) if b == 16 or (b <= wanted and b < 2 * workload.k))
+            # Longer steps of what is converted on the way spill.
+            longest = 64 if workload.dtype == "e4m3" else line_bytes
+            wanted, least = min(line_bytes, longest) // itemsize(workload.dtype), _least_bk(workload)
+            bk = max(
+                b for b in (16, 32, 64, 128) if b == least or (least < b <= wanted and b < 2 * workload.k)
+            )
             yield Config(
                 {
                     "bm": bm,
@@ -307,7 +326,8 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
 
     def claims(self, workload: GroupedGemm, config: Config) -> tuple[str, ...]:
         """Tensor cores, copies past registers, and ldmatrix, which a's tiles are always read by."""
-        return ("HMMA", "LDGSTS", "LDSM")
+        # e4m3 is multiplied by QMMA or, where there is none, by HMMA.
+        return (*(() if workload.dtype == "e4m3" else ("HMMA",)), "LDGSTS", "LDSM")
 
     def miniature(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
         """Return a problem of few groups and tiles with the same edges."""

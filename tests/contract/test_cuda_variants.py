@@ -52,6 +52,7 @@ WORKLOADS = {
         "grouped_gemm:groups=4,m=130,n=34,k=38,dtype=bf16,skew=one,out=f32",
         "grouped_gemm:groups=3,m=1,n=65,k=17,dtype=tf32,trans=nt",
         "grouped_gemm:groups=3,m=30,n=48,k=80,dtype=e4m3",
+        "grouped_gemm:groups=5,m=70,n=44,k=84,dtype=e4m3,trans=nt",
     ),
     "conv2d": (
         "conv2d:n=2,c=5,h=11,w=7,k=7,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=bias+relu",

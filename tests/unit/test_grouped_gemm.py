@@ -253,9 +253,14 @@ def test_cuda_simt_serves_everything_on_every_gpu(workload: GroupedGemm) -> None
 def test_cuda_mma_says_what_it_cannot_do() -> None:
     assert "f32" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=f32"), A100))
     assert "sm_80" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=f16"), representative("sm_75")))
-    assert "even length" in str(MMA.refuses(grouped("groups=2,m=64,n=63,k=64,dtype=f16"), A100))
-    assert "even length" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=63,dtype=f16,trans=nt"), A100))
+    assert "multiples of that" in str(MMA.refuses(grouped("groups=2,m=64,n=63,k=64,dtype=f16"), A100))
+    assert "multiples of that" in str(
+        MMA.refuses(grouped("groups=2,m=64,n=64,k=63,dtype=f16,trans=nt"), A100)
+    )
     assert MMA.refuses(grouped("groups=2,m=63,n=63,k=64,dtype=f16,trans=nt"), A100) is None
+    assert "sm_89" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=e4m3,trans=nt"), A100))
+    assert "trans must be nt" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=e4m3"), H100))
+    assert MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=e4m3,trans=nt"), H100) is None
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -332,6 +337,7 @@ CASES = [
     (MMA, "n=70,k=104,dtype=f16,trans=nn", {"staged": 1, "stages": 3, "tiles_a_block": 4}),
     (MMA, "n=72,k=40,dtype=bf16,trans=nt,out=f32", {"staged": 0, "stages": 2, "tiles_a_block": 16}),
     (MMA, "n=33,k=21,dtype=tf32,trans=nt", {"staged": 0, "stages": 2, "tiles_a_block": 2}),
+    (MMA, "n=40,k=100,dtype=e4m3,trans=nt", {"staged": 1, "stages": 3, "tiles_a_block": 4, "bk": 32}),
     (SIMT, "n=37,k=43,dtype=f32,trans=nn", {"stages": 1, "tiles_a_block": 4}),
     (SIMT, "n=72,k=40,dtype=bf16,trans=nt,out=f32", {"stages": 2, "tiles_a_block": 16}),
     (SIMT, "n=48,k=37,dtype=e4m3", {"stages": 2, "tiles_a_block": 2}),
@@ -344,7 +350,7 @@ def problem_of(text: str) -> GroupedGemm:
 
 def configured(variant: Any, workload: GroupedGemm, choices: dict[str, int]) -> Config:
     """Return a configuration of small tiles that has the choices given."""
-    table = variant.configs(workload, A100)
+    table = variant.configs(workload, H100)
     wanted = {"bm": 32, "bn": 32, "group_m": 8, **choices, "tiles_a_block": 1}
     rows = np.all([table[name] == value for name, value in wanted.items()], axis=0)
     found = np.flatnonzero(rows)
@@ -370,7 +376,7 @@ def test_results_are_right_in_every_order(variant: Any, text: str, choices: Any,
 
 
 @needs_compiler
-@pytest.mark.parametrize(("variant", "text", "choices"), [CASES[0], CASES[3]])
+@pytest.mark.parametrize(("variant", "text", "choices"), [CASES[0], CASES[4]])
 def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, int]) -> None:
     workload = problem_of(text)
     inputs = inputs_of(workload, EDGES["edges"])
@@ -415,13 +421,13 @@ def changed(variant: Any, old: str, new: str) -> Any:
 FAULTS = {
     "barrier between tiles": (CASES[0], "    __syncthreads();  // all have done", "    // all have done"),
     "rows of the group": (
-        CASES[3],
+        CASES[4],
         "TileA of_a(a + first_row * k, k, tiles.rows() - row);",
         "TileA of_a(a + i64(row) * k, k, tiles.rows() - row);",
     ),
     "edge of a group": (CASES[1], "n, tiles.rows() - row, n - column}", "n, C::BM, n - column}"),
-    "matrix of the group": (CASES[4], "b + tiles.group() * (i64(k) * n)", "b"),
-    "empty groups": (CASES[3], "end_ > begin_ ? u32(tiles_of(end_ - begin_, BM))", "true ? u32(1)"),
+    "matrix of the group": (CASES[5], "b + tiles.group() * (i64(k) * n)", "b"),
+    "empty groups": (CASES[4], "end_ > begin_ ? u32(tiles_of(end_ - begin_, BM))", "true ? u32(1)"),
     "walk": (CASES[1], "first_ += count_;", "first_ += 1;"),
 }
 """A case, and what to replace in its kernel by what, for a fault that a case must find."""
@@ -472,6 +478,7 @@ def test_libraries_compute_the_same(dtype: str, trans: str) -> None:
     [
         (MMA, "groups=8,m=4096,n=14336,k=4096,dtype=bf16,trans=nt"),
         (MMA, "groups=8,m=16,n=14336,k=4096,dtype=f16"),
+        (MMA, "groups=8,m=4096,n=14336,k=4096,dtype=e4m3,trans=nt"),
         (SIMT, "groups=8,m=4096,n=14336,k=4096,dtype=f32,trans=nt"),
     ],
 )
@@ -479,6 +486,8 @@ def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -
     from tunebench.compile.nvrtc import compile_cuda
 
     workload = grouped(text)
+    if variant.refuses(workload, device):
+        pytest.skip(str(variant.refuses(workload, device)))
     config = variant.default(workload, device)
     binary = compile_cuda(variant, workload, config, device)
     assert binary.resources.spill_bytes == 0
