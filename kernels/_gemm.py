@@ -250,7 +250,9 @@ def too_many_blocks(workload: Gemm, tiles: Iterable[tuple[int, int]]) -> str | N
     return f"c ({workload.batch}, {workload.m}, {workload.n}) takes more than {MAX_BLOCKS} blocks"
 
 
-def shrink(workload: Gemm, config: Mapping[str, Any], stages: int) -> Gemm:
+def shrink(
+    workload: Gemm, config: Mapping[str, Any], stages: int, affordable_fma: int = AFFORDABLE_FMA
+) -> Gemm:
     """Return a small problem with the same edges, alignment and pipeline as `workload`.
 
     Every dimension keeps its remainder by the tile, so that edge tiles and the widths of accesses stay what
@@ -271,6 +273,6 @@ def shrink(workload: Gemm, config: Mapping[str, Any], stages: int) -> Gemm:
             k=keep(workload.k, config["bk"], stages + 1),
             batch=min(workload.batch, batch),
         )
-        if small.flops() <= 2 * AFFORDABLE_FMA:
+        if small.flops() <= 2 * affordable_fma:
             break
     return small

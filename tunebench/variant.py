@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from tunebench.device import Device
+from tunebench.dtype import DType, itemsize
+from tunebench.errors import InputError
 from tunebench.space import Config, Space, Table
 from tunebench.workload import Tensor, Workload
 
@@ -38,6 +40,7 @@ __all__ = [
     "NumbaCudaVariant",
     "NumbaVariant",
     "Scalar",
+    "TensorMap",
     "Variant",
     "ceil_div",
 ]
@@ -59,6 +62,55 @@ class Scalar:
     value: int | float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMap:
+    """How Hopper's copy engine sees a tensor, passed by value in 128 bytes (a `CUtensorMap`).
+
+    Dimensions are in the engine's order, innermost first: the reverse of a shape. What a box has beyond the
+    tensor reads as zeros.
+
+    Attributes:
+        tensor: The name of the tensor.
+        dtype: Type of its elements, as stored.
+        extents: Elements along each dimension.
+        strides_bytes: From one index to the next, of every dimension but the innermost.
+        box: Elements along each dimension of what one copy brings.
+        swizzle_bytes: Length of the lines whose 16-byte chunks are permuted in shared memory; 0 for none.
+
+    Raises:
+        InputError: if the driver would refuse to encode it.
+
+    Source: CUDA Driver API, "cuTensorMapEncodeTiled".
+    """
+
+    tensor: str
+    dtype: DType
+    extents: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: Literal[0, 32, 64, 128] = 128
+
+    def __post_init__(self) -> None:
+        rank, line_bytes = len(self.extents), self.box[0] * itemsize(self.dtype)
+        for holds, rule in (
+            (1 <= rank <= 5 and len(self.box) == rank, "1 to 5 dimensions, and as many of the box"),
+            (len(self.strides_bytes) == rank - 1, "a stride for each dimension but the innermost"),
+            (all(0 < extent <= 2**32 for extent in self.extents), "extents from 1 to 2**32"),
+            (all(0 < extent <= 256 for extent in self.box), "a box of 1 to 256 along each dimension"),
+            (
+                all(0 < stride < 2**40 and stride % 16 == 0 for stride in self.strides_bytes),
+                "strides that are multiples of 16 bytes below 2**40",
+            ),
+            (line_bytes % 16 == 0, "lines of the box that are multiples of 16 bytes"),
+            (
+                not self.swizzle_bytes or line_bytes <= self.swizzle_bytes,
+                "lines of the box no longer than the swizzle",
+            ),
+        ):
+            if not holds:
+                raise InputError(f"a tensor map must have {rule}; got {self}")
+
+
 Argument = str | Scalar
 """A kernel argument: the name of a tensor (of shape `()`: its value), or a `Scalar`."""
 
@@ -71,15 +123,28 @@ class Launch:
         entry: The kernel: a C++ name expression such as ``gemm<64, 64, 8>``; unused by Numba.
         grid: Blocks in x, y, z.
         block: Threads of a block in x, y, z.
-        arguments: In the order of the kernel's parameters.
+        arguments: In the order of the kernel's parameters; tensor maps in CUDA C++ alone.
         smem_bytes: Dynamic shared memory a block.
+        cluster: Neighbouring blocks along x that run together and see each other's shared memory.
+        blocks_per_sm: For kernels whose blocks stay and take one tile after the other: the most blocks that
+            are of use on each SM. The grid is then what there is work for, and a launch has no more blocks
+            than the device holds. 0 launches all of the grid.
     """
 
     entry: str = ""
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Argument | TensorMap, ...]
     smem_bytes: int = 0
+    cluster: int = 1
+    blocks_per_sm: int = 0
+
+    def grid_on(self, sm_count: int) -> tuple[int, int, int]:
+        """Return the blocks in x, y, z to launch on a device of that many SMs: whole clusters."""
+        if not self.blocks_per_sm:
+            return self.grid
+        most = max(self.cluster, self.blocks_per_sm * sm_count // self.cluster * self.cluster)
+        return (min(self.grid[0], most), *self.grid[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ struct Kernel {
   std::vector<Parameter> parameters;
   double microseconds;
   int static_smem;
-  std::function<void(void**, const unsigned*)> body;  // parameters, grid
+  std::function<void(void**, const unsigned*)> body;  // parameters; grid and blocks of a cluster
   int most_dynamic_smem;
 };
 
@@ -83,6 +83,30 @@ void scale_numba(void** p, const unsigned*) {
   for (int64_t i = 0; i < n; i++) y[i] = x[i] * as<float>(p[14]);
 }
 
+// What stands for a CUtensorMap. The true one is opaque, and aligned to 64 bytes.
+struct TensorMap {
+  uint64_t tag, extents[3], strides[3];
+  float* data;
+  unsigned box[3], type, rank, swizzle;
+};
+static_assert(sizeof(TensorMap) <= 128, "it stands for a CUtensorMap");
+const uint64_t kTag = 0x74656e736f726d61;
+
+// The same through a tensor map of two dimensions; a launch of another shape than asked for does nothing.
+void scale_mapped(void** p, const unsigned* shape) {
+  const auto map = as<TensorMap>(p[0]);
+  const bool as_asked = map.tag == kTag && map.type == 7 && map.rank == 2 && map.swizzle == 1 && map.box[0] == 8 &&
+                        map.box[1] == 5 && shape[0] == 264 && shape[3] == 2;
+  if (!as_asked) return;
+  auto y = as<float*>(p[1]);
+  const float factor = as<float>(p[2]);
+  const uint64_t n = uint64_t(as<int>(p[3]));
+  for (uint64_t i = 0; i < n; i++) {
+    const uint64_t line = i / map.extents[0];
+    if (line < map.extents[1]) y[i] = map.data[line * map.strides[1] / 4 + i % map.extents[0]] * factor;
+  }
+}
+
 std::vector<Parameter> sizes(std::initializer_list<size_t> list) {
   std::vector<Parameter> found;
   size_t offset = 0;
@@ -97,6 +121,7 @@ std::vector<Parameter> sizes(std::initializer_list<size_t> list) {
 std::vector<Kernel>& kernels() {
   static const auto plain = sizes({8, 8, 4, 4});
   static const auto numba = sizes({8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4});
+  static const auto mapped = sizes({128, 8, 4, 4});
   static std::vector<Kernel> table = {
       {"right", plain, 50, 0, scale<kRight>, 0},
       {"short", plain, 4, 0, scale<kRight>, 0},
@@ -107,6 +132,8 @@ std::vector<Kernel>& kernels() {
       {"unwritten", plain, 50, 0, scale<kUnwritten>, 0},
       {"overwrites_input", plain, 50, 0, scale<kOverwritesInput>, 0},
       {"numba", numba, 50, 0, scale_numba, 0},
+      {"mapped", mapped, 50, 0, scale_mapped, 0},
+      {"mapped_short", mapped, 4, 0, scale_mapped, 0},
   };
   return table;
 }
@@ -258,10 +285,16 @@ API cuKernelSetAttribute(int attribute, int value, void* kernel, int) {
   return static_cast<Kernel*>(kernel)->most_dynamic_smem = value, kSuccess;
 }
 
+// CUlaunchAttribute: which it is, and a union.
+struct Attribute {
+  int id, padding;
+  unsigned value[16];
+};
+
 struct LaunchConfig {
   unsigned grid[3], block[3], smem_bytes;
   void* stream;
-  void* attributes;
+  Attribute* attributes;
   unsigned attribute_count;
 };
 
@@ -271,18 +304,41 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
   if (config->smem_bytes > allowed) return kInvalidValue;
   if (kernel.static_smem && !config->smem_bytes) return kInvalidValue;  // as a kernel that needs both kinds
   if (config->block[0] * config->block[1] * config->block[2] > 1024) return kInvalidValue;
+  std::vector<unsigned> shape = {config->grid[0], config->grid[1], config->grid[2], 1};
+  for (unsigned i = 0; i < config->attribute_count; i++)
+    if (config->attributes[i].id == 4) shape[3] = config->attributes[i].value[0];  // CLUSTER_DIMENSION
+  if (shape[0] % shape[3]) return kInvalidValue;
   // The driver copies the parameters at the call.
   auto copies = std::make_shared<std::vector<std::vector<char>>>();
   for (size_t i = 0; i < kernel.parameters.size(); i++) {
     const char* from = static_cast<char*>(parameters[i]);
     copies->emplace_back(from, from + kernel.parameters[i].size);
   }
-  return enqueue(config->stream, [&kernel, copies] {
+  return enqueue(config->stream, [&kernel, copies, shape] {
     std::vector<void*> pointers;
     for (auto& copy : *copies) pointers.push_back(copy.data());
-    kernel.body(pointers.data(), nullptr);
+    kernel.body(pointers.data(), shape.data());
     clock_us += kernel.microseconds;
   });
+}
+
+API cuTensorMapEncodeTiled(void* target, int type, unsigned rank, void* address, const uint64_t* extents,
+                           const uint64_t* strides, const unsigned* box, const unsigned* element_strides, int interleave,
+                           int swizzle, int, int) {
+  if (reinterpret_cast<uintptr_t>(address) % 16 || reinterpret_cast<uintptr_t>(target) % 64 || interleave)
+    return kInvalidValue;
+  TensorMap map = {};
+  map.tag = kTag, map.type = unsigned(type), map.rank = rank, map.swizzle = unsigned(swizzle);
+  map.data = static_cast<float*>(address);
+  for (unsigned d = 0; d < rank; d++) {
+    if (extents[d] == 0 || box[d] == 0 || box[d] > 256 || element_strides[d] != 1) return kInvalidValue;
+    map.extents[d] = extents[d], map.box[d] = box[d];
+    if (d > 0) map.strides[d] = strides[d - 1];
+    if (d > 0 && strides[d - 1] % 16) return kInvalidValue;
+  }
+  if (map.swizzle == 1 && map.box[0] * 4 > 32) return kInvalidValue;  // CU_TENSOR_MAP_SWIZZLE_32B
+  std::memset(target, 0, 128);
+  return std::memcpy(target, &map, sizeof map), kSuccess;
 }
 
 // -- graphs --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ settled when it starts.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from tunebench.outcome import to_json
 from tunebench.search.executor.local import Stage, call_once
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.task import Task
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, NumbaCudaVariant, Scalar
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, NumbaCudaVariant, Scalar, TensorMap
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
 
@@ -88,6 +89,28 @@ class Cuda(CudaVariant[Scaling]):
         if not self._scratch:
             return (launch,)
         return (Launch(entry=self.entry, arguments=("x", "half", *arguments[2:]), **one), launch)
+
+
+class Mapped(Cuda):
+    """Passes x by a tensor map, to clusters of two blocks that stay; `tensor` is what the map is of."""
+
+    def __init__(self, entry: str = "mapped", tensor: str = "x") -> None:
+        super().__init__(entry)
+        self._tensor = tensor
+
+    def launches(self, workload: Scaling, config: Config) -> tuple[Launch, ...]:
+        (launch,) = super().launches(workload, config)
+        lines = TensorMap(
+            tensor=self._tensor,
+            dtype="f32",
+            extents=(8, workload.n // 8),
+            strides_bytes=(32,),
+            box=(8, 5),
+            swizzle_bytes=32,
+        )
+        arguments = (lines, *launch.arguments[1:])
+        shape: dict[str, Any] = {"grid": (1000, 1, 1), "cluster": 2, "blocks_per_sm": 2}
+        return (dataclasses.replace(launch, arguments=arguments, **shape),)
 
 
 class Numba(NumbaCudaVariant[Scaling]):
@@ -159,6 +182,10 @@ def scenarios() -> dict[str, Any]:
         "warm": warm.run(Cuda("right")),
         "warm short": warm.run(Cuda("short")),
         "numba": cold.run(Numba()),
+        "mapped": cold.run(Mapped()),
+        "mapped in a graph": warm.run(Mapped("mapped_short")),
+        "mapped elsewhere": cold.run(Mapped(tensor="y")),
+        "map of another kernel": cold.run(Mapped("right")),
         "two launches": cold.run(Cuda("right", scratch=True)),
         "shared memory": cold.run(Cuda("large", smem_bytes=100_000)),
         "too much shared memory": cold.run(Cuda("large", smem_bytes=240_000)),

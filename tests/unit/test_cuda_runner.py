@@ -24,6 +24,7 @@ from tunebench.errors import DeviceError, MissingDependency
 from tunebench.fault import DeviceLost, describe_exit
 from tunebench.measure import _gpu, _sampler, _torch_gpu
 from tunebench.measure._clock import Clock
+from tunebench.measure._direct_launch import MappedTensor
 from tunebench.measure._gpu import Timing
 from tunebench.measure._sampler import Flush, Sampler
 from tunebench.measure.baseline import measure_baselines
@@ -70,6 +71,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("warm", 50),
         ("warm short", 4),
         ("numba", 50),
+        ("mapped", 50),
+        ("mapped in a graph", 4),
         ("two launches", 100),
         ("shared memory", 50),
         ("another size", 50),
@@ -79,7 +82,7 @@ def test_a_right_kernel_is_timed(seen: dict[str, Any], scenario: str, median_us:
     outcome = seen[scenario]
     assert outcome["kind"] == "measured", outcome
     assert outcome["median_us"] == pytest.approx(median_us, rel=1e-5)
-    assert outcome["cache"] == ("warm" if "warm" in scenario else "cold")
+    assert outcome["cache"] == ("warm" if "warm" in scenario or "graph" in scenario else "cold")
     assert outcome["verification"]["how"] == "reference"
     assert 0 <= outcome["verification"]["worst"] < 1
 
@@ -108,6 +111,7 @@ def test_a_hopeless_kernel_is_aborted(seen: dict[str, Any]) -> None:
     [
         ("wrong", "y[999] is"),
         ("unwritten", "y[500] is nan"),
+        ("mapped elsewhere", "is nan"),
         ("past the end", "it wrote past the end of y"),
         ("overwrites its input", "times the tolerance"),
     ],
@@ -128,6 +132,7 @@ def test_inputs_that_a_wrong_kernel_overwrote_are_uploaded_again(seen: dict[str,
         ("no such kernel", "CUDA_ERROR_NOT_FOUND"),
         ("no cubin", "loading right"),
         ("wrong parameter", "[8, 8, 4, 4] bytes, and the launch passes [8, 8, 4, 8]"),
+        ("map of another kernel", "[8, 8, 4, 4] bytes, and the launch passes [128, 8, 4, 4]"),
         ("too much shared memory", "1024 + 240000 bytes of shared memory"),
     ],
 )
@@ -463,6 +468,7 @@ def test_a_number_that_does_not_fit_its_c_type_is_refused() -> None:
         ("softmax/cuda_block", "softmax:rows=5,cols=77,dtype=f32,prologue=scale+mask"),
         ("softmax/numba_cuda", "softmax:rows=5,cols=77,dtype=f32,prologue=scale+mask"),
         ("layernorm/cuda_block", "layernorm:rows=5,cols=77,dtype=bf16"),
+        ("gemm/cuda_wgmma", "gemm:m=70,n=72,k=64,dtype=bf16,epilogue=bias"),
     ],
 )
 def test_a_launch_passes_what_the_compiled_kernel_takes(key: str, text: str) -> None:
@@ -477,7 +483,11 @@ def test_a_launch_passes_what_the_compiled_kernel_takes(key: str, text: str) -> 
     inputs = {t.name: np.float32(1) for t in workload.inputs() if not t.shape}
     for launch, symbol in zip(variant.launches(workload, config), binary.entries, strict=True):
         parameters = kernel_arguments(variant, launch.arguments, tensors, dict.fromkeys(tensors, 256), inputs)
-        assert [len(bytes_) for bytes_ in in_memory(parameters)] == parameter_sizes(binary.payload, symbol)
+        passed = [
+            parameter.nbytes if isinstance(parameter, MappedTensor) else len(in_memory((parameter,))[0])
+            for parameter in parameters
+        ]
+        assert passed == parameter_sizes(binary.payload, symbol)
 
 
 # -- torch as a baseline -------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from tunebench.compile.counts import Counts, read_counts
 from tunebench.compile.host_compiler import Mode, build_executable, find_compiler
 from tunebench.compile.host_source import NotEmulated
-from tunebench.dtype import numpy_dtype
+from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.errors import InputError, TunebenchError
 from tunebench.space import Config
-from tunebench.variant import CudaVariant, Launch, Scalar
+from tunebench.variant import CudaVariant, Launch, Scalar, TensorMap
 from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ Order = Literal["forward", "reverse", "random"]
 """In which order blocks, warps and lanes run, and when asynchronous copies happen."""
 
 ORDERS: tuple[Order, ...] = get_args(Order)
+
+SM_COUNTS: dict[Mode, int] = {"plain": 2, "sanitize": 2, "watch": 2**20}
+"""SMs of the emulated device: few, so that blocks that stay take several tiles of a small problem each; under
+watch many, so that each takes one, and what is counted for it is what a tile costs."""
 
 _SANITIZER_STATUS = 99
 """Exit status that tells a sanitizer's finding from the emulator's own (3)."""
@@ -157,7 +161,7 @@ def _run(
     """Run the executable of a configuration and return what it answers: outputs, and what it counted."""
     executable = _build(variant, workload, config, mode)
     launches = variant.launches(workload, config)
-    job = _job(workload, variant.scratch(workload, config), launches, inputs)
+    job = _job(workload, variant.scratch(workload, config), launches, inputs, SM_COUNTS[mode])
     data = b"".join(_bytes(inputs[tensor.name], tensor) for tensor in workload.inputs() if tensor.shape)
     options = f"detect_leaks=0:exitcode={_SANITIZER_STATUS}"
     try:
@@ -205,6 +209,7 @@ def _job(
     scratch: tuple[Tensor, ...],
     launches: tuple[Launch, ...],
     inputs: Mapping[str, Array],
+    sm_count: int,
 ) -> str:
     """Return the tensors and launches as the runtime reads them (`read_job` of shim_job.h)."""
     roles = [("input", workload.inputs()), ("output", workload.outputs()), ("scratch", scratch)]
@@ -215,11 +220,16 @@ def _job(
     entries = _entries(launches)
     lines = [f"tensor {tensor.name} {tensor.nbytes} {role}" for role, tensor in stored]
     for launch in launches:
-        sizes = (*launch.grid, *launch.block, launch.smem_bytes)
+        sizes = (*launch.grid_on(sm_count), *launch.block, launch.smem_bytes, launch.cluster)
         lines.append(f"launch {entries.index(launch.entry)} {' '.join(map(str, sizes))}")
         for argument in launch.arguments:
             if isinstance(argument, Scalar):
                 lines.append(f"value {_scalar_bytes(argument).hex()}")
+            elif isinstance(argument, TensorMap):
+                numbers = (index[argument.tensor], itemsize(argument.dtype), argument.swizzle_bytes)
+                extents, strides = argument.extents, argument.strides_bytes
+                facts = (*numbers, len(extents), *extents, *strides, *argument.box)
+                lines.append(f"map {' '.join(map(str, facts))}")
             elif argument in by_value:
                 lines.append(f"value {_bytes(inputs[argument], by_value[argument]).hex()}")
             else:

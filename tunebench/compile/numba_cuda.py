@@ -16,7 +16,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import MissingDependency
 from tunebench.space import Config
-from tunebench.variant import NumbaCudaVariant, Scalar
+from tunebench.variant import Argument, NumbaCudaVariant, Scalar, TensorMap
 from tunebench.workload import Tensor, Workload
 
 __all__ = [
@@ -90,7 +90,9 @@ def _signature(variant: NumbaCudaVariant[Any], workload: Workload, config: Confi
         t.name: t for t in (*workload.inputs(), *workload.outputs(), *variant.scratch(workload, config))
     }
 
-    def kind(argument: str | Scalar) -> Any:
+    def kind(argument: Argument | TensorMap) -> Any:
+        if isinstance(argument, TensorMap):
+            raise CompileError(f"{variant.key}: Numba kernels take no tensor maps")
         if isinstance(argument, Scalar):
             return scalars[argument.ctype]
         tensor = tensors[argument]

@@ -1,4 +1,5 @@
-// The emulator's runtime: a block from its first thread to its last, its barriers and its order. Needs shim_warp.h.
+// The emulator's runtime: a block, or a cluster of them, from its first thread to its last, barriers and order. Needs
+// shim_warp.h.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -17,27 +18,40 @@ Vote block_barrier(int line, bool predicate) {
 
 namespace {
 
-// Opens the barrier if every thread that has not exited stands at it.
-bool open_barrier() {
+// Of shim_hopper.h: begins and ends a cluster; does something that was put off, if there is anything; says what fibers
+// wait for.
+void begin_asynchronous();
+void end_asynchronous();
+bool advance_asynchronous();
+std::string asynchronous_waits();
+
+// Opens the barrier of a block if every thread that has not exited stands at it. They run before another opens.
+bool open_barrier(int block) {
   const Fiber* first = nullptr;
   vote = {0, true, false};
   for (const Fiber& fiber : fibers) {
-    if (fiber.state == State::exited) continue;
+    if (fiber.block != block || fiber.state == State::exited) continue;
     if (fiber.state != State::at_barrier) return false;
     if (!first) first = &fiber;
+    const uint3 index = blocks[size_t(block)].index, one = first->thread, other = fiber.thread;
     if (fiber.line != first->line)
       fail("block (%u,%u,%u): threads have diverged: (%u,%u,%u) waits at the barrier of line %d, (%u,%u,%u) at that "
            "of line %d",
-           blockIdx.x, blockIdx.y, blockIdx.z, first->thread.x, first->thread.y, first->thread.z, first->line,
-           fiber.thread.x, fiber.thread.y, fiber.thread.z, fiber.line);
+           index.x, index.y, index.z, one.x, one.y, one.z, first->line, other.x, other.y, other.z, fiber.line);
     vote.count += fiber.predicate;
     vote.all &= fiber.predicate;
     vote.any |= fiber.predicate;
   }
   for (Fiber& fiber : fibers)
-    if (fiber.state == State::at_barrier) fiber.state = State::ready;
-  if (first) watch::barrier_opens();
-  return true;
+    if (fiber.block == block && fiber.state == State::at_barrier) fiber.state = State::ready;
+  if (first) watch::barrier_opens(block);
+  return first != nullptr;
+}
+
+bool open_some_barrier() {
+  for (size_t block = 0; block < blocks.size(); ++block)
+    if (open_barrier(int(block))) return true;
+  return false;
 }
 
 // Says who waits for whom when no thread can go on.
@@ -60,7 +74,9 @@ bool open_barrier() {
                int(w), group.call.name, group.call.line, missing);
       text += part;
     }
-  fail("block (%u,%u,%u): deadlock%s", blockIdx.x, blockIdx.y, blockIdx.z, text.c_str());
+  text += asynchronous_waits();
+  const uint3 index = blocks.front().index;
+  fail("block (%u,%u,%u): deadlock%s", index.x, index.y, index.z, text.c_str());
 }
 
 // Runs the lanes of a warp that can go on, each once; returns whether there were any.
@@ -83,15 +99,19 @@ int poison() {
   return order == Order::forward ? bytes[0] : order == Order::reverse ? bytes[1] : bytes[draw() % 3];
 }
 
-void run_block() {
-  watch::block_begins();
+// Runs the blocks of a cluster together.
+void run_cluster() {
+  watch::cluster_begins();
   poison_byte = poison();
   for (const Shared& shared : shared_memory()) memset(shared.data, poison_byte, shared.bytes);
+  for (Block& block : blocks) block.alive = int(fibers.size() / blocks.size());
+  begin_asynchronous();
   for (size_t i = 0; i < fibers.size(); ++i) start_fiber(fibers[i], int(i));
   for (size_t w = 0; w < warps.size(); ++w) {
     const int lanes = std::min(32, int(fibers.size() - 32 * w));
     warps[w].alive = lanes == 32 ? 0xffffffffu : (1u << lanes) - 1;
     warps[w].open.clear();
+    warps[w].registers = 0;
   }
   std::vector<int> warp_order, lane_order;
   auto exited = [](const Fiber& fiber) { return fiber.state == State::exited; };
@@ -106,8 +126,8 @@ void run_block() {
           if (order == Order::random && draw() % 2) break;
         }
     }
-    if (std::all_of(fibers.begin(), fibers.end(), exited)) return watch::block_ends();
-  } while (open_barrier());
+    if (std::all_of(fibers.begin(), fibers.end(), exited)) return end_asynchronous();
+  } while (open_some_barrier() || advance_asynchronous());
   fail_deadlock();
 }
 

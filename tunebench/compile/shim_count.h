@@ -29,6 +29,17 @@ struct Work {
 };
 Work work;  // of the block that runs
 
+std::vector<Work> of_blocks(1);  // of a cluster, by rank: all but that of `work`
+int working = 0;                 // the rank of the block that `work` is of
+
+// From here on, what is counted is of that block.
+void work_for(int rank) {
+  if (rank == working) return;
+  std::swap(work, of_blocks[size_t(working)]);
+  std::swap(work, of_blocks[size_t(rank)]);
+  working = rank;
+}
+
 // An access of a warp: the addresses of those lanes that take part.
 struct WarpAccess {
   int lanes;
@@ -49,7 +60,7 @@ struct WarpCounts {
   std::vector<Site*> used;
   uint32_t f32[32], special[32];
 };
-std::vector<WarpCounts> warp_counts;  // of the block that runs
+std::vector<WarpCounts> warp_counts;  // of the cluster that runs
 
 void add(WarpAccess& access, const void* address, int bytes) {
   access.address[access.lanes] = reinterpret_cast<uintptr_t>(address);

@@ -1,4 +1,4 @@
-// The emulator's runtime: threads of a block as fibers of one host thread. Needs shim_state.h.
+// The emulator's runtime: threads of the blocks that run together, as fibers of one host thread. Needs shim_state.h.
 #pragma once
 #include <sys/mman.h>
 
@@ -10,7 +10,10 @@ namespace {
 // Runs a fiber until it waits or exits.
 void resume(Fiber& fiber) {
   current = &fiber;
+  watch::work_for(fiber.block);
   threadIdx = fiber.thread;
+  blockIdx = blocks[size_t(fiber.block)].index;
+  dynamic_shared = shared_memory()[size_t(fiber.block)].data;
 #ifdef TUNEBENCH_ASAN
   void* fake;
   __sanitizer_start_switch_fiber(&fake, fiber.stack, STACK_BYTES);
@@ -37,6 +40,7 @@ void leave(bool for_good) {
 }
 
 void complete(int warp_index);
+void leave_asynchronous();
 
 void run_fiber() {
 #ifdef TUNEBENCH_ASAN
@@ -45,6 +49,7 @@ void run_fiber() {
   kernel_entry->call(kernel_entry->kernel, kernel_arguments);
   current->state = State::exited;
   current->copies.clear();
+  leave_asynchronous();
   const int warp = current->linear / 32;
   warps[size_t(warp)].alive &= ~(1u << lane());
   complete(warp);
@@ -71,7 +76,9 @@ void drop_fibers() {
 
 void start_fiber(Fiber& fiber, int linear) {
   fiber.linear = linear;
-  const unsigned i = unsigned(linear);
+  const unsigned threads = unsigned(fibers.size() / blocks.size()), i = unsigned(linear) % threads;
+  fiber.block = int(unsigned(linear) / threads);
+  fiber.progress = {};
   fiber.thread = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
   fiber.state = State::ready;
   fiber.groups = 0;

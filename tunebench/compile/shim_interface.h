@@ -137,6 +137,40 @@ inline void tell_shared_read(int, const void*, Bytes) {}
 #define TUNEBENCH_UNSEEN
 #endif
 
+// ---- asynchronous barriers, bulk copies, warpgroups, clusters (shim_hopper.h) -----------------------------
+// Shared memory by its 32-bit address, as instructions of sm_90 name it: that of the block that runs, or, in the window
+// that `cluster_address` opens, that of another block of its cluster.
+
+unsigned shared_address(const void* pointer);
+void mbarrier_init(unsigned barrier, unsigned count);
+void mbarrier_arrive(unsigned barrier, unsigned expected_bytes);
+void mbarrier_wait(unsigned barrier, unsigned parity);  // returns when the phase of that parity has ended
+void fence_mbarrier_init();
+
+// Copies the box of a tensor map at `corner` (innermost coordinate first) and tells the barrier; with `blocks`, a mask,
+// to the same place of all these blocks of the cluster, each of which has its barrier told.
+void copy_box(unsigned target, const void* tensor_map, int rank, const int* corner, unsigned barrier, unsigned blocks);
+
+// D (64, n) = A (64, K) B (K, n), plus D if `accumulate`, of a warpgroup. K is 32 bytes of elements; A and B are given
+// by descriptors, and an element's value by a function.
+struct Product {
+  unsigned long long a, b;
+  float (*value)(const void* element);
+  const char* type;  // of an element, as PTX names it
+  int element_bytes, n;
+  bool a_along_m, b_along_n, accumulate;
+};
+void warpgroup_multiply(const Product& product, float* sums);
+void warpgroup_fence();
+void warpgroup_commit();
+void warpgroup_wait(int groups_left);
+void set_registers(int count);
+
+unsigned cluster_rank();
+unsigned cluster_address(unsigned address, unsigned rank);
+void cluster_arrive();
+void cluster_wait();
+
 // ---- kernels by index -------------------------------------------------------------------------------------
 
 // A kernel and how to call it with arguments whose types only the compiler knows.

@@ -1,4 +1,4 @@
-// The emulator's jobs: tensors and launches, read from standard input, checked, run. Needs shim_block.h.
+// The emulator's jobs: tensors and launches, read from standard input, checked, run. Needs shim_hopper.h.
 //
 // A job is lines of text (see `read_job`), an empty line, and the bytes of all inputs. The bytes of all outputs go to
 // standard output. Exit status: 0, or 3 with one line on standard error that says what is wrong.
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "shim_block.h"
+#include "shim_hopper.h"
 
 namespace emulated {
 
@@ -32,6 +32,7 @@ struct Launch {
   int entry;
   dim3 grid, block;
   size_t smem_bytes;
+  int cluster;  // blocks along x
   std::vector<std::vector<unsigned char>> arguments;
 };
 
@@ -80,6 +81,7 @@ std::vector<unsigned char> from_hex(const char* text) {
 
 // A declaration promises the alignment of its type and no more: 16-byte accesses of a plain array go wrong here, too.
 unsigned char* allocate_static_shared(Bytes bytes, Bytes alignment) {
+  if (blocks.size() > 1) fail("a __shared__ variable: in a cluster, only dynamic shared memory has a model");
   unsigned char* memory = allocate(bytes, std::max<size_t>(alignment, 16), alignment < 16 ? 8 : 0);
   memset(memory, poison_byte, bytes);
   shared_memory().push_back({memory, bytes});
@@ -94,6 +96,28 @@ std::vector<unsigned char> bytes_of(T value) {
   return {begin, begin + sizeof value};
 }
 
+// Reads `map TENSOR ELEMENT SWIZZLE RANK`, then RANK extents and RANK - 1 strides in bytes, innermost first, and the
+// RANK extents of the box, into what stands for a CUtensorMap.
+std::vector<unsigned char> read_tensor_map(const char* line, const char* name, unsigned char* data, size_t bytes) {
+  TensorMap map = {};
+  char* at = const_cast<char*>(line) + strlen("map");
+  const auto number = [&] { return strtoull(at, &at, 10); };
+  number();
+  map.tag = TensorMap::TAG;
+  map.data = data;
+  map.element_bytes = unsigned(number()), map.swizzle_bytes = unsigned(number()), map.rank = unsigned(number());
+  if (map.rank < 1 || map.rank > 5) fail("job: cannot read: %s", line);
+  for (unsigned d = 0; d < map.rank; ++d) map.extents[d] = unsigned(number());
+  for (unsigned d = 1; d < map.rank; ++d) map.strides[d] = number();
+  for (unsigned d = 0; d < map.rank; ++d) map.box[d] = unsigned(number());
+  size_t end = size_t(map.extents[0]) * map.element_bytes;
+  for (unsigned d = 1; d < map.rank; ++d) end += (map.extents[d] - size_t(1)) * map.strides[d];
+  if (end > bytes) fail("launch: the tensor map of %s reaches to byte %zu of %zu", name, end, bytes);
+  std::vector<unsigned char> stored = bytes_of(map);
+  stored.resize(128, 0);
+  return stored;
+}
+
 void read_inputs(Job& job) {
   for (Buffer& buffer : job.buffers) {
     if (buffer.role != Role::input) continue;
@@ -104,7 +128,8 @@ void read_inputs(Job& job) {
 }
 
 // Lines: `order forward|reverse|random SEED`, `tensor NAME BYTES input|output|scratch`, `launch ENTRY GRID BLOCK
-// SMEM` (grid and block as x y z) and, for each of its arguments in order, `pointer TENSOR` or `value HEX`.
+// SMEM CLUSTER` (grid and block as x y z) and, for each of its arguments in order, `pointer TENSOR`, `value HEX` or
+// `map TENSOR …` (see `read_tensor_map`).
 Job read_job() {
   Job job;
   char line[512], name[256], word[32];
@@ -118,11 +143,14 @@ Job read_job() {
     } else if (sscanf(line, "tensor %255s %zu %31s", name, &number, word) == 3) {
       const Role role = !strcmp(word, "input") ? Role::input : !strcmp(word, "output") ? Role::output : Role::scratch;
       job.buffers.push_back({name, number, role, allocate(number, 256, 0), {}});
-    } else if (sscanf(line, "launch %d %u %u %u %u %u %u %zu", &launch.entry, &g.x, &g.y, &g.z, &b.x, &b.y, &b.z,
-                      &launch.smem_bytes) == 8) {
+    } else if (sscanf(line, "launch %d %u %u %u %u %u %u %zu %d", &launch.entry, &g.x, &g.y, &g.z, &b.x, &b.y, &b.z,
+                      &launch.smem_bytes, &launch.cluster) == 9) {
       job.launches.push_back(launch);
     } else if (sscanf(line, "pointer %zu", &number) == 1) {
       job.launches.back().arguments.push_back(bytes_of(job.buffers.at(number).data));
+    } else if (sscanf(line, "map %zu", &number) == 1) {
+      const Buffer& buffer = job.buffers.at(number);
+      job.launches.back().arguments.push_back(read_tensor_map(line, buffer.name.c_str(), buffer.data, buffer.bytes));
     } else if (sscanf(line, "value %31s", word) == 1) {
       job.launches.back().arguments.push_back(from_hex(word));
     } else {
@@ -142,6 +170,11 @@ void check_launch(const Launch& launch, const Entry& entry) {
     fail("launch: a block of (%u,%u,%u) threads cannot be", b.x, b.y, b.z);
   if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535)
     fail("launch: a grid of (%u,%u,%u) blocks cannot be", g.x, g.y, g.z);
+  if (launch.cluster < 1 || launch.cluster > 8 || g.x % unsigned(launch.cluster) ||
+      (launch.cluster > 1 && threads % 32))
+    fail("launch: clusters of %d blocks of %zu threads cannot be in a grid of %u", launch.cluster, threads, g.x);
+  if (launch.cluster > 1 && !cluster_memory && shared_memory().size() > 1)
+    fail("launch: in a cluster, only dynamic shared memory has a model");
   if (int(launch.arguments.size()) != entry.arity)
     fail("launch: the kernel takes %d arguments, %d are given", entry.arity, int(launch.arguments.size()));
   for (int i = 0; i < entry.arity; ++i)
@@ -150,30 +183,60 @@ void check_launch(const Launch& launch, const Entry& entry) {
            int(launch.arguments[size_t(i)].size()));
 }
 
+// Aligned as parameters may ask; as large as all of them together may be.
+struct alignas(64) Parameter {
+  unsigned char bytes[4096];
+};
+
+// Gives each block of a cluster its dynamic shared memory; the pieces of declarations stay behind the first.
+void lay_out_shared(size_t smem_bytes) {
+  auto& all = shared_memory();
+  if (cluster_memory) all.resize(1);
+  cluster_memory = blocks.size() > 1;
+  all.resize(std::max(all.size(), blocks.size()));
+  for (size_t rank = 0; rank < blocks.size(); ++rank) all[rank] = {allocate(smem_bytes, 1024, 0), smem_bytes};
+}
+
+void number_blocks(unsigned cluster) {
+  unsigned i = cluster * unsigned(blocks.size());
+  for (Block& block : blocks) {
+    block.index = {i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y};
+    ++i;
+  }
+  blockIdx = blocks.front().index;
+}
+
+void check_shared_guards() {
+  for (size_t i = 0; i < shared_memory().size(); ++i)
+    check_guards(shared_memory()[i].data, shared_memory()[i].bytes,
+                 i < blocks.size() ? "dynamic shared memory" : "shared memory");
+}
+
 void run(Launch& launch) {
   const Entry& entry = entries[launch.entry];
   check_launch(launch, entry);
+  std::vector<Parameter> parameters(launch.arguments.size());
   std::vector<void*> arguments;
-  for (auto& argument : launch.arguments) arguments.push_back(argument.data());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    memcpy(parameters[i].bytes, launch.arguments[i].data(), launch.arguments[i].size());
+    arguments.push_back(parameters[i].bytes);
+  }
   kernel_entry = &entry;
   kernel_arguments = arguments.data();
   gridDim = launch.grid;
   blockDim = launch.block;
-  dynamic_shared = allocate(launch.smem_bytes, 1024, 0);
-  shared_memory()[0] = {dynamic_shared, launch.smem_bytes};
   const int threads = int(blockDim.x * blockDim.y * blockDim.z);
-  make_fibers(threads);
-  watch::launch_begins(size_t(threads));
-  warps = std::vector<Warp>(size_t((threads + 31) / 32));
-  std::vector<int> blocks;
-  arrange(blocks, int(gridDim.x * gridDim.y * gridDim.z));
-  for (const int block : blocks) {
-    const unsigned i = unsigned(block);
-    blockIdx = {i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y};
-    run_block();
-    for (const Shared& shared : shared_memory())
-      check_guards(shared.data, shared.bytes,
-                   shared.data == dynamic_shared ? "dynamic shared memory" : "shared memory");
+  blocks = std::vector<Block>(size_t(launch.cluster));
+  lay_out_shared(launch.smem_bytes);
+  make_fibers(threads * launch.cluster);
+  watch::launch_begins(size_t(threads * launch.cluster));
+  warps = std::vector<Warp>(size_t((threads * launch.cluster + 31) / 32));
+  std::vector<int> clusters;
+  arrange(clusters, int(gridDim.x * gridDim.y * gridDim.z) / launch.cluster);
+  for (const int cluster : clusters) {
+    number_blocks(unsigned(cluster));
+    run_cluster();
+    check_shared_guards();
   }
   watch::launch_ends();
   drop_fibers();

@@ -1,7 +1,8 @@
 // The emulator's runtime, where it watches: accesses to the same byte that nothing orders. Needs shim_state.h.
 //
 // __syncthreads orders all that the block did before it, __syncwarp what its lanes did, waiting for asynchronous copies
-// what they wrote (for the thread that waits). Nothing else does: shuffles and matrix instructions exchange registers.
+// what they wrote (for the thread that waits), waiting at an mbarrier what those did before that had arrived there.
+// Nothing else does: shuffles and matrix instructions exchange registers.
 // So one run in one order finds a missing barrier, whichever thread happens to come first.
 //
 // Source: the happens-before relation by vector clocks, Flanagan and Freund, "FastTrack", PLDI 2009. Of the readers of a
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -49,6 +51,22 @@ Stamp unset_read = {};                // the first read of shared memory that wa
 size_t unset_at = 0;
 std::vector<std::vector<uint32_t>> clocks;         // of each thread: what it knows of the others
 std::vector<std::vector<SharedByte>> shared_bytes;  // of each piece of shared memory
+
+std::map<unsigned, std::vector<uint32_t>> known_at;  // an mbarrier, by its address: what those know that arrived there
+
+void arrives_at(unsigned barrier, int thread) {
+  auto& known = known_at[barrier];
+  auto& own = clocks[size_t(thread)];
+  known.resize(own.size(), 0);
+  for (size_t i = 0; i < own.size(); ++i) known[i] = std::max(known[i], own[i]);
+  ++own[size_t(thread)];
+}
+
+void has_waited_at(unsigned barrier, int thread) {
+  auto& own = clocks[size_t(thread)];
+  const auto& known = known_at[barrier];
+  for (size_t i = 0; i < known.size(); ++i) own[i] = std::max(own[i], known[i]);
+}
 
 void start_clocks(size_t threads) {
   clocks.assign(threads, std::vector<uint32_t>(threads, 0));
@@ -133,6 +151,16 @@ void copy_has_landed(size_t piece, size_t at, int bytes) {
     byte.writer.epoch = epoch;
     byte.writer.clock = clocks[byte.writer.thread][byte.writer.thread];
   }
+}
+
+// Bytes that a bulk copy has written: whoever reads them has waited for its barrier, or reads what models refuse.
+void box_has_landed(size_t piece, size_t at, size_t bytes, int thread, const void* pc) {
+  if (shared_bytes.size() <= piece) shared_bytes.resize(piece + 1);
+  auto& all = shared_bytes[piece];
+  if (all.size() < shared_memory()[piece].bytes) all.resize(shared_memory()[piece].bytes);
+  Stamp writer = now(thread, pc);
+  writer.clock = 0;  // before all that anyone does
+  for (size_t i = at; i < at + bytes; ++i) all[i] = {writer, {}};
 }
 
 // Blocks of a launch run in any order: of two that meet at a byte and write it, nothing says which is first. What a block

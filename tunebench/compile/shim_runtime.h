@@ -6,6 +6,7 @@
 // - Blocks, warps and lanes run forward, in reverse, or in a seeded random order. One of two threads that race runs
 //   first in one order and last in the other, so that a missing barrier changes the result of at least one run.
 // - Asynchronous copies happen at once (forward), as late as they may (reverse), or either (random).
+// - Blocks of a cluster run together, each with shared memory of its own.
 // - Threads that wait for each other in different places are reported, as divergence or as a deadlock.
 // - Each tensor is an allocation of its own, of its exact size, with guards that no write may touch; under
 //   AddressSanitizer no read either. Inputs must be left as they were.
@@ -18,4 +19,5 @@
 #include "shim_warp.h"       // shuffles, votes, whole-warp instructions
 #include "shim_block.h"      // barriers, order, deadlock
 #include "shim_copy.h"       // asynchronous copies
+#include "shim_hopper.h"     // clusters; barriers, bulk copies and products of sm_90
 #include "shim_job.h"        // what is to be run, and main()

@@ -21,7 +21,7 @@ unsigned char* dynamic_shared;
 
 namespace {
 
-enum class State { ready, in_call, at_barrier, exited };
+enum class State { ready, in_call, at_barrier, waiting, exited };
 enum class Order { forward, reverse, random };
 
 struct Copy {
@@ -29,6 +29,16 @@ struct Copy {
   const void* source;
   int bytes, source_bytes;
   int group;
+};
+
+// What a fiber of State::waiting waits for, and what it has asked of its warpgroup (see shim_hopper.h).
+struct Progress {
+  enum Cause { barrier, products, cluster } waits_for;
+  unsigned address, parity;        // of the barrier, in the window of the cluster
+  size_t target;                   // of `issued`, or the phase of the cluster's barrier
+  size_t issued, groups;           // of the warpgroup's products: records and committed groups so far
+  bool fenced;                     // since the last wait for products
+  std::vector<unsigned> unfenced;  // barriers that it has initialised with no fence since
 };
 
 struct Fiber {
@@ -43,13 +53,23 @@ struct Fiber {
   int groups;      // of asynchronous copies, committed so far
   const void* site;  // of its latest call that lanes make together
   std::vector<Copy> copies;
+  int block;  // its block's rank in the cluster
+  Progress progress;
 };
 
-// A piece of shared memory: the block's dynamic one is the first, those of `__shared__` declarations follow.
+// A block of the cluster that runs; as a rule it is the only one.
+struct Block {
+  uint3 index;
+  int alive;  // threads that have not exited
+};
+
+// A piece of shared memory: the dynamic one of the block is the first, those of `__shared__` declarations follow. In a
+// cluster there are dynamic ones alone, of each block by its rank.
 struct Shared {
   unsigned char* data;
   size_t bytes;
 };
+bool cluster_memory = false;  // that of the latest launch is of a cluster
 // A function, for declarations outside of any are reached before the variables here are initialised.
 std::vector<Shared>& shared_memory() {
   static std::vector<Shared> all(1);
@@ -68,13 +88,15 @@ struct Warp {
   Slot in[32], out[32];
   unsigned alive;  // lanes that exist and have not exited
   std::vector<Group> open;
+  int registers;  // a thread, as setmaxnreg has it; 0 if it has not been called
 };
 
 constexpr size_t GUARD = 256;
 
 Order order = Order::forward;
 uint64_t random_state = 0;
-std::vector<Fiber> fibers;  // of the block that runs
+std::vector<Block> blocks;  // of the cluster that runs
+std::vector<Fiber> fibers;  // of all its blocks, one block after the other
 std::vector<Warp> warps;
 Fiber* current = nullptr;
 Context scheduler;
@@ -82,7 +104,7 @@ Context scheduler;
 const void* scheduler_stack = nullptr;
 size_t scheduler_stack_bytes = 0;
 #endif
-int poison_byte = 0xff;  // of the block that runs
+int poison_byte = 0xff;  // of the cluster that runs
 Vote vote;
 const Entry* kernel_entry = nullptr;
 void* const* kernel_arguments = nullptr;

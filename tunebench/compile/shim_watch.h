@@ -109,17 +109,26 @@ void launch_begins(size_t threads) {
   warp_counts.assign((threads + 31) / 32, {});
 }
 
-void block_begins() {
+void cluster_begins() {
   ++block;
   first_epoch = ++epoch;
   block_has_met_others = false;
-  work = {};
+  work = {}, working = 0;
+  of_blocks.assign(blocks.size(), {});
+  known_at.clear();
   for (auto& copies : pending_copies) copies.clear();
 }
 
-void block_ends() {
-  check_unset_read();
-  for (WarpCounts& warp : warp_counts) come_together(warp);
+// What the warps of a block have done is counted; returns how many they are.
+size_t bring_together(int rank) {
+  work_for(rank);
+  const size_t count = warp_counts.size() / blocks.size();
+  for (size_t w = 0; w < count; ++w) come_together(warp_counts[size_t(rank) * count + w]);
+  return count;
+}
+
+void block_ends(int rank) {
+  bring_together(rank);
   char text[300];
   snprintf(text, sizeof text, "block fma=%zu sfu=%zu smem_traffic_bytes=%zu smem_passes=%zu bank_conflicts=%zu "
            "fill_bytes=%zu", work.fma, work.sfu, work.smem_traffic_bytes, work.smem_passes, work.bank_conflicts,
@@ -127,6 +136,11 @@ void block_ends() {
   report += text;
   for (const auto& [name, count] : work.instructions) report += " " + name + "=" + std::to_string(count);
   report += "\n";
+}
+
+void cluster_ends() {
+  check_unset_read();
+  for (size_t rank = 0; rank < blocks.size(); ++rank) block_ends(int(rank));
 }
 
 void launch_ends() {
@@ -137,21 +151,51 @@ void launch_ends() {
       read += tensor.seen[i].read_in == launch;
       written += tensor.seen[i].written_in == launch;
     }
-  report += "launch threads=" + std::to_string(fibers.size()) +
-            " smem_bytes=" + std::to_string(shared) + " read_bytes=" + std::to_string(read) +
+  report += "launch threads=" + std::to_string(fibers.size() / blocks.size()) +
+            " smem_bytes=" + std::to_string(shared / blocks.size()) + " read_bytes=" + std::to_string(read) +
             " written_bytes=" + std::to_string(written) + "\n";
 }
 
 void write_report(FILE* target) { fputs(report.c_str(), target); }
 
-void barrier_opens() {
+void barrier_opens(int rank) {
   check_unset_read();
   ++epoch;
-  for (WarpCounts& warp : warp_counts) {
-    come_together(warp);
-    ++work.instructions["__syncthreads"];
-  }
+  const size_t warps_of_it = bring_together(rank);
+  work.instructions["__syncthreads"] += warps_of_it;
 }
+
+// ---- of shim_hopper.h ----
+
+// A thread asks for a box.
+void box_is_asked_for() { ++work.instructions["cp.async.bulk.tensor"]; }
+
+// The copy engine reads a piece of a line for a block, at the request of one of its threads.
+void box_reads(int rank, int thread, const void* pc, const unsigned char* from, size_t bytes) {
+  work_for(rank);
+  work.fill_bytes += bytes;
+  for (const Tensor& tensor : tensors)
+    if (reaches(from, tensor.data, tensor.bytes))
+      see_global(tensor.seen, tensor.name, size_t(from - tensor.data), int(bytes), false, now(thread, pc));
+}
+
+void box_lands(int rank, int thread, const void* pc, const unsigned char* to, size_t bytes) {
+  work_for(rank);
+  work.smem_traffic_bytes += bytes;
+  const size_t piece = size_t(piece_of(to));
+  box_has_landed(piece, size_t(to - shared_memory()[piece].data), bytes, thread, pc);
+}
+
+// A warpgroup multiplies: four warps issue the instruction, one of them stands for the product.
+void product_begins(int rank, const char* name, size_t operand_bytes) {
+  work_for(rank);
+  ++work.instructions[name];
+  work.instructions["wgmma.of_other_warps"] += 3;
+  work.smem_traffic_bytes += operand_bytes;
+  in_model = true;
+}
+
+void product_ends() { in_model = false; }
 
 void model_begins() {
   in_model = true;
@@ -201,11 +245,19 @@ void copies_land(int group) {
 
 void add_tensor(const std::string&, const unsigned char*, size_t) {}
 void launch_begins(size_t) {}
-void block_begins() {}
-void block_ends() {}
+void cluster_begins() {}
+void cluster_ends() {}
+void work_for(int) {}
+void arrives_at(unsigned, int) {}
+void has_waited_at(unsigned, int) {}
+void box_is_asked_for() {}
+void box_reads(int, int, const void*, const unsigned char*, size_t) {}
+void box_lands(int, int, const void*, const unsigned char*, size_t) {}
+void product_begins(int, const char*, size_t) {}
+void product_ends() {}
 void launch_ends() {}
 void write_report(FILE*) {}
-void barrier_opens() {}
+void barrier_opens(int) {}
 void model_begins() {}
 void model_ends(const char*, int, unsigned, bool) {}
 void copy_begins(const void*, const void*, int, int, bool, const void*) {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tunebench.compile.emulate import EmulationFailed
 from tunebench.dtype import numpy_dtype
 from tunebench.space import Config
-from tunebench.variant import NumbaCudaVariant, Scalar
+from tunebench.variant import Argument, NumbaCudaVariant, Scalar, TensorMap
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
@@ -86,11 +86,15 @@ def _run(
     function = variant.kernel(workload, config)
     _show_simulated_module(function)
     kernel = cuda.jit(function)
+
+    def passed(argument: Argument | TensorMap) -> Any:
+        if isinstance(argument, Scalar):
+            return scalars[argument.ctype](argument.value)
+        assert isinstance(argument, str), f"Numba kernels take no {argument}"
+        return tensors[argument]
+
     for launch in variant.launches(workload, config):
-        arguments = [
-            scalars[argument.ctype](argument.value) if isinstance(argument, Scalar) else tensors[argument]
-            for argument in launch.arguments
-        ]
+        arguments = map(passed, launch.arguments)
         kernel[launch.grid, launch.block, 0, launch.smem_bytes](*arguments)
     return {tensor.name: tensors[tensor.name] for tensor in workload.outputs()}
 

@@ -1,18 +1,21 @@
 """The driver's boundary: memory, kernels, a stream and events of one GPU, and nothing that knows of tuning.
 
 Kernels, launches, events and graphs go through cuda.core; memory goes through the driver's bindings, as plain
-allocations: each is then of its own, so that memory checkers see an access past its end.
+allocations: each is then of its own, so that memory checkers see an access past its end. So do launches with
+tensor maps or clusters (see `_direct_launch`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError, MissingDependency
+from tunebench.measure._direct_launch import DirectLaunch, MappedTensor, encode
 from tunebench.variant import Launch
 
 if TYPE_CHECKING:
@@ -34,11 +37,14 @@ class CudaError(DeviceError):
 
 
 class Prepared(NamedTuple):
-    """A launch with all that the driver asks for."""
+    """A launch with all that cuda.core asks for."""
 
     kernel: Any
     config: Any
     arguments: tuple[Any, ...]
+
+
+AnyPrepared = Prepared | DirectLaunch
 
 
 class Timing(NamedTuple):
@@ -185,24 +191,44 @@ class Gpu:
             kernels = {symbol: code.get_kernel(symbol) for symbol in dict.fromkeys(symbols)}
         return tuple(kernels[symbol] for symbol in symbols)
 
-    def prepare(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> Prepared:
+    def prepare(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> AnyPrepared:
         """Make a launch ready.
 
         Args:
             kernel: From `load`.
             launch: Its grid, block and shared memory.
-            arguments: One for each parameter: Python integers (64 bits: addresses, sizes) and NumPy scalars.
+            arguments: One for each parameter: Python integers (64 bits: addresses, sizes), NumPy scalars,
+                and tensors that are passed by a map.
 
         Raises:
-            CudaError: if the arguments are not of the sizes that the kernel takes, or the device has not
-                enough shared memory.
+            CudaError: if the arguments are not of the sizes that the kernel takes, the device has not
+                enough shared memory, or a tensor map is refused.
         """
         from cuda.core import LaunchConfig
 
         self._check_parameters(kernel, launch, arguments)
         self._allow_smem(kernel, launch.smem_bytes)
-        config = LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.smem_bytes)
+        grid = launch.grid
+        if launch.blocks_per_sm:
+            count = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+            grid = launch.grid_on(int(self._call("cuDeviceGetAttribute", count, self._ordinal)))
+        if launch.cluster > 1 or any(isinstance(argument, MappedTensor) for argument in arguments):
+            parameters = [self._parameter_bytes(argument) for argument in arguments]
+            return DirectLaunch(self._driver, int(kernel.handle), launch, grid, parameters)
+        config = LaunchConfig(grid=grid, block=launch.block, shmem_size=launch.smem_bytes)
         return Prepared(kernel, config, arguments)
+
+    def _parameter_bytes(self, argument: Any) -> bytes:
+        """Return what the driver copies for a parameter; maps are encoded."""
+        if isinstance(argument, int):
+            return struct.pack("<Q", argument)
+        if not isinstance(argument, MappedTensor):
+            data: bytes = argument.tobytes()
+            return data
+        status, encoded = encode(self._driver, argument)
+        if int(status):
+            raise CudaError(f"{status.name} (cuTensorMapEncodeTiled of {argument.tensor_map})")
+        return encoded
 
     def _check_parameters(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> None:
         """Refuse a launch whose arguments would be read as something else."""
@@ -235,18 +261,22 @@ class Gpu:
         largest = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuKernelSetAttribute", largest, dynamic_bytes, handle, self._ordinal)
 
-    def launch(self, launches: Sequence[Prepared]) -> None:
+    def launch(self, launches: Sequence[AnyPrepared]) -> None:
         """Enqueue launches, one after the other."""
         self._launch_on(self._stream, launches)
 
-    def _launch_on(self, stream: Any, launches: Sequence[Prepared]) -> None:
+    def _launch_on(self, stream: Any, launches: Sequence[AnyPrepared]) -> None:
+        """Enqueue launches on a stream, or in the graph that is being recorded."""
         try:
             for prepared in launches:
-                self._launch(stream, prepared.config, prepared.kernel, *prepared.arguments)
+                if isinstance(prepared, Prepared):
+                    self._launch(stream, prepared.config, prepared.kernel, *prepared.arguments)
+                elif int(status := prepared(int(getattr(stream, "stream", stream).handle))):
+                    raise CudaError(f"{status.name} (launching)")
         except self._error as error:
             raise CudaError(f"{error} (launching)") from error
 
-    def graph(self, launches: Sequence[Prepared], count: int) -> Graph:
+    def graph(self, launches: Sequence[AnyPrepared], count: int) -> Graph:
         """Record launches `count` times over, for the device to start without the host."""
         with _translated("recording a graph"):
             builder = self._device.create_graph_builder()

@@ -15,14 +15,15 @@ from tunebench.device import Device
 from tunebench.fault import DeviceLost
 from tunebench.measure._clock import Clock
 from tunebench.measure._device_memory import DeviceMemory
-from tunebench.measure._gpu import CudaError, Gpu, Prepared, open_gpu, require_cuda_core
+from tunebench.measure._direct_launch import MappedTensor
+from tunebench.measure._gpu import AnyPrepared, CudaError, Gpu, open_gpu, require_cuda_core
 from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler
 from tunebench.measure.runner import Runner, judge, versions
 from tunebench.measure.timing import Protocol, collect
 from tunebench.measure.verify import Check, InputSet
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
-from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar
+from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
 from tunebench.workload import Tensor
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _watched(on: _Opened, task: Task) -> Iterator[None]:
         raise DeviceLost(fault, detail) from error
 
 
-def _prepare(on: _Opened, task: Task, binary: Binary, inputs: InputSet) -> tuple[Prepared, ...]:
+def _prepare(on: _Opened, task: Task, binary: Binary, inputs: InputSet) -> tuple[AnyPrepared, ...]:
     """Make one run ready: memory, kernels, parameters."""
     workload, variant = task.workload, task.variant
     assert isinstance(variant, GpuVariant), variant
@@ -165,7 +166,7 @@ def _written(task: Task) -> tuple[Tensor, ...]:
 
 
 def _verify(
-    on: _Opened, task: Task, check: Check, launches: tuple[Prepared, ...]
+    on: _Opened, task: Task, check: Check, launches: tuple[AnyPrepared, ...]
 ) -> tuple[float, str | None]:
     """Run once on poisoned memory; return the worst error, and why the result is wrong, or None."""
     written = _written(task)
@@ -184,12 +185,12 @@ def _verify(
 
 def kernel_arguments(
     variant: GpuVariant[Any],
-    arguments: Iterable[Argument],
+    arguments: Iterable[Argument | TensorMap],
     tensors: Mapping[str, Tensor],
     addresses: Mapping[str, int],
     inputs: Mapping[str, Array],
 ) -> tuple[Any, ...]:
-    """Return the parameters of a launch: addresses as Python integers, numbers as NumPy scalars.
+    """Return the parameters of a launch: addresses as Python integers, numbers as NumPy scalars, tensor maps.
 
     Args:
         variant: Says by its language how an array is passed: as its address, or in Numba's way.
@@ -204,6 +205,8 @@ def kernel_arguments(
     for argument in arguments:
         if isinstance(argument, Scalar):
             parameters.append(scalars[argument.ctype](argument.value))
+        elif isinstance(argument, TensorMap):
+            parameters.append(MappedTensor(argument, addresses[argument.tensor]))
         elif not tensors[argument].shape:
             value = np.asarray(inputs[argument])
             parameters.append((value.view(np.uint16) if value.itemsize == 2 else value)[()])

@@ -1,0 +1,153 @@
+// The emulator's runtime: copies of a tensor's boxes to shared memory. Needs shim_mbarrier.h.
+//
+// Source: PTX ISA, "cp.async.bulk.tensor", and "Tensors" (bounding boxes, out-of-boundary access, swizzling modes).
+#pragma once
+#include <algorithm>
+
+#include "shim_mbarrier.h"
+
+namespace emulated {
+
+namespace {
+
+// What the job puts in the 128 bytes of a CUtensorMap. Extents are elements, strides bytes, innermost first.
+struct TensorMap {
+  static constexpr uint64_t TAG = 0x70616d726f736e74;
+  uint64_t tag;
+  unsigned char* data;
+  uint64_t strides[5];  // the first is not used
+  unsigned extents[5], box[5];
+  unsigned element_bytes, swizzle_bytes, rank;
+};
+static_assert(sizeof(TensorMap) <= 128, "it stands for a CUtensorMap");
+
+struct BoxCopy {
+  TensorMap map;
+  int corner[5];
+  Place target, barrier;
+  unsigned blocks;  // a bit for each to which it goes
+  uint3 block, thread;  // that asked for it
+  int rank, linear;     // the same, in the cluster
+  const void* pc;
+};
+
+std::vector<BoxCopy> put_off;  // not done yet, as they were asked for
+
+size_t box_bytes(const TensorMap& map) {
+  size_t bytes = map.element_bytes;
+  for (unsigned d = 0; d < map.rank; ++d) bytes *= map.box[d];
+  return bytes;
+}
+
+// Swizzling: bits of the address, from the 16-byte chunk on, by those of the 128-byte line.
+unsigned swizzled(unsigned address, unsigned swizzle_bytes) {
+  return swizzle_bytes ? address ^ (address >> 7 & (swizzle_bytes / 16 - 1)) << 4 : address;
+}
+
+// Fills one line (along the innermost dimension) of a box: what lies outside the tensor is zero.
+void copy_line(const BoxCopy& copy, const unsigned char* source, const Place& line, size_t line_bytes, bool counted) {
+  const TensorMap& map = copy.map;
+  const int64_t first = std::max(0, copy.corner[0]);
+  const int64_t last = std::min(int64_t(map.extents[0]), int64_t(copy.corner[0]) + int64_t(map.box[0]));
+  if (source && counted && first < last)
+    watch::box_reads(copy.rank, copy.linear, copy.pc, source + first * map.element_bytes,
+                     size_t(last - first) * map.element_bytes);
+  for (size_t at = 0; at < line_bytes; at += 16) {
+    unsigned char chunk[16] = {};
+    for (size_t i = 0; i < 16 && source; i += map.element_bytes) {
+      const int64_t x = copy.corner[0] + int64_t((at + i) / map.element_bytes);
+      if (x >= 0 && x < int64_t(map.extents[0])) memcpy(chunk + i, source + x * map.element_bytes, map.element_bytes);
+    }
+    const unsigned offset = swizzled(line.offset + unsigned(at), map.swizzle_bytes);
+    unsigned char* const target = bytes_at({line.block, offset}, 16, "cp.async.bulk.tensor");
+    memcpy(target, chunk, 16);
+    watch::box_lands(line.block, copy.linear, copy.pc, target, 16);
+  }
+}
+
+// Of several blocks that get the same, the first counts for what is read.
+void copy_to(const BoxCopy& copy, int block, bool counted) {
+  const TensorMap& map = copy.map;
+  const size_t line_bytes = size_t(map.box[0]) * map.element_bytes;
+  Place line = {block, copy.target.offset};
+  unsigned at[5] = {};  // line of the box; the first coordinate stays 0
+  for (size_t lines = box_bytes(map) / line_bytes; lines > 0; --lines) {
+    const unsigned char* source = map.data;
+    for (unsigned d = 1; d < map.rank; ++d) {
+      const int64_t x = int64_t(copy.corner[d]) + at[d];
+      if (x < 0 || x >= int64_t(map.extents[d]))
+        source = nullptr;
+      else if (source)
+        source += uint64_t(x) * map.strides[d];
+    }
+    copy_line(copy, source, line, line_bytes, counted);
+    line.offset += unsigned(line_bytes);
+    for (unsigned d = 1; d < map.rank && ++at[d] == map.box[d]; ++d) at[d] = 0;
+  }
+}
+
+void perform(const BoxCopy& copy) {
+  const int first = __builtin_ctz(copy.blocks);
+  for (int block = 0; block < int(blocks.size()); ++block) {
+    if (!(copy.blocks >> block & 1u)) continue;
+    copy_to(copy, block, block == first);
+    const Place told = {block, copy.barrier.offset};
+    Barrier barrier = load_barrier(told, "cp.async.bulk.tensor");
+    barrier.bytes -= int(box_bytes(copy.map));
+    store_barrier(told, barrier);
+  }
+}
+
+// Does one of the copies that were put off: they have no order, so that in reverse the last one comes first.
+bool copy_one_box() {
+  if (put_off.empty()) return false;
+  const size_t which = order == Order::random ? draw() % put_off.size() : put_off.size() - 1;
+  const BoxCopy copy = put_off[which];
+  put_off.erase(put_off.begin() + long(which));
+  perform(copy);
+  return true;
+}
+
+void check_no_box_is_left() {
+  if (put_off.empty()) return;
+  const uint3 block = put_off.front().block, thread = put_off.front().thread;
+  fail("block (%u,%u,%u) has exited with a bulk copy under way, that of thread (%u,%u,%u)", block.x, block.y, block.z,
+       thread.x, thread.y, thread.z);
+}
+
+}  // namespace
+
+void copy_box(unsigned target, const void* tensor_map, int rank, const int* corner, unsigned barrier, unsigned mask) {
+  BoxCopy copy = {};
+  check_aligned(tensor_map, 64, "cp.async.bulk.tensor: tensor map");
+  memcpy(&copy.map, tensor_map, sizeof copy.map);
+  if (copy.map.tag != TensorMap::TAG) fail("cp.async.bulk.tensor: there is no tensor map at %p", tensor_map);
+  if (int(copy.map.rank) != rank)
+    fail("cp.async.bulk.tensor: %d coordinates in a tensor of %u dimensions", rank, copy.map.rank);
+  const unsigned line_bytes = copy.map.box[0] * copy.map.element_bytes;
+  if (copy.map.swizzle_bytes && line_bytes != copy.map.swizzle_bytes)
+    fail("cp.async.bulk.tensor: lines of %u bytes with a swizzle of %u have no model", line_bytes,
+         copy.map.swizzle_bytes);
+  memcpy(copy.corner, corner, sizeof(int) * size_t(rank));
+  copy.target = place_of(target, current->block);
+  copy.barrier = place_of(barrier, current->block);
+  if (copy.target.offset % 128)
+    fail("cp.async.bulk.tensor: the target %u is no multiple of 128 bytes", copy.target.offset);
+  if (copy.target.block != copy.barrier.block) fail("cp.async.bulk.tensor: target and barrier are of different blocks");
+  if (mask >> blocks.size()) fail("cp.async.bulk.tensor: mask %04x in a cluster of %zu blocks", mask, blocks.size());
+  copy.blocks = mask ? mask : 1u << copy.target.block;
+  for (const Fiber& fiber : fibers)
+    for (const unsigned fresh : fiber.progress.unfenced)
+      if (copy.blocks >> (fresh / WINDOW - 1) & 1u && fresh % WINDOW == copy.barrier.offset)
+        fail("cp.async.bulk.tensor: its barrier at %u was initialised with no fence.mbarrier_init since",
+             copy.barrier.offset);
+  copy.block = blockIdx, copy.thread = threadIdx;
+  copy.rank = current->block, copy.linear = current->linear, copy.pc = __builtin_return_address(0);
+  watch::box_is_asked_for();
+  if (order == Order::forward || (order == Order::random && draw() % 2))
+    perform(copy);
+  else
+    put_off.push_back(copy);
+}
+
+}  // namespace emulated

@@ -1,0 +1,202 @@
+// The emulator's runtime: products of a warpgroup, whose operands are in shared memory. Needs shim_box.h.
+//
+// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions": register fragments, shared memory layouts,
+// matrix descriptor, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
+#pragma once
+#include <algorithm>
+#include <deque>
+
+#include "shim_box.h"
+
+namespace emulated {
+
+namespace {
+
+// What the threads of a warpgroup have issued, in order: products, and the ends of groups.
+struct Record {
+  bool ends_group;
+  Product product;
+  int arrived;        // threads
+  float* sums[128];
+};
+
+struct Warpgroup {
+  int block;
+  std::deque<Record> records;  // from number `performed` on
+  size_t performed;
+  std::vector<size_t> group_ends;  // number of the record after each group
+};
+
+std::vector<Warpgroup> warpgroups;
+
+size_t warpgroups_of_a_block() { return (threads_of_a_block() + 127) / 128; }
+int rank_in_block(const Fiber& fiber) { return fiber.linear - fiber.block * int(threads_of_a_block()); }
+Warpgroup& warpgroup_of(const Fiber& fiber) {
+  return warpgroups[size_t(fiber.block) * warpgroups_of_a_block() + size_t(rank_in_block(fiber) / 128)];
+}
+
+// A matrix in shared memory as a descriptor gives it: X along the rows of A or the columns of B.
+struct Operand {
+  unsigned start, leading, stride, swizzle_bytes;
+  bool along_x;            // elements of one k are neighbours (M- or N-major), else those of one x (K-major)
+  unsigned element_bytes;  // 2 if along_x
+
+  // Section "Shared Memory Matrix Layout", strides as "Strides" defines them, in a matrix normalised to 128 bits.
+  unsigned address(unsigned x, unsigned k) const {
+    const unsigned chunks = swizzle_bytes ? swizzle_bytes / 16 : 1;  // of 16 bytes, next to each other
+    if (!along_x) {
+      const unsigned next_chunk = swizzle_bytes ? 16 : leading, in_chunk = 16 / element_bytes;
+      return start + x % 8 * 16 * chunks + x / 8 * stride + k / in_chunk * next_chunk + k % in_chunk * element_bytes;
+    }
+    const unsigned line = k % 8 * 16 * chunks + x / 8 % chunks * 16 + x % 8 * 2;
+    const unsigned next_x = x / 8 / chunks, next_k = k / 8;
+    return start + line + (swizzle_bytes ? next_x * leading + next_k * stride : next_x * stride + next_k * leading);
+  }
+};
+
+Operand decoded(unsigned long long descriptor, bool along_x, unsigned element_bytes) {
+  static const unsigned swizzles[] = {0, 128, 64, 32};
+  const auto field = [&](int from) { return unsigned(descriptor >> from & 0x3fff) << 4; };
+  Operand operand = {field(0), field(16), field(32), swizzles[descriptor >> 62], along_x, element_bytes};
+  if (along_x && element_bytes != 2) fail("wgmma.mma_async: only 16-bit operands can be M- or N-major");
+  if (descriptor & 0x3ff1c000c000c000u) fail("matrix descriptor %016llx: bits that must be zero are not", descriptor);
+  const unsigned pattern = operand.swizzle_bytes * 8;
+  if (descriptor >> 49 & 7 || (pattern && operand.start % pattern / 128))
+    fail("matrix descriptor %016llx: its %u-byte swizzle begins at %u, which must be within 128 bytes of a multiple of "
+         "%u (a base offset has no model)",
+         descriptor, operand.swizzle_bytes, operand.start, pattern);
+  return operand;
+}
+
+// Reads X by K elements, where K is 32 bytes; that of (x, k) goes to values[x * x_step + k * k_step]. Those of a
+// 16-byte chunk are neighbours, for no swizzle divides it.
+void read_operand(const Operand& operand, int block, float (*value)(const void*), int extent, float* values,
+                  size_t x_step, size_t k_step) {
+  const unsigned in_chunk = 16 / operand.element_bytes, of_k = operand.along_x ? 1 : in_chunk;
+  const unsigned of_x = operand.along_x ? in_chunk : 1;
+  for (unsigned x = 0; x < unsigned(extent); x += of_x)
+    for (unsigned k = 0; k < 32 / operand.element_bytes; k += of_k) {
+      const unsigned address = swizzled(operand.address(x, k), operand.swizzle_bytes);
+      const unsigned char* const chunk = bytes_at({block, address}, 16, "wgmma.mma_async");
+      for (unsigned i = 0; i < in_chunk; ++i)
+        values[(x + i % of_x) * x_step + (k + i % of_k) * k_step] = value(chunk + i * operand.element_bytes);
+    }
+}
+
+// D (64, n) += A (64, steps) B (steps, n).
+__attribute__((optimize("O3"), no_sanitize("address", "alignment", "bounds"))) void multiply(float* __restrict d,
+                                                                                            const float* __restrict a,
+                                                                                            const float* __restrict b,
+                                                                                            int n, int steps) {
+  for (int m = 0; m < 64; ++m)
+    for (int k = 0; k < steps; ++k)
+      for (int j = 0; j < n; ++j) d[m * n + j] += a[m * steps + k] * b[k * n + j];
+}
+
+// Thread t of a warpgroup, lane l, holds rows 16 (t / 32) + l / 4, and that plus 8, of columns 8 j + 2 (l % 4) and the
+// next: sums[4 j … 4 j + 3]. Section "Register Fragments", D of .m64nNk16.
+template <class Visit>
+void for_each_sum(const Record& record, Visit visit) {
+  for (int t = 0; t < 128; ++t)
+    for (int i = 0; i < record.product.n / 2; ++i) {
+      const int row = t / 32 * 16 + t % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+      visit(record.sums[t][i], row * record.product.n + column);
+    }
+}
+
+void perform(const Record& record, int block) {
+  if (record.ends_group) return;
+  const Product& product = record.product;
+  const int n = product.n, steps = 32 / product.element_bytes;
+  const Operand of_a = decoded(product.a, product.a_along_m, unsigned(product.element_bytes));
+  const Operand of_b = decoded(product.b, product.b_along_n, unsigned(product.element_bytes));
+  std::vector<float> a(64 * size_t(steps)), b(size_t(steps * n)), d(64 * size_t(n));
+  char name[60];
+  snprintf(name, sizeof name, "wgmma.mma_async.m64n%dk%d.%s", n, steps, product.type);
+  watch::product_begins(block, name, size_t(32 * (64 + n)));
+  read_operand(of_a, block, product.value, 64, a.data(), size_t(steps), 1);
+  read_operand(of_b, block, product.value, n, b.data(), 1, size_t(n));
+  if (product.accumulate) for_each_sum(record, [&](float& sum, int at) { d[size_t(at)] = sum; });
+  multiply(d.data(), a.data(), b.data(), n, steps);
+  for_each_sum(record, [&](float& sum, int at) { sum = d[size_t(at)]; });
+  watch::product_ends();
+}
+
+// Performs what all threads have issued: all of it at once, else what someone waits for; and wakes them.
+void catch_up(Warpgroup& group) {
+  const size_t first = size_t(&group - warpgroups.data()) / warpgroups_of_a_block() * threads_of_a_block() +
+                       size_t(&group - warpgroups.data()) % warpgroups_of_a_block() * 128;
+  const size_t last = std::min(first + 128, size_t(group.block + 1) * threads_of_a_block());
+  const auto waits = [&](const Fiber& fiber) {
+    return fiber.state == State::waiting && fiber.progress.waits_for == Progress::products;
+  };
+  size_t wanted = 0;
+  for (size_t i = first; i < last; ++i)
+    if (waits(fibers[i])) wanted = std::max(wanted, fibers[i].progress.target);
+  const bool eager = order == Order::forward || (order == Order::random && draw() % 2);
+  while (!group.records.empty() && group.records.front().arrived == 128 && (eager || group.performed < wanted)) {
+    perform(group.records.front(), group.block);
+    group.records.pop_front();
+    ++group.performed;
+  }
+  for (size_t i = first; i < last; ++i)
+    if (waits(fibers[i]) && fibers[i].progress.target <= group.performed) fibers[i].state = State::ready;
+}
+
+bool same(const Record& one, const Record& other) {
+  const Product &p = one.product, &q = other.product;
+  return one.ends_group == other.ends_group && p.a == q.a && p.b == q.b && p.n == q.n && p.value == q.value &&
+         p.a_along_m == q.a_along_m && p.b_along_n == q.b_along_n && p.accumulate == q.accumulate;
+}
+
+// Adds what this thread issues to what its warpgroup has.
+void issue(const Record& mine, float* sums) {
+  Warpgroup& group = warpgroup_of(*current);
+  const size_t number = current->progress.issued++ - group.performed;
+  if (number == group.records.size()) {
+    group.records.push_back(mine);
+    if (mine.ends_group) group.group_ends.push_back(current->progress.issued);
+  }
+  Record& record = group.records[number];
+  if (!same(record, mine)) fail("wgmma: threads of the warpgroup issue different instructions, or with other operands");
+  record.sums[rank_in_block(*current) % 128] = sums;
+  if (++record.arrived == 128) catch_up(group);
+}
+
+// Fails if a thread that exits has not waited for what it has issued.
+void check_products_were_waited_for() {
+  if (current->progress.issued > warpgroup_of(*current).performed)
+    fail("the thread exits with products (wgmma) that it has not waited for");
+}
+
+}  // namespace
+
+void warpgroup_fence() { current->progress.fenced = true; }
+
+// The rule is about registers: a fence must stand between other accesses to them and a product. Emulation sees no
+// registers, so that it asks for one after every wait, which is when they may be accessed.
+void warpgroup_multiply(const Product& product, float* sums) {
+  if (!current->progress.fenced)
+    fail("wgmma.mma_async: no wgmma.fence since the registers were last free for other use");
+  if (product.n < 8 || product.n > 256 || product.n % 8) fail("wgmma.mma_async: n is %d", product.n);
+  issue({false, product, 0, {}}, sums);
+}
+
+void warpgroup_commit() {
+  ++current->progress.groups;
+  issue({true, {}, 0, {}}, nullptr);
+}
+
+void warpgroup_wait(int groups_left) {
+  Progress& progress = current->progress;
+  progress.fenced = false;
+  if (progress.groups <= size_t(groups_left)) return;
+  Warpgroup& group = warpgroup_of(*current);
+  progress.target = group.group_ends[progress.groups - size_t(groups_left) - 1];
+  if (progress.target <= group.performed) return;
+  wait_for(Progress::products);
+  catch_up(group);
+  if (current->state == State::waiting) leave(false);
+}
+
+}  // namespace emulated

@@ -1,0 +1,145 @@
+"""Launches that go to the driver directly: cuda.core passes no tensor map that it has not made itself."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tunebench.dtype import DType
+from tunebench.variant import Launch, TensorMap
+
+__all__ = ["DirectLaunch", "MappedTensor", "encode"]
+
+_MAP_BYTES = 128
+_ALIGNMENT = 128
+"""Of a tensor map, encoded or among parameters. Source: `CUtensorMap` of cuda.h (64 before 13.0)."""
+_SINCE_CUDA = 12000
+
+_ENCODE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    *(ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p),
+    *(ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64)),
+    *(ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(ctypes.c_uint32)),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+)
+
+# The driver has no type of 8 bits but this: to copy them is all that is asked of it.
+_KINDS: dict[DType, str] = {
+    "f32": "FLOAT32",
+    "f16": "FLOAT16",
+    "bf16": "BFLOAT16",
+    "e4m3": "UINT8",
+    "i8": "UINT8",
+    "i32": "INT32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """A tensor map, and the address of the tensor: a parameter of a launch."""
+
+    nbytes: ClassVar[int] = _MAP_BYTES
+
+    tensor_map: TensorMap
+    address: int
+
+
+def encode(driver: Any, mapped: MappedTensor) -> tuple[Any, bytes]:
+    """Have the driver encode a tensor map.
+
+    The driver wants it at an aligned address, which the bindings' own `cuTensorMapEncodeTiled` does not give
+    it: the function is called as the driver exports it.
+
+    Args:
+        driver: `cuda.bindings.driver`.
+        mapped: What to encode; its address is a multiple of 16.
+
+    Returns:
+        The driver's status, and the `CUtensorMap` if that is a success.
+    """
+    wanted, rank = mapped.tensor_map, len(mapped.tensor_map.extents)
+    status, function, _ = driver.cuGetProcAddress(b"cuTensorMapEncodeTiled", _SINCE_CUDA, 0)
+    if int(status):
+        return status, b""
+    kind = _KINDS[wanted.dtype]
+    swizzle = f"{wanted.swizzle_bytes}B" if wanted.swizzle_bytes else "NONE"
+    memory, target = _aligned(_MAP_BYTES)
+    code = _ENCODE(int(function))(
+        target,
+        int(getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}")),
+        rank,
+        mapped.address,
+        (ctypes.c_uint64 * rank)(*wanted.extents),
+        (ctypes.c_uint64 * rank)(*wanted.strides_bytes),
+        (ctypes.c_uint32 * rank)(*wanted.box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+        int(getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}")),
+        # Tiles are read line by line: what follows a line's 128 bytes is the next tile's.
+        int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B),
+        int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+    )
+    encoded = ctypes.string_at(target, _MAP_BYTES)
+    del memory
+    return driver.CUresult(code), encoded
+
+
+def _aligned(nbytes: int) -> tuple[Any, int]:
+    """Return memory, and the aligned address in it from which on it has so many bytes."""
+    memory = ctypes.create_string_buffer(nbytes + _ALIGNMENT)
+    return memory, -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
+
+
+class DirectLaunch:
+    """A launch as `cuLaunchKernelEx` takes it, with the bytes of all parameters.
+
+    Args:
+        driver: `cuda.bindings.driver`.
+        kernel: Handle of the kernel.
+        launch: Its block, shared memory and cluster.
+        grid: Blocks in x, y, z.
+        parameters: The bytes of each parameter, in order.
+    """
+
+    def __init__(
+        self,
+        driver: Any,
+        kernel: int,
+        launch: Launch,
+        grid: tuple[int, int, int],
+        parameters: Sequence[bytes],
+    ) -> None:
+        self._driver, self._kernel = driver, driver.CUfunction(kernel)
+        self._config = driver.CUlaunchConfig()
+        self._config.gridDimX, self._config.gridDimY, self._config.gridDimZ = grid
+        self._config.blockDimX, self._config.blockDimY, self._config.blockDimZ = launch.block
+        self._config.sharedMemBytes = launch.smem_bytes
+        if launch.cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = launch.cluster, 1, 1
+            self._config.attrs, self._config.numAttrs = [attribute], 1
+        self._bytes, self._pointers = _packed(parameters)
+
+    def __call__(self, stream: int) -> Any:
+        """Enqueue it on a stream, by its handle, and return the driver's status."""
+        self._config.hStream = self._driver.CUstream(stream)
+        (status,) = self._driver.cuLaunchKernelEx(
+            self._config, self._kernel, ctypes.addressof(self._pointers), 0
+        )
+        return status
+
+
+def _packed(parameters: Sequence[bytes]) -> tuple[Any, Any]:
+    """Return memory that holds the parameters, each aligned as a tensor map is, and pointers to them."""
+    sizes = [-(-len(parameter) // _ALIGNMENT) * _ALIGNMENT for parameter in parameters]
+    memory, at = _aligned(sum(sizes))
+    addresses = []
+    for parameter, size in zip(parameters, sizes, strict=True):
+        ctypes.memmove(at, parameter, len(parameter))
+        addresses.append(at)
+        at += size
+    return memory, (ctypes.c_void_p * len(addresses))(*addresses)
