@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tunebench import __version__
 from tunebench.compile.numba_cuda import array_parameters
-from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar
+from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
 from tunebench.workload import Tensor
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
 
     - ``tensor``: the 64-bit address of the tensor of that name, C-contiguous;
     - ``value``: the value of that input, in its type;
-    - ``int``, ``long long``, ``float``: the number given.
+    - ``int``, ``long long``, ``float``: the number given;
+    - ``tensor_map``: the 128 bytes that cuTensorMapEncodeTiled makes of what is given (see `TensorMap`).
     """
     variant, workload, config = choice.variant, choice.workload, choice.config
     assert isinstance(variant, GpuVariant), variant
@@ -52,9 +54,8 @@ def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
         "expected_us": choice.expected_us,
         "how": choice.how,
         "tensors": [_tensor(tensor, role) for role, group in roles.items() for tensor in group],
-        "tensor_maps": [],
         "launches": [
-            _launch(variant, launch, symbol, tensors)
+            _launch(variant, launch, symbol, tensors, choice.device.sm_count)
             for launch, symbol in zip(launches, binary.entries, strict=True)
         ],
     }
@@ -66,14 +67,14 @@ def _tensor(tensor: Tensor, role: str) -> dict[str, Any]:
 
 
 def _launch(
-    variant: GpuVariant[Any], launch: Launch, symbol: str, tensors: dict[str, Tensor]
+    variant: GpuVariant[Any], launch: Launch, symbol: str, tensors: dict[str, Tensor], sm_count: int
 ) -> dict[str, Any]:
     return {
         "kernel": launch.entry,
         "symbol": symbol,
-        "grid": list(launch.grid),
+        "grid": list(launch.grid_on(sm_count)),
         "block": list(launch.block),
-        "cluster": [1, 1, 1],
+        "cluster": [launch.cluster, 1, 1],
         "smem_bytes": launch.smem_bytes,
         "arguments": [
             slot
@@ -83,8 +84,12 @@ def _launch(
     }
 
 
-def _slots(argument: Argument, tensors: dict[str, Tensor], *, by_words: bool) -> list[dict[str, Any]]:
+def _slots(
+    argument: Argument | TensorMap, tensors: dict[str, Tensor], *, by_words: bool
+) -> list[dict[str, Any]]:
     """Return the parameters that one argument becomes: one, or for an array of Numba several."""
+    if isinstance(argument, TensorMap):
+        return [{"kind": "tensor_map", **dataclasses.asdict(argument)}]
     if isinstance(argument, Scalar):
         return [{"kind": argument.ctype, "value": argument.value}]
     tensor = tensors[argument]
