@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cuda_cases import Toy, ToyVariant
 
-from tunebench.compile.emulate import ORDERS, EmulationFailed, Order, emulate, find_compiler
+from tunebench.compile.emulate import ORDERS, EmulationFailed, Order, emulate, find_compiler, watch
 from tunebench.errors import InputError
 from tunebench.kernels import include
 from tunebench.space import Config
@@ -84,10 +84,7 @@ LOAD = """
 # -- barriers ------------------------------------------------------------------------------------------------
 
 
-@needs_compiler
-@pytest.mark.parametrize("order", ORDERS)
-def test_phases_end_when_all_have_arrived(order: Order) -> None:
-    body = """
+HAND_OVER = """
   volatile float* const cell = reinterpret_cast<float*>(bytes);
   if (t == 0) {
     mbarrier_init(barrier, 32);      // of those who write
@@ -109,10 +106,31 @@ def test_phases_end_when_all_have_arrived(order: Order) -> None:
   }
   y[t] = sum, y[t + 128] = 0;
 """
-    y = run(body, X, order)
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_phases_end_when_all_have_arrived(order: Order) -> None:
+    y = run(HAND_OVER, X, order)
     t = np.arange(32, 128)
     expected = sum(X[(t + round_) % 32] + round_ for round_ in range(5))
     np.testing.assert_array_equal(y[32:128], expected)
+
+
+@needs_compiler
+def test_what_a_barrier_hands_over_is_no_race_and_what_it_does_not_is_one() -> None:
+    def seen(body: str) -> Any:
+        variant = HopperToy(HELPERS + SIGNATURE + body + "\n}", lines(256), block=128, cluster=1)
+        return watch(variant, Toy(n=256), CONFIG, {"x": X, "factor": np.float32(2)})
+
+    body = HAND_OVER.replace("volatile ", "")
+    seen(body)
+    with pytest.raises(EmulationFailed, match="race on shared memory"):
+        seen(body.replace("mbarrier_wait(barrier, round % 2);", ""))
+    copied = seen(SET_UP + LOAD.replace("COORDINATES", "5, -1") + "y[t] = floats[t], y[t + 128] = 0;")
+    (block,) = copied.counts.blocks
+    assert block.fill_bytes == 3 * 27 * 4
+    assert block.warp_instructions["cp.async.bulk.tensor"] == 1
 
 
 # -- copies --------------------------------------------------------------------------------------------------

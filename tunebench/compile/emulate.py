@@ -47,9 +47,8 @@ Order = Literal["forward", "reverse", "random"]
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
-SM_COUNTS: dict[Mode, int] = {"plain": 2, "sanitize": 2, "watch": 2**20}
-"""SMs of the emulated device: few, so that blocks that stay take several tiles of a small problem each; under
-watch many, so that each takes one, and what is counted for it is what a tile costs."""
+SM_COUNT = 2
+"""SMs of the emulated device: few, so that blocks that stay take several tiles of a small problem each."""
 
 _SANITIZER_STATUS = 99
 """Exit status that tells a sanitizer's finding from the emulator's own (3)."""
@@ -161,7 +160,7 @@ def _run(
     """Run the executable of a configuration and return what it answers: outputs, and what it counted."""
     executable = _build(variant, workload, config, mode)
     launches = variant.launches(workload, config)
-    job = _job(workload, variant.scratch(workload, config), launches, inputs, SM_COUNTS[mode])
+    job = _job(workload, variant.scratch(workload, config), launches, inputs)
     data = b"".join(_bytes(inputs[tensor.name], tensor) for tensor in workload.inputs() if tensor.shape)
     options = f"detect_leaks=0:exitcode={_SANITIZER_STATUS}"
     try:
@@ -209,7 +208,6 @@ def _job(
     scratch: tuple[Tensor, ...],
     launches: tuple[Launch, ...],
     inputs: Mapping[str, Array],
-    sm_count: int,
 ) -> str:
     """Return the tensors and launches as the runtime reads them (`read_job` of shim_job.h)."""
     roles = [("input", workload.inputs()), ("output", workload.outputs()), ("scratch", scratch)]
@@ -220,7 +218,7 @@ def _job(
     entries = _entries(launches)
     lines = [f"tensor {tensor.name} {tensor.nbytes} {role}" for role, tensor in stored]
     for launch in launches:
-        sizes = (*launch.grid_on(sm_count), *launch.block, launch.smem_bytes, launch.cluster)
+        sizes = (*launch.grid_on(SM_COUNT), *launch.block, launch.smem_bytes, launch.cluster)
         lines.append(f"launch {entries.index(launch.entry)} {' '.join(map(str, sizes))}")
         for argument in launch.arguments:
             if isinstance(argument, Scalar):

@@ -6,7 +6,8 @@
 // So one run in one order finds a missing barrier, whichever thread happens to come first.
 //
 // Source: the happens-before relation by vector clocks, Flanagan and Freund, "FastTrack", PLDI 2009. Of the readers of a
-// byte since its last writer two are kept: enough where barriers of the block are all that orders them.
+// byte since its last writer two are kept: enough where barriers of the block are all that orders them; among threads
+// that mbarriers order, a race with a third may be missed.
 #pragma once
 #include <algorithm>
 #include <cstdint>

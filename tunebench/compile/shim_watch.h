@@ -186,11 +186,10 @@ void box_lands(int rank, int thread, const void* pc, const unsigned char* to, si
   box_has_landed(piece, size_t(to - shared_memory()[piece].data), bytes, thread, pc);
 }
 
-// A warpgroup multiplies: four warps issue the instruction, one of them stands for the product.
+// A warpgroup multiplies: each of its four warps issues the instruction.
 void product_begins(int rank, const char* name, size_t operand_bytes) {
   work_for(rank);
-  ++work.instructions[name];
-  work.instructions["wgmma.of_other_warps"] += 3;
+  work.instructions[name] += 4;
   work.smem_traffic_bytes += operand_bytes;
   in_model = true;
 }
