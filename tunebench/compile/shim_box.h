@@ -27,8 +27,6 @@ struct BoxCopy {
   Place target, barrier;
   unsigned blocks;  // a bit for each to which it goes
   uint3 block, thread;  // that asked for it
-  int rank, linear;     // the same, in the cluster
-  const void* pc;
 };
 
 std::vector<BoxCopy> put_off;  // not done yet, as they were asked for
@@ -45,13 +43,8 @@ unsigned swizzled(unsigned address, unsigned swizzle_bytes) {
 }
 
 // Fills one line (along the innermost dimension) of a box: what lies outside the tensor is zero.
-void copy_line(const BoxCopy& copy, const unsigned char* source, const Place& line, size_t line_bytes, bool counted) {
+void copy_line(const BoxCopy& copy, const unsigned char* source, const Place& line, size_t line_bytes) {
   const TensorMap& map = copy.map;
-  const int64_t first = std::max(0, copy.corner[0]);
-  const int64_t last = std::min(int64_t(map.extents[0]), int64_t(copy.corner[0]) + int64_t(map.box[0]));
-  if (source && counted && first < last)
-    watch::box_reads(copy.rank, copy.linear, copy.pc, source + first * map.element_bytes,
-                     size_t(last - first) * map.element_bytes);
   for (size_t at = 0; at < line_bytes; at += 16) {
     unsigned char chunk[16] = {};
     for (size_t i = 0; i < 16 && source; i += map.element_bytes) {
@@ -59,19 +52,18 @@ void copy_line(const BoxCopy& copy, const unsigned char* source, const Place& li
       if (x >= 0 && x < int64_t(map.extents[0])) memcpy(chunk + i, source + x * map.element_bytes, map.element_bytes);
     }
     const unsigned offset = swizzled(line.offset + unsigned(at), map.swizzle_bytes);
-    unsigned char* const target = bytes_at({line.block, offset}, 16, "cp.async.bulk.tensor");
-    memcpy(target, chunk, 16);
-    watch::box_lands(line.block, copy.linear, copy.pc, target, 16);
+    memcpy(bytes_at({line.block, offset}, 16, "cp.async.bulk.tensor"), chunk, 16);
   }
 }
 
-// Of several blocks that get the same, the first counts for what is read.
-void copy_to(const BoxCopy& copy, int block, bool counted) {
+size_t line_bytes_of(const TensorMap& map) { return size_t(map.box[0]) * map.element_bytes; }
+
+// Calls `visit` with where each line comes from: where the tensor's innermost dimension begins, or null outside of it.
+template <class Visit>
+void for_each_line(const BoxCopy& copy, Visit visit) {
   const TensorMap& map = copy.map;
-  const size_t line_bytes = size_t(map.box[0]) * map.element_bytes;
-  Place line = {block, copy.target.offset};
   unsigned at[5] = {};  // line of the box; the first coordinate stays 0
-  for (size_t lines = box_bytes(map) / line_bytes; lines > 0; --lines) {
+  for (size_t lines = box_bytes(map) / line_bytes_of(map); lines > 0; --lines) {
     const unsigned char* source = map.data;
     for (unsigned d = 1; d < map.rank; ++d) {
       const int64_t x = int64_t(copy.corner[d]) + at[d];
@@ -80,17 +72,39 @@ void copy_to(const BoxCopy& copy, int block, bool counted) {
       else if (source)
         source += uint64_t(x) * map.strides[d];
     }
-    copy_line(copy, source, line, line_bytes, counted);
-    line.offset += unsigned(line_bytes);
+    visit(source);
     for (unsigned d = 1; d < map.rank && ++at[d] == map.box[d]; ++d) at[d] = 0;
   }
 }
 
+void copy_to(const BoxCopy& copy, int block) {
+  Place line = {block, copy.target.offset};
+  for_each_line(copy, [&](const unsigned char* source) {
+    copy_line(copy, source, line, line_bytes_of(copy.map));
+    line.offset += unsigned(line_bytes_of(copy.map));
+  });
+}
+
+// Tells who watches what a copy reads and writes, when it is asked for.
+void tell(const BoxCopy& copy, const void* pc) {
+  const TensorMap& map = copy.map;
+  const int64_t first = std::max(0, copy.corner[0]);
+  const int64_t last = std::min(int64_t(map.extents[0]), int64_t(copy.corner[0]) + int64_t(map.box[0]));
+  for_each_line(copy, [&](const unsigned char* source) {
+    if (source && first < last)
+      watch::box_reads(source + first * map.element_bytes, size_t(last - first) * map.element_bytes, pc);
+  });
+  watch::box_is_asked_for();
+  for (int block = 0; block < int(blocks.size()); ++block)
+    if (copy.blocks >> block & 1u)
+      watch::box_comes(bytes_at({block, copy.target.offset}, box_bytes(map), "cp.async.bulk.tensor"), box_bytes(map),
+                       bytes_at({block, copy.barrier.offset}, 8, "cp.async.bulk.tensor"), block, pc);
+}
+
 void perform(const BoxCopy& copy) {
-  const int first = __builtin_ctz(copy.blocks);
   for (int block = 0; block < int(blocks.size()); ++block) {
     if (!(copy.blocks >> block & 1u)) continue;
-    copy_to(copy, block, block == first);
+    copy_to(copy, block);
     const Place told = {block, copy.barrier.offset};
     Barrier barrier = load_barrier(told, "cp.async.bulk.tensor");
     barrier.bytes -= int(box_bytes(copy.map));
@@ -142,8 +156,7 @@ void copy_box(unsigned target, const void* tensor_map, int rank, const int* corn
         fail("cp.async.bulk.tensor: its barrier at %u was initialised with no fence.mbarrier_init since",
              copy.barrier.offset);
   copy.block = blockIdx, copy.thread = threadIdx;
-  copy.rank = current->block, copy.linear = current->linear, copy.pc = __builtin_return_address(0);
-  watch::box_is_asked_for();
+  tell(copy, __builtin_return_address(0));
   if (order == Order::forward || (order == Order::random && draw() % 2))
     perform(copy);
   else

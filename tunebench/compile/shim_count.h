@@ -27,18 +27,9 @@ struct Work {
   uint64_t fma, sfu, smem_traffic_bytes, smem_passes, bank_conflicts, fill_bytes;
   std::map<std::string, uint64_t> instructions;  // of warps, by name
 };
-Work work;  // of the block that runs
+std::vector<Work> works;  // of each block of the cluster that runs
 
-std::vector<Work> of_blocks(1);  // of a cluster, by rank: all but that of `work`
-int working = 0;                 // the rank of the block that `work` is of
-
-// From here on, what is counted is of that block.
-void work_for(int rank) {
-  if (rank == working) return;
-  std::swap(work, of_blocks[size_t(working)]);
-  std::swap(work, of_blocks[size_t(rank)]);
-  working = rank;
-}
+Work& work() { return works[size_t(current->block)]; }
 
 // An access of a warp: the addresses of those lanes that take part.
 struct WarpAccess {
@@ -97,7 +88,7 @@ uint64_t passes(const WarpAccess& access, int first, int last) {
 
 // Accesses of 8 bytes are served a half of the warp at a time, those of 16 a quarter, as are the matrices of ldmatrix:
 // banks conflict within such a part only.
-void count_shared(const WarpAccess& access) {
+void count_shared(Work& work, const WarpAccess& access) {
   work.smem_traffic_bytes += std::max<uint64_t>(128, distinct_bytes(access, 0, access.lanes));
   const int widest = *std::max_element(access.bytes, access.bytes + access.lanes);
   const int together = std::min(32, 128 / std::max(4, std::min(16, widest)));
@@ -109,22 +100,24 @@ void count_shared(const WarpAccess& access) {
   }
 }
 
-void count_access(Kind kind, const WarpAccess& access) {
-  if (kind <= Kind::copy) count_shared(access);
+void count_access(Work& work, Kind kind, const WarpAccess& access) {
+  if (kind <= Kind::copy) count_shared(work, access);
   if (kind == Kind::source) work.fill_bytes += distinct_bytes(access, 0, access.lanes);
   if (const char* const name = KIND_NAMES[int(kind)]) ++work.instructions[name];
 }
 
 // The warp has come together: what its lanes have done since is counted, and repetitions begin again.
-void come_together(WarpCounts& warp) {
-  const auto most = [](uint32_t(&of_lanes)[32], const char* name) {
+void come_together(size_t index) {
+  WarpCounts& warp = warp_counts[index];
+  Work& work = works[index * works.size() / warp_counts.size()];
+  const auto most = [&](uint32_t(&of_lanes)[32], const char* name) {
     if (const uint32_t count = *std::max_element(of_lanes, of_lanes + 32)) work.instructions[name] += count;
     std::fill(of_lanes, of_lanes + 32, 0);
   };
   most(warp.f32, "f32");
   most(warp.special, "special");
   for (Site* const site : warp.used) {
-    for (const WarpAccess& access : site->accesses) count_access(site->kind, access);
+    for (const WarpAccess& access : site->accesses) count_access(work, site->kind, access);
     site->accesses.clear();
     std::fill(site->repetitions, site->repetitions + 32, 0);
     site->used = false;
@@ -147,8 +140,8 @@ void note_access(Kind kind, const void* pc, const void* address, int bytes) {
   add(site.accesses[repetition], address, bytes);
 }
 
-void note_f32() { ++work.fma, ++warp_counts[size_t(current->linear / 32)].f32[current->linear % 32]; }
-void note_special() { ++work.sfu, ++warp_counts[size_t(current->linear / 32)].special[current->linear % 32]; }
+void note_f32() { ++work().fma, ++warp_counts[size_t(current->linear / 32)].f32[current->linear % 32]; }
+void note_special() { ++work().sfu, ++warp_counts[size_t(current->linear / 32)].special[current->linear % 32]; }
 
 }  // namespace watch
 }  // namespace

@@ -10,7 +10,6 @@ namespace {
 // Runs a fiber until it waits or exits.
 void resume(Fiber& fiber) {
   current = &fiber;
-  watch::work_for(fiber.block);
   threadIdx = fiber.thread;
   blockIdx = blocks[size_t(fiber.block)].index;
   dynamic_shared = shared_memory()[size_t(fiber.block)].data;

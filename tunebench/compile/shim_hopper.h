@@ -33,6 +33,7 @@ void open_cluster_barrier() {
   if (cluster_barrier.arrived < alive) return;
   cluster_barrier.arrived = 0;
   ++cluster_barrier.phase;
+  watch::phase_ends(&cluster_barrier);
   for (Fiber& fiber : fibers)
     if (fiber.state == State::waiting && fiber.progress.waits_for == Progress::cluster) fiber.state = State::ready;
 }
@@ -126,15 +127,18 @@ void set_registers(int count) {
 }
 
 void cluster_arrive() {
+  watch::arrives_at(&cluster_barrier);
   ++cluster_barrier.arrived;
   current->progress.target = cluster_barrier.phase;
   open_cluster_barrier();
 }
 
 void cluster_wait() {
-  if (cluster_barrier.phase > current->progress.target) return;
-  wait_for(Progress::cluster);
-  leave(false);
+  if (cluster_barrier.phase == current->progress.target) {
+    wait_for(Progress::cluster);
+    leave(false);
+  }
+  watch::has_waited_at(&cluster_barrier);
 }
 
 }  // namespace emulated

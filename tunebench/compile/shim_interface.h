@@ -102,8 +102,8 @@ Out collective(const Call& call, const In& mine, const Combine& combine) {
   return out[lane()];
 }
 
-// The same for instructions that PTX calls `.aligned`: all 32 lanes make them together. They are counted by name; that of
-// a matrix product says its size, and its inputs' type last, as in "mma.m16n8k16.f16".
+// The same for instructions that PTX calls `.aligned`: all 32 lanes make them together. They are counted by name; that
+// of a matrix product says its size, and its inputs' type last, as in "mma.m16n8k16.f16".
 template <class Out, class In, class Combine>
 Out whole_warp(const char* name, const In& mine, Combine combine) {
   return collective<Out>(Call{name, 0, 0xffffffffu, true}, mine,

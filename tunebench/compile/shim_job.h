@@ -229,7 +229,7 @@ void run(Launch& launch) {
   blocks = std::vector<Block>(size_t(launch.cluster));
   lay_out_shared(launch.smem_bytes);
   make_fibers(threads * launch.cluster);
-  watch::launch_begins(size_t(threads * launch.cluster));
+  watch::launch_begins();
   warps = std::vector<Warp>(size_t((threads * launch.cluster + 31) / 32));
   std::vector<int> clusters;
   arrange(clusters, int(gridDim.x * gridDim.y * gridDim.z) / launch.cluster);

@@ -54,6 +54,7 @@ void store_barrier(const Place& place, Barrier barrier) {
           fiber.progress.address == address_of(place) && fiber.progress.parity == unsigned(barrier.phase))
         fiber.state = State::ready;
     barrier.phase = !barrier.phase;
+    watch::phase_ends(bytes_at(place, 8, "mbarrier"));
   }
   const uint64_t stored = packed(barrier);
   memcpy(bytes_at(place, 8, "mbarrier"), &stored, 8);
@@ -81,6 +82,7 @@ void mbarrier_init(unsigned address, unsigned count) {
   uint64_t stored;
   memcpy(&stored, bytes_at(place, 8, "mbarrier.init"), 8);
   if (is_barrier(stored)) fail("mbarrier.init: the barrier at %u is initialised already", place.offset);
+  watch::barrier_made(bytes_at(place, 8, "mbarrier.init"), __builtin_return_address(0));
   stored = packed({count, count, 0, false});
   memcpy(bytes_at(place, 8, "mbarrier.init"), &stored, 8);
   current->progress.unfenced.push_back(address_of(place));
@@ -95,7 +97,7 @@ void mbarrier_arrive(unsigned address, unsigned expected_bytes) {
   if (barrier.pending == 0)
     fail("mbarrier.arrive: all %u threads that the barrier at %u expects have arrived in this phase", barrier.expected,
          place.offset);
-  watch::arrives_at(address_of(place), current->linear);
+  watch::barrier_arrives(bytes_at(place, 8, "mbarrier.arrive"), __builtin_return_address(0));
   barrier.bytes += int(expected_bytes);
   --barrier.pending;
   store_barrier(place, barrier);
@@ -111,7 +113,7 @@ void mbarrier_wait(unsigned address, unsigned parity) {
     wait_for(Progress::barrier);
     leave(false);
   }
-  watch::has_waited_at(address_of(place), current->linear);
+  watch::has_waited_at(bytes_at(place, 8, "mbarrier.try_wait"));
 }
 
 }  // namespace emulated

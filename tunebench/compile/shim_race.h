@@ -1,19 +1,19 @@
 // The emulator's runtime, where it watches: accesses to the same byte that nothing orders. Needs shim_state.h.
 //
-// __syncthreads orders all that the block did before it, __syncwarp what its lanes did, waiting for asynchronous copies
-// what they wrote (for the thread that waits), waiting at an mbarrier what those did before that had arrived there.
-// Nothing else does: shuffles and matrix instructions exchange registers.
-// So one run in one order finds a missing barrier, whichever thread happens to come first.
+// __syncthreads orders all that the block did before it, __syncwarp what its lanes did; waiting for asynchronous
+// copies, for a barrier in shared memory, for products of a warpgroup or for the cluster orders what was waited for.
+// Nothing else does: shuffles and matrix instructions exchange registers. So one run in one order finds a missing
+// barrier, whichever thread happens to come first.
 //
-// Source: the happens-before relation by vector clocks, Flanagan and Freund, "FastTrack", PLDI 2009. Of the readers of a
-// byte since its last writer two are kept: enough where barriers of the block are all that orders them; among threads
-// that mbarriers order, a race with a third may be missed.
+// Source: the happens-before relation by vector clocks, Flanagan and Freund, "FastTrack", PLDI 2009. Of the readers of
+// a byte since its last writer three are kept: enough where barriers of the block are all that orders them; among those
+// that barriers in shared memory order, a race with a fourth may be missed.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "shim_state.h"
@@ -24,18 +24,22 @@ namespace emulated {
 namespace {
 namespace watch {
 
-// Whose access: of which thread, after how many barriers of blocks, and when by its own clock.
+// What someone knows of the others: up to when by the clock of each. An agent does what threads have only asked for:
+// the bulk copies that a barrier waits for, the products of a warpgroup. Agents come after the threads.
+using Clock = std::vector<uint32_t>;
+
+// Whose access: of which thread or agent, after how many barriers of the block, and when by its own clock.
 struct Stamp {
   uint32_t epoch;  // 0: there was none
   uint32_t clock;
   uint32_t pc;  // of the instruction, from the start of the executable
-  uint16_t thread;
+  uint16_t who;
   bool atomic;   // or volatile: those do not race with one another
   bool pending;  // an asynchronous copy that has not been waited for
 };
 
 struct SharedByte {
-  Stamp writer, readers[2];
+  Stamp writer, readers[3];
 };
 
 struct GlobalByte {
@@ -45,63 +49,89 @@ struct GlobalByte {
   uint32_t brought_to;                  // the last block that has it by an ordinary load
 };
 
-uint32_t epoch = 1, first_epoch = 1;  // now; of the block that runs
-uint32_t block = 0, launch = 0;       // that run, from 1 on
-bool block_has_met_others = false;    // by an atomic or volatile access: what it reads then may be meant for it
-Stamp unset_read = {};                // the first read of shared memory that was not written, since the last barrier
-size_t unset_at = 0;
-std::vector<std::vector<uint32_t>> clocks;         // of each thread: what it knows of the others
+uint32_t epoch = 1, first_epoch = 1;  // now; of the cluster that runs
+uint32_t first_block = 1, launch = 0;  // number of the cluster's first block, and of the launch, from 1 on
+std::vector<bool> has_met_others;      // each block, by an atomic or volatile access: what it reads may be meant for it
+std::vector<Clock> clocks;             // of each thread: what it knows of the others,
+std::vector<uint32_t> ticks;           // and its own
+int agents = 0;
+
+// Where some leave what they have done for those that come by after them.
+struct MeetingPoint {
+  int agent;        // does what is told to this place when it is done
+  uint32_t phases;  // that have ended: the agent's clock
+  Clock gathered, released;
+};
+std::unordered_map<const void*, MeetingPoint> meeting_points;  // of the cluster that runs
+
 std::vector<std::vector<SharedByte>> shared_bytes;  // of each piece of shared memory
+Stamp unset_read = {};  // the first read of shared memory that was not written, since the last barrier
+size_t unset_at = 0;
 
-std::map<unsigned, std::vector<uint32_t>> known_at;  // an mbarrier, by its address: what those know that arrived there
+// ---- what is known to whom --------------------------------------------------------------------------------
 
-void arrives_at(unsigned barrier, int thread) {
-  auto& known = known_at[barrier];
-  auto& own = clocks[size_t(thread)];
-  known.resize(own.size(), 0);
-  for (size_t i = 0; i < own.size(); ++i) known[i] = std::max(known[i], own[i]);
-  ++own[size_t(thread)];
+void start_clocks() {
+  agents = 0;
+  meeting_points.clear();
+  clocks.assign(fibers.size(), {});
+  ticks.assign(fibers.size(), 1);
 }
 
-void has_waited_at(unsigned barrier, int thread) {
-  auto& own = clocks[size_t(thread)];
-  const auto& known = known_at[barrier];
-  for (size_t i = 0; i < known.size(); ++i) own[i] = std::max(own[i], known[i]);
+int new_agent() { return int(clocks.size()) + agents++; }
+
+void learn(Clock& known, const Clock& more) {
+  if (known.size() < more.size()) known.resize(more.size(), 0);
+  for (size_t i = 0; i < more.size(); ++i) known[i] = std::max(known[i], more[i]);
 }
 
-void start_clocks(size_t threads) {
-  clocks.assign(threads, std::vector<uint32_t>(threads, 0));
-  for (size_t i = 0; i < threads; ++i) clocks[i][i] = 1;
+void learn(Clock& known, int who, uint32_t clock) {
+  if (known.size() <= size_t(who)) known.resize(size_t(who) + 1, 0);
+  known[size_t(who)] = std::max(known[size_t(who)], clock);
+}
+
+// Leaves what a thread has done, and knows, for those that meet it there.
+void leave_at(Clock& place, int thread) {
+  learn(place, clocks[size_t(thread)]);
+  learn(place, thread, ticks[size_t(thread)]++);
 }
 
 // What each of these threads has done is now known to all of them.
 void order_threads(const std::vector<int>& threads) {
-  std::vector<uint32_t> known(clocks.size(), 0);
-  for (const int t : threads)
-    for (size_t i = 0; i < known.size(); ++i) known[i] = std::max(known[i], clocks[size_t(t)][i]);
-  for (const int t : threads) {
-    clocks[size_t(t)] = known;
-    ++clocks[size_t(t)][size_t(t)];
-  }
+  Clock known;
+  for (const int thread : threads) leave_at(known, thread);
+  for (const int thread : threads) learn(clocks[size_t(thread)], known);
+}
+
+uint32_t from_start(const void* pc) {
+  return uint32_t(reinterpret_cast<uintptr_t>(pc) - reinterpret_cast<uintptr_t>(&__executable_start));
 }
 
 Stamp now(int thread, const void* pc, bool atomic = false) {
-  const uintptr_t from_start = reinterpret_cast<uintptr_t>(pc) - reinterpret_cast<uintptr_t>(&__executable_start);
-  const uint32_t clock = clocks[size_t(thread)][size_t(thread)];
-  return {epoch, clock, uint32_t(from_start), uint16_t(thread), atomic, false};
+  return {epoch, ticks[size_t(thread)], from_start(pc), uint16_t(thread), atomic, false};
 }
 
-// Whether an earlier access of this block is ordered before what a thread does now.
-bool precedes(const Stamp& earlier, const Stamp& self) {
-  return earlier.epoch < epoch || earlier.thread == self.thread || clocks[self.thread][earlier.thread] >= earlier.clock;
+// An access that an agent makes when it comes to that: before its clock is `clock`.
+Stamp later(int agent, uint32_t clock, const void* pc) {
+  return {epoch, clock, from_start(pc), uint16_t(agent), false, false};
 }
+
+// Whether an earlier access is ordered before what a thread does now. Barriers of a block that is alone are epochs.
+bool precedes(const Stamp& earlier, int thread) {
+  if (earlier.who == thread) return true;
+  if (earlier.epoch < epoch && blocks.size() == 1 && earlier.who < clocks.size()) return true;
+  const Clock& known = clocks[size_t(thread)];
+  return earlier.who < known.size() && known[earlier.who] >= earlier.clock;
+}
+
+// ---- accesses ---------------------------------------------------------------------------------------------
 
 std::string told(const Stamp& stamp, bool wrote, bool of_this_block = true) {
-  const unsigned i = stamp.thread, x = blockDim.x, y = blockDim.y;
-  char text[160];
-  snprintf(text, sizeof text, "thread (%u,%u,%u)%s %s%s, pc 0x%x", i % x, i / x % y, i / x / y,
-           of_this_block ? "" : " of another block", wrote ? "wrote" : "read",
-           stamp.pending ? " by a copy not waited for" : "", stamp.pc);
+  char who[60] = "a copy or product of a warpgroup", text[160];
+  const unsigned threads = unsigned(fibers.size() / blocks.size());
+  const unsigned i = stamp.who % threads, x = blockDim.x, y = blockDim.y;
+  if (stamp.who < clocks.size()) snprintf(who, sizeof who, "thread (%u,%u,%u)", i % x, i / x % y, i / x / y);
+  snprintf(text, sizeof text, "%s%s %s%s, pc 0x%x", who, of_this_block ? "" : " of another block",
+           wrote ? "wrote" : "read", stamp.pending ? " by a copy not waited for" : "", stamp.pc);
   return text;
 }
 
@@ -116,12 +146,24 @@ void check_unset_read() {
     fail("read of shared memory that nobody has written, byte %zu: %s", unset_at, told(unset_read, false).c_str());
 }
 
-void see_shared(size_t piece, size_t at, int bytes, bool writes, const Stamp& self) {
+// Keeps a reader in place of one that it makes superfluous, if there is room; different warps rather than one.
+void keep_reader(SharedByte& byte, const Stamp& self, int thread) {
+  for (Stamp& reader : byte.readers) {
+    if (reader.epoch < first_epoch || reader.who == self.who || precedes(reader, thread)) {
+      reader = self;
+      return;
+    }
+    if (reader.who / 32 == self.who / 32 && self.who < clocks.size()) return;
+  }
+}
+
+// `self` is of this thread, or of an agent that it asks.
+void see_shared(size_t piece, size_t size, size_t at, int bytes, bool writes, const Stamp& self, int thread) {
   // A static declaration has its memory from the first thread on that reaches it.
   if (shared_bytes.size() <= piece) shared_bytes.resize(piece + 1);
   auto& all = shared_bytes[piece];
+  if (all.size() < size) all.resize(size);
   int unset = 0;  // bytes up to here that nobody has written
-  if (all.size() < shared_memory()[piece].bytes) all.resize(shared_memory()[piece].bytes);
   for (size_t i = at; i < at + size_t(bytes); ++i) {
     SharedByte& byte = all[i];
     const Stamp& writer = byte.writer;
@@ -129,18 +171,16 @@ void see_shared(size_t piece, size_t at, int bytes, bool writes, const Stamp& se
     unset = written || writes ? 0 : unset + 1;
     // A word of which a byte was written may be padding for the rest.
     if (unset == std::min(4, bytes) && !unset_read.epoch) unset_read = self, unset_at = i + 1 - size_t(unset);
-    if (written && (writer.pending || !precedes(writer, self)) && !(writer.atomic && self.atomic))
+    if (written && (writer.pending || !precedes(writer, thread)) && !(writer.atomic && self.atomic))
       fail_race("shared memory", i, told(writer, true), told(self, writes));
-    if (writes) {
-      for (const Stamp& reader : byte.readers)
-        if (reader.epoch >= first_epoch && !precedes(reader, self) && !(reader.atomic && self.atomic))
-          fail_race("shared memory", i, told(reader, false), told(self, true));
-      byte = {self, {}};
-    } else if (byte.readers[0].epoch < epoch || byte.readers[0].thread == self.thread || precedes(byte.readers[0], self)) {
-      byte.readers[0] = self;
-    } else if (byte.readers[0].thread / 32 != self.thread / 32 || byte.readers[1].epoch < epoch) {
-      byte.readers[1] = self;
+    if (!writes) {
+      keep_reader(byte, self, thread);
+      continue;
     }
+    for (const Stamp& reader : byte.readers)
+      if (reader.epoch >= first_epoch && !precedes(reader, thread) && !(reader.atomic && self.atomic))
+        fail_race("shared memory", i, told(reader, false), told(self, true));
+    byte = {self, {}};
   }
 }
 
@@ -150,28 +190,20 @@ void copy_has_landed(size_t piece, size_t at, int bytes) {
     SharedByte& byte = shared_bytes[piece][i];
     byte.writer.pending = false;
     byte.writer.epoch = epoch;
-    byte.writer.clock = clocks[byte.writer.thread][byte.writer.thread];
+    byte.writer.clock = ticks[byte.writer.who];
   }
 }
 
-// Bytes that a bulk copy has written: whoever reads them has waited for its barrier, or reads what models refuse.
-void box_has_landed(size_t piece, size_t at, size_t bytes, int thread, const void* pc) {
-  if (shared_bytes.size() <= piece) shared_bytes.resize(piece + 1);
-  auto& all = shared_bytes[piece];
-  if (all.size() < shared_memory()[piece].bytes) all.resize(shared_memory()[piece].bytes);
-  Stamp writer = now(thread, pc);
-  writer.clock = 0;  // before all that anyone does
-  for (size_t i = at; i < at + bytes; ++i) all[i] = {writer, {}};
-}
-
-// Blocks of a launch run in any order: of two that meet at a byte and write it, nothing says which is first. What a block
-// does after an atomic or volatile access may have been handed over by it.
-void see_global(GlobalByte* all, const std::string& name, size_t at, int bytes, bool writes, const Stamp& self) {
+// Blocks of a launch run in any order: of two that meet at a byte and write it, nothing says which is first. What a
+// block does after an atomic or volatile access may have been handed over by it.
+void see_global(GlobalByte* all, const std::string& name, size_t at, int bytes, bool writes, const Stamp& self,
+                int thread, int rank) {
+  const uint32_t block = first_block + uint32_t(rank);
   for (size_t i = at; i < at + size_t(bytes); ++i) {
     GlobalByte& byte = all[i];
     const auto races = [&](const Stamp& other, uint32_t other_block, uint32_t other_launch) {
       if (other_launch != launch || (other.atomic && self.atomic)) return false;
-      return other_block == block ? !precedes(other, self) : !block_has_met_others;
+      return other_block == block ? !precedes(other, thread) : !has_met_others[size_t(rank)];
     };
     if (races(byte.writer, byte.writer_block, byte.written_in))
       fail_race(name, i, told(byte.writer, true, byte.writer_block == block), told(self, writes));

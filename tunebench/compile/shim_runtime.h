@@ -15,6 +15,7 @@
 #include "shim_interface.h"  // what kernels ask of it
 #include "shim_stack.h"      // switching stacks
 #include "shim_state.h"      // what there is while a block runs
+#include "shim_watch.h"      // counts and races, where that is asked for; shim_watch_hopper.h for sm_90
 #include "shim_fiber.h"      // threads
 #include "shim_warp.h"       // shuffles, votes, whole-warp instructions
 #include "shim_block.h"      // barriers, order, deadlock

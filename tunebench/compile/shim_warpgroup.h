@@ -68,19 +68,42 @@ Operand decoded(unsigned long long descriptor, bool along_x, unsigned element_by
   return operand;
 }
 
-// Reads X by K elements, where K is 32 bytes; that of (x, k) goes to values[x * x_step + k * k_step]. Those of a
-// 16-byte chunk are neighbours, for no swizzle divides it.
-void read_operand(const Operand& operand, int block, float (*value)(const void*), int extent, float* values,
-                  size_t x_step, size_t k_step) {
+// Calls `visit` with the place of each 16-byte chunk, from (x, k) on, of X by K elements, where K is 32 bytes.
+template <class Visit>
+void for_each_chunk(const Operand& operand, int extent, Visit visit) {
   const unsigned in_chunk = 16 / operand.element_bytes, of_k = operand.along_x ? 1 : in_chunk;
   const unsigned of_x = operand.along_x ? in_chunk : 1;
   for (unsigned x = 0; x < unsigned(extent); x += of_x)
-    for (unsigned k = 0; k < 32 / operand.element_bytes; k += of_k) {
-      const unsigned address = swizzled(operand.address(x, k), operand.swizzle_bytes);
-      const unsigned char* const chunk = bytes_at({block, address}, 16, "wgmma.mma_async");
-      for (unsigned i = 0; i < in_chunk; ++i)
-        values[(x + i % of_x) * x_step + (k + i % of_k) * k_step] = value(chunk + i * operand.element_bytes);
-    }
+    for (unsigned k = 0; k < 32 / operand.element_bytes; k += of_k)
+      visit(x, k, swizzled(operand.address(x, k), operand.swizzle_bytes));
+}
+
+// Reads X by K elements; that of (x, k) goes to values[x * x_step + k * k_step]. Those of a chunk are neighbours, for
+// no swizzle divides it.
+void read_operand(const Operand& operand, int block, float (*value)(const void*), int extent, float* values,
+                  size_t x_step, size_t k_step) {
+  const unsigned in_chunk = 16 / operand.element_bytes, of_x = operand.along_x ? in_chunk : 1;
+  const unsigned of_k = operand.along_x ? 1 : in_chunk;
+  for_each_chunk(operand, extent, [&](unsigned x, unsigned k, unsigned address) {
+    const unsigned char* const chunk = bytes_at({block, address}, 16, "wgmma.mma_async");
+    for (unsigned i = 0; i < in_chunk; ++i)
+      values[(x + i % of_x) * x_step + (k + i % of_k) * k_step] = value(chunk + i * operand.element_bytes);
+  });
+}
+
+// Tells who watches what a product reads, the `number`-th record of its warpgroup, when all have issued it.
+void tell(const Warpgroup& group, const Record& record, size_t number) {
+  if (record.ends_group) return;
+  const Product& product = record.product;
+  const unsigned bytes = unsigned(product.element_bytes);
+  const auto reads = [&](unsigned, unsigned, unsigned address) {
+    watch::product_reads(&group, number, bytes_at({group.block, address}, 16, "wgmma.mma_async"));
+  };
+  for_each_chunk(decoded(product.a, product.a_along_m, bytes), 64, reads);
+  for_each_chunk(decoded(product.b, product.b_along_n, bytes), product.n, reads);
+  char name[60];
+  snprintf(name, sizeof name, "wgmma.m64n%dk%u.%s", product.n, 32 / bytes, product.type);
+  watch::product_is_issued(name);
 }
 
 // D (64, n) += A (64, steps) B (steps, n).
@@ -106,20 +129,17 @@ void for_each_sum(const Record& record, Visit visit) {
 
 void perform(const Record& record, int block) {
   if (record.ends_group) return;
+  const watch::Unseen unseen;  // `value` is of the kernel's source
   const Product& product = record.product;
   const int n = product.n, steps = 32 / product.element_bytes;
   const Operand of_a = decoded(product.a, product.a_along_m, unsigned(product.element_bytes));
   const Operand of_b = decoded(product.b, product.b_along_n, unsigned(product.element_bytes));
   std::vector<float> a(64 * size_t(steps)), b(size_t(steps * n)), d(64 * size_t(n));
-  char name[60];
-  snprintf(name, sizeof name, "wgmma.mma_async.m64n%dk%d.%s", n, steps, product.type);
-  watch::product_begins(block, name, size_t(32 * (64 + n)));
   read_operand(of_a, block, product.value, 64, a.data(), size_t(steps), 1);
   read_operand(of_b, block, product.value, n, b.data(), 1, size_t(n));
   if (product.accumulate) for_each_sum(record, [&](float& sum, int at) { d[size_t(at)] = sum; });
   multiply(d.data(), a.data(), b.data(), n, steps);
   for_each_sum(record, [&](float& sum, int at) { sum = d[size_t(at)]; });
-  watch::product_ends();
 }
 
 // Performs what all threads have issued: all of it at once, else what someone waits for; and wakes them.
@@ -160,7 +180,9 @@ void issue(const Record& mine, float* sums) {
   Record& record = group.records[number];
   if (!same(record, mine)) fail("wgmma: threads of the warpgroup issue different instructions, or with other operands");
   record.sums[rank_in_block(*current) % 128] = sums;
-  if (++record.arrived == 128) catch_up(group);
+  if (++record.arrived < 128) return;
+  tell(group, record, current->progress.issued);
+  catch_up(group);
 }
 
 // Fails if a thread that exits has not waited for what it has issued.
@@ -179,6 +201,7 @@ void warpgroup_multiply(const Product& product, float* sums) {
   if (!current->progress.fenced)
     fail("wgmma.mma_async: no wgmma.fence since the registers were last free for other use");
   if (product.n < 8 || product.n > 256 || product.n % 8) fail("wgmma.mma_async: n is %d", product.n);
+  current->site = __builtin_return_address(0);
   issue({false, product, 0, {}}, sums);
 }
 
@@ -193,10 +216,12 @@ void warpgroup_wait(int groups_left) {
   if (progress.groups <= size_t(groups_left)) return;
   Warpgroup& group = warpgroup_of(*current);
   progress.target = group.group_ends[progress.groups - size_t(groups_left) - 1];
-  if (progress.target <= group.performed) return;
-  wait_for(Progress::products);
-  catch_up(group);
-  if (current->state == State::waiting) leave(false);
+  if (progress.target > group.performed) {
+    wait_for(Progress::products);
+    catch_up(group);
+    if (current->state == State::waiting) leave(false);
+  }
+  watch::has_waited_for_products(&group, progress.target);
 }
 
 }  // namespace emulated

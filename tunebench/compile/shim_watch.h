@@ -2,8 +2,8 @@
 // (shim_count.h) and held against others (shim_race.h). Elsewhere all of this is nothing. Needs shim_state.h.
 //
 // The kernel is compiled with -fsanitize=thread, which puts a call before every access to memory that another thread
-// might see; the functions called are those below, in place of the sanitizer's own. Accesses that are the emulator's way
-// of doing an instruction (ldmatrix, mma) are not the kernel's: those are told to it by the instruction's model.
+// might see; the functions called are those below, in place of the sanitizer's own. Accesses that are the emulator's
+// way of doing an instruction (ldmatrix, mma) are not the kernel's: those are told to it by the instruction's model.
 #pragma once
 #include <string>
 
@@ -60,21 +60,33 @@ int piece_of(const unsigned char* at) {
 }
 
 // Returns where an access begins in what it reaches; fails unless it is within.
-size_t offset_within(const unsigned char* data, size_t size, const unsigned char* at, int bytes, const std::string& name,
-                     const Stamp& self, bool writes) {
+size_t offset_within(const unsigned char* data, size_t size, const unsigned char* at, int bytes,
+                     const std::string& name, const Stamp& self, bool writes) {
   if (at < data || at + bytes > data + size)
     fail("access outside of %s, at byte %td of %zu: %s", name.c_str(), at - data, size, told(self, writes).c_str());
   return size_t(at - data);
 }
 
-void access_tensor(const Tensor& tensor, const unsigned char* at, int bytes, bool writes, const Stamp& self, Kind kind,
-                   const void* pc) {
+void access_shared(size_t index, const unsigned char* at, int bytes, bool writes, const Stamp& self, int thread) {
+  const Shared& shared = shared_memory()[index];
+  const size_t first = offset_within(shared.data, shared.bytes, at, bytes, "shared memory", self, writes);
+  see_shared(index, shared.bytes, first, bytes, writes, self, thread);
+}
+
+// `brings` tells that the bytes come to the block if it does not have them.
+void access_tensor(const Tensor& tensor, const unsigned char* at, int bytes, bool writes, const Stamp& self,
+                   bool brings) {
   const size_t first = offset_within(tensor.data, tensor.bytes, at, bytes, tensor.name, self, writes);
-  if (kind != Kind::source)
-    for (size_t i = first; i < first + size_t(bytes) && !writes; ++i)
-      if (tensor.seen[i].brought_to != block) ++work.fill_bytes, tensor.seen[i].brought_to = block;
-  see_global(tensor.seen, tensor.name, first, bytes, writes, self);
-  if (pc) note_access(kind, pc, at, bytes);
+  const uint32_t block = first_block + uint32_t(current->block);
+  for (size_t i = first; i < first + size_t(bytes) && brings; ++i)
+    if (tensor.seen[i].brought_to != block) ++work().fill_bytes, tensor.seen[i].brought_to = block;
+  see_global(tensor.seen, tensor.name, first, bytes, writes, self, current->linear, current->block);
+}
+
+const Tensor* tensor_of(const unsigned char* at) {
+  for (const Tensor& tensor : tensors)
+    if (reaches(at, tensor.data, tensor.bytes)) return &tensor;
+  return nullptr;
 }
 
 // An access of the kernel's own by the thread that runs.
@@ -82,65 +94,44 @@ void access(const void* address, int bytes, bool writes, bool atomic, const void
   if (!current || in_model) return;
   const auto at = static_cast<const unsigned char*>(address);
   if (on_a_stack(at)) return;
-  const int piece = piece_of(at);
   const Stamp self = now(current->linear, pc, atomic);
-  if (piece >= 0) {
-    const Shared& shared = shared_memory()[size_t(piece)];
-    const size_t first = offset_within(shared.data, shared.bytes, at, bytes, "shared memory", self, writes);
+  const int shared = piece_of(at);
+  if (shared >= 0) {
+    access_shared(size_t(shared), at, bytes, writes, self, current->linear);
     note_access(atomic ? Kind::shared_atomic : writes ? Kind::shared_store : Kind::shared_load, pc, at, bytes);
-    see_shared(size_t(piece), first, bytes, writes, self);
-    return;
+  } else if (const Tensor* const tensor = tensor_of(at)) {
+    access_tensor(*tensor, at, bytes, writes, self, !writes);
+    note_access(atomic ? Kind::global_atomic : writes ? Kind::global_store : Kind::global_load, pc, at, bytes);
+    if (atomic) has_met_others[size_t(current->block)] = true;
   }
-  for (const Tensor& tensor : tensors)
-    if (reaches(at, tensor.data, tensor.bytes)) {
-      const Kind kind = atomic ? Kind::global_atomic : writes ? Kind::global_store : Kind::global_load;
-      access_tensor(tensor, at, bytes, writes, self, kind, pc);
-      block_has_met_others |= atomic;
-      return;
-    }
 }
 
 // ---- what the rest of the runtime tells -------------------------------------------------------------------
 
-void launch_begins(size_t threads) {
-  ++launch;
-  start_clocks(threads);
-  pending_copies.assign(threads, {});
-  warp_counts.assign((threads + 31) / 32, {});
-}
+void launch_begins() { ++launch; }
 
 void cluster_begins() {
-  ++block;
   first_epoch = ++epoch;
-  block_has_met_others = false;
-  work = {}, working = 0;
-  of_blocks.assign(blocks.size(), {});
-  known_at.clear();
-  for (auto& copies : pending_copies) copies.clear();
-}
-
-// What the warps of a block have done is counted; returns how many they are.
-size_t bring_together(int rank) {
-  work_for(rank);
-  const size_t count = warp_counts.size() / blocks.size();
-  for (size_t w = 0; w < count; ++w) come_together(warp_counts[size_t(rank) * count + w]);
-  return count;
-}
-
-void block_ends(int rank) {
-  bring_together(rank);
-  char text[300];
-  snprintf(text, sizeof text, "block fma=%zu sfu=%zu smem_traffic_bytes=%zu smem_passes=%zu bank_conflicts=%zu "
-           "fill_bytes=%zu", work.fma, work.sfu, work.smem_traffic_bytes, work.smem_passes, work.bank_conflicts,
-           work.fill_bytes);
-  report += text;
-  for (const auto& [name, count] : work.instructions) report += " " + name + "=" + std::to_string(count);
-  report += "\n";
+  start_clocks();
+  has_met_others.assign(blocks.size(), false);
+  works.assign(blocks.size(), {});
+  warp_counts.assign(warps.size(), {});
+  pending_copies.assign(fibers.size(), {});
 }
 
 void cluster_ends() {
   check_unset_read();
-  for (size_t rank = 0; rank < blocks.size(); ++rank) block_ends(int(rank));
+  for (size_t warp = 0; warp < warps.size(); ++warp) come_together(warp);
+  for (const Work& work : works) {
+    char text[300];
+    snprintf(text, sizeof text,
+             "block fma=%zu sfu=%zu smem_traffic_bytes=%zu smem_passes=%zu bank_conflicts=%zu fill_bytes=%zu", work.fma,
+             work.sfu, work.smem_traffic_bytes, work.smem_passes, work.bank_conflicts, work.fill_bytes);
+    report += text;
+    for (const auto& [name, count] : work.instructions) report += " " + name + "=" + std::to_string(count);
+    report += "\n";
+  }
+  first_block += uint32_t(blocks.size());
 }
 
 void launch_ends() {
@@ -158,43 +149,20 @@ void launch_ends() {
 
 void write_report(FILE* target) { fputs(report.c_str(), target); }
 
-void barrier_opens(int rank) {
+void barrier_opens(int block) {
   check_unset_read();
-  ++epoch;
-  const size_t warps_of_it = bring_together(rank);
-  work.instructions["__syncthreads"] += warps_of_it;
+  const size_t per_block = warps.size() / blocks.size();
+  for (size_t warp = 0; warp < per_block; ++warp) {
+    come_together(size_t(block) * per_block + warp);
+    ++works[size_t(block)].instructions["__syncthreads"];
+  }
+  if (blocks.size() == 1) ++epoch;  // which is all that threads by themselves need
+  if (blocks.size() == 1 && agents == 0) return;
+  std::vector<int> threads;
+  for (const Fiber& fiber : fibers)
+    if (fiber.block == block && fiber.state != State::exited) threads.push_back(fiber.linear);
+  order_threads(threads);
 }
-
-// ---- of shim_hopper.h ----
-
-// A thread asks for a box.
-void box_is_asked_for() { ++work.instructions["cp.async.bulk.tensor"]; }
-
-// The copy engine reads a piece of a line for a block, at the request of one of its threads.
-void box_reads(int rank, int thread, const void* pc, const unsigned char* from, size_t bytes) {
-  work_for(rank);
-  work.fill_bytes += bytes;
-  for (const Tensor& tensor : tensors)
-    if (reaches(from, tensor.data, tensor.bytes))
-      see_global(tensor.seen, tensor.name, size_t(from - tensor.data), int(bytes), false, now(thread, pc));
-}
-
-void box_lands(int rank, int thread, const void* pc, const unsigned char* to, size_t bytes) {
-  work_for(rank);
-  work.smem_traffic_bytes += bytes;
-  const size_t piece = size_t(piece_of(to));
-  box_has_landed(piece, size_t(to - shared_memory()[piece].data), bytes, thread, pc);
-}
-
-// A warpgroup multiplies: each of its four warps issues the instruction.
-void product_begins(int rank, const char* name, size_t operand_bytes) {
-  work_for(rank);
-  work.instructions[name] += 4;
-  work.smem_traffic_bytes += operand_bytes;
-  in_model = true;
-}
-
-void product_ends() { in_model = false; }
 
 void model_begins() {
   in_model = true;
@@ -204,9 +172,10 @@ void model_begins() {
 // Lanes of a warp have done a call together.
 void model_ends(const char* name, int warp, unsigned lanes, bool all) {
   in_model = false;
+  Work& work = works[size_t(warp) * works.size() / warps.size()];
   ++work.instructions[name];
-  if (of_model.lanes) count_shared(of_model);
-  if (all) come_together(warp_counts[size_t(warp)]);
+  if (of_model.lanes) count_shared(work, of_model);
+  if (all) come_together(size_t(warp));
   if (strcmp(name, "__syncwarp")) return;
   std::vector<int> threads;
   for (int i = 0; i < 32; ++i)
@@ -216,16 +185,17 @@ void model_ends(const char* name, int warp, unsigned lanes, bool all) {
 
 void copy_begins(const void* target, const void* source, int bytes, int source_bytes, bool past_l1, const void* pc) {
   const auto to = static_cast<const unsigned char*>(target), from = static_cast<const unsigned char*>(source);
-  const size_t piece = size_t(piece_of(to)), at = size_t(to - shared_memory()[piece].data);
-  note_access(Kind::copy, pc, to, bytes);
-  for (const Tensor& tensor : tensors)
-    if (source_bytes && reaches(from, tensor.data, tensor.bytes))
-      access_tensor(tensor, from, source_bytes, false, now(current->linear, pc),
-                    past_l1 ? Kind::source : Kind::global_load, past_l1 ? pc : nullptr);
+  const size_t index = size_t(piece_of(to));
   Stamp self = now(current->linear, pc);
+  note_access(Kind::copy, pc, to, bytes);
+  if (const Tensor* const tensor = source_bytes ? tensor_of(from) : nullptr) {
+    access_tensor(*tensor, from, source_bytes, false, self, !past_l1);
+    if (past_l1) note_access(Kind::source, pc, from, source_bytes);
+  }
   self.pending = true;
-  see_shared(piece, at, bytes, true, self);
-  pending_copies[size_t(current->linear)].push_back({piece, at, bytes, current->groups});
+  access_shared(index, to, bytes, true, self, current->linear);
+  const size_t at = size_t(to - shared_memory()[index].data);
+  pending_copies[size_t(current->linear)].push_back({index, at, bytes, current->groups});
 }
 
 // Groups before this one have landed.
@@ -243,17 +213,9 @@ void copies_land(int group) {
 #else
 
 void add_tensor(const std::string&, const unsigned char*, size_t) {}
-void launch_begins(size_t) {}
+void launch_begins() {}
 void cluster_begins() {}
 void cluster_ends() {}
-void work_for(int) {}
-void arrives_at(unsigned, int) {}
-void has_waited_at(unsigned, int) {}
-void box_is_asked_for() {}
-void box_reads(int, int, const void*, const unsigned char*, size_t) {}
-void box_lands(int, int, const void*, const unsigned char*, size_t) {}
-void product_begins(int, const char*, size_t) {}
-void product_ends() {}
 void launch_ends() {}
 void write_report(FILE*) {}
 void barrier_opens(int) {}
@@ -282,10 +244,10 @@ void see_atomic(const void* address, Bytes bytes, const void* pc) {
 void tell_shared_read(int lane, const void* address, Bytes bytes) {
   watch::add(watch::of_model, address, int(bytes));
   const auto at = static_cast<const unsigned char*>(address);
-  const size_t piece = size_t(watch::piece_of(at)), first = size_t(at - shared_memory()[piece].data);
+  const size_t piece = size_t(watch::piece_of(at));
   const int thread = current->linear / 32 * 32 + lane;
   for (const int reader : {thread, thread ^ 1})
-    watch::see_shared(piece, first, int(bytes), false, watch::now(reader, current->site));
+    watch::access_shared(piece, at, int(bytes), false, watch::now(reader, current->site), reader);
 }
 
 #endif

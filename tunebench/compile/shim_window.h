@@ -4,6 +4,7 @@
 // follow. Block `rank` of the cluster has its window at (rank + 1) * WINDOW; the block that asks has its own at 0, too.
 #pragma once
 #include "shim_fiber.h"
+#include "shim_watch_hopper.h"
 
 namespace emulated {
 

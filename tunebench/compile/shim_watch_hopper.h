@@ -1,0 +1,102 @@
+// The emulator's runtime, where it watches: what orders threads and their copies and products on sm_90. Needs
+// shim_watch.h. Addresses are the host's.
+//
+// A bulk copy writes and a product reads at some time after a thread has asked for it; each is an access of an agent,
+// whose clock is what one waits for: the phases of the barrier that the copy tells, the products of the warpgroup.
+#pragma once
+#include "shim_watch.h"
+
+namespace emulated {
+namespace {
+namespace watch {
+
+#ifdef TUNEBENCH_WATCH
+
+MeetingPoint& meeting_point(const void* where) {
+  const auto [found, made] = meeting_points.try_emplace(where);
+  if (made) found->second.agent = new_agent();
+  return found->second;
+}
+
+void access_barrier(const void* object, bool writes, bool atomic, const void* pc) {
+  const auto at = static_cast<const unsigned char*>(object);
+  access_shared(size_t(piece_of(at)), at, 8, writes, now(current->linear, pc, atomic), current->linear);
+}
+
+// Others may meet there only when something has ordered them after this.
+void barrier_made(const void* object, const void* pc) { access_barrier(object, true, false, pc); }
+
+void arrives_at(const void* where) { leave_at(meeting_point(where).gathered, current->linear); }
+
+void phase_ends(const void* where) {
+  MeetingPoint& point = meeting_point(where);
+  learn(point.released, point.gathered);
+  learn(point.released, point.agent, ++point.phases);
+}
+
+void has_waited_at(const void* where) { learn(clocks[size_t(current->linear)], meeting_point(where).released); }
+
+void barrier_arrives(const void* object, const void* pc) {
+  access_barrier(object, true, true, pc);
+  arrives_at(object);
+}
+
+// The thread that runs has asked for a copy, of which so much comes to a block and is told to a barrier of it.
+void box_comes(const void* target, size_t bytes, const void* barrier, int rank, const void* pc) {
+  const MeetingPoint& point = meeting_point(barrier);
+  const auto at = static_cast<const unsigned char*>(target);
+  access_shared(size_t(piece_of(at)), at, int(bytes), true, later(point.agent, point.phases + 1, pc), current->linear);
+  works[size_t(rank)].smem_traffic_bytes += bytes;
+  works[size_t(rank)].smem_passes += (bytes + 127) / 128;
+}
+
+void box_reads(const unsigned char* source, size_t bytes, const void* pc) {
+  work().fill_bytes += bytes;
+  if (const Tensor* const tensor = tensor_of(source))
+    access_tensor(*tensor, source, int(bytes), false, now(current->linear, pc), false);
+}
+
+void box_is_asked_for() { ++work().instructions["cp.async.bulk.tensor"]; }
+
+// A product of the warpgroup, its `number`-th record, reads 16 bytes.
+void product_reads(const void* warpgroup, size_t number, const unsigned char* chunk) {
+  const Stamp self = later(meeting_point(warpgroup).agent, uint32_t(number), current->site);
+  access_shared(size_t(piece_of(chunk)), chunk, 16, false, self, current->linear);
+  work().smem_traffic_bytes += 16;
+}
+
+// Each of the four warps issues it.
+void product_is_issued(const std::string& name) { work().instructions[name] += 4; }
+
+// While it lives, accesses are the emulator's way of doing an instruction.
+struct Unseen {
+  Unseen() { in_model = true; }
+  ~Unseen() { in_model = false; }
+};
+
+void has_waited_for_products(const void* warpgroup, size_t number) {
+  learn(clocks[size_t(current->linear)], meeting_point(warpgroup).agent, uint32_t(number));
+}
+
+#else
+
+void barrier_made(const void*, const void*) {}
+void arrives_at(const void*) {}
+void phase_ends(const void*) {}
+void has_waited_at(const void*) {}
+void barrier_arrives(const void*, const void*) {}
+void box_comes(const void*, size_t, const void*, int, const void*) {}
+void box_reads(const unsigned char*, size_t, const void*) {}
+void box_is_asked_for() {}
+void product_reads(const void*, size_t, const unsigned char*) {}
+void product_is_issued(const std::string&) {}
+struct Unseen {
+  Unseen() {}
+};
+void has_waited_for_products(const void*, size_t) {}
+
+#endif
+
+}  // namespace watch
+}  // namespace
+}  // namespace emulated
