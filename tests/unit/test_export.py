@@ -28,7 +28,7 @@ from tunebench.export.manifest import manifest
 from tunebench.export.table import _ENCODING, tables
 from tunebench.space import Config
 from tunebench.tuning.choice import Choice, choose
-from tunebench.variant import GpuVariant, Launch
+from tunebench.variant import GpuVariant, Launch, TensorMap
 from tunebench.workload import Tensor
 from tunebench.workloads import parse
 
@@ -53,6 +53,24 @@ class Calls(ToyVariant):
         (launch,) = super().launches(workload, config)
         first = dataclasses.replace(launch, arguments=("x", "half", *launch.arguments[2:]))
         return (first, launch) if self._twice else (launch,)
+
+
+class Mapped(Calls):
+    """Passes x by a tensor map to clusters of two blocks that stay, as the driver's kernel wants it."""
+
+    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
+        (launch,) = super().launches(workload, config)
+        lines = TensorMap(
+            tensor="x",
+            dtype="f32",
+            extents=(8, workload.n // 8),
+            strides_bytes=(32,),
+            box=(8, 5),
+            swizzle_bytes=32,
+        )
+        arguments = (lines, *launch.arguments[1:])
+        shape: dict[str, Any] = {"grid": (1000, 1, 1), "cluster": 2, "blocks_per_sm": 2}
+        return (dataclasses.replace(launch, arguments=arguments, **shape),)
 
 
 def scaling(variant: Any) -> Choice:
@@ -167,8 +185,9 @@ def test_the_example_runs_the_kernel_on_its_inputs_and_times_it(tmp_path: Path, 
     assert "(the kernels are for sm_90a)" in err
 
 
-def test_the_example_passes_arrays_in_numbas_way(tmp_path: Path, driver: Path) -> None:
-    code, out, _ = built(NumbaToy(), tmp_path, driver).run()
+@pytest.mark.parametrize("variant", [NumbaToy(), Mapped("mapped")], ids=["words of Numba", "tensor map"])
+def test_the_example_passes_arrays_in_every_way(variant: Any, tmp_path: Path, driver: Path) -> None:
+    code, out, _ = built(variant, tmp_path, driver).run()
     assert code == 0
     words = out.splitlines()[1].replace(",", "").split()
     assert float(words[4]) == pytest.approx(expected_sums()[0], rel=1e-8)
@@ -205,10 +224,11 @@ def exported(text: str, key: str, architecture: str = "sm_90") -> tuple[Choice, 
     return choice, compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
 
 
-SIZES = {"tensor": 8, "long long": 8, "int": 4, "float": 4}
+SIZES = {"tensor": 8, "long long": 8, "int": 4, "float": 4, "tensor_map": 128}
 
 CUDA = (
     ("gemm/cuda_mma", "gemm:m=72,n=72,k=64,dtype=f16,epilogue=bias+gelu"),
+    ("gemm/cuda_wgmma", "gemm:m=256,n=256,k=256,dtype=bf16,trans=nt"),
     (
         "conv2d/cuda_implicit_gemm_mma",
         "conv2d:n=8,c=64,h=28,w=28,k=128,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,direction=wgrad",
@@ -236,7 +256,8 @@ def test_the_manifest_says_what_the_binary_takes(key: str, text: str) -> None:
         assert passed == parameter_sizes(binary.payload, launch["symbol"])
     launches = choice.variant.launches(choice.workload, choice.config)  # type: ignore[attr-defined]
     told = [(tuple(one["grid"]), tuple(one["block"]), one["smem_bytes"]) for one in facts["launches"]]
-    assert told == [(launch.grid, launch.block, launch.smem_bytes) for launch in launches]
+    sms = choice.device.sm_count
+    assert told == [(launch.grid_on(sms), launch.block, launch.smem_bytes) for launch in launches]
     assert json.loads(json.dumps(facts)) == facts
 
 
@@ -268,7 +289,7 @@ def test_the_source_compiles_by_itself_to_the_same_kernels(key: str, text: str) 
     choice, binary = exported(text, key)
     source = stand_alone_source(choice)
     assert "#include" not in source
-    alone = read_cubin(_compile(source, (), "sm_90").cubin)
+    alone = read_cubin(_compile(source, (), binary.target).cubin)
     assert alone == {symbol: read_cubin(binary.payload)[symbol] for symbol in binary.entries}
 
 

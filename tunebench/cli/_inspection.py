@@ -78,7 +78,7 @@ def _show_resources(choice: Choice, as_json: bool) -> None:
         "target": binary.target,
         "spill_bytes": binary.resources.spill_bytes,
         "code_bytes": binary.resources.code_bytes,
-        "kernels": [_plain(use) for use in uses],
+        "kernels": [_plain(use, choice.device.sm_count) for use in uses],
     }
 
     def render(to: Console) -> None:
@@ -94,12 +94,13 @@ def _show_resources(choice: Choice, as_json: bool) -> None:
     emit(as_json, data, render)
 
 
-def _plain(use: KernelUse) -> dict[str, Any]:
+def _plain(use: KernelUse, sm_count: int) -> dict[str, Any]:
     held = use.occupancy
     return {
         "kernel": use.entry or use.symbol,
         "symbol": use.symbol,
-        "grid": use.launch.grid,
+        "grid": use.launch.grid_on(sm_count),
+        "cluster": use.launch.cluster,
         "block": use.launch.block,
         "registers": use.used.registers,
         "static_smem_bytes": use.used.static_smem_bytes,
@@ -121,6 +122,7 @@ def _rows(use: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("  grid", grid),
         ("  block", block),
+        *([("  cluster", str(use["cluster"]))] if use["cluster"] > 1 else []),
         ("  registers a thread", str(use["registers"])),
         ("  shared memory a block", f"{smem} bytes"),
         ("  local memory a thread", f"{use['stack_bytes']} bytes"),

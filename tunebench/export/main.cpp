@@ -22,7 +22,7 @@
 #include <vector>
 
 enum class Role { Input, Output, Scratch, ByValue };
-enum class Kind { Address, Value, Int32, Int64, Float32 };
+enum class Kind { Address, Value, Int32, Int64, Float32, Map };
 
 struct Tensor {
   const char* name;
@@ -33,8 +33,18 @@ struct Tensor {
 
 struct Argument {
   Kind kind;
-  long long whole;  // of Address and Value: which tensor
+  long long whole;  // of Address and Value: which tensor; of Map: which tensor map
   double real;
+};
+
+// How the copy engine sees a tensor, innermost dimension first.
+struct TensorMap {
+  int tensor;
+  CUtensorMapDataType type;
+  unsigned rank;
+  cuuint64_t extents[5], strides_bytes[4];
+  cuuint32_t box[5];
+  CUtensorMapSwizzle swizzle;
 };
 
 struct Launch {
@@ -107,8 +117,19 @@ struct Prepared {
   CUlaunchAttribute cluster;
   CUfunction function;
   std::vector<uint64_t> values;
+  std::vector<CUtensorMap> maps;
   std::vector<void*> parameters;
 };
+
+CUtensorMap encoded(const TensorMap& wanted, uint64_t address) {
+  CUtensorMap made;
+  const cuuint32_t ones[] = {1, 1, 1, 1, 1};
+  check(cuTensorMapEncodeTiled(&made, wanted.type, wanted.rank, reinterpret_cast<void*>(address), wanted.extents,
+                               wanted.strides_bytes, wanted.box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, wanted.swizzle,
+                               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        "encoding a tensor map");
+  return made;
+}
 
 void prepare(Prepared& made, const Launch& launch, CUkernel kernel, CUdevice device, CUstream stream,
              const std::vector<uint64_t>& held) {
@@ -117,15 +138,23 @@ void prepare(Prepared& made, const Launch& launch, CUkernel kernel, CUdevice dev
   if (fixed + int(launch.smem_bytes) > 48 * 1024)  // more than that must be asked for
     check(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(launch.smem_bytes), kernel, device),
           "asking for shared memory");
+  made.values.reserve(size_t(launch.argument_count));  // what is pointed to stays where it is
+  made.maps.reserve(size_t(launch.argument_count));
   for (int i = 0; i < launch.argument_count; ++i) {
     const Argument& argument = launch.arguments[i];
+    if (argument.kind == Kind::Map) {
+      const TensorMap& wanted = tensor_maps[argument.whole];
+      made.maps.push_back(encoded(wanted, held[size_t(wanted.tensor)]));
+      made.parameters.push_back(&made.maps.back());
+      continue;
+    }
     uint64_t value = uint64_t(argument.whole);
     if (argument.kind == Kind::Address || argument.kind == Kind::Value) value = held[size_t(argument.whole)];
     const float real = float(argument.real);
     if (argument.kind == Kind::Float32) std::memcpy(&value, &real, sizeof real);
     made.values.push_back(value);
+    made.parameters.push_back(&made.values.back());
   }
-  for (uint64_t& value : made.values) made.parameters.push_back(&value);
   made.function = reinterpret_cast<CUfunction>(kernel);
   made.config = {};
   made.config.gridDimX = launch.grid[0], made.config.gridDimY = launch.grid[1], made.config.gridDimZ = launch.grid[2];

@@ -31,7 +31,7 @@ def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
     - ``tensor``: the 64-bit address of the tensor of that name, C-contiguous;
     - ``value``: the value of that input, in its type;
     - ``int``, ``long long``, ``float``: the number given;
-    - ``tensor_map``: the 128 bytes that cuTensorMapEncodeTiled makes of what is given (see `TensorMap`).
+    - ``tensor_map``: the 128 bytes that `cuTensorMapEncodeTiled` makes of what is given (see `TensorMap`).
     """
     variant, workload, config = choice.variant, choice.workload, choice.config
     assert isinstance(variant, GpuVariant), variant
@@ -89,7 +89,8 @@ def _slots(
 ) -> list[dict[str, Any]]:
     """Return the parameters that one argument becomes: one, or for an array of Numba several."""
     if isinstance(argument, TensorMap):
-        return [{"kind": "tensor_map", **dataclasses.asdict(argument)}]
+        fields = dataclasses.asdict(argument).items()
+        return [{"kind": "tensor_map", **{n: list(v) if isinstance(v, tuple) else v for n, v in fields}}]
     if isinstance(argument, Scalar):
         return [{"kind": argument.ctype, "value": argument.value}]
     tensor = tensors[argument]

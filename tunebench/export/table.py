@@ -24,7 +24,17 @@ _ENCODING = {
 Source: IEEE 754-2019; NVIDIA A100 whitepaper (bf16); Micikevicius et al., "FP8 formats for deep learning".
 """
 
-_KINDS = {"tensor": "Address", "value": "Value", "int": "Int32", "long long": "Int64", "float": "Float32"}
+_MAPPED = {"f32": "FLOAT32", "f16": "FLOAT16", "bf16": "BFLOAT16", "e4m3": "UINT8", "i8": "UINT8"}
+"""What the driver calls the types that a tensor map copies; it copies bytes as they are."""
+
+_KINDS = {
+    "tensor": "Address",
+    "value": "Value",
+    "int": "Int32",
+    "long long": "Int64",
+    "float": "Float32",
+    "tensor_map": "Map",
+}
 
 
 def tables(manifest: Mapping[str, Any]) -> str:
@@ -34,6 +44,8 @@ def tables(manifest: Mapping[str, Any]) -> str:
         InputError: if a tensor has a type that the example cannot fill and read.
     """
     names = [tensor["name"] for tensor in manifest["tensors"]]
+    passed = [argument for launch in manifest["launches"] for argument in launch["arguments"]]
+    maps = [argument for argument in passed if argument["kind"] == "tensor_map"]
     lines = [
         f"// {manifest['variant']} for {manifest['workload']}; see manifest.json.",
         f"static const char* const architecture = {_text(manifest['architecture'])};",
@@ -45,9 +57,15 @@ def tables(manifest: Mapping[str, Any]) -> str:
         *(f"    {_tensor(tensor)}," for tensor in manifest["tensors"]),
         "};",
     ]
+    lines += [
+        "// tensor, type, dimensions, extents, strides in bytes, box, swizzle; the last one is not used"
+    ]
+    lines += ["static const TensorMap tensor_maps[] = {"]
+    lines += [f"    {_tensor_map(tensor_map, names)}," for tensor_map in maps]
+    lines += ["    {},", "};"]
     for i, launch in enumerate(manifest["launches"]):
         lines += [f"static const Argument arguments_{i}[] = {{"]
-        lines += [f"    {_argument(argument, names)}," for argument in launch["arguments"]]
+        lines += [f"    {_argument(argument, names, maps)}," for argument in launch["arguments"]]
         lines += ["};"]
     lines += ["// symbol, grid, block, cluster, dynamic shared memory, arguments and how many"]
     lines += ["static const Launch launches[] = {"]
@@ -69,12 +87,24 @@ def _tensor(tensor: Mapping[str, Any]) -> str:
     return f"{{{_text(tensor['name'])}, Role::{role}, {count}LL, {size}, {exponent}, {significand}}}"
 
 
-def _argument(argument: Mapping[str, Any], names: list[str]) -> str:
-    """Return a kind, a whole number (of a tensor: its position) and a float."""
+def _tensor_map(tensor_map: Mapping[str, Any], names: list[str]) -> str:
+    numbers = (tensor_map[name] for name in ("extents", "strides_bytes", "box"))
+    extents, strides, box = (f"{{{', '.join(map(str, values))}}}" for values in numbers)
+    swizzle = f"{tensor_map['swizzle_bytes']}B" if tensor_map["swizzle_bytes"] else "NONE"
+    kind = f"CU_TENSOR_MAP_DATA_TYPE_{_MAPPED[tensor_map['dtype']]}"
+    tensor, rank = names.index(tensor_map["tensor"]), len(tensor_map["extents"])
+    return f"{{{tensor}, {kind}, {rank}, {extents}, {strides}, {box}, CU_TENSOR_MAP_SWIZZLE_{swizzle}}}"
+
+
+def _argument(argument: Mapping[str, Any], names: list[str], maps: list[Mapping[str, Any]]) -> str:
+    """Return a kind, a whole number (of a tensor and of a tensor map: its position) and a float."""
     kind = argument["kind"]
-    whole = (
-        names.index(argument["name"]) if "name" in argument else 0 if kind == "float" else argument["value"]
-    )
+    if kind == "tensor_map":
+        whole = maps.index(argument)
+    elif kind in ("tensor", "value"):
+        whole = names.index(argument["name"])
+    else:
+        whole = 0 if kind == "float" else argument["value"]
     real = repr(float(argument["value"])) if kind == "float" else "0"
     return f"{{Kind::{_KINDS[kind]}, {whole}LL, {real}}}"
 
