@@ -36,6 +36,8 @@ WORKLOADS = (
     "gemm:m=512,n=512,k=512,dtype=f32",
     "conv2d:n=8,c=64,h=28,w=28,k=128,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc",
     "conv2d:n=8,c=64,h=28,w=28,k=128,r=3,s=3,stride=1,pad=1,dtype=bf16,layout=nhwc,direction=wgrad",
+    "grouped_gemm:groups=8,m=512,n=1024,k=512,dtype=f16,trans=nt",
+    "grouped_gemm:groups=8,m=256,n=256,k=256,dtype=f32",
     "softmax:rows=4096,cols=1000,dtype=f32,prologue=scale+mask",
     "layernorm:rows=4096,cols=1024,dtype=bf16",
     "layernorm:rows=1000,cols=1000,dtype=f16",

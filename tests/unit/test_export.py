@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,7 @@ CUDA = (
         "conv2d/cuda_implicit_gemm_mma",
         "conv2d:n=8,c=64,h=28,w=28,k=128,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,direction=wgrad",
     ),
+    ("grouped_gemm/cuda_mma", "grouped_gemm:groups=5,m=131,n=136,k=64,dtype=bf16"),
     ("softmax/cuda_block", "softmax:rows=5,cols=77,dtype=bf16,prologue=scale+mask"),
     ("layernorm/cuda_block", "layernorm:rows=5,cols=77,dtype=f32"),
 )
@@ -259,6 +261,31 @@ def test_the_manifest_says_what_the_binary_takes(key: str, text: str) -> None:
     sms = choice.device.sm_count
     assert told == [(launch.grid_on(sms), launch.block, launch.smem_bytes) for launch in launches]
     assert json.loads(json.dumps(facts)) == facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Toy):
+    """The same of whole numbers that are no random ones: 3, 4, 5, …"""
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return (Tensor(name="x", shape=(self.n,), dtype="i32"), Tensor(name="factor", shape=(), dtype="f32"))
+
+    def draw_tensor(self, tensor: Tensor, rng: Any) -> Any:
+        return np.arange(3, 3 + self.n, dtype=np.int32)
+
+
+def test_whole_numbers_are_those_that_the_workload_draws(tmp_path: Path, driver: Path) -> None:
+    choice = dataclasses.replace(scaling(Calls("right")), workload=Counted(n=1000))
+    write_export(choice, FAKE, tmp_path, "cubin")
+    facts = json.loads((tmp_path / "manifest.json").read_text())
+    assert facts["tensors"][0]["example"] == list(range(3, 1003))
+    # The driver's kernel takes them for floats: subnormal ones, of i units of 2^-149 each.
+    _, out, _ = Program(tmp_path, driver).run()
+    (factor,) = random_f32(1)
+    given = np.arange(3, 1003, dtype=np.int32).view(np.float32) * np.float32(factor)
+    assert float(out.splitlines()[1].replace(",", "").split()[4]) == pytest.approx(
+        float(given.astype(np.float64).sum()), rel=1e-6
+    )
 
 
 @needs_nvrtc
@@ -336,7 +363,7 @@ int main() {
   unsigned long long bits;
   uint64_t state = 1;
   while (std::scanf("%d %d %d %llu", &bytes, &exponent, &significand, &bits) == 4) {
-    const Tensor tensor = {"", Role::Input, 1, bytes, exponent, significand};
+    const Tensor tensor = {"", Role::Input, 1, bytes, exponent, significand, nullptr};
     const uint64_t made = random_element(tensor, state) & ((uint64_t(1) << 8 * bytes) - 1);
     std::printf("%.17g %.17g\\n", decoded(tensor, bits), decoded(tensor, made));
   }

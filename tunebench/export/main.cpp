@@ -7,7 +7,7 @@
 //
 //   nvcc -std=c++17 -arch=sm_90 -cubin -o kernel.cubin kernel.cu
 //
-// Fills inputs with random numbers, runs once, prints a checksum of each output, then the time of a run.
+// Fills inputs with random numbers (such as offsets with an example of them), runs once, prints a checksum of each output, then the time of a run.
 #include <cuda.h>
 
 #include <algorithm>
@@ -29,6 +29,7 @@ struct Tensor {
   Role role;
   long long count;
   int bytes, exponent_bits, significand_bits;  // no exponent: an integer in two's complement
+  const int* given;                            // values of an input that not any number will do for, or nullptr
 };
 
 struct Argument {
@@ -88,10 +89,11 @@ double decoded(const Tensor& tensor, uint64_t bits) {
   return bits >> (exponent + significand) & 1 ? -value : value;
 }
 
-std::vector<unsigned char> random_tensor(const Tensor& tensor, uint64_t& state) {
+std::vector<unsigned char> made_input(const Tensor& tensor, uint64_t& state) {
   std::vector<unsigned char> made(size_t(tensor.count * tensor.bytes));
   for (long long i = 0; i < tensor.count; ++i) {
-    const uint64_t element = random_element(tensor, state);  // little-endian, as the GPU is
+    // Little-endian, as the GPU is.
+    const uint64_t element = tensor.given ? uint64_t(tensor.given[i]) : random_element(tensor, state);
     std::memcpy(&made[size_t(i * tensor.bytes)], &element, size_t(tensor.bytes));
   }
   return made;
@@ -223,7 +225,7 @@ int main(int count, char** words) {
   for (const Tensor& tensor : tensors) {
     const size_t bytes = size_t(tensor.count * tensor.bytes);
     const bool given = tensor.role == Role::Input || tensor.role == Role::ByValue;
-    const std::vector<unsigned char> data = given ? random_tensor(tensor, state) : std::vector<unsigned char>();
+    const std::vector<unsigned char> data = given ? made_input(tensor, state) : std::vector<unsigned char>();
     uint64_t value = 0;
     if (tensor.role == Role::ByValue) {
       std::memcpy(&value, data.data(), bytes);

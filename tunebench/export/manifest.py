@@ -6,9 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tunebench import __version__
+from tunebench._lazy import np
 from tunebench.compile.numba_cuda import array_parameters
 from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
-from tunebench.workload import Tensor
+from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
     from tunebench.compile import Binary
@@ -25,8 +26,8 @@ def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
     """Return everything but the code.
 
     Tensors are in the order: inputs, outputs, scratch. Those of shape ``()`` have no memory: their value is
-    an argument. Launches run one after the other; their arguments are the kernel's parameters, each of a
-    kind:
+    an argument. Inputs of i32 come with an `example`, such as offsets of groups. Launches run one after the
+    other; their arguments are the kernel's parameters, each of a kind:
 
     - ``tensor``: the 64-bit address of the tensor of that name, C-contiguous;
     - ``value``: the value of that input, in its type;
@@ -53,7 +54,7 @@ def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
         "why": choice.why,
         "expected_us": choice.expected_us,
         "how": choice.how,
-        "tensors": [_tensor(tensor, role) for role, group in roles.items() for tensor in group],
+        "tensors": [_tensor(workload, tensor, role) for role, group in roles.items() for tensor in group],
         "launches": [
             _launch(variant, launch, symbol, tensors, choice.device.sm_count)
             for launch, symbol in zip(launches, binary.entries, strict=True)
@@ -61,9 +62,12 @@ def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
     }
 
 
-def _tensor(tensor: Tensor, role: str) -> dict[str, Any]:
+def _tensor(workload: Workload, tensor: Tensor, role: str) -> dict[str, Any]:
     shape = list(tensor.shape)
-    return {"name": tensor.name, "role": role, "dtype": tensor.dtype, "shape": shape, "bytes": tensor.nbytes}
+    facts = {"name": tensor.name, "role": role, "dtype": tensor.dtype, "shape": shape, "bytes": tensor.nbytes}
+    if role == "input" and tensor.dtype == "i32":  # it says where others are read: not any number will do
+        facts["example"] = workload.draw_tensor(tensor, np.random.default_rng(0)).ravel().tolist()
+    return facts
 
 
 def _launch(

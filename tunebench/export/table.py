@@ -52,7 +52,8 @@ def tables(manifest: Mapping[str, Any]) -> str:
         f"static const double expected_us = {manifest['expected_us']!r};",
         f"static const char* const how = {_text(manifest['how'])};",
         "",
-        "// name, role, elements, bytes of one, bits of its exponent and of its significand",
+        *(_example(tensor) for tensor in manifest["tensors"] if "example" in tensor),
+        "// name, role, elements, bytes of one, bits of its exponent and of its significand, values",
         "static const Tensor tensors[] = {",
         *(f"    {_tensor(tensor)}," for tensor in manifest["tensors"]),
         "};",
@@ -84,7 +85,12 @@ def _tensor(tensor: Mapping[str, Any]) -> str:
     size, exponent, significand = _ENCODING[dtype]
     role = tensor["role"].capitalize() if tensor["shape"] else "ByValue"
     count = tensor["bytes"] // size
-    return f"{{{_text(tensor['name'])}, Role::{role}, {count}LL, {size}, {exponent}, {significand}}}"
+    given = f"values_of_{tensor['name']}" if "example" in tensor else "nullptr"
+    return f"{{{_text(tensor['name'])}, Role::{role}, {count}LL, {size}, {exponent}, {significand}, {given}}}"
+
+
+def _example(tensor: Mapping[str, Any]) -> str:
+    return f"static const int values_of_{tensor['name']}[] = {{{', '.join(map(str, tensor['example']))}}};"
 
 
 def _tensor_map(tensor_map: Mapping[str, Any], names: list[str]) -> str:
