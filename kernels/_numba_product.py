@@ -1,4 +1,4 @@
-"""A blocked product of matrices for Numba on the CPU: what gemm and conv2d share.
+"""A blocked product of matrices for Numba on the CPU: what gemm, grouped_gemm and conv2d share.
 
 A tile of the result is computed by one thread: strips of both operands are packed into contiguous f32 panels,
 and a micro-kernel keeps mr x nr elements of the result in vector registers while it walks along the depth.

@@ -199,13 +199,13 @@ def test_products_of_a_warpgroup_are_products(case: Case) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90"])
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100"])
 def test_every_case_compiles_for_the_device(architecture: str) -> None:
     from tunebench.compile.nvrtc import compile_cuda
 
     gpu, config = representative(architecture), Config({"unused": 0})
     here = [case for case in CASES if case.runs_on(gpu)]
-    assert len(here) >= 15
+    assert len(here) >= (8 if architecture == "sm_75" else 15)
     for case in here:
         variant = CaseVariant(case)
         binary = compile_cuda(variant, variant.workload, config, gpu)
