@@ -19,6 +19,7 @@ HOPPER: dict[str, Any] = {
     "files": ("types", "ptx", "ptx_hopper"),
 }
 LINE = Operand("m", 32)
+ELEMENT = {"f16": "half_t", "bf16": "bf16_t"}
 
 BARRIERS = """
   __shared__ __align__(8) u64 barrier_at[1];
@@ -65,12 +66,16 @@ def _copy(rank: int, x: int, y: int) -> Case:
     return Case(name, (LINE,), body, (Operand("r", 32),), covers, threads=64, **boxes, **HOPPER)
 
 
-def _product(element: str, kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = False) -> Case:
-    """Multiply (64, 64) by (64, n) in four steps; lines of A are the first 64 threads', of B the next n."""
-    # Lines along K: 16 of K are 32 bytes further in it. Along M or N: 16 lines further, and 64 of N a panel.
+def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = False) -> Case:
+    """Multiply (64, K) by (K, n) in four steps; lines of A are the first 64 threads', of B the next n."""
+    # Lines along K: a step is 32 bytes further in it. Along M or N: 16 lines further, and 64 of N a panel.
     of_a = "2048 * step, 8192" if a_along_m else "32 * step, 0"
     of_b = "2048 * step, 8192" if b_along_n else "32 * step, 0"
-    flags = f"{str(a_along_m).lower()}, {str(b_along_n).lower()}"
+    if kind == "e4m3":
+        call, wrapper = f"wgmma_m64k32_e4m3<{n}>", "wgmma_m64k32_e4m3"
+    else:
+        element, flags = ELEMENT[kind], f"{str(a_along_m).lower()}, {str(b_along_n).lower()}"
+        call, wrapper = f"wgmma_m64k16<{element}, {n}, {flags}>", "wgmma_m64k16"
     body = f"""{BARRIERS}  __shared__ __align__(1024) u8 lines[{(64 + n) * 128}];
   const u32 of_a = shared_address(lines), of_b = of_a + 64 * 128;
   if (threadIdx.x == 0) {{
@@ -88,17 +93,16 @@ def _product(element: str, kind: Kind, n: int, *, a_along_m: bool = False, b_alo
     for (int step = 0; step < 4; ++step) {{
       const u64 a = matrix_descriptor_128(of_a + {of_a}, 1024);
       const u64 b = matrix_descriptor_128(of_b + {of_b}, 1024);
-      wgmma_m64k16<{element}, {n}, {flags}>(sums, a, b, step > 0);
+      {call}(sums, a, b, step > 0);
     }}
     wgmma_commit();
     wgmma_wait<0>();
     settle(sums);
   }}
   EACH({n // 2}) d[i] = sums[i / 4][i % 4];"""
-    covers = ("wgmma_m64k16", "wgmma_fence", "wgmma_commit", "wgmma_wait", "settle")
-    name = f"wgmma_m64k16<{element}, {n}, {flags}>"
+    covers = (wrapper, "wgmma_fence", "wgmma_commit", "wgmma_wait", "settle")
     takes, gives = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
-    return Case(name, takes, body, gives, covers, boxes=(64, n), threads=64 + n, **HOPPER)
+    return Case(call, takes, body, gives, covers, boxes=(64, n), threads=64 + n, **HOPPER)
 
 
 def _registers() -> Case:
@@ -165,11 +169,12 @@ CASES: tuple[Case, ...] = (
     _copy(3, 0, 0),
     _copy(3, 8, -3),
     _copy(3, -16, 40),
-    *(_product("half_t", "f16", n) for n in (64, 128, 192, 256)),
-    _product("bf16_t", "bf16", 128),
-    _product("half_t", "f16", 128, a_along_m=True),
-    _product("half_t", "f16", 128, b_along_n=True),
-    _product("bf16_t", "bf16", 256, a_along_m=True, b_along_n=True),
+    *(_product("f16", n) for n in (64, 128, 192, 256)),
+    _product("bf16", 128),
+    _product("f16", 128, a_along_m=True),
+    _product("f16", 128, b_along_n=True),
+    _product("bf16", 256, a_along_m=True, b_along_n=True),
+    *(_product("e4m3", n) for n in (64, 128, 192, 256)),
     _registers(),
     _cluster_barrier(),
     _multicast(),

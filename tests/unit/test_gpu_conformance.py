@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,6 +16,7 @@ from tunebench import device
 from tunebench.compile import unavailable
 from tunebench.compile.emulate import emulate, find_compiler
 from tunebench.device import representative
+from tunebench.dtype import numpy_dtype
 from tunebench.measure import _gpu
 from tunebench.space import Config
 
@@ -131,6 +131,17 @@ FAULTS = {
     "cp_async_ca<8>, 8 bytes": ("source, BYTES, source_bytes)", "source, BYTES, BYTES)", ("first[",)),
     "from_float<half_t>": ("magnitude + 0xfffu", "magnitude + 0x1000u", ("r[",)),
     "to_tf32": ("bits + 0x1000u", "bits + 0xfffu", ("r[",)),
+    "wgmma_m64k32_e4m3<128>": (
+        '"e4m3", 1, N, false, false,',
+        '"e4m3", 1, N / 2, false, false,',
+        ("d[32]: ",),
+    ),
+    "copy_box_2d at (0, 0)": ("corner[] = {x, y};", "corner[] = {x, y + 1};", ("lane 0, r[",)),
+    "cluster": (
+        "return emulated::cluster_rank();",
+        "return emulated::cluster_rank() & 0u;",
+        ("lane 0, r[0]",),
+    ),
     "fast_rsqrt": ("return 1.0f / sqrtf(x);", "return 1.000001f / sqrtf(x);", ("r[0]",)),
 }
 
@@ -186,8 +197,9 @@ def test_products_of_a_warpgroup_are_products(case: Case) -> None:
     variant = CaseVariant(case)
     inputs = draw(case)
     given = conformance.on_host(variant, variant.workload, Config({"unused": 0}), inputs)["given"]
-    element = np.float16 if "half_t" in case.name else ml_dtypes.bfloat16
-    blocks = inputs["taken"].view(element).astype(np.float32).reshape(-1, case.threads, 64)
+    element = numpy_dtype(case.takes[0].kind)  # type: ignore[arg-type]
+    blocks = inputs["taken"].view(element).astype(np.float32)
+    blocks = blocks.reshape(-1, case.threads, 128 // element.itemsize)
     n, a_along_m, b_along_n = case.threads - 64, "true, " in case.name, "true>" in case.name
     fragments = given.view(np.float32).reshape(-1, case.threads, n // 8, 2, 2)[:, :128]
     # Thread (warp, g, t) has rows g and g + 8 of its warp, and columns 2 t and 2 t + 1 of each 8.
