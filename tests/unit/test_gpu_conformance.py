@@ -137,11 +137,6 @@ FAULTS = {
         ("d[32]: ",),
     ),
     "copy_box_2d at (0, 0)": ("corner[] = {x, y};", "corner[] = {x, y + 1};", ("lane 0, r[",)),
-    "cluster": (
-        "return emulated::cluster_rank();",
-        "return emulated::cluster_rank() & 0u;",
-        ("lane 0, r[0]",),
-    ),
     "fast_rsqrt": ("return 1.0f / sqrtf(x);", "return 1.000001f / sqrtf(x);", ("r[0]",)),
 }
 
