@@ -25,6 +25,7 @@ from tunebench.db.store import open_store
 from tunebench.outcome import Result
 from tunebench.search.executor.local import LocalExecutor, Stage
 from tunebench.search.loop import Budget, Proposal, VariantSearch, run
+from tunebench.search.sampler import Prospects
 from tunebench.task import Task
 from tunebench.workloads import parse
 
@@ -40,7 +41,9 @@ def loop(
 ) -> float:
     """Return the wall seconds of so many trials."""
     table = null.VARIANT.configs(WORKLOAD, DEVICE)
-    search = VariantSearch(null.VARIANT, table, np.zeros(len(table)), sampler="bound", seed=0)
+    search = VariantSearch(
+        null.VARIANT, Prospects(table=table, bounds_us=np.zeros(len(table))), sampler="bound", seed=0
+    )
 
     def make_task(proposal: Proposal) -> Task:
         return Task(variant=null.VARIANT, workload=WORKLOAD, config=proposal.config, device=DEVICE)

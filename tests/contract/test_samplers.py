@@ -13,7 +13,7 @@ from tunebench.kernels import variant
 from tunebench.outcome import CompileFailed, Measured, Verification
 from tunebench.search.loop import SAMPLERS, VariantSearch
 from tunebench.search.pruner import BOUND_US, BoundPruner
-from tunebench.search.sampler import BoundSampler, RandomTableSampler, TableSampler
+from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
 from tunebench.space import Config, Parameter, Space, Table
 
 SPACE = Space(
@@ -42,7 +42,9 @@ def measured(us: float) -> Measured:
 def search(
     sampler: str, *, seed: int = 0, table: Table = TABLE, bounds: np.ndarray = BOUNDS
 ) -> VariantSearch:
-    return VariantSearch(variant("softmax/numba_cpu"), table, bounds, sampler=sampler, seed=seed)
+    return VariantSearch(
+        variant("softmax/numba_cpu"), Prospects(table=table, bounds_us=bounds), sampler=sampler, seed=seed
+    )
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
@@ -115,7 +117,7 @@ def test_a_seed_repeats_a_search(name: str) -> None:
 
 
 def test_an_unknown_sampler_lists_the_known() -> None:
-    with pytest.raises(UnknownName, match="bound, random, tpe"):
+    with pytest.raises(UnknownName, match="bound, random, surrogate, tpe"):
         search("grid")
 
 

@@ -15,11 +15,12 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState, create_trial
 
 from tunebench.errors import UnknownName
-from tunebench.outcome import Outcome, Result, time_us
+from tunebench.outcome import Aborted, Outcome, Result, time_us
 from tunebench.search.executor import Executor
 from tunebench.search.pruner import BOUND_US, BoundPruner
-from tunebench.search.sampler import BoundSampler, RandomTableSampler, TableSampler, distributions
-from tunebench.space import Config, Table
+from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler, distributions
+from tunebench.search.surrogate_sampler import OBSERVED_US, SurrogateSampler
+from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.variant import Variant
 
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SAMPLERS", "Budget", "Proposal", "VariantSearch", "run"]
 
-SAMPLERS: dict[str, Callable[[Table, Array, int], BaseSampler]] = {
-    "bound": lambda table, bounds_us, seed: BoundSampler(table, bounds_us, seed=seed),
-    "random": lambda table, bounds_us, seed: RandomTableSampler(table, seed=seed),
-    "tpe": lambda table, bounds_us, seed: TPESampler(seed=seed, multivariate=True, constant_liar=True),
+SAMPLERS: dict[str, Callable[[Prospects, int], BaseSampler]] = {
+    "bound": lambda known, seed: BoundSampler(known.table, known.bounds_us, seed=seed),
+    "random": lambda known, seed: RandomTableSampler(known.table, seed=seed),
+    "surrogate": lambda known, seed: SurrogateSampler(known, seed=seed),
+    "tpe": lambda known, seed: TPESampler(seed=seed, multivariate=True, constant_liar=True),
 }
-"""Samplers by the name a user gives; each is built from a table, its bounds and a seed."""
+"""Samplers by the name a user gives; each is built from prospects and a seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,7 @@ class VariantSearch:
 
     Args:
         variant: Whose configurations these are.
-        table: All valid ones.
-        bounds_us: Bound of each, in microseconds.
+        prospects: All valid ones, with their bounds.
         sampler: A name of `SAMPLERS`.
         seed: Seed of the sampler.
 
@@ -74,15 +75,14 @@ class VariantSearch:
         UnknownName: if there is no such sampler.
     """
 
-    def __init__(
-        self, variant: Variant[Any], table: Table, bounds_us: Array, *, sampler: str, seed: int
-    ) -> None:
+    def __init__(self, variant: Variant[Any], prospects: Prospects, *, sampler: str, seed: int) -> None:
         if sampler not in SAMPLERS:
             raise UnknownName("sampler", sampler, SAMPLERS)
-        self.variant, self.table, self.bounds_us = variant, table, bounds_us
-        self.sampler = SAMPLERS[sampler](table, bounds_us, seed)
+        self.variant, self.table, self.bounds_us = variant, prospects.table, prospects.bounds_us
+        self.sampler = SAMPLERS[sampler](prospects, seed)
         self._own = isinstance(self.sampler, TableSampler)
-        self.open = self.sampler.open if isinstance(self.sampler, TableSampler) else np.ones(len(table), bool)
+        own = self.sampler.open if isinstance(self.sampler, TableSampler) else None
+        self.open = np.ones(len(self.table), bool) if own is None else own
         self.study: Study = _quiet_study(self.sampler)
         self.masked = 0
         self.asked = 0
@@ -99,7 +99,7 @@ class VariantSearch:
         if row is None:
             return False
         self.open[row] = False
-        self._add(config, time_us(outcome))
+        self._add(config, outcome)
         return True
 
     def ask(self, incumbent_us: float) -> Proposal | None:
@@ -146,9 +146,11 @@ class VariantSearch:
         value = time_us(outcome)
         if value is not None:
             self.best_us = min(self.best_us, value)
+        for name, figure in _observed(outcome).items():
+            proposal.trial.set_user_attr(name, figure)
         if Config(proposal.trial.params) != proposal.config:  # it was snapped: tell of what was really run
             self.study.tell(proposal.trial, state=TrialState.FAIL)
-            self._add(proposal.config, value)
+            self._add(proposal.config, outcome)
         elif value is None:
             self.study.tell(proposal.trial, state=TrialState.FAIL)
         else:
@@ -158,7 +160,8 @@ class VariantSearch:
         """Forget a proposal that will not be tried here, since another tuner is at it."""
         self.study.tell(proposal.trial, state=TrialState.FAIL)
 
-    def _add(self, config: Config, value: float | None) -> None:
+    def _add(self, config: Config, outcome: Outcome) -> None:
+        value = time_us(outcome)
         if value is not None:
             self.best_us = min(self.best_us, value)
         self.study.add_trial(
@@ -166,9 +169,15 @@ class VariantSearch:
                 params=dict(config),
                 distributions=distributions(self.table),
                 value=value,
+                user_attrs=_observed(outcome),
                 state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
             )
         )
+
+
+def _observed(outcome: Outcome) -> dict[str, float]:
+    """Return what a sampler may learn from an outcome that holds no time: how long its samples took."""
+    return {OBSERVED_US: min(outcome.samples_us)} if isinstance(outcome, Aborted) else {}
 
 
 def _quiet_study(sampler: BaseSampler) -> Study:

@@ -8,6 +8,7 @@ repeat a configuration at random, as any sampler must propose something; `TableS
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,22 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["BoundSampler", "RandomTableSampler", "TableSampler", "distributions"]
+__all__ = ["BoundSampler", "Prospects", "RandomTableSampler", "TableSampler", "distributions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prospects:
+    """The valid configurations, and what is known of them before any is measured.
+
+    Attributes:
+        table: The configurations.
+        bounds_us: Bound of each, in microseconds.
+        figures: What else follows from each, such as its threads: by name, one number a row, none negative.
+    """
+
+    table: Table
+    bounds_us: Array
+    figures: Mapping[str, Array] = field(default_factory=dict)
 
 
 def distributions(table: Table) -> dict[str, BaseDistribution]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from tunebench import device as devices
 from tunebench.bound import Bounds, bound
 from tunebench.compile import unavailable
@@ -16,12 +18,12 @@ from tunebench.forecast import predict_us
 from tunebench.kernels import variants
 from tunebench.measure.cuda import require_cuda_core
 from tunebench.outcome import CacheState
+from tunebench.search.sampler import Prospects
 from tunebench.space import Table
 from tunebench.variant import Costs, Variant
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["Candidate", "RunnerName", "Target", "find", "target"]
@@ -54,6 +56,14 @@ class Candidate:
     costs: Costs
     bounds: Bounds
     device: Device
+
+    def prospects(self) -> Prospects:
+        """Return what the search knows of the configurations before any is measured."""
+        figures = {
+            name: np.broadcast_to(np.asarray(getattr(self.costs, name), dtype=np.float64), len(self.table))
+            for name in ("threads", "smem_bytes", "registers")
+        }
+        return Prospects(table=self.table, bounds_us=self.bounds.us, figures=figures)
 
     @functools.cached_property
     def _predicted(self) -> NDArray[np.float64]:

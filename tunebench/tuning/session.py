@@ -81,9 +81,7 @@ class Session:
 
     def _search_of(self, candidate: Candidate) -> VariantSearch:
         variant = candidate.variant
-        search = VariantSearch(
-            variant, candidate.table, candidate.bounds.us, sampler=self.plan.sampler, seed=self.plan.seed
-        )
+        search = VariantSearch(variant, candidate.prospects(), sampler=self.plan.sampler, seed=self.plan.seed)
 
         @functools.cache
         def revision(config: Config) -> str:
