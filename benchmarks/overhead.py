@@ -42,7 +42,7 @@ def loop(
     """Return the wall seconds of so many trials."""
     table = null.VARIANT.configs(WORKLOAD, DEVICE)
     search = VariantSearch(
-        null.VARIANT, Prospects(table=table, bounds_us=np.zeros(len(table))), sampler="bound", seed=0
+        null.VARIANT.key, Prospects(table=table, bounds_us=np.zeros(len(table))), sampler="bound", seed=0
     )
 
     def make_task(proposal: Proposal) -> Task:

@@ -110,7 +110,16 @@ _PRODUCTS = {
     "v100-pcie-16gb": "v100-pcie",
     "v100-pcie-32gb": "v100-pcie",
     "p100-pcie-16gb": "p100-pcie",
+    "rtx-a4000": "a4000",
+    "rtx-a6000": "a6000",
+    "rtx-3060-laptop-gpu": "rtx-3060-laptop",
 }
+
+
+def product_name(told: str) -> str:
+    """Return our name of what a driver tells: ``NVIDIA A100-PCIE-40GB`` is ``a100-40-pcie``."""
+    name = slug(told)
+    return _PRODUCTS.get(name, name)
 
 
 @cache
@@ -135,10 +144,9 @@ def _gpu(driver: ctypes.CDLL, index: int) -> dict[str, Any]:
         value = ctypes.c_int()
         driver.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
         facts[attribute] = value.value
-    product = slug(name.value.decode())
     bandwidth = 2 * facts.pop("memory_clock_khz") * 1e3 * facts.pop("bus_bits") / 8 / 1e9
     return {
-        "name": _PRODUCTS.get(product, product),
+        "name": product_name(name.value.decode()),
         "architecture": f"sm_{facts.pop('cc_major')}{facts.pop('cc_minor')}",
         "max_clock_mhz": facts.pop("clock_khz") / 1e3,
         "dram_gb_s": bandwidth,

@@ -143,6 +143,28 @@ class Table:
         row = int(np.searchsorted(self._keys, key))
         return row if row < len(self) and self._keys[row] == key else None
 
+    def rows_of(self, other: Table) -> Array:
+        """Return the row of each configuration of another table, -1 where this one does not have it.
+
+        Raises:
+            InputError: if the other has other parameters.
+        """
+        if other.space.names != self.space.names:
+            names = (", ".join(space.names) for space in (other.space, self.space))
+            raise InputError(
+                f"tables must have the same parameters, in the same order: {' and '.join(names)}"
+            )
+        known = np.ones(len(other), dtype=bool)
+        ordinals = np.empty_like(other.ordinals)
+        for i, (mine, theirs) in enumerate(zip(self.space.parameters, other.space.parameters, strict=True)):
+            place = {value: position for position, value in enumerate(mine.values)}
+            ordinals[:, i] = np.array([place.get(value, -1) for value in theirs.values])[other.ordinals[:, i]]
+            known &= ordinals[:, i] >= 0
+        keys = self.space.keys(ordinals)
+        rows = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
+        found: Array = np.where(known & (self._keys[rows] == keys), rows, -1)
+        return found
+
 
 @dataclass(frozen=True)
 class Space:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
 from tunebench.errors import InputError
@@ -25,7 +26,6 @@ from tunebench.space import Config, Space, Table
 from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Column = NDArray[np.float64] | NDArray[np.int64] | float
@@ -186,6 +186,13 @@ class Costs:
     fill_bytes: Column = 0.0
     instructions: Column = 0.0
     serial_launches: Column = 1
+
+    def figures(self, rows: int) -> dict[str, NDArray[np.float64]]:
+        """Return what tells configurations apart besides their parameters: one column each, of `rows`."""
+        return {
+            name: np.broadcast_to(np.asarray(getattr(self, name), dtype=np.float64), rows)
+            for name in ("threads", "smem_bytes", "registers")
+        }
 
 
 class Variant(ABC, Generic[W]):

@@ -215,7 +215,7 @@ def executor(device: Device, protocol: Protocol) -> LocalExecutor:
 
 
 def run_items(
-    items: Iterable[Item], on: Executor, device: Device, until: float
+    items: Iterable[Item], on: Executor[Task], device: Device, until: float
 ) -> Iterator[tuple[Item, Result | BaseException]]:
     """Run configurations until time is up; yield each with its result, or with what went wrong with us."""
     waiting, running = iter(items), {}

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunebench.errors import UnknownName
-from tunebench.kernels import variant
 from tunebench.outcome import CompileFailed, Measured, Verification
 from tunebench.search.loop import SAMPLERS, VariantSearch
 from tunebench.search.pruner import BOUND_US, BoundPruner
@@ -43,7 +42,7 @@ def search(
     sampler: str, *, seed: int = 0, table: Table = TABLE, bounds: np.ndarray = BOUNDS
 ) -> VariantSearch:
     return VariantSearch(
-        variant("softmax/numba_cpu"), Prospects(table=table, bounds_us=bounds), sampler=sampler, seed=seed
+        "softmax/numba_cpu", Prospects(table=table, bounds_us=bounds), sampler=sampler, seed=seed
     )
 
 

@@ -156,7 +156,7 @@ def measured(us: float) -> Result:
     return Result(outcome=outcome, resources=Resources(registers=32, static_smem_bytes=0))
 
 
-class Instant(Executor):
+class Instant(Executor[Task]):
     """Answers at once; the third task is a fault of ours."""
 
     capacity = 2

@@ -31,6 +31,8 @@ COMMANDS = {
     "workloads": "List what can be computed: operators, and suites of real layers.",
     "kernels": "List how it can be done: variants and their parameters.",
     "devices": "List this machine's devices and the described ones.",
+    "bound": "Tell how fast the configurations of a recorded space could be at most, and what beats that.",
+    "replay": "Search a recorded space as if it were a device, to judge samplers.",
     "doctor": "Tell what is installed and found here, and what to install for the rest.",
     "db": "Look after the database.",
 }

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import optuna
@@ -21,13 +21,13 @@ from tunebench.search.pruner import BOUND_US, BoundPruner
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler, distributions
 from tunebench.search.surrogate_sampler import OBSERVED_US, SurrogateSampler
 from tunebench.space import Config
-from tunebench.task import Task
-from tunebench.variant import Variant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+
+T = TypeVar("T")
 
 __all__ = ["SAMPLERS", "Budget", "Proposal", "VariantSearch", "run"]
 
@@ -66,7 +66,7 @@ class VariantSearch:
     """Proposes valid, unseen configurations of one variant and learns of outcomes.
 
     Args:
-        variant: Whose configurations these are.
+        key: Whose configurations these are: `Variant.key`, or any other name.
         prospects: All valid ones, with their bounds.
         sampler: A name of `SAMPLERS`.
         seed: Seed of the sampler.
@@ -75,10 +75,10 @@ class VariantSearch:
         UnknownName: if there is no such sampler.
     """
 
-    def __init__(self, variant: Variant[Any], prospects: Prospects, *, sampler: str, seed: int) -> None:
+    def __init__(self, key: str, prospects: Prospects, *, sampler: str, seed: int) -> None:
         if sampler not in SAMPLERS:
             raise UnknownName("sampler", sampler, SAMPLERS)
-        self.variant, self.table, self.bounds_us = variant, prospects.table, prospects.bounds_us
+        self.key, self.table, self.bounds_us = key, prospects.table, prospects.bounds_us
         self.sampler = SAMPLERS[sampler](prospects, seed)
         self._own = isinstance(self.sampler, TableSampler)
         own = self.sampler.open if isinstance(self.sampler, TableSampler) else None
@@ -204,10 +204,10 @@ class Budget:
 
 def run(
     searches: Sequence[VariantSearch],
-    executor: Executor,
+    executor: Executor[T],
     budget: Budget,
     *,
-    make_task: Callable[[Proposal], Task],
+    make_task: Callable[[Proposal], T],
     claim: Callable[[Proposal], bool],
     on_result: Callable[[Proposal, Result], None],
 ) -> None:

@@ -35,11 +35,14 @@ class Prospects:
         table: The configurations.
         bounds_us: Bound of each, in microseconds.
         figures: What else follows from each, such as its threads: by name, one number a row, none negative.
+        elsewhere_us: What each took on other devices: a column a device, infinite for a failure, NaN where
+            it is not known.
     """
 
     table: Table
     bounds_us: Array
     figures: Mapping[str, Array] = field(default_factory=dict)
+    elsewhere_us: tuple[Array, ...] = ()
 
 
 def distributions(table: Table) -> dict[str, BaseDistribution]:

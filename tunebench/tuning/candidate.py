@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from tunebench import device as devices
 from tunebench.bound import Bounds, bound
 from tunebench.compile import unavailable
@@ -24,6 +22,7 @@ from tunebench.variant import Costs, Variant
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["Candidate", "RunnerName", "Target", "find", "target"]
@@ -59,10 +58,7 @@ class Candidate:
 
     def prospects(self) -> Prospects:
         """Return what the search knows of the configurations before any is measured."""
-        figures = {
-            name: np.broadcast_to(np.asarray(getattr(self.costs, name), dtype=np.float64), len(self.table))
-            for name in ("threads", "smem_bytes", "registers")
-        }
+        figures = self.costs.figures(len(self.table))
         return Prospects(table=self.table, bounds_us=self.bounds.us, figures=figures)
 
     @functools.cached_property

@@ -61,8 +61,8 @@ class Session:
         self.again: set[tuple[str, Config]] = set()
         self.interrupted = False
         self.busy_s = 0.0
-        self.searches = [self._search_of(candidate) for candidate in found]
         self.candidates = {candidate.variant.key: candidate for candidate in found}
+        self.searches = [self._search_of(candidate) for candidate in found]
         self.bound_us = min(float(candidate.bounds.us.min()) for candidate in found)
         done = store.interrupted_trials(target.device.key, str(problem), sampler=plan.sampler, seed=plan.seed)
         self.budget = Budget(trials=plan.trials, done=min(done, plan.trials))
@@ -81,7 +81,9 @@ class Session:
 
     def _search_of(self, candidate: Candidate) -> VariantSearch:
         variant = candidate.variant
-        search = VariantSearch(variant, candidate.prospects(), sampler=self.plan.sampler, seed=self.plan.seed)
+        search = VariantSearch(
+            variant.key, candidate.prospects(), sampler=self.plan.sampler, seed=self.plan.seed
+        )
 
         @functools.cache
         def revision(config: Config) -> str:
@@ -108,7 +110,7 @@ class Session:
             return self.target.runner == "offline"
         return not isinstance(outcome, Measured) or outcome.cache == self.plan.protocol.cache
 
-    def executor(self) -> Executor:
+    def executor(self) -> Executor[Task]:
         """Start the worker processes."""
         files = loaded_files()
         setup = measure_worker.Setup(
@@ -139,13 +141,13 @@ class Session:
 
     # -- the search -------------------------------------------------------------------------------
 
-    def search(self, executor: Executor) -> None:
+    def search(self, executor: Executor[Task]) -> None:
         """Run the loop; Ctrl-C ends it and keeps everything."""
         under_way: set[TrialKey] = set()
 
         def claim(proposal: Proposal) -> bool:
             key = self._key(proposal.search, proposal.config)
-            again = (proposal.search.variant.key, proposal.config) in self.again
+            again = (proposal.search.key, proposal.config) in self.again
             if again or self.store.claim(key, self.owner):
                 under_way.add(key)
                 return True
@@ -179,12 +181,12 @@ class Session:
 
     def _task(self, search: VariantSearch, config: Config, row: int, *, thorough: bool = False) -> Task:
         return Task(
-            variant=search.variant,
+            variant=self.candidates[search.key].variant,
             workload=self.problem,
             config=config,
             device=self.target.device,
             seed=self.plan.seed + self.budget.done,
-            predicted_us=self.candidates[search.variant.key].predicted_us(row),
+            predicted_us=self.candidates[search.key].predicted_us(row),
             thorough=thorough,
         )
 
@@ -192,8 +194,8 @@ class Session:
         return TrialKey(
             device=self.target.device.key,
             workload=str(self.problem),
-            variant=search.variant.key,
-            revision=search.variant.revision(self.problem, config),
+            variant=search.key,
+            revision=self.candidates[search.key].variant.revision(self.problem, config),
             config=config,
         )
 
@@ -228,7 +230,7 @@ class Session:
 
     # -- after the search -------------------------------------------------------------------------
 
-    def time_finalists(self, executor: Executor) -> None:
+    def time_finalists(self, executor: Executor[Task]) -> None:
         """Time the best and the default again, in turn, with more samples: a lucky sample wins no more."""
         finalists = self._finalists()
         total = ROUNDS * len(finalists)
@@ -251,10 +253,10 @@ class Session:
         return choose(self.timed, self.plan.finalists, default)
 
     def _default_of(self, search: VariantSearch) -> Timed | None:
-        config = search.variant.default(self.problem, self.target.device)
+        config = self.candidates[search.key].variant.default(self.problem, self.target.device)
         return next((t for t in self.timed if t.search is search and t.config == config), None)
 
-    def _time_again(self, executor: Executor, timed: Timed) -> None:
+    def _time_again(self, executor: Executor[Task], timed: Timed) -> None:
         future = executor.submit(self._task(timed.search, timed.config, timed.row, thorough=True))
         wait([future])
         result = future.result()
@@ -304,7 +306,7 @@ class Session:
             workload=str(self.problem),
             device=self.target.device.key,
             how=how if best else None,
-            variant=best.search.variant.key if best else None,
+            variant=best.search.key if best else None,
             config=best.config if best else None,
             median_us=median_us,
             ci_us=ci_us,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from tunebench.outcome import Result
-from tunebench.task import Task
 
 __all__ = ["Executor"]
 
 
-class Executor(ABC):
-    """Turns tasks into results; used by one loop, as a context manager.
+T = TypeVar("T")
+
+
+class Executor(ABC, Generic[T]):
+    """Turns tasks of some type into results; used by one loop, as a context manager.
 
     Attributes:
         capacity: How many tasks are worth having under way at once.
@@ -31,7 +33,7 @@ class Executor(ABC):
         """Wall time in which anything was compiled or measured; the rest of a run's is overhead."""
 
     @abstractmethod
-    def submit(self, task: Task) -> Future[Result]:
+    def submit(self, task: T) -> Future[Result]:
         """Begin a task. A crash or a hang is an outcome of its result; only a fault of ours raises."""
 
     @abstractmethod

@@ -112,7 +112,7 @@ class _Job:
     began: float = 0.0
 
 
-class LocalExecutor(Executor):
+class LocalExecutor(Executor[Task]):
     """Compiles in `compiling.workers` processes and measures in one at a time.
 
     Args:

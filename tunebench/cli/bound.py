@@ -1,0 +1,95 @@
+"""`tunebench bound`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunebench.cli._option import Json
+from tunebench.cli._output import emit, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.tuning.replay import Space
+
+__all__ = ["command"]
+
+
+def command(
+    replay: Annotated[
+        Path, typer.Option(metavar="FILE", help="A Kernel Tuner cache file, or one in T4 format.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Tell how fast the configurations of a recorded space could be at most, and what beats that.
+
+    A kernel or device that is not described has no bound: then `described` is 0.
+    """
+    from tunebench.recording import read
+    from tunebench.tuning.replay import Space
+
+    space = Space.of(read(replay))
+    data = _figures(space)
+
+    def render(to: Console) -> None:
+        recording = space.recording
+        to.print(f"{recording.kernel or replay.name} on {recording.device or 'a device not told'}")
+        if space.bounds is None:
+            to.print(f"  {data['rows']} configurations, no bound: {_missing(space)}")
+            return
+        to.print(f"  configurations  {data['rows']}, of which {data['failed']} failed")
+        to.print(f"  violations      {data['violations']}")
+        to.print(f"  bound / time    {data['bound_over_best']:.3f} at the optimum")
+        to.print(f"  pruned          {100 * data['pruned_share']:.1f} % once the best is known")
+        to.print(table("resource", ">binds", ">floor / time at the optimum", rows=_floors(data)))
+
+    emit(as_json, data, render)
+
+
+def _figures(space: Space) -> dict[str, Any]:
+    import numpy as np
+
+    recording, bounds = space.recording, space.bounds
+    timed = np.isfinite(recording.times_us)
+    figures: dict[str, Any] = {
+        "kernel": recording.kernel,
+        "device": space.device.name if space.device is not None else recording.device,
+        "rows": int(timed.sum()),
+        "failed": int((~timed).sum()),
+        "described": 0,
+        "violations": 0,
+        "pruned_share": 0.0,
+        "bound_over_best": None,
+        "floors": {},
+    }
+    if bounds is not None:
+        best = int(np.nanargmin(recording.times_us))
+        binding = bounds.binding[timed]
+        figures |= {
+            "described": int(timed.sum()),
+            "violations": int((bounds.us[timed] > recording.fastest_us[timed]).sum()),
+            "pruned_share": float((bounds.us[timed] > recording.optimum_us).mean()),
+            "bound_over_best": float(bounds.us[best] / recording.optimum_us),
+            "floors": {
+                name: {
+                    "over_best": float(floor[best] / recording.optimum_us),
+                    "binds_share": float((binding == name).mean()),
+                }
+                for name, floor in bounds.floors.items()
+            },
+        }
+    return figures
+
+
+def _floors(data: dict[str, Any]) -> list[tuple[str, str, str]]:
+    ordered = sorted(data["floors"].items(), key=lambda item: -item[1]["over_best"])
+    return [(name, f"{100 * f['binds_share']:.1f} %", f"{f['over_best']:.3f}") for name, f in ordered]
+
+
+def _missing(space: Space) -> str:
+    if space.costs is None:
+        return "its kernel is not described"
+    return "its device is not described"

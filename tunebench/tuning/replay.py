@@ -1,0 +1,183 @@
+"""A recorded space in the place of a device: the same search, with times that were measured once before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tunebench import device as devices
+from tunebench._host import product_name
+from tunebench.bound import Bounds, bound
+from tunebench.device import Device
+from tunebench.kernels.foreign import Foreign, describe
+from tunebench.outcome import Measured, Outcome, Result, Verification
+from tunebench.recording import Recording
+from tunebench.search.executor import Executor
+from tunebench.search.loop import Budget, Proposal, VariantSearch, run
+from tunebench.search.sampler import Prospects
+from tunebench.variant import Costs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["CHECKPOINTS", "Replayed", "Space", "replay"]
+
+CHECKPOINTS = (25, 50, 100, 200)
+"""Configurations asked for after which the best so far is told."""
+
+_RECORDED = Verification(how="not verified", detail="recorded by another tuner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """A recording with what is known of its kernel and device.
+
+    Attributes:
+        recording: The recording.
+        device: Its device, if that is described.
+        costs: What its configurations must execute, if its kernel is described.
+        bounds: Their bounds, if both are.
+    """
+
+    recording: Recording
+    device: Device | None
+    costs: Costs | None
+    bounds: Bounds | None
+
+    @classmethod
+    def of(cls, recording: Recording) -> Space:
+        """Find out what is known."""
+        name = product_name(recording.device)
+        device = devices.described().get(name)
+        table = recording.table
+        foreign: Foreign | None = describe(recording.kernel, frozenset(table.space.names), recording.problem)
+        if foreign is None:
+            return cls(recording=recording, device=device, costs=None, bounds=None)
+        costs = foreign.costs(table.columns)
+        bounds = (
+            bound(costs, foreign.traffic, device, cache="warm", rows=len(table))
+            if device is not None
+            else None
+        )
+        return cls(recording=recording, device=device, costs=costs, bounds=bounds)
+
+    def prospects(self, elsewhere: Sequence[Recording] = ()) -> Prospects:
+        """Return what a search knows beforehand: never a time of this recording.
+
+        Args:
+            elsewhere: Recordings of the same kernel on other devices.
+
+        Raises:
+            InputError: if one of them has other parameters.
+        """
+        table = self.recording.table
+        nothing: NDArray[np.float64] = np.zeros(len(table))
+        return Prospects(
+            table=table,
+            bounds_us=self.bounds.us if self.bounds is not None else nothing,
+            figures=self.costs.figures(len(table)) if self.costs is not None else {},
+            elsewhere_us=tuple(_times_of(self.recording, other) for other in elsewhere),
+        )
+
+
+def _times_of(recording: Recording, other: Recording) -> NDArray[np.float64]:
+    """Return what a recording's configurations took elsewhere: infinite for a failure, NaN if unknown."""
+    rows = other.table.rows_of(recording.table)
+    there = np.where(np.isnan(other.times_us), np.inf, other.times_us)
+    return np.where(rows >= 0, there[rows], np.nan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One search of a recorded space.
+
+    Attributes:
+        seed: Of the sampler.
+        best_us: The best time after each configuration asked for; infinite before the first success.
+        masked: Configurations that were not asked for, since their bound exceeds the best time.
+        exhausted: Whether nothing was left to ask for.
+    """
+
+    seed: int
+    best_us: tuple[float, ...]
+    masked: int
+    exhausted: bool
+
+    def efficiency(self, optimum_us: float) -> dict[int, float]:
+        """Return optimum / best after each checkpoint reached; a search at its end stays at its best."""
+        asked = len(self.best_us)
+        return {
+            count: optimum_us / self.best_us[min(count, asked) - 1]
+            for count in CHECKPOINTS
+            if asked and (count <= asked or self.exhausted)
+        }
+
+
+class _Recorded(Executor[Proposal]):
+    """Answers at once from a recording."""
+
+    capacity = 1
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    @property
+    def busy_s(self) -> float:
+        """Nothing is compiled or measured."""
+        return 0.0
+
+    def submit(self, task: Proposal) -> Future[Result]:
+        """Look the configuration up."""
+        future: Future[Result] = Future()
+        future.set_result(Result(outcome=self._outcome(task.row)))
+        return future
+
+    def close(self) -> None:
+        """Do nothing: nothing is under way."""
+
+    def _outcome(self, row: int) -> Outcome:
+        if row in self._recording.failures:
+            return self._recording.failures[row]
+        us = float(self._recording.times_us[row])
+        return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache="warm", verification=_RECORDED)
+
+
+def replay(
+    space: Space, *, trials: int, seed: int, sampler: str, elsewhere: Sequence[Recording] = ()
+) -> Replayed:
+    """Search a recorded space as `tune` searches a device.
+
+    The sampler learns of a configuration only what it asked for.
+
+    Args:
+        space: Where.
+        trials: Distinct configurations it may ask for, failures among them.
+        seed: Of the sampler.
+        sampler: By name.
+        elsewhere: Recordings of the same kernel on other devices, known beforehand.
+
+    Raises:
+        UnknownName: if there is no such sampler.
+        InputError: if a recording of `elsewhere` has other parameters.
+    """
+    search = VariantSearch(space.recording.kernel, space.prospects(elsewhere), sampler=sampler, seed=seed)
+    best_us: list[float] = []
+
+    def on_result(proposal: Proposal, result: Result) -> None:
+        time = getattr(result.outcome, "median_us", np.inf)
+        best_us.append(min(time, best_us[-1] if best_us else np.inf))
+
+    with _Recorded(space.recording) as executor:
+        run(
+            [search],
+            executor,
+            Budget(trials=trials),
+            make_task=lambda proposal: proposal,
+            claim=lambda proposal: True,
+            on_result=on_result,
+        )
+    return Replayed(seed=seed, best_us=tuple(best_us), masked=search.masked, exhausted=len(best_us) < trials)
