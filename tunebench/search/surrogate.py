@@ -211,8 +211,8 @@ def _likeness(scales: _Scales, a: Coordinates, b: Coordinates) -> Array:
     return likeness
 
 
-def expected_improvement(belief: Belief, least: float) -> Array:
-    """Return by how much each is expected to fall below `least`."""
+def expected_improvement(belief: Belief, least: Array) -> Array:
+    """Return by how much each is expected to fall below its own `least`."""
     u = (least - belief.mean) / belief.sigma
     density = np.exp(-0.5 * np.square(u)) / math.sqrt(2.0 * math.pi)
     gain: Array = belief.sigma * (u * _normal_cdf(u) + density)

@@ -30,6 +30,9 @@ OBSERVED_US = "observed_us"
 DESIGN = 12
 """Configurations far apart that come first."""
 
+RETRIED = 5
+"""Configurations, fastest elsewhere, that come first where other devices are known."""
+
 DRAWS = 50
 """Of so many drawn at random, the one furthest from all others joins the design."""
 
@@ -65,23 +68,30 @@ class SurrogateSampler(TableSampler):
         figures = {**prospects.figures, "bound": prospects.bounds_us}
         self._coordinates = Coordinates.of(prospects.table, figures)
         self._process = GaussianProcess(self._coordinates.place.shape[1], self._rng)
+        self._expected = _expected(prospects.elsewhere_us, len(prospects.table))
+        self._warm = bool(prospects.elsewhere_us)
         self._finished: dict[int, tuple[int, float] | None] = {}
 
     def choose(self, study: Study) -> int:
         """Return the open row that promises most."""
         seen = self._seen(study)
-        if np.isfinite(seen.log_us).sum() < 2 or len(seen.rows) + len(seen.under_way) < DESIGN:
+        begun = len(seen.rows) + len(seen.under_way)
+        if self._warm and begun < RETRIED:
+            return int(np.argmin(np.where(self.open, self._expected, np.inf)))
+        if np.isfinite(seen.log_us).sum() < 2 or begun < (RETRIED if self._warm else DESIGN):
             return self._far_from(np.concatenate([seen.rows, seen.under_way]))
         rows, log_us = _most_telling(seen.rows, seen.log_us)
+        log_us = log_us - self._expected[rows]
         log_us = np.where(np.isfinite(log_us), log_us, np.nanmax(log_us))  # a failure is no better than that
         self._process.fit(self._coordinates.take(rows), log_us, steps=STEPS)
         if len(seen.under_way):  # they are taken to come out as believed, so that others are tried meanwhile
             believed = self._process.believe(self._coordinates.take(seen.under_way)).mean
             rows, log_us = np.concatenate([rows, seen.under_way]), np.concatenate([log_us, believed])
             self._process.fit(self._coordinates.take(rows), log_us, steps=0)
-        candidates = self._candidates(rows[np.argsort(log_us)[:3]])
+        candidates = self._candidates(rows[np.argsort(log_us + self._expected[rows])[:3]])
         belief = self._process.believe(self._coordinates.take(candidates))
-        return int(candidates[np.argmax(expected_improvement(belief, float(np.nanmin(seen.log_us))))])
+        least = float(np.nanmin(seen.log_us)) - self._expected[candidates]
+        return int(candidates[np.argmax(expected_improvement(belief, least))])
 
     def _seen(self, study: Study) -> _Seen:
         """Return what is known of the study's trials; one that has ended is read once."""
@@ -116,6 +126,21 @@ class SurrogateSampler(TableSampler):
         near, others = rows[differing <= 2], rows[differing > 2]
         near = self._rng.permutation(near)[: CANDIDATES // 2]
         return np.concatenate([near, self._rng.choice(others, CANDIDATES - len(near), replace=False)])
+
+
+def _expected(elsewhere_us: tuple[Array, ...], rows: int) -> Array:
+    """Return the logarithm of the time each configuration is expected to take, up to a constant.
+
+    Failures elsewhere count as the slowest there, what is not known as usual.
+    """
+    columns = []
+    for times_us in elsewhere_us:
+        log_us = np.log(times_us)
+        timed = np.isfinite(log_us)
+        log_us = np.where(np.isposinf(log_us), log_us[timed].max(), log_us) - np.median(log_us[timed])
+        columns.append(np.where(np.isnan(log_us), 0.0, log_us))
+    expected: Array = np.mean(columns, axis=0) if columns else np.zeros(rows)
+    return expected
 
 
 def _log_us(trial: FrozenTrial) -> float:
