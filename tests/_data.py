@@ -18,7 +18,7 @@ Columns = dict[str, NDArray[Any]]
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-def _found(relative: str) -> Path:
+def found(relative: str) -> Path:
     path = DATA / relative
     if not path.exists():
         pytest.skip(f"needs public measurements: no {relative} in {DATA}")
@@ -28,7 +28,7 @@ def _found(relative: str) -> Path:
 @functools.cache
 def table(relative: str) -> Columns:
     """Return a compressed CSV file as columns: of floats where every field is a number or empty (NaN)."""
-    with gzip.open(_found(relative), "rt", newline="") as file:
+    with gzip.open(found(relative), "rt", newline="") as file:
         reader = csv.reader(file)
         names = next(reader)
         rows = list(reader)
@@ -48,7 +48,7 @@ def recorded(relative: str) -> tuple[Columns, NDArray[np.float64], NDArray[np.fl
 
     Configurations that did not run are left out.
     """
-    with gzip.open(_found(relative), "rt") as file:
+    with gzip.open(found(relative), "rt") as file:
         space = json.load(file)
     entries = [entry for entry in space["cache"].values() if isinstance(entry["time"], int | float)]
     columns = {name: np.array([entry[name] for entry in entries]) for name in space["tune_params"]}

@@ -33,7 +33,7 @@ def command(
         str | None, typer.Option(help="With --device offline: the architecture, such as sm_90.")
     ] = None,
     trials: Annotated[int, typer.Option(help="Distinct configurations to launch; known ones are free.")] = 50,
-    sampler: Annotated[str, typer.Option(help="bound, random or tpe.")] = "bound",
+    sampler: Annotated[str, typer.Option(help="surrogate, bound, random or tpe.")] = "surrogate",
     seed: Annotated[int, typer.Option(help="Seed of the search and of the inputs.")] = 0,
     variant: Annotated[
         list[str] | None, typer.Option(help="Try this variant only; may be given more than once.")

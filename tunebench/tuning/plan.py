@@ -30,7 +30,7 @@ class Plan:
     """
 
     trials: int = 50
-    sampler: str = "bound"
+    sampler: str = "surrogate"
     seed: int = 0
     variants: tuple[str, ...] = ()
     variant_files: tuple[str, ...] = ()

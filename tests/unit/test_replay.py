@@ -1,0 +1,152 @@
+"""Searching recorded spaces: the same loop, and the files' own figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _data import found
+
+from tunebench.cli import run
+from tunebench.errors import InputError
+from tunebench.outcome import CompileFailed
+from tunebench.recording import Recording, read
+from tunebench.search.loop import SAMPLERS
+from tunebench.space import Parameter
+from tunebench.space import Space as Parameters
+from tunebench.tuning.replay import Space, replay
+
+TABLE = Parameters((Parameter("a", tuple(range(1, 13)), ""), Parameter("b", (1, 2, 4, 8), ""))).enumerate()
+
+
+def recording(scale: float = 1.0, **changes: object) -> Recording:
+    times = scale * (10.0 + (TABLE["a"] - 7.0) ** 2 + TABLE["b"])
+    times[5] = np.nan
+    facts = {
+        "kernel": "mine",
+        "device": "NVIDIA H200",
+        "problem": (),
+        "table": TABLE,
+        "times_us": times,
+        "fastest_us": times,
+        "failures": {5: CompileFailed(reason="recorded")},
+    }
+    return Recording(**facts | changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_a_search_asks_for_each_configuration_once_and_finds_the_optimum(sampler: str) -> None:
+    done = replay(Space.of(recording()), trials=len(TABLE) + 5, seed=0, sampler=sampler)
+    assert len(done.best_us) == len(TABLE)
+    assert done.exhausted
+    assert list(done.best_us) == sorted(done.best_us, reverse=True)
+    assert done.best_us[-1] == recording().optimum_us
+    assert done.efficiency(recording().optimum_us) == {
+        25: pytest.approx(11 / done.best_us[24]),
+        50: 1,
+        100: 1,
+        200: 1,
+    }
+
+
+def test_what_was_not_asked_for_does_not_matter() -> None:
+    """The sampler never sees a time before it asks: other times elsewhere change nothing until then."""
+    first = replay(Space.of(recording()), trials=20, seed=3, sampler="surrogate")
+    asked_until = 12  # the design is drawn without looking at times
+    other = recording(times_us=np.where(np.isnan(recording().times_us), np.nan, 5.0))
+    second = replay(Space.of(other), trials=asked_until, seed=3, sampler="surrogate")
+    assert set(second.best_us) <= {5.0, np.inf}
+    assert len(first.best_us) == 20
+
+
+def test_a_budget_ends_a_search_before_its_checkpoints() -> None:
+    done = replay(Space.of(recording()), trials=30, seed=0, sampler="random")
+    assert set(done.efficiency(11.0)) == {25}
+    assert not done.exhausted
+
+
+def test_times_of_another_device_are_known_beforehand_by_configuration() -> None:
+    elsewhere = recording(scale=3.0, table=TABLE)
+    warm = replay(Space.of(recording()), trials=6, seed=0, sampler="surrogate", elsewhere=[elsewhere])
+    assert warm.best_us[0] == recording().optimum_us
+    known = Space.of(recording()).prospects([elsewhere]).elsewhere_us[0]
+    assert known[5] == np.inf
+    assert known[0] == pytest.approx(3 * recording().times_us[0])
+
+
+def test_a_recording_of_another_kernel_is_no_help() -> None:
+    other = Parameters((Parameter("z", (1, 2), ""),)).enumerate()
+    with pytest.raises(InputError, match="same parameters"):
+        Space.of(recording()).prospects([recording(table=other, times_us=np.ones(2), failures={})])
+
+
+def test_tables_find_each_others_rows() -> None:
+    fewer = Parameters((Parameter("a", (12, 3, 99), ""), Parameter("b", (8, 1), ""))).enumerate()
+    rows = TABLE.rows_of(fewer)
+    for row, there in enumerate(rows):
+        config = fewer.config(row)
+        assert (there == -1) == (config["a"] == 99)
+        assert there == -1 or TABLE.config(int(there)) == config
+
+
+# -- the command line, on public recordings ----------------------------------------------------------------
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, object]:
+    assert run([str(word) for word in words]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_replay_prints_efficiency_by_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    path = found("recorded/convolution/RTX_2080_Ti.json.gz")
+    data = told(capsys, "replay", path, "--trials", 50, "--seeds", 2, "--sampler", "surrogate", "--json")
+    assert data["device"] == "rtx-2080-ti"
+    assert data["optimum_ms"] == pytest.approx(0.9002624)
+    assert [run["seed"] for run in data["runs"]] == [0, 1]  # type: ignore[attr-defined]
+    for each in data["runs"]:  # type: ignore[attr-defined]
+        assert each["measured"] == 50
+        assert set(each["efficiency"]) == {"25", "50"}
+        assert each["efficiency"]["50"] > 0.8
+
+
+def test_a_bound_is_held_against_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    path = found("recorded/convolution_milo/A100.json.gz")
+    data = told(capsys, "bound", "--replay", path, "--json")
+    assert data["described"] == data["rows"] == 4201
+    assert data["violations"] == 0
+    assert data["bound_over_best"] == pytest.approx(0.735, abs=1e-3)
+    assert data["pruned_share"] == pytest.approx(0.348, abs=1e-3)
+
+
+def test_a_violated_bound_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = {"cache": {}, **{key: value for key, value in _convolution().items() if key != "cache"}}
+    for key, entry in list(_convolution()["cache"].items())[:50]:
+        entries["cache"][key] = entry | ({"time": 1e-6, "times": []} if key.startswith("16,1,1") else {})
+    path = tmp_path / "impossible.json"
+    path.write_text(json.dumps(entries))
+    data = told(capsys, "bound", "--replay", path, "--json")
+    assert int(str(data["violations"])) >= 1
+
+
+def _convolution() -> dict[str, dict[str, dict[str, object]]]:
+    import gzip
+
+    with gzip.open(found("recorded/convolution_milo/A100.json.gz"), "rt") as file:
+        return dict(json.load(file))
+
+
+def test_a_kernel_that_nobody_described_has_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    path = found("recorded/dedispersion_milo/A100.json.gz")
+    data = told(capsys, "bound", "--replay", path, "--json")
+    assert (data["described"], data["violations"], data["bound_over_best"]) == (0, 0, None)
+    assert Space.of(read(path)).prospects().bounds_us.max() == 0
+
+
+def test_descriptions_go_by_name_and_parameters_not_by_file(tmp_path: Path) -> None:
+    data = _convolution()
+    data["kernel_name"] = "something_else"  # type: ignore[assignment]
+    path = tmp_path / "A100.json"
+    path.write_text(json.dumps(data))
+    assert Space.of(read(path)).bounds is None

@@ -1,0 +1,144 @@
+"""What the Gaussian process believes, and what the sampler makes of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import optuna
+
+from tunebench.outcome import Aborted, CompileFailed, Measured, Verification
+from tunebench.search.loop import VariantSearch
+from tunebench.search.sampler import Prospects, distributions
+from tunebench.search.surrogate import Belief, Coordinates, GaussianProcess, expected_improvement
+from tunebench.search.surrogate_sampler import CANDIDATES, DESIGN, OBSERVED_US, SurrogateSampler
+from tunebench.space import Parameter, Space, Table
+
+SPACE = Space(
+    (
+        Parameter("tile", tuple(2**i for i in range(8)), "first"),
+        Parameter("stages", (1, 2, 3, 4, 5, 6), "second"),
+        Parameter("mode", ("b", "a", "c"), "third"),
+        Parameter("fixed", (7,), "never varies"),
+    ),
+    (lambda tile, stages: tile * stages <= 512,),
+)
+TABLE = SPACE.enumerate()
+
+
+def times(table: Table = TABLE) -> np.ndarray:
+    tile, stages = np.log2(table["tile"]), table["stages"]
+    return np.exp(0.1 * (tile - 5) ** 2 + 0.05 * (stages - 4) ** 2 + 0.3 * (table["mode"] != "a"))
+
+
+def prospects(table: Table = TABLE, **more: object) -> Prospects:
+    return Prospects(table=table, bounds_us=np.zeros(len(table)), **more)  # type: ignore[arg-type]
+
+
+def measured(us: float) -> Measured:
+    proof = Verification(how="reference", detail="")
+    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache="cold", verification=proof)
+
+
+def best_after(asks: int, seed: int, known: Prospects, truth: np.ndarray) -> float:
+    search = VariantSearch("any", known, sampler="surrogate", seed=seed)
+    for _ in range(asks):
+        proposal = search.ask(math.inf)
+        assert proposal is not None
+        search.tell(proposal, measured(float(truth[proposal.row])))
+    return search.best_us
+
+
+def test_coordinates_stand_between_least_and_greatest() -> None:
+    threads = TABLE["tile"] * 32.0
+    found = Coordinates.of(TABLE, {"threads": threads, "constant": np.full(len(TABLE), 3.0)})
+    assert found.place.shape == (len(TABLE), 4)  # three parameters vary, and one figure
+    assert found.choice.shape == (len(TABLE), 8 + 6 + 3)
+    assert found.place.min() == 0
+    assert found.place.max() == 1
+    np.testing.assert_allclose(found.place[:, 0], np.log2(TABLE["tile"]) / 7, rtol=1e-6)  # by logarithm
+    np.testing.assert_allclose(found.place[:, 3], found.place[:, 0], rtol=1e-6)
+    assert set(found.place[TABLE["mode"] == "a", 2]) == {0.5}  # words by their rank
+    assert (found.choice.sum(axis=1) == 3).all()
+
+
+def test_the_process_returns_to_what_it_saw_and_doubts_what_is_far() -> None:
+    places = Coordinates.of(TABLE, {})
+    process = GaussianProcess(3, np.random.default_rng(0))
+    rows = np.random.default_rng(1).choice(len(TABLE), 60, replace=False)
+    truth = np.log(times())
+    process.fit(places.take(rows), truth[rows], steps=60)
+    seen, unseen = process.believe(places.take(rows)), process.believe(places.take(np.arange(len(TABLE))))
+    assert np.abs(seen.mean - truth[rows]).max() < 0.1 * np.ptp(truth)
+    others = np.setdiff1d(np.arange(len(TABLE)), rows)
+    assert np.abs(unseen.mean - truth)[others].mean() < 0.1 * np.ptp(truth)
+    assert seen.sigma.mean() < 0.7 * unseen.sigma[others].mean()
+
+
+def test_expected_improvement_is_that_of_a_normal_distribution() -> None:
+    belief = Belief(mean=np.array([0.0, 1.0, -2.0]), sigma=np.array([1.0, 0.5, 0.1]))
+    drawn = np.random.default_rng(0).normal(belief.mean, belief.sigma, (400_000, 3))
+    expected = np.maximum(0.5 - drawn, 0).mean(axis=0)
+    np.testing.assert_allclose(expected_improvement(belief, np.full(3, 0.5)), expected, rtol=0.02, atol=1e-3)
+
+
+def test_the_optimum_is_found_in_a_fifth_of_the_space() -> None:
+    truth = times()
+    assert len(TABLE) > 120
+    reached = [best_after(len(TABLE) // 5, seed, prospects(), truth) for seed in range(5)]
+    assert sum(us == truth.min() for us in reached) >= 4
+
+
+def test_other_devices_tell_where_to_begin() -> None:
+    truth = times()
+    elsewhere = truth * np.random.default_rng(0).uniform(0.95, 1.05, len(truth))
+    elsewhere[3], elsewhere[5] = np.inf, np.nan
+    known = prospects(elsewhere_us=(elsewhere,))
+    cold = [best_after(DESIGN, seed, prospects(), truth) for seed in range(5)]
+    warm = [best_after(DESIGN, seed, known, truth) for seed in range(5)]
+    assert max(warm) <= truth.min() * 1.02
+    assert np.mean(warm) < np.mean(cold)
+
+
+def test_failures_and_aborts_teach() -> None:
+    """Half of the space fails or is aborted: the sampler goes where neither happens."""
+    truth = times()
+    search = VariantSearch("any", prospects(), sampler="surrogate", seed=1)
+    asked = []
+    for _ in range(40):
+        proposal = search.ask(math.inf)
+        assert proposal is not None
+        asked.append(bad := TABLE["mode"][proposal.row] == "c")
+        slow = Aborted(samples_us=(9.0, 8.0), above_us=2.0)
+        failed = slow if TABLE["stages"][proposal.row] % 2 else CompileFailed(reason="no")
+        search.tell(proposal, failed if bad else measured(float(truth[proposal.row])))
+    assert sum(asked[DESIGN:]) < sum(asked[:DESIGN])
+    aborted = [t for t in search.study.trials if OBSERVED_US in t.user_attrs]
+    assert all(t.user_attrs[OBSERVED_US] == 8.0 for t in aborted)
+
+
+def test_what_is_under_way_is_not_asked_for_again_nor_near_it_only() -> None:
+    truth = times()
+    search = VariantSearch("any", prospects(), sampler="surrogate", seed=2)
+    for _ in range(20):
+        proposal = search.ask(math.inf)
+        assert proposal is not None
+        search.tell(proposal, measured(float(truth[proposal.row])))
+    pending = [search.ask(math.inf) for _ in range(6)]
+    assert len({p.row for p in pending if p is not None}) == 6
+
+
+def test_very_many_configurations_are_sampled() -> None:
+    space = Space(tuple(Parameter(name, tuple(range(1, 9)), "") for name in "abcdef"))
+    table = space.enumerate()
+    assert len(table) > 10 * CANDIDATES
+    sampler = SurrogateSampler(prospects(table), seed=0)
+    study = optuna.create_study(sampler=sampler)
+    for _ in range(DESIGN + 3):
+        trial = study.ask(distributions(table))
+        study.tell(trial, 1.0 + sum(abs(value - 4) for value in trial.params.values()))
+    best = sorted(table.row(t.params) for t in study.best_trials)
+    candidates = sampler._candidates(np.array(best))
+    assert len(candidates) == CANDIDATES == len(set(candidates))
+    differing = (table.ordinals[candidates] != table.ordinals[best[0]]).sum(axis=1)
+    assert (differing <= 2).sum() > 500  # all that are near, but those that were tried
