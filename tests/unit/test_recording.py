@@ -94,5 +94,5 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="none[.]json"):
+    with pytest.raises(InputError, match=r"none\.json"):
         read(tmp_path / "none.json")
