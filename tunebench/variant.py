@@ -14,7 +14,7 @@ import inspect
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64] | NDArray[np.int64] | float
 
 __all__ = [
+    "TENSOR_MAP_TYPES",
     "Argument",
     "Costs",
     "CudaVariant",
@@ -60,6 +61,20 @@ class Scalar:
 
     ctype: Literal["int", "long long", "float"]
     value: int | float
+
+
+TENSOR_MAP_TYPES: Mapping[DType, str] = {
+    "f32": "FLOAT32",
+    "f16": "FLOAT16",
+    "bf16": "BFLOAT16",
+    "e4m3": "UINT8",
+    "i8": "UINT8",
+    "i32": "INT32",
+}
+"""What the driver calls the type of elements: CU_TENSOR_MAP_DATA_TYPE_ and this.
+
+It has no type of 8 bits but UINT8: to copy elements is all that is asked of it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,17 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    final,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from tunebench.dtype import DType, is_integer, itemsize
 from tunebench.errors import InputError, UnknownName
@@ -211,8 +221,20 @@ class Workload(ABC):
         """
         return {tensor.name: self.draw_tensor(tensor, rng) for tensor in self.inputs()}
 
-    def draw_tensor(self, tensor: Tensor, rng: np.random.Generator) -> Any:
-        """Draw one input as `draw` says; an operator overrides it for a tensor that has a rule of its own."""
+    @final
+    def draw_tensor(self, tensor: Tensor, rng: np.random.Generator) -> Array:
+        """Draw one input as `draw` says, or by the rule of its own that it has (see `draw_by_rule`)."""
+        ruled = self.draw_by_rule(tensor, rng)
+        return self._draw_freely(tensor, rng) if ruled is None else ruled
+
+    def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
+        """Draw an input of which a kernel relies on more than its type, or return None for any other.
+
+        Override it for offsets and indices: numbers at random would lead out of bounds.
+        """
+        return None
+
+    def _draw_freely(self, tensor: Tensor, rng: np.random.Generator) -> Any:
         from tunebench.dtype import numpy_dtype
 
         stored = numpy_dtype(tensor.dtype)

@@ -3,15 +3,21 @@
 // Built as libcuda.so.1 and found before any other, it lets the code that calls the driver run for real. It
 // keeps the driver's rules as far as that code depends on them: calls of an unready kind fail, a fault stays
 // until the process ends, captured launches run only when their graph does.
+//
+// Code is the word "fake", for the kernels below, or "told" and a line for each kernel, of its name and the sizes of
+// its parameters, ended by a zero. Those kernels write zeros, and tell on stderr how they were launched, as JSON.
 #include <dlfcn.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -28,7 +34,8 @@ struct Kernel {
   std::vector<Parameter> parameters;
   double microseconds;
   int static_smem;
-  std::function<void(void**, const unsigned*)> body;  // parameters; grid and blocks of a cluster
+  // Parameters; grid, block, shared memory, blocks of a cluster.
+  std::function<void(void**, const unsigned*)> body;
   int most_dynamic_smem;
 };
 
@@ -47,7 +54,13 @@ struct Stream {
 double clock_us = 0;  // of the device
 int fault = kSuccess;  // once set, it stays
 size_t allocated = 0;
-std::map<void*, size_t> allocations;
+struct Allocation {
+  size_t nbytes;
+  int serial;  // how many there were before it
+};
+std::map<void*, Allocation> allocations;
+int allocated_ever = 0;
+std::set<uintptr_t> unwritten;  // allocations that nothing was copied to
 const size_t kMemory = size_t(1) << 30;
 
 template <class T>
@@ -85,9 +98,10 @@ void scale_numba(void** p, const unsigned*) {
 
 // What stands for a CUtensorMap. The true one is opaque, and aligned to 64 bytes.
 struct TensorMap {
-  uint64_t tag, extents[3], strides[3];
+  uint64_t tag, extents[5], strides[5];
   float* data;
-  unsigned box[3], type, rank, swizzle;
+  uint16_t box[5];
+  uint8_t type, rank, swizzle, promotion, fill;
 };
 static_assert(sizeof(TensorMap) <= 128, "it stands for a CUtensorMap");
 const uint64_t kTag = 0x74656e736f726d61;
@@ -96,7 +110,7 @@ const uint64_t kTag = 0x74656e736f726d61;
 void scale_mapped(void** p, const unsigned* shape) {
   const auto map = as<TensorMap>(p[0]);
   const bool as_asked = map.tag == kTag && map.type == 7 && map.rank == 2 && map.swizzle == 1 && map.box[0] == 8 &&
-                        map.box[1] == 5 && shape[0] == 264 && shape[3] == 2;
+                        map.box[1] == 5 && map.promotion == 2 && !map.fill && shape[0] == 264 && shape[7] == 2;
   if (!as_asked) return;
   auto y = as<float*>(p[1]);
   const float factor = as<float>(p[2]);
@@ -118,11 +132,11 @@ std::vector<Parameter> sizes(std::initializer_list<size_t> list) {
   return found;
 }
 
-std::vector<Kernel>& kernels() {
+std::deque<Kernel>& kernels() {
   static const auto plain = sizes({8, 8, 4, 4});
   static const auto numba = sizes({8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4});
   static const auto mapped = sizes({128, 8, 4, 4});
-  static std::vector<Kernel> table = {
+  static std::deque<Kernel> table = {
       {"right", plain, 50, 0, scale<kRight>, 0},
       {"short", plain, 4, 0, scale<kRight>, 0},
       {"large", plain, 50, 1024, scale<kRight>, 0},
@@ -136,6 +150,74 @@ std::vector<Kernel>& kernels() {
       {"mapped_short", mapped, 4, 0, scale_mapped, 0},
   };
   return table;
+}
+
+template <class T>
+std::string list(const T* values, size_t count) {
+  std::string text = "[";
+  for (size_t i = 0; i < count; i++) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + "]";
+}
+
+std::string hexadecimal(const void* data, size_t nbytes) {
+  std::string text = "\"";
+  char byte[3];
+  for (size_t i = 0; i < nbytes; i++) {
+    std::snprintf(byte, sizeof byte, "%02x", static_cast<const unsigned char*>(data)[i]);
+    text += byte;
+  }
+  return text + "\"";
+}
+
+// Which allocation it is, how large, and what it holds if that is little.
+std::string tell_memory(void* memory) {
+  const auto [nbytes, serial] = allocations[memory];
+  return "{\"memory\": " + std::to_string(serial) + ", \"bytes\": " + std::to_string(nbytes) +
+         ", \"holds\": " + hexadecimal(memory, nbytes > 64 ? 0 : nbytes) + "}";
+}
+
+std::string tell_map(const TensorMap& map) {
+  const unsigned facts[] = {map.type, map.swizzle, map.promotion, map.fill};
+  return "{\"map\": " + tell_memory(map.data) + ", \"facts\": " + list(facts, 4) +
+         ", \"extents\": " + list(map.extents, map.rank) +
+         ", \"strides\": " + list(map.strides + 1, map.rank - 1u) + ", \"box\": " + list(map.box, map.rank) + "}";
+}
+
+std::string tell_parameter(const void* parameter, size_t size) {
+  uint64_t word = 0;
+  std::memcpy(&word, parameter, size < 8 ? size : 8);
+  if (size == 8 && allocations.count(reinterpret_cast<void*>(word))) return tell_memory(reinterpret_cast<void*>(word));
+  if (size == 128 && word == kTag) return tell_map(as<TensorMap>(const_cast<void*>(parameter)));
+  return "{\"bits\": " + hexadecimal(parameter, size) + "}";
+}
+
+// Tells how it was launched; memory that it is given and that nothing was copied to becomes zeros.
+void tell(const std::string& name, const std::vector<Parameter>& parameters, void** p, const unsigned* shape) {
+  std::string told;
+  for (size_t i = 0; i < parameters.size(); i++) {
+    told += (i ? ", " : "") + tell_parameter(p[i], parameters[i].size);
+    const auto address = parameters[i].size == 8 ? as<uintptr_t>(p[i]) : 0;
+    if (unwritten.count(address)) {
+      void* const memory = reinterpret_cast<void*>(address);
+      std::memset(memory, 0, allocations[memory].nbytes);
+    }
+  }
+  std::fprintf(stderr, "{\"kernel\": \"%s\", \"shape\": %s, \"parameters\": [%s]}\n", name.c_str(),
+               list(shape, 8).c_str(), told.c_str());
+}
+
+// Adds the kernels that the code names.
+void read_code(const char* code) {
+  std::istringstream lines(code);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name;
+    if (!(words >> name) || name == "told") continue;
+    std::vector<Parameter> parameters;
+    for (size_t size; words >> size;) parameters.push_back({0, size});
+    const auto body = [=](void** p, const unsigned* shape) { tell(name, parameters, p, shape); };
+    kernels().push_back({name, parameters, 50, 0, body, 0});
+  }
 }
 
 Stream default_stream;
@@ -212,14 +294,16 @@ API cuMemAlloc_v2(uintptr_t* address, size_t nbytes) {
   if (nbytes == 0) return kInvalidValue;
   if (allocated + nbytes > kMemory) return kOutOfMemory;
   void* memory = std::aligned_alloc(256, (nbytes + 4096 + 255) / 256 * 256);
-  allocated += allocations[memory] = nbytes;
-  return *address = reinterpret_cast<uintptr_t>(memory), kSuccess;
+  allocated += nbytes;
+  allocations[memory] = {nbytes, allocated_ever++};
+  *address = reinterpret_cast<uintptr_t>(memory);
+  return unwritten.insert(*address), kSuccess;
 }
 API cuMemFree_v2(uintptr_t address) {
   void* memory = reinterpret_cast<void*>(address);
   if (!allocations.count(memory)) return kInvalidValue;
-  allocated -= allocations[memory];
-  allocations.erase(memory);
+  allocated -= allocations[memory].nbytes;
+  allocations.erase(memory), unwritten.erase(address);
   return std::free(memory), kSuccess;
 }
 API cuMemsetD8Async(uintptr_t address, unsigned char byte, size_t count, void* stream) {
@@ -229,7 +313,10 @@ API cuMemsetD8Async(uintptr_t address, unsigned char byte, size_t count, void* s
   });
 }
 API cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t count, void* stream) {
-  return enqueue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, count); });
+  return enqueue(stream, [=] {
+    std::memcpy(reinterpret_cast<void*>(to), from, count);
+    unwritten.erase(to);
+  });
 }
 API cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t count, void* stream) {
   return enqueue(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), count); });
@@ -262,7 +349,9 @@ API cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
 
 API cuLibraryLoadData(void** library, const void* code, void*, void*, unsigned, void*, void*, unsigned) {
   if (fault) return fault;
-  if (std::memcmp(code, "fake", 4) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
+  const bool told = std::memcmp(code, "told", 4) == 0;
+  if (!told && std::memcmp(code, "fake", 4) != 0) return 200;  // CUDA_ERROR_INVALID_IMAGE
+  if (told) read_code(static_cast<const char*>(code));
   return *library = const_cast<void*>(code), kSuccess;
 }
 API cuLibraryUnload(void*) { return kSuccess; }
@@ -304,10 +393,12 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
   if (config->smem_bytes > allowed) return kInvalidValue;
   if (kernel.static_smem && !config->smem_bytes) return kInvalidValue;  // as a kernel that needs both kinds
   if (config->block[0] * config->block[1] * config->block[2] > 1024) return kInvalidValue;
-  std::vector<unsigned> shape = {config->grid[0], config->grid[1], config->grid[2], 1};
+  std::vector<unsigned> shape(config->grid, config->grid + 3);
+  shape.insert(shape.end(), config->block, config->block + 3);
+  shape.insert(shape.end(), {config->smem_bytes, 1});
   for (unsigned i = 0; i < config->attribute_count; i++)
-    if (config->attributes[i].id == 4) shape[3] = config->attributes[i].value[0];  // CLUSTER_DIMENSION
-  if (shape[0] % shape[3]) return kInvalidValue;
+    if (config->attributes[i].id == 4) shape[7] = config->attributes[i].value[0];  // CLUSTER_DIMENSION
+  if (shape[0] % shape[7]) return kInvalidValue;
   // The driver copies the parameters at the call.
   auto copies = std::make_shared<std::vector<std::vector<char>>>();
   for (size_t i = 0; i < kernel.parameters.size(); i++) {
@@ -324,19 +415,23 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
 
 API cuTensorMapEncodeTiled(void* target, int type, unsigned rank, void* address, const uint64_t* extents,
                            const uint64_t* strides, const unsigned* box, const unsigned* element_strides, int interleave,
-                           int swizzle, int, int) {
+                           int swizzle, int promotion, int fill) {
   if (reinterpret_cast<uintptr_t>(address) % 16 || reinterpret_cast<uintptr_t>(target) % 64 || interleave)
     return kInvalidValue;
+  static const unsigned sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};  // by CUtensorMapDataType
+  if (rank < 1 || rank > 5 || type < 0 || type > 9 || swizzle < 0 || swizzle > 3) return kInvalidValue;
   TensorMap map = {};
-  map.tag = kTag, map.type = unsigned(type), map.rank = rank, map.swizzle = unsigned(swizzle);
+  map.tag = kTag, map.type = uint8_t(type), map.rank = uint8_t(rank), map.swizzle = uint8_t(swizzle);
+  map.promotion = uint8_t(promotion), map.fill = uint8_t(fill);
   map.data = static_cast<float*>(address);
   for (unsigned d = 0; d < rank; d++) {
     if (extents[d] == 0 || box[d] == 0 || box[d] > 256 || element_strides[d] != 1) return kInvalidValue;
-    map.extents[d] = extents[d], map.box[d] = box[d];
+    map.extents[d] = extents[d], map.box[d] = uint16_t(box[d]);
     if (d > 0) map.strides[d] = strides[d - 1];
-    if (d > 0 && strides[d - 1] % 16) return kInvalidValue;
+    if (d > 0 && (strides[d - 1] % 16 || strides[d - 1] >> 40)) return kInvalidValue;
   }
-  if (map.swizzle == 1 && map.box[0] * 4 > 32) return kInvalidValue;  // CU_TENSOR_MAP_SWIZZLE_32B
+  const unsigned line = box[0] * sizes[type];
+  if (line % 16 || (swizzle && line > 16u << swizzle)) return kInvalidValue;  // CU_TENSOR_MAP_SWIZZLE_32B is 1
   std::memset(target, 0, 128);
   return std::memcpy(target, &map, sizeof map), kSuccess;
 }

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from cuda_cases import NumbaToy, Toy, ToyVariant, folder_of_header, parameter_sizes
 
-from tunebench import __version__, _environment, kernels
+from tunebench import __version__, _environment, export, kernels, workloads
 from tunebench.compile import Binary, BinaryCache, compile_config, unavailable
 from tunebench.compile.cubin import read_cubin
 from tunebench.device import local_cpu, local_gpus, representative
@@ -29,7 +29,7 @@ from tunebench.export.manifest import manifest
 from tunebench.export.table import _ENCODING, tables
 from tunebench.space import Config
 from tunebench.tuning.choice import Choice, choose
-from tunebench.variant import GpuVariant, Launch, TensorMap
+from tunebench.variant import CudaVariant, GpuVariant, Launch, Scalar, TensorMap
 from tunebench.workload import Tensor
 from tunebench.workloads import parse
 
@@ -102,24 +102,16 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Program:
-    """The exported example, built."""
+FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
 
-    def __init__(self, folder: Path, driver: Path) -> None:
+
+class Program:
+    """The exported example, built; `flags` are further ones for the compiler."""
+
+    def __init__(self, folder: Path, driver: Path, *flags: str) -> None:
         self.folder, self._driver = folder, driver
-        include = folder_of_header("cuda.h")
-        command = [
-            "g++",
-            "-std=c++17",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            f"-I{include}",
-            "-o",
-            "run",
-            "main.cpp",
-        ]
-        subprocess.run([*command, f"-L{driver}", "-lcuda"], cwd=folder, check=True)
+        compile_it = ["g++", *FLAGS, *flags, f"-I{folder_of_header('cuda.h')}", "-o", "run", "main.cpp"]
+        subprocess.run([*compile_it, f"-L{driver}", "-lcuda"], cwd=folder, check=True)
 
     def run(self, *arguments: str, given: str = "") -> tuple[int, str, str]:
         environment = {**os.environ, "LD_LIBRARY_PATH": str(self._driver)}
@@ -216,6 +208,137 @@ def test_the_example_fails_where_the_kernel_does(tmp_path: Path, driver: Path, e
     assert says in out + err
 
 
+# -- every kernel, launched by the example -------------------------------------------------------------------
+
+PROBLEMS = {
+    "gemm": "gemm:m=4096,n=1096,k=64,dtype=f16,epilogue=bias",
+    "grouped_gemm": "grouped_gemm:groups=7,m=100,n=72,k=64,dtype=bf16,skew=zipf",
+    "conv2d": "conv2d:n=2,c=16,h=9,w=9,k=24,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,direction=wgrad",
+    "softmax": "softmax:rows=50,cols=77,dtype=bf16,prologue=scale+mask",
+    "layernorm": "layernorm:rows=50,cols=77,dtype=f32",
+}
+"""A problem of each operator that all its variants in CUDA C++ can do on Hopper."""
+
+EVERY = [
+    variant
+    for operator in workloads.operators()
+    for variant in kernels.variants(operator)
+    if isinstance(variant, CudaVariant)
+]
+
+RUNS = 1 + 5 + 21
+"""How often the example runs its launches."""
+
+TYPES = {"f16": 6, "f32": 7, "bf16": 9, "e4m3": 0, "i8": 0, "i32": 3}
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+AS_THE_RUNNER = [2, 0]
+"""CUtensorMapDataType and CUtensorMapSwizzle in numbers; L2 promotion of 128 bytes, zeros beyond the edge."""
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a header of all that the example includes, compiled beforehand: most of the time goes there."""
+    path = tmp_path_factory.mktemp("headers") / "system.h"
+    main = Path(export.__file__).with_name("main.cpp").read_text(encoding="utf-8")
+    path.write_text("".join(f"{line}\n" for line in main.splitlines() if line.startswith("#include <")))
+    include = f"-I{folder_of_header('cuda.h')}"
+    subprocess.run(["g++", *FLAGS, include, "-x", "c++-header", str(path)], check=True)
+    return path
+
+
+def told_code(binary: Binary) -> Binary:
+    """Return what the stand-in driver takes for the kernels of a binary: parameters have its sizes."""
+    lines = [" ".join([name, *map(str, parameter_sizes(binary.payload, name))]) for name in binary.entries]
+    return dataclasses.replace(binary, payload="\n".join(["told", *lines]).encode() + b"\0")
+
+
+def passed(argument: Any, memory: dict[str, dict[str, int]]) -> dict[str, Any]:
+    """Return what the driver is to tell of an argument, the contents of memory left out."""
+    if isinstance(argument, TensorMap):
+        return {
+            "map": memory[argument.tensor],
+            "facts": [TYPES[argument.dtype], SWIZZLES[argument.swizzle_bytes], *AS_THE_RUNNER],
+            "extents": list(argument.extents),
+            "strides": list(argument.strides_bytes),
+            "box": list(argument.box),
+        }
+    if isinstance(argument, Scalar):
+        form = {"int": "<i", "long long": "<q", "float": "<f"}[argument.ctype]
+        return {"bits": struct.pack(form, argument.value).hex()}
+    return dict(memory[argument])
+
+
+def without_contents(told: Any) -> Any:
+    if not isinstance(told, dict):
+        return told
+    return {name: without_contents(fact) for name, fact in told.items() if name != "holds"}
+
+
+def is_by_value(argument: Any, tensors: dict[str, Tensor]) -> bool:
+    return isinstance(argument, str) and not tensors[argument].shape
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("variant", EVERY, ids=lambda variant: variant.key)
+def test_the_example_passes_every_kernel_what_it_takes(
+    variant: CudaVariant[Any], tmp_path: Path, driver: Path, headers: Path
+) -> None:
+    choice, binary = exported(PROBLEMS[variant.operator.operator], variant.key)
+    write_export(choice, told_code(binary), tmp_path, "cubin")
+    code, out, err = Program(tmp_path, driver, "-Winvalid-pch", "-include", str(headers)).run()
+    assert code == 0, err
+    workload, config = choice.workload, choice.config
+    given = (*workload.inputs(), *workload.outputs(), *variant.scratch(workload, config))
+    tensors = {tensor.name: tensor for tensor in given}
+    held = [tensor for tensor in given if tensor.shape]
+    memory = {tensor.name: {"memory": i, "bytes": tensor.nbytes} for i, tensor in enumerate(held)}
+    launches = variant.launches(workload, config)
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert len(lines) == RUNS * len(launches)
+    for line, launch, symbol in zip(lines, launches, binary.entries, strict=False):
+        grid = launch.grid_on(choice.device.sm_count)
+        assert line["kernel"] == symbol
+        assert line["shape"] == [*grid, *launch.block, launch.smem_bytes, launch.cluster]
+        for argument, told in zip(launch.arguments, line["parameters"], strict=True):
+            if is_by_value(argument, tensors):
+                (value,) = np.frombuffer(bytes.fromhex(told["bits"]), numpy_dtype(tensors[argument].dtype))
+                assert 0.5 <= abs(float(value)) < 1
+            else:
+                assert without_contents(told) == passed(argument, memory)
+    for tensor in workload.outputs():
+        assert f"{tensor.name}: {tensor.size} elements, sum 0," in out
+
+
+def test_among_every_kernel_are_those_that_are_hard_to_launch() -> None:
+    device = representative("sm_90")
+    found = set()
+    for variant in EVERY:
+        workload = parse(PROBLEMS[variant.operator.operator])
+        launches = variant.launches(workload, variant.default(workload, device))
+        found |= {"several launches"} if len(launches) > 1 else set()
+        for launch in launches:
+            found |= {type(argument).__name__ for argument in launch.arguments}
+            found |= {"cluster"} if launch.cluster > 1 else set()
+            found |= {"blocks that stay"} if launch.grid_on(device.sm_count) != launch.grid else set()
+            found |= {"much shared memory"} if launch.smem_bytes > 48 * 1024 else set()
+    hard = {"several launches", "cluster", "blocks that stay", "much shared memory"}
+    assert found == {"str", "Scalar", "TensorMap", *hard}
+
+
+@needs_nvrtc
+def test_offsets_are_what_the_manifest_lists(tmp_path: Path, driver: Path, headers: Path) -> None:
+    choice, binary = exported(PROBLEMS["grouped_gemm"], "grouped_gemm/cuda_simt")
+    write_export(choice, told_code(binary), tmp_path, "cubin")
+    facts = json.loads((tmp_path / "manifest.json").read_text())
+    (values,) = [tensor["example"] for tensor in facts["tensors"] if "example" in tensor]
+    assert (values[0], values[-1], len(values)) == (0, 100, 8)
+    assert values == sorted(values)
+    assert len(set(values)) > 2  # not all rows in one group
+    _, _, err = Program(tmp_path, driver, "-Winvalid-pch", "-include", str(headers)).run()
+    offsets = json.loads(err.splitlines()[0])["parameters"][2]
+    assert struct.unpack("<8i", bytes.fromhex(offsets["holds"])) == tuple(values)
+
+
 # -- what is written -----------------------------------------------------------------------------------------
 
 
@@ -265,16 +388,16 @@ def test_the_manifest_says_what_the_binary_takes(key: str, text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted(Toy):
-    """The same of whole numbers that are no random ones: 3, 4, 5, …"""
+    """The same of whole numbers that have a rule: 3, 4, 5, …"""
 
     def inputs(self) -> tuple[Tensor, ...]:
         return (Tensor(name="x", shape=(self.n,), dtype="i32"), Tensor(name="factor", shape=(), dtype="f32"))
 
-    def draw_tensor(self, tensor: Tensor, rng: Any) -> Any:
-        return np.arange(3, 3 + self.n, dtype=np.int32)
+    def draw_by_rule(self, tensor: Tensor, rng: Any) -> Any:
+        return np.arange(3, 3 + self.n, dtype=np.int32) if tensor.name == "x" else None
 
 
-def test_whole_numbers_are_those_that_the_workload_draws(tmp_path: Path, driver: Path) -> None:
+def test_inputs_with_a_rule_are_drawn_by_it(tmp_path: Path, driver: Path) -> None:
     choice = dataclasses.replace(scaling(Calls("right")), workload=Counted(n=1000))
     write_export(choice, FAKE, tmp_path, "cubin")
     facts = json.loads((tmp_path / "manifest.json").read_text())
@@ -343,6 +466,9 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     for form in FORMATS:
         with pytest.raises(InputError, match="compiled for a processor"):
             write_export(choice, binary, tmp_path, form)
+    too_many = dataclasses.replace(scaling(Calls("right")), workload=Counted(n=2**20 + 1))
+    with pytest.raises(InputError, match=r"x of toy:n=1048577 has values by a rule, .* lists 1048576 at most"):
+        write_export(too_many, binary, tmp_path, "cubin")
     facts = manifest(scaling(Calls("right")), binary)
     facts["tensors"][0]["dtype"] = "int3"
     with pytest.raises(InputError, match="x is int3; the example in C"):

@@ -7,7 +7,8 @@
 //
 //   nvcc -std=c++17 -arch=sm_90 -cubin -o kernel.cubin kernel.cu
 //
-// Fills inputs with random numbers (such as offsets with an example of them), runs once, prints a checksum of each output, then the time of a run.
+// Fills inputs with random numbers (those that may not hold just any, such as offsets, with the example that launch.h has
+// of them), runs once, prints a checksum of each output, then the time of a run.
 #include <cuda.h>
 
 #include <algorithm>
@@ -29,23 +30,24 @@ struct Tensor {
   Role role;
   long long count;
   int bytes, exponent_bits, significand_bits;  // no exponent: an integer in two's complement
-  const int* given;                            // values of an input that not any number will do for, or nullptr
+  const unsigned long long* example;           // the bits of each element; null if random ones will do
 };
 
-struct Argument {
-  Kind kind;
-  long long whole;  // of Address and Value: which tensor; of Map: which tensor map
-  double real;
-};
-
-// How the copy engine sees a tensor, innermost dimension first.
+// How the copy engine sees a tensor: what cuTensorMapEncodeTiled wants to know. Dimensions are innermost first.
 struct TensorMap {
   int tensor;
   CUtensorMapDataType type;
   unsigned rank;
-  cuuint64_t extents[5], strides_bytes[4];
+  cuuint64_t extents[5], strides_bytes[4];  // no stride of the innermost
   cuuint32_t box[5];
   CUtensorMapSwizzle swizzle;
+};
+
+struct Argument {
+  Kind kind;
+  long long whole;  // of Address and Value: which tensor
+  double real;
+  const TensorMap* map;
 };
 
 struct Launch {
@@ -89,11 +91,11 @@ double decoded(const Tensor& tensor, uint64_t bits) {
   return bits >> (exponent + significand) & 1 ? -value : value;
 }
 
-std::vector<unsigned char> made_input(const Tensor& tensor, uint64_t& state) {
+std::vector<unsigned char> filled(const Tensor& tensor, uint64_t& state) {
   std::vector<unsigned char> made(size_t(tensor.count * tensor.bytes));
   for (long long i = 0; i < tensor.count; ++i) {
+    const uint64_t element = tensor.example ? tensor.example[i] : random_element(tensor, state);
     // Little-endian, as the GPU is.
-    const uint64_t element = tensor.given ? uint64_t(tensor.given[i]) : random_element(tensor, state);
     std::memcpy(&made[size_t(i * tensor.bytes)], &element, size_t(tensor.bytes));
   }
   return made;
@@ -114,24 +116,48 @@ bool describe(const Tensor& tensor, const std::vector<unsigned char>& data) {
   return wrong == 0;
 }
 
+// A parameter of a kernel, aligned as a tensor map must be.
+union Parameter {
+  uint64_t value;
+  CUtensorMap map;
+};
+
+Parameter parameter(const Argument& argument, const std::vector<uint64_t>& held) {
+  Parameter made = {uint64_t(argument.whole)};
+  const float real = float(argument.real);
+  switch (argument.kind) {
+    case Kind::Address:
+    case Kind::Value:
+      made.value = held[size_t(argument.whole)];
+      break;
+    case Kind::Float32:
+      std::memcpy(&made.value, &real, sizeof real);
+      break;
+    case Kind::Map: {
+      const TensorMap& map = *argument.map;
+      const cuuint32_t every_element[5] = {1, 1, 1, 1, 1};
+      // What a box has beyond the tensor reads as zeros.
+      check(cuTensorMapEncodeTiled(&made.map, map.type, map.rank, reinterpret_cast<void*>(held[size_t(map.tensor)]),
+                                   map.extents, map.strides_bytes, map.box, every_element,
+                                   CU_TENSOR_MAP_INTERLEAVE_NONE, map.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+            "encoding a tensor map");
+      break;
+    }
+    case Kind::Int32:
+    case Kind::Int64:
+      break;
+  }
+  return made;
+}
+
 struct Prepared {
   CUlaunchConfig config;
   CUlaunchAttribute cluster;
   CUfunction function;
-  std::vector<uint64_t> values;
-  std::vector<CUtensorMap> maps;
+  std::vector<Parameter> values;
   std::vector<void*> parameters;
 };
-
-CUtensorMap encoded(const TensorMap& wanted, uint64_t address) {
-  CUtensorMap made;
-  const cuuint32_t ones[] = {1, 1, 1, 1, 1};
-  check(cuTensorMapEncodeTiled(&made, wanted.type, wanted.rank, reinterpret_cast<void*>(address), wanted.extents,
-                               wanted.strides_bytes, wanted.box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, wanted.swizzle,
-                               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-        "encoding a tensor map");
-  return made;
-}
 
 void prepare(Prepared& made, const Launch& launch, CUkernel kernel, CUdevice device, CUstream stream,
              const std::vector<uint64_t>& held) {
@@ -140,23 +166,8 @@ void prepare(Prepared& made, const Launch& launch, CUkernel kernel, CUdevice dev
   if (fixed + int(launch.smem_bytes) > 48 * 1024)  // more than that must be asked for
     check(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(launch.smem_bytes), kernel, device),
           "asking for shared memory");
-  made.values.reserve(size_t(launch.argument_count));  // what is pointed to stays where it is
-  made.maps.reserve(size_t(launch.argument_count));
-  for (int i = 0; i < launch.argument_count; ++i) {
-    const Argument& argument = launch.arguments[i];
-    if (argument.kind == Kind::Map) {
-      const TensorMap& wanted = tensor_maps[argument.whole];
-      made.maps.push_back(encoded(wanted, held[size_t(wanted.tensor)]));
-      made.parameters.push_back(&made.maps.back());
-      continue;
-    }
-    uint64_t value = uint64_t(argument.whole);
-    if (argument.kind == Kind::Address || argument.kind == Kind::Value) value = held[size_t(argument.whole)];
-    const float real = float(argument.real);
-    if (argument.kind == Kind::Float32) std::memcpy(&value, &real, sizeof real);
-    made.values.push_back(value);
-    made.parameters.push_back(&made.values.back());
-  }
+  for (int i = 0; i < launch.argument_count; ++i) made.values.push_back(parameter(launch.arguments[i], held));
+  for (Parameter& value : made.values) made.parameters.push_back(&value);
   made.function = reinterpret_cast<CUfunction>(kernel);
   made.config = {};
   made.config.gridDimX = launch.grid[0], made.config.gridDimY = launch.grid[1], made.config.gridDimZ = launch.grid[2];
@@ -225,7 +236,7 @@ int main(int count, char** words) {
   for (const Tensor& tensor : tensors) {
     const size_t bytes = size_t(tensor.count * tensor.bytes);
     const bool given = tensor.role == Role::Input || tensor.role == Role::ByValue;
-    const std::vector<unsigned char> data = given ? made_input(tensor, state) : std::vector<unsigned char>();
+    const std::vector<unsigned char> data = given ? filled(tensor, state) : std::vector<unsigned char>();
     uint64_t value = 0;
     if (tensor.role == Role::ByValue) {
       std::memcpy(&value, data.data(), bytes);

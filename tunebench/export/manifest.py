@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunebench import __version__
 from tunebench._lazy import np
 from tunebench.compile.numba_cuda import array_parameters
+from tunebench.errors import InputError
 from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
 from tunebench.workload import Tensor, Workload
 
@@ -21,18 +22,27 @@ __all__ = ["manifest"]
 _ADDRESS = -1
 """Stands for an array's address among the words of Numba's ABI, none of which is negative."""
 
+_SEED = 0
+_MOST_VALUES = 2**20
+"""More would take longer to compile than the kernels."""
+
 
 def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
     """Return everything but the code.
 
     Tensors are in the order: inputs, outputs, scratch. Those of shape ``()`` have no memory: their value is
-    an argument. Inputs of i32 come with an `example`, such as offsets of groups. Launches run one after the
-    other; their arguments are the kernel's parameters, each of a kind:
+    an argument. Launches run one after the other; their arguments are the kernel's parameters, each of a
+    kind:
 
     - ``tensor``: the 64-bit address of the tensor of that name, C-contiguous;
     - ``value``: the value of that input, in its type;
     - ``int``, ``long long``, ``float``: the number given;
-    - ``tensor_map``: the 128 bytes that `cuTensorMapEncodeTiled` makes of what is given (see `TensorMap`).
+    - ``tensor_map``: the 128 bytes that cuTensorMapEncodeTiled makes of what is given (see `TensorMap`).
+
+    Inputs that may not hold just any numbers have an ``example`` of what they may hold.
+
+    Raises:
+        InputError: if there are too many of those to list.
     """
     variant, workload, config = choice.variant, choice.workload, choice.config
     assert isinstance(variant, GpuVariant), variant
@@ -54,7 +64,11 @@ def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
         "why": choice.why,
         "expected_us": choice.expected_us,
         "how": choice.how,
-        "tensors": [_tensor(workload, tensor, role) for role, group in roles.items() for tensor in group],
+        "tensors": [
+            {**_tensor(tensor, role), **_example(tensor, role, workload)}
+            for role, group in roles.items()
+            for tensor in group
+        ],
         "launches": [
             _launch(variant, launch, symbol, tensors, choice.device.sm_count)
             for launch, symbol in zip(launches, binary.entries, strict=True)
@@ -62,12 +76,22 @@ def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
     }
 
 
-def _tensor(workload: Workload, tensor: Tensor, role: str) -> dict[str, Any]:
+def _tensor(tensor: Tensor, role: str) -> dict[str, Any]:
     shape = list(tensor.shape)
-    facts = {"name": tensor.name, "role": role, "dtype": tensor.dtype, "shape": shape, "bytes": tensor.nbytes}
-    if role == "input" and tensor.dtype == "i32":  # it says where others are read: not any number will do
-        facts["example"] = workload.draw_tensor(tensor, np.random.default_rng(0)).ravel().tolist()
-    return facts
+    return {"name": tensor.name, "role": role, "dtype": tensor.dtype, "shape": shape, "bytes": tensor.nbytes}
+
+
+def _example(tensor: Tensor, role: str, workload: Workload) -> dict[str, Any]:
+    """Return what an input with a rule of its own may hold, in C order; nothing for any other tensor."""
+    ruled = workload.draw_by_rule(tensor, np.random.default_rng(_SEED)) if role == "input" else None
+    if ruled is None:
+        return {}
+    if tensor.size > _MOST_VALUES:
+        raise InputError(
+            f"{tensor.name} of {workload} has values by a rule, and a manifest lists {_MOST_VALUES} at most; "
+            f"got {tensor.size}"
+        )
+    return {"example": ruled.ravel().tolist()}
 
 
 def _launch(
@@ -93,8 +117,9 @@ def _slots(
 ) -> list[dict[str, Any]]:
     """Return the parameters that one argument becomes: one, or for an array of Numba several."""
     if isinstance(argument, TensorMap):
-        fields = dataclasses.asdict(argument).items()
-        return [{"kind": "tensor_map", **{n: list(v) if isinstance(v, tuple) else v for n, v in fields}}]
+        facts = dataclasses.asdict(argument)
+        lists = {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
+        return [{"kind": "tensor_map", **lists}]
     if isinstance(argument, Scalar):
         return [{"kind": argument.ctype, "value": argument.value}]
     tensor = tensors[argument]

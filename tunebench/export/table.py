@@ -6,7 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tunebench._lazy import np
+from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
+from tunebench.variant import TENSOR_MAP_TYPES
 
 __all__ = ["tables"]
 
@@ -23,9 +26,6 @@ _ENCODING = {
 
 Source: IEEE 754-2019; NVIDIA A100 whitepaper (bf16); Micikevicius et al., "FP8 formats for deep learning".
 """
-
-_MAPPED = {"f32": "FLOAT32", "f16": "FLOAT16", "bf16": "BFLOAT16", "e4m3": "UINT8", "i8": "UINT8"}
-"""What the driver calls the types that a tensor map copies; it copies bytes as they are."""
 
 _KINDS = {
     "tensor": "Address",
@@ -44,30 +44,23 @@ def tables(manifest: Mapping[str, Any]) -> str:
         InputError: if a tensor has a type that the example cannot fill and read.
     """
     names = [tensor["name"] for tensor in manifest["tensors"]]
-    passed = [argument for launch in manifest["launches"] for argument in launch["arguments"]]
-    maps = [argument for argument in passed if argument["kind"] == "tensor_map"]
     lines = [
         f"// {manifest['variant']} for {manifest['workload']}; see manifest.json.",
         f"static const char* const architecture = {_text(manifest['architecture'])};",
         f"static const double expected_us = {manifest['expected_us']!r};",
         f"static const char* const how = {_text(manifest['how'])};",
         "",
-        *(_example(tensor) for tensor in manifest["tensors"] if "example" in tensor),
-        "// name, role, elements, bytes of one, bits of its exponent and of its significand, values",
+    ]
+    for i, tensor in enumerate(manifest["tensors"]):
+        lines += _example(i, tensor)
+    lines += [
+        "// name, role, elements, bytes of one, bits of its exponent and of its significand, an example",
         "static const Tensor tensors[] = {",
-        *(f"    {_tensor(tensor)}," for tensor in manifest["tensors"]),
+        *(f"    {_tensor(i, tensor)}," for i, tensor in enumerate(manifest["tensors"])),
         "};",
     ]
-    lines += [
-        "// tensor, type, dimensions, extents, strides in bytes, box, swizzle; the last one is not used"
-    ]
-    lines += ["static const TensorMap tensor_maps[] = {"]
-    lines += [f"    {_tensor_map(tensor_map, names)}," for tensor_map in maps]
-    lines += ["    {},", "};"]
     for i, launch in enumerate(manifest["launches"]):
-        lines += [f"static const Argument arguments_{i}[] = {{"]
-        lines += [f"    {_argument(argument, names, maps)}," for argument in launch["arguments"]]
-        lines += ["};"]
+        lines += _arguments(i, launch["arguments"], names)
     lines += ["// symbol, grid, block, cluster, dynamic shared memory, arguments and how many"]
     lines += ["static const Launch launches[] = {"]
     lines += [f"    {_launch(i, launch)}," for i, launch in enumerate(manifest["launches"])]
@@ -78,41 +71,66 @@ def _text(text: str) -> str:
     return json.dumps(text)  # the escapes of JSON are those of C++, as far as they occur
 
 
-def _tensor(tensor: Mapping[str, Any]) -> str:
+def _example(i: int, tensor: Mapping[str, Any]) -> list[str]:
+    """Return the elements of a tensor that may not hold just any, as the bits of each."""
+    if "example" not in tensor:
+        return []
+    stored = np.asarray(tensor["example"], numpy_dtype(tensor["dtype"]))
+    bits = stored.view(f"u{stored.itemsize}").tolist()
+    rows = [", ".join(map(str, bits[at : at + 16])) for at in range(0, len(bits), 16)]
+    return [
+        f"static const unsigned long long example_{i}[] = {{  // {tensor['name']}",
+        *(f"    {row}," for row in rows),
+        "};",
+    ]
+
+
+def _tensor(i: int, tensor: Mapping[str, Any]) -> str:
     dtype = tensor["dtype"]
     if dtype not in _ENCODING:
         raise InputError(f"{tensor['name']} is {dtype}; the example in C++ makes {', '.join(_ENCODING)}")
     size, exponent, significand = _ENCODING[dtype]
     role = tensor["role"].capitalize() if tensor["shape"] else "ByValue"
     count = tensor["bytes"] // size
-    given = f"values_of_{tensor['name']}" if "example" in tensor else "nullptr"
-    return f"{{{_text(tensor['name'])}, Role::{role}, {count}LL, {size}, {exponent}, {significand}, {given}}}"
+    numbers = f"{count}LL, {size}, {exponent}, {significand}"
+    values = f"example_{i}" if "example" in tensor else "nullptr"
+    return f"{{{_text(tensor['name'])}, Role::{role}, {numbers}, {values}}}"
 
 
-def _example(tensor: Mapping[str, Any]) -> str:
-    return f"static const int values_of_{tensor['name']}[] = {{{', '.join(map(str, tensor['example']))}}};"
+def _arguments(i: int, arguments: list[Mapping[str, Any]], names: list[str]) -> list[str]:
+    """Return the arguments of a launch, and before them the tensor maps that are among them."""
+    maps = {at: argument for at, argument in enumerate(arguments) if argument["kind"] == "tensor_map"}
+    lines = ["// tensor, type of its elements, rank, extents, strides in bytes, box, swizzle"] if maps else []
+    lines += [f"static const TensorMap map_{i}_{at} = {_map(maps[at], names)};" for at in maps]
+    lines += [f"static const Argument arguments_{i}[] = {{"]
+    for at, argument in enumerate(arguments):
+        lines += [f"    {_argument(argument, names, f'&map_{i}_{at}' if at in maps else 'nullptr')},"]
+    return [*lines, "};"]
 
 
-def _tensor_map(tensor_map: Mapping[str, Any], names: list[str]) -> str:
-    numbers = (tensor_map[name] for name in ("extents", "strides_bytes", "box"))
-    extents, strides, box = (f"{{{', '.join(map(str, values))}}}" for values in numbers)
-    swizzle = f"{tensor_map['swizzle_bytes']}B" if tensor_map["swizzle_bytes"] else "NONE"
-    kind = f"CU_TENSOR_MAP_DATA_TYPE_{_MAPPED[tensor_map['dtype']]}"
-    tensor, rank = names.index(tensor_map["tensor"]), len(tensor_map["extents"])
-    return f"{{{tensor}, {kind}, {rank}, {extents}, {strides}, {box}, CU_TENSOR_MAP_SWIZZLE_{swizzle}}}"
+def _map(argument: Mapping[str, Any], names: list[str]) -> str:
+    swizzle = f"{argument['swizzle_bytes']}B" if argument["swizzle_bytes"] else "NONE"
+    extents, strides, box = (
+        f"{{{', '.join(map(str, argument[fact]))}}}" for fact in ("extents", "strides_bytes", "box")
+    )
+    return (
+        f"{{{names.index(argument['tensor'])}, "
+        f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_TYPES[argument['dtype']]}, {len(argument['extents'])}, "
+        f"{extents}, {strides}, {box}, CU_TENSOR_MAP_SWIZZLE_{swizzle}}}"
+    )
 
 
-def _argument(argument: Mapping[str, Any], names: list[str], maps: list[Mapping[str, Any]]) -> str:
-    """Return a kind, a whole number (of a tensor and of a tensor map: its position) and a float."""
+def _argument(argument: Mapping[str, Any], names: list[str], mapped: str) -> str:
+    """Return a kind, a whole number (of a tensor: its position), a float and the address of a map."""
     kind = argument["kind"]
-    if kind == "tensor_map":
-        whole = maps.index(argument)
-    elif kind in ("tensor", "value"):
+    whole, real = 0, "0"
+    if kind in ("tensor", "value"):
         whole = names.index(argument["name"])
-    else:
-        whole = 0 if kind == "float" else argument["value"]
-    real = repr(float(argument["value"])) if kind == "float" else "0"
-    return f"{{Kind::{_KINDS[kind]}, {whole}LL, {real}}}"
+    elif kind == "float":
+        real = repr(float(argument["value"]))
+    elif kind != "tensor_map":
+        whole = argument["value"]
+    return f"{{Kind::{_KINDS[kind]}, {whole}LL, {real}, {mapped}}}"
 
 
 def _launch(i: int, launch: Mapping[str, Any]) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tunebench.dtype import DType
-from tunebench.variant import Launch, TensorMap
+from tunebench.variant import TENSOR_MAP_TYPES, Launch, TensorMap
 
 __all__ = ["DirectLaunch", "MappedTensor", "encode"]
 
@@ -24,16 +23,6 @@ _ENCODE = ctypes.CFUNCTYPE(
     *(ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(ctypes.c_uint32)),
     *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
 )
-
-# The driver has no type of 8 bits but this: to copy them is all that is asked of it.
-_KINDS: dict[DType, str] = {
-    "f32": "FLOAT32",
-    "f16": "FLOAT16",
-    "bf16": "BFLOAT16",
-    "e4m3": "UINT8",
-    "i8": "UINT8",
-    "i32": "INT32",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +52,7 @@ def encode(driver: Any, mapped: MappedTensor) -> tuple[Any, bytes]:
     status, function, _ = driver.cuGetProcAddress(b"cuTensorMapEncodeTiled", _SINCE_CUDA, 0)
     if int(status):
         return status, b""
-    kind = _KINDS[wanted.dtype]
+    kind = TENSOR_MAP_TYPES[wanted.dtype]
     swizzle = f"{wanted.swizzle_bytes}B" if wanted.swizzle_bytes else "NONE"
     memory, target = _aligned(_MAP_BYTES)
     code = _ENCODE(int(function))(
