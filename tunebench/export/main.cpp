@@ -7,8 +7,8 @@
 //
 //   nvcc -std=c++17 -arch=sm_90 -cubin -o kernel.cubin kernel.cu
 //
-// Fills inputs with random numbers (those that may not hold just any, such as offsets, with the example that launch.h has
-// of them), runs once, prints a checksum of each output, then the time of a run.
+// Fills inputs with random numbers (such as may not hold just any, offsets for one, with the example that launch.h
+// has of them), runs once, prints a checksum of each output, then the time of a run.
 #include <cuda.h>
 
 #include <algorithm>
