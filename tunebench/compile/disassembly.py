@@ -61,7 +61,10 @@ def sass(cubin: bytes) -> str:
         file.write(cubin)
         file.flush()
         command = [tool, _OPTIONS[Path(tool).stem], file.name]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise CompileError(f"{tool} did not finish with this binary in {_TIMEOUT_S:g} s") from None
     if ran.returncode != 0:
         words = " ".join((ran.stderr or ran.stdout).replace(file.name, "the cubin").split())[:500]
         raise CompileError(f"{tool} cannot read this binary; is it of an older release? It says: {words}")
