@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunebench import cli
+from tunebench import cli, kernels
 from tunebench.compile import unavailable
 from tunebench.compile.disassembly import find_disassembler
 
@@ -78,7 +78,9 @@ def test_show_of_a_processor(shown: Any) -> None:
 
 
 @needs_nvrtc
-def test_a_users_variant_is_shown_too(shown: Any) -> None:
+def test_a_users_variant_is_shown_too(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_loaded", dict(kernels._loaded))  # it is not to stay for other tests
+    monkeypatch.setattr(kernels, "_files", list(kernels._files))
     file = Path(__file__).resolve().parents[2] / "docs" / "examples" / "my_cuda_kernel.py"
     found = json.loads(shown("show", *SOFTMAX, "--variant-file", str(file), "--resources", "--json"))
     assert found["variant"] == "softmax/my_block"
