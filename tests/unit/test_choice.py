@@ -104,10 +104,10 @@ def test_of_several_defaults_it_is_the_one_predicted_fastest(tmp_path: Path) -> 
 
 def test_what_is_asked_for_is_taken_if_it_is_valid(tmp_path: Path) -> None:
     config = another("softmax/numba_cpu", CPU, 3)
-    found = choose(WORKLOAD, CPU, config=str(config), db=tmp_path / "none.db")
+    found = choose(WORKLOAD, CPU, variant="numba_cpu", config=str(config), db=tmp_path / "none.db")
     assert (found.config, found.why, found.how) == (config, "asked for", "predicted")
     with pytest.raises(ConfigError, match="known are"):
-        choose(WORKLOAD, CPU, config="passes=99")
+        choose(WORKLOAD, CPU, variant="numba_cpu", config="passes=99")
     with pytest.raises(UnknownName, match="unknown variant of softmax 'nope'"):
         choose(WORKLOAD, CPU, variant="nope")
 
