@@ -6,16 +6,15 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
-from tunebench.errors import ConfigError
 from tunebench.kernels._cuda import ctype
-from tunebench.space import Config, Parameter, Space
+from tunebench.space import Parameter
 from tunebench.variant import Launch, Scalar, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -32,7 +31,6 @@ __all__ = [
     "along_k",
     "choices",
     "epilogue",
-    "first_valid",
     "launches",
     "limits",
     "miniature",
@@ -241,20 +239,6 @@ def share(extent: Any, bk: Any, vec: Any, threads: Any, runs_along_k: bool) -> t
     threads_across = np.minimum(across, threads)
     counts = across // threads_across, ceil_div(lines, threads // threads_across)
     return (counts[1], counts[0]) if runs_along_k else counts
-
-
-def first_valid(space: Space, configs: Iterable[Config], workload: Conv2d, device: Device) -> Config:
-    """Return the first of the configurations that is valid.
-
-    Raises:
-        ConfigError: if none is.
-    """
-    for config in configs:
-        try:
-            return space.check(config, workload=workload, device=device)
-        except ConfigError:
-            continue
-    raise ConfigError(f"none of the usual configurations is valid for {workload} on {device.name}")
 
 
 # -- launching ----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -236,6 +236,20 @@ class Space:
             if not self._holds(constraint, ordinals, context)[0]:
                 raise ConfigError(f"{Config(config)} violates: {_describe(constraint)}")
         return Table(self, ordinals).config(0)
+
+    def first_valid(self, configs: Iterable[Mapping[str, Value]], **context: Any) -> Config:
+        """Return the first of some configurations that is a valid point.
+
+        Raises:
+            ConfigError: if none is.
+        """
+        for config in configs:
+            try:
+                return self.check(config, **context)
+            except ConfigError:
+                continue
+        on = ", ".join(getattr(given, "name", str(given)) for given in context.values())
+        raise ConfigError(f"none of the usual configurations is valid for {on}")
 
     def parse(self, text: str) -> Config:
         """Read the text form of a configuration (constraints are not checked).

@@ -290,7 +290,7 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
             for tile, split in ordered
             for vec, min_blocks in itertools.product((8, 4, 2, 1), (2, 1))
         )
-        return _conv.first_valid(self.space, configs, workload, device)
+        return self.space.first_valid(configs, workload=workload, device=device)
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count whole tiles: what lies beyond an edge of C, in the padding, or beyond K is computed as zeros.

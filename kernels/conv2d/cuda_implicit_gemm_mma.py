@@ -24,7 +24,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _conv
+from tunebench.kernels import _conv, _mma_tile
 from tunebench.kernels._conv import alignment, product
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
@@ -32,8 +32,6 @@ from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
-MAX_SUMS = 128
-"""Sums a thread may keep: beyond that they do not stay in its 255 registers."""
 MAX_COPIES = 32
 """Accesses of a thread to the tiles of one step, each with an address of its own."""
 OTHER_REGISTERS, SPARE_REGISTERS = 35, 40
@@ -41,22 +39,6 @@ OTHER_REGISTERS, SPARE_REGISTERS = 35, 40
 
 
 # -- space ------------------------------------------------------------------------------------------------
-
-
-def _threads(warps_m: Any, warps_n: Any) -> Any:
-    return 32 * warps_m * warps_n
-
-
-def warps_cover_the_tile(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
-    """A warp must have 16 x 16 sums or a multiple, at most 4 times as many one way as the other."""
-    m, n = bm // warps_m, bn // warps_n
-    return (m >= 16) & (n >= 16) & (m * n <= 32 * MAX_SUMS) & (m <= 4 * n) & (n <= 4 * m)
-
-
-def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
-    """A block must have 8 warps or fewer, and give each 32 x 32 sums if it has more than 4."""
-    warps = warps_m * warps_n
-    return (warps <= 8) & ((warps <= 4) | (bm * bn >= 1024 * warps))
 
 
 def tile_is_of_use(bm: Any, bn: Any, workload: Conv2d) -> Any:
@@ -81,7 +63,7 @@ def _smem_bytes(workload: Conv2d, config: Mapping[str, Any]) -> Any:
 def _accesses(workload: Conv2d, config: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Return the accesses of a thread to a tile of A and to one of B: across it, and along K."""
     bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
-    threads = _threads(config["warps_m"], config["warps_n"])
+    threads = _mma_tile.threads(config["warps_m"], config["warps_n"])
     vec_a, vec_b, _ = alignment(workload, "flat")
     along_a, along_b = _conv.along_k(workload)
     a = _conv.share(bm, bk, vec_a, threads, along_a)
@@ -94,7 +76,7 @@ def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
     bm, bn, warps_m, warps_n = (config[name] for name in ("bm", "bn", "warps_m", "warps_n"))
     fragments = 4 * (bm // warps_m + bn // warps_n) // 16
     copies = rows * deep_a + columns * deep_b
-    sums = bm * bn // _threads(warps_m, warps_n)
+    sums = bm * bn // _mma_tile.threads(warps_m, warps_n)
     return sums + fragments + copies + 3 * rows + columns + OTHER_REGISTERS
 
 
@@ -122,7 +104,7 @@ def registers_suffice(
 ) -> Any:
     """`min_blocks` blocks must fit on an SM with few spills, and limit what the compiler would take."""
     config = dict(zip(_TILE, (bm, bn, bk, warps_m, warps_n, stages), strict=True))
-    threads = min_blocks * _threads(warps_m, warps_n)
+    threads = min_blocks * _mma_tile.threads(warps_m, warps_n)
     smem = min_blocks * (_smem_bytes(workload, config) + device.smem_reserved_bytes)
     (rows, deep_a), (columns, deep_b) = _accesses(workload, config)
     needed, room = _registers(workload, config), np.minimum(device.registers_per_sm // threads, 255)
@@ -145,8 +127,8 @@ SPACE = Space(
         Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
     ),
     (
-        warps_cover_the_tile,
-        work_is_worth_the_warps,
+        _mma_tile.warps_cover_the_tile,
+        _mma_tile.work_is_worth_the_warps,
         tile_is_of_use,
         lambda bm, bn: (bm <= 8 * bn) & (bn <= 8 * bm),
         lambda bk, workload: bk * itemsize(workload.dtype) <= 128,
@@ -323,7 +305,7 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
         choices = itertools.product(USUAL, _conv.SPLITS)
         ordered = sorted(choices, key=lambda choice: _estimate(workload, device, *choice))
         configs = (_usual(workload, tile, split) for tile, split in ordered)
-        return _conv.first_valid(self.space, configs, workload, device)
+        return self.space.first_valid(configs, workload=workload, device=device)
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count whole tiles: zeros stand for what lies beyond an edge of C, in the padding, or beyond K.
@@ -336,12 +318,9 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
         whole, walk = product(workload), table["walk"]
         # Parts differ by a step at most; the shortest one of a class with most taps stands for all of those.
         length = np.floor(whole.steps(whole.taps, bk, walk) / split) * bk
-        full, warps = bm * bn * length, warps_m * warps_n
-        # A warp reads its fragments of 16 x 32 bytes, 512 in all, once every 32 bytes of K.
-        rounds = warps * length * size / 32
-        fragments = rounds * (bm / warps_m / 16 + bn / warps_n / 16)
-        products = rounds * (bm / warps_m / 16 * bn / warps_n / 8)
-        threads = _threads(warps_m, warps_n)
+        full = bm * bn * length
+        products, fragments = _mma_tile.instructions(bm, bn, warps_m, warps_n, length * size)
+        threads = _mma_tile.threads(warps_m, warps_n)
         return Costs(
             # By their work: those of other classes have fewer taps.
             blocks=np.minimum(
@@ -376,7 +355,10 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
         """Return the product, a block a tile, and the sum of its parts if K is split."""
-        threads, smem = _threads(config["warps_m"], config["warps_n"]), int(_smem_bytes(workload, config))
+        threads, smem = (
+            _mma_tile.threads(config["warps_m"], config["warps_n"]),
+            int(_smem_bytes(workload, config)),
+        )
         return _conv.launches(workload, config, functools.partial(_entry, workload, config), threads, smem)
 
     def miniature(self, workload: Conv2d, config: Config) -> Conv2d:

@@ -28,22 +28,16 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm
+from tunebench.kernels import _gemm, _mma_tile
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
-MAX_SUMS = 128
-"""Sums a thread may keep: beyond that they do not stay in its 255 registers."""
-
 CONVERTED_SUMS, PAIRED_SUMS = 64, 32
 """Sums a thread may keep where e4m3 is converted on the way, and where it also comes in pairs: with twice as
 many the compiler spills."""
-
-COPY_BYTES = 4
-"""Least that cp.async copies."""
 
 LAUNCH_US = 3.5
 """What a second launch costs, about."""
@@ -55,61 +49,15 @@ MAX_COPIES = 32
 """Copies of a thread to the tiles of a step, each with an address of its own: with more, sums are spilled."""
 
 
-def _threads(warps_m: Any, warps_n: Any) -> Any:
-    return 32 * warps_m * warps_n
-
-
-def _smem_bytes(
-    workload: Gemm, bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, stages: Any, staged: Any
-) -> Any:
-    """Return the shared memory of a block: buffers of tiles, and in their place the results later."""
-    tiles = stages * (bm + bn) * bk * itemsize(workload.dtype)
-    results = staged * 4 * warps_m * warps_n * 16 * (bn // warps_n + 8)
-    return np.maximum(tiles, results)
-
-
-def warps_cover_the_tile(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
-    """A warp must have 16 x 16 results or a multiple, at most 4 times as many one way as the other."""
-    m, n = bm // warps_m, bn // warps_n
-    return (m >= 16) & (n >= 16) & (m * n <= 32 * MAX_SUMS) & (m <= 4 * n) & (n <= 4 * m)
-
-
 def tile_is_compact(bm: Any, bn: Any) -> Any:
     """A block's results must be at most 8 times as many one way as the other."""
     return (bm <= 8 * bn) & (bn <= 8 * bm)
 
 
-def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
-    """A block must have 8 warps or fewer, and give each 32 x 32 results if it has more than 4."""
-    warps = warps_m * warps_n
-    return (warps <= 8) & ((warps <= 4) | (bm * bn >= 1024 * warps))
-
-
 def copies_are_few(bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, workload: Gemm) -> Any:
     """A thread must fill its share of the tiles by 32 copies or fewer."""
     vec_a, vec_b, _ = _gemm.widths(workload)
-    return bm * bk // vec_a + bn * bk // vec_b <= MAX_COPIES * _threads(warps_m, warps_n)
-
-
-def shared_memory_fits(
-    bm: Any,
-    bn: Any,
-    bk: Any,
-    warps_m: Any,
-    warps_n: Any,
-    stages: Any,
-    staged: Any,
-    workload: Gemm,
-    device: Device,
-) -> Any:
-    """The buffers must fit in the shared memory of a block."""
-    smem = _smem_bytes(workload, bm, bn, bk, warps_m, warps_n, stages, staged)
-    return smem <= device.smem_per_block_bytes
-
-
-def _least_bk(workload: Gemm) -> int:
-    """Return the shortest step: one instruction of 8-bit elements, two of tf32."""
-    return max(16, 32 // itemsize(workload.dtype))
+    return bm * bk // vec_a + bn * bk // vec_b <= MAX_COPIES * _mma_tile.threads(warps_m, warps_n)
 
 
 def _converts(workload: Gemm, device: Device) -> bool:
@@ -117,39 +65,9 @@ def _converts(workload: Gemm, device: Device) -> bool:
     return workload.dtype == "e4m3" and device.compute_capability[0] in (9, 10)
 
 
-def steps_are_of_use(bk: Any, workload: Gemm) -> Any:
-    """A step must be up to 128 bytes long, and not twice as long as k if a shorter one exists."""
-    least = _least_bk(workload)
-    return (bk >= least) & (bk * itemsize(workload.dtype) <= 128) & ((bk == least) | (bk < 2 * workload.k))
-
-
 def stages_have_tiles(bk: Any, split_k: Any, stages: Any, workload: Gemm) -> Any:
     """A block must have as many steps of k as buffers under way."""
     return (stages == 2) | (stages <= ceil_div(ceil_div(workload.k, bk), split_k) + 1)
-
-
-def min_blocks_is_of_use(
-    bm: Any,
-    bn: Any,
-    bk: Any,
-    warps_m: Any,
-    warps_n: Any,
-    stages: Any,
-    staged: Any,
-    min_blocks: Any,
-    workload: Gemm,
-    device: Device,
-) -> Any:
-    """`min_blocks` must fit on an SM without spilling the sums, and limit what the compiler would take."""
-    threads = _threads(warps_m, warps_n)
-    smem = _smem_bytes(workload, bm, bn, bk, warps_m, warps_n, stages, staged) + device.smem_reserved_bytes
-    sums = bm * bn // threads
-    return (min_blocks == 1) | (
-        (min_blocks * threads <= device.threads_per_sm)
-        & (min_blocks * smem <= device.smem_per_sm_bytes)
-        & (min_blocks * threads * (sums + sums // 4 + 64) <= device.registers_per_sm)
-        & (min_blocks * threads * (2 * sums + 64) > device.registers_per_sm)
-    )
 
 
 SPACE = Space(
@@ -169,15 +87,15 @@ SPACE = Space(
     (
         _gemm.fits,
         tile_is_compact,
-        warps_cover_the_tile,
-        work_is_worth_the_warps,
-        steps_are_of_use,
+        _mma_tile.warps_cover_the_tile,
+        _mma_tile.work_is_worth_the_warps,
+        _mma_tile.steps_are_of_use,
         _gemm.split_is_of_use,
         _gemm.stream_is_of_use,
         stages_have_tiles,
         copies_are_few,
-        shared_memory_fits,
-        min_blocks_is_of_use,
+        _mma_tile.shared_memory_fits,
+        _mma_tile.min_blocks_is_of_use(64),
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
         _gemm.parts_are_few,
     ),
@@ -267,8 +185,9 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
             return f"{self.key} needs sm_89 or later to multiply e4m3"
         narrow = min(_gemm.widths(workload)[:2]) * itemsize(workload.dtype)
-        if narrow < COPY_BYTES:
-            return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be multiples of that"
+        if narrow < _mma_tile.COPY_BYTES:
+            least = f"{_mma_tile.COPY_BYTES} bytes or more"
+            return f"{self.key} copies {least}: lines of a and b must be multiples of that"
         return _gemm.too_many_blocks(workload, (tile[:2] for tile in USUAL))
 
     def default(self, workload: Gemm, device: Device) -> Config:
@@ -276,12 +195,12 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         ordered = sorted(
             self._usual(workload, device), key=lambda config: _estimate_us(workload, config, device)
         )
-        return next(config for config in ordered if self._valid(config, workload, device))
+        return self.space.first_valid(ordered, workload=workload, device=device)
 
     def _usual(self, workload: Gemm, device: Device) -> Iterator[Config]:
         """Yield the usual tiles and divisions of k, as deep as k allows."""
-        least = _least_bk(workload)
-        most_sums = MAX_SUMS
+        least = _mma_tile.least_bk(workload.dtype)
+        most_sums = _mma_tile.MAX_SUMS
         if _converts(workload, device):
             most_sums = CONVERTED_SUMS if workload.trans == "nt" else PAIRED_SUMS
         for (bm, bn, warps_m, warps_n, line_bytes, deepest), split in itertools.product(USUAL, _gemm.SPLITS):
@@ -289,7 +208,7 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             bk = max(
                 b for b in (16, 32, 64, 128) if b == least or (least < b <= wanted and b < 2 * workload.k)
             )
-            if bm * bn // _threads(warps_m, warps_n) > most_sums:
+            if bm * bn // _mma_tile.threads(warps_m, warps_n) > most_sums:
                 continue
             steps = ceil_div(ceil_div(workload.k, bk), split)
             values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk}
@@ -304,10 +223,6 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             values |= {"staged": 1, "min_blocks": 1}
             yield Config({name: values[name] for name in SPACE.names})
 
-    def _valid(self, config: Config, workload: Gemm, device: Device) -> bool:
-        only = self.space.restrict(**{name: (value,) for name, value in config.items()})
-        return len(only.enumerate(workload=workload, device=device)) == 1
-
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are multiplied as zeros.
 
@@ -317,18 +232,15 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         names = ("bm", "bn", "bk", "warps_m", "warps_n")
         bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
         share = _gemm.shares(workload, table)
-        warps, length = warps_m * warps_n, share.steps * bk
-        # A warp reads its fragments of 16 x 32 bytes, 512 in all, once every 32 bytes of k.
-        rounds = warps * length * size / 32
-        fragments = rounds * (bm / warps_m / 16 + bn / warps_n / 16)
-        products = rounds * (bm / warps_m / 16 * bn / warps_n / 8)
-        threads = _threads(warps_m, warps_n)
+        length = share.steps * bk
+        products, fragments = _mma_tile.instructions(bm, bn, warps_m, warps_n, length * size)
+        threads = _mma_tile.threads(warps_m, warps_n)
         return Costs(
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=threads,
-            smem_bytes=_smem_bytes(
-                workload, bm, bn, bk, warps_m, warps_n, *(table[name] for name in ("stages", "staged"))
+            smem_bytes=_mma_tile.smem_bytes(
+                workload.dtype, bm, bn, bk, warps_m, warps_n, *(table[name] for name in ("stages", "staged"))
             ),
             registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=2 * bm * bn * length,
@@ -360,7 +272,7 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
         choices |= {
-            "THREADS": _threads(config["warps_m"], config["warps_n"]),
+            "THREADS": _mma_tile.threads(config["warps_m"], config["warps_n"]),
             "STAGED": bool(config["staged"]),
             "Division": _gemm.division(config),
         }
@@ -374,9 +286,9 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         product = Launch(
             entry="gemm_mma<Choice>",
             grid=(1, 1, 1),
-            block=(_threads(config["warps_m"], config["warps_n"]), 1, 1),
+            block=(_mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
             arguments=(),
-            smem_bytes=int(_smem_bytes(workload, *(config[name] for name in names))),
+            smem_bytes=int(_mma_tile.smem_bytes(workload.dtype, *(config[name] for name in names))),
         )
         return _gemm.divided_launches(workload, config, product)
 
@@ -404,7 +316,10 @@ def _estimate_us(workload: Gemm, config: Config, device: Device) -> float:
     rate = device.mma_flop_per_clock.get(dtype, 1024.0) / 2 * device.max_clock_mhz
     # Memory gives its bandwidth only to as many bytes under way as it gives in the time of one read.
     names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "staged")
-    smem = int(_smem_bytes(workload, *(config[name] for name in names))) + device.smem_reserved_bytes
+    smem = (
+        int(_mma_tile.smem_bytes(workload.dtype, *(config[name] for name in names)))
+        + device.smem_reserved_bytes
+    )
     resident = min(blocks, device.sm_count * max(1, device.smem_per_sm_bytes // smem))
     lines = min(bm, workload.m) + min(bn, workload.n)
     under_way = resident * (config["stages"] - 1) * lines * bk * itemsize(workload.dtype)

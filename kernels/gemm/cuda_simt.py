@@ -19,19 +19,12 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm
+from tunebench.kernels import _gemm, _simt_tile
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
-
-MAX_SUMS = 128
-"""Sums a thread may keep: beyond that they do not stay in its 255 registers."""
-
-
-def _threads(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    return bm * bn // (tm * tn)
 
 
 def _smem_bytes(workload: Gemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
@@ -39,22 +32,6 @@ def _smem_bytes(workload: Gemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
     a_pitch = bm + 4 * (workload.trans[0] == "n")
     b_pitch = bn + 4 * (workload.trans[1] == "t")
     return 4 * stages * bk * (a_pitch + b_pitch)
-
-
-def warps_cover_the_tile(bm: Any, bn: Any, tm: Any, tn: Any, lanes_n: Any) -> Any:
-    """A warp's results must tile the block's in both directions."""
-    return (bm % (32 // lanes_n * tm) == 0) & (bn % (lanes_n * tn) == 0)
-
-
-def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    """A block has 32 to 512 threads, and a thread no more sums than its registers hold."""
-    threads = _threads(bm, bn, tm, tn)
-    return (threads >= 32) & (threads <= 512) & (tm * tn <= MAX_SUMS)
-
-
-def tiles_are_compact(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    """A block's and a thread's results must be at most 4 times as many one way as the other."""
-    return (bm <= 4 * bn) & (bn <= 4 * bm) & (tm <= 4 * tn) & (tn <= 4 * tm)
 
 
 def _widths(vec: Any, bk: Any, workload: Gemm) -> tuple[Any, Any]:
@@ -74,7 +51,7 @@ def width_is_of_use(vec: Any, bk: Any, workload: Gemm) -> Any:
 def loads_fit_in_registers(bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, vec: Any, workload: Gemm) -> Any:
     """A thread must load the next tile by 16 accesses or fewer."""
     a, b = _widths(vec, bk, workload)
-    return bm * bk // a + bn * bk // b <= 16 * _threads(bm, bn, tm, tn)
+    return bm * bk // a + bn * bk // b <= 16 * _simt_tile.threads(bm, bn, tm, tn)
 
 
 def shared_memory_fits(bm: Any, bn: Any, bk: Any, stages: Any, workload: Gemm, device: Device) -> Any:
@@ -86,7 +63,7 @@ def registers_suffice(
     bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, min_blocks: Any, workload: Gemm, device: Device
 ) -> Any:
     """`min_blocks` blocks must find registers on an SM for sums, fragments and the tile under way."""
-    threads = _threads(bm, bn, tm, tn)
+    threads = _simt_tile.threads(bm, bn, tm, tn)
     under_way = (bm + bn) * bk // threads * itemsize(workload.dtype) // 4
     needed = tm * tn + 2 * (tm + tn) + under_way + 24
     return needed <= np.minimum(255, device.registers_per_sm // (threads * min_blocks))
@@ -96,7 +73,7 @@ def min_blocks_is_of_use(
     bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, stages: Any, min_blocks: Any, workload: Gemm, device: Device
 ) -> Any:
     """`min_blocks` must fit on an SM, and limit what the compiler would take of itself."""
-    threads = min_blocks * _threads(bm, bn, tm, tn)
+    threads = min_blocks * _simt_tile.threads(bm, bn, tm, tn)
     smem = min_blocks * (_smem_bytes(workload, bm, bn, bk, stages) + device.smem_reserved_bytes)
     fit = (threads <= device.threads_per_sm) & (smem <= device.smem_per_sm_bytes)
     return (min_blocks == 1) | (fit & (threads * (2 * tm * tn + 48) > device.registers_per_sm))
@@ -119,9 +96,9 @@ SPACE = Space(
     (
         _gemm.fits,
         _gemm.split_is_of_use,
-        threads_are_reasonable,
-        tiles_are_compact,
-        warps_cover_the_tile,
+        _simt_tile.threads_are_reasonable,
+        _simt_tile.tiles_are_compact,
+        _simt_tile.warps_cover_the_tile,
         shared_memory_fits,
         width_is_of_use,
         loads_fit_in_registers,
@@ -220,7 +197,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
 
     def _split(self, workload: Gemm, tile: Mapping[str, int], device: Device) -> int:
         """Return in how many parts, each worth a second launch, k gives every SM 8 warps."""
-        warps = _threads(tile["bm"], tile["bn"], tile["tm"], tile["tn"]) // 32
+        warps = _simt_tile.threads(tile["bm"], tile["bn"], tile["tm"], tile["tn"]) // 32
         tiles = _gemm.blocks(workload, tile["bm"], tile["bn"])
         found = 1
         while tiles * found * warps < 8 * device.sm_count and tiles * found < 2 * device.sm_count:
@@ -236,7 +213,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         on top and is not counted.
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        threads = _threads(bm, bn, tm, tn)
+        threads = _simt_tile.threads(bm, bn, tm, tn)
         share = _gemm.shares(workload, table)
         length = share.steps * bk
         warp_steps = threads / 32 * length
@@ -267,7 +244,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         names = ("bm", "bn", "bk", "tm", "tn", "lanes_n", "stages", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
         choices["Division"] = _gemm.division(config)
-        threads = _threads(config["bm"], config["bn"], config["tm"], config["tn"])
+        threads = _simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
         choice = _gemm.constants("Choice", **_gemm.problem(workload), THREADS=threads, **choices, **widths)
         return helpers("types", "epilogue", "gemm", "gemm_parts", "gemm_simt") + choice + SOURCE
 
@@ -277,7 +254,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         product = Launch(
             entry="gemm_simt<Choice>",
             grid=(1, 1, 1),
-            block=(_threads(bm, bn, config["tm"], config["tn"]), 1, 1),
+            block=(_simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
             arguments=(),
             smem_bytes=_smem_bytes(workload, bm, bn, config["bk"], config["stages"]),
         )

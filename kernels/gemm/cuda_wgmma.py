@@ -361,7 +361,8 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
             # Multiplying a tile costs with its area, reading it with its edges.
             return int(rounds * (bm * bn + 48 * (bm + bn)))
 
-        return min((c for c in self._usual(workload, device) if self._valid(c, workload, device)), key=work)
+        ordered = sorted(self._usual(workload, device), key=work)
+        return self.space.first_valid(ordered, workload=workload, device=device)
 
     def _usual(self, workload: Gemm, device: Device) -> Iterator[Config]:
         """Yield the usual tiles, as deep as shared memory and k allow; in pairs if they fill the device."""
@@ -387,10 +388,6 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
                     "min_blocks": 1,
                 }
             )
-
-    def _valid(self, config: Config, workload: Gemm, device: Device) -> bool:
-        only = self.space.restrict(**{name: (value,) for name, value in config.items()})
-        return len(only.enumerate(workload=workload, device=device)) == 1
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count tiles as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied."""

@@ -18,28 +18,10 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import storage
-from tunebench.kernels import _gemm
+from tunebench.kernels import _gemm, _numba_tile
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
-
-MAX_STATIC_SMEM_BYTES = 48 * 1024
-"""Most shared memory of fixed size. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
-
-
-def _threads(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    return bm // tm * (bn // tn)
-
-
-def _smem_bytes(bm: Any, bn: Any, bk: Any) -> Any:
-    return 4 * (bm * (bk + 1) + bk * (bn + 1))
-
-
-def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    """A block has 64 to 1024 threads, and a thread at most 64 results, all in registers."""
-    threads = _threads(bm, bn, tm, tn)
-    return (threads >= 64) & (threads <= 1024) & (tm * tn <= 64) & (threads * (tm * tn + 32) <= 65536)
-
 
 SPACE = Space(
     (
@@ -52,15 +34,12 @@ SPACE = Space(
     ),
     (
         _gemm.fits,
-        threads_are_reasonable,
-        lambda bm, bn, bk: _smem_bytes(bm, bn, bk) <= MAX_STATIC_SMEM_BYTES,
+        _numba_tile.threads_are_reasonable,
+        _numba_tile.static_smem_fits,
         lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
         lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
     ),
 )
-
-USUAL = ((64, 64, 4, 4), (32, 32, 2, 2), (16, 32, 1, 2), (16, 16, 1, 1))
-"""Tiles (bm, bn, tm, tn) that tutorials and libraries use, largest first."""
 
 
 class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
@@ -74,11 +53,11 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         """Return what keeps this problem out, or None."""
         if storage(workload.dtype) != "f32" or workload.out != "f32":
             return f"{self.key} takes and gives f32, not {workload.dtype} to {workload.out}"
-        return _gemm.too_many_blocks(workload, (tile[:2] for tile in USUAL))
+        return _gemm.too_many_blocks(workload, (tile[:2] for tile in _numba_tile.USUAL))
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the largest of the usual tiles that still gives every SM a block."""
-        usable = [tile for tile in USUAL if _gemm.fits(tile[0], tile[1], workload)]
+        usable = [tile for tile in _numba_tile.USUAL if _gemm.fits(tile[0], tile[1], workload)]
         full = [tile for tile in usable if _gemm.blocks(workload, *tile[:2]) >= device.sm_count]
         bm, bn, tm, tn = (full or usable[-1:])[0]
         bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
@@ -90,12 +69,12 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
         padded_k = ceil_div(workload.k, bk) * bk
-        threads, tiles = _threads(bm, bn, tm, tn), _gemm.blocks(workload, bm, bn)
+        threads, tiles = _numba_tile.threads(bm, bn, tm, tn), _gemm.blocks(workload, bm, bn)
         return Costs(
             blocks=tiles,
             full_blocks=tiles,
             threads=threads,
-            smem_bytes=_smem_bytes(bm, bn, bk),
+            smem_bytes=_numba_tile.smem_bytes(bm, bn, bk),
             fma=bm * bn * padded_k,
             # Each value is read on its own, in a pass of 128 bytes.
             smem_traffic_bytes=threads / 32 * padded_k * 128 * (tm + tn) + 4 * padded_k * (bm + bn),

@@ -22,99 +22,26 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _grouped
+from tunebench.kernels import _grouped, _mma_tile
 from tunebench.kernels._cuda import helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-MAX_SUMS = 128
-"""Sums a thread may keep: beyond that they do not stay in its 255 registers."""
-
 CONVERTED_SUMS = 64
 """Sums a thread may keep of e4m3, which compilers for sm_90 and sm_100 convert to f16 on the way."""
 
-COPY_BYTES = 4
-"""Least that cp.async copies."""
 
-
-def _threads(warps_m: Any, warps_n: Any) -> Any:
-    return 32 * warps_m * warps_n
-
-
-def _smem_bytes(
-    workload: GroupedGemm, bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, stages: Any, staged: Any
-) -> Any:
-    """Return the shared memory of a block: buffers of tiles, and in their place the results later."""
-    tiles = stages * (bm + bn) * bk * itemsize(workload.dtype)
-    results = staged * 4 * warps_m * warps_n * 16 * (bn // warps_n + 8)
-    return np.maximum(tiles, results)
-
-
-def _least_bk(workload: GroupedGemm) -> int:
-    """Return the shortest step: one instruction of 8-bit elements, two of tf32."""
-    return max(16, 32 // itemsize(workload.dtype))
-
-
-def warps_cover_the_tile(bm: Any, bn: Any, warps_m: Any, warps_n: Any, workload: GroupedGemm) -> Any:
-    """A warp must have 16 x 16 results or a multiple, at most 4 times as many one way as the other."""
-    m, n = bm // warps_m, bn // warps_n
-    most_sums = CONVERTED_SUMS if workload.dtype == "e4m3" else MAX_SUMS
-    return (m >= 16) & (n >= 16) & (m * n <= 32 * most_sums) & (m <= 4 * n) & (n <= 4 * m)
-
-
-def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
-    """A block must have 8 warps or fewer, and give each 32 x 32 results if it has more than 4."""
-    warps = warps_m * warps_n
-    return (warps <= 8) & ((warps <= 4) | (bm * bn >= 1024 * warps))
+def sums_are_few(bm: Any, bn: Any, warps_m: Any, warps_n: Any, workload: GroupedGemm) -> Any:
+    """A thread must not have more sums than stay in registers where its operands are converted."""
+    few = bm * bn <= CONVERTED_SUMS * _mma_tile.threads(warps_m, warps_n)
+    return few | (workload.dtype != "e4m3")
 
 
 def stages_have_tiles(bk: Any, stages: Any, workload: GroupedGemm) -> Any:
-    """Steps of k must be as many as buffers under way, of 128 bytes or less, and none twice as long as k."""
-    least, whole = _least_bk(workload), stages <= ceil_div(workload.k, bk) + 1
-    fits = (bk >= least) & (bk * itemsize(workload.dtype) <= 128) & ((bk == least) | (bk < 2 * workload.k))
-    return fits & ((stages == 2) | whole)
-
-
-def shared_memory_fits(
-    bm: Any,
-    bn: Any,
-    bk: Any,
-    warps_m: Any,
-    warps_n: Any,
-    stages: Any,
-    staged: Any,
-    workload: GroupedGemm,
-    device: Device,
-) -> Any:
-    """The buffers must fit in the shared memory of a block."""
-    smem = _smem_bytes(workload, bm, bn, bk, warps_m, warps_n, stages, staged)
-    return smem <= device.smem_per_block_bytes
-
-
-def min_blocks_is_of_use(
-    bm: Any,
-    bn: Any,
-    bk: Any,
-    warps_m: Any,
-    warps_n: Any,
-    stages: Any,
-    staged: Any,
-    min_blocks: Any,
-    workload: GroupedGemm,
-    device: Device,
-) -> Any:
-    """`min_blocks` must fit on an SM without spilling the sums, and limit what the compiler would take."""
-    threads = _threads(warps_m, warps_n)
-    smem = _smem_bytes(workload, bm, bn, bk, warps_m, warps_n, stages, staged) + device.smem_reserved_bytes
-    sums = bm * bn // threads
-    return (min_blocks == 1) | (
-        (min_blocks * threads <= device.threads_per_sm)
-        & (min_blocks * smem <= device.smem_per_sm_bytes)
-        & (min_blocks * threads * (sums + sums // 4 + 72) <= device.registers_per_sm)
-        & (min_blocks * threads * (2 * sums + 64) > device.registers_per_sm)
-    )
+    """There must be as many steps of k as buffers under way."""
+    return (stages == 2) | (stages <= ceil_div(workload.k, bk) + 1)
 
 
 SPACE = Space(
@@ -133,11 +60,13 @@ SPACE = Space(
     (
         _grouped.fits,
         _grouped.turns_fill_the_device,
-        warps_cover_the_tile,
-        work_is_worth_the_warps,
+        _mma_tile.warps_cover_the_tile,
+        sums_are_few,
+        _mma_tile.work_is_worth_the_warps,
+        _mma_tile.steps_are_of_use,
         stages_have_tiles,
-        shared_memory_fits,
-        min_blocks_is_of_use,
+        _mma_tile.shared_memory_fits,
+        _mma_tile.min_blocks_is_of_use(72),
         lambda bm, bn: bn <= 8 * bm,
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
     ),
@@ -217,8 +146,9 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         if workload.dtype == "e4m3" and workload.trans != "nt":
             return f"{self.key} reads e4m3 along k: trans must be nt, not {workload.trans}"
         narrow = min(_grouped.widths(workload)[:2]) * itemsize(workload.dtype)
-        if narrow < COPY_BYTES:
-            return f"{self.key} copies {COPY_BYTES} bytes or more: lines of a and b must be multiples of that"
+        if narrow < _mma_tile.COPY_BYTES:
+            least = f"{_mma_tile.COPY_BYTES} bytes or more"
+            return f"{self.key} copies {least}: lines of a and b must be multiples of that"
         return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in USUAL))
 
     def default(self, workload: GroupedGemm, device: Device) -> Config:
@@ -230,15 +160,18 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
             # Multiplying a tile costs with its area, reading it with its edges.
             return int(rounds * (bm * bn + 48 * (bm + bn)))
 
-        usual = self._usual(workload, device)
-        return min((c for c in usual if self._valid(c, workload, device)), key=work)
+        ordered = sorted(self._usual(workload, device), key=work)
+        return self.space.first_valid(ordered, workload=workload, device=device)
 
     def _usual(self, workload: GroupedGemm, device: Device) -> Iterator[Config]:
         """Yield the usual tiles, as deep as k allows, as many of them a block as leave each SM a block."""
         for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
             # Longer steps of what is converted on the way spill.
             longest = 64 if workload.dtype == "e4m3" else line_bytes
-            wanted, least = min(line_bytes, longest) // itemsize(workload.dtype), _least_bk(workload)
+            wanted, least = (
+                min(line_bytes, longest) // itemsize(workload.dtype),
+                _mma_tile.least_bk(workload.dtype),
+            )
             bk = max(
                 b for b in (16, 32, 64, 128) if b == least or (least < b <= wanted and b < 2 * workload.k)
             )
@@ -257,10 +190,6 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
                 }
             )
 
-    def _valid(self, config: Config, workload: GroupedGemm, device: Device) -> bool:
-        only = self.space.restrict(**{name: (value,) for name, value in config.items()})
-        return len(only.enumerate(workload=workload, device=device)) == 1
-
     def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
         """Count the tiles there are if one group has all rows, and what each block has of them at least.
 
@@ -269,19 +198,16 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         size = itemsize(workload.dtype)
         names = ("bm", "bn", "bk", "warps_m", "warps_n")
         bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
-        warps, padded_k = warps_m * warps_n, ceil_div(workload.k, bk) * bk
-        # A warp reads its fragments of 16 x 32 bytes, 512 in all, once a step of 32 bytes of k.
-        steps = padded_k * size / 32
-        fragments = warps * steps * (bm / warps_m / 16 + bn / warps_n / 16)
-        products = warps * steps * (bm / warps_m / 16 * bn / warps_n / 8)
-        threads = _threads(warps_m, warps_n)
+        padded_k = ceil_div(workload.k, bk) * bk
+        products, fragments = _mma_tile.instructions(bm, bn, warps_m, warps_n, padded_k * size)
+        threads = _mma_tile.threads(warps_m, warps_n)
         share = _grouped.share(workload, bm, bn, table["tiles_a_block"].astype(np.float64), device)
         return Costs(
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=threads,
-            smem_bytes=_smem_bytes(
-                workload, bm, bn, bk, warps_m, warps_n, *(table[name] for name in ("stages", "staged"))
+            smem_bytes=_mma_tile.smem_bytes(
+                workload.dtype, bm, bn, bk, warps_m, warps_n, *(table[name] for name in ("stages", "staged"))
             ),
             registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=share.tiles * 2 * bm * bn * padded_k,
@@ -304,7 +230,7 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
         choices |= {
-            "THREADS": _threads(config["warps_m"], config["warps_n"]),
+            "THREADS": _mma_tile.threads(config["warps_m"], config["warps_n"]),
             "STAGED": bool(config["staged"]),
         }
         choices |= {"VEC_A": vec_a, "VEC_B": vec_b, "VEC_C": vec_c}
@@ -318,9 +244,9 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
             Launch(
                 entry="grouped_mma<Choice>",
                 grid=_grouped.grid(workload, config["bm"], config["bn"], config["tiles_a_block"]),
-                block=(_threads(config["warps_m"], config["warps_n"]), 1, 1),
+                block=(_mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
                 arguments=_grouped.arguments(workload, config["group_m"]),
-                smem_bytes=int(_smem_bytes(workload, *(config[name] for name in names))),
+                smem_bytes=int(_mma_tile.smem_bytes(workload.dtype, *(config[name] for name in names))),
             ),
         )
 

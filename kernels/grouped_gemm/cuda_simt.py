@@ -16,40 +16,17 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _grouped
+from tunebench.kernels import _grouped, _simt_tile
 from tunebench.kernels._cuda import helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-MAX_SUMS = 128
-"""Sums a thread may keep: beyond that they do not stay in its 255 registers."""
-
-
-def _threads(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    return bm * bn // (tm * tn)
-
 
 def _smem_bytes(workload: GroupedGemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
     """Return the shared memory of a block: a transposed tile, as a's is, has 4 more floats a line."""
     return 4 * stages * bk * (bm + 4 + bn + 4 * (workload.trans == "nt"))
-
-
-def warps_cover_the_tile(bm: Any, bn: Any, tm: Any, tn: Any, lanes_n: Any) -> Any:
-    """A warp's results must tile the block's in both directions."""
-    return (bm % (32 // lanes_n * tm) == 0) & (bn % (lanes_n * tn) == 0)
-
-
-def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    """A block has 32 to 512 threads, and a thread no more sums than its registers hold."""
-    threads = _threads(bm, bn, tm, tn)
-    return (threads >= 32) & (threads <= 512) & (tm * tn <= MAX_SUMS)
-
-
-def tiles_are_compact(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    """A block's and a thread's results must be at most 4 times as many one way as the other."""
-    return (bm <= 4 * bn) & (bn <= 4 * bm) & (tm <= 4 * tn) & (tn <= 4 * tm)
 
 
 def _widths(bk: Any, workload: GroupedGemm) -> tuple[Any, Any]:
@@ -61,14 +38,14 @@ def _widths(bk: Any, workload: GroupedGemm) -> tuple[Any, Any]:
 def loads_fit_in_registers(bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, workload: GroupedGemm) -> Any:
     """A thread must load the next step by 16 accesses or fewer."""
     a, b = _widths(bk, workload)
-    return bm * bk // a + bn * bk // b <= 16 * _threads(bm, bn, tm, tn)
+    return bm * bk // a + bn * bk // b <= 16 * _simt_tile.threads(bm, bn, tm, tn)
 
 
 def registers_suffice(
     bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, workload: GroupedGemm, device: Device
 ) -> Any:
     """A block must find registers on an SM for sums, fragments, the step under way and the walk."""
-    threads = _threads(bm, bn, tm, tn)
+    threads = _simt_tile.threads(bm, bn, tm, tn)
     under_way = (bm + bn) * bk // threads * itemsize(workload.dtype) // 4
     needed = tm * tn + 2 * (tm + tn) + under_way + 40
     return needed <= np.minimum(255, device.registers_per_sm // threads)
@@ -89,9 +66,9 @@ SPACE = Space(
     (
         _grouped.fits,
         _grouped.turns_fill_the_device,
-        threads_are_reasonable,
-        tiles_are_compact,
-        warps_cover_the_tile,
+        _simt_tile.threads_are_reasonable,
+        _simt_tile.tiles_are_compact,
+        _simt_tile.warps_cover_the_tile,
         loads_fit_in_registers,
         registers_suffice,
         lambda bm, bn, bk, stages, workload, device: (
@@ -188,7 +165,7 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
         Reads of a and b may hit in L1, so that nothing is certain to come from L2.
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        threads = _threads(bm, bn, tm, tn)
+        threads = _simt_tile.threads(bm, bn, tm, tn)
         padded_k = ceil_div(workload.k, bk) * bk
         warp_steps = threads / 32 * padded_k
         # Reading a chunk takes a pass of 128 bytes at least, more if the lanes' chunks are more.
@@ -217,7 +194,7 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
         widths = {"VEC_A": int(vec_a), "VEC_B": int(vec_b), "VEC_C": vec_c}
         names = ("bm", "bn", "bk", "tm", "tn", "lanes_n", "stages")
         choices = {name.upper(): config[name] for name in names}
-        threads = _threads(config["bm"], config["bn"], config["tm"], config["tn"])
+        threads = _simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
         choice = constants("Choice", **_grouped.problem(workload), THREADS=threads, **choices, **widths)
         return helpers("types", "epilogue", "gemm", "gemm_simt", "grouped") + choice + SOURCE
 
@@ -228,7 +205,7 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
             Launch(
                 entry="grouped_simt<Choice>",
                 grid=_grouped.grid(workload, bm, bn, config["tiles_a_block"]),
-                block=(_threads(bm, bn, config["tm"], config["tn"]), 1, 1),
+                block=(_simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
                 arguments=_grouped.arguments(workload, config["group_m"]),
                 smem_bytes=_smem_bytes(workload, bm, bn, config["bk"], config["stages"]),
             ),

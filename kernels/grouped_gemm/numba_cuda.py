@@ -18,28 +18,10 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import storage
-from tunebench.kernels import _grouped
+from tunebench.kernels import _grouped, _numba_tile
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
-
-MAX_STATIC_SMEM_BYTES = 48 * 1024
-"""Most shared memory of fixed size. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
-
-
-def _threads(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    return bm // tm * (bn // tn)
-
-
-def _smem_bytes(bm: Any, bn: Any, bk: Any) -> Any:
-    return 4 * (bm * (bk + 1) + bk * (bn + 1))
-
-
-def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    """A block has 64 to 1024 threads, and a thread at most 64 results, all in registers."""
-    threads = _threads(bm, bn, tm, tn)
-    return (threads >= 64) & (threads <= 1024) & (tm * tn <= 64) & (threads * (tm * tn + 32) <= 65536)
-
 
 SPACE = Space(
     (
@@ -51,14 +33,11 @@ SPACE = Space(
     ),
     (
         _grouped.fits,
-        threads_are_reasonable,
-        lambda bm, bn, bk: _smem_bytes(bm, bn, bk) <= MAX_STATIC_SMEM_BYTES,
+        _numba_tile.threads_are_reasonable,
+        _numba_tile.static_smem_fits,
         lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
     ),
 )
-
-USUAL = ((64, 64, 4, 4), (32, 32, 2, 2), (16, 32, 1, 2), (16, 16, 1, 1))
-"""Tiles (bm, bn, tm, tn) that tutorials and libraries use, largest first."""
 
 
 class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
@@ -72,11 +51,11 @@ class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
         """Return what keeps this problem out, or None."""
         if storage(workload.dtype) != "f32" or workload.out != "f32":
             return f"{self.key} takes and gives f32, not {workload.dtype} to {workload.out}"
-        return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in USUAL))
+        return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in _numba_tile.USUAL))
 
     def default(self, workload: GroupedGemm, device: Device) -> Config:
         """Return the largest of the usual tiles that gives every SM one if groups are of one size."""
-        usable = [tile for tile in USUAL if _grouped.fits(tile[0], tile[1], workload)]
+        usable = [tile for tile in _numba_tile.USUAL if _grouped.fits(tile[0], tile[1], workload)]
         full = [tile for tile in usable if _grouped.usual_tiles(workload, *tile[:2]) >= device.sm_count]
         bm, bn, tm, tn = (full or usable[-1:])[0]
         bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
@@ -89,12 +68,12 @@ class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
         padded_k = ceil_div(workload.k, bk) * bk
-        threads, tiles = _threads(bm, bn, tm, tn), _grouped.least_tiles(workload, bm, bn)
+        threads, tiles = _numba_tile.threads(bm, bn, tm, tn), _grouped.least_tiles(workload, bm, bn)
         return Costs(
             blocks=tiles,
             full_blocks=tiles,
             threads=threads,
-            smem_bytes=_smem_bytes(bm, bn, bk),
+            smem_bytes=_numba_tile.smem_bytes(bm, bn, bk),
             fma=bm * bn * padded_k,
             # Each value is read on its own, in a pass of 128 bytes.
             smem_traffic_bytes=threads / 32 * padded_k * 128 * (tm + tn) + 4 * padded_k * (bm + bn),

@@ -1,0 +1,136 @@
+"""How warps that multiply by mma.sync share a block's tile, and what that takes: gemm, grouped_gemm, conv2d.
+
+Constraints here are of spaces with parameters bm, bn, bk, warps_m, warps_n, stages, staged, min_blocks, and
+of workloads that have dtype and k.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import DType, itemsize
+from tunebench.space import Constraint
+
+__all__ = [
+    "COPY_BYTES",
+    "MAX_SUMS",
+    "instructions",
+    "least_bk",
+    "min_blocks_is_of_use",
+    "shared_memory_fits",
+    "smem_bytes",
+    "steps_are_of_use",
+    "threads",
+    "warps_cover_the_tile",
+    "work_is_worth_the_warps",
+]
+
+MAX_SUMS = 128
+"""Sums a thread may keep: beyond that they do not stay in its 255 registers."""
+
+COPY_BYTES = 4
+"""Least that cp.async copies."""
+
+
+def threads(warps_m: Any, warps_n: Any) -> Any:
+    """Return the threads of a block."""
+    return 32 * warps_m * warps_n
+
+
+def smem_bytes(
+    dtype: DType, bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, stages: Any, staged: Any
+) -> Any:
+    """Return the shared memory of a block: buffers of tiles, and in their place the results later."""
+    tiles = stages * (bm + bn) * bk * itemsize(dtype)
+    results = staged * 4 * warps_m * warps_n * 16 * (bn // warps_n + 8)
+    return np.maximum(tiles, results)
+
+
+def least_bk(dtype: DType) -> int:
+    """Return the shortest step: one instruction of 8-bit elements, two of tf32."""
+    return max(16, 32 // itemsize(dtype))
+
+
+def instructions(bm: Any, bn: Any, warps_m: Any, warps_n: Any, line_bytes: Any) -> tuple[Any, Any]:
+    """Return how many products a block's warps issue, and how many fragments they read.
+
+    A warp reads its fragments of 16 x 32 bytes, 512 in all, once every 32 bytes of k.
+
+    Args:
+        bm: Rows of the tile.
+        bn: Columns of the tile.
+        warps_m: Warps along m.
+        warps_n: Warps along n.
+        line_bytes: Bytes along k, whole steps.
+    """
+    rounds = warps_m * warps_n * line_bytes / 32
+    fragments = rounds * (bm / warps_m / 16 + bn / warps_n / 16)
+    return rounds * (bm / warps_m / 16 * bn / warps_n / 8), fragments
+
+
+# -- constraints --------------------------------------------------------------------------------------------
+
+
+def warps_cover_the_tile(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
+    """A warp must have 16 x 16 results or a multiple, at most 4 times as many one way as the other."""
+    m, n = bm // warps_m, bn // warps_n
+    return (m >= 16) & (n >= 16) & (m * n <= 32 * MAX_SUMS) & (m <= 4 * n) & (n <= 4 * m)
+
+
+def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
+    """A block must have 8 warps or fewer, and give each 32 x 32 results if it has more than 4."""
+    warps = warps_m * warps_n
+    return (warps <= 8) & ((warps <= 4) | (bm * bn >= 1024 * warps))
+
+
+def steps_are_of_use(bk: Any, workload: Any) -> Any:
+    """A step must be up to 128 bytes long, and not twice as long as k if a shorter one exists."""
+    least = least_bk(workload.dtype)
+    return (bk >= least) & (bk * itemsize(workload.dtype) <= 128) & ((bk == least) | (bk < 2 * workload.k))
+
+
+def shared_memory_fits(
+    bm: Any,
+    bn: Any,
+    bk: Any,
+    warps_m: Any,
+    warps_n: Any,
+    stages: Any,
+    staged: Any,
+    workload: Any,
+    device: Device,
+) -> Any:
+    """The buffers must fit in the shared memory of a block."""
+    smem = smem_bytes(workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged)
+    return smem <= device.smem_per_block_bytes
+
+
+def min_blocks_is_of_use(other_registers: int) -> Constraint:
+    """Return the constraint on `min_blocks` for threads that need so many registers besides their sums."""
+
+    def holds(
+        bm: Any,
+        bn: Any,
+        bk: Any,
+        warps_m: Any,
+        warps_n: Any,
+        stages: Any,
+        staged: Any,
+        min_blocks: Any,
+        workload: Any,
+        device: Device,
+    ) -> Any:
+        """`min_blocks` must fit on an SM without spilling sums, and limit what the compiler would take."""
+        all_threads = min_blocks * threads(warps_m, warps_n)
+        smem = smem_bytes(workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged)
+        sums = bm * bn // threads(warps_m, warps_n)
+        return (min_blocks == 1) | (
+            (all_threads <= device.threads_per_sm)
+            & (min_blocks * (smem + device.smem_reserved_bytes) <= device.smem_per_sm_bytes)
+            & (all_threads * (sums + sums // 4 + other_registers) <= device.registers_per_sm)
+            & (all_threads * (2 * sums + 64) > device.registers_per_sm)
+        )
+
+    return holds
