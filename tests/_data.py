@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +39,3 @@ def _column(values: list[str]) -> NDArray[Any]:
         return np.array([float(value) if value else np.nan for value in values])
     except ValueError:
         return np.array(values)
-
-
-@functools.cache
-def recorded(relative: str) -> tuple[Columns, NDArray[np.float64], NDArray[np.float64]]:
-    """Return a recorded tuning space: parameters as columns, time and fastest sample of each in us.
-
-    Configurations that did not run are left out.
-    """
-    with gzip.open(found(relative), "rt") as file:
-        space = json.load(file)
-    entries = [entry for entry in space["cache"].values() if isinstance(entry["time"], int | float)]
-    columns = {name: np.array([entry[name] for entry in entries]) for name in space["tune_params"]}
-    times = np.array([entry["time"] for entry in entries]) * 1e3
-    return columns, times, np.array([min(entry["times"]) for entry in entries]) * 1e3

@@ -6,17 +6,18 @@ as warm. How tight the bounds are is told in `docs/bound.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from _data import Columns, recorded, table
+from _data import found, table
 from numpy.typing import NDArray
 
 from tunebench import device
 from tunebench.bound import bound, dram_us
-from tunebench.variant import Costs, ceil_div
+from tunebench.recording import read
+from tunebench.tuning.replay import Space
+from tunebench.variant import Costs
 from tunebench.workload import Traffic
 
 Array = NDArray[np.float64]
@@ -131,104 +132,35 @@ def test_no_f32_product_beats_the_waves_of_its_own_tiles(product: str) -> None:
 # ------------------------------------------------------------------------------------- recorded spaces
 
 
-def sgemm(columns: Columns) -> Costs:
-    """What a CLBlast-style product of 4096 x 4096 f32 matrices must execute; A and B pass through L1.
-
-    A thread holds MWI x NWI sums, MWI and NWI neighbours apart, and loads at most four neighbours at a time.
-    """
-    mwg, nwg, kwg, mdimc = (columns[name] for name in ("MWG", "NWG", "KWG", "MDIMC"))
-    threads = mdimc * columns["NDIMC"]
-    warps, mwi, nwi = threads / 32, mwg // mdimc, nwg // columns["NDIMC"]
-    loads = ceil_div(mwi, 4), ceil_div(nwi, 4)
-    lanes = np.minimum(32, mdimc), np.maximum(1, 32 // mdimc)
-    passes = sum(
-        np.maximum(128 * load, 4 * lane * width)
-        for load, lane, width in zip(loads, lanes, (mwi, nwi), strict=True)
-    )
-    staged = 4 * (columns["SA"] * mwg + columns["SB"] * nwg)
-    blocks = (SIZE // mwg) * (SIZE // nwg)
-    return Costs(
-        blocks=blocks,
-        full_blocks=blocks,
-        threads=threads,
-        smem_bytes=kwg * staged,
-        registers=np.minimum(255, mwi * nwi),
-        fma=mwg * nwg * SIZE,
-        smem_traffic_bytes=SIZE * (warps * passes + staged),
-        instructions=SIZE * (mwg * nwg / 32 + warps * sum(loads) + staged / 512),
-    )
-
-
-def convolution(columns: Columns) -> Costs:
-    """What a 15 x 15 convolution of a 4096 x 4096 image must execute; the input passes through L1.
-
-    A thread reads every element its outputs need once, and no two lanes of a warp read the same.
-    """
-    block = columns["block_size_x"], columns["block_size_y"]
-    tile = columns["tile_size_x"], columns["tile_size_y"]
-    out_x, out_y = block[0] * tile[0], block[1] * tile[1]
-    needed = np.prod(
-        [
-            [
-                len({i + t * step for i in range(15) for t in range(count)})
-                for step, count in zip(*axis, strict=True)
-            ]
-            for axis in zip(block, tile, strict=True)
-        ],
-        axis=0,
-    )
-    warps = block[0] * block[1] // 32
-    shared = columns.get("use_shmem", np.ones_like(out_x))
-    patch = (out_x + 14) * (out_y + 14) * shared
-    fma = out_x * out_y * 225
-    return Costs(
-        blocks=SIZE**2 / (out_x * out_y),
-        full_blocks=(SIZE // out_x) * (SIZE // out_y),
-        threads=block[0] * block[1],
-        smem_bytes=4 * patch,
-        registers=np.minimum(255, tile[0] * tile[1]),
-        fma=fma,
-        smem_traffic_bytes=128 * warps * needed + 4 * patch,
-        instructions=fma / 32 + warps * needed + patch / 128,
-    )
-
-
-PRODUCT = Traffic(read_bytes=2 * SIZE**2 * 4, write_bytes=SIZE**2 * 4)
-IMAGE = Traffic(read_bytes=(SIZE + 14) ** 2 * 4, write_bytes=SIZE**2 * 4)
-
-# Space, device, what it must execute, compulsory traffic; then, as found: bound / time at the optimum by
+# Space and device; then, as found: bound / time at the optimum by
 # multiply-adds alone and by all floors, and the share of the space whose bound exceeds the best time.
 SPACES = [
-    ("gemm/RTX_2080_Ti", "rtx-2080-ti", sgemm, PRODUCT, 0.655, 0.696, 0.030),
-    ("gemm/RTX_3090", "rtx-3090", sgemm, PRODUCT, 0.551, 0.603, 0.095),
-    ("convolution/RTX_2080_Ti", "rtx-2080-ti", convolution, IMAGE, 0.459, 0.460, 0.0),
-    ("convolution/RTX_3060_laptop", "rtx-3060-laptop", convolution, IMAGE, 0.259, 0.326, 0.283),
-    ("convolution_milo/A100", "a100-40-pcie", convolution, IMAGE, 0.700, 0.735, 0.348),
+    ("gemm/RTX_2080_Ti", "rtx-2080-ti", 0.655, 0.696, 0.030),
+    ("gemm/RTX_3090", "rtx-3090", 0.551, 0.603, 0.095),
+    ("convolution/RTX_2080_Ti", "rtx-2080-ti", 0.459, 0.460, 0.0),
+    ("convolution/RTX_3060_laptop", "rtx-3060-laptop", 0.259, 0.326, 0.283),
+    ("convolution_milo/A100", "a100-40-pcie", 0.700, 0.735, 0.348),
 ]
 
 
 @pytest.mark.parametrize(
-    ("space", "name", "describe", "traffic", "fma_share", "share", "pruned"),
-    SPACES,
-    ids=[space[0] for space in SPACES],
+    ("space", "name", "fma_share", "share", "pruned"), SPACES, ids=[space[0] for space in SPACES]
 )
 def test_no_recorded_configuration_beats_its_bound(
-    space: str,
-    name: str,
-    describe: Callable[[Columns], Costs],
-    traffic: Traffic,
-    fma_share: float,
-    share: float,
-    pruned: float,
+    space: str, name: str, fma_share: float, share: float, pruned: float
 ) -> None:
-    columns, times_us, fastest_us = recorded(f"recorded/{space}.json.gz")
-    found, launch = device.find(name), describe(columns)
-    got = bound(launch, traffic, found, cache="warm")
-    best = int(times_us.argmin())
-    assert len(got) == len(times_us) > 4000
-    assert (got.us > fastest_us).sum() == 0
-    fma = launch.blocks * launch.fma / (found.sm_count * found.fma_per_clock * found.max_clock_mhz)
-    assert (fma / times_us)[best] == pytest.approx(fma_share, abs=0.001)
-    assert (got.us / times_us)[best] == pytest.approx(share, abs=0.001)
-    assert (got.us > times_us[best]).mean() == pytest.approx(pruned, abs=0.001)
+    known = Space.of(read(found(f"recorded/{space}.json.gz")))
+    recording, launch, got = known.recording, known.costs, known.bounds
+    assert launch is not None
+    assert got is not None
+    timed = device.find(name)
+    assert known.device == timed
+    best = int(np.nanargmin(recording.times_us))
+    ran = np.isfinite(recording.times_us)
+    assert ran.sum() > 4000
+    assert (got.us[ran] > recording.fastest_us[ran]).sum() == 0
+    fma = launch.blocks * launch.fma / (timed.sm_count * timed.fma_per_clock * timed.max_clock_mhz)
+    assert fma[best] / recording.optimum_us == pytest.approx(fma_share, abs=0.001)
+    assert got.us[best] / recording.optimum_us == pytest.approx(share, abs=0.001)
+    assert (got.us[ran] > recording.optimum_us).mean() == pytest.approx(pruned, abs=0.001)
     assert set(got.floors) == {"dram", "fma pipe", "issue", "shared"}
