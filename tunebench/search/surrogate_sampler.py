@@ -75,11 +75,9 @@ class SurrogateSampler(TableSampler):
     def choose(self, study: Study) -> int:
         """Return the open row that promises most."""
         seen = self._seen(study)
-        begun = len(seen.rows) + len(seen.under_way)
-        if self._warm and begun < RETRIED:
-            return int(np.argmin(np.where(self.open, self._expected, np.inf)))
-        if np.isfinite(seen.log_us).sum() < 2 or begun < (RETRIED if self._warm else DESIGN):
-            return self._far_from(np.concatenate([seen.rows, seen.under_way]))
+        begun = np.concatenate([seen.rows, seen.under_way])
+        if len(begun) < (RETRIED if self._warm else DESIGN) or np.isfinite(seen.log_us).sum() < 2:
+            return self._begin(begun)
         rows, log_us = _most_telling(seen.rows, seen.log_us)
         log_us = log_us - self._expected[rows]
         log_us = np.where(np.isfinite(log_us), log_us, np.nanmax(log_us))  # a failure is no better than that
@@ -108,8 +106,10 @@ class SurrogateSampler(TableSampler):
         rows, log_us = zip(*known, strict=True) if known else ((), ())
         return _Seen(np.array(rows, int), np.array(log_us, float), np.array(under_way, int))
 
-    def _far_from(self, taken: Array) -> int:
-        """Return an open row that is far from all that are taken."""
+    def _begin(self, taken: Array) -> int:
+        """Return an open row to begin with: fast elsewhere, if that is known, or far from all taken."""
+        if self._warm and len(taken) < RETRIED:
+            return int(np.argmin(np.where(self.open, self._expected, np.inf)))
         drawn = self._rng.choice(np.flatnonzero(self.open), DRAWS)
         if not len(taken):
             return int(drawn[0])
