@@ -139,9 +139,15 @@ class Table:
             ordinals = np.array([self.space.ordinals(config)])
         except ConfigError:
             return None
-        key = self.space.keys(ordinals)[0]
-        row = int(np.searchsorted(self._keys, key))
-        return row if row < len(self) and self._keys[row] == key else None
+        row = int(self.find(ordinals)[0])
+        return row if row >= 0 else None
+
+    def find(self, ordinals: Array) -> Array:
+        """Return the row of each row of ordinals, -1 where this table does not have it."""
+        keys = self.space.keys(ordinals)
+        rows = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
+        found: Array = np.where(self._keys[rows] == keys, rows, -1) if len(self) else np.full(len(keys), -1)
+        return found
 
     def rows_of(self, other: Table) -> Array:
         """Return the row of each configuration of another table, -1 where this one does not have it.
@@ -160,9 +166,7 @@ class Table:
             place = {value: position for position, value in enumerate(mine.values)}
             ordinals[:, i] = np.array([place.get(value, -1) for value in theirs.values])[other.ordinals[:, i]]
             known &= ordinals[:, i] >= 0
-        keys = self.space.keys(ordinals)
-        rows = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
-        found: Array = np.where(known & (self._keys[rows] == keys), rows, -1)
+        found: Array = np.where(known, self.find(ordinals), -1)
         return found
 
 

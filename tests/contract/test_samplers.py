@@ -13,6 +13,7 @@ from tunebench.outcome import CompileFailed, Measured, Verification
 from tunebench.search.loop import SAMPLERS, VariantSearch
 from tunebench.search.pruner import BOUND_US, BoundPruner
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
+from tunebench.search.surrogate_sampler import SurrogateSampler
 from tunebench.space import Config, Parameter, Space, Table
 
 SPACE = Space(
@@ -26,6 +27,7 @@ SPACE = Space(
 TABLE = SPACE.enumerate()
 TIMES = np.array([10.0 + TABLE["a"][i] + 3 * TABLE["b"][i] for i in range(len(TABLE))])
 BOUNDS = 0.9 * TIMES
+PROSPECTS = Prospects(table=TABLE, bounds_us=BOUNDS)
 
 
 def measured(us: float) -> Measured:
@@ -122,8 +124,8 @@ def test_an_unknown_sampler_lists_the_known() -> None:
 
 @pytest.mark.parametrize(
     "sampler",
-    [RandomTableSampler(TABLE, seed=1), BoundSampler(TABLE, BOUNDS, seed=1)],
-    ids=["random", "bound"],
+    [kind(PROSPECTS, seed=1) for kind in (RandomTableSampler, BoundSampler, SurrogateSampler)],
+    ids=["random", "bound", "surrogate"],
 )
 def test_table_samplers_serve_an_ordinary_study(sampler: TableSampler) -> None:
     study = optuna.create_study(sampler=sampler)

@@ -18,7 +18,8 @@ from tunebench.errors import UnknownName
 from tunebench.outcome import Aborted, Outcome, Result, time_us
 from tunebench.search.executor import Executor
 from tunebench.search.pruner import BOUND_US, BoundPruner
-from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler, distributions
+from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
+from tunebench.search.study_space import StudySpace
 from tunebench.search.surrogate_sampler import OBSERVED_US, SurrogateSampler
 from tunebench.space import Config
 
@@ -32,8 +33,8 @@ T = TypeVar("T")
 __all__ = ["SAMPLERS", "Budget", "Proposal", "VariantSearch", "run"]
 
 SAMPLERS: dict[str, Callable[[Prospects, int], BaseSampler]] = {
-    "bound": lambda known, seed: BoundSampler(known.table, known.bounds_us, seed=seed),
-    "random": lambda known, seed: RandomTableSampler(known.table, seed=seed),
+    "bound": lambda known, seed: BoundSampler(known, seed=seed),
+    "random": lambda known, seed: RandomTableSampler(known, seed=seed),
     "surrogate": lambda known, seed: SurrogateSampler(known, seed=seed),
     "tpe": lambda known, seed: TPESampler(seed=seed, multivariate=True, constant_liar=True),
 }
@@ -84,6 +85,7 @@ class VariantSearch:
         own = self.sampler.open if isinstance(self.sampler, TableSampler) else None
         self.open = np.ones(len(self.table), bool) if own is None else own
         self.study: Study = _quiet_study(self.sampler)
+        self._distributions = dict(StudySpace.of_table(self.table).distributions)
         self.masked = 0
         self.asked = 0
         self.best_us = float("inf")
@@ -124,8 +126,8 @@ class VariantSearch:
             row = self.table.row(self._first.pop(0))
             if row is not None and self.open[row]:
                 self.study.enqueue_trial(dict(self.table.config(row)))
-                return row, self.study.ask(distributions(self.table))
-        trial = self.study.ask(distributions(self.table))
+                return row, self.study.ask(self._distributions)
+        trial = self.study.ask(self._distributions)
         row = self.table.row(trial.params)
         if self._own and row is not None:
             return row, trial
@@ -167,7 +169,7 @@ class VariantSearch:
         self.study.add_trial(
             create_trial(
                 params=dict(config),
-                distributions=distributions(self.table),
+                distributions=self._distributions,
                 value=value,
                 user_attrs=_observed(outcome),
                 state=TrialState.COMPLETE if value is not None else TrialState.FAIL,

@@ -1,22 +1,28 @@
 """Optuna samplers that propose only valid, unseen configurations of a table.
 
-They are ordinary `optuna.samplers.BaseSampler`s: any study whose objective suggests the parameters of the
-table's space as categorical may use them. A running trial counts as taken. When the table is exhausted they
-repeat a configuration at random, as any sampler must propose something; `TableSampler.exhausted` tells.
+They are ordinary `optuna.samplers.BaseSampler`s for studies of one objective. The configurations are those of
+a table, or those of a search space that satisfy a constraint; without either a sampler takes the parameters
+that all trials so far have in common. What is not among them is drawn at random. A running trial counts as
+taken. When nothing is left they repeat a configuration at random, as any sampler must propose something;
+`TableSampler.exhausted` tells.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from tunebench.errors import InputError
+from tunebench.search.study_space import Constraint, StudySpace
 from tunebench.space import Table
 
 if TYPE_CHECKING:
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["BoundSampler", "Prospects", "RandomTableSampler", "TableSampler", "distributions"]
+__all__ = ["BoundSampler", "Prospects", "RandomTableSampler", "TableSampler"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,82 +51,150 @@ class Prospects:
     elsewhere_us: tuple[Array, ...] = ()
 
 
-def distributions(table: Table) -> dict[str, BaseDistribution]:
-    """Return the distribution of each parameter of a table's space."""
-    return {p.name: CategoricalDistribution(p.values) for p in table.space.parameters}
-
-
 class TableSampler(BaseSampler):
-    """Proposes rows of a table, none twice; subclasses say which row next.
+    """Proposes configurations of a table, none twice; subclasses say which next.
 
     Args:
-        table: The valid configurations.
+        prospects: The configurations; a study's parameters are then those of its table, all categorical.
+        space: Or the search space of the study, by name: finite ranges and choices. A continuous range is
+            searched on a grid, more than a million points by a random sample of them.
+        constraint: Says of parameters by name whether they are valid together; for `space`.
         seed: Seed of all that is random here.
+
+    Raises:
+        InputError: if both are given, or no point of `space` satisfies `constraint`.
     """
 
-    def __init__(self, table: Table, *, seed: int) -> None:
-        self.table = table
-        self.open = np.ones(len(table), dtype=bool)
-        """Rows that may still be proposed; a caller may close further rows, never open one."""
+    def __init__(
+        self,
+        prospects: Prospects | None = None,
+        *,
+        space: Mapping[str, BaseDistribution] | None = None,
+        constraint: Constraint | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if prospects is not None and (space is not None or constraint is not None):
+            raise InputError("a sampler takes either a table of valid configurations or a search space")
         self._rng = np.random.default_rng(seed)
-        self._trials_seen = 0
+        self._independent = RandomSampler(seed)
+        self._common = IntersectionSearchSpace()
+        self._constraint = constraint
+        self._declared = prospects is not None or space is not None
+        self._lock = threading.RLock()
+        self.space: StudySpace | None = None
+        if prospects is not None:
+            self._begin(StudySpace.of_table(prospects.table), prospects)
+        elif space is not None:
+            self._take_up(space)
 
     @property
     def exhausted(self) -> bool:
-        """Whether every row has been proposed or closed."""
-        return not self.open.any()
+        """Whether every configuration has been proposed or closed."""
+        return self.space is not None and not self.open.any()
 
     def reseed_rng(self) -> None:
         """Draw a new seed, as Optuna does in parallel workers."""
         self._rng = np.random.default_rng()
+        self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the whole space: parameters are drawn together, or constraints could not hold."""
-        return distributions(self.table)
+        """Return all parameters that are known: they are drawn together, or constraints could not hold."""
+        if self._declared:
+            assert self.space is not None
+            return dict(self.space.distributions)
+        return self._common.calculate(study)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the parameters of an open row, and close it."""
-        self._close_proposed(study, trial)
-        enqueued = trial.system_attrs.get("fixed_params")
-        if enqueued is not None:  # Optuna overrides whatever is returned here
-            self.close(enqueued)
+        """Return the parameters of an open configuration, and close it.
+
+        Raises:
+            ValueError: if the study has more than one objective.
+        """
+        _require_one_objective(study)
+        if not search_space:
             return {}
-        if not len(self.table):
-            return {}
-        if self.exhausted:
-            return dict(self.table.config(int(self._rng.integers(len(self.table)))))
-        row = self.choose(study)
-        self.open[row] = False
-        return dict(self.table.config(row))
+        with self._lock:
+            if self.space is None or search_space != self.space.distributions:
+                self._take_up(search_space)
+            assert self.space is not None
+            self._close_proposed(study, trial)
+            row = self._next(study, trial.system_attrs.get("fixed_params", {}))
+            return {} if row is None else self.space.params(row)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return a random value for a parameter that is not of the table."""
-        if isinstance(param_distribution, CategoricalDistribution):
-            return param_distribution.choices[int(self._rng.integers(len(param_distribution.choices)))]
-        low, high = (getattr(param_distribution, end) for end in ("low", "high"))
-        value = param_distribution.to_external_repr(self._rng.uniform(low, high))
-        return round(value) if isinstance(low, int) else value
+        """Return a random value for a parameter that is not among the known.
+
+        Raises:
+            ValueError: if the study has more than one objective.
+        """
+        _require_one_objective(study)
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def choose(self, study: Study) -> int:
         """Return an open row; at least one is open. The study must not be changed."""
         return int(self._rng.choice(np.flatnonzero(self.open)))
 
+    def close(self, params: Mapping[str, Any]) -> None:
+        """Mark one configuration as taken, if it is one of the table's."""
+        assert self.space is not None
+        row = self.space.row(params)
+        if row is not None:
+            self.open[row] = False
+
+    def _begin(self, space: StudySpace, prospects: Prospects) -> None:
+        """Start on a table (extend)."""
+        self.space, self.table = space, prospects.table
+        self.open = np.ones(len(self.table), dtype=bool)
+        """Rows that may still be proposed; a caller may close and open rows."""
+        self._trials_seen = 0
+
+    def _take_up(self, distributions: Mapping[str, BaseDistribution]) -> None:
+        """Start on a search space."""
+        space = StudySpace.of(distributions, self._constraint, self._rng)
+        self._begin(space, Prospects(table=space.table, bounds_us=np.zeros(len(space.table))))
+
+    def _next(self, study: Study, fixed: Mapping[str, Any]) -> int | None:
+        """Return the row to propose, and close it; None if what an enqueued trial fixes is no row's.
+
+        Optuna sets what is fixed whatever is returned here; the rest must be valid with it.
+        """
+        assert self.space is not None
+        if fixed:
+            agreeing = np.flatnonzero(self.space.rows_with(fixed))
+            unseen = agreeing[self.open[agreeing]]
+            rows = unseen if len(unseen) else agreeing
+            row = int(self._rng.choice(rows)) if len(rows) else None
+        elif not len(self.table):
+            row = None
+        else:
+            row = int(self._rng.integers(len(self.table))) if self.exhausted else self.choose(study)
+        if row is not None:
+            self.open[row] = False
+        return row
+
     def _close_proposed(self, study: Study, current: FrozenTrial) -> None:
         """Close the rows of trials that came from elsewhere: added, enqueued, or of another sampler."""
+        ended = True
         for trial in study.get_trials(deepcopy=False)[self._trials_seen :]:
             if trial.number != current.number:
                 self.close(trial.params)
-        self._trials_seen = max(self._trials_seen, current.number)
+            ended = ended and trial.state.is_finished()  # what runs elsewhere may have its parameters later
+            self._trials_seen += ended
 
-    def close(self, values: Mapping[str, Any]) -> None:
-        """Mark one configuration as taken, if it is a row of the table."""
-        row = self.table.row(values)
-        if row is not None:
-            self.open[row] = False
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_lock": threading.RLock()}
+
+
+def _require_one_objective(study: Study) -> None:
+    if len(study.directions) > 1:
+        raise ValueError("this sampler is for studies of one objective")
 
 
 class RandomTableSampler(TableSampler):
@@ -128,21 +202,12 @@ class RandomTableSampler(TableSampler):
 
 
 class BoundSampler(TableSampler):
-    """Lowest bound first: what could be fastest is tried before what cannot; ties at random.
-
-    Args:
-        table: The valid configurations.
-        bounds_us: Bound of each row, in microseconds.
-        seed: Seed of all that is random here.
-    """
-
-    def __init__(self, table: Table, bounds_us: Array, *, seed: int) -> None:
-        super().__init__(table, seed=seed)
-        self._order = np.lexsort((self._rng.random(len(table)), np.asarray(bounds_us)))
-        self._next = 0
+    """Lowest bound first: what could be fastest is tried before what cannot; ties at random."""
 
     def choose(self, study: Study) -> int:
         """Return the open row of the lowest bound."""
-        while not self.open[self._order[self._next]]:
-            self._next += 1
-        return int(self._order[self._next])
+        return int(self._order[np.argmax(self.open[self._order])])
+
+    def _begin(self, space: StudySpace, prospects: Prospects) -> None:
+        super()._begin(space, prospects)
+        self._order = np.lexsort((self._rng.random(len(self.table)), np.asarray(prospects.bounds_us)))

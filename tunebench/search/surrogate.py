@@ -2,7 +2,7 @@
 
 Two configurations are alike in two ways, and the process weighs both: by distance, parameter by parameter and
 each to its own scale, and by the number of parameters that differ, which tells apart what is close and yet
-behaves otherwise, as when one more register spills. The scales are learned from the measurements by a random
+behaves otherwise, as when one more register spills. The scales are learned from the measurements by an
 ascent of their likelihood that goes on from call to call.
 
 Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006 (chapters 2, 4.2 and 5.4);
@@ -25,14 +25,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.floating[Any]]
+    Integers = NDArray[np.integer[Any]]
 
 __all__ = ["Belief", "Coordinates", "GaussianProcess", "expected_improvement"]
 
-LENGTH_SPREAD = 2.6
+LENGTH_SPREAD = 1.5
 """Standard deviation of the logarithm of a length, before anything is known."""
 
 LEAST_NOISE = 1e-4
 """Least variance of noise, as a share of that of the process: it keeps likeness invertible."""
+
+RATE = 0.15
+"""Length of a step of the ascent, in units of the logarithms of the scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +46,32 @@ class Coordinates:
     Attributes:
         place: One row a configuration, one column a parameter or derived figure that varies: where its value
             stands between the least (0) and the greatest (1), by logarithm if all are positive.
-        choice: One row a configuration, one column a value of such a parameter: 1 where it is chosen.
+        choice: One row a configuration, one column a parameter that varies: which of all values of all
+            parameters it has.
+        choices: Number of all values of all parameters.
     """
 
     place: Array
-    choice: Array
+    choice: Integers
+    choices: int
 
     def __len__(self) -> int:
         return len(self.place)
 
-    def astype(self, kind: type[np.floating[Any]]) -> Coordinates:
-        """Return the same in another precision."""
-        return Coordinates(self.place.astype(kind), self.choice.astype(kind))
-
     def take(self, rows: Any) -> Coordinates:
         """Return the given rows (indices or a mask)."""
-        return Coordinates(self.place[rows], self.choice[rows])
+        return Coordinates(self.place[rows], self.choice[rows], self.choices)
+
+    def differing(self, other: Coordinates) -> Array:
+        """Return the number of parameters in which each row differs from each of the other's rows."""
+        count: Array = self.choice.shape[1] - self._chosen() @ other._chosen().T
+        return count
+
+    def _chosen(self) -> Array:
+        """Return 1 for each value that a row has, 0 for the others: products of these count what agrees."""
+        chosen = np.zeros((len(self), self.choices), np.float32)
+        np.put_along_axis(chosen, self.choice, 1.0, axis=1)
+        return chosen
 
     @classmethod
     def of(cls, table: Table, figures: Mapping[str, Array]) -> Coordinates:
@@ -68,23 +82,24 @@ class Coordinates:
             figures: What follows from each, such as its threads: one positive number or zero a row. Each
                 is one more column of `place`, unless it is the same for all.
         """
-        places, choices = [], []
-        for i, parameter in enumerate(table.space.parameters):
-            present, rank = np.unique(table.ordinals[:, i], return_inverse=True)
-            if len(present) > 1:
-                places.append(_between(_numbers([parameter.values[j] for j in present]))[rank])
-                choices.append(np.equal.outer(rank, np.arange(len(present))))
+        places, choices, count = [], [], 0
+        for parameter, ordinals in zip(table.space.parameters, table.ordinals.T, strict=True):
+            if np.any(ordinals != ordinals[:1]):
+                places.append(_between(_numbers(parameter.values)[ordinals]))
+                choices.append(ordinals + count)
+                count += len(parameter.values)
         places += [_between(figure) for figure in figures.values() if np.ptp(figure)]
-        none = np.zeros((len(table), 0), np.float32)
+        rows = len(table)
         return cls(
-            np.stack(places, axis=1, dtype=np.float32) if places else none,
-            np.concatenate(choices, axis=1, dtype=np.float32) if choices else none,
+            np.array(places, np.float32).reshape(-1, rows).T.copy(),
+            np.array(choices, np.int64 if count >= 2**15 else np.int16).reshape(-1, rows).T.copy(),
+            count,
         )
 
 
-def _numbers(values: list[Any]) -> Array:
+def _numbers(values: tuple[Any, ...]) -> Array:
     """Return ascending numbers as they are, and anything else by its rank."""
-    numeric = all(isinstance(value, int | float) for value in values) and sorted(values) == values
+    numeric = all(isinstance(value, int | float) for value in values) and sorted(values) == list(values)
     return np.array(values if numeric else range(len(values)), dtype=np.float64)
 
 
@@ -93,38 +108,6 @@ def _between(values: Array) -> Array:
     places = np.log(values) if values.min() > 0 else values
     scaled: Array = (places - places.min()) / np.ptp(places)
     return scaled
-
-
-@dataclass(frozen=True, slots=True)
-class _Scales:
-    """What the likelihood decides; all but `share` as logarithms.
-
-    Attributes:
-        lengths: How far along each parameter configurations stay alike, as a share of its range.
-        share: Logit of the part of the variance that goes with distance; the rest goes with differences.
-        noise: Variance of what nothing explains, as a share of that of the rest.
-        decay: How fast likeness falls with each parameter that differs.
-    """
-
-    lengths: Array
-    share: float = 1.0
-    noise: float = -5.0
-    decay: float = 0.0
-
-    def log_prior(self) -> float:
-        """Return how likely these are before anything is measured: vague, so that data soon outweigh it."""
-        return -0.5 * float(
-            np.square(self.lengths / LENGTH_SPREAD).sum()
-            + ((self.share - 1.0) / 1.5) ** 2
-            + ((self.noise + 5.0) / 1.5) ** 2
-            + (self.decay / 0.7) ** 2
-        )
-
-    def step(self, rng: np.random.Generator) -> _Scales:
-        """Return a neighbour: some of these, moved a little."""
-        moves = rng.normal(0.0, 0.5, len(self.lengths) + 3) * (rng.random(len(self.lengths) + 3) < 0.4)
-        share, noise, decay = moves[-3:]
-        return _Scales(self.lengths + moves[:-3], self.share + share, self.noise + noise, self.decay + decay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +123,82 @@ class Belief:
     sigma: Array
 
 
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """What the likelihood decides.
+
+    Attributes:
+        logs: Logarithms: of how far along each column of `place` configurations stay alike; of the odds that
+            variance goes with distance, and not with differences; of the variance of what nothing explains,
+            as a share of the rest; of how fast likeness falls with each parameter that differs.
+    """
+
+    logs: Array
+
+    @classmethod
+    def usual(cls, columns: int) -> _Scales:
+        """Return what is likeliest before anything is measured."""
+        return cls(np.concatenate([np.zeros(columns), _USUAL]))
+
+    @property
+    def lengths(self) -> Array:
+        """How far along each column configurations stay alike, as a share of its range."""
+        return np.exp(self.logs[:-3])
+
+    @property
+    def share(self) -> float:
+        """Part of the variance that goes with distance; the rest goes with differences."""
+        return 1.0 / (1.0 + math.exp(-self.logs[-3]))
+
+    @property
+    def noise(self) -> float:
+        """Variance of what nothing explains, as a share of that of the rest."""
+        return math.exp(self.logs[-2])
+
+    @property
+    def decay(self) -> float:
+        """How fast likeness falls with each parameter that differs."""
+        return math.exp(self.logs[-1])
+
+    def log_prior(self) -> tuple[float, Array]:
+        """Return how likely these are before anything is measured, and its gradient: vague."""
+        spread = np.concatenate([np.full(len(self.logs) - 3, LENGTH_SPREAD), _SPREAD])
+        off = (self.logs - _Scales.usual(len(self.logs) - 3).logs) / spread
+        return -0.5 * float(off @ off), -off / spread
+
+
+_USUAL, _SPREAD = np.array([1.0, -5.0, 0.0]), np.array([1.5, 1.5, 0.7])
+"""Of share, noise and decay: what is likeliest beforehand, and how sure that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """What `believe` needs of the observations.
+
+    Attributes:
+        inverse: Inverse of the lower factor of their likeness.
+        weights: That times the observations.
+        variance: Of the process.
+    """
+
+    inverse: Array
+    weights: Array
+    variance: float
+
+
 class GaussianProcess:
     """Learns from a few hundred observations; what it has learned of the scales stays for the next.
 
     Args:
         columns: Of `Coordinates.place`.
-        rng: Of the ascent.
     """
 
-    def __init__(self, columns: int, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._scales = _Scales(rng.normal(0.0, 0.3, columns))
+    def __init__(self, columns: int) -> None:
+        self._scales = _Scales.usual(columns)
+        self._momentum = _Momentum(columns + 3)
 
     def fit(self, seen: Coordinates, observed: Array, *, steps: int) -> None:
-        """Take over observations, after `steps` trials of other scales.
+        """Take over observations, after `steps` towards scales that explain them better.
 
         Args:
             seen: Where they were made.
@@ -163,52 +208,95 @@ class GaussianProcess:
         self._seen = seen
         self._mean, self._spread = float(observed.mean()), float(observed.std()) or 1.0
         standard = (observed - self._mean) / self._spread
-        best, self._fitted = self._factors(self._scales, standard)
+        differing = seen.differing(seen).astype(np.float64)
+        score, gradient, self._fitted = self._explain(self._scales, differing, standard)
+        trial = self._scales
         for _ in range(steps):
-            scales = self._scales.step(self._rng)
-            score, factors = self._factors(scales, standard)
-            if score > best:
-                best, self._scales, self._fitted = score, scales, factors
+            trial = _Scales(trial.logs + self._momentum.step(gradient))
+            try:
+                new, gradient, fitted = self._explain(trial, differing, standard)
+            except np.linalg.LinAlgError:
+                break
+            if new > score:
+                score, self._scales, self._fitted = new, trial, fitted
 
     def believe(self, where: Coordinates) -> Belief:
         """Return what the observations say of other configurations."""
-        inverse, weights, variance = self._fitted
-        across = inverse @ _likeness(self._scales, self._seen, where)
-        unexplained = np.maximum(1e-9, 1.0 - np.square(across).sum(axis=0))
+        fitted, scales = self._fitted, self._scales
+        stretch = np.float32(1) / scales.lengths.astype(np.float32)
+        distance = _distance(self._seen.place * stretch, where.place * stretch)
+        share, decay = np.float32(scales.share), np.float32(scales.decay)
+        likeness = share * _matern(distance)
+        if share < 1:
+            likeness += (1 - share) * np.exp(-decay * self._seen.differing(where))
+        across = fitted.inverse.astype(np.float32) @ likeness
+        unexplained = np.maximum(np.float32(1e-9), 1 - np.einsum("ij,ij->j", across, across))
         return Belief(
-            mean=self._mean + self._spread * (weights @ across),
-            sigma=self._spread * np.sqrt(variance * unexplained),
+            mean=self._mean + self._spread * (fitted.weights.astype(np.float32) @ across),
+            sigma=self._spread * np.sqrt(np.float32(fitted.variance) * unexplained),
         )
 
-    def _factors(self, scales: _Scales, standard: Array) -> tuple[float, tuple[Array, Array, float]]:
-        """Return the log posterior of scales, and what `believe` needs of them.
+    def _explain(self, scales: _Scales, differing: Array, standard: Array) -> tuple[float, Array, _Fitted]:
+        """Return the log posterior of scales, its gradient, and what `believe` needs.
 
         The variance of the process is integrated out: it is the one that explains the observations best.
+
+        Raises:
+            LinAlgError: if likeness is not invertible by these scales.
         """
-        count = len(standard)
-        exact = self._seen.astype(np.float64)
-        covariance = _likeness(scales, exact, exact)
-        covariance[np.diag_indices(count)] += max(LEAST_NOISE, math.exp(scales.noise))
+        count, share = len(standard), scales.share
+        place = self._seen.place.astype(np.float64) / scales.lengths
+        distance = _distance(place, place)
+        near, same = _matern(distance), np.exp(-scales.decay * differing)
+        covariance = share * near + (1 - share) * same
+        covariance[np.diag_indices(count)] += LEAST_NOISE + scales.noise
         lower = np.linalg.cholesky(covariance)
         inverse = np.linalg.inv(lower)
         weights = inverse @ standard
         variance = max(1e-12, float(weights @ weights) / count)
-        score = -0.5 * count * math.log(variance) - float(np.log(np.diag(lower)).sum()) + scales.log_prior()
-        return score, (inverse.astype(np.float32), weights.astype(np.float32), variance)
+        prior, pull = scales.log_prior()
+        score = prior - 0.5 * count * math.log(variance) - float(np.log(np.diag(lower)).sum())
+        alpha = inverse.T @ weights
+        slope = 0.5 * (np.outer(alpha, alpha) / variance - inverse.T @ inverse)  # of the score, by covariance
+        steep = slope * (share * 5 / 3 * (1 + distance) * np.exp(-distance))
+        gradient = np.empty(len(scales.logs))
+        gradient[:-3] = 2 * (np.square(place).T @ steep.sum(axis=1) - (place * (steep @ place)).sum(axis=0))
+        gradient[-3] = share * (1 - share) * float((slope * (near - same)).sum())
+        gradient[-2] = scales.noise * float(np.trace(slope))
+        gradient[-1] = (share - 1) * scales.decay * float((slope * same * differing).sum())
+        return score, gradient + pull, _Fitted(inverse, weights, variance)
 
 
-def _likeness(scales: _Scales, a: Coordinates, b: Coordinates) -> Array:
-    """Return the correlation of each of `a` with each of `b`: Matern 5/2, and a power of the differences."""
-    kind = a.place.dtype
-    stretch = np.exp(-scales.lengths).astype(kind)
-    share = kind.type(1.0 / (1.0 + math.exp(-scales.share)))
-    x, y = a.place * stretch, b.place * stretch
+class _Momentum:
+    """Steps uphill that remember the slopes before, each scale at its own pace.
+
+    Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._mean, self._square, self._count = np.zeros(size), np.zeros(size), 0
+
+    def step(self, gradient: Array) -> Array:
+        """Return where to go from here."""
+        self._count += 1
+        self._mean += 0.2 * (gradient - self._mean)
+        self._square += 0.05 * (np.square(gradient) - self._square)
+        mean, square = self._mean / (1 - 0.8**self._count), self._square / (1 - 0.95**self._count)
+        step: Array = RATE * mean / (np.sqrt(square) + 1e-8)
+        return step
+
+
+def _distance(x: Array, y: Array) -> Array:
+    """Return the distance of each row of `x` from each of `y`, times the root of 5."""
     squares = np.square(x).sum(axis=1)[:, None] + np.square(y).sum(axis=1) - 2 * (x @ y.T)
-    distance = np.sqrt(np.maximum(0, 5 * squares))
-    smooth = (1 + distance + np.square(distance) / 3) * np.exp(-distance)
-    differing = a.choice[:1].sum() - a.choice @ b.choice.T
-    likeness: Array = share * smooth + (1 - share) * np.exp(-kind.type(math.exp(scales.decay)) * differing)
-    return likeness
+    distance: Array = np.sqrt(np.maximum(0, 5 * squares))
+    return distance
+
+
+def _matern(distance: Array) -> Array:
+    """Return the Matern 5/2 correlation at distances of `_distance`."""
+    correlation: Array = (1 + distance * (1 + distance / 3)) * np.exp(-distance)
+    return correlation
 
 
 def expected_improvement(belief: Belief, least: Array) -> Array:

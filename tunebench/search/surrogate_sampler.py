@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from optuna.study import Study
+from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from tunebench.search.sampler import Prospects, TableSampler
+from tunebench.search.study_space import StudySpace
 from tunebench.search.surrogate import Coordinates, GaussianProcess, expected_improvement
 
 if TYPE_CHECKING:
@@ -36,11 +37,14 @@ RETRIED = 5
 DRAWS = 50
 """Of so many drawn at random, the one furthest from all others joins the design."""
 
-STEPS = 10
-"""Scales that are tried before each proposal."""
+STEPS = 4
+"""Steps towards better scales before each proposal."""
 
 CANDIDATES = 20_000
 """Configurations that the process is asked about; of larger tables, neighbours of the best and a sample."""
+
+REACH = 8
+"""Neighbours have values at most so many places away."""
 
 MOST_OBSERVED = 400
 """Observations that the process learns from: its cost grows with their cube."""
@@ -48,65 +52,65 @@ MOST_OBSERVED = 400
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the study knows: rows with the logarithms of their times (NaN if failed), and rows under way."""
+    """What the study knows: rows with what each cost (NaN if it failed), and rows under way."""
 
     rows: Array
-    log_us: Array
+    costs: Array
     under_way: Array
 
 
 class SurrogateSampler(TableSampler):
-    """Highest expected improvement first.
+    """Highest expected improvement first (see `TableSampler` for what may be searched).
 
-    Args:
-        prospects: The valid configurations, and what is known of them before any is measured.
-        seed: Seed of all that is random here.
+    The process learns logarithms where all values are positive, and the values themselves otherwise.
     """
-
-    def __init__(self, prospects: Prospects, *, seed: int) -> None:
-        super().__init__(prospects.table, seed=seed)
-        figures = {**prospects.figures, "bound": prospects.bounds_us}
-        self._coordinates = Coordinates.of(prospects.table, figures)
-        self._process = GaussianProcess(self._coordinates.place.shape[1], self._rng)
-        self._expected = _expected(prospects.elsewhere_us, len(prospects.table))
-        self._warm = bool(prospects.elsewhere_us)
-        self._finished: dict[int, tuple[int, float] | None] = {}
 
     def choose(self, study: Study) -> int:
         """Return the open row that promises most."""
         seen = self._seen(study)
         begun = np.concatenate([seen.rows, seen.under_way])
-        if len(begun) < (RETRIED if self._warm else DESIGN) or np.isfinite(seen.log_us).sum() < 2:
-            return self._begin(begun)
-        rows, log_us = _most_telling(seen.rows, seen.log_us)
-        log_us = log_us - self._expected[rows]
-        log_us = np.where(np.isfinite(log_us), log_us, np.nanmax(log_us))  # a failure is no better than that
-        self._process.fit(self._coordinates.take(rows), log_us, steps=STEPS)
+        if len(begun) < (RETRIED if self._warm else DESIGN) or np.isfinite(seen.costs).sum() < 2:
+            return self._first(begun)
+        rows, costs = _most_telling(seen.rows, seen.costs)
+        costs = costs - self._expected[rows]
+        costs = np.where(np.isfinite(costs), costs, np.nanmax(costs))  # a failure is no better than that
+        self._process.fit(self._coordinates.take(rows), costs, steps=STEPS)
         if len(seen.under_way):  # they are taken to come out as believed, so that others are tried meanwhile
             believed = self._process.believe(self._coordinates.take(seen.under_way)).mean
-            rows, log_us = np.concatenate([rows, seen.under_way]), np.concatenate([log_us, believed])
-            self._process.fit(self._coordinates.take(rows), log_us, steps=0)
-        candidates = self._candidates(rows[np.argsort(log_us + self._expected[rows])[:3]])
+            rows, costs = np.concatenate([rows, seen.under_way]), np.concatenate([costs, believed])
+            self._process.fit(self._coordinates.take(rows), costs, steps=0)
+        candidates = self._candidates(rows[np.argsort(costs + self._expected[rows])[:3]])
         belief = self._process.believe(self._coordinates.take(candidates))
-        least = float(np.nanmin(seen.log_us)) - self._expected[candidates]
+        least = float(np.nanmin(seen.costs)) - self._expected[candidates]
         return int(candidates[np.argmax(expected_improvement(belief, least))])
+
+    def _begin(self, space: StudySpace, prospects: Prospects) -> None:
+        super()._begin(space, prospects)
+        figures = {**prospects.figures, "bound": prospects.bounds_us}
+        self._coordinates = Coordinates.of(self.table, figures)
+        self._process = GaussianProcess(self._coordinates.place.shape[1])
+        self._expected = _expected(prospects.elsewhere_us, len(self.table))
+        self._warm = bool(prospects.elsewhere_us)
+        self._finished: dict[int, tuple[int, float] | None] = {}
 
     def _seen(self, study: Study) -> _Seen:
         """Return what is known of the study's trials; one that has ended is read once."""
+        assert self.space is not None
         under_way = []
         for trial in study.get_trials(deepcopy=False):
             if trial.number in self._finished:
                 continue
-            row = self.table.row(trial.params)
+            row = self.space.row(trial.params)
             if trial.state.is_finished():
-                self._finished[trial.number] = None if row is None else (row, _log_us(trial))
+                self._finished[trial.number] = None if row is None else (row, _value(trial))
             elif row is not None:
                 under_way.append(row)
         known = [entry for entry in self._finished.values() if entry is not None]
-        rows, log_us = zip(*known, strict=True) if known else ((), ())
-        return _Seen(np.array(rows, int), np.array(log_us, float), np.array(under_way, int))
+        rows, values = zip(*known, strict=True) if known else ((), ())
+        costs = _costs(np.array(values, float), study.direction)
+        return _Seen(np.array(rows, int), costs, np.array(under_way, int))
 
-    def _begin(self, taken: Array) -> int:
+    def _first(self, taken: Array) -> int:
         """Return an open row to begin with: fast elsewhere, if that is known, or far from all taken."""
         if self._warm and len(taken) < RETRIED:
             return int(np.argmin(np.where(self.open, self._expected, np.inf)))
@@ -121,11 +125,30 @@ class SurrogateSampler(TableSampler):
         rows = np.flatnonzero(self.open)
         if len(rows) <= CANDIDATES:
             return rows
-        ordinals = self.table.ordinals
-        differing = np.min([(ordinals[rows] != ordinals[row]).sum(axis=1) for row in best], axis=0)
-        near, others = rows[differing <= 2], rows[differing > 2]
-        near = self._rng.permutation(near)[: CANDIDATES // 2]
-        return np.concatenate([near, self._rng.choice(others, CANDIDATES - len(near), replace=False)])
+        near = self._rng.permutation(self._near(best))[: CANDIDATES // 2]
+        others = self._rng.choice(rows, CANDIDATES - len(near))
+        candidates: Array = np.unique(np.concatenate([near, others]))
+        return candidates
+
+    def _near(self, best: Array) -> Array:
+        """Return the open rows of which one or two parameters differ a little from one of the best."""
+        counts = np.array([len(parameter.values) for parameter in self.table.space.parameters])
+        found = []
+        for centre in self.table.ordinals[best].astype(np.int64):
+            values = [
+                np.arange(max(0, k - REACH), min(count, k + REACH + 1))
+                for k, count in zip(centre, counts, strict=True)
+            ]
+            for i in range(len(centre)):
+                for j in range(min(i + 1, len(centre) - 1), len(centre)):
+                    changed = np.tile(centre, (len(values[i]), len(values[j]), 1))
+                    changed[:, :, i] = values[i][:, None]
+                    changed[:, :, j] = values[j]
+                    found.append(changed.reshape(-1, len(centre)))
+        rows = np.unique(self.table.find(np.concatenate(found)))
+        rows = rows[rows >= 0]
+        near: Array = rows[self.open[rows]]
+        return near
 
 
 def _expected(elsewhere_us: tuple[Array, ...], rows: int) -> Array:
@@ -143,18 +166,27 @@ def _expected(elsewhere_us: tuple[Array, ...], rows: int) -> Array:
     return expected
 
 
-def _log_us(trial: FrozenTrial) -> float:
-    """Return the logarithm of a trial's time, NaN if it has none."""
+def _value(trial: FrozenTrial) -> float:
+    """Return a trial's value, NaN if it has none."""
     value = trial.value if trial.state == TrialState.COMPLETE else trial.user_attrs.get(OBSERVED_US)
-    return math.log(value) if value is not None and value > 0 else math.nan
+    return math.nan if value is None else float(value)
 
 
-def _most_telling(rows: Array, log_us: Array) -> tuple[Array, Array]:
-    """Of very many observations, return the fastest half of what can be afforded and the latest others."""
+def _costs(values: Array, direction: StudyDirection) -> Array:
+    """Return what is to be made small: logarithms of positive values; infinite values count as failures."""
+    finite = np.where(np.isfinite(values), values, np.nan)
+    if np.all(finite[np.isfinite(finite)] > 0):
+        finite = np.log(finite)
+    costs: Array = -finite if direction == StudyDirection.MAXIMIZE else finite
+    return costs
+
+
+def _most_telling(rows: Array, costs: Array) -> tuple[Array, Array]:
+    """Of very many observations, return the best half of what can be afforded and the latest others."""
     if len(rows) <= MOST_OBSERVED:
-        return rows, log_us
-    order = np.argsort(log_us)  # NaN last
-    fastest = order[: MOST_OBSERVED // 2]
-    latest = np.sort(order[MOST_OBSERVED // 2 :])[-(MOST_OBSERVED - len(fastest)) :]
-    kept = np.concatenate([fastest, latest])
-    return rows[kept], log_us[kept]
+        return rows, costs
+    order = np.argsort(costs)  # NaN last
+    best = order[: MOST_OBSERVED // 2]
+    latest = np.sort(order[MOST_OBSERVED // 2 :])[-(MOST_OBSERVED - len(best)) :]
+    kept = np.concatenate([best, latest])
+    return rows[kept], costs[kept]
