@@ -74,19 +74,22 @@ def compile_matrix(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Run the benchmarks whose figures the README quotes, or one: `nox -s bench -- overhead --trials 100`."""
+    """Run the benchmarks whose figures the README quotes, or one: `nox -s bench -- overhead --trials 100`.
+
+    `search` runs only if it is named: it takes long, and reads recordings that are no part of the project.
+    """
     scripts = {
         path.stem: path
         for path in sorted(Path("benchmarks").glob("*.py"))
         if "__main__" in path.read_text(encoding="utf-8")  # the others help these
         and path.stem != "compile_matrix"  # takes hours, and has a session of its own
     }
-    chosen, options = session.posargs[:1] or list(scripts), session.posargs[1:]
+    chosen = session.posargs[:1] or [name for name in scripts if name != "search"]
     if unknown := set(chosen) - set(scripts):
         session.error(f"unknown benchmark: {', '.join(unknown)}; known: {', '.join(scripts)}")
-    _install_for_this_machine(session)
+    _install_for_this_machine(session, *(["peers"] if "search" in chosen else []))
     for name in chosen:
-        session.run("python", str(scripts[name]), *options)
+        session.run("python", str(scripts[name]), *session.posargs[1:])
 
 
 def _add_gpu_session(architecture: str, products: str) -> None:
@@ -108,9 +111,10 @@ for _architecture, _products in ARCHITECTURES.items():
     _add_gpu_session(_architecture, _products)
 
 
-def _install_for_this_machine(session: nox.Session) -> None:
-    """Install the package as a user would: with what its GPU needs if there is one."""
-    session.install(".[cuda]" if _has_driver() else ".")
+def _install_for_this_machine(session: nox.Session, *extras: str) -> None:
+    """Install the package as a user would: with some extras, and with what its GPU needs if there is one."""
+    extras = (*extras, "cuda") if _has_driver() else extras
+    session.install(f".[{','.join(extras)}]" if extras else ".")
 
 
 def _has_driver() -> bool:

@@ -17,7 +17,8 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,11 @@ def cache_of(recording: Recording) -> dict[str, Any]:
 
 def _simulate(recording: Recording, cache: Path, strategy: str, trials: int) -> list[dict[str, Any]]:
     """Return what a strategy evaluated, in order; a configuration that it comes back to is there again."""
-    import kernel_tuner
-    from constraint import FunctionConstraint
-
     valid = {tuple(recording.table.config(row).values()) for row in range(len(recording.table))}
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with _quiet():
+        import kernel_tuner
+        from constraint import FunctionConstraint
+
         results, _ = kernel_tuner.tune_kernel(
             recording.kernel,
             "",
@@ -102,6 +103,14 @@ def _simulate(recording: Recording, cache: Path, strategy: str, trials: int) -> 
             quiet=True,
         )
     return list(results)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let nothing be printed or warned of: which parameters are a block's sizes matters to real kernels."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def replayed(recording: Recording, rows: Iterable[int], *, trials: int, seed: int) -> Replayed:

@@ -131,14 +131,12 @@ def version(sampler: str) -> str | None:
     if sampler not in OURS:
         installed = peers.version()
         return None if installed is None else f"kernel-tuner {installed}"
-    ours = f"tunebench {tunebench.__version__} {_fingerprint()}"
+    ours = f"tunebench {tunebench.__version__} {fingerprint(Path(tunebench.__file__).parent)}"
     return f"{ours}, optuna {optuna.__version__}" if sampler == "tpe" else ours
 
 
-@functools.cache
-def _fingerprint() -> str:
-    """Return a digest of our sources, in which comments and layout do not count."""
-    root = Path(tunebench.__file__).parent
+def fingerprint(root: Path) -> str:
+    """Return a digest of the package's sources that matter; comments and layout do not count."""
     files = sorted(path for pattern in SOURCES for path in root.glob(pattern))
     trees = [ast.dump(ast.parse(path.read_text(encoding="utf-8"))) for path in files]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:12]
