@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,9 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
 PROPOSALS = 100
 """Over so many a sampler's thinking is timed."""
 
+TOLD_EVERY = 10
+"""Searches after which a log is told how far it is; a terminal has a bar."""
+
 RESAMPLES = 10_000
 """Draws of the bootstrap."""
 
@@ -69,10 +73,13 @@ def complete(wanted: Sequence[Search], results: Results, data: Data, jobs: int) 
     print(f"{len(todo)} of {len(wanted)} searches to make", file=sys.stderr)
     if len(todo) < len(missing):
         print("left out: Kernel Tuner's strategies (pip install 'tunebench[peers]')", file=sys.stderr)
-    searches = run_all(todo, data, jobs)
+    console = Console(stderr=True)
+    bar = functools.partial(track, total=len(todo), console=console, disable=not console.is_terminal)
     try:
-        for found in track(searches, "searching", total=len(todo), console=Console(stderr=True)):
+        for number, found in enumerate(bar(run_all(todo, data, jobs), "searching"), start=1):
             results.add(found)
+            if not console.is_terminal and (number % TOLD_EVERY == 0 or number == len(todo)):
+                print(f"{number}/{len(todo)}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         return 130
     return 0

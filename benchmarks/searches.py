@@ -172,8 +172,11 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        records = json.loads(path.read_text(encoding="utf-8"))["searches"] if path.exists() else []
-        self._found = {found.search: found for found in map(Found.of, records)}
+        self._found = self._load()
+
+    def _load(self) -> dict[Search, Found]:
+        text = self._path.read_text(encoding="utf-8") if self._path.exists() else '{"searches": []}'
+        return {found.search: found for found in map(Found.of, json.loads(text)["searches"])}
 
     def get(self, search: Search) -> Found | None:
         """Return what a search found, None if it was not made to its end by the sampler of today.
@@ -186,8 +189,8 @@ class Results:
         return found if version(search.sampler) in (None, found.by) else None
 
     def add(self, found: Found) -> None:
-        """Keep one result."""
-        self._found[found.search] = found
+        """Keep one result, beside what other processes have added meanwhile."""
+        self._found = self._load() | {found.search: found}
         ordered = sorted(self._found.values(), key=lambda each: dataclasses.astuple(each.search))
         lines = ",\n".join(json.dumps(each.record()) for each in ordered)
         self._path.parent.mkdir(parents=True, exist_ok=True)

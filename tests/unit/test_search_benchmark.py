@@ -186,6 +186,14 @@ def test_an_interrupted_benchmark_keeps_what_it_has_and_goes_on(
     assert [one.seed for one in made] == [0, 1, 2, 3]
 
 
+def test_two_benchmarks_may_keep_results_in_one_file(tmp_path: Path) -> None:
+    results = [Results(tmp_path / "out.json") for _ in range(2)]
+    for seed, one in enumerate(results):
+        made = Search(space="x/1", sampler="tpe", seed=seed)
+        one.add(Found(search=made, by="", asked=200, efficiency={25: 0.5}))
+    assert len(json.loads((tmp_path / "out.json").read_text())["searches"]) == 2
+
+
 def test_processes_find_what_one_finds(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # is set by what is tested, and taken back here
     benchmark(data)
