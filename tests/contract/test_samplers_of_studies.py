@@ -101,7 +101,8 @@ def test_without_a_space_it_takes_what_all_trials_have_in_common() -> None:
     for seed in range(3):
         study = optuna.create_study(sampler=SurrogateSampler(seed=seed))
         study.optimize(
-            lambda t: (t.suggest_float("x", -10, 10) - 3) ** 2 + abs(t.suggest_int("y", 0, 99) - 40), n_trials=60
+            lambda t: (t.suggest_float("x", -10, 10) - 3) ** 2 + abs(t.suggest_int("y", 0, 99) - 40),
+            n_trials=60,
         )
         values.append(study.best_value)
     assert max(values) < 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -78,7 +79,9 @@ class StudySpace:
         if constraint is not None:
             names = tuple(distributions)
             valid = [
-                bool(constraint({name: levels[i][k] for i, (name, k) in enumerate(zip(names, p, strict=True))}))
+                bool(
+                    constraint({name: levels[i][k] for i, (name, k) in enumerate(zip(names, p, strict=True))})
+                )
                 for p in points
             ]
             points = points[np.array(valid, dtype=bool)]
@@ -115,8 +118,7 @@ class StudySpace:
         """Return the parameters of a row, as the study knows them."""
         ordinals = self.table.ordinals[row]
         return {
-            name: levels[k]
-            for name, levels, k in zip(self.distributions, self.levels, ordinals, strict=True)
+            name: levels[k] for name, levels, k in zip(self.distributions, self.levels, ordinals, strict=True)
         }
 
 
@@ -141,7 +143,7 @@ def _levels(distribution: BaseDistribution, most: int) -> tuple[Any, ...]:
 def _places(levels: tuple[Any, ...]) -> tuple[int | float, ...]:
     """Return ascending numbers as they are, so that they have distances, and anything else by its rank."""
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels)
-    if numeric and all(a < b for a, b in zip(levels, levels[1:], strict=False)):
+    if numeric and all(a < b for a, b in itertools.pairwise(levels)):
         return levels
     return tuple(range(len(levels)))
 

@@ -89,12 +89,9 @@ class Coordinates:
                 choices.append(ordinals + count)
                 count += len(parameter.values)
         places += [_between(figure) for figure in figures.values() if np.ptp(figure)]
-        rows = len(table)
-        return cls(
-            np.array(places, np.float32).reshape(-1, rows).T.copy(),
-            np.array(choices, np.int64 if count >= 2**15 else np.int16).reshape(-1, rows).T.copy(),
-            count,
-        )
+        place = np.array(places, np.float32).reshape(-1, len(table))
+        choice = np.array(choices, np.int32).reshape(-1, len(table))
+        return cls(place.T.copy(), choice.T.copy(), count)
 
 
 def _numbers(values: tuple[Any, ...]) -> Array:
