@@ -15,7 +15,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
 from tunebench.kernels._cuda import ctype
 from tunebench.space import Parameter
-from tunebench.variant import Launch, Scalar, ceil_div
+from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -41,6 +41,7 @@ __all__ = [
     "share",
     "split_is_of_use",
     "step_is_of_use",
+    "tiles",
     "walk_is_of_use",
 ]
 
@@ -239,6 +240,23 @@ def share(extent: Any, bk: Any, vec: Any, threads: Any, runs_along_k: bool) -> t
     threads_across = np.minimum(across, threads)
     counts = across // threads_across, ceil_div(lines, threads // threads_across)
     return (counts[1], counts[0]) if runs_along_k else counts
+
+
+def tiles(workload: Conv2d, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
+    """Return how tiles of bm x bn, in steps of bk, cut the product of one group and of one residue class."""
+    whole = product(workload)
+    rows, columns, terms = {
+        "fprop": ("n*p*q", "k", "c*r*s"),
+        "dgrad": ("n*h*w", "c", "k*r*s"),
+        "wgrad": ("c*r*s", "k", "n*p*q"),
+    }[workload.direction]
+    by_tap = config["walk"] == "by_tap"
+    depth = whole.depth if by_tap else max(1, whole.taps) * whole.depth
+    return (
+        Tiling(dimension=rows, extent=whole.m, tile=config["bm"]),
+        Tiling(dimension=columns, extent=whole.n, tile=config["bn"]),
+        Tiling(dimension=terms.partition("*")[0] if by_tap else terms, extent=depth, tile=config["bk"]),
+    )
 
 
 # -- launching ----------------------------------------------------------------------------------------------

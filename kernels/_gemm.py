@@ -11,7 +11,7 @@ from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
 from tunebench.kernels._cuda import ctype
 from tunebench.space import Config, Table
-from tunebench.variant import Launch, Scalar, ceil_div
+from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -34,6 +34,7 @@ __all__ = [
     "shrink",
     "split_is_of_use",
     "stream_is_of_use",
+    "tiles",
     "widths",
 ]
 
@@ -93,6 +94,13 @@ def widths(workload: Gemm) -> tuple[int, int, int]:
 def blocks(workload: Gemm, bm: Any, bn: Any) -> Any:
     """Return the number of tiles of bm x bn (numbers or columns) that cover c, over the whole batch."""
     return workload.batch * ceil_div(workload.m, bm) * ceil_div(workload.n, bn)
+
+
+def tiles(workload: Gemm, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
+    """Return how tiles of bm x bn, in steps of bk, cut a product."""
+    return tuple(
+        Tiling(dimension=name, extent=getattr(workload, name), tile=config[f"b{name}"]) for name in "mnk"
+    )
 
 
 # -- division along k (see _gemm_parts.cuh) -----------------------------------------------------------------

@@ -11,7 +11,7 @@ from tunebench.device import Device
 from tunebench.kernels._cuda import ctype
 from tunebench.kernels._gemm import AFFORDABLE_FMA, MAX_BLOCKS, alignment
 from tunebench.space import Parameter
-from tunebench.variant import Scalar, ceil_div
+from tunebench.variant import Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "problem",
     "share",
     "shrink",
+    "tiles",
     "turns_fill_the_device",
     "usual_tiles",
     "widest_turns",
@@ -84,6 +85,13 @@ def usual_tiles(workload: GroupedGemm, bm: int, bn: int) -> int:
 def grid(workload: GroupedGemm, bm: int, bn: int, tiles_a_block: int) -> tuple[int, int, int]:
     """Return a grid of which each block has `tiles_a_block` tiles at most, however rows are split."""
     return (int(ceil_div(most_tiles(workload, bm, bn), tiles_a_block)), 1, 1)
+
+
+def tiles(workload: GroupedGemm, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
+    """Return how tiles of bm x bn, in steps of bk, cut the product if one group has all rows."""
+    return tuple(
+        Tiling(dimension=name, extent=getattr(workload, name), tile=config[f"b{name}"]) for name in "mnk"
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

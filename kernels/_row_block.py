@@ -17,9 +17,9 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, ceil_div
+from tunebench.variant import Costs, Tiling, ceil_div
 
-__all__ = ["SPACE", "batch", "default_config", "row_costs", "smem_bytes"]
+__all__ = ["SPACE", "batch", "default_config", "row_costs", "smem_bytes", "tiles"]
 
 HELD_ELEMENTS = 64
 """Most elements of a row that a thread keeps in registers."""
@@ -113,6 +113,14 @@ def batch(workload: Rows, config: Config) -> int:
 def smem_bytes(workload: Rows, config: Config) -> int:
     """Return the dynamic shared memory of a block, which keeps its rows as f32."""
     return int(4 * config["rows"] * workload.cols) if config["cache"] == "shared" else 0
+
+
+def tiles(workload: Rows, config: Config) -> tuple[Tiling, ...]:
+    """Return how blocks cut the rows, and accesses of all threads of a row its elements."""
+    return (
+        Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
+        Tiling(dimension="cols", extent=workload.cols, tile=config["row_threads"] * config["vector"]),
+    )
 
 
 def row_costs(

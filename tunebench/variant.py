@@ -42,6 +42,7 @@ __all__ = [
     "NumbaVariant",
     "Scalar",
     "TensorMap",
+    "Tiling",
     "Variant",
     "ceil_div",
 ]
@@ -210,6 +211,31 @@ class Costs:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How one dimension of a problem is cut into equal tiles, of which the last may stick out.
+
+    Attributes:
+        dimension: A dimension of the workload, or a product of some, such as ``"n*p*q"``.
+        extent: Its extent.
+        tile: Extent of a tile.
+    """
+
+    dimension: str
+    extent: int
+    tile: int
+
+    @property
+    def count(self) -> int:
+        """Tiles along the dimension."""
+        return int(ceil_div(self.extent, self.tile))
+
+    @property
+    def used(self) -> float:
+        """The share of all tiles that lies inside the problem."""
+        return self.extent / (self.count * self.tile)
+
+
 class Variant(ABC, Generic[W]):
     """One implementation of an operator for a family of devices.
 
@@ -266,6 +292,13 @@ class Variant(ABC, Generic[W]):
 
     def scratch(self, workload: W, config: Config) -> tuple[Tensor, ...]:
         """Return tensors the kernels need besides inputs and outputs (override)."""
+        return ()
+
+    def tiles(self, workload: W, config: Config) -> tuple[Tiling, ...]:
+        """Return how a configuration cuts the problem, one dimension after the other (override).
+
+        It is for explaining what is lost at edges. Saying nothing costs no more than that.
+        """
         return ()
 
 

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AtLeast",
+    "Category",
     "Count",
+    "Leeway",
     "Name",
     "Reference",
     "Size",
@@ -138,18 +140,47 @@ class Reference:
     scale: Array64
 
 
+Category = Literal["elementwise", "reduction", "dot product"]
+"""What kind of operation an operator is, which says what usually limits it.
+
+Source: NVIDIA, "GPU Performance Background User's Guide", "DNN Operation Categories".
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leeway:
+    """What a user of an operator may change and still get what they need, by dimension.
+
+    Attributes:
+        padding: Dimensions that may be made longer, and what the new elements of inputs must be, so that the
+            results asked for are a part of those computed.
+        items: Dimensions that count independent items: a batch, tokens.
+        layouts: Dimensions that say how tensors lie in memory.
+        fusions: Dimensions that have a neighbouring elementwise operation done by the way, and whether it
+            is the one before (on the first input) or the one after (on the first output).
+    """
+
+    padding: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    items: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    fusions: Mapping[str, Literal["before", "after"]] = dataclasses.field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload(ABC):
     """An operator at one size, type and layout; subclasses are the operators.
 
     A subclass is a frozen, keyword-only dataclass in a module of its own under
-    `tunebench.workloads.operators` (or in a user's variant file) and sets `operator`.
+    `tunebench.workloads.operators` (or in a user's variant file) and sets `operator`. What it says of its
+    `category` and `leeway` is for explaining and advising; saying nothing costs no more than that.
 
     Raises:
         InputError: if a dimension has a value it cannot have.
     """
 
     operator: ClassVar[str]
+    category: ClassVar[Category | None] = None
+    leeway: ClassVar[Leeway] = Leeway()
 
     if TYPE_CHECKING:  # every operator declares it, as a dimension
 
@@ -258,6 +289,26 @@ class Workload(ABC):
         return tuple(dimension.name for dimension in dataclasses.fields(cls))
 
     @classmethod
+    def choices(cls, dimension: str) -> tuple[Any, ...]:
+        """Return the values that a dimension may have where they are listed; nothing for a number or a name.
+
+        Raises:
+            UnknownName: if there is no such dimension.
+        """
+        if dimension not in cls.dimensions():
+            raise UnknownName(f"dimension of {cls.operator}", dimension, cls.dimensions())
+        kind = cls._types()[dimension]
+        return get_args(kind) if get_origin(kind) is Literal else ()
+
+    def changed(self, **dimensions: Any) -> Workload:
+        """Return this workload with some dimensions replaced; those that follow one of them do so again.
+
+        Raises:
+            InputError: if a dimension is unknown, or has a value it cannot have.
+        """
+        return type(self).from_dimensions({**self._given(), **dimensions})
+
+    @classmethod
     def parse_dimensions(cls, text: str) -> Workload:
         """Build a workload from `m=64,n=64,…` in any order.
 
@@ -313,9 +364,9 @@ class Workload(ABC):
             parts.append(text if dimension.default is dataclasses.MISSING else f"[{text}]")
         return f"{cls.operator}:{','.join(parts)}"
 
-    def __str__(self) -> str:
-        """Return the canonical text: dimensions in declared order, defaults omitted."""
-        parts = []
+    def _given(self) -> dict[str, Any]:
+        """Return the dimensions that are not at their defaults, in declared order."""
+        given = {}
         for dimension in dataclasses.fields(self):
             value = getattr(self, dimension.name)
             follows = dimension.metadata.get("follows")
@@ -323,7 +374,12 @@ class Workload(ABC):
                 self.default_of(dimension.name, getattr(self, follows)) if follows else dimension.default
             )
             if value != default:
-                parts.append(f"{dimension.name}={_text(value)}")
+                given[dimension.name] = value
+        return given
+
+    def __str__(self) -> str:
+        """Return the canonical text: dimensions in declared order, defaults omitted."""
+        parts = (f"{name}={_text(value)}" for name, value in self._given().items())
         return f"{self.operator}:{','.join(parts)}"
 
 

@@ -27,7 +27,7 @@ from tunebench.kernels import _conv
 from tunebench.kernels._conv import alignment, product
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -291,6 +291,10 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
             for vec, min_blocks in itertools.product((8, 4, 2, 1), (2, 1))
         )
         return self.space.first_valid(configs, workload=workload, device=device)
+
+    def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut the product that the convolution is."""
+        return _conv.tiles(workload, config)
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count whole tiles: what lies beyond an edge of C, in the padding, or beyond K is computed as zeros.

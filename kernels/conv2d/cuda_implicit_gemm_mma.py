@@ -28,7 +28,7 @@ from tunebench.kernels import _conv, _mma_tile
 from tunebench.kernels._conv import alignment, product
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -306,6 +306,10 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
         ordered = sorted(choices, key=lambda choice: _estimate(workload, device, *choice))
         configs = (_usual(workload, tile, split) for tile, split in ordered)
         return self.space.first_valid(configs, workload=workload, device=device)
+
+    def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut the product that the convolution is."""
+        return _conv.tiles(workload, config)
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count whole tiles: zeros stand for what lies beyond an edge of C, in the padding, or beyond K.

@@ -15,7 +15,7 @@ import numpy as np
 
 from tunebench.device import Device
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, ceil_div
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_BLOCKS = 2**31 - 1
@@ -84,6 +84,15 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         chunk = max(value for value in (4, 8, 16) if value == 4 or value < 2 * c)
         pixels = 128 // filters
         return Config({"pixels": pixels, "filters": filters, "per_thread": per_thread, "chunk": chunk})
+
+    def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut pixels and the filters of a group, and steps its channels."""
+        pixels, width = workload.n * workload.p * workload.q, config["filters"] * config["per_thread"]
+        return (
+            Tiling(dimension="n*p*q", extent=pixels, tile=config["pixels"]),
+            Tiling(dimension="k", extent=workload.k // workload.groups, tile=width),
+            Tiling(dimension="c", extent=workload.c // workload.groups, tile=config["chunk"]),
+        )
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count the products inside images, on the mean of all blocks: those with padding have fewer.

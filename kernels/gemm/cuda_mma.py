@@ -31,7 +31,7 @@ from tunebench.dtype import itemsize
 from tunebench.kernels import _gemm, _mma_tile
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -222,6 +222,10 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             values["group_m"] = max(g for g in groups if g == 1 or g * bm < 2 * workload.m)
             values |= {"staged": 1, "min_blocks": 1}
             yield Config({name: values[name] for name in SPACE.names})
+
+    def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut m, n and k."""
+        return _gemm.tiles(workload, config)
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are multiplied as zeros.

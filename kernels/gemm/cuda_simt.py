@@ -22,7 +22,7 @@ from tunebench.dtype import itemsize
 from tunebench.kernels import _gemm, _simt_tile
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch
+from tunebench.variant import Costs, CudaVariant, Launch, Tiling
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -205,6 +205,10 @@ class CudaSimtGemm(CudaVariant[Gemm]):
                 break
             found *= 2
         return found
+
+    def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut m, n and k."""
+        return _gemm.tiles(workload, config)
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros.

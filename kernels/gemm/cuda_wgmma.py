@@ -28,7 +28,7 @@ from tunebench.dtype import itemsize
 from tunebench.kernels import _gemm
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, TensorMap, ceil_div
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, TensorMap, Tiling, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
 LINE_BYTES = 128
@@ -388,6 +388,10 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
                     "min_blocks": 1,
                 }
             )
+
+    def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut m, n and k."""
+        return _gemm.tiles(workload, config)
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count tiles as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied."""

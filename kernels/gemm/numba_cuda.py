@@ -20,7 +20,7 @@ from tunebench.device import Device
 from tunebench.dtype import storage
 from tunebench.kernels import _gemm, _numba_tile
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, ceil_div
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
 SPACE = Space(
@@ -64,6 +64,10 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         return Config(
             {"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk, "group_m": 8 if bm < workload.m else 1}
         )
+
+    def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut m, n and k."""
+        return _gemm.tiles(workload, config)
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""

@@ -20,7 +20,7 @@ from tunebench.kernels import _grouped, _simt_tile
 from tunebench.kernels._cuda import helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 
@@ -157,6 +157,10 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
             "tiles_a_block": _grouped.widest_turns(tile["bm"], tile["bn"], workload, device),
         }
         return Config({name: chosen[name] for name in SPACE.names})
+
+    def tiles(self, workload: GroupedGemm, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut m, n and k, if one group has all rows."""
+        return _grouped.tiles(workload, config)
 
     def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
         """Count the tiles there are if one group has all rows, and what each block has of them at least.

@@ -20,7 +20,7 @@ from tunebench.device import Device
 from tunebench.dtype import storage
 from tunebench.kernels import _grouped, _numba_tile
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, ceil_div
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 SPACE = Space(
@@ -60,6 +60,10 @@ class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
         bm, bn, tm, tn = (full or usable[-1:])[0]
         bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
         return Config({"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk})
+
+    def tiles(self, workload: GroupedGemm, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut m, n and k, if one group has all rows."""
+        return _grouped.tiles(workload, config)
 
     def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
         """Count the tiles there are if one group has all rows: no split has fewer.

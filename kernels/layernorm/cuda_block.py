@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.kernels._cuda import ctype, helpers
-from tunebench.kernels._row_block import SPACE, batch, default_config, row_costs, smem_bytes
+from tunebench.kernels._row_block import SPACE, batch, default_config, row_costs, smem_bytes, tiles
 from tunebench.space import Config, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.layernorm import LayerNorm
 
 KERNELS = r"""
@@ -156,6 +156,10 @@ class CudaBlockLayerNorm(CudaVariant[LayerNorm]):
     def default(self, workload: LayerNorm, device: Device) -> Config:
         """Return wide accesses and about 16 elements a thread."""
         return default_config(workload, device)
+
+    def tiles(self, workload: LayerNorm, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows, and threads their elements."""
+        return tiles(workload, config)
 
     def costs(self, workload: LayerNorm, table: Table, device: Device) -> Costs:
         """Count the sum, deviation, square and affine map, in case two are done by one instruction."""

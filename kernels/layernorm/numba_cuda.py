@@ -15,7 +15,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, ceil_div
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.layernorm import LayerNorm
 
 SPACE = Space(
@@ -49,6 +49,13 @@ class NumbaCudaLayerNorm(NumbaCudaVariant[LayerNorm]):
         while threads > 8 and threads >= 2 * workload.cols:
             threads //= 2
         return Config({"threads": threads, "rows": max(1, 128 // threads), "passes": 3})
+
+    def tiles(self, workload: LayerNorm, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows, and threads their elements."""
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
+            Tiling(dimension="cols", extent=workload.cols, tile=config["threads"]),
+        )
 
     def costs(self, workload: LayerNorm, table: Table, device: Device) -> Costs:
         """Count the sum, deviation, square and affine map of each element, in case two are done at once."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.kernels._cuda import ctype, helpers
-from tunebench.kernels._row_block import SPACE, batch, default_config, row_costs, smem_bytes
+from tunebench.kernels._row_block import SPACE, batch, default_config, row_costs, smem_bytes, tiles
 from tunebench.space import Config, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, ceil_div
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.softmax import Softmax
 
 KERNELS = r"""
@@ -149,6 +149,10 @@ class CudaBlockSoftmax(CudaVariant[Softmax]):
     def default(self, workload: Softmax, device: Device) -> Config:
         """Return wide accesses and about 16 elements a thread."""
         return default_config(workload, device)
+
+    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows, and threads their elements."""
+        return tiles(workload, config)
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count scaling, the difference, the sum and the product, in case two are done by one instruction."""

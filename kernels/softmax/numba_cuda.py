@@ -13,7 +13,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, Launch, NumbaCudaVariant, Scalar, ceil_div
+from tunebench.variant import Argument, Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.softmax import Softmax
 
 SPACE = Space(
@@ -47,6 +47,13 @@ class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
         while threads > 8 and threads >= 2 * workload.cols:
             threads //= 2
         return Config({"threads": threads, "rows": max(1, 128 // threads), "passes": 3})
+
+    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows, and threads their elements."""
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
+            Tiling(dimension="cols", extent=workload.cols, tile=config["threads"]),
+        )
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count the difference, the sum and the product of each element, in case two are done at once.

@@ -65,6 +65,10 @@ class Candidate:
     def _predicted(self) -> NDArray[np.float64]:
         return predict_us(self.bounds, self.costs, self.device)
 
+    def fastest(self) -> int:
+        """Return the row that is predicted to take least."""
+        return int(self._predicted.argmin())
+
     def predicted_us(self, row: int) -> float:
         """Return the expected time of one configuration: a belief, for devices that are not here."""
         return float(self._predicted[row])
@@ -97,7 +101,12 @@ def target(device: Device | str | None, *, offline: bool = False) -> Target:
 
 
 def find(
-    workload: Workload, device: Device, names: Sequence[str] = (), *, cache: CacheState = "cold"
+    workload: Workload,
+    device: Device,
+    names: Sequence[str] = (),
+    *,
+    cache: CacheState = "cold",
+    compilable: bool = True,
 ) -> tuple[list[Candidate], dict[str, str]]:
     """Return the variants that can do `workload` on `device`, and why the others cannot.
 
@@ -106,6 +115,7 @@ def find(
         device: Where.
         names: Names or keys of the only variants to consider; all of the operator's if empty.
         cache: Cache state the bounds are for.
+        compilable: Whether a variant that cannot be compiled here, for want of a compiler, is left out.
 
     Raises:
         UnknownName: if a name is of no variant of the operator.
@@ -119,7 +129,9 @@ def find(
     found: list[Candidate] = []
     skipped: dict[str, str] = {}
     for variant in chosen:
-        reason = variant.refuses(workload, device) or unavailable(variant.language)
+        reason = variant.refuses(workload, device)
+        if reason is None and compilable:
+            reason = unavailable(variant.language)
         if reason is None:
             candidate = _candidate(variant, workload, device, cache)
             if candidate is not None:

@@ -10,6 +10,7 @@ from tunebench.answer import How, lookup_workload
 from tunebench.device import Device
 from tunebench.errors import InputError, LookupMiss
 from tunebench.kernels import variant as find_variant
+from tunebench.outcome import CacheState
 from tunebench.space import Config
 from tunebench.tuning import candidate
 from tunebench.variant import Variant
@@ -33,6 +34,7 @@ class Choice:
         why: Why this one.
         expected_us: Median that was measured, or the time that a model predicts.
         how: How that time is known.
+        cache: Cache state it was timed in; None for a prediction.
     """
 
     workload: Workload
@@ -42,6 +44,7 @@ class Choice:
     why: Why
     expected_us: float
     how: How
+    cache: CacheState | None = None
 
 
 def choose(
@@ -51,6 +54,7 @@ def choose(
     variant: str | None = None,
     config: str | None = None,
     db: str | Path | None = None,
+    compilable: bool = True,
 ) -> Choice:
     """Choose a configuration.
 
@@ -61,6 +65,7 @@ def choose(
         config: The configuration, as text; needs a variant, unless only one can do the problem.
         db: Where the best known one is looked for. Without one there, it is the default of the variant that
             is predicted fastest.
+        compilable: Whether a variant that cannot be compiled here, for want of a compiler, is left out.
 
     Raises:
         InputError: if no variant can do it, or several can and a configuration is given.
@@ -68,7 +73,7 @@ def choose(
         DatabaseError: if the database cannot be read.
     """
     names = () if variant is None else (variant,)
-    found, _ = candidate.find(workload, device, names)
+    found, _ = candidate.find(workload, device, names, compilable=compilable)
     if config is not None:
         if len(found) > 1:
             known = ", ".join(one.variant.name for one in found)
@@ -92,6 +97,7 @@ def choose(
         why="best known",
         expected_us=answer.expected_us,
         how=answer.how,
+        cache=answer.cache,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import itemsize, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Count, Reference, Size, Tensor, Tolerance, Traffic, Workload
+from tunebench.workload import Category, Count, Leeway, Reference, Size, Tensor, Tolerance, Traffic, Workload
 from tunebench.workloads.operators import _accumulation as accumulation
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ class Conv2d(Workload):
     """
 
     operator: ClassVar[str] = "conv2d"
+    category: ClassVar[Category | None] = "dot product"
+    leeway: ClassVar[Leeway] = Leeway(
+        padding={"c": "zeros", "k": "zeros"},
+        items=("n",),
+        layouts=("layout",),
+        fusions={"epilogue": "after"},
+    )
 
     n: Size
     c: Size

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import is_integer, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload, defaults_to
+from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
 from tunebench.workloads.operators import _accumulation as accumulation
 
 if TYPE_CHECKING:
@@ -43,6 +43,13 @@ class Gemm(Workload):
     """
 
     operator: ClassVar[str] = "gemm"
+    category: ClassVar[Category | None] = "dot product"
+    leeway: ClassVar[Leeway] = Leeway(
+        padding={"m": "zeros", "n": "zeros", "k": "zeros"},
+        items=("m", "batch"),
+        layouts=("trans",),
+        fusions={"epilogue": "after"},
+    )
 
     m: Size
     n: Size

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import itemsize, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import MAX_SIZE, Reference, Size, Tensor, Tolerance, Traffic, Workload, defaults_to
+from tunebench.workload import (
+    MAX_SIZE,
+    Category,
+    Leeway,
+    Reference,
+    Size,
+    Tensor,
+    Tolerance,
+    Traffic,
+    Workload,
+    defaults_to,
+)
 from tunebench.workloads.operators import _accumulation as accumulation
 
 if TYPE_CHECKING:
@@ -35,6 +46,8 @@ class GroupedGemm(Workload):
     """
 
     operator: ClassVar[str] = "grouped_gemm"
+    category: ClassVar[Category | None] = "dot product"
+    leeway: ClassVar[Leeway] = Leeway(padding={"n": "zeros", "k": "zeros"}, items=("m",), layouts=("trans",))
 
     groups: Size
     m: Size

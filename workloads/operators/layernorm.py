@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dtype import underflow, unit_roundoff
-from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -27,6 +27,8 @@ class LayerNorm(Workload):
     """
 
     operator: ClassVar[str] = "layernorm"
+    category: ClassVar[Category | None] = "reduction"
+    leeway: ClassVar[Leeway] = Leeway(items=("rows",))
     eps: ClassVar[float] = 1e-5
     """Added to the variance; the customary value."""
 

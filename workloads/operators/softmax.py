@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dtype import DType, underflow, unit_roundoff
-from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -24,6 +24,10 @@ class Softmax(Workload):
     """
 
     operator: ClassVar[str] = "softmax"
+    category: ClassVar[Category | None] = "reduction"
+    leeway: ClassVar[Leeway] = Leeway(
+        padding={"cols": "minus infinity"}, items=("rows",), fusions={"prologue": "before"}
+    )
 
     rows: Size
     cols: Size
