@@ -1,7 +1,8 @@
 """tunebench: which kernel, with which parameters, is fastest for this problem on this GPU?
 
-`tune` searches, proves and remembers; `lookup` serves what is known. Importing the package is cheap:
-each name is imported at its first use, and looking up never imports what tuning needs.
+`tune` searches, proves and remembers; `lookup` serves what is known; `explain` tells what limits it.
+Importing the package is cheap: each name is imported at its first use, and looking up never imports what
+tuning needs.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ if TYPE_CHECKING:
     from tunebench.answer import Answer, lookup
     from tunebench.device import Device
     from tunebench.errors import LookupMiss, TunebenchError
+    from tunebench.explanation import Explanation, explain
     from tunebench.tuning import Plan, Report, tune
     from tunebench.workloads import parse
 
 __all__ = [
     "Answer",
     "Device",
+    "Explanation",
     "LookupMiss",
     "Plan",
     "Report",
     "TunebenchError",
     "__version__",
+    "explain",
     "lookup",
     "parse",
     "tune",
@@ -34,10 +38,12 @@ __all__ = [
 _HOME = {
     "Answer": "tunebench.answer",
     "Device": "tunebench.device",
+    "Explanation": "tunebench.explanation",
     "LookupMiss": "tunebench.errors",
     "Plan": "tunebench.tuning",
     "Report": "tunebench.tuning",
     "TunebenchError": "tunebench.errors",
+    "explain": "tunebench.explanation",
     "lookup": "tunebench.answer",
     "parse": "tunebench.workloads",
     "tune": "tunebench.tuning",

@@ -1,0 +1,35 @@
+"""Why a configuration takes the time it takes, and what would take less: `explain`.
+
+Terms and teaching are those of NVIDIA's guides: an operation is math limited, memory limited or latency
+limited; its arithmetic intensity stands against the ops:byte ratio of the device; tiles and waves quantise.
+
+Source: NVIDIA, "GPU Performance Background User's Guide" and "Matrix Multiplication Background User's Guide",
+2023; the roofline is that of Williams, Waterman and Patterson, CACM 52(4), 2009.
+"""
+
+from tunebench.explanation.advice import Advice, Best, Change, Forecaster, advise
+from tunebench.explanation.alignment import Alignment, alignments
+from tunebench.explanation.analysis import Explanation, Shares, Timed, explain, explain_choice
+from tunebench.explanation.grid import Block, Waves
+from tunebench.explanation.limit import Limit
+from tunebench.explanation.roofline import Ceiling, Roofline
+
+__all__ = [
+    "Advice",
+    "Alignment",
+    "Best",
+    "Block",
+    "Ceiling",
+    "Change",
+    "Explanation",
+    "Forecaster",
+    "Limit",
+    "Roofline",
+    "Shares",
+    "Timed",
+    "Waves",
+    "advise",
+    "alignments",
+    "explain",
+    "explain_choice",
+]

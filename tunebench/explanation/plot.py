@@ -1,0 +1,86 @@
+"""The roofline, drawn: ceilings of the device, and where a configuration stands below them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunebench.errors import InputError, MissingDependency
+from tunebench.explanation.analysis import Explanation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "figure"]
+
+WIDTH_INCHES, HEIGHT_INCHES, DOTS_AN_INCH = 8.0, 5.0, 150
+
+
+def draw(explanation: Explanation, path: str | Path) -> None:
+    """Draw the roofline into a file, whose ending says in which format.
+
+    Raises:
+        MissingDependency: if Matplotlib is not installed.
+        InputError: if Matplotlib does not know the format.
+        OSError: if the file cannot be written.
+    """
+    found = figure(explanation)
+    ending = Path(path).suffix.removeprefix(".")
+    known = found.canvas.get_supported_filetypes()
+    if ending not in known:
+        raise InputError(f"{path}: a plot must end in one of .{', .'.join(sorted(known))}")
+    found.savefig(path, dpi=DOTS_AN_INCH)
+
+
+def figure(explanation: Explanation) -> Figure:
+    """Return the roofline as a Matplotlib figure that belongs to no window.
+
+    Raises:
+        MissingDependency: if Matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependency("matplotlib", "plot") from error
+    found = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
+    axes = found.add_subplot()
+    _draw_roofs(axes, explanation)
+    _draw_points(axes, explanation)
+    axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("arithmetic intensity, FLOP/byte")
+    axes.set_ylabel("GFLOP/s")
+    choice = explanation.choice
+    axes.set_title(f"{choice.workload}\n{choice.variant.key} on {choice.device.name}", fontsize="medium")
+    axes.grid(visible=True, which="both", alpha=0.2)
+    axes.legend(loc="lower right", fontsize="small")
+    return found
+
+
+def _draw_roofs(axes: Any, explanation: Explanation) -> None:
+    """Draw memory's slope up to each ceiling, and the ceilings from there on."""
+    roof = explanation.roofline
+    balances = [ceiling.balance for ceiling in roof.ceilings]
+    left, right = min(*balances, roof.intensity) / 8, max(*balances, roof.intensity) * 8
+    for ceiling, style in zip(roof.ceilings, ("-", "--", ":"), strict=False):
+        label = f"{ceiling.pipe} in {ceiling.dtype}: {ceiling.gflop_s:.4g} GFLOP/s"
+        peak = ceiling.gflop_s
+        axes.plot([ceiling.balance, right], [peak, peak], style, color="tab:red", label=label)
+    highest = max(balances)
+    axes.plot(
+        [left, highest],
+        [left * roof.dram_gb_s, highest * roof.dram_gb_s],
+        color="tab:blue",
+        label=f"memory: {roof.dram_gb_s:.4g} GB/s",
+    )
+
+
+def _draw_points(axes: Any, explanation: Explanation) -> None:
+    """Draw what is attainable, and the rates at the bound, at the predicted and at the measured time."""
+    roof, x = explanation.roofline, explanation.roofline.intensity
+    times = {"bound": (explanation.bound.us, "^"), "predicted": (explanation.predicted_us, "s")}
+    if explanation.measured is not None:
+        times["measured"] = (explanation.measured.median_us, "o")
+    axes.plot([x], [roof.attainable_gflop_s], "x", color="black", label="attainable")
+    for name, (us, marker) in times.items():
+        gflop_s = explanation.shares(us).gflop_s
+        axes.plot([x], [gflop_s], marker, color="tab:green", label=f"{name}: {gflop_s:.4g} GFLOP/s")
