@@ -158,6 +158,31 @@ def test_launches_agree_with_what_is_declared(variant: CudaVariant[Any], workloa
         assert "#include" not in variant.source(workload, config)
 
 
+@pytest.mark.parametrize(("variant", "workload"), cases())
+def test_tiles_account_for_what_is_computed_beyond_the_edges(
+    variant: CudaVariant[Any], workload: Workload
+) -> None:
+    device = representative("sm_90")
+    table = variant.configs(workload, device)
+    costs = variant.costs(workload, table, device)
+    for row in random.Random(0).sample(range(len(table)), min(20, len(table))):
+        config = table.config(row)
+        tiles = variant.tiles(workload, config)
+        assert tiles
+        if workload.category == "reduction":
+            (launch,) = variant.launches(workload, config)
+            assert launch.grid[0] == tiles[0].count
+            continue
+        column = costs.mma_flop if np.any(np.asarray(costs.mma_flop)) else 2 * np.asarray(costs.fma)
+        executed = float(np.broadcast_to(costs.blocks * column, len(table))[row])
+        inside = workload.flops() / np.prod([tiling.used for tiling in tiles])
+        # Costs count what is certain: however rows are split, and however steps among parts.
+        if workload.operator == "grouped_gemm" or config.get("split", 1) > 1:
+            assert executed <= inside * (1 + 1e-9)
+        else:
+            assert executed == pytest.approx(inside)
+
+
 @pytest.mark.parametrize("variant", [v for v in kernels.variants() if isinstance(v, CudaVariant)], ids=str)
 def test_other_architectures_are_refused(variant: CudaVariant[Any]) -> None:
     workload = workloads.parse(WORKLOADS[variant.operator.operator][0])

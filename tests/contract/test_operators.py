@@ -122,6 +122,74 @@ def test_declarations_agree(name: str) -> None:
     check()
 
 
+# -- what may be changed ------------------------------------------------------------------------------------
+
+FILLERS = {"zeros": 0.0, "minus infinity": -math.inf}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_leeway_names_dimensions(name: str) -> None:
+    cls = operators()[name]
+    assert cls.category is not None
+    leeway, types = cls.leeway, cls._types()
+    assert leeway.items
+    for dimension in (*leeway.padding, *leeway.items):
+        assert any(isinstance(note, AtLeast) for note in get_args(types[dimension])), dimension
+    for dimension in (*leeway.layouts, *leeway.fusions):
+        assert len(cls.choices(dimension)) > 1
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    assert all(defaults[dimension] in cls.choices(dimension) for dimension in leeway.fusions)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_changes_keep_what_follows(name: str) -> None:
+    cls = operators()[name]
+
+    @given(workloads_of(cls, 6))
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload) -> None:
+        assert workload.changed() == workload
+        for dimension in workload.leeway.items:
+            doubled = workload.changed(**{dimension: 2 * getattr(workload, dimension)})
+            assert doubled.flops() == 2 * workload.flops()
+        for dtype in cls.choices("dtype"):
+            items = {item.partition("=")[0]: item for item in str(workload).partition(":")[2].split(",")}
+            items["dtype"] = f"dtype={dtype}"
+            try:
+                expected = parse(f"{name}:{','.join(items.values())}")
+            except InputError:
+                continue
+            assert workload.changed(dtype=dtype) == expected
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("name", "dimension"), [(name, dim) for name in OPERATORS for dim in operators()[name].leeway.padding]
+)
+def test_padding_computes_what_was_asked_for_and_more(name: str, dimension: str) -> None:
+    cls = operators()[name]
+    filler = FILLERS[cls.leeway.padding[dimension]]
+
+    @given(workloads_of(cls, 5), st.integers(1, 3), st.integers(0, 2**32 - 1))
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload, more: int, seed: int) -> None:
+        if getattr(workload, "groups", 1) > 1 and name == "conv2d":
+            return  # channels of a group are padded, not channels
+        longer = workload.changed(**{dimension: getattr(workload, dimension) + more})
+        inputs, padded = _f64(workload.draw(np.random.default_rng(seed))), {}
+        for tensor in longer.inputs():
+            padded[tensor.name] = np.full(tensor.shape, filler)
+            padded[tensor.name][tuple(map(slice, inputs[tensor.name].shape))] = inputs[tensor.name]
+        with np.errstate(invalid="ignore"):  # in the scale of what was padded with infinity
+            computed = longer.reference(padded)
+        for output, asked in workload.reference(inputs).items():
+            part = computed[output].value[tuple(map(slice, asked.value.shape))]
+            np.testing.assert_allclose(part, asked.value, rtol=1e-9, atol=1e-9)
+
+    check()
+
+
 # -- references against loops over single numbers -----------------------------------------------------------
 
 

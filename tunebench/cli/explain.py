@@ -77,8 +77,11 @@ def _render(found: Explanation, to: Console) -> None:
     floors = ((name, _us(us), f"{us / found.bound.us:.0%}") for name, us in found.bound.floors.items())
     to.print(table("Floors of the bound", ">at least", ">of the bound", rows=floors))
     if found.advice:
-        rows = ((f"{a.gain:.2f}x", _us(a.before_us), _us(a.after_us), a.change.text) for a in found.advice)
-        to.print(table(">gain", ">from", ">to", "advice (predicted)", rows=rows))
+        rows = (
+            (f"{a.gain:.2f}x", _us(a.before_us), _us(a.after_us), a.best.variant, a.change.text)
+            for a in found.advice
+        )
+        to.print(table(">gain", ">from", ">to", "by", "advice (predicted)", rows=rows))
     else:
         to.print("No change that was tried is predicted to gain anything.")
     for reason in found.refused.values():

@@ -175,7 +175,7 @@ def advise(
         return ()
     found: list[Advice] = []
     if predicted_us is not None:
-        text = f"tune: {now.variant} {now.config} is predicted faster"
+        text = f"tune: {now.config} is predicted faster"
         change = Change(text=text, workload=workload)
         found.append(Advice("configuration", change, before_us=predicted_us, after_us=now.us, best=now))
     for subject, changes in _subjects(workload, forecaster):

@@ -129,7 +129,7 @@ class Explanation:
             "limit": _with(self.limit),
             "tiles": [_with(tiling, "count", "used") for tiling in self.tiles],
             "tiles_used": self.tiles_used,
-            "block": _with(self.block) if self.block is not None else None,
+            "block": self.block.to_json() if self.block is not None else None,
             "waves": self.waves and _with(self.waves, "count", "last_blocks", "idle_sms", "used"),
             "alignments": [_with(alignment, "wanted", "full") for alignment in self.alignments],
             "advice": [advice.to_json() for advice in self.advice],

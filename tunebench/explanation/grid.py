@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,13 @@ class Block:
     registers: int
     smem_bytes: int
     occupancy: Occupancy | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data, with what limits the occupancy."""
+        data = dataclasses.asdict(self)
+        if self.occupancy is not None:
+            data["occupancy"]["limited_by"] = list(self.occupancy.limited_by)
+        return data
 
 
 def blocks_and_waves(

@@ -62,7 +62,7 @@ def _draw_roofs(axes: Any, explanation: Explanation) -> None:
     balances = [ceiling.balance for ceiling in roof.ceilings]
     left, right = min(*balances, roof.intensity) / 8, max(*balances, roof.intensity) * 8
     for ceiling, style in zip(roof.ceilings, ("-", "--", ":"), strict=False):
-        label = f"{ceiling.pipe} in {ceiling.dtype}: {ceiling.gflop_s:.4g} GFLOP/s"
+        label = f"{ceiling.pipe} in {ceiling.dtype}: {ceiling.gflop_s:,.0f} GFLOP/s"
         peak = ceiling.gflop_s
         axes.plot([ceiling.balance, right], [peak, peak], style, color="tab:red", label=label)
     highest = max(balances)
@@ -70,7 +70,7 @@ def _draw_roofs(axes: Any, explanation: Explanation) -> None:
         [left, highest],
         [left * roof.dram_gb_s, highest * roof.dram_gb_s],
         color="tab:blue",
-        label=f"memory: {roof.dram_gb_s:.4g} GB/s",
+        label=f"memory: {roof.dram_gb_s:,.0f} GB/s",
     )
 
 
@@ -78,9 +78,10 @@ def _draw_points(axes: Any, explanation: Explanation) -> None:
     """Draw what is attainable, and the rates at the bound, at the predicted and at the measured time."""
     roof, x = explanation.roofline, explanation.roofline.intensity
     times = {"bound": (explanation.bound.us, "^"), "predicted": (explanation.predicted_us, "s")}
-    if explanation.measured is not None:
-        times["measured"] = (explanation.measured.median_us, "o")
-    axes.plot([x], [roof.attainable_gflop_s], "x", color="black", label="attainable")
+    measured = explanation.measured
+    if measured is not None and measured.how == "measured here":
+        times["measured"] = (measured.median_us, "o")
+    axes.plot([x], [roof.attainable_gflop_s], "x", color="black", label="attainable", zorder=3)
     for name, (us, marker) in times.items():
         gflop_s = explanation.shares(us).gflop_s
-        axes.plot([x], [gflop_s], marker, color="tab:green", label=f"{name}: {gflop_s:.4g} GFLOP/s")
+        axes.plot([x], [gflop_s], marker, color="tab:green", label=f"{name}: {gflop_s:,.0f} GFLOP/s")

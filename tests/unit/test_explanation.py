@@ -1,0 +1,556 @@
+"""What limits a configuration, and what would take less: held against calculations by hand."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunebench import cli, device, explanation
+from tunebench.bound import RESOURCES, Bound
+from tunebench.db.record import RunStart, TrialKey
+from tunebench.db.store import open_store
+from tunebench.device import Device
+from tunebench.errors import ConfigError, InputError, MissingDependency
+from tunebench.explanation import Explanation, Forecaster, Waves, advise, alignments, explain
+from tunebench.explanation.limit import KINDS, limit
+from tunebench.kernels import variant as find_variant
+from tunebench.outcome import CacheState, Measured, Result, Verification
+from tunebench.tuning import candidate
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+
+H100, A100, T4 = device.find("h100-sxm"), device.find("a100-80-sxm"), device.find("t4")
+SQUARE, SKINNY = "gemm:m=4096,n=4096,k=4096,dtype=f16", "gemm:m=16,n=4096,k=4096,dtype=f16"
+ROWS = "softmax:rows=4096,cols=1024,dtype=f16"
+
+
+@pytest.fixture(scope="module")
+def nothing_known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("explained") / "none.db"
+
+
+# -- by hand ----------------------------------------------------------------------------------------
+
+
+def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
+    """Two warpgroups multiply tiles of 128 x 256 in steps of 64; pairs of blocks share columns of b."""
+    config = (
+        "bm=128,bn=256,bk=64,stages=4,consumers=2,pingpong=0,cluster_m=2,cluster_n=1,staged=1,"
+        "group_m=8,min_blocks=1"
+    )
+    found = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
+    assert (found.category, found.choice.why) == ("dot product", "asked for")
+    # 132 SMs at 1980 MHz, 4096 FLOP a clock: 1070.5 TFLOP/s; 3352 GB/s; so 319.4 FLOP in the time of a byte.
+    roof = found.roofline
+    assert roof.used.gflop_s == pytest.approx(132 * 4096 * 1980 / 1000)
+    assert roof.used.balance == pytest.approx(319.4, abs=0.05)
+    # 2 x 4096^3 FLOP and three matrices of 32 MiB: 4096 / 3 FLOP a byte, 4.27 times the balance.
+    assert roof.intensity == pytest.approx(4096 / 3)
+    assert (roof.limit, roof.factor) == ("math", pytest.approx(4096 / 3 / 319.371, rel=1e-4))
+    assert roof.us == pytest.approx(137_438_953_472 / 1_070_530_560)
+    # 32 x 16 tiles on 132 SMs: some SM has 4, of 2 x 128 x 256 x 4096 FLOP each, which take 65,536 clocks.
+    floors = found.bound.floors
+    assert floors["tensor pipe"] == pytest.approx(4 * 65_536 / 1980)
+    # Written to and read from shared memory once: 2 x (128 + 256) x 4096 x 2 bytes, 128 a clock.
+    assert floors["shared"] == pytest.approx(4 * 49_152 / 1980)
+    # 128 rows of a, half of 256 columns of b, 64 bytes a clock.
+    assert floors["fill port"] == pytest.approx(4 * 32_768 / 1980)
+    # 2 warpgroups of 4 warps issue a product of 64 rows each every 16 of k; 4 instructions a clock.
+    assert floors["issue"] == pytest.approx(4 * 2 * 4 * 256 / 4 / 1980)
+    # Two matrices are read; the third fits in 50 MiB of cache.
+    assert floors["dram"] == pytest.approx(2 * 33.554432e6 / 3352e3)
+    assert found.bound.us == floors["tensor pipe"]
+    # 512 / 132 waves: 0.8 - 0.05 / 3.88 of the peak is usual, and a launch costs 3.5 us.
+    assert found.predicted_us == pytest.approx(132.396 / (0.8 - 0.05 * 132 / 512) + 3.5, rel=1e-4)
+    assert (found.limit.kind, found.limit.against) == ("math", "shared")
+    assert found.limit.factor == pytest.approx(4 / 3)
+    assert found.tiles_used == 1
+    waves, block = found.waves, found.block
+    assert waves is not None
+    assert (waves.blocks, waves.last_blocks, waves.idle_sms) == (512, 512 - 3 * 132, 16)
+    assert waves.used == pytest.approx(512 / 528)
+    assert block is not None
+    assert block.occupancy is not None
+    # 4 stages of (128 + 256) x 64 x 2 bytes, 8 warps' 16 x 40 floats, 10 barriers: one block of 228 KB.
+    assert block.smem_bytes == 4 * 49_152 + 8 * 2560 + 80
+    assert (block.threads, block.occupancy.blocks, block.occupancy.warps) == (384, 1, 12)
+    assert block.occupancy.limited_by == ("shared memory",)
+    assert found.shares(found.predicted_us).of_bound == pytest.approx(0.771, abs=0.001)
+
+
+def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
+    """Tiles of 16 x 64 by four warps, k in steps of 64 and in two halves, added up by a second launch."""
+    config = (
+        "bm=16,bn=64,warps_m=1,warps_n=4,bk=64,split_k=2,stream_k=0,stages=5,staged=1,group_m=1,min_blocks=1"
+    )
+    found = explain(SKINNY, A100, variant="cuda_mma", config=config, db=nothing_known)
+    read, written = 2 * 4096 * (16 + 4096), 2 * 16 * 4096
+    assert found.roofline.intensity == pytest.approx(2 * 16 * 4096 * 4096 / (read + written))  # 15.9
+    # 108 x 2048 x 1410 MHz against 2039 GB/s: 153 FLOP in the time of a byte.
+    assert found.roofline.used.balance == pytest.approx(152.95, abs=0.01)
+    assert (found.roofline.limit, found.roofline.factor) == ("memory", pytest.approx(9.634, abs=0.001))
+    # 64 tiles, two blocks each, on 108 SMs: some SM has 2, each with 2048 of k.
+    clocks = {
+        "tensor pipe": 2 * 16 * 64 * 2048 / 2048,
+        # 4 warps read fragments of 512 bytes, one of a and one of b every 16 of k; and what was copied.
+        "shared": (4 * 2 * 128 * 512 + 2048 * 2 * (16 + 64)) / 128,
+        "fill port": (16 + 64) * 2048 * 2 / 64,
+        # A product of 16 x 8 and the fragments: 2 + 2 instructions a warp every 16 of k.
+        "issue": 4 * 4 * 128 / 4,
+    }
+    for resource, each in clocks.items():
+        assert found.bound.floors[resource] == pytest.approx(2 * each / 1410), resource  # type: ignore[index]
+    assert found.bound.us == pytest.approx(read / 2039e3)
+    # Memory gives 77 % of its peak; two launches.
+    assert found.predicted_us == pytest.approx(read / 2039e3 / 0.77 + 7)
+    assert (found.limit.kind, found.limit.against) == ("memory", "shared")
+    assert found.waves == Waves(blocks=128, sm_count=108, blocks_per_sm=3)
+    assert found.waves.used == pytest.approx(128 / 216)
+    assert found.block is not None
+    assert found.block.occupancy is not None
+    # 5 stages of (16 + 64) x 64 x 2 bytes and 1 KB of the system's: three in 164 KB.
+    assert found.block.smem_bytes == 51_200
+    assert found.block.occupancy.limits["shared memory"] == 3
+
+
+def test_a_softmax_on_t4_by_hand(nothing_known: Path) -> None:
+    """A row a block of 64 threads, 8 elements an access, kept in registers."""
+    config = "cache=registers,row_threads=64,rows=1,vector=8,unroll=1"
+    found = explain(ROWS, T4, variant="cuda_block", config=config, db=nothing_known)
+    assert found.category == "reduction"
+    # 5 FLOP an element of 2 + 2 bytes; 40 SMs, 128 FLOP, 1590 MHz against 320 GB/s: 25.4 to be in balance.
+    assert found.roofline.intensity == 1.25
+    assert found.roofline.used.balance == pytest.approx(40 * 128 * 1590 / 320e3)
+    assert [ceiling.pipe for ceiling in found.roofline.ceilings] == ["fma pipe", "tensor pipe"]
+    # 8 MiB are read; of 8 MiB written, 4 MiB may stay in the cache.
+    assert found.bound.floors["dram"] == pytest.approx((8 + 4) * 2**20 / 320e3)
+    # 103 rows are the busiest SM's, with one exponential an element, 16 a clock: 64 clocks each.
+    assert found.bound.floors["special functions"] == pytest.approx(103 * 64 / 1590)
+    # Two multiply-adds an element, 64 a clock; what is read comes by 64 bytes a clock, 64 bytes less at ends.
+    assert found.bound.floors["fma pipe"] == pytest.approx(103 * 32 / 1590)
+    assert found.bound.floors["fill port"] == pytest.approx(103 * (2048 - 64) / 64 / 1590)
+    assert found.predicted_us == pytest.approx(12 * 2**20 / 320e3 / 0.77 + 3.5)
+    assert (found.limit.kind, found.limit.cause) == ("memory", "floor")
+    assert found.tiles_used == 1
+    assert found.waves is not None
+    assert (found.waves.blocks, found.waves.blocks_per_sm) == (4096, 16)  # 1024 threads on an SM
+    assert found.waves.used == pytest.approx(4096 / (40 * 103))
+
+
+# -- the parts --------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3000), st.integers(1, 200), st.integers(1, 32))
+def test_waves_are_those_of_blocks_dealt_out(blocks: int, sms: int, resident: int) -> None:
+    waves, left, rounds = Waves(blocks=blocks, sm_count=sms, blocks_per_sm=resident), blocks, 0
+    while left > sms * resident:
+        left, rounds = left - sms * resident, rounds + 1
+    assert (waves.last_blocks, waves.idle_sms) == (left, sum(sm >= left for sm in range(sms)))
+    assert math.ceil(waves.count) == rounds + 1
+    held = [len(range(sm, blocks, sms)) for sm in range(sms)]  # in turn, however many at a time
+    assert waves.used == pytest.approx(sum(held) / (sms * max(held)))
+
+
+@pytest.mark.parametrize("min_blocks", [1, 2])
+def test_blocks_that_stay_are_as_many_as_the_launch_says(min_blocks: int, nothing_known: Path) -> None:
+    config = (
+        "bm=64,bn=64,bk=64,stages=2,consumers=1,pingpong=0,cluster_m=1,cluster_n=1,staged=0,group_m=1,"
+        f"min_blocks={min_blocks}"
+    )
+    found = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
+    assert found.block is not None
+    assert found.block.occupancy is not None
+    assert found.block.occupancy.blocks > 2  # there would be room
+    assert found.waves == Waves(blocks=64 * 64, sm_count=132, blocks_per_sm=min_blocks)
+
+
+def bound_of(**floors: float) -> Bound:
+    named: Any = {name.replace("_", " "): us for name, us in floors.items()}
+    ordered = dict(sorted(named.items(), key=lambda item: -item[1]))
+    binding = next(iter(ordered))
+    return Bound(us=ordered[binding], binding=binding, floors=ordered, assumed=False)
+
+
+FULL, FEW = (Waves(blocks=n, sm_count=100, blocks_per_sm=1) for n in (500, 25))
+
+
+@pytest.mark.parametrize(
+    ("floors", "predicted_us", "waves", "kind", "cause", "against", "factor"),
+    [
+        ({"dram": 50, "tensor_pipe": 20, "shared": 10}, 70, FULL, "memory", "floor", "tensor pipe", 2.5),
+        ({"tensor_pipe": 50, "issue": 40, "dram": 10}, 70, FULL, "math", "floor", "dram", 5),
+        (
+            {"shared": 50, "fill_port": 45, "fma_pipe": 40},
+            70,
+            FULL,
+            "on-chip memory",
+            "floor",
+            "fma pipe",
+            1.25,
+        ),
+        ({"tensor_pipe": 50}, 70, FULL, "math", "floor", None, None),
+        ({"tensor_pipe": 50, "dram": 10}, 70, FEW, "latency", "few blocks", None, 4),
+        # Memory has enough to do, however few SMs ask it.
+        ({"dram": 50, "tensor_pipe": 10}, 70, FEW, "memory", "floor", "tensor pipe", 5),
+        ({"dram": 1}, 3.5 + 1.75, FULL, "latency", "launch", None, 2),
+        ({"dram": 3}, 3.5 + 3.6, FULL, "memory", "floor", None, None),
+    ],
+)
+def test_what_limits(
+    floors: Any, predicted_us: float, waves: Waves, kind: str, cause: str, against: str, factor: float
+) -> None:
+    found = limit(bound_of(**floors), predicted_us, 1, waves)
+    assert (found.kind, found.cause, found.against) == (kind, cause, against)
+    assert found.factor == (None if factor is None else pytest.approx(factor))
+    assert found.work_us == pytest.approx(predicted_us - 3.5)
+
+
+def test_where_launches_cost_nothing_nothing_is_lost_to_them() -> None:
+    assert limit(bound_of(dram=1), 1.3, 0, None).kind == "memory"
+
+
+def test_every_resource_is_of_some_kind() -> None:
+    assert set(KINDS) == set(RESOURCES)
+
+
+def test_alignment_is_of_lines_and_names_what_may_be_padded() -> None:
+    found = {a.tensor: a for a in alignments(parse("gemm:m=100,n=30,k=4096,dtype=f16,trans=nn"))}
+    assert [(a.line, a.aligned_bytes, a.dimension) for a in found.values()] == [
+        (4096, 16, "k"),
+        (30, 4, "n"),  # 60 bytes
+        (30, 4, "n"),
+    ]
+    assert [a.full for a in found.values()] == [True, False, False]
+    assert found["b"].wanted == 8
+    transposed = {a.tensor: a for a in alignments(parse("gemm:m=100,n=30,k=36,dtype=e4m3,trans=tt"))}
+    assert (transposed["a"].line, transposed["a"].aligned_bytes, transposed["a"].wanted) == (100, 4, 16)
+    assert (transposed["b"].dimension, transposed["b"].line) == ("k", 36)
+    images = "conv2d:n=2,c=3,h=8,w=8,k=24,r=3,s=3,stride=1,pad=1,dtype=f16,layout="
+    last = {a.tensor: (a.dimension, a.aligned_bytes) for a in alignments(parse(f"{images}nhwc"))}
+    assert last == {"x": ("c", 2), "w": ("c", 2), "y": ("k", 16)}
+    assert {a.dimension for a in alignments(parse(f"{images}nchw"))} == {None}
+
+
+# -- advice -----------------------------------------------------------------------------------------
+
+
+def fastest_us(workload: Workload, where: Device) -> float:
+    found, _ = candidate.find(workload, where, compilable=False)
+    return min(one.predicted_us(row) for one in found for row in range(len(one.table)))
+
+
+def advice_on(text: str, where: Device) -> list[explanation.Advice]:
+    return list(advise(parse(text), Forecaster(device=where)))
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("gemm:m=96,n=255,k=127,dtype=f16", A100),
+        ("gemm:m=96,n=264,k=520,dtype=f32", H100),
+        ("conv2d:n=2,c=3,h=30,w=30,k=30,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw", A100),
+        ("softmax:rows=64,cols=1001,dtype=f32", T4),
+        ("layernorm:rows=100,cols=64,dtype=f32", H100),
+    ],
+)
+def test_every_gain_is_that_of_predicting_both(text: str, where: Device) -> None:
+    workload, advice = parse(text), advice_on(text, where)
+    assert advice
+    gains = [one.gain for one in advice]
+    assert gains == sorted(gains, reverse=True)
+    assert min(gains) >= 1.01
+    now = fastest_us(workload, where)
+    for one in advice:
+        changed, items = one.change.workload, one.change.workload.flops() / workload.flops()
+        assert one.after_us == pytest.approx(
+            fastest_us(changed, where) / (items if one.subject == "batch" else 1)
+        )
+        if one.subject != "fusion":
+            assert one.before_us == pytest.approx(now)
+        assert changed != workload
+
+
+def test_padding_makes_odd_matrices_fit_for_tensor_cores() -> None:
+    (padding,) = (a for a in advice_on("gemm:m=1000,n=1023,k=1023,dtype=f16", A100) if a.subject == "padding")
+    assert str(padding.change.workload) == "gemm:m=1000,n=1024,k=1024,dtype=f16"
+    assert padding.change.text == "pad n from 1023 to 1024, k from 1023 to 1024 with zeros"
+    assert padding.best.variant == "gemm/cuda_mma"
+    assert padding.gain > 3
+    assert not [a for a in advice_on("gemm:m=1024,n=1024,k=1024,dtype=f16", A100) if a.subject == "padding"]
+
+
+def test_a_batch_is_enlarged_as_long_as_an_item_gains_by_it() -> None:
+    where, rows = H100, 64
+    (batch,) = (
+        a for a in advice_on(f"softmax:rows={rows},cols=128,dtype=f16", where) if a.subject == "batch"
+    )
+    items = batch.change.items
+    each = {
+        n: fastest_us(parse(f"softmax:rows={rows * n},cols=128,dtype=f16"), where) / n for n in (1, 2, items)
+    }
+    assert batch.gain == pytest.approx(each[1] / each[items])
+    assert each[items] < each[2] / 1.05 < each[1]
+    assert batch.change.text == f"enlarge the batch: rows from 64 to {64 * items}"
+
+
+def test_less_accurate_types_must_gain_more() -> None:
+    precision = [
+        a for a in advice_on("gemm:m=1024,n=1024,k=1024,dtype=f32", H100) if a.subject == "precision"
+    ]
+    types = [a.change.workload.dtype for a in precision]  # greatest gain first
+    assert types == ["e4m3", "f16", "tf32"]  # bf16 is no faster than f16
+    fp8 = precision[0].change.workload
+    assert str(fp8) == "gemm:m=1024,n=1024,k=1024,dtype=e4m3,trans=nt"  # the only layout for wgmma
+    assert not [
+        a for a in advice_on("layernorm:rows=99,cols=999,dtype=bf16", H100) if a.subject == "precision"
+    ]
+
+
+def test_another_layout_is_advised_where_a_variant_needs_it() -> None:
+    text = "gemm:m=4096,n=4096,k=4096,dtype=e4m3"
+    (layout,) = (a for a in advice_on(text, H100) if a.subject == "layout")
+    assert (layout.change.text, layout.best.variant) == ("another layout: trans=nt", "gemm/cuda_wgmma")
+    assert not [a for a in advice_on(f"{text},trans=nt", H100) if a.subject == "layout"]
+
+
+def test_fusing_spares_a_neighbour_its_launch_and_its_bytes() -> None:
+    text = "softmax:rows=65536,cols=1024,dtype=f16"  # of 128 MiB
+    (fusion,) = (a for a in advice_on(text, H100) if a.subject == "fusion")
+    read_and_written = 2 * (128 - 50) * 2**20  # all but what 50 MiB of cache holds
+    spared = read_and_written / 3352e3 / 0.77 + 3.5
+    assert fusion.change.spared_us == pytest.approx(spared)
+    assert fusion.before_us == pytest.approx(fastest_us(parse(text), H100) + spared)
+    assert not [a for a in advice_on(f"{text},prologue=scale", H100) if a.subject == "fusion"]
+
+
+def test_what_gains_nothing_is_not_advised() -> None:
+    cpu = dataclasses.replace(device.local_cpu(), l2_bytes=2**20)
+    text = "softmax:rows=65536,cols=1024,dtype=f16,prologue=scale"
+    assert advice_on(text, cpu) == []
+
+
+def test_a_configuration_is_held_against_the_best(nothing_known: Path) -> None:
+    slow = (
+        "bm=64,bn=64,tm=4,tn=4,lanes_n=8,bk=16,split_k=1,stages=1,vec=4,group_m=1,min_blocks=1"  # one block
+    )
+    found = explain(
+        "gemm:m=64,n=64,k=8192,dtype=f32", H100, variant="cuda_simt", config=slow, db=nothing_known
+    )
+    first = found.advice[0]
+    assert (first.subject, first.before_us) == ("configuration", found.predicted_us)
+    assert (found.limit.kind, found.limit.cause, found.limit.factor) == ("latency", "few blocks", 132)
+    best = explain(
+        "gemm:m=64,n=64,k=8192,dtype=f32",
+        H100,
+        variant=first.best.variant,
+        config=str(first.best.config),
+        db=nothing_known,
+    )
+    assert best.predicted_us == pytest.approx(first.after_us)
+    assert "configuration" not in {advice.subject for advice in best.advice}
+
+
+# -- what is known ----------------------------------------------------------------------------------
+
+
+def remember(db: Path, where: Device, text: str, key: str, config: str, us: float, cache: CacheState) -> None:
+    variant, workload = find_variant(key), parse(text)
+    point = variant.space.parse(config)
+    outcome = Measured(
+        median_us=us,
+        ci_us=(us, us),
+        samples_us=(us,),
+        cache=cache,
+        verification=Verification(how="reference", detail="all"),
+    )
+    with open_store(db) as store:
+        store.begin_run(RunStart(device=where, workload=text, sampler="bound", seed=0))
+        revision = variant.revision(workload, point)
+        trial = TrialKey(device=where.key, workload=text, variant=key, revision=revision, config=point)
+        store.record(trial, Result(outcome=outcome), bound_us=1.0)
+
+
+FAST = "cache=registers,row_threads=64,rows=1,vector=8,unroll=1"
+SLOW = "cache=registers,row_threads=32,rows=1,vector=8,unroll=1"
+
+
+def test_a_measured_time_is_held_against_bound_and_roofline(tmp_path: Path) -> None:
+    db = tmp_path / "some.db"
+    remember(db, T4, ROWS, "softmax/cuda_block", FAST, 60.0, "cold")
+    remember(db, T4, ROWS, "softmax/cuda_block", SLOW, 80.0, "cold")
+    best = explain(ROWS, T4, db=db)
+    assert (best.choice.why, str(best.choice.config)) == ("best known", FAST)
+    assert best.measured == explanation.Timed(median_us=60.0, how="measured here", cache="cold")
+    shares = best.to_json()["shares"]["measured"]
+    assert shares["of_bound"] == pytest.approx(12 * 2**20 / 320e3 / 60)
+    assert shares["of_roofline"] == pytest.approx(16 * 2**20 / 320e3 / 60)
+    assert shares["gflop_s"] == pytest.approx(5 * 4096 * 1024 / 60e3)
+    asked = explain(ROWS, T4, variant="cuda_block", config=SLOW, db=db)
+    assert asked.measured == explanation.Timed(median_us=80.0, how="measured here", cache="cold")
+    assert explain(ROWS, T4, variant="numba_cuda", db=db).measured is None
+
+
+def test_a_time_with_warm_caches_is_held_against_the_bound_for_them(tmp_path: Path) -> None:
+    db = tmp_path / "some.db"
+    remember(db, T4, ROWS, "softmax/cuda_block", FAST, 30.0, "warm")
+    found = explain(ROWS, T4, db=db)
+    assert found.measured is not None
+    assert found.measured.cache == "warm"
+    assert found.bound.us == pytest.approx((4 + 4) * 2**20 / 320e3)  # 4 MiB of each may be in the cache
+
+
+def test_a_time_of_another_device_is_no_share_of_this_one(tmp_path: Path) -> None:
+    db, other = tmp_path / "some.db", dataclasses.replace(T4, name="t4-of-another", sm_count=20)
+    remember(db, other, ROWS, "softmax/cuda_block", FAST, 1.0, "cold")
+    found = explain(ROWS, T4, db=db)
+    assert found.measured is not None
+    assert found.measured.how == "same architecture"
+    assert set(found.to_json()["shares"]) == {"predicted"}
+
+
+def test_nothing_need_be_installed_to_compile(nothing_known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidate, "unavailable", lambda language: f"{language} is not installed")
+    with pytest.raises(InputError, match="is not installed"):
+        candidate.find(parse(ROWS), H100)
+    assert explain(ROWS, H100, db=nothing_known).advice
+
+
+def test_a_device_from_a_file_that_says_little(tmp_path: Path, nothing_known: Path) -> None:
+    path = tmp_path / "future.toml"
+    path.write_text(
+        'name = "future"\narchitecture = "sm_77"\nsm_count = 10\nmax_clock_mhz = 1000\ndram_gb_s = 100\n'
+        "l2_bytes = 0\nfma_per_clock = 64\nsmem_per_block_bytes = 49152\n"
+    )
+    found = explain(ROWS, device.from_file(str(path)), variant="cuda_block", db=nothing_known)
+    assert found.block is not None
+    assert found.block.occupancy is None
+    assert found.waves is not None
+    assert found.waves.blocks_per_sm == 1
+    assert found.bound.floors["dram"] == pytest.approx(16 * 2**20 / 100e3)
+
+
+def test_a_processor_has_no_blocks_and_no_launches(nothing_known: Path) -> None:
+    found = explain("softmax:rows=64,cols=64,dtype=f32", "cpu", db=nothing_known)
+    assert (found.block, found.waves, found.limit.launch_us) == (None, None, 0)
+    assert set(found.bound.floors) <= {"dram", "fma pipe"}
+
+
+def test_what_is_asked_for_must_be_valid(nothing_known: Path) -> None:
+    with pytest.raises(ConfigError, match="known are"):
+        explain(ROWS, T4, variant="cuda_block", config="rows=99", db=nothing_known)
+
+
+# -- the command, the plot --------------------------------------------------------------------------
+
+
+def test_the_command_for_people_and_as_json(capsys: pytest.CaptureFixture[str], nothing_known: Path) -> None:
+    arguments = ("explain", "-w", SQUARE, "--device", "a100-80-sxm", "--db", str(nothing_known))
+    assert cli.run([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["variant"], found["why"], found["category"]) == ("gemm/cuda_mma", "default", "dot product")
+    assert found["limit"]["kind"] == "math"
+    assert found["waves"]["idle_sms"] == 5 * 108 - 512
+    assert found["block"]["occupancy"]["limited_by"]
+    assert found == json.loads(json.dumps(explain(SQUARE, A100, db=nothing_known).to_json()))
+    assert cli.run(arguments) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "1365 FLOP/byte: math limited by 8.93 on the tensor pipe",
+        "311.9 TFLOP/s in f16, in balance with memory at 153 FLOP/byte",
+        "(default)",
+        "94.8% of the SMs' time is used: 512 blocks on 108 SMs",
+        "not possible here: gemm/cuda_wgmma needs sm_90",
+    ):
+        assert part in text, text
+
+
+def test_the_command_tells_what_is_measured_and_latency(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    db = str(tmp_path / "some.db")
+    remember(tmp_path / "some.db", T4, ROWS, "softmax/cuda_block", FAST, 60.0, "cold")
+    assert cli.run(["explain", "-w", ROWS, "--device", "t4", "--db", db]) == 0
+    assert "66% of the bound, 87% of the roofline (measured here, cold caches)" in capsys.readouterr().out
+    small = "softmax:rows=64,cols=99,dtype=f16"
+    assert cli.run(["explain", "-w", small, "--arch", "sm_90", "--variant", "cuda_block", "--db", db]) == 0
+    text = capsys.readouterr().out
+    assert "latency limited by" in text
+    assert "launching takes about 3.50 us" in text
+    assert "16 bytes want a multiple of 8 of cols" in text
+    text = "gemm:m=64,n=64,k=8192,dtype=f32"
+    config = "bm=64,bn=64,tm=4,tn=4,lanes_n=8,bk=16,split_k=1,stages=1,vec=4,group_m=1,min_blocks=1"
+    assert (
+        cli.run(["explain", "-w", text, "--arch", "sm_90", "--variant", "cuda_simt", "--config", config]) == 0
+    )
+    assert "latency limited by 132.00: 1 blocks on 132 SMs" in capsys.readouterr().out
+
+
+def test_an_operator_of_ones_own_that_says_nothing_of_itself(
+    capsys: pytest.CaptureFixture[str], nothing_known: Path
+) -> None:
+    file = Path(__file__).parents[2] / "docs" / "examples" / "my_kernel.py"
+    problem = ("-w", "distance:n=200,m=300,dim=64", "--device", "cpu", "--db", str(nothing_known))
+    assert cli.run(["explain", "--variant-file", str(file), *problem]) == 0
+    text = capsys.readouterr().out
+    assert "of a kind that its operator does not tell" in text
+    assert "distance/numba_cpu form=difference" in text
+    assert "fma pipe" in text
+
+
+def explained(db: Path) -> Explanation:
+    return explain(ROWS, T4, db=db)
+
+
+def test_without_matplotlib_the_error_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nothing_known: Path
+) -> None:
+    really = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return really(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    from tunebench.explanation.plot import draw
+
+    with pytest.raises(MissingDependency):
+        draw(explained(nothing_known), tmp_path / "roofline.png")
+    command = ["explain", "-w", ROWS, "--device", "t4", "--plot", str(tmp_path / "roofline.png")]
+    assert cli.run([*command, "--db", str(nothing_known)]) == 6
+    assert "matplotlib is not installed; run: pip install 'tunebench[plot]'" in capsys.readouterr().err
+    assert not (tmp_path / "roofline.png").exists()
+
+
+def test_the_plot_holds_ceilings_and_points(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    from tunebench.explanation.plot import draw, figure
+
+    db = tmp_path / "some.db"
+    remember(db, T4, ROWS, "softmax/cuda_block", FAST, 60.0, "cold")
+    found = explained(db)
+    (axes,) = figure(found).axes
+    drawn = {line.get_label().partition(":")[0]: line for line in axes.get_lines()}
+    assert set(drawn) == {
+        *("fma pipe in f32", "tensor pipe in f16", "memory"),
+        *("attainable", "bound", "predicted", "measured"),
+    }
+    assert drawn["fma pipe in f32"].get_xydata()[0] == pytest.approx(
+        (40 * 128 * 1590 / 320e3, 40 * 128 * 1.59)
+    )
+    for x, y in drawn["memory"].get_xydata():
+        assert y == pytest.approx(320 * x)
+    assert drawn["attainable"].get_xydata()[0] == pytest.approx((1.25, 1.25 * 320))
+    assert drawn["measured"].get_xydata()[0] == pytest.approx((1.25, 5 * 4096 * 1024 / 60e3))
+    draw(found, tmp_path / "roofline.png")
+    assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match=r"must end in one of .*\.svg"):
+        draw(found, tmp_path / "roofline.txt")
