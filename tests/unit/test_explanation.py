@@ -121,28 +121,50 @@ def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
     assert found.block.occupancy.limits["shared memory"] == 3
 
 
-def test_a_softmax_on_t4_by_hand(nothing_known: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "sms", "mhz", "gb_s", "cache_mib", "lanes", "resident", "limited"),
+    [
+        # Launching (3.5 us) takes longer than 8 MiB on H100, where 32 blocks of 64 threads fill an SM.
+        (H100, 132, 1980, 3352, 50, 128, 32, "latency"),
+        (A100, 108, 1410, 2039, 40, 64, 32, "memory"),
+        (T4, 40, 1590, 320, 4, 64, 16, "memory"),
+    ],
+)
+def test_a_softmax_by_hand(
+    where: Device,
+    sms: int,
+    mhz: int,
+    gb_s: int,
+    cache_mib: int,
+    lanes: int,
+    resident: int,
+    limited: str,
+    nothing_known: Path,
+) -> None:
     """A row a block of 64 threads, 8 elements an access, kept in registers."""
     config = "cache=registers,row_threads=64,rows=1,vector=8,unroll=1"
-    found = explain(ROWS, T4, variant="cuda_block", config=config, db=nothing_known)
+    found = explain(ROWS, where, variant="cuda_block", config=config, db=nothing_known)
     assert found.category == "reduction"
-    # 5 FLOP an element of 2 + 2 bytes; 40 SMs, 128 FLOP, 1590 MHz against 320 GB/s: 25.4 to be in balance.
+    # 5 FLOP an element of 2 + 2 bytes.
     assert found.roofline.intensity == 1.25
-    assert found.roofline.used.balance == pytest.approx(40 * 128 * 1590 / 320e3)
+    assert found.roofline.used.balance == pytest.approx(sms * 2 * lanes * mhz / (gb_s * 1000))
     assert [ceiling.pipe for ceiling in found.roofline.ceilings] == ["fma pipe", "tensor pipe"]
-    # 8 MiB are read; of 8 MiB written, 4 MiB may stay in the cache.
-    assert found.bound.floors["dram"] == pytest.approx((8 + 4) * 2**20 / 320e3)
-    # 103 rows are the busiest SM's, with one exponential an element, 16 a clock: 64 clocks each.
-    assert found.bound.floors["special functions"] == pytest.approx(103 * 64 / 1590)
-    # Two multiply-adds an element, 64 a clock; what is read comes by 64 bytes a clock, 64 bytes less at ends.
-    assert found.bound.floors["fma pipe"] == pytest.approx(103 * 32 / 1590)
-    assert found.bound.floors["fill port"] == pytest.approx(103 * (2048 - 64) / 64 / 1590)
-    assert found.predicted_us == pytest.approx(12 * 2**20 / 320e3 / 0.77 + 3.5)
-    assert (found.limit.kind, found.limit.cause) == ("memory", "floor")
+    assert found.roofline.us == pytest.approx(16 * 2**20 / (gb_s * 1000))
+    # 8 MiB are read; of 8 MiB written, what the cache holds may stay there.
+    from_memory = (8 + max(0, 8 - cache_mib)) * 2**20 / (gb_s * 1000)
+    assert found.bound.floors["dram"] == found.bound.us == pytest.approx(from_memory)
+    # The busiest SM's rows, of 1024 exponentials and 2048 multiply-adds each, which are 32 + 64 instructions.
+    rows = -(-4096 // sms)
+    assert found.bound.floors["special functions"] == pytest.approx(rows * 1024 / 16 / mhz)
+    assert found.bound.floors["fma pipe"] == pytest.approx(rows * 2048 / lanes / mhz)
+    assert found.bound.floors["issue"] == pytest.approx(rows * 96 / 4 / mhz)
+    # What is read comes by 64 bytes a clock, less a sector at either end.
+    assert found.bound.floors["fill port"] == pytest.approx(rows * (2048 - 64) / 64 / mhz)
+    assert found.predicted_us == pytest.approx(from_memory / 0.77 + 3.5)
+    assert found.limit.kind == limited
     assert found.tiles_used == 1
-    assert found.waves is not None
-    assert (found.waves.blocks, found.waves.blocks_per_sm) == (4096, 16)  # 1024 threads on an SM
-    assert found.waves.used == pytest.approx(4096 / (40 * 103))
+    assert found.waves == Waves(blocks=4096, sm_count=sms, blocks_per_sm=resident)
+    assert found.waves.used == pytest.approx(4096 / (sms * rows))
 
 
 # -- the parts --------------------------------------------------------------------------------------

@@ -152,10 +152,12 @@ def _configuration(found: Explanation) -> Iterator[tuple[str, str]]:
         )
         if block.occupancy is not None:
             held = block.occupancy
+            by_each = ", ".join(f"{name} {blocks}" for name, blocks in held.limits.items())
             yield (
                 "occupancy",
                 f"at most {held.blocks} blocks, {held.warps} of {held.most_warps} warps "
-                f"({held.warps / held.most_warps:.0%}), limited by {', '.join(held.limited_by)}",
+                f"({held.warps / held.most_warps:.0%}), limited by {', '.join(held.limited_by)} "
+                f"(blocks that each allows: {by_each})",
             )
 
 
