@@ -22,15 +22,18 @@ another tile relieves it, faster memory does not.
 Cause = Literal["floor", "launch", "few blocks"]
 """Why it does: the highest floor, launching that takes longer than working, or SMs without a block."""
 
-KINDS: Mapping[Resource, Kind] = {
+KINDS: Mapping[str, Kind] = {
     "dram": "memory",
     "fma pipe": "math",
     "tensor pipe": "math",
     "special functions": "math",
     "issue": "math",
+    "load/store": "on-chip memory",
     "shared": "on-chip memory",
     "fill port": "on-chip memory",
+    "latency": "latency",
 }
+"""By resource of the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
