@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tunebench.db.location import locate as locate
     from tunebench.db.migrate import upgrade as upgrade
     from tunebench.db.owner import new_owner as new_owner
+    from tunebench.db.record import Addition as Addition
     from tunebench.db.record import Entry as Entry
     from tunebench.db.record import Known as Known
     from tunebench.db.record import Purpose as Purpose
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tunebench.db.store import open_store as open_store
 
 _HOME = {
+    "Addition": "record",
     "Entry": "record",
     "Known": "record",
     "Location": "location",

@@ -14,6 +14,7 @@ from tunebench.space import Config
 
 __all__ = [
     "PURPOSES",
+    "Addition",
     "Entry",
     "Known",
     "Purpose",
@@ -60,7 +61,7 @@ class RunStart:
         sampler: Name of the sampler.
         seed: Seed of everything random in the run.
         host: Who drives it (see `tunebench.db.new_owner`): the machine and the process.
-        versions: Versions of tunebench, compilers and drivers.
+        versions: Versions of tunebench, compilers and drivers; of an import, the file it came from.
     """
 
     device: Device
@@ -107,6 +108,21 @@ class Known:
     outcome: Outcome
     bound_us: float | None
     purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """One measurement that was made elsewhere, to be stored with others at once.
+
+    Attributes:
+        key: The trial it belongs to.
+        result: What became of it.
+        purpose: Why it was measured.
+    """
+
+    key: TrialKey
+    result: Result
+    purpose: Purpose = "search"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tunebench.db.bulk import AddWatcher, insert_measurements, insert_trials, unknown
 from tunebench.db.engine import explained, write
 from tunebench.db.location import Location, locate
 from tunebench.db.migrate import prepare
@@ -28,7 +29,8 @@ from tunebench.db.reader import device_table as _device
 from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import run_table as _run
 from tunebench.db.reader import trial_table as _trial
-from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey, columns_of
+from tunebench.db.record import Addition, Purpose, RunStart, RunSummary, TrialKey, columns_of
+from tunebench.device import Device
 from tunebench.errors import ConfigError, DatabaseError, InputError
 from tunebench.outcome import Result
 from tunebench.space import Config
@@ -98,35 +100,11 @@ class Store(Reader):
         Returns:
             The run's id, for `record` and `finish_run`.
         """
-        device = start.device
-        described: dict[str, Any] = {
-            "kind": device.kind,
-            "architecture": device.architecture,
-            "product": device.name,
-            "sm_count": device.sm_count,
-            "power_limit_w": device.power_limit_w,
-            "descriptor": dataclasses.asdict(device),
-        }
-        run_id = uuid.uuid4().hex
         with self._write() as connection:
-            insert = self._insert(_device).values(key=device.key, **described)
-            insert = insert.on_conflict_do_update(index_elements=["key"], set_=described)
-            device_id = connection.execute(insert.returning(_device.c.id)).scalar_one()
-            connection.execute(
-                _run.insert(),
-                {
-                    "id": run_id,
-                    "device_id": device_id,
-                    "workload": start.workload,
-                    "sampler": start.sampler,
-                    "seed": start.seed,
-                    "host": start.host,
-                    "versions": dict(start.versions),
-                    "started_at": self._now(),
-                },
-            )
+            device_id = self._describe(connection, start.device)
+            run_id = self._begin(connection, device_id, start)
             _release_dead(connection)
-        self._device_ids[device.key] = device_id
+        self._device_ids[start.device.key] = device_id
         return run_id
 
     def finish_run(self, run_id: str, summary: RunSummary) -> None:
@@ -265,6 +243,40 @@ class Store(Reader):
                     connection.execute(_trial.update().where(chosen).values(stale=stale))
         return count
 
+    def add(self, start: RunStart, additions: Sequence[Addition], watcher: AddWatcher | None = None) -> int:
+        """Store many measurements that were made elsewhere: all of them, or none if it is interrupted.
+
+        A measurement that its trial has already (of the same purpose, with the same outcome, times and
+        samples) is left out, so that adding the same ones again adds nothing.
+
+        Args:
+            start: The run they are stored under, with the device of all of them.
+            additions: What to store, oldest first.
+            watcher: Is told how many are stored, and of how many.
+
+        Returns:
+            How many were not there yet.
+        """
+        with self._write() as connection:
+            device_id = self._describe(connection, start.device)  # others who add to this device wait here
+            fresh = unknown(connection, device_id, additions)
+            if fresh:
+                run_id = self._begin(connection, device_id, start)
+                trial_ids = insert_trials(connection, self._insert(_trial), device_id, fresh)
+                rows = [
+                    {
+                        "trial_id": trial_ids[a.key],
+                        "run_id": run_id,
+                        "purpose": a.purpose,
+                        "recorded_at": self._now(),
+                    }
+                    | columns_of(a.result)
+                    for a in fresh
+                ]
+                insert_measurements(connection, rows, watcher or (lambda done, total: None))
+                connection.execute(_run.update().where(_run.c.id == run_id), {"finished_at": self._now()})
+        return len(fresh)
+
     # -- within a transaction ---------------------------------------------------------------------
 
     @contextmanager
@@ -287,6 +299,35 @@ class Store(Reader):
         if self._engine.dialect.name == "postgresql":
             return postgresql.insert(table)
         return sqlite.insert(table)
+
+    def _describe(self, connection: sa.Connection, device: Device) -> int:
+        """Store a device, or describe it anew, and return its id."""
+        described: dict[str, Any] = {
+            "kind": device.kind,
+            "architecture": device.architecture,
+            "product": device.name,
+            "sm_count": device.sm_count,
+            "power_limit_w": device.power_limit_w,
+            "descriptor": dataclasses.asdict(device),
+        }
+        insert = self._insert(_device).values(key=device.key, **described)
+        insert = insert.on_conflict_do_update(index_elements=["key"], set_=described)
+        return int(connection.execute(insert.returning(_device.c.id)).scalar_one())
+
+    def _begin(self, connection: sa.Connection, device_id: int, start: RunStart) -> str:
+        run_id = uuid.uuid4().hex
+        row = {
+            "id": run_id,
+            "device_id": device_id,
+            "workload": start.workload,
+            "sampler": start.sampler,
+            "seed": start.seed,
+            "host": start.host,
+            "versions": dict(start.versions),
+            "started_at": self._now(),
+        }
+        connection.execute(_run.insert(), row)
+        return run_id
 
     def _identity(self, connection: sa.Connection, key: TrialKey) -> dict[str, Any]:
         """Return the columns that make a trial unique.

@@ -1,9 +1,15 @@
-"""What became of one configuration: a union in which only a success holds a time."""
+"""What became of one configuration: a union in which only a success holds a time.
+
+Source: the interval of the median is by order statistics (Hollander and Wolfe, "Nonparametric Statistical
+Methods", section 3.6), which assumes nothing of the distribution.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +32,7 @@ __all__ = [
     "WrongResult",
     "failed",
     "from_json",
+    "median_interval",
     "time_us",
     "to_json",
 ]
@@ -226,3 +233,16 @@ def from_json(data: Mapping[str, Any]) -> Outcome:
         fields["verification"] = Verification(**fields["verification"])
     outcome: Outcome = _CLASSES[data["kind"]](**fields)
     return outcome
+
+
+def median_interval(samples_us: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return the median and its 95 % confidence interval.
+
+    Below 6 samples no such interval exists, and the range of the samples is returned.
+    """
+    ordered = sorted(samples_us)
+    count = len(ordered)
+    spread = 1.96 * math.sqrt(count) / 2
+    low = max(0, math.floor(count / 2 - spread))
+    high = min(count - 1, math.ceil(count / 2 + spread))
+    return statistics.median(ordered), (ordered[low], ordered[high])

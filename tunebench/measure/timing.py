@@ -1,9 +1,7 @@
 """When to stop sampling, and what the samples say.
 
 Source: the stopping rules follow NVBench (NVIDIA, "NVBench: benchmark options", criterion `stdrel`): a
-minimum of samples, then until the relative standard error has settled or time is up. The interval of the
-median is by order statistics (Hollander and Wolfe, "Nonparametric Statistical Methods", section 3.6), which
-assumes nothing of the distribution.
+minimum of samples, then until the relative standard error has settled or time is up.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tunebench.errors import InputError
-from tunebench.outcome import CacheState
+from tunebench.outcome import CacheState, median_interval
 
 __all__ = ["Protocol", "Stopped", "collect", "median_interval"]
 
@@ -91,16 +89,3 @@ def _hopeless(samples: Sequence[float], protocol: Protocol, incumbent_us: float 
 def _standard_error(samples: Sequence[float]) -> float:
     """Return the standard error of the mean, relative to the mean."""
     return statistics.stdev(samples) / math.sqrt(len(samples)) / statistics.fmean(samples)
-
-
-def median_interval(samples_us: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Return the median and its 95 % confidence interval.
-
-    Below 6 samples no such interval exists, and the range of the samples is returned.
-    """
-    ordered = sorted(samples_us)
-    count = len(ordered)
-    spread = 1.96 * math.sqrt(count) / 2
-    low = max(0, math.floor(count / 2 - spread))
-    high = min(count - 1, math.ceil(count / 2 + spread))
-    return statistics.median(ordered), (ordered[low], ordered[high])

@@ -1,0 +1,102 @@
+"""Kernel Tuner's cache files.
+
+Source: Kernel Tuner, "Cache files"; the schema of version 1.1.0 of the format.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tunebench.errors import InputError
+from tunebench.outcome import CompileFailed, Measured
+from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, milliseconds, problem_of
+from tunebench.space import Value
+
+__all__ = ["dump", "parse"]
+
+
+def parse(data: Mapping[str, Any]) -> tuple[Log, tuple[Fault, ...]]:
+    """Return what a cache file holds, and the rows of it that cannot be used.
+
+    Raises:
+        InputError: if it does not say which parameters there are.
+    """
+    names = data.get("tune_params_keys")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError("tune_params_keys must list the names of the parameters")
+    rows = Rows()
+    for number, (key, entry) in enumerate(data["cache"].items(), start=1):
+        rows.add(f"cache entry {number} ({key[:100]!r})", functools.partial(_row, entry, names))
+    log = Log(
+        kernel=str(data.get("kernel_name", "")),
+        device=str(data.get("device_name", "")),
+        problem=problem_of(data.get("problem_size")),
+        names=tuple(names),
+        values=dict(_declared(data.get("tune_params"))),
+        rows=tuple(rows.good),
+    )
+    return log, tuple(rows.faults)
+
+
+def _declared(values: Any) -> Iterator[tuple[str, tuple[Value, ...]]]:
+    for name, declared in values.items() if isinstance(values, dict) else ():
+        if isinstance(declared, list) and all(isinstance(value, Value) for value in declared):
+            yield name, tuple(declared)
+
+
+def _row(entry: Any, names: list[str]) -> Row:
+    if not isinstance(entry, dict):
+        raise InputError("it must be an object")
+    told = Told(
+        values=entry,
+        time=entry.get("__error__", entry.get("time")),  # version 1.5 has the word beside the time
+        samples=entry.get("times"),
+        compile_ms=entry.get("compile_time"),
+        verify_ms=entry.get("verification_time"),
+        measure_ms=entry.get("benchmark_time"),
+        framework_ms=entry.get("framework_time"),
+        search_ms=entry.get("strategy_time"),
+        timestamp=entry.get("timestamp"),
+    )
+    return told.row(names)
+
+
+_WORDS = {CompileFailed.kind: "CompilationFailedConfig"}
+"""What a failure is called; any but these failed at run time."""
+
+
+def dump(log: Log) -> dict[str, Any]:
+    """Return a log as a cache file holds it.
+
+    What was aborted is called failed, as the format has no word for it.
+    """
+    return {
+        "schema_version": "1.1.0",
+        "device_name": log.device,
+        "kernel_name": log.kernel,
+        "problem_size": list(log.problem),
+        "tune_params_keys": list(log.names),
+        "tune_params": {name: list(log.values_of(name)) for name in log.names},
+        "objective": "time",
+        "cache": {",".join(map(str, row.config.values())): _entry(row) for row in log.rows},
+    }
+
+
+def _entry(row: Row) -> dict[str, Any]:
+    outcome, effort, conditions = row.result.outcome, row.result.effort, row.result.conditions
+    timed = isinstance(outcome, Measured)
+    reason = getattr(outcome, "reason", "").removeprefix(TOLD)
+    word = reason if reason == "InvalidConfig" else _WORDS.get(outcome.kind, "RuntimeFailedConfig")
+    return {
+        **row.config,
+        "time": milliseconds(row.time_us) if timed else word,
+        "times": [milliseconds(us) for us in outcome.samples_us] if isinstance(outcome, Measured) else [],
+        "compile_time": 1e3 * effort.compile_s,
+        "verification_time": 1e3 * effort.verify_s,
+        "benchmark_time": 1e3 * effort.measure_s,
+        "strategy_time": 1e3 * conditions.get("search_s", 0.0),
+        "framework_time": 1e3 * conditions.get("framework_s", 0.0),
+        "timestamp": conditions.get("timestamp", ""),
+    }

@@ -1,0 +1,343 @@
+"""What a tuner wrote down of one space on one device, row by row, whatever the format of its file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.errors import InputError
+from tunebench.outcome import (
+    CompileFailed,
+    Effort,
+    LaunchFailed,
+    Measured,
+    Outcome,
+    Result,
+    TimedOut,
+    Verification,
+    WrongResult,
+    median_interval,
+)
+from tunebench.space import Config, Parameter, Space, Table, Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["TOLD", "Fault", "Log", "Recording", "Row", "Rows", "Told", "milliseconds", "problem_of"]
+
+MAX_TEXT = 1000
+"""Most characters of any text that is taken from a file."""
+MAX_PARAMETERS = 100
+"""Most parameters of a space."""
+MAX_VALUES = 1 << 15
+"""Most values of one parameter: a `Table` counts them in 16 bits."""
+MAX_INTEGER = 1 << 63
+"""Integers of this magnitude and above are taken from no file."""
+
+TOLD = "recorded as "
+"""How the reason of a failure begins that another tuner recorded; its own word follows."""
+
+_UNVERIFIED = Verification(how="not verified", detail="recorded by another tuner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A space of which every configuration was tried, on one device.
+
+    Attributes:
+        kernel: Name of the kernel, as recorded; empty in T4 files that do not tell it.
+        device: Name of the device, as its driver tells it; empty where it is not told.
+        problem: Its size, as recorded; empty where it is not told.
+        table: The configurations.
+        times_us: What each took, in microseconds: the recorded average, or the median of what tunebench
+            measured; NaN for a failure.
+        fastest_us: The fastest sample of each, NaN for a failure.
+        failures: What became of the rows without a time.
+    """
+
+    kernel: str
+    device: str
+    problem: tuple[int, ...]
+    table: Table
+    times_us: NDArray[np.float64]
+    fastest_us: NDArray[np.float64]
+    failures: Mapping[int, Outcome]
+
+    @property
+    def optimum_us(self) -> float:
+        """Least recorded time."""
+        return float(np.nanmin(self.times_us))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One configuration, and what became of it.
+
+    Attributes:
+        config: The configuration, in the order of the space.
+        result: Its outcome; `conditions` holds what else the file told, such as ``timestamp``.
+    """
+
+    config: Config
+    result: Result
+
+    @property
+    def time_us(self) -> float:
+        """What the recording calls its time, NaN for a failure: an average, where another tuner made one."""
+        outcome = self.result.outcome
+        if not isinstance(outcome, Measured):
+            return math.nan
+        return float(outcome.conditions.get("average_us", outcome.median_us))
+
+    @property
+    def fastest_us(self) -> float:
+        """Its fastest sample, NaN for a failure."""
+        outcome = self.result.outcome
+        return min(*outcome.samples_us, self.time_us) if isinstance(outcome, Measured) else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A row that cannot be used: where it stands in its file, and why."""
+
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+class Rows:
+    """Rows as they are found, each configuration once, and the faults of the others."""
+
+    def __init__(self) -> None:
+        self.good: list[Row] = []
+        self.faults: list[Fault] = []
+        self._seen: set[object] = set()
+
+    def add(self, place: str, make: Callable[[], Row]) -> None:
+        """Make a row and keep it; where that is refused, keep why."""
+        try:
+            row = make()
+            # By its values and by its text: 1 equals 1.0 and True, and 1 reads as "1".
+            names = {row.config, str(row.config)}
+            if names & self._seen:
+                raise InputError(f"a configuration is there twice: {row.config}")
+        except InputError as error:
+            self.faults.append(Fault(place, str(error)))
+        else:
+            self._seen |= names
+            self.good.append(row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """What a tuner wrote down of one space on one device.
+
+    Attributes:
+        kernel: Name of the kernel; empty where it is not told.
+        device: Name of the device; empty where it is not told.
+        problem: Size of the problem; empty where it is not told.
+        workload: Canonical text, where a kernel of tunebench itself was tuned; else empty.
+        names: The parameters, outermost first.
+        values: The values of parameters in a meaningful order, where that is told.
+        rows: The configurations, each once.
+    """
+
+    kernel: str = ""
+    device: str = ""
+    problem: tuple[int, ...] = ()
+    workload: str = ""
+    names: tuple[str, ...]
+    values: Mapping[str, tuple[Value, ...]] = dataclasses.field(default_factory=dict)
+    rows: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.names) <= MAX_PARAMETERS:
+            raise InputError(f"a space has 1 to {MAX_PARAMETERS} parameters, this one {len(self.names)}")
+        for name in self.names:
+            Parameter(name, (0,), "a name that a space could not have is refused at once")
+
+    def recording(self) -> Recording:
+        """Return the rows as columns, in the order of their space.
+
+        Raises:
+            InputError: if no row has a time, or the space is too large.
+        """
+        if not any(isinstance(row.result.outcome, Measured) for row in self.rows):
+            raise InputError(f"no configuration of {len(self.rows)} has a time")
+        space = Space(tuple(Parameter(name, self.values_of(name), "recorded") for name in self.names))
+        places = [{value: place for place, value in enumerate(p.values)} for p in space.parameters]
+        ordinals = np.array(
+            [
+                [place[row.config[name]] for name, place in zip(self.names, places, strict=True)]
+                for row in self.rows
+            ],
+            dtype=np.int16,
+        )
+        keys = space.keys(ordinals)
+        order = np.argsort(keys)
+        if len(np.unique(keys)) != len(keys):
+            raise InputError("a configuration is there twice")
+        placed = [self.rows[i] for i in order]
+        return Recording(
+            kernel=self.kernel,
+            device=self.device,
+            problem=self.problem,
+            table=Table(space, ordinals[order]),
+            times_us=np.array([row.time_us for row in placed]),
+            fastest_us=np.array([row.fastest_us for row in placed]),
+            failures={
+                place: row.result.outcome
+                for place, row in enumerate(placed)
+                if not isinstance(row.result.outcome, Measured)
+            },
+        )
+
+    def values_of(self, name: str) -> tuple[Value, ...]:
+        """Return the values that occur: in the order that is told, if that has them all, else ascending."""
+        present = {row.config[name] for row in self.rows}
+        if len(present) > MAX_VALUES:
+            raise InputError(f"parameter {name} has {len(present)} values, more than {MAX_VALUES}")
+        told = tuple(value for value in self.values.get(name, ()) if value in present)
+        if set(told) == present and len(told) == len(present):
+            return told
+        return tuple(sorted(present, key=lambda value: (isinstance(value, str), value)))
+
+
+_FAILURES: dict[str, type[CompileFailed] | type[LaunchFailed] | type[WrongResult] | type[TimedOut]] = {
+    "CompilationFailedConfig": CompileFailed,
+    "RuntimeFailedConfig": LaunchFailed,
+    "InvalidConfig": LaunchFailed,
+    "compile": CompileFailed,
+    "runtime": LaunchFailed,
+    "constraints": LaunchFailed,
+    "correctness": WrongResult,
+    "timeout": TimedOut,
+}
+"""What other tuners call a failure, and what it is here; any other word counts as a failed launch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a file tells of one configuration, as it stands there: anything may be anything.
+
+    Attributes:
+        values: Its parameters, among others.
+        time: What the file calls its time, or a word for the class of failure.
+        unit_us: Microseconds in the unit of `time` and `samples`.
+        samples: Every sample.
+        reason: What else the file says of a failure.
+        compile_ms, verify_ms, measure_ms, framework_ms, search_ms: Where the wall time went.
+        timestamp: When it was measured.
+    """
+
+    values: Mapping[str, Any]
+    time: Any
+    unit_us: float = 1e3
+    samples: Any = ()
+    reason: Any = None
+    compile_ms: Any = None
+    verify_ms: Any = None
+    measure_ms: Any = None
+    framework_ms: Any = None
+    search_ms: Any = None
+    timestamp: Any = None
+
+    def row(self, names: Iterable[str]) -> Row:
+        """Return what can be used of it.
+
+        Raises:
+            InputError: if something is missing, or is not what it must be.
+        """
+        config = Config({name: _value(self.values, name) for name in names})
+        return Row(
+            config=config,
+            result=Result(outcome=self._outcome(), effort=self._effort(), conditions=self._conditions()),
+        )
+
+    def _outcome(self) -> Outcome:
+        if isinstance(self.time, str):
+            reason = self.reason if isinstance(self.reason, str) and self.reason else self.time
+            kind = _FAILURES.get(self.time, LaunchFailed)
+            return kind(reason=TOLD + _clean(reason.removeprefix(TOLD)))
+        samples = self.samples if isinstance(self.samples, list) else ()
+        average_us, *samples_us = (self._microseconds(time) for time in (self.time, *samples))
+        median_us, ci_us = median_interval(samples_us or [average_us])
+        return Measured(
+            median_us=median_us,
+            ci_us=ci_us,
+            samples_us=tuple(samples_us or [average_us]),
+            cache="warm",  # such tuners do not flush; and where one did, a bound for warm caches holds too
+            verification=_UNVERIFIED,
+            conditions={"average_us": average_us},
+        )
+
+    def _microseconds(self, time: Any) -> float:
+        if not _is_number(time) or not 0 < time * self.unit_us < math.inf:
+            raise InputError(f"a time must be positive, got {_clean(repr(time))}")
+        return float(time * self.unit_us)
+
+    def _effort(self) -> Effort:
+        return Effort(
+            compile_s=_seconds(self.compile_ms) or 0.0,
+            verify_s=_seconds(self.verify_ms) or 0.0,
+            measure_s=_seconds(self.measure_ms) or 0.0,
+        )
+
+    def _conditions(self) -> dict[str, Any]:
+        told = {"framework_s": _seconds(self.framework_ms), "search_s": _seconds(self.search_ms)}
+        stamp = self.timestamp if isinstance(self.timestamp, str) and self.timestamp.isprintable() else None
+        found = {**told, "timestamp": stamp[:MAX_TEXT] if stamp else None}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a value is a number that a float holds."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < MAX_INTEGER
+    return isinstance(value, float)
+
+
+def _value(values: Mapping[str, Any], name: str) -> Value:
+    if name not in values:
+        raise InputError(f"a configuration lacks the parameter {name!r}")
+    value = values[name]
+    match value:
+        # A comma would let two configurations have one text; what is not printable, no database keeps.
+        case str() if len(value) <= MAX_TEXT and value.isprintable() and "," not in value:
+            return value
+        case int() if abs(value) < MAX_INTEGER:
+            return value
+        case float() if math.isfinite(value):
+            return value
+    raise InputError(f"parameters must be numbers or text without commas, got {name}={_clean(repr(value))}")
+
+
+def _clean(text: str) -> str:
+    """Return what another program says as one line of printable characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])
+
+
+def _seconds(milliseconds: Any) -> float | None:
+    """Return a duration that is told in milliseconds; None if it is none."""
+    return milliseconds / 1e3 if _is_number(milliseconds) and 0 <= milliseconds < math.inf else None
+
+
+@functools.lru_cache(maxsize=1 << 16)  # a timer ticks: samples repeat
+def milliseconds(us: float) -> float:
+    """Return milliseconds that read back as exactly these microseconds, if any number does."""
+    ms = us / 1e3
+    near = (ms, math.nextafter(ms, 0.0), math.nextafter(ms, math.inf))
+    return next((candidate for candidate in near if candidate * 1e3 == us), ms)
+
+
+def problem_of(size: Any) -> tuple[int, ...]:
+    """Return the size of a problem as integers; empty if it is told otherwise or not at all."""
+    sizes = size if isinstance(size, list) else [size]
+    return tuple(sizes) if all(isinstance(s, int) and not isinstance(s, bool) for s in sizes) else ()

@@ -1,0 +1,139 @@
+"""The T4 format of tuning results.
+
+Source: Autotuning community, "T4: tuning results format" (schema 1.0.0).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from tunebench.errors import InputError
+from tunebench.outcome import Aborted, CompileFailed, Crashed, LaunchFailed, Measured, TimedOut, WrongResult
+from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, milliseconds, problem_of
+
+__all__ = ["dump", "parse"]
+
+VERSION = "1.0.0"
+
+_UNITS_US = {"s": 1e6, "seconds": 1e6, "ms": 1e3, "milliseconds": 1e3, "miliseconds": 1e3}
+_UNITS_US |= {"us": 1.0, "microseconds": 1.0, "ns": 1e-3, "nanoseconds": 1e-3}
+"""Microseconds in each unit of time; the format has milliseconds where it tells none."""
+
+
+def parse(data: Mapping[str, Any]) -> tuple[Log, tuple[Fault, ...]]:
+    """Return what a file in T4 format holds, and the results in it that cannot be used.
+
+    The format tells neither kernel nor device; files that `dump` made do, in their metadata.
+
+    Raises:
+        InputError: if no result has a configuration.
+    """
+    told = data.get("metadata")
+    metadata: Mapping[str, Any] = told if isinstance(told, dict) else {}
+    unit = _unit(metadata.get("timeunit"), "ms")
+    configurations = (r.get("configuration") for r in data["results"] if isinstance(r, dict))
+    names = next((tuple(c) for c in configurations if isinstance(c, dict) and c), ())
+    if not names:
+        raise InputError(f"a result must have a configuration, and none of {len(data['results'])} has")
+    rows = Rows()
+    for number, result in enumerate(data["results"], start=1):
+        rows.add(f"result {number}", functools.partial(_row, result, names, unit))
+    log = Log(
+        kernel=str(metadata.get("kernel_name", "")),
+        device=str(metadata.get("device_name", "")),
+        problem=problem_of(metadata.get("problem_size")),
+        workload=str(metadata.get("workload", "")),
+        names=names,
+        rows=tuple(rows.good),
+    )
+    return log, tuple(rows.faults)
+
+
+def _row(result: Any, names: tuple[str, ...], unit: str) -> Row:
+    values = result.get("configuration") if isinstance(result, dict) else None
+    if not isinstance(values, dict) or not values:
+        raise InputError("it must have a configuration")
+    if unknown := set(values) - set(names):
+        raise InputError(f"it has a parameter that the first one lacks: {min(unknown)[:100]}")
+    measurements = result.get("measurements")
+    entries = [m for m in measurements if isinstance(m, dict)] if isinstance(measurements, list) else []
+    measured = next((m for m in entries if m.get("name") == "time"), {})
+    told = result.get("times")
+    times: Mapping[str, Any] = told if isinstance(told, dict) else {}
+    correct = result.get("invalidity") == "correct"
+    return Told(
+        values=values,
+        time=measured.get("value") if correct else result.get("invalidity"),
+        unit_us=_UNITS_US[_unit(measured.get("unit"), unit)],
+        samples=times.get("runtimes"),
+        reason=measured.get("value"),
+        compile_ms=times.get("compilation", times.get("compilation_time")),
+        verify_ms=times.get("validation"),
+        measure_ms=times.get("benchmark"),
+        framework_ms=times.get("framework"),
+        search_ms=times.get("search_algorithm"),
+        timestamp=result.get("timestamp"),
+    ).row(names)
+
+
+def _unit(told: Any, otherwise: str) -> str:
+    """Return the unit that is told; times in one that is not known are of no use."""
+    unit = told or otherwise
+    if unit not in _UNITS_US:
+        raise InputError(f"times are in {unit!r}, which is none of: {', '.join(_UNITS_US)}")
+    return str(unit)
+
+
+_WORDS = {
+    CompileFailed: "compile",
+    LaunchFailed: "runtime",
+    Crashed: "runtime",
+    WrongResult: "correctness",
+    TimedOut: "timeout",
+    Aborted: "timeout",
+}
+"""What the format calls a failure; what was given up as hopeless ran out of the time it was allowed, too."""
+
+
+def dump(log: Log) -> dict[str, Any]:
+    """Return a log in T4 format; its metadata tells what `parse` reads and the format has no place for."""
+    told = {
+        "timeunit": "milliseconds",
+        "kernel_name": log.kernel,
+        "device_name": log.device,
+        "problem_size": list(log.problem),
+        "workload": log.workload,
+    }
+    return {
+        "metadata": {name: value for name, value in told.items() if value},
+        "results": [_result(row) for row in log.rows],
+        "schema_version": VERSION,
+    }
+
+
+def _result(row: Row) -> dict[str, Any]:
+    outcome, effort, conditions = row.result.outcome, row.result.effort, row.result.conditions
+    timed = isinstance(outcome, Measured)
+    reason = getattr(outcome, "reason", outcome.kind).removeprefix(TOLD)
+    word = "constraints" if reason == "InvalidConfig" else _WORDS.get(type(outcome), "runtime")
+    stamp = conditions.get("timestamp")
+    return {
+        **({"timestamp": stamp} if stamp else {}),
+        "configuration": dict(row.config),
+        "times": {
+            "compilation": 1e3 * effort.compile_s,
+            "framework": 1e3 * conditions.get("framework_s", 0.0),
+            "search_algorithm": 1e3 * conditions.get("search_s", 0.0),
+            "validation": 1e3 * effort.verify_s,
+            "benchmark": 1e3 * effort.measure_s,
+            "runtimes": [milliseconds(us) for us in getattr(outcome, "samples_us", ())],
+        },
+        "invalidity": "correct" if timed else word,
+        "correctness": int(timed or isinstance(outcome, Aborted)),
+        "measurements": [
+            {"name": "time", "value": milliseconds(row.time_us) if timed else reason, "unit": "ms"}
+        ],
+        "objectives": ["time"],
+    }
