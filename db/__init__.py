@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tunebench.db.record import Purpose as Purpose
     from tunebench.db.record import RunStart as RunStart
     from tunebench.db.record import RunSummary as RunSummary
+    from tunebench.db.record import SpaceKey as SpaceKey
     from tunebench.db.record import Stats as Stats
     from tunebench.db.record import TrialKey as TrialKey
     from tunebench.db.store import Store as Store
@@ -39,6 +40,7 @@ _HOME = {
     "Purpose": "record",
     "RunStart": "record",
     "RunSummary": "record",
+    "SpaceKey": "record",
     "Stats": "record",
     "Store": "store",
     "TrialKey": "record",

@@ -16,7 +16,7 @@ from tunebench.db import schema
 from tunebench.db.engine import create_engine, explained
 from tunebench.db.location import Location
 from tunebench.db.owner import is_dead
-from tunebench.db.record import Entry, Known, Stats, TrialKey, outcome_of, result_of
+from tunebench.db.record import RECORDED, Entry, Known, SpaceKey, Stats, TrialKey, outcome_of, result_of
 from tunebench.outcome import CacheState, Effort
 from tunebench.space import Config
 
@@ -147,11 +147,60 @@ class Reader:
             )
             return int(connection.execute(count).scalar_one())
 
-    def history(self, workload: str, device: str | None = None) -> list[Entry]:
-        """Return every measurement of a workload, oldest first, on one device (by its key) or on all."""
+    def history(self, workload: str, device: str | None = None, variant: str | None = None) -> list[Entry]:
+        """Return every measurement of a workload, oldest first.
+
+        Args:
+            workload: Canonical text.
+            device: `Device.key` of the only device; None is all of them.
+            variant: `Variant.key` of the only variant; None is all of them.
+        """
+        narrower = ((_device.c.key, device), (_trial.c.variant, variant))
         return self._entries(
-            _trial.c.workload == workload, *([] if device is None else [_device.c.key == device])
+            _trial.c.workload == workload,
+            *(column == value for column, value in narrower if value is not None),
         )
+
+    def spaces(self) -> dict[SpaceKey, int]:
+        """Return how many trials of each variant, for each workload, on each device, were run."""
+        columns = (_device.c.key, _trial.c.workload, _trial.c.variant)
+        query = (
+            sa.select(*columns, sa.func.count())
+            .join(_device, _device.c.id == _trial.c.device_id)
+            .where(_trial.c.state == "done")
+            .group_by(*columns)
+            .order_by(*columns)
+        )
+        with self._read() as connection:
+            return {
+                SpaceKey(device=device, workload=workload, variant=variant): count
+                for device, workload, variant, count in connection.execute(query)
+            }
+
+    def versions(self, workload: str, device: str) -> list[Mapping[str, str]]:
+        """Return `RunStart.versions` of each run of a workload on a device (by its key), newest first."""
+        query = (
+            sa.select(_run.c.versions)
+            .join(_device, _device.c.id == _run.c.device_id)
+            .where(_run.c.workload == workload, _device.c.key == device)
+            .order_by(_run.c.started_at.desc())
+        )
+        with self._read() as connection:
+            return list(connection.execute(query).scalars())
+
+    def parameters(self, space: SpaceKey) -> tuple[str, ...] | None:
+        """Return the parameters of a space, in order; None if none of its trials is there."""
+        query = sa.select(_trial.c.config_values).join(_device)
+        query = query.where(*of(space.device, space.workload, space.variant)).limit(1)
+        with self._read() as connection:
+            values = connection.execute(query).scalar()
+        return None if values is None else tuple(values)
+
+    def descriptors(self) -> dict[str, Mapping[str, Any]]:
+        """Return the fields of every device as they were stored, by key."""
+        with self._read() as connection:
+            rows = connection.execute(sa.select(_device.c.key, _device.c.descriptor).order_by(_device.c.key))
+            return {row["key"]: row["descriptor"] for row in rows.mappings()}
 
     def best(self, workload: str, device: str | None = None, limit: int = 10) -> list[Entry]:
         """Return the trials that lookup would serve: the best of each variant, device and cache state.
@@ -196,6 +245,8 @@ class Reader:
         ]
         with self._read() as connection:
             states = dict(_pairs(connection, sa.select(state, count).group_by(state)))
+            foreign = _trial.c.workload.startswith(RECORDED)
+            own = sa.select(*efforts).select_from(_measurement).join(_trial).where(~foreign)
             kinds = sa.select(_measurement.c.kind, count).group_by(_measurement.c.kind).order_by(count.desc())
             workloads = sa.select(sa.func.count(sa.distinct(_trial.c.workload)))
             return Stats(
@@ -205,10 +256,11 @@ class Reader:
                 workloads=connection.execute(workloads).scalar_one(),
                 runs=connection.execute(sa.select(count).select_from(_run)).scalar_one(),
                 trials=states.get("done", 0),
+                recorded=connection.execute(sa.select(count).select_from(_trial).where(foreign)).scalar_one(),
                 claimed=states.get("claimed", 0),
                 stale=connection.execute(sa.select(count).select_from(_trial).where(stale)).scalar_one(),
                 outcomes=dict(_pairs(connection, kinds)),
-                effort=Effort(**connection.execute(sa.select(*efforts)).one()._asdict()),
+                effort=Effort(**connection.execute(own).one()._asdict()),
             )
 
     def _entries(self, *where: sa.ColumnElement[bool]) -> list[Entry]:

@@ -14,12 +14,14 @@ from tunebench.space import Config
 
 __all__ = [
     "PURPOSES",
+    "RECORDED",
     "Addition",
     "Entry",
     "Known",
     "Purpose",
     "RunStart",
     "RunSummary",
+    "SpaceKey",
     "Stats",
     "TrialKey",
     "columns_of",
@@ -28,6 +30,9 @@ __all__ = [
 
 Purpose = Literal["search", "finalist", "audit"]
 """Why it was measured: to find a good one; to compare the best; to check a configuration that was pruned."""
+
+RECORDED = "recorded:"
+"""How the workload of what another tuner measured begins; no operator is called so."""
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
@@ -49,6 +54,24 @@ class TrialKey:
     variant: str
     revision: str
     config: Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceKey:
+    """One variant for one workload on one device: the trials that a search chooses among.
+
+    Attributes:
+        device: `Device.key`.
+        workload: Canonical text.
+        variant: `Variant.key`.
+    """
+
+    device: str
+    workload: str
+    variant: str
+
+    def __str__(self) -> str:
+        return f"{self.variant} for {self.workload} on {self.device}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +186,11 @@ class Stats:
         workloads: Number of distinct workloads.
         runs: Number of runs.
         trials: Trials with at least one measurement.
+        recorded: Those of them that another tuner made and recorded.
         claimed: Trials some tuner is at work on, or died at.
         stale: Trials whose source has changed since.
         outcomes: Number of measurements by class of outcome.
-        effort: Sums over all measurements.
+        effort: Sums over all measurements but those recorded by other tuners.
     """
 
     database: str
@@ -175,6 +199,7 @@ class Stats:
     workloads: int
     runs: int
     trials: int
+    recorded: int
     claimed: int
     stale: int
     outcomes: Mapping[str, int]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from tunebench.cli._option import Database, Json
-from tunebench.cli._output import emit, plain, table
+from tunebench.cli._output import console, emit, plain, table
+from tunebench.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tunebench.db import Stats
+    from tunebench.db.recorded import Imported
+    from tunebench.outcome import CacheState
 
 __all__ = ["app"]
 
@@ -58,6 +64,139 @@ def stats(db: Database = None, as_json: Json = False) -> None:
     emit(as_json, plain(found), lambda console: _render(console, found))
 
 
+@app.command("import")
+def import_(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE…", help="Kernel Tuner cache files, or files in T4 format.")
+    ],
+    device: Annotated[
+        str | None, typer.Option(help="The device they were measured on. Default: what each file tells.")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="Name of the kernel. Default: what each file tells.")
+    ] = None,
+    problem: Annotated[
+        str | None, typer.Option(help="Its size, such as 4096x4096. Default: what each file tells.")
+    ] = None,
+    db: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Bring in what other tuners measured; it is kept apart from results of tunebench and never served.
+
+    A row that cannot be used is told, and the others go in. Rows that are there already are left out. Each
+    file goes in as a whole, or not at all if it is interrupted.
+    """
+    from tunebench.db import open_store
+    from tunebench.db.recorded import Naming, import_file
+
+    naming = Naming(device=device, kernel=kernel, problem=_problem(problem))
+    done: list[Imported] = []
+    to = console(stderr=True)
+    try:
+        with open_store(db) as store:
+            for file in files:
+                with _progress(to, file.name) as watcher:
+                    done.append(import_file(store, file, naming, watcher))
+    except BaseException:
+        whole = ", ".join(str(each.file) for each in done) or "no other file"
+        to.print(f"nothing of {files[len(done)]} went in; before it, {whole} did", soft_wrap=True)
+        raise
+    finally:
+        if done:
+            emit(as_json, [_describe(each) for each in done], lambda out: _render_imports(out, done))
+    refused = sum(len(each.faults) for each in done)
+    if refused:
+        raise InputError(f"{refused} rows cannot be used; the others are in")
+
+
+def _problem(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    sizes = text.split("x")
+    if not all(size.isdecimal() for size in sizes):
+        raise InputError(f"--problem {text!r} must be sizes, such as 4096x4096")
+    return tuple(int(size) for size in sizes)
+
+
+@contextlib.contextmanager
+def _progress(to: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show on stderr how many rows are stored, where that is a terminal."""
+    if not to.is_terminal:
+        yield lambda done, total: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=to, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+SHOWN_FAULTS = 10
+"""Rows that cannot be used of which people are told why; `--json` has them all."""
+
+
+def _describe(each: Imported) -> dict[str, Any]:
+    return {**plain(each), "faults": [str(fault) for fault in each.faults]}
+
+
+def _render_imports(to: Console, done: list[Imported]) -> None:
+    rows = [(e.added, e.known, len(e.faults), e.file.name, e.workload, e.device) for e in done]
+    to.print(table(">added", ">known", ">refused", "file", "workload", "device", rows=rows))
+    err = console(stderr=True)
+    for each in done:
+        for fault in each.faults[:SHOWN_FAULTS]:
+            err.print(f"{each.file}: {fault}", soft_wrap=True)
+        if len(each.faults) > SHOWN_FAULTS:
+            err.print(f"{each.file}: and {len(each.faults) - SHOWN_FAULTS} more", soft_wrap=True)
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="File to write; compressed by gzip if it ends in .gz.")],
+    workload: Annotated[
+        str | None, typer.Option("--workload", "-w", help="Of this workload only.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Of this device only: its name, architecture or key.", show_default=False),
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Of this variant only, by its key.", show_default=False)
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="cold or warm, where it was timed with both.", show_default=False)
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option("--format", help="t4 or kernel-tuner: one space, for other tuners; jsonl: everything."),
+    ] = "t4",
+    db: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Write what is known for other tuners, or for programs of your own.
+
+    t4 and kernel-tuner hold one variant for one workload on one device, and of each configuration the newest
+    measurement; what was only predicted is left out. jsonl has a line for every measurement, with all that
+    is stored of it.
+    """
+    from tunebench.db import open_store
+    from tunebench.db.exchange import Selection, export_to
+
+    wanted = Selection(workload=workload, device=device, variant=variant, cache=_cache(cache))
+    with open_store(db, read_only=True) as store:
+        count = export_to(store, out, form, wanted)
+    data = {"file": str(out), "format": form, "rows": count}
+    emit(as_json, data, lambda to: to.print(f"{count} rows written to {out}", soft_wrap=True))
+
+
+def _cache(text: str | None) -> CacheState | None:
+    from tunebench.errors import UnknownName
+
+    if text not in (None, "cold", "warm"):
+        raise UnknownName("cache state", text, ("cold", "warm"))
+    return cast("CacheState | None", text)
+
+
 def _render(console: Console, found: Stats) -> None:
     console.print(f"{found.database}, schema {found.revision}", soft_wrap=True)
     rows = [
@@ -65,6 +204,7 @@ def _render(console: Console, found: Stats) -> None:
         ("workloads", found.workloads),
         ("runs", found.runs),
         ("trials", found.trials),
+        ("  of other tuners", found.recorded),
         ("  in work", found.claimed),
         ("  to be timed again", found.stale),
         ("measurements", sum(found.outcomes.values())),

@@ -76,10 +76,11 @@ def command(
 
 
 def _show_records(workload: str, key: str | None, limit: int, db: str | None, as_json: bool) -> None:
+    from tunebench.db.record import RECORDED
     from tunebench.db.store import open_store
     from tunebench.workloads import parse
 
-    text = str(parse(workload))
+    text = workload if workload.startswith(RECORDED) else str(parse(workload))
     with open_store(db, read_only=True) as store:
         entries = store.history(text, key)
     best = _best(entries)[:limit]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tunebench.errors import InputError
 from tunebench.outcome import CompileFailed, Measured
-from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, milliseconds, problem_of
+from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, clean, milliseconds, problem_of
 from tunebench.space import Value
 
 __all__ = ["dump", "parse"]
@@ -30,8 +30,8 @@ def parse(data: Mapping[str, Any]) -> tuple[Log, tuple[Fault, ...]]:
     for number, (key, entry) in enumerate(data["cache"].items(), start=1):
         rows.add(f"cache entry {number} ({key[:100]!r})", functools.partial(_row, entry, names))
     log = Log(
-        kernel=str(data.get("kernel_name", "")),
-        device=str(data.get("device_name", "")),
+        kernel=clean(str(data.get("kernel_name", ""))),
+        device=clean(str(data.get("device_name", ""))),
         problem=problem_of(data.get("problem_size")),
         names=tuple(names),
         values=dict(_declared(data.get("tune_params"))),

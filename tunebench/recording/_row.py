@@ -28,7 +28,7 @@ from tunebench.space import Config, Parameter, Space, Table, Value
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["TOLD", "Fault", "Log", "Recording", "Row", "Rows", "Told", "milliseconds", "problem_of"]
+__all__ = ["TOLD", "Fault", "Log", "Recording", "Row", "Rows", "Told", "clean", "milliseconds", "problem_of"]
 
 MAX_TEXT = 1000
 """Most characters of any text that is taken from a file."""
@@ -160,8 +160,7 @@ class Log:
     def __post_init__(self) -> None:
         if not 0 < len(self.names) <= MAX_PARAMETERS:
             raise InputError(f"a space has 1 to {MAX_PARAMETERS} parameters, this one {len(self.names)}")
-        for name in self.names:
-            Parameter(name, (0,), "a name that a space could not have is refused at once")
+        Space(tuple(Parameter(name, (0,), "refuses names that no space has") for name in self.names))
 
     def recording(self) -> Recording:
         """Return the rows as columns, in the order of their space.
@@ -265,7 +264,7 @@ class Told:
         if isinstance(self.time, str):
             reason = self.reason if isinstance(self.reason, str) and self.reason else self.time
             kind = _FAILURES.get(self.time, LaunchFailed)
-            return kind(reason=TOLD + _clean(reason.removeprefix(TOLD)))
+            return kind(reason=TOLD + clean(reason.removeprefix(TOLD)))
         samples = self.samples if isinstance(self.samples, list) else ()
         average_us, *samples_us = (self._microseconds(time) for time in (self.time, *samples))
         median_us, ci_us = median_interval(samples_us or [average_us])
@@ -280,7 +279,7 @@ class Told:
 
     def _microseconds(self, time: Any) -> float:
         if not _is_number(time) or not 0 < time * self.unit_us < math.inf:
-            raise InputError(f"a time must be positive, got {_clean(repr(time))}")
+            raise InputError(f"a time must be positive, got {clean(repr(time))}")
         return float(time * self.unit_us)
 
     def _effort(self) -> Effort:
@@ -316,10 +315,10 @@ def _value(values: Mapping[str, Any], name: str) -> Value:
             return value
         case float() if math.isfinite(value):
             return value
-    raise InputError(f"parameters must be numbers or text without commas, got {name}={_clean(repr(value))}")
+    raise InputError(f"parameters must be numbers or text without commas, got {name}={clean(repr(value))}")
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Return what another program says as one line of printable characters."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])
 
@@ -340,4 +339,5 @@ def milliseconds(us: float) -> float:
 def problem_of(size: Any) -> tuple[int, ...]:
     """Return the size of a problem as integers; empty if it is told otherwise or not at all."""
     sizes = size if isinstance(size, list) else [size]
-    return tuple(sizes) if all(isinstance(s, int) and not isinstance(s, bool) for s in sizes) else ()
+    told = all(isinstance(s, int) and _is_number(s) and s > 0 for s in sizes)
+    return tuple(sizes) if told and len(sizes) <= MAX_PARAMETERS else ()

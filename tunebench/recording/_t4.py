@@ -11,7 +11,7 @@ from typing import Any
 
 from tunebench.errors import InputError
 from tunebench.outcome import Aborted, CompileFailed, Crashed, LaunchFailed, Measured, TimedOut, WrongResult
-from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, milliseconds, problem_of
+from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, clean, milliseconds, problem_of
 
 __all__ = ["dump", "parse"]
 
@@ -41,10 +41,10 @@ def parse(data: Mapping[str, Any]) -> tuple[Log, tuple[Fault, ...]]:
     for number, result in enumerate(data["results"], start=1):
         rows.add(f"result {number}", functools.partial(_row, result, names, unit))
     log = Log(
-        kernel=str(metadata.get("kernel_name", "")),
-        device=str(metadata.get("device_name", "")),
+        kernel=clean(str(metadata.get("kernel_name", ""))),
+        device=clean(str(metadata.get("device_name", ""))),
         problem=problem_of(metadata.get("problem_size")),
-        workload=str(metadata.get("workload", "")),
+        workload=clean(str(metadata.get("workload", ""))),
         names=names,
         rows=tuple(rows.good),
     )
