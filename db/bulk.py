@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,35 +26,55 @@ _TELLING = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_u
 """Columns by which a measurement of a trial is told from another one."""
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What is there of a trial: its measurements, by what tells them apart, and the newest one's time."""
+
+    measurements: set[tuple[Any, ...]] = field(default_factory=set)
+    newest: datetime | None = None
+
+
 def unknown(connection: sa.Connection, device_id: int, additions: Iterable[Addition]) -> list[Addition]:
-    """Return the measurements that their trials do not have yet, each once."""
-    seen: dict[tuple[str, str], set[tuple[Any, ...]]] = {}
+    """Return the measurements that their trials do not have yet, each once.
+
+    One that is older than what its trial has is left out, too: what was measured last is what is known.
+    """
+    spaces: dict[tuple[str, str], dict[tuple[str, str], _Seen]] = {}
     fresh = []
     for addition in additions:
-        place = (addition.key.workload, addition.key.variant)
-        if place not in seen:
-            seen[place] = _stored(connection, device_id, *place)
-        row = {"purpose": addition.purpose, **columns_of(addition.result)}
-        told = _told(str(addition.key.config), addition.key.revision, row)
-        if told not in seen[place]:
-            seen[place].add(told)
+        key = addition.key
+        space = (key.workload, key.variant)
+        if space not in spaces:
+            spaces[space] = _stored(connection, device_id, *space)
+        trial = spaces[space].setdefault((str(key.config), key.revision), _Seen())
+        told = _told({"purpose": addition.purpose, **columns_of(addition.result)})
+        late = addition.recorded_at and trial.newest and addition.recorded_at < trial.newest
+        if told not in trial.measurements and not late:
+            trial.measurements.add(told)
             fresh.append(addition)
     return fresh
 
 
-def _stored(connection: sa.Connection, device_id: int, workload: str, variant: str) -> set[tuple[Any, ...]]:
+def _stored(
+    connection: sa.Connection, device_id: int, workload: str, variant: str
+) -> dict[tuple[str, str], _Seen]:
+    columns = (*(_measurement.c[name] for name in _TELLING), _measurement.c.recorded_at)
     query = (
-        sa.select(_trial.c.config, _trial.c.revision, *(_measurement.c[name] for name in _TELLING))
+        sa.select(_trial.c.config, _trial.c.revision, *columns)
         .join(_trial, _trial.c.id == _measurement.c.trial_id)
         .where(_trial.c.device_id == device_id, _trial.c.workload == workload, _trial.c.variant == variant)
     )
-    rows = connection.execute(query).mappings()
-    return {_told(row["config"], row["revision"], row) for row in rows}
+    found: dict[tuple[str, str], _Seen] = {}
+    for row in connection.execute(query).mappings():
+        trial = found.setdefault((row["config"], row["revision"]), _Seen())
+        trial.measurements.add(_told(row))
+        trial.newest = max(filter(None, (trial.newest, row["recorded_at"])))
+    return found
 
 
-def _told(config: str, revision: str, row: Mapping[Any, Any]) -> tuple[Any, ...]:
+def _told(row: Mapping[Any, Any]) -> tuple[Any, ...]:
     values = (row[name] for name in _TELLING)
-    return (config, revision, *(tuple(value) if isinstance(value, list) else value for value in values))
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
 def insert_trials(

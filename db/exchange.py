@@ -1,26 +1,25 @@
-"""Writing what a database knows: a space for other tuners, or every measurement as a line of JSON."""
+"""Files in and out of a database: spaces of other tuners and for them, and everything as lines of JSON."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tunebench import __version__
 from tunebench import device as devices
+from tunebench.db.bulk import AddWatcher
+from tunebench.db.lines import holds_lines, import_lines, lines
 from tunebench.db.reader import Reader
-from tunebench.db.record import RECORDED, Entry, SpaceKey
-from tunebench.db.recorded import log_of
+from tunebench.db.record import RECORDED, Imported, SpaceKey
+from tunebench.db.recorded import Naming, import_recording, log_of
+from tunebench.db.store import Store
 from tunebench.errors import InputError, UnknownName
-from tunebench.outcome import CacheState, to_json
+from tunebench.outcome import CacheState
 from tunebench.recording import FORMATS as TUNERS
 from tunebench.recording import replacing, write
 from tunebench.workloads import parse
 
-__all__ = ["FORMATS", "Selection", "export_to"]
+__all__ = ["FORMATS", "Selection", "export_to", "import_file"]
 
 FORMATS = (*TUNERS, "jsonl")
 """What `export_to` writes."""
@@ -41,6 +40,30 @@ class Selection:
     device: str | None = None
     variant: str | None = None
     cache: CacheState | None = None
+
+
+def import_file(
+    store: Store, path: Path, naming: Naming | None = None, watcher: AddWatcher | None = None
+) -> Imported:
+    """Store what a file holds, whichever it is: all its good rows, or nothing if it is interrupted.
+
+    Args:
+        store: Where to.
+        path: JSON Lines of `export_to`, a Kernel Tuner cache file, or a file in T4 format.
+        naming: What a file of another tuner does not tell, or tells wrong.
+        watcher: Is told how many rows are stored, and of how many.
+
+    Raises:
+        InputError: if the file cannot be read, or what it holds cannot be told.
+        DatabaseError: if the database cannot be written.
+    """
+    if not holds_lines(path):
+        return import_recording(store, path, naming, watcher)
+    if naming not in (None, Naming()):
+        raise InputError(
+            f"{path} tells what it is of: --device, --kernel and --problem are for other tuners' files"
+        )
+    return import_lines(store, path, watcher)
 
 
 def export_to(store: Reader, path: Path, form: str, selection: Selection) -> int:
@@ -64,7 +87,7 @@ def export_to(store: Reader, path: Path, form: str, selection: Selection) -> int
             raise InputError("--cache goes with t4 and kernel-tuner: jsonl has every measurement")
         with replacing(path) as file:
             count = 0
-            for line in _lines(store, spaces):
+            for line in lines(store, spaces):
                 file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
                 count += line["what"] == "measurement"
         return count
@@ -74,36 +97,6 @@ def export_to(store: Reader, path: Path, form: str, selection: Selection) -> int
     log = log_of(store, spaces[0], cache=selection.cache)
     write(log, path, form)
     return len(log.rows)
-
-
-def _lines(store: Reader, spaces: list[SpaceKey]) -> Iterator[dict[str, Any]]:
-    """Yield what each device is, then every measurement, space by space and oldest first."""
-    keys = {space.device for space in spaces}
-    for key, fields in store.descriptors().items():
-        if key in keys:
-            yield {"what": "device", "tunebench": __version__, "key": key, **fields}
-    for space in spaces:
-        for entry in store.history(space.workload, space.device, space.variant):
-            yield _line(entry)
-
-
-def _line(entry: Entry) -> dict[str, Any]:
-    result = entry.result
-    return {
-        "what": "measurement",
-        **dataclasses.asdict(entry.key),
-        "config": dict(entry.key.config),
-        "purpose": entry.purpose,
-        "outcome": to_json(result.outcome),
-        "resources": {name: v for name, v in dataclasses.asdict(result.resources).items() if v is not None},
-        "effort": dataclasses.asdict(result.effort),
-        "conditions": result.conditions,
-        "bound_us": entry.bound_us,
-        "seed": entry.seed,
-        "run_id": entry.run_id,
-        "recorded_at": entry.recorded_at.isoformat(),
-        "stale": entry.stale,
-    }
 
 
 def select(store: Reader, selection: Selection) -> list[SpaceKey]:

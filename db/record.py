@@ -6,17 +6,21 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tunebench.device import Device
 from tunebench.outcome import Effort, Outcome, Resources, Result, from_json, to_json
+from tunebench.recording import Fault
 from tunebench.space import Config
 
 __all__ = [
     "PURPOSES",
     "RECORDED",
     "Addition",
+    "Batch",
     "Entry",
+    "Imported",
     "Known",
     "Purpose",
     "RunStart",
@@ -38,6 +42,24 @@ PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceKey:
+    """One variant for one workload on one device: the trials that a search chooses among.
+
+    Attributes:
+        device: `Device.key`.
+        workload: Canonical text.
+        variant: `Variant.key`.
+    """
+
+    device: str
+    workload: str
+    variant: str
+
+    def __str__(self) -> str:
+        return f"{self.variant} for {self.workload} on {self.device}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialKey:
     """Identity of a trial: what must be equal for a result to stand.
 
@@ -55,23 +77,10 @@ class TrialKey:
     revision: str
     config: Config
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpaceKey:
-    """One variant for one workload on one device: the trials that a search chooses among.
-
-    Attributes:
-        device: `Device.key`.
-        workload: Canonical text.
-        variant: `Variant.key`.
-    """
-
-    device: str
-    workload: str
-    variant: str
-
-    def __str__(self) -> str:
-        return f"{self.variant} for {self.workload} on {self.device}"
+    @property
+    def space(self) -> SpaceKey:
+        """Return what it is a trial of."""
+        return SpaceKey(device=self.device, workload=self.workload, variant=self.variant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +150,50 @@ class Addition:
         key: The trial it belongs to.
         result: What became of it.
         purpose: Why it was measured.
+        bound_us: Bound of this configuration at the time, if there was one.
+        seed: Seed of its inputs.
+        recorded_at: When it was recorded there; it is left out if its trial has a later one here. None is
+            now, whatever is there.
     """
 
     key: TrialKey
     result: Result
     purpose: Purpose = "search"
+    bound_us: float | None = None
+    seed: int | None = None
+    recorded_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Measurements of one workload on one device that were made elsewhere.
+
+    Attributes:
+        start: The run they are stored under.
+        additions: What to store, oldest first.
+    """
+
+    start: RunStart
+    additions: tuple[Addition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What became of a file.
+
+    Attributes:
+        file: Its path.
+        spaces: What its rows are stored under.
+        added: Rows that were not there yet.
+        known: Rows that were.
+        faults: Rows that cannot be used.
+    """
+
+    file: Path
+    spaces: tuple[SpaceKey, ...]
+    added: int
+    known: int
+    faults: tuple[Fault, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

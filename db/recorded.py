@@ -19,15 +19,15 @@ from tunebench import device as devices
 from tunebench._host import product_name
 from tunebench.db.bulk import AddWatcher
 from tunebench.db.reader import Reader
-from tunebench.db.record import RECORDED, Addition, Entry, RunStart, SpaceKey, TrialKey
+from tunebench.db.record import RECORDED, Addition, Batch, Entry, Imported, RunStart, SpaceKey, TrialKey
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import CacheState, Measured, Predicted, Pruned, WrongResult
-from tunebench.recording import Fault, Log, Row, scan
+from tunebench.recording import Log, Row, scan
 from tunebench.space import Config, Value
 
-__all__ = ["Imported", "Naming", "import_file", "log_of", "names_of", "workload_of"]
+__all__ = ["Naming", "import_recording", "log_of", "names_of", "workload_of"]
 
 _VARIANT = "recorded/"
 _REVISION = "recorded"
@@ -49,27 +49,6 @@ class Naming:
     problem: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """What became of a file.
-
-    Attributes:
-        file: Its path.
-        workload: What its rows are stored under.
-        device: Key of the device they are stored for.
-        added: Rows that were not there yet.
-        known: Rows that were.
-        faults: Rows that cannot be used.
-    """
-
-    file: Path
-    workload: str
-    device: str
-    added: int
-    known: int
-    faults: tuple[Fault, ...]
-
-
 def workload_of(kernel: str, problem: Sequence[int] = ()) -> str:
     """Return the text under which a recording is stored.
 
@@ -88,7 +67,7 @@ def names_of(workload: str) -> tuple[str, tuple[int, ...]]:
     return kernel, tuple(int(size) for size in problem.split("x")) if problem else ()
 
 
-def import_file(
+def import_recording(
     store: Store, path: Path, naming: Naming | None = None, watcher: AddWatcher | None = None
 ) -> Imported:
     """Store what a file of another tuner holds: all its good rows, or nothing if it is interrupted.
@@ -108,6 +87,7 @@ def import_file(
         DatabaseError: if the database cannot be written.
     """
     naming = naming or Naming()
+    named = None if naming.device is None else devices.find(naming.device)
     log, faults = scan(path)
     try:
         if log.workload and naming.kernel is None:
@@ -117,28 +97,25 @@ def import_file(
             )
         kernel = naming.kernel or log.kernel
         workload = workload_of(kernel, log.problem if naming.problem is None else naming.problem)
-        device = _device_of(log.device, naming.device)
+        device = named or _device_of(log.device)
         space = SpaceKey(device=device.key, workload=workload, variant=_VARIANT + kernel)
         names = _order(log, store.parameters(space), space)
         origin = _origin(log, path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    additions = [Addition(key=_trial_of(row, names, space), result=row.result) for row in log.rows]
+    additions = (Addition(key=_trial_of(row, names, space), result=row.result) for row in log.rows)
     start = RunStart(device=device, workload=workload, sampler="import", seed=0, versions=origin)
-    added = store.add(start, additions, watcher)
+    added = store.add([Batch(start=start, additions=tuple(additions))], watcher)
     return Imported(
         file=path,
-        workload=workload,
-        device=device.key,
+        spaces=(space,),
         added=added,
         known=len(log.rows) - added,
         faults=faults,
     )
 
 
-def _device_of(told: str, named: str | None) -> Device:
-    if named is not None:
-        return devices.find(named)
+def _device_of(told: str) -> Device:
     if not told:
         raise InputError("it does not tell its device; name it by --device")
     known = devices.described()

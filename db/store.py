@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ from tunebench.db.reader import device_table as _device
 from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import run_table as _run
 from tunebench.db.reader import trial_table as _trial
-from tunebench.db.record import Addition, Purpose, RunStart, RunSummary, TrialKey, columns_of
+from tunebench.db.record import Addition, Batch, Purpose, RunStart, RunSummary, TrialKey, columns_of
 from tunebench.device import Device
 from tunebench.errors import ConfigError, DatabaseError, InputError
 from tunebench.outcome import Result
@@ -243,39 +243,34 @@ class Store(Reader):
                     connection.execute(_trial.update().where(chosen).values(stale=stale))
         return count
 
-    def add(self, start: RunStart, additions: Sequence[Addition], watcher: AddWatcher | None = None) -> int:
+    def add(self, batches: Iterable[Batch], watcher: AddWatcher | None = None) -> int:
         """Store many measurements that were made elsewhere: all of them, or none if it is interrupted.
 
         A measurement that its trial has already (of the same purpose, with the same outcome, times and
         samples) is left out, so that adding the same ones again adds nothing.
 
         Args:
-            start: The run they are stored under, with the device of all of them.
-            additions: What to store, oldest first.
+            batches: What to store.
             watcher: Is told how many are stored, and of how many.
 
         Returns:
             How many were not there yet.
         """
+        count = 0
         with self._write() as connection:
-            device_id = self._describe(connection, start.device)  # others who add to this device wait here
-            fresh = unknown(connection, device_id, additions)
-            if fresh:
-                run_id = self._begin(connection, device_id, start)
-                trial_ids = insert_trials(connection, self._insert(_trial), device_id, fresh)
-                rows = [
-                    {
-                        "trial_id": trial_ids[a.key],
-                        "run_id": run_id,
-                        "purpose": a.purpose,
-                        "recorded_at": self._now(),
-                    }
-                    | columns_of(a.result)
-                    for a in fresh
-                ]
-                insert_measurements(connection, rows, watcher or (lambda done, total: None))
-                connection.execute(_run.update().where(_run.c.id == run_id), {"finished_at": self._now()})
-        return len(fresh)
+            for batch in batches:
+                # A device that is there stays as it is described; others who add to it wait here.
+                device_id = self._describe(connection, batch.start.device, again=False)
+                fresh = unknown(connection, device_id, batch.additions)
+                if fresh:
+                    run_id = self._begin(connection, device_id, batch.start)
+                    trial_ids = insert_trials(connection, self._insert(_trial), device_id, fresh)
+                    rows = [self._row(each, trial_ids[each.key], run_id) for each in fresh]
+                    insert_measurements(connection, rows, watcher or (lambda done, total: None))
+                    finished = {"finished_at": self._now()}
+                    connection.execute(_run.update().where(_run.c.id == run_id), finished)
+                    count += len(fresh)
+        return count
 
     # -- within a transaction ---------------------------------------------------------------------
 
@@ -300,8 +295,19 @@ class Store(Reader):
             return postgresql.insert(table)
         return sqlite.insert(table)
 
-    def _describe(self, connection: sa.Connection, device: Device) -> int:
-        """Store a device, or describe it anew, and return its id."""
+    def _row(self, addition: Addition, trial_id: int, run_id: str) -> dict[str, Any]:
+        return {
+            "trial_id": trial_id,
+            "run_id": run_id,
+            "purpose": addition.purpose,
+            "bound_us": addition.bound_us,
+            "seed": addition.seed,
+            "recorded_at": addition.recorded_at or self._now(),
+            **columns_of(addition.result),
+        }
+
+    def _describe(self, connection: sa.Connection, device: Device, *, again: bool = True) -> int:
+        """Store a device, or describe one that is there `again`, and return its id; its row is locked."""
         described: dict[str, Any] = {
             "kind": device.kind,
             "architecture": device.architecture,
@@ -311,7 +317,8 @@ class Store(Reader):
             "descriptor": dataclasses.asdict(device),
         }
         insert = self._insert(_device).values(key=device.key, **described)
-        insert = insert.on_conflict_do_update(index_elements=["key"], set_=described)
+        changes = described if again else {"key": device.key}
+        insert = insert.on_conflict_do_update(index_elements=["key"], set_=changes)
         return int(connection.execute(insert.returning(_device.c.id)).scalar_one())
 
     def _begin(self, connection: sa.Connection, device_id: int, start: RunStart) -> str:

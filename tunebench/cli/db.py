@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tunebench.db import Stats
-    from tunebench.db.recorded import Imported
+    from tunebench.db.record import Imported
     from tunebench.outcome import CacheState
 
 __all__ = ["app"]
@@ -67,7 +67,8 @@ def stats(db: Database = None, as_json: Json = False) -> None:
 @app.command("import")
 def import_(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help="Kernel Tuner cache files, or files in T4 format.")
+        list[Path],
+        typer.Argument(metavar="FILE…", help="Kernel Tuner cache files, files in T4 format, JSON Lines."),
     ],
     device: Annotated[
         str | None, typer.Option(help="The device they were measured on. Default: what each file tells.")
@@ -81,13 +82,15 @@ def import_(
     db: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Bring in what other tuners measured; it is kept apart from results of tunebench and never served.
+    """Bring in what other tuners measured, or what another database exported as JSON Lines.
 
-    A row that cannot be used is told, and the others go in. Rows that are there already are left out. Each
-    file goes in as a whole, or not at all if it is interrupted.
+    What is of other tuners is kept apart and never served. A row that cannot be used is told, and the others
+    go in. Rows that are there already are left out. Each file goes in as a whole, or not at all if it is
+    interrupted.
     """
     from tunebench.db import open_store
-    from tunebench.db.recorded import Naming, import_file
+    from tunebench.db.exchange import import_file
+    from tunebench.db.recorded import Naming
 
     naming = Naming(device=device, kernel=kernel, problem=_problem(problem))
     done: list[Imported] = []
@@ -98,8 +101,8 @@ def import_(
                 with _progress(to, file.name) as watcher:
                     done.append(import_file(store, file, naming, watcher))
     except BaseException:
-        whole = ", ".join(str(each.file) for each in done) or "no other file"
-        to.print(f"nothing of {files[len(done)]} went in; before it, {whole} did", soft_wrap=True)
+        left = ", ".join(map(str, files[len(done) :]))
+        to.print(f"nothing went in of: {left}", soft_wrap=True)
         raise
     finally:
         if done:
@@ -140,14 +143,19 @@ def _describe(each: Imported) -> dict[str, Any]:
 
 
 def _render_imports(to: Console, done: list[Imported]) -> None:
-    rows = [(e.added, e.known, len(e.faults), e.file.name, e.workload, e.device) for e in done]
-    to.print(table(">added", ">known", ">refused", "file", "workload", "device", rows=rows))
+    rows = [(e.added, e.known, len(e.faults), e.file.name, _spaces(e)) for e in done]
+    to.print(table(">added", ">known", ">refused", "file", "what", rows=rows))
     err = console(stderr=True)
     for each in done:
         for fault in each.faults[:SHOWN_FAULTS]:
             err.print(f"{each.file}: {fault}", soft_wrap=True)
         if len(each.faults) > SHOWN_FAULTS:
             err.print(f"{each.file}: and {len(each.faults) - SHOWN_FAULTS} more", soft_wrap=True)
+
+
+def _spaces(each: Imported) -> str:
+    more = f" and {len(each.spaces) - 1} more" if len(each.spaces) > 1 else ""
+    return f"{each.spaces[0]}{more}" if each.spaces else "nothing"
 
 
 @app.command()

@@ -19,9 +19,21 @@ from typing import Any
 from tunebench.errors import InputError, UnknownName
 from tunebench.recording import _kernel_tuner, _t4
 from tunebench.recording._file import load, opened, replacing
-from tunebench.recording._row import Fault, Log, Recording, Row
+from tunebench.recording._row import Fault, Log, Recording, Row, value_of
 
-__all__ = ["FORMATS", "Fault", "Log", "Recording", "Row", "opened", "read", "replacing", "scan", "write"]
+__all__ = [
+    "FORMATS",
+    "Fault",
+    "Log",
+    "Recording",
+    "Row",
+    "opened",
+    "read",
+    "replacing",
+    "scan",
+    "value_of",
+    "write",
+]
 
 _DUMP: Mapping[str, Callable[[Log], dict[str, Any]]] = {"t4": _t4.dump, "kernel-tuner": _kernel_tuner.dump}
 

@@ -28,7 +28,19 @@ from tunebench.space import Config, Parameter, Space, Table, Value
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["TOLD", "Fault", "Log", "Recording", "Row", "Rows", "Told", "clean", "milliseconds", "problem_of"]
+__all__ = [
+    "TOLD",
+    "Fault",
+    "Log",
+    "Recording",
+    "Row",
+    "Rows",
+    "Told",
+    "clean",
+    "milliseconds",
+    "problem_of",
+    "value_of",
+]
 
 MAX_TEXT = 1000
 """Most characters of any text that is taken from a file."""
@@ -254,7 +266,7 @@ class Told:
         Raises:
             InputError: if something is missing, or is not what it must be.
         """
-        config = Config({name: _value(self.values, name) for name in names})
+        config = Config({name: value_of(self.values, name) for name in names})
         return Row(
             config=config,
             result=Result(outcome=self._outcome(), effort=self._effort(), conditions=self._conditions()),
@@ -303,7 +315,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def _value(values: Mapping[str, Any], name: str) -> Value:
+def value_of(values: Mapping[str, Any], name: str) -> Value:
+    """Return the value of a parameter.
+
+    Raises:
+        InputError: if it is missing, or nothing that a configuration can hold.
+    """
     if name not in values:
         raise InputError(f"a configuration lacks the parameter {name!r}")
     value = values[name]

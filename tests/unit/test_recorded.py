@@ -1,0 +1,471 @@
+"""Recordings in the database: what goes in comes out, once, apart from our own, and nothing bad with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from _data import found
+
+from tunebench import lookup
+from tunebench.answer import lookup_workload
+from tunebench.db import RunStart, SpaceKey, Store, TrialKey, open_store
+from tunebench.db.exchange import Selection, export_to, import_file
+from tunebench.db.recorded import Naming, log_of, names_of, workload_of
+from tunebench.device import described
+from tunebench.errors import InputError, LookupMiss, UnknownName
+from tunebench.outcome import (
+    Aborted,
+    CompileFailed,
+    LaunchFailed,
+    Measured,
+    Outcome,
+    Predicted,
+    Result,
+    Verification,
+    WrongResult,
+)
+from tunebench.recording import Recording, read
+from tunebench.space import Config
+
+SPACE = SpaceKey(
+    device=described()["a100-40-pcie"].key,
+    workload="recorded:kernel=Xgemm,problem=64x32",
+    variant="recorded/Xgemm",
+)
+
+
+def entry(b: int, m: str, time: Any, **told: Any) -> dict[str, Any]:
+    return {
+        "b": b,
+        "m": m,
+        "time": time,
+        **({"times": [time, 2 * time]} if isinstance(time, float) else {}),
+        **told,
+    }
+
+
+def cache(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    chosen = entries or (
+        entry(8, "x", 4.0, compile_time=500.0, timestamp="2023-12-22"),
+        entry(8, "y", "CompilationFailedConfig"),
+        entry(64, "x", 2.0),
+        entry(64, "y", "RuntimeFailedConfig"),
+    )
+    return {
+        "kernel_name": "Xgemm",
+        "device_name": "NVIDIA A100-PCIE-40GB",
+        "problem_size": [64, 32],
+        "tune_params_keys": ["b", "m"],
+        "tune_params": {"b": [64, 8], "m": ["y", "x"]},
+        "cache": {f"{e['b']},{e['m']}": e for e in chosen},
+    } | changes
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "store.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    def write(data: Any, name: str = "in.json") -> Path:
+        path = tmp_path / name
+        path.write_text(json.dumps(data))
+        return path
+
+    return write
+
+
+def equal(one: Recording, other: Recording) -> bool:
+    return (
+        (one.kernel, one.device, one.problem) == (other.kernel, other.device, other.problem)
+        and one.table.space == other.table.space
+        and np.array_equal(one.table.ordinals, other.table.ordinals)
+        and np.array_equal(one.times_us, other.times_us, equal_nan=True)
+        and np.array_equal(one.fastest_us, other.fastest_us, equal_nan=True)
+        and one.failures == other.failures
+    )
+
+
+def test_what_goes_in_comes_out(store: Store, file: Any) -> None:
+    path = file(cache())
+    done = import_file(store, path)
+    assert (done.spaces, done.added, done.known, done.faults) == ((SPACE,), 4, 0, ())
+    log = log_of(store, SPACE)
+    assert equal(log.recording(), read(path))
+    assert log.recording().table.space.parameters[1].values == ("y", "x")
+    first = next(row for row in log.rows if row.config == Config({"b": 8, "m": "x"}))
+    assert first.result.effort.compile_s == 0.5
+    assert first.result.conditions["timestamp"] == "2023-12-22"
+
+
+def test_the_same_file_again_adds_nothing(store: Store, file: Any) -> None:
+    import_file(store, file(cache()))
+    before = store.stats()
+    done = import_file(store, file(cache()))
+    assert (done.added, done.known) == (0, 4)
+    assert store.stats() == before
+    assert (before.trials, before.recorded, before.runs) == (4, 4, 1)
+
+
+def test_a_file_that_has_grown_adds_what_is_new_and_the_newest_speaks(store: Store, file: Any) -> None:
+    import_file(store, file(cache(entry(8, "x", 4.0))))
+    done = import_file(store, file(cache(entry(8, "x", 4.0), entry(64, "x", 2.0))))
+    assert (done.added, done.known) == (1, 1)
+    done = import_file(store, file(cache(entry(8, "x", 3.0))))
+    assert (done.added, done.known) == (1, 0)
+    recording = log_of(store, SPACE).recording()
+    assert dict(zip(recording.table["b"].tolist(), recording.times_us.tolist(), strict=True)) == {
+        8: 3000.0,
+        64: 2000.0,
+    }
+    assert (store.stats().trials, sum(store.stats().outcomes.values())) == (2, 3)
+
+
+def test_parameters_in_another_order_are_the_same_configurations(store: Store, file: Any) -> None:
+    import_file(store, file(cache()))
+    assert import_file(store, file(cache(tune_params_keys=["m", "b"]))).added == 0
+
+
+def test_another_space_under_the_same_name_is_refused(store: Store, file: Any) -> None:
+    import_file(store, file(cache()))
+    other = cache({"b": 8, "m": "x", "n": 1, "time": 1.0}, tune_params_keys=["b", "m", "n"])
+    with pytest.raises(InputError, match=r"in\.json: .* other parameters \(b, m\).*--kernel"):
+        import_file(store, file(other))
+    assert import_file(store, file(other), Naming(kernel="Xgemm_2")).added == 1
+
+
+def test_nothing_of_it_is_ever_served(store: Store, file: Any, tmp_path: Path) -> None:
+    import_file(store, file(cache(kernel_name="softmax")))
+    database = tmp_path / "store.db"
+    assert store.answers() == []
+    for text in ("softmax:rows=64,cols=32,dtype=f32", "gemm:m=64,n=32,k=1,dtype=f32"):
+        with pytest.raises(LookupMiss):
+            lookup_workload(text, device="a100-40-pcie", db=database)
+    with pytest.raises(UnknownName, match="unknown operator 'recorded'"):
+        lookup_workload("recorded:kernel=softmax,problem=64x32", device="a100-40-pcie", db=database)
+    with pytest.raises(UnknownName):
+        lookup("recorded", kernel="softmax", problem="64x32", device="a100-40-pcie", db=database)
+
+
+def test_bad_rows_are_told_and_the_good_ones_go_in(store: Store, file: Any) -> None:
+    done = import_file(store, file(cache(entry(8, "x", 4.0), entry(8, "y", -1.0), entry(64, "x", 2.0))))
+    assert (done.added, [fault.place for fault in done.faults]) == (2, ["cache entry 2 ('8,y')"])
+    assert len(log_of(store, SPACE).rows) == 2
+
+
+def test_an_interrupted_import_leaves_nothing(store: Store, file: Any) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_file(store, file(cache()), watcher=interrupt)
+    assert (store.stats().trials, store.stats().runs, store.stats().devices) == (0, 0, ())
+    assert import_file(store, file(cache())).added == 4
+
+
+def test_what_a_file_does_not_tell_must_be_named(store: Store, file: Any) -> None:
+    t4 = {"results": [{"configuration": {"b": 1}, "invalidity": "compile"}]}
+    with pytest.raises(InputError, match=r"in\.json: it does not tell its kernel; name it by --kernel"):
+        import_file(store, file(t4))
+    with pytest.raises(InputError, match=r"in\.json: it does not tell its device; name it by --device"):
+        import_file(store, file(t4), Naming(kernel="k"))
+    with pytest.raises(InputError, match=r"'FPGA 3' is not described.*Known: .*a100-40-pcie"):
+        import_file(store, file(cache(device_name="FPGA 3")))
+    with pytest.raises(UnknownName, match="unknown device 'a101'"):
+        import_file(store, file(t4), Naming(kernel="k", device="a101"))
+    for name in ("a,problem=1", "a b", "", "k" * 300, "k\n", "é"):
+        with pytest.raises(InputError, match="kernel"):
+            import_file(store, file(cache(kernel_name=name)))
+    assert store.stats().devices == ()
+    done = import_file(store, file(t4), Naming(kernel="k", device="rtx-3090", problem=(7,)))
+    assert done.spaces[0].workload == "recorded:kernel=k,problem=7"
+    assert done.spaces[0].device == described()["rtx-3090"].key
+
+
+@pytest.mark.parametrize("problem", [(), (4096,), (25000, 2048, 1)])
+def test_names_are_read_back_from_their_text(problem: tuple[int, ...]) -> None:
+    assert names_of(workload_of("ns/k.1+2-3", problem)) == ("ns/k.1+2-3", problem)
+
+
+# -- what is exported ------------------------------------------------------------------------------
+
+OWN = SpaceKey(
+    device=described()["h100-sxm"].key,
+    workload="softmax:rows=4,cols=4,dtype=f32",
+    variant="softmax/cuda_block",
+)
+
+
+def measured(us: float, cache: Any = "cold") -> Measured:
+    right = Verification(how="reference", detail="all")
+    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache=cache, verification=right)
+
+
+def record(store: Store, tile: int, outcome: Outcome, revision: str = "r", purpose: Any = "search") -> None:
+    key = TrialKey(
+        device=OWN.device,
+        workload=OWN.workload,
+        variant=OWN.variant,
+        revision=revision,
+        config=Config({"tile": tile}),
+    )
+    store.record(key, Result(outcome=outcome), purpose=purpose)
+
+
+@pytest.fixture
+def own(store: Store) -> Store:
+    store.begin_run(RunStart(device=described()["h100-sxm"], workload=OWN.workload, sampler="random", seed=0))
+    return store
+
+
+def test_each_configuration_speaks_through_its_newest_measurement_unless_it_was_ever_wrong(
+    own: Store,
+) -> None:
+    record(own, 1, measured(5.0))
+    record(own, 1, measured(6.0), purpose="finalist")
+    record(own, 2, WrongResult(reason="nan"))
+    record(own, 2, measured(1.0))
+    record(own, 3, measured(2.0), revision="old")
+    record(own, 3, measured(3.0), revision="new")
+    record(own, 4, Predicted(predicted_us=1.0, verification=Verification(how="not verified", detail="")))
+    record(own, 5, Aborted(samples_us=(9.0,), above_us=2.0))
+    rows = {row.config["tile"]: row.result.outcome for row in log_of(own, OWN).rows}
+    assert rows == {
+        1: measured(6.0),
+        2: WrongResult(reason="nan"),
+        3: measured(3.0),
+        5: Aborted(samples_us=(9.0,), above_us=2.0),
+    }
+
+
+def test_times_of_cold_and_warm_caches_are_never_mixed(own: Store) -> None:
+    record(own, 1, measured(5.0))
+    record(own, 2, measured(4.0, "warm"))
+    record(own, 3, CompileFailed(reason="no"))
+    with pytest.raises(InputError, match="--cache"):
+        log_of(own, OWN)
+    assert [row.config["tile"] for row in log_of(own, OWN, cache="cold").rows] == [1, 3]
+    assert [row.config["tile"] for row in log_of(own, OWN, cache="warm").rows] == [2, 3]
+
+
+def test_a_space_must_be_chosen_and_be_there(own: Store, file: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    with pytest.raises(InputError, match="no trials to export"):
+        export_to(own, out, "t4", Selection())
+    record(own, 1, measured(5.0))
+    import_file(own, file(cache()))
+    with pytest.raises(InputError, match=r"choose by --workload.*recorded/Xgemm.*softmax/cuda_block"):
+        export_to(own, out, "t4", Selection())
+    for wrong in (
+        Selection(workload="softmax:rows=5,cols=4,dtype=f32"),
+        Selection(workload="recorded:kernel=other"),
+        Selection(variant="softmax/other"),
+        Selection(device="rtx-3090"),
+    ):
+        with pytest.raises(UnknownName):
+            export_to(own, out, "t4", wrong)
+    with pytest.raises(UnknownName, match="format"):
+        export_to(own, out, "csv", Selection())
+    assert not out.exists()
+    for right in (
+        Selection(workload="softmax:cols=4,dtype=f32,rows=4"),
+        Selection(variant=OWN.variant),
+        Selection(device="h100-sxm"),
+        Selection(device="sm_90"),
+        Selection(device=OWN.device),
+    ):
+        assert export_to(own, out, "t4", right) == 1
+        assert read(out).times_us.tolist() == [5.0]
+
+
+def test_t4_of_our_own_is_no_foreign_recording_unless_it_is_named_so(own: Store, tmp_path: Path) -> None:
+    record(own, 1, measured(5.0))
+    export_to(own, tmp_path / "t4.json", "t4", Selection())
+    with pytest.raises(InputError, match=r"tunebench's own softmax/cuda_block .*--kernel"):
+        import_file(own, tmp_path / "t4.json")
+    assert import_file(own, tmp_path / "t4.json", Naming(kernel="my")).added == 1
+
+
+# -- JSON Lines ------------------------------------------------------------------------------------
+
+
+def everything(own: Store, file: Any) -> None:
+    record(own, 1, measured(5.0))
+    record(own, 1, measured(6.0), purpose="finalist")
+    record(own, 2, WrongResult(reason="y[0] is 'nan'\nnot 1"))
+    record(own, 3, Aborted(samples_us=(9.0, 8.0), above_us=2.0))
+    record(
+        own, 4, Predicted(predicted_us=1.0, verification=Verification(how="emulated", detail="", worst=0.5))
+    )
+    import_file(own, file(cache()))
+
+
+def test_lines_make_another_database_alike(own: Store, file: Any, tmp_path: Path) -> None:
+    everything(own, file)
+    out = tmp_path / "all.jsonl.gz"
+    assert export_to(own, out, "jsonl", Selection()) == 9
+    with open_store(tmp_path / "other.db") as other:
+        done = import_file(other, out)
+        assert (done.added, done.known, done.faults) == (9, 0, ())
+        assert import_file(other, out).added == 0
+        assert export_to(other, tmp_path / "again.jsonl.gz", "jsonl", Selection()) == 9
+        assert gzip.decompress((tmp_path / "again.jsonl.gz").read_bytes()) == gzip.decompress(
+            out.read_bytes()
+        )
+        expected, got = own.history(OWN.workload), other.history(OWN.workload)
+        plain = {"id": 0, "run_id": None, "stale": False}
+        assert [dataclasses.replace(e, **plain) for e in got] == [
+            dataclasses.replace(e, **plain) for e in expected
+        ]
+        assert other.descriptors() == own.descriptors()
+    answer = lookup_workload(OWN.workload, device="h100-sxm", db=tmp_path / "other.db")
+    assert (answer.expected_us, answer.how, answer.stale) == (
+        6.0,
+        "measured here",
+        True,
+    )  # "r" is no revision
+
+
+def test_what_was_measured_here_since_stands(own: Store, file: Any, tmp_path: Path) -> None:
+    everything(own, file)
+    export_to(own, tmp_path / "all.jsonl", "jsonl", Selection(workload=OWN.workload))
+    text = (tmp_path / "all.jsonl").read_text()
+    (tmp_path / "all.jsonl").write_text(text.replace('"median_us":6.0', '"median_us":4.0'))
+    record(own, 1, measured(7.0))
+    assert import_file(own, tmp_path / "all.jsonl").added == 0
+    assert log_of(own, OWN).rows[0].result.outcome == measured(7.0)
+
+
+LINE: dict[str, Any] = {
+    "what": "measurement",
+    "device": OWN.device,
+    "workload": OWN.workload,
+    "variant": OWN.variant,
+    "revision": "r",
+    "config": {"tile": 1},
+    "purpose": "search",
+    "outcome": {"kind": "compile_failed", "reason": "no"},
+    "resources": {},
+    "effort": {},
+    "conditions": {},
+    "recorded_at": "2026-01-31T12:00:00+00:00",
+}
+TIMED = {
+    "kind": "measured",
+    "median_us": 1.0,
+    "ci_us": [1.0, 1.0],
+    "samples_us": [1.0],
+    "cache": "cold",
+    "verification": {"how": "reference", "detail": ""},
+}
+BAD_LINES: dict[str, tuple[Any, str]] = {
+    "no json": ("{", "JSON"),
+    "no number": ('{"what": NaN}', "JSON"),
+    "no object": ([1], "must be an object"),
+    "something else": ({"what": "kernel"}, "device or measurement"),
+    "a device elsewhere": ({"device": "sm_99:x,sm=1"}, "what the device"),
+    "no workload": ({"workload": ""}, "workload must be"),
+    "no text": ({"variant": 3}, "variant must be"),
+    "a line break": ({"revision": "a\nb"}, "revision must be"),
+    "no configuration": ({"config": {}}, "config must"),
+    "a list in it": ({"config": {"tile": [1]}}, "numbers or text"),
+    "a purpose": ({"purpose": "fun"}, "purpose must be"),
+    "a kind": ({"outcome": {"kind": "lucky"}}, "known kind"),
+    "a field too many": ({"outcome": {"kind": "crashed", "reason": "x", "why": 1}}, "outcome"),
+    "a field too few": ({"outcome": {"kind": "measured"}}, "outcome"),
+    "a time in words": ({"outcome": TIMED | {"median_us": "1"}}, "median_us must be"),
+    "a negative time": ({"outcome": TIMED | {"samples_us": [-1.0]}}, "samples_us must be"),
+    "a true time": ({"outcome": TIMED | {"median_us": True}}, "median_us must be"),
+    "no interval": ({"outcome": TIMED | {"ci_us": [1.0]}}, "two times"),
+    "no cache": ({"outcome": TIMED | {"cache": "hot"}}, "cache must be"),
+    "no proof": (
+        {"outcome": TIMED | {"verification": {"how": "trust me", "detail": ""}}},
+        "verified must be",
+    ),
+    "no reason": ({"outcome": {"kind": "crashed", "reason": 1}}, "reason must be"),
+    "resources": ({"resources": {"registers": "many"}}, "resources must be"),
+    "effort": ({"effort": {"compile_s": -1}}, "compile_s must be"),
+    "conditions": ({"conditions": []}, "conditions must be"),
+    "a seed": ({"seed": 0.5}, "seed must be"),
+    "no time zone": ({"recorded_at": "2026-01-31T12:00:00"}, "recorded_at must be"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_LINES)
+def test_a_bad_line_is_told_by_its_number_and_the_others_go_in(bad: str, own: Store, tmp_path: Path) -> None:
+    record(own, 0, measured(5.0))
+    path = tmp_path / "in.jsonl"
+    export_to(own, path, "jsonl", Selection())
+    what, said = BAD_LINES[bad]
+    line = what if isinstance(what, str) else json.dumps(LINE | what if isinstance(what, dict) else what)
+    timed = json.dumps(LINE | {"outcome": TIMED, "config": {"tile": 2}})
+    path.write_text(f"{path.read_text()}{line}\n\n{timed}\n")
+    with open_store(tmp_path / "other.db") as other:
+        done = import_file(other, path)
+        assert [fault.place for fault in done.faults] == ["line 3"]
+        assert said in done.faults[0].reason
+        assert done.added == 2
+        assert [e.key.config["tile"] for e in other.history(OWN.workload)] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sm_count": "many"}, "must be numbers"),
+        ({"sm_count": 131}, "its key must be"),
+        ({"wheels": 4}, "no device of this version"),
+        ({"dram_gb_s": 0}, "must be positive"),
+        ({"name": "a\nb"}, "name must be"),
+        ({"mma_flop_per_clock": {"f16": "fast"}}, "must be numbers"),
+    ],
+)
+def test_a_bad_device_is_told_and_so_is_what_was_measured_on_it(
+    change: dict[str, Any], said: str, own: Store, tmp_path: Path
+) -> None:
+    record(own, 0, measured(5.0))
+    path = tmp_path / "in.jsonl"
+    export_to(own, path, "jsonl", Selection())
+    device, measurement = path.read_text().splitlines()
+    path.write_text(f"{json.dumps(json.loads(device) | change)}\n{measurement}\n")
+    with open_store(tmp_path / "other.db") as other:
+        done = import_file(other, path)
+        assert [fault.place for fault in done.faults] == ["line 1", "line 2"]
+        assert said in done.faults[0].reason
+        assert other.stats().devices == ()
+
+
+# -- public recordings -----------------------------------------------------------------------------
+
+
+def test_a_cache_file_becomes_the_t4_file_that_others_made_of_it(store: Store, tmp_path: Path) -> None:
+    theirs = read(found("recorded/convolution_milo/A100_T4.json.gz"))
+    path = found("recorded/convolution_milo/A100.json.gz")
+    assert import_file(store, path).added == 4362
+    assert export_to(store, tmp_path / "t4.json.gz", "t4", Selection()) == 4362
+    ours = read(tmp_path / "t4.json.gz")
+    told = {"kernel": ours.kernel, "device": ours.device, "problem": ours.problem}
+    assert equal(ours, dataclasses.replace(theirs, **told))
+    assert {type(f) for f in ours.failures.values()} == {CompileFailed, LaunchFailed}
+    assert equal(ours, read(path))
+    assert _told(tmp_path / "t4.json.gz") == _told(found("recorded/convolution_milo/A100_T4.json.gz"))
+    # Theirs is the same measurements: once its kernel and device are named, none of it is new.
+    naming = Naming(kernel="convolution_kernel", device="a100-40-pcie", problem=(4096, 4096))
+    assert import_file(store, found("recorded/convolution_milo/A100_T4.json.gz"), naming).added == 0
+
+
+def _told(path: Path) -> list[tuple[Any, ...]]:
+    """Return what T4 files of the same measurements must agree in, besides times."""
+    results = json.loads(gzip.decompress(path.read_bytes()))["results"]
+    same = ("configuration", "invalidity", "correctness", "objectives", "timestamp")
+    words = (m["value"] if isinstance(m["value"], str) else "" for r in results for m in r["measurements"])
+    return [(*(r[name] for name in same), word) for r, word in zip(results, words, strict=True)]
