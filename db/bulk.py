@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import trial_table as _trial
-from tunebench.db.record import Addition, TrialKey, columns_of
+from tunebench.db.record import Addition, TrialKey
 
 __all__ = ["AddWatcher", "insert_measurements", "insert_trials", "unknown"]
 
@@ -47,7 +47,10 @@ def unknown(connection: sa.Connection, device_id: int, additions: Iterable[Addit
         if space not in spaces:
             spaces[space] = _stored(connection, device_id, *space)
         trial = spaces[space].setdefault((str(key.config), key.revision), _Seen())
-        told = _told({"purpose": addition.purpose, **columns_of(addition.result)})
+        outcome = addition.result.outcome
+        told = _told(
+            {name: getattr(outcome, name, None) for name in _TELLING} | {"purpose": addition.purpose}
+        )
         late = addition.recorded_at and trial.newest and addition.recorded_at < trial.newest
         if told not in trial.measurements and not late:
             trial.measurements.add(told)
@@ -73,8 +76,7 @@ def _stored(
 
 
 def _told(row: Mapping[Any, Any]) -> tuple[Any, ...]:
-    values = (row[name] for name in _TELLING)
-    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
+    return tuple(tuple(value) if isinstance(value := row[name], list) else value for name in _TELLING)
 
 
 def insert_trials(

@@ -215,7 +215,10 @@ def time_us(outcome: Outcome) -> float | None:
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as plain data, with its class under ``"kind"``; `from_json` reads it back."""
-    return {"kind": outcome.kind, **dataclasses.asdict(outcome)}
+    fields = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
+    if "verification" in fields:
+        fields["verification"] = dataclasses.asdict(fields["verification"])
+    return {"kind": outcome.kind, **fields}
 
 
 def from_json(data: Mapping[str, Any]) -> Outcome:
