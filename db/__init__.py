@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tunebench.db.migrate import upgrade as upgrade
     from tunebench.db.owner import new_owner as new_owner
     from tunebench.db.record import Addition as Addition
+    from tunebench.db.record import Batch as Batch
     from tunebench.db.record import Entry as Entry
+    from tunebench.db.record import Imported as Imported
     from tunebench.db.record import Known as Known
     from tunebench.db.record import Purpose as Purpose
     from tunebench.db.record import RunStart as RunStart
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Addition": "record",
+    "Batch": "record",
     "Entry": "record",
+    "Imported": "record",
     "Known": "record",
     "Location": "location",
     "Purpose": "record",

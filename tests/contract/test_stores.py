@@ -18,6 +18,8 @@ import pytest
 import sqlalchemy as sa
 
 from tunebench.db import (
+    Addition,
+    Batch,
     RunStart,
     RunSummary,
     TrialKey,
@@ -296,6 +298,86 @@ def test_history_is_of_one_device_or_of_all(store: Store) -> None:
     assert [entry.key.device for entry in store.history(WORKLOAD)] == [DEVICE.key, TWIN.key]
     assert [entry.key.device for entry in store.history(WORKLOAD, TWIN.key)] == [TWIN.key]
     assert store.history("softmax:rows=1,cols=1,dtype=f32") == []
+
+
+def batch(*additions: Addition) -> Batch:
+    return Batch(
+        start=RunStart(device=DEVICE, workload=WORKLOAD, sampler="import", seed=0), additions=additions
+    )
+
+
+def added(number: int, outcome: Outcome, **changes: Any) -> Addition:
+    return Addition(key=key(number), result=Result(outcome=outcome), **changes)
+
+
+def test_what_was_made_elsewhere_is_added_once_and_in_its_order(store: Store) -> None:
+    additions = [added(number, outcome) for number, outcome in enumerate(EVERY_OUTCOME * 150)]
+    shown: list[tuple[int, int]] = []
+    assert store.add([batch(*additions)], lambda done, total: shown.append((done, total))) == len(additions)
+    assert shown[0] == (0, len(additions))
+    assert shown[-1] == (len(additions), len(additions))
+    assert len(shown) > 2
+    entries = store.history(WORKLOAD)
+    assert [(e.key, e.result.outcome) for e in entries] == [(a.key, a.result.outcome) for a in additions]
+    before = store.stats()
+    assert (before.trials, before.claimed, before.runs) == (len(additions), 0, 1)
+    again = added(0, measured(1.0), purpose="finalist", bound_us=0.5, seed=9)
+    assert store.add([batch(*additions, again, again)]) == 1
+    assert store.add([batch(*additions)]) == 0
+    assert store.stats().runs == 2
+    last = store.history(WORKLOAD)[-1]
+    assert (last.purpose, last.bound_us, last.seed, last.result.outcome) == (
+        "finalist",
+        0.5,
+        9,
+        measured(1.0),
+    )
+
+
+def test_all_that_is_added_at_once_goes_in_or_nothing(store: Store) -> None:
+    begin(store)
+    store.record(key(0), Result(outcome=measured(5.0)))
+    before = store.stats()
+
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    first = batch(*(added(number, measured(1.0)) for number in range(3)))
+    with pytest.raises(KeyboardInterrupt):
+        store.add([first, batch(added(7, measured(1.0)))], interrupt)
+    assert store.stats() == before
+    with pytest.raises(DatabaseError):
+        store.add([first, batch(added(7, CompileFailed(reason=object())))])  # type: ignore[arg-type]
+    assert store.stats() == before
+    assert store.add([first]) == 3
+
+
+def test_what_is_added_ends_a_claim_and_leaves_what_is_newer_here(store: Store) -> None:
+    begin(store)
+    assert store.claim(key(1), "me")
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    store.record(key(0), Result(outcome=measured(5.0)))
+    old = [added(number, measured(1.0), recorded_at=long_ago) for number in (0, 1)]
+    assert store.add([batch(*old)]) == 1
+    assert (store.stats().claimed, store.stats().trials) == (0, 2)
+    assert [(e.key, e.recorded_at) for e in store.history(WORKLOAD)][1:] == [(key(1), long_ago)]
+    assert store.add([batch(added(0, measured(1.0)))]) == 1
+
+
+def test_spaces_and_their_parameters_are_told(store: Store) -> None:
+    begin(store)
+    begin(store, TWIN)
+    store.record(key(0), Result(outcome=measured(5.0)))
+    store.record(key(1), Result(outcome=measured(5.0)))
+    store.record(key(1, device=TWIN), Result(outcome=measured(5.0)))
+    store.claim(key(2, variant="softmax/claimed"), "me")
+    assert store.spaces() == {key().space: 2, key(device=TWIN).space: 1}
+    assert store.parameters(key().space) == ("tile", "ratio", "order")
+    assert store.parameters(key(variant="softmax/none").space) is None
+    assert [e.key.device for e in store.history(WORKLOAD, variant=VARIANT)] == [DEVICE.key] * 2 + [TWIN.key]
+    assert store.history(WORKLOAD, variant="softmax/none") == []
+    assert Device(**store.descriptors()[TWIN.key]) == TWIN
 
 
 def test_an_unknown_device_is_refused(store: Store) -> None:
