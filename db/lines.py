@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import typing
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ from tunebench.outcome import (
     from_json,
     to_json,
 )
-from tunebench.recording import Fault, opened, value_of
+from tunebench.recording import MAX_BYTES, Fault, opened, value_of
 from tunebench.space import Config
 
 __all__ = ["holds_lines", "import_lines", "lines"]
@@ -83,8 +84,9 @@ def holds_lines(path: Path) -> bool:
     """Tell whether a file holds such lines, by its first one."""
     try:
         with opened(path) as file:
-            first = json.loads(file.readline(MAX_LINE_BYTES))
-    except (OSError, EOFError, ValueError, RecursionError):
+            line = file.readline(MAX_LINE_BYTES)
+        first = json.loads(line) if b'"what"' in line else None  # a whole recording may stand on one line
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
         return False
     return isinstance(first, dict) and "what" in first
 
@@ -99,12 +101,15 @@ def import_lines(store: Store, path: Path, watcher: AddWatcher | None = None) ->
         InputError: if the file cannot be read.
         DatabaseError: if the database cannot be written.
     """
-    found = _Lines()
+    found, size = _Lines(), 0
     try:
         with opened(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+                size += len(line)
+                if size > MAX_BYTES:
+                    raise InputError(f"{path} holds more than {MAX_BYTES >> 20} MiB; import it in parts")
                 found.take(number, line)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     added = store.add(found.batches(path), watcher)
     spaces = tuple(dict.fromkeys(a.key.space for a in found.additions))

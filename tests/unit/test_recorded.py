@@ -239,13 +239,12 @@ def test_each_configuration_speaks_through_its_newest_measurement_unless_it_was_
     record(own, 3, measured(3.0), revision="new")
     record(own, 4, Predicted(predicted_us=1.0, verification=Verification(how="not verified", detail="")))
     record(own, 5, Aborted(samples_us=(9.0,), above_us=2.0))
-    rows = {row.config["tile"]: row.result.outcome for row in log_of(own, OWN).rows}
-    assert rows == {
-        1: measured(6.0),
-        2: WrongResult(reason="nan"),
-        3: measured(3.0),
-        5: Aborted(samples_us=(9.0,), above_us=2.0),
-    }
+    assert [(row.config["tile"], row.result.outcome) for row in log_of(own, OWN).rows] == [
+        (1, measured(6.0)),
+        (2, WrongResult(reason="nan")),
+        (3, measured(3.0)),
+        (5, Aborted(samples_us=(9.0,), above_us=2.0)),
+    ]
 
 
 def test_times_of_cold_and_warm_caches_are_never_mixed(own: Store) -> None:
@@ -441,6 +440,24 @@ def test_a_bad_device_is_told_and_so_is_what_was_measured_on_it(
         done = import_file(other, path)
         assert [fault.place for fault in done.faults] == ["line 1", "line 2"]
         assert said in done.faults[0].reason
+        assert other.stats().devices == ()
+
+
+def test_lines_that_end_in_the_middle_or_are_too_many_leave_nothing(
+    own: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(own, 0, measured(5.0))
+    path = tmp_path / "in.jsonl.gz"
+    export_to(own, path, "jsonl", Selection())
+    whole = path.read_bytes()
+    with open_store(tmp_path / "other.db") as other:
+        path.write_bytes(gzip.compress(gzip.decompress(whole) * 1000, mtime=0)[:-200])
+        with pytest.raises(InputError, match=r"in\.jsonl\.gz cannot be read"):
+            import_file(other, path)
+        path.write_bytes(whole)
+        monkeypatch.setattr("tunebench.db.lines.MAX_BYTES", 1000)
+        with pytest.raises(InputError, match="holds more than"):
+            import_file(other, path)
         assert other.stats().devices == ()
 
 

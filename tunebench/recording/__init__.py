@@ -18,11 +18,12 @@ from typing import Any
 
 from tunebench.errors import InputError, UnknownName
 from tunebench.recording import _kernel_tuner, _t4
-from tunebench.recording._file import load, opened, replacing
+from tunebench.recording._file import MAX_BYTES, load, opened, replacing
 from tunebench.recording._row import Fault, Log, Recording, Row, value_of
 
 __all__ = [
     "FORMATS",
+    "MAX_BYTES",
     "Fault",
     "Log",
     "Recording",

@@ -11,7 +11,7 @@ from typing import Any
 
 from tunebench.errors import InputError
 from tunebench.outcome import CompileFailed, Measured
-from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, clean, milliseconds, problem_of
+from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, clean, problem_of
 from tunebench.space import Value
 
 __all__ = ["dump", "parse"]
@@ -91,8 +91,8 @@ def _entry(row: Row) -> dict[str, Any]:
     word = reason if reason == "InvalidConfig" else _WORDS.get(outcome.kind, "RuntimeFailedConfig")
     return {
         **row.config,
-        "time": milliseconds(row.time_us) if timed else word,
-        "times": [milliseconds(us) for us in outcome.samples_us] if isinstance(outcome, Measured) else [],
+        "time": row.time_us / 1e3 if timed else word,
+        "times": [us / 1e3 for us in outcome.samples_us] if isinstance(outcome, Measured) else [],
         "compile_time": 1e3 * effort.compile_s,
         "verification_time": 1e3 * effort.verify_s,
         "benchmark_time": 1e3 * effort.measure_s,

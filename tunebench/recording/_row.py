@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ __all__ = [
     "Rows",
     "Told",
     "clean",
-    "milliseconds",
     "problem_of",
     "value_of",
 ]
@@ -343,14 +341,6 @@ def clean(text: str) -> str:
 def _seconds(milliseconds: Any) -> float | None:
     """Return a duration that is told in milliseconds; None if it is none."""
     return milliseconds / 1e3 if _is_number(milliseconds) and 0 <= milliseconds < math.inf else None
-
-
-@functools.lru_cache(maxsize=1 << 16)  # a timer ticks: samples repeat
-def milliseconds(us: float) -> float:
-    """Return milliseconds that read back as exactly these microseconds, if any number does."""
-    ms = us / 1e3
-    near = (ms, math.nextafter(ms, 0.0), math.nextafter(ms, math.inf))
-    return next((candidate for candidate in near if candidate * 1e3 == us), ms)
 
 
 def problem_of(size: Any) -> tuple[int, ...]:

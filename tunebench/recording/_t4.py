@@ -11,7 +11,7 @@ from typing import Any
 
 from tunebench.errors import InputError
 from tunebench.outcome import Aborted, CompileFailed, Crashed, LaunchFailed, Measured, TimedOut, WrongResult
-from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, clean, milliseconds, problem_of
+from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, clean, problem_of
 
 __all__ = ["dump", "parse"]
 
@@ -128,12 +128,10 @@ def _result(row: Row) -> dict[str, Any]:
             "search_algorithm": 1e3 * conditions.get("search_s", 0.0),
             "validation": 1e3 * effort.verify_s,
             "benchmark": 1e3 * effort.measure_s,
-            "runtimes": [milliseconds(us) for us in getattr(outcome, "samples_us", ())],
+            "runtimes": [us / 1e3 for us in getattr(outcome, "samples_us", ())],
         },
         "invalidity": "correct" if timed else word,
         "correctness": int(timed or isinstance(outcome, Aborted)),
-        "measurements": [
-            {"name": "time", "value": milliseconds(row.time_us) if timed else reason, "unit": "ms"}
-        ],
+        "measurements": [{"name": "time", "value": row.time_us / 1e3 if timed else reason, "unit": "ms"}],
         "objectives": ["time"],
     }
