@@ -274,8 +274,8 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 def _config(value: Any) -> Config:
     values = _object(value, "config")
-    if not values:
-        raise InputError("config must have a parameter")
+    if not values or not all(name.isidentifier() and len(name) <= MAX_TEXT for name in values):
+        raise InputError("config must have parameters, with names that are identifiers")
     return Config({name: value_of(values, name) for name in values})
 
 
@@ -330,7 +330,7 @@ def _interval(data: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 
 def _reason(data: Mapping[str, Any], name: str) -> str:
-    value = data[name]
+    value = data.get(name)
     if not isinstance(value, str):
         raise InputError(f"{name} must be a text")
     return value[:MAX_TEXT].encode("utf-8", "replace").decode().replace("\0", " ")

@@ -81,9 +81,9 @@ def _row(result: Any, names: tuple[str, ...], unit: str) -> Row:
 def _unit(told: Any, otherwise: str) -> str:
     """Return the unit that is told; times in one that is not known are of no use."""
     unit = told or otherwise
-    if unit not in _UNITS_US:
-        raise InputError(f"times are in {unit!r}, which is none of: {', '.join(_UNITS_US)}")
-    return str(unit)
+    if not isinstance(unit, str) or unit not in _UNITS_US:
+        raise InputError(f"times are in {clean(repr(unit))}, which is none of: {', '.join(_UNITS_US)}")
+    return unit
 
 
 _WORDS = {
