@@ -202,17 +202,17 @@ def test_bad_results_of_t4_are_told_by_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeunit", "unit", "us"),
+    ("timeunit", "unit", "us", "sample_us", "compile_s"),
     [
-        (None, "", 2e3),
-        ("miliseconds", "", 2e3),
-        ("seconds", "", 2e6),
-        ("seconds", "us", 2.0),
-        (None, "ns", 2e-3),
+        (None, "", 2e3, 3e3, 5e-3),
+        ("miliseconds", "", 2e3, 3e3, 5e-3),
+        ("seconds", "", 2e6, 3e6, 5.0),
+        ("seconds", "us", 2.0, 3e6, 5.0),
+        (None, "ns", 2e-3, 3e3, 5e-3),
     ],
 )
-def test_times_of_t4_are_in_the_unit_that_is_told(
-    tmp_path: Path, timeunit: str | None, unit: str, us: float
+def test_times_of_t4_are_in_the_units_that_are_told(
+    tmp_path: Path, timeunit: str | None, unit: str, us: float, sample_us: float, compile_s: float
 ) -> None:
     data = {
         "metadata": {"timeunit": timeunit},
@@ -220,7 +220,7 @@ def test_times_of_t4_are_in_the_unit_that_is_told(
             {
                 "configuration": {"b": 8},
                 "invalidity": "correct",
-                "times": {"runtimes": [2.0]},
+                "times": {"runtimes": [3.0], "compilation": 5},
                 "measurements": [
                     {"name": "energy", "value": 9.0},
                     {"name": "time", "value": 2, "unit": unit},
@@ -228,8 +228,12 @@ def test_times_of_t4_are_in_the_unit_that_is_told(
             }
         ],
     }
-    recording = read(written(tmp_path / "t4.json", data))
-    assert recording.times_us.tolist() == recording.fastest_us.tolist() == [pytest.approx(us)]
+    log, _ = scan(written(tmp_path / "t4.json", data))
+    outcome = log.rows[0].result.outcome
+    assert isinstance(outcome, Measured)
+    assert log.rows[0].time_us == pytest.approx(us)
+    assert outcome.samples_us == (pytest.approx(sample_us),)
+    assert log.rows[0].result.effort.compile_s == pytest.approx(compile_s)
 
 
 def test_a_cache_file_that_is_still_written_is_read(tmp_path: Path) -> None:

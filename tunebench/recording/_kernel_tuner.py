@@ -53,11 +53,11 @@ def _row(entry: Any, names: list[str]) -> Row:
         values=entry,
         time=entry.get("__error__", entry.get("time")),  # version 1.5 has the word beside the time
         samples=entry.get("times"),
-        compile_ms=entry.get("compile_time"),
-        verify_ms=entry.get("verification_time"),
-        measure_ms=entry.get("benchmark_time"),
-        framework_ms=entry.get("framework_time"),
-        search_ms=entry.get("strategy_time"),
+        compiling=entry.get("compile_time"),
+        verifying=entry.get("verification_time"),
+        measuring=entry.get("benchmark_time"),
+        framework=entry.get("framework_time"),
+        search=entry.get("strategy_time"),
         timestamp=entry.get("timestamp"),
     )
     return told.row(names)

@@ -239,10 +239,11 @@ class Told:
     Attributes:
         values: Its parameters, among others.
         time: What the file calls its time, or a word for the class of failure.
-        unit_us: Microseconds in the unit of `time` and `samples`.
+        unit_us: Microseconds in the unit of `time`.
         samples: Every sample.
         reason: What else the file says of a failure.
-        compile_ms, verify_ms, measure_ms, framework_ms, search_ms: Where the wall time went.
+        compiling, verifying, measuring, framework, search: Where the wall time went.
+        others_unit_us: Microseconds in the unit of all times but `time`.
         timestamp: When it was measured.
     """
 
@@ -251,11 +252,12 @@ class Told:
     unit_us: float = 1e3
     samples: Any = ()
     reason: Any = None
-    compile_ms: Any = None
-    verify_ms: Any = None
-    measure_ms: Any = None
-    framework_ms: Any = None
-    search_ms: Any = None
+    compiling: Any = None
+    verifying: Any = None
+    measuring: Any = None
+    framework: Any = None
+    search: Any = None
+    others_unit_us: float = 1e3
     timestamp: Any = None
 
     def row(self, names: Iterable[str]) -> Row:
@@ -276,7 +278,8 @@ class Told:
             kind = _FAILURES.get(self.time, LaunchFailed)
             return kind(reason=TOLD + clean(reason.removeprefix(TOLD)))
         samples = self.samples if isinstance(self.samples, list) else ()
-        average_us, *samples_us = (self._microseconds(time) for time in (self.time, *samples))
+        average_us = _microseconds(self.time, self.unit_us)
+        samples_us = [_microseconds(sample, self.others_unit_us) for sample in samples]
         median_us, ci_us = median_interval(samples_us or [average_us])
         return Measured(
             median_us=median_us,
@@ -287,20 +290,20 @@ class Told:
             conditions={"average_us": average_us},
         )
 
-    def _microseconds(self, time: Any) -> float:
-        if not _is_number(time) or not 0 < time * self.unit_us < math.inf:
-            raise InputError(f"a time must be positive, got {clean(repr(time))}")
-        return float(time * self.unit_us)
-
     def _effort(self) -> Effort:
         return Effort(
-            compile_s=_seconds(self.compile_ms) or 0.0,
-            verify_s=_seconds(self.verify_ms) or 0.0,
-            measure_s=_seconds(self.measure_ms) or 0.0,
+            compile_s=self._seconds(self.compiling) or 0.0,
+            verify_s=self._seconds(self.verifying) or 0.0,
+            measure_s=self._seconds(self.measuring) or 0.0,
         )
 
+    def _seconds(self, told: Any) -> float | None:
+        """Return a duration; None if it is none."""
+        known = _is_number(told) and 0 <= told < math.inf
+        return told / (1e6 / self.others_unit_us) if known else None
+
     def _conditions(self) -> dict[str, Any]:
-        told = {"framework_s": _seconds(self.framework_ms), "search_s": _seconds(self.search_ms)}
+        told = {"framework_s": self._seconds(self.framework), "search_s": self._seconds(self.search)}
         stamp = self.timestamp if isinstance(self.timestamp, str) and self.timestamp.isprintable() else None
         found = {**told, "timestamp": stamp[:MAX_TEXT] if stamp else None}
         return {name: value for name, value in found.items() if value is not None}
@@ -338,9 +341,10 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])
 
 
-def _seconds(milliseconds: Any) -> float | None:
-    """Return a duration that is told in milliseconds; None if it is none."""
-    return milliseconds / 1e3 if _is_number(milliseconds) and 0 <= milliseconds < math.inf else None
+def _microseconds(time: Any, unit_us: float) -> float:
+    if not _is_number(time) or not 0 < time * unit_us < math.inf:
+        raise InputError(f"a time must be positive, got {clean(repr(time))}")
+    return float(time * unit_us)
 
 
 def problem_of(size: Any) -> tuple[int, ...]:
