@@ -6,6 +6,7 @@ fall furthest below the best, by a process fitted to the logarithms of the times
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import ThreadpoolController
 
 from tunebench.search.sampler import Prospects, TableSampler
 from tunebench.search.study_space import StudySpace
@@ -67,6 +69,10 @@ class SurrogateSampler(TableSampler):
 
     def choose(self, study: Study) -> int:
         """Return the open row that promises most."""
+        with _blas().limit(limits=1, user_api="blas"):
+            return self._choose(study)
+
+    def _choose(self, study: Study) -> int:
         seen = self._seen(study)
         begun = np.concatenate([seen.rows, seen.under_way])
         if len(begun) < (RETRIED if self._warm else DESIGN) or np.isfinite(seen.costs).sum() < 2:
@@ -149,6 +155,12 @@ class SurrogateSampler(TableSampler):
         rows = rows[rows >= 0]
         near: Array = rows[self.open[rows]]
         return near
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    """Return the hold on linear algebra: its threads wait for each other, long where compilers use all cores."""
+    return ThreadpoolController()
 
 
 def _expected(elsewhere_us: tuple[Array, ...], rows: int) -> Array:
