@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tunebench.device import Device
 from tunebench.dtype import DType, storage
 from tunebench.kernels import include
 
-__all__ = ["ctype", "helpers"]
+__all__ = ["ctype", "first_product", "helpers"]
 
 _CTYPES: dict[DType, str] = {
     "f32": "float",
@@ -20,6 +21,14 @@ _CTYPES: dict[DType, str] = {
 def ctype(dtype: DType) -> str:
     """Return the C++ type that stores `dtype`, as `_types.cuh` names it."""
     return _CTYPES[storage(dtype)]
+
+
+def first_product(device: Device) -> float:
+    """Return the clocks before a block multiplies: its first values come to shared memory, and back from it.
+
+    They come from L1 at least: another block may have brought them there.
+    """
+    return device.l1_latency + device.smem_latency
 
 
 def helpers(*names: str) -> str:

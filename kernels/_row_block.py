@@ -124,16 +124,25 @@ def tiles(workload: Rows, config: Config) -> tuple[Tiling, ...]:
 
 
 def row_costs(
-    workload: Rows, table: Table, *, row_tensors: int, fma: tuple[float, float], sfu: tuple[float, float]
+    workload: Rows,
+    table: Table,
+    device: Device,
+    *,
+    row_tensors: int,
+    fma: tuple[float, float],
+    sfu: tuple[float, float],
+    sums: int,
 ) -> Costs:
     """Return what any such kernel must do.
 
     Args:
         workload: The matrix.
         table: Configurations of `SPACE`.
+        device: Whose latencies hold.
         row_tensors: Inputs of which every element is read by one block alone.
         fma: Multiply-adds an element, if the row is kept and if it is read twice.
         sfu: Special functions an element, likewise.
+        sums: Of the two reductions over a row, those that add up one figure of each of a thread's vectors.
     """
     rows, elements = table["rows"], table["rows"] * float(workload.cols)
     shared, online = table["cache"] == "shared", table["cache"] == "online"
@@ -150,4 +159,19 @@ def row_costs(
         # Written once and read at least twice, four bytes a lane, without conflicts.
         smem_traffic_bytes=np.where(shared, 12.0 * elements, 0.0),
         fill_bytes=fill_bytes,
+        chain_clocks=_chain_clocks(workload, table, device, sums),
     )
+
+
+def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int) -> Any:
+    """Return the clocks from a row's first load on: what a thread adds up, and what its block reduces.
+
+    Nobody else reads the row, so that it comes from L2. Reductions within a warp are not counted, nor is what a
+    row that is read twice needs to add up.
+    """
+    vectors = ceil_div(workload.cols, table["row_threads"] * table["vector"])
+    adds = np.where(table["cache"] == "online", 0, sums * (vectors - 1))
+    met = 2 * (table["row_threads"] > 32)  # two reductions by way of shared memory
+    far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
+    first = device.l2_latency if far else device.l1_latency
+    return first + met * device.smem_latency + adds * device.fma_latency

@@ -1,16 +1,18 @@
 """What kernels of other tuners must execute, so that the bound can be held against their recorded spaces.
 
-A description is matched by what a recording tells of itself: kernel, parameters, problem. A kernel that is
-not described here has no bound.
+A description is matched by what a recording tells of itself: kernel, parameters and their values, problem. A
+kernel that is not described here has no bound, and neither has one with a parameter or a value that the
+description does not know: it might do something else under the same name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
+from tunebench.device import Device
 from tunebench.variant import Costs, ceil_div
 from tunebench.workload import Traffic
 
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FOREIGN", "Foreign", "describe"]
 
+BANKS = 32
+"""Banks of shared memory, each of which gives one word of 4 bytes a clock. Source: CUDA C++ Programming Guide."""
+
+HARNESS = frozenset(("nvml_pwr_limit", "nvml_gr_clock", "nvml_mem_clock"))
+"""Parameters of Kernel Tuner that set the device, not the kernel: what they set is within the device's limits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
@@ -28,23 +36,42 @@ class Foreign:
 
     Attributes:
         kernel: Its name.
-        parameters: Names of parameters it must have; it may have more.
+        parameters: Names of parameters it must have, of any value.
+        known: Parameters it may have, each with the values that are described.
         problem: The size that is described.
-        costs: What its configurations must execute, from their columns.
+        costs: What its configurations must execute on a device, from their columns.
         traffic: Bytes that it must move.
+        minimum_cc: Lowest compute capability that `costs` holds for.
     """
 
     kernel: str
     parameters: frozenset[str]
+    known: Mapping[str, frozenset[Any]]
     problem: tuple[int, ...]
-    costs: Callable[[Columns], Costs]
+    costs: Callable[[Columns, Device], Costs]
     traffic: Traffic
+    minimum_cc: tuple[int, int] = (7, 0)  # from then on L1 and shared memory are one
+
+    def fits(self, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> bool:
+        """Tell whether a space of these parameters and values is of this kernel as described."""
+        others = {name: set(values[name]) for name in values.keys() - self.parameters - HARNESS}
+        return (
+            self.parameters <= values.keys()
+            and problem == self.problem
+            and all(name in self.known and told <= self.known[name] for name, told in others.items())
+        )
 
 
-def describe(kernel: str, parameters: frozenset[str], problem: tuple[int, ...]) -> Foreign | None:
-    """Return the description of a kernel, or None if it has none."""
+def describe(kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> Foreign | None:
+    """Return the description of a kernel, or None if it has none.
+
+    Args:
+        kernel: Its name.
+        values: Of each parameter of the space, all there are.
+        problem: Its size.
+    """
     for foreign in FOREIGN:
-        if foreign.kernel == kernel and foreign.parameters <= parameters and foreign.problem == problem:
+        if foreign.kernel == kernel and foreign.fits(values, problem):
             return foreign
     return None
 
@@ -53,89 +80,167 @@ SIZE = 4096
 """Rows, columns and terms of the products; height and width of the convolutions' results."""
 
 
-def _xgemm(columns: Columns) -> Costs:
-    """Count a product of f32 matrices, C = A^T B; A and B pass through L1.
+# -- Xgemm ----------------------------------------------------------------------------------------------------
 
-    A thread holds MWI x NWI sums, MWI and NWI neighbours apart, and loads at most four neighbours at a time.
+
+def _operand(columns: Columns, letter: str) -> tuple[Any, Any, Any, Any]:
+    """Count what a warp and a block do with one matrix for each of the terms.
+
+    Returns:
+        The loads a thread makes, the bytes a warp's loads take of L1 or of shared memory, the bytes that a block
+        puts into shared memory, and the loads and stores, over all lanes, by which it does so.
+    """
+    wide, high = {"A": ("MWG", "MDIMC"), "B": ("NWG", "NDIMC")}[letter]
+    width, inner = {"A": ("VWM", "MDIMA"), "B": ("VWN", "NDIMB")}[letter]
+    tile, vector = columns[wide], columns[width]
+    each, strided = tile // columns[high], columns.get({"A": "STRM", "B": "STRN"}[letter], np.zeros_like(tile))
+    lanes = np.minimum(BANKS, columns["MDIMC"])
+    if letter == "B":
+        lanes = BANKS // lanes
+    staged = columns[f"S{letter}"]
+    # Four words at most an access. Those of one vector are neighbours for certain. Vectors are too unless they
+    # are strided, and shared memory's alignment is the compiler's to choose; that of an argument is its type's.
+    one = np.minimum(4, vector)
+    merged = np.where((staged == 1) & (strided == 0), np.minimum(4, each), one)
+    loads = ceil_div(each, merged)
+    # Lanes' words lie `each` words apart, or a vector, and so in few banks. L1 may be organised otherwise.
+    apart = np.where(strided == 1, vector, each)
+    reached = np.minimum(BANKS, merged * (BANKS // np.gcd(apart, BANKS)))
+    passes = np.where(
+        staged == 1, loads * np.maximum(1, lanes * merged / reached), np.maximum(loads, lanes * each / BANKS)
+    )
+    stores = tile / np.where(strided == 1, one, np.minimum(4, tile // columns[inner]))
+    return loads, 4 * BANKS * passes, 4 * staged * tile, staged * (tile / one + stores)
+
+
+def _xgemm(columns: Columns, device: Device) -> Costs:
+    """Count a product of f32 matrices, C = A^T B, through shared memory (SA, SB) or through L1.
+
+    A thread holds MWI x NWI sums, each of which adds up all terms in their order, and reads MWI and NWI values
+    for each term: neighbours, or vectors of VWM and VWN that are strided (STRM, STRN).
     Source: CLBlast, "xgemm" kernels; Nugteren, "CLBlast: a tuned OpenCL BLAS library", 2018.
     """
     mwg, nwg, kwg, mdimc = (columns[name] for name in ("MWG", "NWG", "KWG", "MDIMC"))
     threads = mdimc * columns["NDIMC"]
-    warps, mwi, nwi = threads / 32, mwg // mdimc, nwg // columns["NDIMC"]
-    loads = ceil_div(mwi, 4), ceil_div(nwi, 4)
-    lanes = np.minimum(32, mdimc), np.maximum(1, 32 // mdimc)
-    passes = sum(
-        np.maximum(128 * load, 4 * lane * width)
-        for load, lane, width in zip(loads, lanes, (mwi, nwi), strict=True)
-    )
-    staged = 4 * (columns["SA"] * mwg + columns["SB"] * nwg)
+    warps = threads / 32
+    loads_a, bytes_a, staged_a, moves_a = _operand(columns, "A")
+    loads_b, bytes_b, staged_b, moves_b = _operand(columns, "B")
+    loads, staged, moves = loads_a + loads_b, staged_a + staged_b, moves_a + moves_b
     blocks = (SIZE // mwg) * (SIZE // nwg)
+    first = device.l1_latency + device.smem_latency * (staged > 0)
     return Costs(
         blocks=blocks,
         full_blocks=blocks,
         threads=threads,
         smem_bytes=kwg * staged,
-        registers=np.minimum(255, mwi * nwi),
+        registers=np.minimum(255, mwg * nwg / threads),
         fma=mwg * nwg * SIZE,
-        smem_traffic_bytes=SIZE * (warps * passes + staged),
-        instructions=SIZE * (mwg * nwg / 32 + warps * sum(loads) + staged / 512),
+        # What is staged goes into shared memory; whether it passes L1 before is not counted.
+        smem_traffic_bytes=SIZE * (warps * (bytes_a + bytes_b) + staged),
+        accesses=SIZE * (threads * loads + moves),
+        instructions=SIZE * (mwg * nwg / 32 + warps * loads + moves / 32),
+        chain_clocks=first + SIZE * device.fma_latency,
     )
 
 
-def _convolution(columns: Columns) -> Costs:
-    """Count a convolution of one f32 image with one filter from constant memory; the image passes through L1.
+XGEMM = Foreign(
+    kernel="Xgemm",
+    parameters=frozenset(
+        ("MWG", "NWG", "KWG", "MDIMC", "NDIMC", "MDIMA", "NDIMB", "KWI", "VWM", "VWN", "SA", "SB")
+    ),
+    known={
+        "STRM": frozenset((0, 1)),
+        "STRN": frozenset((0, 1)),
+        "PRECISION": frozenset((32,)),
+        "GEMMK": frozenset((0,)),  # 1 is another kernel
+        "KREG": frozenset((1,)),  # of the other kernel
+    },
+    problem=(SIZE, SIZE),
+    costs=_xgemm,
+    traffic=Traffic(read_bytes=2 * SIZE**2 * 4, write_bytes=SIZE**2 * 4),
+)
 
-    A thread reads every element its outputs need once, and no two lanes of a warp read the same.
-    Source: van Werkhoven et al., "Optimizing convolution operations on GPUs using adaptive tiling", 2014.
+
+# -- convolution_kernel -----------------------------------------------------------------------------------------
+
+
+def _bank_passes(width: int, height: int, pitch: int) -> int:
+    """Return the passes in which the warps of a block read one word a lane from lines `pitch` words apart."""
+    lane = np.arange(width * height)
+    bank = (lane // width * pitch + lane % width) % BANKS
+    warps = -(-width * height // 32)
+    return int(np.bincount(lane // 32 * BANKS + bank, minlength=warps * BANKS).reshape(warps, BANKS).max(1).sum())
+
+
+def _elements(steps: int, count: int, taps: int) -> int:
+    """Return how many elements `count` outputs need along a line, `steps` apart, of `taps` each."""
+    return len({tap + step * steps for tap in range(taps) for step in range(count)})
+
+
+def _each(function: Callable[..., int], *columns: Any) -> NDArray[np.float64]:
+    """Return a function of some columns, computed once for each combination of their values."""
+    rows, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    found: NDArray[np.float64] = np.array([function(*map(int, row)) for row in rows], dtype=np.float64)
+    return found[which.reshape(-1)]
+
+
+def _convolution(columns: Columns, device: Device) -> Costs:
+    """Count a convolution of one f32 image with one filter from constant memory.
+
+    The image passes through shared memory, in lines that padding may make longer, or through L1
+    (`use_shmem` 0). A thread reads every element that its outputs need once, and no two lanes of a warp read
+    the same. A thread's elements begin at any multiple of 4 bytes and its outputs lie a block apart, so that an
+    access is of one element, unless the block has one column. A sum adds up all taps in their order.
+    Source: van Werkhoven et al., "Optimizing convolution operations on GPUs using adaptive tiling", 2014; its
+    kernel as the examples of Kernel Tuner have it.
     """
-    block = columns["block_size_x"], columns["block_size_y"]
-    tile = columns["tile_size_x"], columns["tile_size_y"]
-    filters = int(columns["filter_width"][0]), int(columns["filter_height"][0])
-    out_x, out_y = block[0] * tile[0], block[1] * tile[1]
-    needed = np.prod(
-        [
-            [
-                len({i + t * step for i in range(taps) for t in range(count)})
-                for step, count in zip(steps, counts, strict=True)
-            ]
-            for steps, counts, taps in zip(block, tile, filters, strict=True)
-        ],
-        axis=0,
+    bx, by, tx, ty = (
+        columns[name].astype(np.int64)
+        for name in ("block_size_x", "block_size_y", "tile_size_x", "tile_size_y")
     )
-    warps = block[0] * block[1] // 32
-    staged = columns.get("use_shmem", np.ones_like(out_x))
-    patch = (out_x + filters[0] - 1) * (out_y + filters[1] - 1) * staged
-    fma = out_x * out_y * filters[0] * filters[1]
+    taps_x, taps_y = columns["filter_width"], columns["filter_height"]
+    out_x, out_y, threads = bx * tx, by * ty, bx * by
+    warps, shared = ceil_div(threads, 32), columns.get("use_shmem", np.ones_like(bx))
+    wide, high = out_x + taps_x // 2 * 2, out_y + taps_y // 2 * 2
+    # Padding columns put lines of a block that is narrower than the banks side by side in them.
+    pads = (columns["use_padding"] == 1) & (bx % BANKS != 0)
+    pitch = wide + pads * (-(wide - bx) % BANKS)
+    needed = _each(_elements, bx, tx, taps_x) * _each(_elements, by, ty, taps_y)
+    at_once = np.where(bx == 1, 4, 1)
+    passes = np.where(shared == 1, _each(_bank_passes, bx, by, pitch), warps)
+    passes = np.where(bx == 1, threads / 32, passes)
+    fma, staged = out_x * out_y * taps_x * taps_y, wide * high * shared
+    moves = 2 * staged / at_once  # each element is loaded and stored
     return Costs(
         blocks=SIZE**2 / (out_x * out_y),
         full_blocks=(SIZE // out_x) * (SIZE // out_y),
-        threads=block[0] * block[1],
-        smem_bytes=4 * patch,
-        registers=np.minimum(255, tile[0] * tile[1]),
+        threads=threads,
+        smem_bytes=4 * pitch * high * shared,
+        registers=np.minimum(255, tx * ty),
         fma=fma,
-        smem_traffic_bytes=128 * warps * needed + 4 * patch,
-        instructions=fma / 32 + warps * needed + patch / 128,
+        smem_traffic_bytes=4 * BANKS * passes * needed + 4 * staged,
+        accesses=threads * needed / at_once + moves,
+        instructions=warps * (fma / threads + needed / at_once) + moves / 32,
+        chain_clocks=device.l1_latency + device.smem_latency * shared + taps_x * taps_y * device.fma_latency,
     )
 
 
-FOREIGN = (
-    Foreign(
-        kernel="Xgemm",
-        parameters=frozenset(
-            ("MWG", "NWG", "KWG", "MDIMC", "NDIMC", "MDIMA", "NDIMB", "KWI", "VWM", "VWN", "SA", "SB")
-        ),
-        problem=(SIZE, SIZE),
-        costs=_xgemm,
-        traffic=Traffic(read_bytes=2 * SIZE**2 * 4, write_bytes=SIZE**2 * 4),
+SWITCH = frozenset((0, 1))
+
+CONVOLUTION = Foreign(
+    kernel="convolution_kernel",
+    parameters=frozenset(
+        (
+            *("block_size_x", "block_size_y", "tile_size_x", "tile_size_y"),
+            *("filter_height", "filter_width", "use_padding"),
+        )
     ),
-    Foreign(
-        kernel="convolution_kernel",
-        parameters=frozenset(
-            ("block_size_x", "block_size_y", "tile_size_x", "tile_size_y", "filter_height", "filter_width")
-        ),
-        problem=(SIZE, SIZE),
-        costs=_convolution,
-        traffic=Traffic(read_bytes=SIZE**2 * 4, write_bytes=SIZE**2 * 4),
-    ),
+    # Without constant memory, the filter is loaded too: more, and not counted.
+    known={"read_only": SWITCH, "use_padding": SWITCH, "use_shmem": SWITCH, "use_cmem": SWITCH},
+    problem=(SIZE, SIZE),
+    costs=_convolution,
+    traffic=Traffic(read_bytes=SIZE**2 * 4, write_bytes=SIZE**2 * 4),
 )
+
+FOREIGN = (XGEMM, CONVOLUTION)
 """Every kernel that is described."""

@@ -1,7 +1,7 @@
 """A time that no execution of a configuration on a device can beat, and the resource that sets it.
 
 The bound is a maximum of floors, one a resource; each is work that must be done over the highest rate at
-which the hardware can do it. Overlap can hide the smaller floors but never the largest, so the bound is
+which the hardware can do it, or a chain of instructions over the least time in which it can follow itself. Overlap can hide the smaller floors but never the largest, so the bound is
 sound: pruning by it never loses the optimum. `docs/bound.md` derives the floors and says what is left out.
 
 Source: the roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009), per resource; pruning by a
@@ -30,8 +30,19 @@ if TYPE_CHECKING:
 
 __all__ = ["RESOURCES", "Bound", "Bounds", "Resource", "bound", "dram_us", "refine", "resident_blocks"]
 
-Resource = Literal["dram", "fma pipe", "tensor pipe", "special functions", "issue", "shared", "fill port"]
-"""What may set a bound: memory, the pipes, the schedulers, shared memory, the port from L2 into an SM."""
+Resource = Literal[
+    "dram",
+    "fma pipe",
+    "tensor pipe",
+    "special functions",
+    "issue",
+    "load/store",
+    "shared",
+    "fill port",
+    "latency",
+]
+"""What may set a bound: memory, the pipes, the schedulers, the load/store units, shared memory, the port from
+L2 into an SM, and instructions that wait for one another."""
 
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 
@@ -220,14 +231,18 @@ def dram_us(traffic: Traffic, device: Device, cache: CacheState) -> float:
 
 def _sm_floors(columns: dict[str, Array], mma_dtype: str | None, device: Device) -> dict[Resource, Array]:
     """Return the floors of what each SM has for itself."""
-    whole, parted = _blocks_of_busiest(columns, device)
+    resident = _resident_blocks(columns, device)
+    whole, parted = _blocks_of_busiest(columns, resident, device)
     work: dict[Resource, tuple[Array, Array, float]] = {
         "fma pipe": (columns["fma"], parted, device.fma_per_clock),
         "special functions": (columns["sfu"], parted, device.sfu_per_clock),
         "issue": (_instructions(columns, device), parted, device.issue_per_clock),
+        "load/store": (columns["accesses"], whole, device.accesses_per_clock),
         "shared": (columns["smem_traffic_bytes"], whole, device.smem_bytes_per_clock),
         "fill port": (columns["fill_bytes"], whole, device.fill_bytes_per_clock),
     }
+    if np.any(columns["chain_clocks"]):
+        work["latency"] = (columns["chain_clocks"], _rounds(columns, resident, device), 1.0)
     if np.any(columns["mma_flop"]):
         rates, dtype = device.mma_flop_per_clock, str(mma_dtype)
         if dtype not in rates:
@@ -242,7 +257,9 @@ def _sm_floors(columns: dict[str, Array], mma_dtype: str | None, device: Device)
     }
 
 
-def _blocks_of_busiest(columns: dict[str, Array], device: Device) -> tuple[Array, Array]:
+def _blocks_of_busiest(
+    columns: dict[str, Array], resident: Array, device: Device
+) -> tuple[Array, Array]:
     """Return how many blocks' work the busiest SM does one after the other, at the full rate of the SM.
 
     The first figure is for units that serve the whole SM: at least the mean, and at least
@@ -253,7 +270,6 @@ def _blocks_of_busiest(columns: dict[str, Array], device: Device) -> tuple[Array
     """
     mean = columns["blocks"] / device.sm_count
     most = np.ceil(columns["full_blocks"] / device.sm_count)
-    resident = _resident_blocks(columns, device)
     alone = _warps(columns) / device.partitions
     if np.all(alone >= 1):
         whole = np.maximum(mean, most)
@@ -262,6 +278,16 @@ def _blocks_of_busiest(columns: dict[str, Array], device: Device) -> tuple[Array
     parted = np.maximum(mean / np.minimum(1.0, resident * alone), most / np.minimum(1.0, together * alone))
     waves = np.ceil(most / resident) / np.minimum(1.0, alone)
     return np.maximum(mean, most), np.maximum(parted, waves)
+
+
+def _rounds(columns: dict[str, Array], resident: Array, device: Device) -> Array:
+    """Return how many full blocks follow one another on some SM, which holds `resident` of them at a time.
+
+    Some SM runs ``ceil(full_blocks / SMs)`` of them, each in one of `resident` places, and so one place
+    has ``ceil(that / resident)`` of them, one after the other.
+    """
+    rounds: Array = np.ceil(np.ceil(columns["full_blocks"] / device.sm_count) / resident)
+    return rounds
 
 
 def _instructions(columns: dict[str, Array], device: Device) -> Array:

@@ -27,7 +27,7 @@ __all__ = [
 
 _POSITIVE = (
     *("sm_count", "max_clock_mhz", "dram_gb_s", "fma_per_clock", "sfu_per_clock", "issue_per_clock"),
-    *("smem_bytes_per_clock", "fill_bytes_per_clock", "registers_per_sm", "partitions"),
+    *("smem_bytes_per_clock", "fill_bytes_per_clock", "accesses_per_clock", "registers_per_sm", "partitions"),
 )
 """Fields a bound divides by."""
 
@@ -53,6 +53,12 @@ class Device:
         issue_per_clock: Warp instructions per SM and clock.
         smem_bytes_per_clock: Shared-memory bytes per SM and clock.
         fill_bytes_per_clock: Bytes per SM and clock that L2 can deliver into it.
+        accesses_per_clock: Lanes per SM and clock whose loads and stores (shared memory, L1) can begin.
+        fma_latency: Clocks after which a dependent f32 multiply-add can follow the one before, at least.
+        mma_latency: Likewise, products of 32 bytes of k by mma.sync into the same sums.
+        smem_latency: Clocks from a load of shared memory to its value, at least.
+        l1_latency: Likewise, a load from global memory that finds its line in L1.
+        l2_latency: Likewise, one that must go to L2.
         smem_per_sm_bytes: Shared memory of an SM.
         smem_per_block_bytes: Most that one block may have.
         smem_reserved_bytes: Shared memory the system takes for itself for each resident block.
@@ -77,6 +83,12 @@ class Device:
     issue_per_clock: float = 4.0
     smem_bytes_per_clock: float = 128.0
     fill_bytes_per_clock: float = 64.0
+    accesses_per_clock: float = 32.0
+    fma_latency: float = 4.0
+    mma_latency: float = 16.0
+    smem_latency: float = 19.0
+    l1_latency: float = 28.0
+    l2_latency: float = 188.0
     smem_per_sm_bytes: int = 0
     smem_per_block_bytes: int = 0
     smem_reserved_bytes: int = 0

@@ -184,8 +184,13 @@ class Costs:
             least one pass of 128 bytes.
         fill_bytes: Bytes a block must bring into its SM from L2 or beyond. Bytes that another block of the
             same SM may have left in L1 do not count: copies past L1 (`cp.async.cg`, TMA) do.
+        accesses: Loads and stores of shared memory or through L1, each counted once for every lane that takes
+            part and however wide it is, a block; bulk copies and ldmatrix are none.
         instructions: Warp instructions a block must issue, of every kind together; 0 leaves it to what
             `fma`, `sfu` and `smem_traffic_bytes` imply.
+        chain_clocks: Clocks that one full block takes from its first instruction to its last however fast
+            everything else is: its longest chain of instructions that each need the one before, every one
+            at the device's least latency; 0 if unknown.
         serial_launches: Kernels that run one after the other.
     """
 
@@ -200,7 +205,9 @@ class Costs:
     sfu: Column = 0.0
     smem_traffic_bytes: Column = 0.0
     fill_bytes: Column = 0.0
+    accesses: Column = 0.0
     instructions: Column = 0.0
+    chain_clocks: Column = 0.0
     serial_launches: Column = 1
 
     def figures(self, rows: int) -> dict[str, NDArray[np.float64]]:

@@ -25,7 +25,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
 from tunebench.kernels import _conv
 from tunebench.kernels._conv import alignment, product
-from tunebench.kernels._cuda import helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -326,7 +326,9 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
             registers=np.minimum(tm * tn + 8, device.registers_per_sm // (threads * table["min_blocks"])),
             fma=full,
             smem_traffic_bytes=length * (4 * (bm + bn) + threads / 32 * reads),
+            accesses=length * (threads * (tm / run_m + tn / run_n) + (bm + bn) / 4),
             instructions=length * threads / 32 * (tm * tn / packed + tm / run_m + tn / run_n),
+            chain_clocks=np.where(length > 0, first_product(device) + length * device.fma_latency, 0.0),
         )
 
     def source(self, workload: Conv2d, config: Config) -> str:

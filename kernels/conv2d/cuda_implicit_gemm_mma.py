@@ -26,7 +26,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _conv, _mma_tile
 from tunebench.kernels._conv import alignment, product
-from tunebench.kernels._cuda import helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -340,6 +340,10 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
             mma_dtype=workload.dtype,
             smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
             instructions=products + fragments,
+            # A warp adds 32 bytes of K to a sum by one instruction, and the next one waits for that sum.
+            chain_clocks=np.where(
+                length > 0, first_product(device) + length * size / 32 * device.mma_latency, 0.0
+            ),
         )
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _gemm, _mma_tile
-from tunebench.kernels._cuda import helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -252,6 +252,9 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
             fill_bytes=self._fill_bytes(workload, bm, bn, share.length),
             instructions=products + fragments,
+            # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum. Parts of
+            # a stream follow one another: a barrier stands between the stores of one and the next.
+            chain_clocks=first_product(device) + length * size / 32 * device.mma_latency,
             serial_launches=share.launches,
         )
 

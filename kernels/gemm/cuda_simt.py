@@ -20,7 +20,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _gemm, _simt_tile
-from tunebench.kernels._cuda import helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling
 from tunebench.workload import Tensor
@@ -236,9 +236,21 @@ class CudaSimtGemm(CudaVariant[Gemm]):
             registers=np.minimum(tm * tn + 16, 65536 // (threads * table["min_blocks"])),
             fma=bm * bn * length,
             smem_traffic_bytes=reads + 4 * length * (bm + bn),
+            # A chunk is one load of a thread; tiles are stored four values at a time, or fewer.
+            accesses=length * (threads * (tm / chunk_m + tn / chunk_n) + (bm + bn) / 4),
             instructions=warp_steps * (tm * tn / packed + tm / chunk_m + tn / chunk_n),
+            chain_clocks=self._chain(workload, length, device),
             serial_launches=share.launches,
         )
+
+    def _chain(self, workload: Gemm, length: Any, device: Device) -> Any:
+        """Return the clocks of sums of so many terms.
+
+        f32 is added in the order of the source, one term after the other; whole numbers may be in any. Parts of a
+        stream are one after the other too: a barrier follows the stores of each.
+        """
+        terms = 0.0 if workload.dtype == "i8" else length * device.fma_latency
+        return first_product(device) + terms
 
     def source(self, workload: Gemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""

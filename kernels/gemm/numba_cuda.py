@@ -19,6 +19,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import storage
 from tunebench.kernels import _gemm, _numba_tile
+from tunebench.kernels._cuda import first_product
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
@@ -82,6 +83,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
             fma=bm * bn * padded_k,
             # Each value is read on its own, in a pass of 128 bytes.
             smem_traffic_bytes=threads / 32 * padded_k * 128 * (tm + tn) + 4 * padded_k * (bm + bn),
+            chain_clocks=first_product(device) + padded_k * device.fma_latency,
         )
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:

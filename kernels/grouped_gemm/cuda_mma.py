@@ -23,7 +23,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _grouped, _mma_tile
-from tunebench.kernels._cuda import helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
@@ -219,6 +219,9 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
             smem_traffic_bytes=share.tiles * (512 * fragments + padded_k * size * (bm + bn)),
             fill_bytes=share.tiles * self._fill_bytes(workload, bn),
             instructions=share.tiles * (products + fragments),
+            # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum. Tiles
+            # follow one another: a barrier stands between the stores of one and the next.
+            chain_clocks=first_product(device) + share.tiles * padded_k * size / 32 * device.mma_latency,
         )
 
     def _fill_bytes(self, workload: GroupedGemm, bn: Any) -> Any:

@@ -17,7 +17,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _grouped, _simt_tile
-from tunebench.kernels._cuda import helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
@@ -188,7 +188,10 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
             registers=np.minimum(tm * tn + 16, 65536 // threads),
             fma=share.tiles * bm * bn * padded_k,
             smem_traffic_bytes=share.tiles * (reads + 4 * padded_k * (bm + bn)),
+            accesses=share.tiles * padded_k * (threads * (tm / chunk_m + tn / chunk_n) + (bm + bn) / 4),
             instructions=share.tiles * warp_steps * (tm * tn / packed + tm / chunk_m + tn / chunk_n),
+            # Tiles follow one another: a barrier stands between the stores of one and the next.
+            chain_clocks=first_product(device) + share.tiles * padded_k * device.fma_latency,
         )
 
     def source(self, workload: GroupedGemm, config: Config) -> str:

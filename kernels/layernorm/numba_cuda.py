@@ -61,6 +61,7 @@ class NumbaCudaLayerNorm(NumbaCudaVariant[LayerNorm]):
         """Count the sum, deviation, square and affine map of each element, in case two are done at once."""
         rows, threads = table["rows"], table["threads"]
         elements = rows * float(workload.cols)
+        far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
         return Costs(
             blocks=workload.rows / rows,
             full_blocks=workload.rows // rows,
@@ -68,6 +69,8 @@ class NumbaCudaLayerNorm(NumbaCudaVariant[LayerNorm]):
             smem_bytes=4.0 * rows * threads,
             fma=2.5 * elements,
             fill_bytes=np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0),
+            # From L2, where nobody else reads the row; twice from what threads leave each other.
+            chain_clocks=(device.l2_latency if far else device.l1_latency) + 2 * device.smem_latency,
         )
 
     def kernel(self, workload: LayerNorm, config: Config) -> Callable[..., None]:

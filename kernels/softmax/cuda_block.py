@@ -156,7 +156,15 @@ class CudaBlockSoftmax(CudaVariant[Softmax]):
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count scaling, the difference, the sum and the product, in case two are done by one instruction."""
-        return row_costs(workload, table, row_tensors=1 + workload.has_mask, fma=(2.0, 2.5), sfu=(1.0, 2.0))
+        return row_costs(
+            workload,
+            table,
+            device,
+            row_tensors=1 + workload.has_mask,
+            fma=(2.0, 2.5),
+            sfu=(1.0, 2.0),
+            sums=1,
+        )
 
     def source(self, workload: Softmax, config: Config) -> str:
         """Return all three kernels; the entry says which is instantiated."""

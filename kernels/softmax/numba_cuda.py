@@ -62,6 +62,7 @@ class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
         """
         rows, threads = table["rows"], table["threads"]
         elements = rows * float(workload.cols)
+        far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
         tensors = 1 + workload.has_mask
         return Costs(
             blocks=workload.rows / rows,
@@ -70,6 +71,8 @@ class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
             smem_bytes=4.0 * rows * threads,
             fma=1.5 * elements,
             fill_bytes=np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * tensors),
+            # From L2, where nobody else reads the row; twice from what threads leave each other.
+            chain_clocks=(device.l2_latency if far else device.l1_latency) + 2 * device.smem_latency,
         )
 
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing

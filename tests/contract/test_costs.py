@@ -27,7 +27,7 @@ from tunebench.workload import Workload
 LARGE = representative("sm_90")
 SMALL = dataclasses.replace(LARGE, sm_count=20)
 """So small that what shares work out among all SMs has some for each at sizes that are emulated quickly."""
-COUNTED = ("fma", "sfu", "smem_traffic_bytes", "fill_bytes", "instructions", "mma_flop")
+COUNTED = ("fma", "sfu", "smem_traffic_bytes", "fill_bytes", "accesses", "instructions", "mma_flop")
 
 
 def drawn(variant: CudaVariant[Any], workload: Workload, count: int) -> Iterator[tuple[Table, Device]]:
@@ -67,6 +67,38 @@ def excesses(costs: Costs, counts: Counts) -> Iterator[str]:
 
 def figure(block: Work, name: str, mma_dtype: str | None) -> int:
     return block.mma_flop.get(str(mma_dtype), 0) if name == "mma_flop" else int(getattr(block, name))
+
+
+AT_ONCE = dict.fromkeys(("fma_latency", "mma_latency", "smem_latency", "l1_latency", "l2_latency"), 0.0)
+"""Latencies of a device on which nothing takes any time."""
+
+
+def chains(
+    variant: CudaVariant[Any], workload: Workload, table: Table, device: Device, counts: Counts
+) -> Iterator[str]:
+    """Say of a chain that is longer than the work of the thread, or the warp, that has most.
+
+    Who waits for whom is not counted, but a chain of multiply-adds is of one thread's, one of products of one
+    warp's. A device on which one of them takes a clock, and nothing else any, tells how many a chain has.
+    """
+
+    def clocks(**latencies: float) -> float:
+        slow = dataclasses.replace(device, **{**AT_ONCE, **latencies})
+        return float(np.broadcast_to(variant.costs(workload, table, slow).chain_clocks, 1)[0])
+
+    for name in ("fma_latency", "mma_latency"):
+        length = clocks(**{name: 1.0}) - clocks()
+        most = max(_longest(launch, name) for launch in counts.launches)
+        if length > most:
+            yield f"{name}: {length:g} are declared one after the other, {most:g} there are"
+
+
+def _longest(launch: LaunchCounts, name: str) -> float:
+    """Return the most multiply-adds of a thread, or products of a warp, in any block."""
+    if name == "fma_latency":
+        return max(block.longest_fma for block in launch.blocks)
+    products = (sum(n for key, n in b.warp_instructions.items() if key.startswith("mma.")) for b in launch.blocks)
+    return max(products) / (launch.threads / 32)
 
 
 EXCESSIVE = [
@@ -109,6 +141,7 @@ def test_costs_are_floors_and_nothing_races(
         what = f"{variant.key} {workload} {config} on {device.sm_count} SMs"
         assert_right(seen.outputs, workload, inputs, what)
         assert not list(excesses(variant.costs(workload, table, device), seen.counts)), what
+        assert not list(chains(variant, workload, table, device, seen.counts)), what
 
 
 def per_case(variant: CudaVariant[Any], per_variant: int) -> int:

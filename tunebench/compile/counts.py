@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
 __all__ = ["Counts", "LaunchCounts", "Work", "read_counts"]
@@ -27,6 +27,8 @@ class Work:
             time: half a warp for 8 bytes a lane, a quarter for 16 and for a matrix of ldmatrix.
         fill_bytes: Bytes brought into the block: each byte once that ordinary loads read, and all that
             copies past L1 read.
+        accesses: Loads, stores and atomics of shared memory and tensors, of each lane that takes part.
+        longest_fma: Of `fma`, those of the thread that has most: no chain of them in one thread is longer.
         warp_instructions: Instructions of whole warps by name: ``f32`` and ``special`` (those of the busiest
             lane), ``ld.shared``, ``cp.async``, ``ldmatrix``, ``mma.m16n8k16.f16``, ``__syncthreads``, …
 
@@ -40,6 +42,8 @@ class Work:
     smem_passes: int = 0
     bank_conflicts: int = 0
     fill_bytes: int = 0
+    accesses: int = 0
+    longest_fma: int = 0
     warp_instructions: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -124,10 +128,11 @@ def read_counts(text: str) -> Counts:
     return Counts(launches=tuple(launches))
 
 
-def _sum(works: Iterable[Work]) -> Work:
+def _sum(works: Collection[Work]) -> Work:
     figures: Counter[str] = Counter()
     instructions: Counter[str] = Counter()
     for work in works:
         figures.update({item.name: getattr(work, item.name) for item in fields(Work)[:-1]})
         instructions.update(work.warp_instructions)
+    figures["longest_fma"] = max((work.longest_fma for work in works), default=0)
     return Work(**figures, warp_instructions=dict(instructions))

@@ -24,7 +24,7 @@ constexpr const char* KIND_NAMES[] = {"ld.shared", "st.shared", "atom.shared", "
 
 // What a block has done; names as in `Work` of counts.py.
 struct Work {
-  uint64_t fma, sfu, smem_traffic_bytes, smem_passes, bank_conflicts, fill_bytes;
+  uint64_t fma, sfu, smem_traffic_bytes, smem_passes, bank_conflicts, fill_bytes, accesses, longest_fma;
   std::map<std::string, uint64_t> instructions;  // of warps, by name
 };
 std::vector<Work> works;  // of each block of the cluster that runs
@@ -50,6 +50,7 @@ struct WarpCounts {
   std::unordered_map<uintptr_t, Site> sites;  // by address of the instruction
   std::vector<Site*> used;
   uint32_t f32[32], special[32];
+  uint64_t all_f32[32];  // of f32, since the block began
 };
 std::vector<WarpCounts> warp_counts;  // of the cluster that runs
 
@@ -102,6 +103,7 @@ void count_shared(Work& work, const WarpAccess& access) {
 
 void count_access(Work& work, Kind kind, const WarpAccess& access) {
   if (kind <= Kind::copy) count_shared(work, access);
+  if (kind != Kind::copy && kind != Kind::source) work.accesses += uint64_t(access.lanes);
   if (kind == Kind::source) work.fill_bytes += distinct_bytes(access, 0, access.lanes);
   if (const char* const name = KIND_NAMES[int(kind)]) ++work.instructions[name];
 }
@@ -114,6 +116,8 @@ void come_together(size_t index) {
     if (const uint32_t count = *std::max_element(of_lanes, of_lanes + 32)) work.instructions[name] += count;
     std::fill(of_lanes, of_lanes + 32, 0);
   };
+  for (int lane = 0; lane < 32; ++lane)
+    work.longest_fma = std::max(work.longest_fma, warp.all_f32[lane] += warp.f32[lane]);
   most(warp.f32, "f32");
   most(warp.special, "special");
   for (Site* const site : warp.used) {

@@ -125,8 +125,10 @@ void cluster_ends() {
   for (const Work& work : works) {
     char text[300];
     snprintf(text, sizeof text,
-             "block fma=%zu sfu=%zu smem_traffic_bytes=%zu smem_passes=%zu bank_conflicts=%zu fill_bytes=%zu", work.fma,
-             work.sfu, work.smem_traffic_bytes, work.smem_passes, work.bank_conflicts, work.fill_bytes);
+             "block fma=%zu sfu=%zu smem_traffic_bytes=%zu smem_passes=%zu bank_conflicts=%zu fill_bytes=%zu "
+             "accesses=%zu longest_fma=%zu",
+             work.fma, work.sfu, work.smem_traffic_bytes, work.smem_passes, work.bank_conflicts, work.fill_bytes,
+             work.accesses, work.longest_fma);
     report += text;
     for (const auto& [name, count] : work.instructions) report += " " + name + "=" + std::to_string(count);
     report += "\n";

@@ -13,7 +13,7 @@ from tunebench import device as devices
 from tunebench._host import product_name
 from tunebench.bound import Bounds, bound
 from tunebench.device import Device
-from tunebench.kernels.foreign import Foreign, describe
+from tunebench.kernels.foreign import describe
 from tunebench.outcome import Measured, Outcome, Result, Verification
 from tunebench.recording import Recording
 from tunebench.search.executor import Executor
@@ -54,15 +54,15 @@ class Space:
         name = product_name(recording.device)
         device = devices.described().get(name)
         table = recording.table
-        foreign: Foreign | None = describe(recording.kernel, frozenset(table.space.names), recording.problem)
+        values = {parameter.name: parameter.values for parameter in table.space.parameters}
+        foreign = describe(recording.kernel, values, recording.problem)
         if foreign is None:
             return cls(recording=recording, device=device, costs=None, bounds=None)
-        costs = foreign.costs(table.columns)
-        bounds = (
-            bound(costs, foreign.traffic, device, cache="warm", rows=len(table))
-            if device is not None
-            else None
-        )
+        # Threads and shared memory, by which a search tells configurations apart, are the same on any device.
+        costs = foreign.costs(table.columns, device or devices.representative("sm_70"))
+        bounds = None
+        if device is not None and device.compute_capability >= foreign.minimum_cc:
+            bounds = bound(costs, foreign.traffic, device, cache="warm", rows=len(table))
         return cls(recording=recording, device=device, costs=costs, bounds=bounds)
 
     def prospects(self, elsewhere: Sequence[Recording] = ()) -> Prospects:
