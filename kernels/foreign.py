@@ -52,28 +52,43 @@ class Foreign:
     traffic: Traffic
     minimum_cc: tuple[int, int] = (7, 0)  # from then on L1 and shared memory are one
 
-    def fits(self, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> bool:
-        """Tell whether a space of these parameters and values is of this kernel as described."""
-        others = {name: set(values[name]) for name in values.keys() - self.parameters - HARNESS}
-        return (
-            self.parameters <= values.keys()
-            and problem == self.problem
-            and all(name in self.known and told <= self.known[name] for name, told in others.items())
-        )
+    def differs(self, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> str | None:
+        """Return in what a space of this kernel is not as described, or None if it is."""
+        if problem != self.problem:
+            return f"{self.kernel} is described for problem {_sizes(self.problem)}, not {_sizes(problem)}"
+        if lacking := sorted(self.parameters - values.keys()):
+            return f"{self.kernel} is described with {', '.join(lacking)}"
+        for name in sorted(values.keys() - HARNESS):
+            unknown = set(values[name]) - self.known.get(name, set())
+            if name in self.known and unknown:
+                return f"{self.kernel} is not described with {name}={'|'.join(map(str, sorted(unknown)))}"
+            if name not in self.known | dict.fromkeys(self.parameters):
+                return f"{self.kernel} is not described with {name}"
+        return None
 
 
-def describe(kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> Foreign | None:
-    """Return the description of a kernel, or None if it has none.
+def describe(
+    kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]
+) -> Foreign | str:
+    """Return the description of a kernel, or why it has none.
 
     Args:
         kernel: Its name.
         values: Of each parameter of the space, all there are.
         problem: Its size.
     """
-    for foreign in FOREIGN:
-        if foreign.kernel == kernel and foreign.fits(values, problem):
+    named = [foreign for foreign in FOREIGN if foreign.kernel == kernel]
+    reasons = [f"its kernel is not described; {' and '.join(known.kernel for known in FOREIGN)} are"]
+    for foreign in named:
+        reason = foreign.differs(values, problem)
+        if reason is None:
             return foreign
-    return None
+        reasons.append(reason)
+    return reasons[-1]
+
+
+def _sizes(problem: tuple[int, ...]) -> str:
+    return "x".join(map(str, problem)) or "untold"
 
 
 SIZE = 4096

@@ -113,6 +113,9 @@ _PRODUCTS = {
     "rtx-a4000": "a4000",
     "rtx-a6000": "a6000",
     "rtx-3060-laptop-gpu": "rtx-3060-laptop",
+    "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell-max-q-workstation-edition": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000-server",
 }
 
 

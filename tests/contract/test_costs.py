@@ -116,12 +116,13 @@ EXCESSIVE = [
     ({"instructions": 7}, ("instructions: 14", "instructions: 7")),
     ({"threads": 65}, ("threads: 65 are declared, 64 there are",)),
     ({"smem_bytes": 33}, ("smem_bytes: 33 are declared, 32 there are",)),
+    ({"accesses": 9}, ("accesses: 18 are declared", "accesses: 9 are declared for each of 2 blocks")),
 ]
 
 
 @pytest.mark.parametrize(("declared", "told"), EXCESSIVE)
 def test_what_exceeds_its_count_is_told(declared: dict[str, Any], told: tuple[str, ...]) -> None:
-    block = Work(fma=10, warp_instructions={"f32": 5, "mma.m16n8k16.f16": 1})
+    block = Work(fma=10, accesses=8, warp_instructions={"f32": 5, "mma.m16n8k16.f16": 1})
     launch = LaunchCounts(threads=64, smem_bytes=32, read_bytes=0, written_bytes=0, blocks=(block, block))
     costs = Costs(**{"blocks": 2, "full_blocks": 2, "threads": 64, **declared})
     found = list(excesses(costs, Counts(launches=(launch,))))

@@ -22,7 +22,7 @@ A100 = device.find("a100-80-sxm")
 H100 = device.find("h100-sxm")
 MHZ = A100.max_clock_mhz
 
-WORK = ("fma", "mma_flop", "sfu", "smem_traffic_bytes", "fill_bytes", "instructions")
+WORK = ("fma", "mma_flop", "sfu", "smem_traffic_bytes", "fill_bytes", "accesses", "instructions")
 
 
 def costs(**given: Any) -> Costs:
@@ -45,6 +45,7 @@ def only(bounds: Bounds) -> float:
         ("sfu", 16, "special functions"),
         ("smem_traffic_bytes", 128, "shared"),
         ("fill_bytes", 64, "fill port"),
+        ("accesses", 32, "load/store"),
         ("instructions", 4, "issue"),
     ],
 )
@@ -71,6 +72,32 @@ def test_a_block_of_few_warps_uses_the_partitions_it_lives_in() -> None:
     assert only(many) == pytest.approx(10 * one_sm_us)
     apart = bound(costs(threads=32, blocks=216, full_blocks=216, fma=1e6, smem_bytes=150_000), NOTHING, A100)
     assert only(apart) == pytest.approx(8 * one_sm_us)  # one after the other
+
+
+def test_blocks_that_wait_for_themselves_take_their_places_in_turn() -> None:
+    """An SM of A100 holds 16 blocks of 128 threads, or 3 of 54,000 bytes."""
+    chain_us = 1e6 / MHZ
+    for blocks, smem_bytes, turns in (
+        (1, 0, 1),
+        (108 * 16, 0, 1),
+        (108 * 16 + 1, 0, 2),
+        (108 * 3, 54_000, 1),
+        (108 * 10, 54_000, 4),
+    ):
+        launch = costs(blocks=blocks, full_blocks=blocks, smem_bytes=smem_bytes, chain_clocks=1e6)
+        got = bound(launch, NOTHING, A100)
+        assert only(got) == pytest.approx(turns * chain_us)
+        assert list(got.binding) == ["latency"]
+
+
+def test_without_a_full_block_nothing_is_known_of_chains() -> None:
+    assert "latency" not in bound(costs(blocks=3, full_blocks=0, chain_clocks=1e6), NOTHING, A100).floors
+
+
+def test_registers_that_the_compiler_used_make_chains_follow_one_another() -> None:
+    launch = costs(blocks=432, full_blocks=432, chain_clocks=1e6, registers=32)
+    first = only(bound(launch, NOTHING, A100))
+    assert only(refine(launch, NOTHING, A100, Resources(registers=255))) == pytest.approx(2 * first)
 
 
 def test_units_of_the_whole_sm_do_not_care_where_warps_live() -> None:
@@ -176,6 +203,7 @@ def test_rows_of_columns_equal_single_rows() -> None:
     columns = {name: rng.integers(0, 10**7, rows) for name in WORK}
     columns |= {"blocks": rng.integers(1, 5000, rows), "threads": rng.integers(1, 1024, rows)}
     columns |= {"smem_bytes": rng.integers(0, 100_000, rows), "registers": rng.integers(16, 255, rows)}
+    columns |= {"chain_clocks": rng.integers(0, 10**6, rows)}
     traffic = Traffic(read_bytes=10**8, write_bytes=10**8)
     table = bound(costs(full_blocks=columns["blocks"] // 2, **columns), traffic, H100)
     assert len(table) == rows
@@ -251,6 +279,7 @@ def launches(draw: st.DrawFn) -> dict[str, Any]:
         "threads": draw(st.integers(1, 1024)),
         "smem_bytes": draw(st.integers(0, 300_000)),
         "registers": draw(st.integers(0, 300)),
+        "chain_clocks": draw(amounts),
         **{name: draw(amounts) for name in WORK},
     }
 
@@ -275,7 +304,7 @@ def test_a_bound_is_the_highest_floor_and_always_a_time(
     launches(),
     traffics,
     devices,
-    st.sampled_from([*WORK, "blocks", "full_blocks", "smem_bytes", "registers"]),
+    st.sampled_from([*WORK, "blocks", "full_blocks", "smem_bytes", "registers", "chain_clocks"]),
     st.floats(1, 100),
 )
 def test_more_work_or_less_room_never_takes_less(
@@ -311,6 +340,30 @@ def test_no_schedule_of_equal_blocks_beats_the_bound(
     for counts in (even, random):
         longest = max(_sm_time(int(n), resident, share) for n in counts)
         assert longest * 1e6 / (64 * MHZ) >= only(bound(launch, NOTHING, A100)) * (1 - 1e-9)
+
+
+@given(
+    full=st.integers(1, 600),
+    smem_bytes=st.integers(0, 160_000),
+    chains=st.lists(st.floats(1e6, 3e6), min_size=1, max_size=5),
+    placement=st.integers(0, 2**32),
+)
+def test_no_schedule_of_waiting_blocks_beats_the_bound(
+    full: int, smem_bytes: int, chains: list[float], placement: int
+) -> None:
+    """Blocks of unlike chains start as places fall free, on SMs chosen evenly or at random."""
+    launch = costs(blocks=full, full_blocks=full, smem_bytes=smem_bytes, chain_clocks=min(chains))
+    resident = int(resident_blocks(launch, A100))
+    rng = np.random.default_rng(placement)
+    for chosen in (np.arange(full) % A100.sm_count, rng.integers(0, A100.sm_count, full)):
+        longest = 0.0
+        for sm in range(A100.sm_count):
+            places = [0.0] * resident
+            for _ in range(int((chosen == sm).sum())):
+                free = places.index(min(places))
+                places[free] += float(rng.choice(chains))
+            longest = max(longest, *places)
+        assert longest / MHZ >= only(bound(launch, NOTHING, A100)) * (1 - 1e-9)
 
 
 def _sm_time(blocks: int, resident: int, share: float) -> float:

@@ -132,26 +132,26 @@ def test_no_f32_product_beats_the_waves_of_its_own_tiles(product: str) -> None:
 # ------------------------------------------------------------------------------------- recorded spaces
 
 
-# Space and device; then, as found: bound / time at the optimum by
-# multiply-adds alone and by all floors, and the share of the space whose bound exceeds the best time.
+# Space and device; then, as found: bound / time at the optimum by multiply-adds alone and by all floors, the share of
+# the space whose bound exceeds the best time, and the highest bound / time there is. At the clocks that these boards
+# really run at, which are below the highest allowed, that last one would be 1 if nothing were missing.
 SPACES = [
-    ("gemm/RTX_2080_Ti", "rtx-2080-ti", 0.655, 0.696, 0.030),
-    ("gemm/RTX_3090", "rtx-3090", 0.551, 0.603, 0.095),
-    ("convolution/RTX_2080_Ti", "rtx-2080-ti", 0.459, 0.460, 0.0),
-    ("convolution/RTX_3060_laptop", "rtx-3060-laptop", 0.259, 0.326, 0.283),
-    ("convolution_milo/A100", "a100-40-pcie", 0.700, 0.735, 0.348),
+    ("gemm/RTX_2080_Ti", "rtx-2080-ti", 0.655, 0.696, 0.205, 0.807),
+    ("gemm/RTX_3090", "rtx-3090", 0.551, 0.606, 0.430, 0.809),
+    ("convolution/RTX_2080_Ti", "rtx-2080-ti", 0.459, 0.509, 0.579, 0.676),
+    ("convolution/RTX_3060_laptop", "rtx-3060-laptop", 0.259, 0.574, 0.626, 0.786),
+    ("convolution_milo/A100", "a100-40-pcie", 0.700, 0.755, 0.403, 0.843),
 ]
 
 
 @pytest.mark.parametrize(
-    ("space", "name", "fma_share", "share", "pruned"), SPACES, ids=[space[0] for space in SPACES]
+    ("space", "name", "fma_share", "share", "pruned", "highest"), SPACES, ids=[space[0] for space in SPACES]
 )
 def test_no_recorded_configuration_beats_its_bound(
-    space: str, name: str, fma_share: float, share: float, pruned: float
+    space: str, name: str, fma_share: float, share: float, pruned: float, highest: float
 ) -> None:
     known = Space.of(read(found(f"recorded/{space}.json.gz")))
-    recording, launch, got = known.recording, known.costs, known.bounds
-    assert launch is not None
+    recording, got = known.recording, known.bounds
     assert got is not None
     timed = device.find(name)
     assert known.device == timed
@@ -159,8 +159,10 @@ def test_no_recorded_configuration_beats_its_bound(
     ran = np.isfinite(recording.times_us)
     assert ran.sum() > 4000
     assert (got.us[ran] > recording.fastest_us[ran]).sum() == 0
-    fma = launch.blocks * launch.fma / (timed.sm_count * timed.fma_per_clock * timed.max_clock_mhz)
+    fma = known.multiply_adds_us
+    assert fma is not None
     assert fma[best] / recording.optimum_us == pytest.approx(fma_share, abs=0.001)
     assert got.us[best] / recording.optimum_us == pytest.approx(share, abs=0.001)
     assert (got.us[ran] > recording.optimum_us).mean() == pytest.approx(pruned, abs=0.001)
-    assert set(got.floors) == {"dram", "fma pipe", "issue", "shared"}
+    assert (got.us / recording.fastest_us)[ran].max() == pytest.approx(highest, abs=0.001)
+    assert set(got.floors) == {"dram", "fma pipe", "issue", "load/store", "shared", "latency"}

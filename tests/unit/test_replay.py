@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,8 +117,69 @@ def test_a_bound_is_held_against_a_recording(capsys: pytest.CaptureFixture[str])
     data = told(capsys, "bound", "--replay", path, "--json")
     assert data["described"] == data["rows"] == 4201
     assert data["violations"] == 0
-    assert data["bound_over_best"] == pytest.approx(0.735, abs=1e-3)
-    assert data["pruned_share"] == pytest.approx(0.348, abs=1e-3)
+    assert data["bound_over_best"] == pytest.approx(0.755, abs=1e-3)
+    assert data["pruned_share"] == pytest.approx(0.403, abs=1e-3)
+    assert data["multiply_adds"] == {"over_best": pytest.approx(0.700, abs=1e-3), "pruned_share": 0}
+    floors: Any = data["floors"]
+    assert set(floors) == {"dram", "fma pipe", "issue", "load/store", "shared", "latency"}
+    assert max(floor["over_best"] for floor in floors.values()) == data["bound_over_best"]
+    assert max(floor["pruned_share"] for floor in floors.values()) <= data["pruned_share"]
+    assert sum(floor["binds_share"] for floor in floors.values()) == pytest.approx(1)
+
+
+T4 = "recorded/convolution_milo/A100_T4.json.gz"
+TOLD = ("--kernel", "convolution_kernel", "--device", "a100-40-pcie", "--problem", "4096x4096")
+
+
+def test_what_a_file_does_not_tell_can_be_told(capsys: pytest.CaptureFixture[str]) -> None:
+    path = found("recorded/convolution_milo/A100.json.gz")
+    whole = told(capsys, "bound", "--replay", path, "--json")
+    assert told(capsys, "bound", "--replay", found(T4), *TOLD, "--json") == whole
+    assert told(capsys, "bound", "--replay", path, *TOLD, "--json") == whole  # told twice, and alike
+    untold = told(capsys, "bound", "--replay", found(T4), "--json")
+    assert (untold["rows"], untold["described"]) == (4201, 0)
+    run = told(capsys, "replay", found(T4), *TOLD, "--trials", 30, "--sampler", "bound", "--json")
+    assert run["device"] == "a100-40-pcie"
+    assert run["runs"][0]["masked"] > 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("file", "option", "value", "message"),
+    [
+        (T4, "--device", "a100-40-pci", "Did you mean 'a100-40-pcie'"),
+        (T4, "--kernel", "convolution", "Known: Xgemm, convolution_kernel"),
+        (T4, "--problem", "4096 4096", "sizes such as 4096x4096"),
+        ("recorded/convolution_milo/A100.json.gz", "--device", "rtx-3090", "the file tells a100-40-pcie"),
+        ("recorded/convolution_milo/A100.json.gz", "--kernel", "Xgemm", "the file tells convolution_kernel"),
+        ("recorded/convolution_milo/A100.json.gz", "--problem", "64x64", r"the file tells (4096, 4096)"),
+    ],
+)
+def test_what_is_told_wrong_is_refused(
+    file: str, option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bound", "--replay", str(found(file)), option, value]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": "AMD Instinct MI210"}, "AMD Instinct MI210 is not described"),
+        ({"device": "mi210"}, "Xgemm is not described for gfx90a"),
+        ({"device": "Tesla P100-PCIE-16GB"}, "Xgemm is not described for sm_60"),
+        ({"problem": (64, 64)}, "Xgemm is described for problem 4096x4096, not 64x64"),
+        ({"kernel": "mine"}, "its kernel is not described; Xgemm and convolution_kernel are"),
+    ],
+)
+def test_what_is_missing_for_a_bound_is_told(changes: dict[str, Any], reason: str) -> None:
+    values = {"MWG": 64, "NWG": 64, "KWG": 32, "MDIMC": 16, "NDIMC": 16, "MDIMA": 16, "NDIMB": 16}
+    values |= {"KWI": 2, "VWM": 2, "VWN": 2, "SA": 1, "SB": 1}
+    table = Parameters(tuple(Parameter(name, (value,), "") for name, value in values.items())).enumerate()
+    facts = {"kernel": "Xgemm", "device": "NVIDIA GeForce RTX 3090", "problem": (4096, 4096), "table": table}
+    facts |= {"times_us": np.array([1e4]), "fastest_us": np.array([1e4]), "failures": {}}
+    assert Space.of(recording(**facts)).bounds is not None  # type: ignore[arg-type]
+    space = Space.of(recording(**facts | changes))  # type: ignore[arg-type]
+    assert (space.bounds, space.missing) == (None, reason)
 
 
 def test_a_violated_bound_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,12 +147,13 @@ def test_blocks_are_counted_apart_and_bring_their_own_bytes() -> None:
 
 
 def test_the_report_is_read_line_by_line() -> None:
-    figures = "sfu=0 smem_traffic_bytes=128 smem_passes=1 bank_conflicts=0 fill_bytes=9"
+    figures = "sfu=0 smem_traffic_bytes=128 smem_passes=1 bank_conflicts=0 fill_bytes=9 accesses=4 longest_fma=1"
     launch = "launch threads=32 smem_bytes=4 read_bytes=5 written_bytes=6"
     counts = read_counts(f"block fma=1 {figures} f32=2\n{launch}\nblock fma=3 {figures}\n{launch}\n")
     assert [block.fma for block in counts.blocks] == [1, 3]
     assert [len(launch.blocks) for launch in counts.launches] == [1, 1]
     assert counts.total.instructions == 2
+    assert (counts.total.accesses, counts.total.longest_fma) == (8, 1)  # accesses add up, chains do not
     products = {"wgmma.m64n128k16.f16": 8, "mma.m16n8k32.s8": 3}  # four warps make one product of a warpgroup
     flop = {"f16": 2 * 2 * 64 * 128 * 16, "i8": 3 * 2 * 16 * 8 * 32}
     assert Work(warp_instructions=products).mma_flop == flop

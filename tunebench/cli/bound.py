@@ -9,8 +9,11 @@ import typer
 
 from tunebench.cli._option import Json
 from tunebench.cli._output import emit, table
+from tunebench.cli._recorded import RecordedDevice, RecordedKernel, RecordedProblem, space_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import Console
 
     from tunebench.tuning.replay import Space
@@ -22,29 +25,33 @@ def command(
     replay: Annotated[
         Path, typer.Option(metavar="FILE", help="A Kernel Tuner cache file, or one in T4 format.")
     ],
+    kernel: RecordedKernel = "",
+    device: RecordedDevice = "",
+    problem: RecordedProblem = "",
     as_json: Json = False,
 ) -> None:
     """Tell how fast the configurations of a recorded space could be at most, and what beats that.
 
     A kernel or device that is not described has no bound: then `described` is 0.
     """
-    from tunebench.recording import read
-    from tunebench.tuning.replay import Space
-
-    space = Space.of(read(replay))
+    space = space_of(replay, kernel, device, problem)
     data = _figures(space)
 
     def render(to: Console) -> None:
         recording = space.recording
         to.print(f"{recording.kernel or replay.name} on {recording.device or 'a device not told'}")
         if space.bounds is None:
-            to.print(f"  {data['rows']} configurations, no bound: {_missing(space)}")
+            to.print(f"  {data['rows']} configurations, no bound: {space.missing}")
             return
         to.print(f"  configurations  {data['rows']}, of which {data['failed']} failed")
         to.print(f"  violations      {data['violations']}")
         to.print(f"  bound / time    {data['bound_over_best']:.3f} at the optimum")
         to.print(f"  pruned          {100 * data['pruned_share']:.1f} % once the best is known")
-        to.print(table("resource", ">binds", ">floor / time at the optimum", rows=_floors(data)))
+        to.print(
+            table(
+                *("floor", ">binds", ">floor / time at the optimum", ">pruned by it alone"), rows=_floors(data)
+            )
+        )
 
     emit(as_json, data, render)
 
@@ -63,33 +70,39 @@ def _figures(space: Space) -> dict[str, Any]:
         "violations": 0,
         "pruned_share": 0.0,
         "bound_over_best": None,
+        "multiply_adds": {},
         "floors": {},
     }
-    if bounds is not None:
+    plain = space.multiply_adds_us
+    if bounds is not None and plain is not None:
         best = int(np.nanargmin(recording.times_us))
         binding = bounds.binding[timed]
+
+        def alone(floor: NDArray[np.float64]) -> dict[str, float]:
+            return {
+                "over_best": float(floor[best] / recording.optimum_us),
+                "pruned_share": float((floor[timed] > recording.optimum_us).mean()),
+            }
+
         figures |= {
             "described": int(timed.sum()),
             "violations": int((bounds.us[timed] > recording.fastest_us[timed]).sum()),
             "pruned_share": float((bounds.us[timed] > recording.optimum_us).mean()),
             "bound_over_best": float(bounds.us[best] / recording.optimum_us),
+            "multiply_adds": alone(plain),
             "floors": {
-                name: {
-                    "over_best": float(floor[best] / recording.optimum_us),
-                    "binds_share": float((binding == name).mean()),
-                }
+                name: {**alone(floor), "binds_share": float((binding == name).mean())}
                 for name, floor in bounds.floors.items()
             },
         }
     return figures
 
 
-def _floors(data: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _floors(data: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return a row for each floor, highest at the optimum first, and one for multiply-adds shared evenly."""
     ordered = sorted(data["floors"].items(), key=lambda item: -item[1]["over_best"])
-    return [(name, f"{100 * f['binds_share']:.1f} %", f"{f['over_best']:.3f}") for name, f in ordered]
-
-
-def _missing(space: Space) -> str:
-    if space.costs is None:
-        return "its kernel is not described"
-    return "its device is not described"
+    named = [(name, f"{100 * floor['binds_share']:.1f} %", floor) for name, floor in ordered]
+    return [
+        (name, binds, f"{floor['over_best']:.3f}", f"{100 * floor['pruned_share']:.1f} %")
+        for name, binds, floor in [*named, ("multiply-adds shared evenly", "", data["multiply_adds"])]
+    ]

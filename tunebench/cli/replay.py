@@ -9,6 +9,7 @@ import typer
 
 from tunebench.cli._option import Json
 from tunebench.cli._output import emit, table
+from tunebench.cli._recorded import RecordedDevice, RecordedKernel, RecordedProblem, space_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +30,9 @@ def command(
             metavar="FILE", help="A recording of the same kernel on another device; may be repeated."
         ),
     ] = None,
+    kernel: RecordedKernel = "",
+    device: RecordedDevice = "",
+    problem: RecordedProblem = "",
     as_json: Json = False,
 ) -> None:
     """Search a recorded space as if it were a device, to judge samplers.
@@ -36,9 +40,9 @@ def command(
     Efficiency is the optimum's time over the best time found so far.
     """
     from tunebench.recording import read
-    from tunebench.tuning.replay import Space, replay
+    from tunebench.tuning.replay import replay
 
-    space, elsewhere = Space.of(read(file)), [read(other) for other in warm or ()]
+    space, elsewhere = space_of(file, kernel, device, problem), [read(other) for other in warm or ()]
     optimum_us = space.recording.optimum_us
     runs = []
     for seed in range(seeds):

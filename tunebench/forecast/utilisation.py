@@ -53,9 +53,12 @@ UTILISATION: dict[Resource, Utilisation] = {
     # No public rows are bound by these: they are taken to behave as the FMA pipe.
     "issue": Utilisation(0.85, 0.05),
     "special functions": Utilisation(0.85, 0.05),
+    "latency": Utilisation(0.85, 0.05),
     # The highest share of the floor that any configuration reaches in recorded SGEMM and convolution spaces
     # (RTX 3090, A100). Source: AutoTuningAssociation/benchmark_hub.
     "shared": Utilisation(0.75),
+    # Likewise, on RTX 3060 laptop and RTX 3090.
+    "load/store": Utilisation(0.80),
 }
 
 LAUNCH_US = 3.5

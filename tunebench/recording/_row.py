@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tunebench._host import product_name
 from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.outcome import (
@@ -77,6 +78,27 @@ class Recording:
     times_us: NDArray[np.float64]
     fastest_us: NDArray[np.float64]
     failures: Mapping[int, Outcome]
+
+    def completed(self, *, kernel: str = "", device: str = "", problem: tuple[int, ...] = ()) -> Recording:
+        """Return this recording with what its file does not tell, as those in T4 format do not.
+
+        Raises:
+            InputError: if the file tells otherwise.
+        """
+        mine, theirs = (product_name(name) if name else "" for name in (self.device, device))
+        for what, told, given in (
+            ("kernel", self.kernel, kernel),
+            ("device", mine, theirs),
+            ("problem", self.problem, problem),
+        ):
+            if told and given and told != given:
+                raise InputError(f"{what}: the file tells {told}, not {given}; leave the option out")
+        return dataclasses.replace(
+            self,
+            kernel=self.kernel or kernel,
+            device=self.device or device,
+            problem=self.problem or problem,
+        )
 
     @property
     def optimum_us(self) -> float:

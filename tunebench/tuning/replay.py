@@ -41,12 +41,14 @@ class Space:
         device: Its device, if that is described.
         costs: What its configurations must execute, if its kernel is described.
         bounds: Their bounds, if both are.
+        missing: What is not described, where there are no bounds.
     """
 
     recording: Recording
     device: Device | None
     costs: Costs | None
     bounds: Bounds | None
+    missing: str = ""
 
     @classmethod
     def of(cls, recording: Recording) -> Space:
@@ -56,14 +58,29 @@ class Space:
         table = recording.table
         values = {parameter.name: parameter.values for parameter in table.space.parameters}
         foreign = describe(recording.kernel, values, recording.problem)
-        if foreign is None:
-            return cls(recording=recording, device=device, costs=None, bounds=None)
+        if isinstance(foreign, str):
+            return cls(recording=recording, device=device, costs=None, bounds=None, missing=foreign)
         # Threads and shared memory, by which a search tells configurations apart, are the same on any device.
         costs = foreign.costs(table.columns, device or devices.representative("sm_70"))
-        bounds = None
-        if device is not None and device.compute_capability >= foreign.minimum_cc:
-            bounds = bound(costs, foreign.traffic, device, cache="warm", rows=len(table))
+        if device is None or device.compute_capability < foreign.minimum_cc:
+            missing = f"{recording.device or 'its device'} is not described"
+            if device is not None:
+                missing = f"{foreign.kernel} is not described for {device.architecture}"
+            return cls(recording=recording, device=device, costs=costs, bounds=None, missing=missing)
+        bounds = bound(costs, foreign.traffic, device, cache="warm", rows=len(table))
         return cls(recording=recording, device=device, costs=costs, bounds=bounds)
+
+    @property
+    def multiply_adds_us(self) -> NDArray[np.float64] | None:
+        """What the multiply-adds alone take if all SMs share them evenly: the plainest of bounds.
+
+        None if the kernel or its device is not described.
+        """
+        if self.bounds is None or self.costs is None or self.device is None:
+            return None
+        rate = self.device.sm_count * self.device.fma_per_clock * self.device.max_clock_mhz
+        work = np.asarray(self.costs.blocks, dtype=np.float64) * self.costs.fma
+        return np.broadcast_to(work / rate, len(self.bounds))
 
     def prospects(self, elsewhere: Sequence[Recording] = ()) -> Prospects:
         """Return what a search knows beforehand: never a time of this recording.

@@ -1,0 +1,212 @@
+"""Descriptions of other tuners' kernels: held against a lane-by-lane walk through what their source does."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunebench import device
+from tunebench.kernels.foreign import CONVOLUTION, FOREIGN, SIZE, XGEMM, Foreign, describe
+
+A100 = device.find("a100-40-pcie")
+LATENCIES = A100.l1_latency + A100.smem_latency
+
+GEMM_SPACE: dict[str, tuple[Any, ...]] = {
+    **{name: (16, 32, 64, 128) for name in ("MWG", "NWG")},
+    **{name: (8, 16, 32) for name in ("MDIMC", "NDIMC", "MDIMA", "NDIMB")},
+    **{"KWG": (32,), "KWI": (2,), "VWM": (1, 2, 4, 8), "VWN": (1, 2, 4, 8), "SA": (0, 1), "SB": (0, 1)},
+    **{"STRM": (0, 1), "STRN": (0, 1), "PRECISION": (32,)},
+}
+CONVOLUTION_SPACE: dict[str, tuple[Any, ...]] = {
+    **{name: (1, 2, 4, 8, 16, 32) for name in ("block_size_x", "block_size_y", "tile_size_x", "tile_size_y")},
+    **{"filter_width": (15,), "filter_height": (15,)},
+    **{"use_padding": (0, 1), "read_only": (0, 1), "use_shmem": (0, 1), "use_cmem": (1,)},
+}
+
+
+def counted(foreign: Foreign, config: dict[str, int]) -> dict[str, float]:
+    columns = {name: np.array([value]) for name, value in config.items()}
+    costs = foreign.costs(columns, A100)
+    names = ("fma", "smem_bytes", "smem_traffic_bytes", "accesses", "instructions", "chain_clocks", "threads")
+    return {name: float(np.broadcast_to(getattr(costs, name), 1)[0]) for name in names}
+
+
+def passes(words: list[int]) -> int:
+    """Return the passes that different words need, one from each of 32 banks a pass."""
+    return max(Counter(word % 32 for word in set(words)).values())
+
+
+# -- convolution ---------------------------------------------------------------------------------------------
+
+
+def walk_convolution(c: dict[str, int]) -> dict[str, float]:
+    """Count what a block does, as the kernel's source has it, lane by lane and access by access."""
+    bx, by, tx, ty = (c[name] for name in ("block_size_x", "block_size_y", "tile_size_x", "tile_size_y"))
+    taps, border = c["filter_width"], c["filter_width"] // 2 * 2
+    wide, high = bx * tx + border, by * ty + border
+    pitch = wide + ((32 - (wide - bx)) & 31 if c["use_padding"] and bx % 32 and (wide - bx) % 32 else 0)
+    warps = [
+        [(lane % bx, lane // bx) for lane in range(first, min(first + 32, bx * by))]
+        for first in range(0, bx * by, 32)
+    ]
+    accesses = moved = instructions = 0
+    for warp in warps:
+        seen: set[tuple[int, int]] = set()  # what a thread has read it keeps
+        for i, j, yi, xi in itertools.product(range(taps), range(taps), range(ty), range(tx)):
+            instructions += 1
+            if (offset := (yi * by + i, xi * bx + j)) in seen:
+                continue
+            seen.add(offset)
+            instructions += 1
+            accesses += len(warp)
+            words = [(y + offset[0]) * pitch + x + offset[1] for x, y in warp]
+            moved += 128 * (passes(words) if c["use_shmem"] else 1)
+    if c["use_shmem"]:
+        accesses += 2 * wide * high
+        moved += 4 * wide * high
+        instructions += 2 * sum(
+            any(x + j < wide and y + i < high for x, y in warp)
+            for warp in warps
+            for i in range(0, high, by)
+            for j in range(0, wide, bx)
+        )
+    smem = 4 * pitch * high * c["use_shmem"]
+    return {
+        "fma": bx * by * tx * ty * taps * taps,
+        "smem_bytes": smem,
+        "smem_traffic_bytes": moved,
+        "accesses": accesses,
+        "instructions": instructions,
+    }
+
+
+@pytest.mark.parametrize(
+    ("bx", "by", "tx", "ty", "padding", "shared"),
+    [
+        (2, 32, 1, 4, 0, 1),  # 32 lanes in few banks
+        (2, 32, 1, 4, 1, 1),
+        (8, 8, 3, 1, 0, 1),
+        (16, 1, 2, 2, 0, 1),  # half a warp
+        (16, 4, 1, 3, 1, 1),
+        (48, 3, 2, 1, 0, 1),  # warps that end within a line
+        (32, 2, 4, 2, 1, 1),
+        (128, 2, 1, 7, 0, 1),
+        (48, 2, 2, 2, 0, 0),
+        (16, 2, 1, 1, 0, 0),
+    ],
+)
+def test_a_convolution_is_counted_as_its_source_runs(
+    bx: int, by: int, tx: int, ty: int, padding: int, shared: int
+) -> None:
+    config = {"block_size_x": bx, "block_size_y": by, "tile_size_x": tx, "tile_size_y": ty}
+    config |= {"filter_width": 15, "filter_height": 15, "use_padding": padding, "use_shmem": shared}
+    told, walked = counted(CONVOLUTION, config), walk_convolution(config)
+    for name in ("fma", "smem_bytes", "smem_traffic_bytes", "accesses"):
+        assert told[name] == walked[name], name
+    # Staging is told by its lanes: the ends of lines take instructions of few lanes, more or less of them.
+    assert 0.95 * walked["instructions"] < told["instructions"] <= walked["instructions"]
+    assert told["chain_clocks"] == A100.l1_latency + shared * A100.smem_latency + 225 * A100.fma_latency
+
+
+def test_a_block_of_one_column_may_read_four_elements_at_a_time() -> None:
+    config = {"block_size_x": 1, "block_size_y": 64, "tile_size_x": 2, "tile_size_y": 1}
+    config |= {"filter_width": 15, "filter_height": 15, "use_padding": 0}
+    told, walked = counted(CONVOLUTION, config), walk_convolution(config | {"use_shmem": 1})
+    assert told["accesses"] == walked["accesses"] / 4
+    assert told["smem_traffic_bytes"] < walked["smem_traffic_bytes"] / 4
+
+
+# -- Xgemm ---------------------------------------------------------------------------------------------------
+
+
+def walk_gemm(c: dict[str, int]) -> dict[str, float]:
+    """Count what a block does for one of the terms, lane by lane and access by access, as wide as they can be."""
+    accesses = moved = 0
+    threads = c["MDIMC"] * c["NDIMC"]
+    lanes = [(lane % c["MDIMC"], lane // c["MDIMC"]) for lane in range(threads)]
+    loads = 0
+    for axis, letter in enumerate("AB"):
+        tile, count = c["MWG" if letter == "A" else "NWG"], c["MDIMC" if letter == "A" else "NDIMC"]
+        vector, strided = c["VWM" if letter == "A" else "VWN"], c["STRM" if letter == "A" else "STRN"]
+        each, shared = tile // count, c[f"S{letter}"]
+
+        def words(place: int, each: int = each, vector: int = vector, count: int = count) -> list[int]:
+            """Return the words of the tile's line that a thread reads, in the order of its registers."""
+            vectors = range(each // vector)
+            starts = [(place + v * count if strided else place * (each // vector) + v) for v in vectors]
+            return [start * vector + e for start in starts for e in range(vector)]
+
+        width = min(4, vector) if strided or not shared else min(4, each)
+        for first in range(0, each, width):
+            loads += 1
+            accesses += threads
+            for warp in range(0, threads, 32):
+                read = [words(lane[axis])[first : first + width] for lane in lanes[warp : warp + 32]]
+                assert all(part == list(range(part[0], part[0] + width)) for part in read)  # neighbours
+                flat = [word for part in read for word in part]
+                moved += 128 * passes(flat) if shared else max(128, 4 * len(set(flat)))
+        if shared:
+            inner = tile // c["MDIMA" if letter == "A" else "NDIMB"]
+            accesses += tile / min(4, vector) + tile / (min(4, vector) if strided else min(4, inner))
+            moved += 4 * tile
+    return {"accesses": accesses, "smem_traffic_bytes": moved, "loads": loads}
+
+
+@pytest.mark.parametrize(
+    ("mwg", "nwg", "mdimc", "ndimc"), [(128, 128, 16, 8), (64, 128, 8, 8), (32, 64, 32, 8), (16, 16, 8, 16)]
+)
+def test_a_product_is_counted_as_its_source_runs(mwg: int, nwg: int, mdimc: int, ndimc: int) -> None:
+    checked = 0
+    for vwm, vwn, sa, sb, strm, strn in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), *[(0, 1)] * 4):
+        if mwg % (mdimc * vwm) or nwg % (ndimc * vwn):
+            continue
+        config = {"MWG": mwg, "NWG": nwg, "KWG": 32, "MDIMC": mdimc, "NDIMC": ndimc, "VWM": vwm, "VWN": vwn}
+        config |= {"SA": sa, "SB": sb, "STRM": strm, "STRN": strn, "MDIMA": 8, "NDIMB": 8, "KWI": 2}
+        told, walked = counted(XGEMM, config), walk_gemm(config)
+        assert told["accesses"] == SIZE * walked["accesses"], config
+        assert told["smem_traffic_bytes"] == pytest.approx(SIZE * walked["smem_traffic_bytes"]), config
+        least = mwg * nwg / 32 + mdimc * ndimc / 32 * walked["loads"]
+        assert told["instructions"] >= SIZE * least
+        assert told["chain_clocks"] == A100.l1_latency + (sa | sb) * A100.smem_latency + 4 * SIZE
+        checked += 1
+    assert checked >= 16
+
+
+# -- matching ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=[foreign.kernel for foreign in FOREIGN])
+def test_a_space_is_described_if_all_of_it_is_known(foreign: Foreign) -> None:
+    space = {"Xgemm": GEMM_SPACE, "convolution_kernel": CONVOLUTION_SPACE}[foreign.kernel]
+    assert describe(foreign.kernel, space, (SIZE, SIZE)) is foreign
+    assert describe(foreign.kernel, space | {"nvml_gr_clock": (1200, 1500)}, (SIZE, SIZE)) is foreign
+
+
+@pytest.mark.parametrize(
+    ("kernel", "changes", "problem", "reason"),
+    [
+        ("Xgemm", {"GEMMK": (0,), "KREG": (1,)}, (4096, 4096), None),
+        ("Xgemm", {"GEMMK": (0, 1)}, (4096, 4096), "Xgemm is not described with GEMMK=1"),
+        ("Xgemm", {"PRECISION": (16,)}, (4096, 4096), "Xgemm is not described with PRECISION=16"),
+        ("Xgemm", {"USE_TENSOR_CORES": (0,)}, (4096, 4096), "Xgemm is not described with USE_TENSOR_CORES"),
+        ("Xgemm", {}, (2048, 2048), "Xgemm is described for problem 4096x4096, not 2048x2048"),
+        ("Xgemm", {}, (), "Xgemm is described for problem 4096x4096, not untold"),
+        ("dgemm", {}, (4096, 4096), "its kernel is not described; Xgemm and convolution_kernel are"),
+    ],
+)
+def test_what_is_not_known_is_not_described(
+    kernel: str, changes: dict[str, tuple[Any, ...]], problem: tuple[int, ...], reason: str | None
+) -> None:
+    told = describe(kernel, GEMM_SPACE | changes, problem)
+    assert told == (reason or XGEMM)
+
+
+def test_a_parameter_that_must_be_there_is_named() -> None:
+    space = {name: values for name, values in CONVOLUTION_SPACE.items() if name != "use_padding"}
+    assert describe("convolution_kernel", space, (SIZE, SIZE)) == (
+        "convolution_kernel is described with use_padding"
+    )

@@ -1,0 +1,60 @@
+"""Recorded spaces on the command line: the file, and what one in T4 format leaves out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunebench.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from tunebench.tuning.replay import Space
+
+__all__ = ["RecordedDevice", "RecordedKernel", "RecordedProblem", "space_of"]
+
+RecordedKernel = Annotated[
+    str, typer.Option("--kernel", help="Kernel of a file that tells none.", show_default=False)
+]
+"""Name of the kernel that was recorded; empty where the file tells."""
+
+RecordedDevice = Annotated[
+    str,
+    typer.Option(
+        "--device", help="Device of a file that tells none, as `tunebench devices` names it.", show_default=False
+    ),
+]
+"""Name of the device it was recorded on; empty where the file tells."""
+
+RecordedProblem = Annotated[
+    str,
+    typer.Option(
+        "--problem", metavar="SIZES", help="Problem of a file that tells none: 4096x4096.", show_default=False
+    ),
+]
+"""Its problem's sizes; empty where the file tells."""
+
+
+def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
+    """Read a recorded space, completed by what the options tell.
+
+    Raises:
+        InputError: if the file cannot be read or tells otherwise, or the problem is no list of sizes.
+        UnknownName: if there is no such device or kernel.
+    """
+    from tunebench import device as devices
+    from tunebench._host import product_name
+    from tunebench.kernels.foreign import FOREIGN
+    from tunebench.recording import read
+    from tunebench.tuning.replay import Space
+
+    if problem and not re.fullmatch(r"[0-9]+(x[0-9]+)*", problem):
+        raise InputError(f"--problem must be sizes such as 4096x4096, got {problem!r}")
+    if device and product_name(device) not in devices.described():
+        raise UnknownName("device", device, devices.described())
+    if kernel and kernel not in (known := {foreign.kernel for foreign in FOREIGN}):
+        raise UnknownName("described kernel", kernel, known)
+    sizes = tuple(map(int, problem.split("x"))) if problem else ()
+    return Space.of(read(path).completed(kernel=kernel, device=device, problem=sizes))
