@@ -2,13 +2,14 @@
 
     python benchmarks/bound.py [--rows 1000000]
 
-For some spaces of this package: costs and bounds of all their configurations. And bounds alone of so many made-up
-configurations, with every column there is, of blocks that fill the partitions of an SM and of blocks of any size.
+For some spaces of this package: costs and bounds of all their configurations. And bounds alone of so many
+made-up configurations, with every column there is, of blocks that fill an SM's partitions and of any blocks.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 
@@ -64,23 +65,18 @@ def main() -> None:
     for key, text, name in SPACES:
         chosen, workload, device = find(key), parse(text), devices.find(name)
         table, traffic = chosen.configs(workload, device), workload.traffic()
-        costs = fastest_s(lambda v=chosen, w=workload, t=table, d=device: v.costs(w, t, d))
         counted = chosen.costs(workload, table, device)
-        bounds = fastest_s(lambda c=counted, t=traffic, d=device, n=len(table): bound(c, t, d, rows=n))
-        per_thousand = 1e9 / len(table)
-        print(
-            f"{key} {text} on {name}, {len(table)} configurations: "
-            f"costs {costs * per_thousand:.0f} us a thousand, bounds {bounds * per_thousand:.0f}"
-        )
+        costs = fastest_s(functools.partial(chosen.costs, workload, table, device))
+        bounds = fastest_s(functools.partial(bound, counted, traffic, device, rows=len(table)))
+        each = 1e9 / len(table)
+        print(f"{key} {text} on {name}, {len(table)} configurations:")
+        print(f"  costs {costs * each:.0f} us a thousand, bounds {bounds * each:.0f} us a thousand")
     h100, nothing = devices.find("h100-sxm"), Traffic(read_bytes=0, write_bytes=0)
     for least in (128, 1):
-        counted = made_up(rows, least)
-        seconds = fastest_s(lambda c=counted: bound(c, nothing, h100))
-        print(
-            f"{rows} made-up configurations of {least} threads and more: {1e9 * seconds / rows:.0f} us a thousand"
-        )
-    one = made_up(1, 128)
-    print(f"one configuration: {1e6 * fastest_s(lambda: bound(one, nothing, h100)):.0f} us")
+        bounds = fastest_s(functools.partial(bound, made_up(rows, least), nothing, h100))
+        print(f"{rows} configurations of {least} threads and more: {1e9 * bounds / rows:.0f} us a thousand")
+    one = fastest_s(functools.partial(bound, made_up(1, 128), nothing, h100))
+    print(f"one configuration: {1e6 * one:.0f} us")
 
 
 if __name__ == "__main__":

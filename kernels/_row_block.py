@@ -166,8 +166,8 @@ def row_costs(
 def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int) -> Any:
     """Return the clocks from a row's first load on: what a thread adds up, and what its block reduces.
 
-    Nobody else reads the row, so that it comes from L2. Reductions within a warp are not counted, nor is what a
-    row that is read twice needs to add up.
+    Nobody else reads the row, so that it comes from L2. Reductions within a warp are not counted, nor is what
+    a row that is read twice needs to add up.
     """
     vectors = ceil_div(workload.cols, table["row_threads"] * table["vector"])
     adds = np.where(table["cache"] == "online", 0, sums * (vectors - 1))

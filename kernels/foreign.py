@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["FOREIGN", "Foreign", "describe"]
 
 BANKS = 32
-"""Banks of shared memory, each of which gives one word of 4 bytes a clock. Source: CUDA C++ Programming Guide."""
+"""Banks of shared memory, each of which gives one word of 4 bytes a clock.
+
+Source: CUDA C++ Programming Guide, "Shared Memory".
+"""
 
 HARNESS = frozenset(("nvml_pwr_limit", "nvml_gr_clock", "nvml_mem_clock"))
-"""Parameters of Kernel Tuner that set the device, not the kernel: what they set is within the device's limits."""
+"""Parameters of Kernel Tuner that set the device, not the kernel, and within the device's limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +62,14 @@ class Foreign:
         if lacking := sorted(self.parameters - values.keys()):
             return f"{self.kernel} is described with {', '.join(lacking)}"
         for name in sorted(values.keys() - HARNESS):
-            unknown = set(values[name]) - self.known.get(name, set())
-            if name in self.known and unknown:
+            if name in self.known and (unknown := set(values[name]) - self.known[name]):
                 return f"{self.kernel} is not described with {name}={'|'.join(map(str, sorted(unknown)))}"
-            if name not in self.known | dict.fromkeys(self.parameters):
+            if name not in self.known and name not in self.parameters:
                 return f"{self.kernel} is not described with {name}"
         return None
 
 
-def describe(
-    kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]
-) -> Foreign | str:
+def describe(kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> Foreign | str:
     """Return the description of a kernel, or why it has none.
 
     Args:
@@ -95,63 +95,82 @@ SIZE = 4096
 """Rows, columns and terms of the products; height and width of the convolutions' results."""
 
 
-# -- Xgemm ----------------------------------------------------------------------------------------------------
+# -- Xgemm -------------------------------------------------------------------------------------------------
 
 
-def _operand(columns: Columns, letter: str) -> tuple[Any, Any, Any, Any]:
-    """Count what a warp and a block do with one matrix for each of the terms.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operand:
+    """What a block does with one matrix for each of the terms: columns.
 
-    Returns:
-        The loads a thread makes, the bytes a warp's loads take of L1 or of shared memory, the bytes that a block
-        puts into shared memory, and the loads and stores, over all lanes, by which it does so.
+    Attributes:
+        loads: Loads of a thread, each at most 16 bytes wide, from shared memory or L1.
+        load_bytes: Bytes that those of a warp take there: passes of 128.
+        staged_bytes: Bytes that the block puts into shared memory.
+        moves: Lanes of the loads and stores by which it does so.
     """
-    wide, high = {"A": ("MWG", "MDIMC"), "B": ("NWG", "NDIMC")}[letter]
-    width, inner = {"A": ("VWM", "MDIMA"), "B": ("VWN", "NDIMB")}[letter]
-    tile, vector = columns[wide], columns[width]
-    each, strided = tile // columns[high], columns.get({"A": "STRM", "B": "STRN"}[letter], np.zeros_like(tile))
-    lanes = np.minimum(BANKS, columns["MDIMC"])
-    if letter == "B":
-        lanes = BANKS // lanes
-    staged = columns[f"S{letter}"]
-    # Four words at most an access. Those of one vector are neighbours for certain. Vectors are too unless they
-    # are strided, and shared memory's alignment is the compiler's to choose; that of an argument is its type's.
-    one = np.minimum(4, vector)
-    merged = np.where((staged == 1) & (strided == 0), np.minimum(4, each), one)
-    loads = ceil_div(each, merged)
-    # Lanes' words lie `each` words apart, or a vector, and so in few banks. L1 may be organised otherwise.
-    apart = np.where(strided == 1, vector, each)
-    reached = np.minimum(BANKS, merged * (BANKS // np.gcd(apart, BANKS)))
-    passes = np.where(
-        staged == 1, loads * np.maximum(1, lanes * merged / reached), np.maximum(loads, lanes * each / BANKS)
+
+    loads: Any
+    load_bytes: Any
+    staged_bytes: Any
+    moves: Any
+
+
+def _operand(columns: Columns, letter: str) -> _Operand:
+    """Count the reads of A, whose values differ along the first dimension of a block's threads, or of B."""
+    of_a = letter == "A"
+    tile, across = columns["MWG" if of_a else "NWG"], columns["MDIMC" if of_a else "NDIMC"]
+    vector, inner = columns["VWM" if of_a else "VWN"], columns["MDIMA" if of_a else "NDIMB"]
+    strided = columns.get("STRM" if of_a else "STRN", np.zeros_like(tile)) == 1
+    staged, each = columns[f"S{letter}"] == 1, tile // across
+    lanes = np.minimum(32, columns["MDIMC"])  # of a warp, with different values
+    lanes = lanes if of_a else 32 // lanes
+    # A vector is one access, or several of four values. In shared memory, where the compiler chooses the
+    # alignment, neighbouring vectors may become one; of an argument it knows no more than its type's.
+    narrow = np.minimum(4, vector)
+    width = np.where(staged & ~strided, np.minimum(4, each), narrow)
+    loads = ceil_div(each, width)
+    # Lanes read the same part of what is theirs, which lies so many words apart: few banks have all of it.
+    apart = np.where(strided, vector, each)
+    reached = np.minimum(BANKS, width * (BANKS // np.gcd(apart, BANKS)))
+    conflicting = loads * np.maximum(1, lanes * width / reached)
+    distinct = np.maximum(loads, lanes * each / BANKS)  # nothing is known of the banks of L1
+    stores = tile / np.where(strided, narrow, np.minimum(4, tile // inner))
+    return _Operand(
+        loads=loads,
+        load_bytes=4 * BANKS * np.where(staged, conflicting, distinct),
+        staged_bytes=4 * staged * tile,
+        moves=staged * (tile / narrow + stores),
     )
-    stores = tile / np.where(strided == 1, one, np.minimum(4, tile // columns[inner]))
-    return loads, 4 * BANKS * passes, 4 * staged * tile, staged * (tile / one + stores)
 
 
 def _xgemm(columns: Columns, device: Device) -> Costs:
     """Count a product of f32 matrices, C = A^T B, through shared memory (SA, SB) or through L1.
 
-    A thread holds MWI x NWI sums, each of which adds up all terms in their order, and reads MWI and NWI values
-    for each term: neighbours, or vectors of VWM and VWN that are strided (STRM, STRN).
+    A thread holds MWI x NWI sums, each of which adds up all terms in their order, and reads MWI and NWI
+    values for each term: neighbours, or vectors of VWM and VWN that are strided (STRM, STRN).
+
     Source: CLBlast, "xgemm" kernels; Nugteren, "CLBlast: a tuned OpenCL BLAS library", 2018.
     """
-    mwg, nwg, kwg, mdimc = (columns[name] for name in ("MWG", "NWG", "KWG", "MDIMC"))
+    mwg, nwg, mdimc = (columns[name] for name in ("MWG", "NWG", "MDIMC"))
     threads = mdimc * columns["NDIMC"]
-    warps = threads / 32
-    loads_a, bytes_a, staged_a, moves_a = _operand(columns, "A")
-    loads_b, bytes_b, staged_b, moves_b = _operand(columns, "B")
-    loads, staged, moves = loads_a + loads_b, staged_a + staged_b, moves_a + moves_b
+    a, b = _operand(columns, "A"), _operand(columns, "B")
+    warps, loads, moves, staged = (
+        threads / 32,
+        a.loads + b.loads,
+        a.moves + b.moves,
+        a.staged_bytes + b.staged_bytes,
+    )
     blocks = (SIZE // mwg) * (SIZE // nwg)
     first = device.l1_latency + device.smem_latency * (staged > 0)
     return Costs(
         blocks=blocks,
         full_blocks=blocks,
         threads=threads,
-        smem_bytes=kwg * staged,
+        smem_bytes=columns["KWG"] * staged,
         registers=np.minimum(255, mwg * nwg / threads),
         fma=mwg * nwg * SIZE,
-        # What is staged goes into shared memory; whether it passes L1 before is not counted.
-        smem_traffic_bytes=SIZE * (warps * (bytes_a + bytes_b) + staged),
+        # What is staged passes L1 too, or may be handed on by it: that is not counted.
+        smem_traffic_bytes=SIZE * (warps * (a.load_bytes + b.load_bytes) + staged),
         accesses=SIZE * (threads * loads + moves),
         instructions=SIZE * (mwg * nwg / 32 + warps * loads + moves / 32),
         chain_clocks=first + SIZE * device.fma_latency,
@@ -176,15 +195,16 @@ XGEMM = Foreign(
 )
 
 
-# -- convolution_kernel -----------------------------------------------------------------------------------------
+# -- convolution_kernel ------------------------------------------------------------------------------------
 
 
 def _bank_passes(width: int, height: int, pitch: int) -> int:
     """Return the passes in which the warps of a block read one word a lane from lines `pitch` words apart."""
     lane = np.arange(width * height)
     bank = (lane // width * pitch + lane % width) % BANKS
-    warps = -(-width * height // 32)
-    return int(np.bincount(lane // 32 * BANKS + bank, minlength=warps * BANKS).reshape(warps, BANKS).max(1).sum())
+    of_warps = np.zeros((ceil_div(len(lane), 32), BANKS), dtype=np.int64)
+    np.add.at(of_warps, (lane // 32, bank), 1)
+    return int(of_warps.max(axis=1).sum())
 
 
 def _elements(steps: int, count: int, taps: int) -> int:
@@ -204,8 +224,9 @@ def _convolution(columns: Columns, device: Device) -> Costs:
 
     The image passes through shared memory, in lines that padding may make longer, or through L1
     (`use_shmem` 0). A thread reads every element that its outputs need once, and no two lanes of a warp read
-    the same. A thread's elements begin at any multiple of 4 bytes and its outputs lie a block apart, so that an
-    access is of one element, unless the block has one column. A sum adds up all taps in their order.
+    the same. A thread's elements begin at any multiple of 4 bytes and its outputs lie a block apart, so that
+    an access is of one element, unless the block has one column. A sum adds up all taps in their order.
+
     Source: van Werkhoven et al., "Optimizing convolution operations on GPUs using adaptive tiling", 2014; its
     kernel as the examples of Kernel Tuner have it.
     """

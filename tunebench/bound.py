@@ -1,8 +1,9 @@
 """A time that no execution of a configuration on a device can beat, and the resource that sets it.
 
 The bound is a maximum of floors, one a resource; each is work that must be done over the highest rate at
-which the hardware can do it, or a chain of instructions over the least time in which it can follow itself. Overlap can hide the smaller floors but never the largest, so the bound is
-sound: pruning by it never loses the optimum. `docs/bound.md` derives the floors and says what is left out.
+which the hardware can do it, or a chain of instructions over the least time in which each can follow the one
+before. Overlap can hide the smaller floors but never the largest, so the bound is sound: pruning by it never
+loses the optimum. `docs/bound.md` derives the floors and says what is left out.
 
 Source: the roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009), per resource; pruning by a
 bound after DeepCuts (Jung, Dao and Lee, PLDI 2021), whose product of ratios is here a maximum of floors.
@@ -257,9 +258,7 @@ def _sm_floors(columns: dict[str, Array], mma_dtype: str | None, device: Device)
     }
 
 
-def _blocks_of_busiest(
-    columns: dict[str, Array], resident: Array, device: Device
-) -> tuple[Array, Array]:
+def _blocks_of_busiest(columns: dict[str, Array], resident: Array, device: Device) -> tuple[Array, Array]:
     """Return how many blocks' work the busiest SM does one after the other, at the full rate of the SM.
 
     The first figure is for units that serve the whole SM: at least the mean, and at least

@@ -252,8 +252,8 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
             fill_bytes=self._fill_bytes(workload, bm, bn, share.length),
             instructions=products + fragments,
-            # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum. Parts of
-            # a stream follow one another: a barrier stands between the stores of one and the next.
+            # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum.
+            # Parts of a stream follow one another: a barrier stands between the stores of one and the next.
             chain_clocks=first_product(device) + length * size / 32 * device.mma_latency,
             serial_launches=share.launches,
         )

@@ -246,8 +246,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
     def _chain(self, workload: Gemm, length: Any, device: Device) -> Any:
         """Return the clocks of sums of so many terms.
 
-        f32 is added in the order of the source, one term after the other; whole numbers may be in any. Parts of a
-        stream are one after the other too: a barrier follows the stores of each.
+        f32 is added in the order of the source, one term after the other; whole numbers may be in any order.
         """
         terms = 0.0 if workload.dtype == "i8" else length * device.fma_latency
         return first_product(device) + terms

@@ -219,8 +219,8 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
             smem_traffic_bytes=share.tiles * (512 * fragments + padded_k * size * (bm + bn)),
             fill_bytes=share.tiles * self._fill_bytes(workload, bn),
             instructions=share.tiles * (products + fragments),
-            # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum. Tiles
-            # follow one another: a barrier stands between the stores of one and the next.
+            # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum.
+            # Tiles follow one another: a barrier stands between the stores of one and the next.
             chain_clocks=first_product(device) + share.tiles * padded_k * size / 32 * device.mma_latency,
         )
 

@@ -163,9 +163,7 @@ class CudaBlockLayerNorm(CudaVariant[LayerNorm]):
 
     def costs(self, workload: LayerNorm, table: Table, device: Device) -> Costs:
         """Count the sum, deviation, square and affine map, in case two are done by one instruction."""
-        return row_costs(
-            workload, table, device, row_tensors=1, fma=(2.5, 3.0), sfu=(0.0, 0.0), sums=2
-        )
+        return row_costs(workload, table, device, row_tensors=1, fma=(2.5, 3.0), sfu=(0.0, 0.0), sums=2)
 
     def source(self, workload: LayerNorm, config: Config) -> str:
         """Return all three kernels; the entry says which is instantiated."""

@@ -61,7 +61,8 @@ class NumbaCudaLayerNorm(NumbaCudaVariant[LayerNorm]):
         """Count the sum, deviation, square and affine map of each element, in case two are done at once."""
         rows, threads = table["rows"], table["threads"]
         elements = rows * float(workload.cols)
-        far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
+        # A short row may have come to L1 with its neighbour's.
+        far = workload.cols * itemsize(workload.dtype) > 64
         return Costs(
             blocks=workload.rows / rows,
             full_blocks=workload.rows // rows,

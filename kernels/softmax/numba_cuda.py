@@ -62,7 +62,8 @@ class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
         """
         rows, threads = table["rows"], table["threads"]
         elements = rows * float(workload.cols)
-        far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
+        # A short row may have come to L1 with its neighbour's.
+        far = workload.cols * itemsize(workload.dtype) > 64
         tensors = 1 + workload.has_mask
         return Costs(
             blocks=workload.rows / rows,

@@ -97,7 +97,9 @@ def _longest(launch: LaunchCounts, name: str) -> float:
     """Return the most multiply-adds of a thread, or products of a warp, in any block."""
     if name == "fma_latency":
         return max(block.longest_fma for block in launch.blocks)
-    products = (sum(n for key, n in b.warp_instructions.items() if key.startswith("mma.")) for b in launch.blocks)
+    products = (
+        sum(n for key, n in b.warp_instructions.items() if key.startswith("mma.")) for b in launch.blocks
+    )
     return max(products) / (launch.threads / 32)
 
 

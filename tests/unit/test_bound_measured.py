@@ -132,9 +132,8 @@ def test_no_f32_product_beats_the_waves_of_its_own_tiles(product: str) -> None:
 # ------------------------------------------------------------------------------------- recorded spaces
 
 
-# Space and device; then, as found: bound / time at the optimum by multiply-adds alone and by all floors, the share of
-# the space whose bound exceeds the best time, and the highest bound / time there is. At the clocks that these boards
-# really run at, which are below the highest allowed, that last one would be 1 if nothing were missing.
+# Space and device; then, as found: bound / time at the optimum by multiply-adds alone and by all floors, the
+# share of the space whose bound exceeds the best time, and the highest bound / time of any configuration.
 SPACES = [
     ("gemm/RTX_2080_Ti", "rtx-2080-ti", 0.655, 0.696, 0.205, 0.807),
     ("gemm/RTX_3090", "rtx-3090", 0.551, 0.606, 0.430, 0.809),

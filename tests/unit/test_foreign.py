@@ -16,15 +16,19 @@ A100 = device.find("a100-40-pcie")
 LATENCIES = A100.l1_latency + A100.smem_latency
 
 GEMM_SPACE: dict[str, tuple[Any, ...]] = {
-    **{name: (16, 32, 64, 128) for name in ("MWG", "NWG")},
-    **{name: (8, 16, 32) for name in ("MDIMC", "NDIMC", "MDIMA", "NDIMB")},
-    **{"KWG": (32,), "KWI": (2,), "VWM": (1, 2, 4, 8), "VWN": (1, 2, 4, 8), "SA": (0, 1), "SB": (0, 1)},
-    **{"STRM": (0, 1), "STRN": (0, 1), "PRECISION": (32,)},
+    **dict.fromkeys(("MWG", "NWG"), (16, 32, 64, 128)),
+    **dict.fromkeys(("MDIMC", "NDIMC", "MDIMA", "NDIMB"), (8, 16, 32)),
+    **dict.fromkeys(("VWM", "VWN"), (1, 2, 4, 8)),
+    **dict.fromkeys(("SA", "SB", "STRM", "STRN"), (0, 1)),
+    "KWG": (32,),
+    "KWI": (2,),
+    "PRECISION": (32,),
 }
 CONVOLUTION_SPACE: dict[str, tuple[Any, ...]] = {
-    **{name: (1, 2, 4, 8, 16, 32) for name in ("block_size_x", "block_size_y", "tile_size_x", "tile_size_y")},
-    **{"filter_width": (15,), "filter_height": (15,)},
-    **{"use_padding": (0, 1), "read_only": (0, 1), "use_shmem": (0, 1), "use_cmem": (1,)},
+    **dict.fromkeys(("block_size_x", "block_size_y", "tile_size_x", "tile_size_y"), (1, 2, 4, 8, 16, 32)),
+    **dict.fromkeys(("filter_width", "filter_height"), (15,)),
+    **dict.fromkeys(("use_padding", "read_only", "use_shmem"), (0, 1)),
+    "use_cmem": (1,),
 }
 
 
@@ -124,8 +128,8 @@ def test_a_block_of_one_column_may_read_four_elements_at_a_time() -> None:
 
 
 def walk_gemm(c: dict[str, int]) -> dict[str, float]:
-    """Count what a block does for one of the terms, lane by lane and access by access, as wide as they can be."""
-    accesses = moved = 0
+    """Count what a block does for one term, lane by lane, by accesses as wide as they can be."""
+    accesses = moved = 0.0
     threads = c["MDIMC"] * c["NDIMC"]
     lanes = [(lane % c["MDIMC"], lane // c["MDIMC"]) for lane in range(threads)]
     loads = 0
@@ -134,18 +138,20 @@ def walk_gemm(c: dict[str, int]) -> dict[str, float]:
         vector, strided = c["VWM" if letter == "A" else "VWN"], c["STRM" if letter == "A" else "STRN"]
         each, shared = tile // count, c[f"S{letter}"]
 
-        def words(place: int, each: int = each, vector: int = vector, count: int = count) -> list[int]:
-            """Return the words of the tile's line that a thread reads, in the order of its registers."""
-            vectors = range(each // vector)
-            starts = [(place + v * count if strided else place * (each // vector) + v) for v in vectors]
-            return [start * vector + e for start in starts for e in range(vector)]
+        vectors = range(each // vector)
 
         width = min(4, vector) if strided or not shared else min(4, each)
         for first in range(0, each, width):
             loads += 1
             accesses += threads
             for warp in range(0, threads, 32):
-                read = [words(lane[axis])[first : first + width] for lane in lanes[warp : warp + 32]]
+                read = []
+                for lane in lanes[warp : warp + 32]:
+                    starts = [
+                        vector * (lane[axis] + v * count if strided else lane[axis] * len(vectors) + v)
+                        for v in vectors
+                    ]
+                    read.append([start + e for start in starts for e in range(vector)][first : first + width])
                 assert all(part == list(range(part[0], part[0] + width)) for part in read)  # neighbours
                 flat = [word for part in read for word in part]
                 moved += 128 * passes(flat) if shared else max(128, 4 * len(set(flat)))

@@ -147,7 +147,9 @@ def test_blocks_are_counted_apart_and_bring_their_own_bytes() -> None:
 
 
 def test_the_report_is_read_line_by_line() -> None:
-    figures = "sfu=0 smem_traffic_bytes=128 smem_passes=1 bank_conflicts=0 fill_bytes=9 accesses=4 longest_fma=1"
+    figures = (
+        "sfu=0 smem_traffic_bytes=128 smem_passes=1 bank_conflicts=0 fill_bytes=9 accesses=4 longest_fma=1"
+    )
     launch = "launch threads=32 smem_bytes=4 read_bytes=5 written_bytes=6"
     counts = read_counts(f"block fma=1 {figures} f32=2\n{launch}\nblock fma=3 {figures}\n{launch}\n")
     assert [block.fma for block in counts.blocks] == [1, 3]

@@ -23,7 +23,9 @@ RecordedKernel = Annotated[
 RecordedDevice = Annotated[
     str,
     typer.Option(
-        "--device", help="Device of a file that tells none, as `tunebench devices` names it.", show_default=False
+        "--device",
+        help="Device of a file that tells none, as `tunebench devices` names it.",
+        show_default=False,
     ),
 ]
 """Name of the device it was recorded on; empty where the file tells."""

@@ -49,7 +49,8 @@ def command(
         to.print(f"  pruned          {100 * data['pruned_share']:.1f} % once the best is known")
         to.print(
             table(
-                *("floor", ">binds", ">floor / time at the optimum", ">pruned by it alone"), rows=_floors(data)
+                *("floor", ">binds", ">floor / time at the optimum", ">pruned by it alone"),
+                rows=_floors(data),
             )
         )
 
