@@ -414,9 +414,9 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
             fill_bytes=self._fill_bytes(workload, bm, bn, bk, cluster_m, cluster_n),
             # Four warps issue each product of 64 rows, whether the tile has one consumer or all.
             instructions=4 * bm / 64 * padded_k * size / 32,
-            # A warpgroup adds 32 bytes of k by one product of 64 x bn, bn / 2 clocks of all tensor cores of its
-            # SM, and the next adds to the same sums. In pingpong as many tiles are under way in a block as it
-            # has consumers. What waits for memory overlaps with the tile before, and is not counted.
+            # A warpgroup adds 32 bytes of k by one product of 64 x bn: bn / 2 clocks of all tensor cores of
+            # its SM, and the next adds to the same sums. In pingpong as many tiles are under way in a block as
+            # it has consumers. What waits for memory overlaps with the tile before, and is not counted.
             chain_clocks=padded_k * size / 32 * bn / 2 / np.where(table["pingpong"] == 1, consumers, 1),
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,10 +76,11 @@ AT_ONCE = dict.fromkeys(("fma_latency", "mma_latency", "smem_latency", "l1_laten
 def chains(
     variant: CudaVariant[Any], workload: Workload, table: Table, device: Device, counts: Counts
 ) -> Iterator[str]:
-    """Say of a chain that is longer than the work of the thread, or the warp, that has most.
+    """Say of a chain that is longer than what the thread, or the warp, that has most does for one of its sums.
 
-    Who waits for whom is not counted, but a chain of multiply-adds is of one thread's, one of products of one
-    warp's. A device on which one of them takes a clock, and nothing else any, tells how many a chain has.
+    Who waits for whom is not counted, but a chain of multiply-adds is of one thread, one of products of one
+    warp, and all of its sums are added up alike. A device on which one of them takes a clock, and nothing
+    else any, tells how many of them a chain has.
     """
 
     def clocks(**latencies: float) -> float:
@@ -88,19 +89,22 @@ def chains(
 
     for name in ("fma_latency", "mma_latency"):
         length = clocks(**{name: 1.0}) - clocks()
-        most = max(_longest(launch, name) for launch in counts.launches)
-        if length > most:
+        most = max(longest(launch, table.config(0), name) for launch in counts.launches)
+        if length > most * (1 + 1e-12):
             yield f"{name}: {length:g} are declared one after the other, {most:g} there are"
 
 
-def _longest(launch: LaunchCounts, name: str) -> float:
-    """Return the most multiply-adds of a thread, or products of a warp, in any block."""
+def longest(launch: LaunchCounts, config: Mapping[str, Any], name: str) -> float:
+    """Return the most multiply-adds of a thread, or products of a warp, for each of its sums, in any block."""
     if name == "fma_latency":
-        return max(block.longest_fma for block in launch.blocks)
-    products = (
-        sum(n for key, n in b.warp_instructions.items() if key.startswith("mma.")) for b in launch.blocks
+        of_thread = max(block.longest_fma for block in launch.blocks)
+        return of_thread / (config.get("tm", 1) * config.get("tn", 1))
+    products = max(
+        sum(count for key, count in block.warp_instructions.items() if key.startswith("mma."))
+        for block in launch.blocks
     )
-    return max(products) / (launch.threads / 32)
+    tiles = config.get("bm", 16) // 16 * (config.get("bn", 8) // 8)  # of all warps; each has as many
+    return products / tiles
 
 
 EXCESSIVE = [

@@ -87,6 +87,7 @@ def test_an_access_to_shared_memory_takes_the_passes_that_banks_need(access: str
     whole = count(fill + "__syncthreads();\n" + access, block=32)
     setup = count(fill, block=32)
     assert setup.smem_passes == setup.warp_instructions["st.shared"] == 33
+    assert setup.accesses == 33 * 32
     seen = (
         whole.smem_traffic_bytes - setup.smem_traffic_bytes,
         whole.smem_passes - setup.smem_passes,
