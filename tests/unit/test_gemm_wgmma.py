@@ -190,6 +190,26 @@ def test_costs_of_a_divisible_problem_are_exact() -> None:
     assert costs.fill_bytes == (128 + 256 / 2) * 4096 * 2
     # Two warpgroups, four warps each, a product of 64 x 256 every 16 of k.
     assert costs.instructions == 2 * 4 * 256
+    assert costs.chain_clocks == 256 * 128  # a warpgroup's, each of 128 clocks
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "clocks"),
+    [
+        ("m=128,n=64", {}, H100.l2_latency + 16 * 32),  # one tile, which waits for its first copy
+        ("m=1408,n=768", {}, H100.l2_latency + 16 * 32),  # 132 tiles: one for each SM
+        ("m=1408,n=832", {}, 16 * 32),  # 143 of them: the second waits while the first is multiplied
+        ("m=1408,n=832", {"bm": 64, "pingpong": 1}, 16 * 32 / 2),  # two under way at a time
+    ],
+)
+def test_a_tile_waits_for_memory_if_nothing_is_multiplied_before(
+    sizes: str, changes: dict[str, int], clocks: float
+) -> None:
+    workload = gemm(f"{sizes},k=256,dtype=f16")
+    table = VARIANT.configs(workload, H100)
+    row = table.row(Config({**PLAIN, **changes}))
+    assert row is not None
+    assert VARIANT.costs(workload, table, H100).chain_clocks[row] == clocks
 
 
 # ----------------------------------------------------------------------------------------------- results
