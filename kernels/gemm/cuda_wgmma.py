@@ -415,9 +415,9 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
             # Four warps issue each product of 64 rows, whether the tile has one consumer or all.
             instructions=4 * bm / 64 * padded_k * size / 32,
             # A warpgroup adds 32 bytes of k by one product of 64 x bn: bn / 2 clocks of all tensor cores of
-            # its SM, and the next adds to the same sums. In pingpong as many tiles are under way in a block as
-            # it has consumers. A tile waits for its first copy, but that may be while the tile before is
-            # multiplied, unless there is none.
+            # its SM, and the next adds to the same sums. In pingpong a block has as many tiles under way as
+            # consumers. A tile waits for its first copy, but that may be while the tile before is multiplied,
+            # unless there is none.
             chain_clocks=np.where(tiles <= device.sm_count, device.l2_latency, 0.0)
             + padded_k * size / 32 * bn / 2 / np.where(table["pingpong"] == 1, consumers, 1),
         )

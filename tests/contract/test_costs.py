@@ -76,7 +76,7 @@ AT_ONCE = dict.fromkeys(("fma_latency", "mma_latency", "smem_latency", "l1_laten
 def chains(
     variant: CudaVariant[Any], workload: Workload, table: Table, device: Device, counts: Counts
 ) -> Iterator[str]:
-    """Say of a chain that is longer than what the thread, or the warp, that has most does for one of its sums.
+    """Say of a chain that is longer than what the busiest thread, or warp, does for one of its sums.
 
     Who waits for whom is not counted, but a chain of multiply-adds is of one thread, one of products of one
     warp, and all of its sums are added up alike. A device on which one of them takes a clock, and nothing
@@ -95,7 +95,7 @@ def chains(
 
 
 def longest(launch: LaunchCounts, config: Mapping[str, Any], name: str) -> float:
-    """Return the most multiply-adds of a thread, or products of a warp, for each of its sums, in any block."""
+    """Return the most multiply-adds of a thread, or products of a warp, for each sum, in any block."""
     if name == "fma_latency":
         of_thread = max(block.longest_fma for block in launch.blocks)
         return of_thread / (config.get("tm", 1) * config.get("tn", 1))
