@@ -159,6 +159,8 @@ def row_costs(
         # Written once and read at least twice, four bytes a lane, without conflicts.
         smem_traffic_bytes=np.where(shared, 12.0 * elements, 0.0),
         fill_bytes=fill_bytes,
+        # Vectors are read, once or twice, and written; what waits in shared memory is so by single elements.
+        accesses=elements * ((row_tensors * (1 + online) + 1) / table["vector"] + 3.0 * shared),
         chain_clocks=_chain_clocks(workload, table, device, sums),
     )
 

@@ -82,6 +82,7 @@ class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
             fma=bm * bn * padded_k,
             # Each value is read on its own, in a pass of 128 bytes.
             smem_traffic_bytes=threads / 32 * padded_k * 128 * (tm + tn) + 4 * padded_k * (bm + bn),
+            accesses=padded_k * (threads * (tm + tn) + bm + bn),
             chain_clocks=first_product(device) + padded_k * device.fma_latency,
         )
 
