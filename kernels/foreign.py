@@ -247,6 +247,7 @@ def _convolution(columns: Columns, device: Device) -> Costs:
     passes = np.where(bx == 1, threads / 32, passes)
     fma, staged = out_x * out_y * taps_x * taps_y, wide * high * shared
     moves = 2 * staged / at_once  # each element is loaded and stored
+    reads, results = needed / at_once, tx * ty / at_once
     return Costs(
         blocks=SIZE**2 / (out_x * out_y),
         full_blocks=(SIZE // out_x) * (SIZE // out_y),
@@ -255,8 +256,8 @@ def _convolution(columns: Columns, device: Device) -> Costs:
         registers=np.minimum(255, tx * ty),
         fma=fma,
         smem_traffic_bytes=4 * BANKS * passes * needed + 4 * staged,
-        accesses=threads * needed / at_once + moves,
-        instructions=warps * (fma / threads + needed / at_once) + moves / 32,
+        accesses=threads * (reads + results) + moves,
+        instructions=warps * (fma / threads + reads + results) + moves / 32,
         chain_clocks=device.l1_latency + device.smem_latency * shared + taps_x * taps_y * device.fma_latency,
     )
 

@@ -69,6 +69,8 @@ def walk_convolution(c: dict[str, int]) -> dict[str, float]:
             accesses += len(warp)
             words = [(y + offset[0]) * pitch + x + offset[1] for x, y in warp]
             moved += 128 * (passes(words) if c["use_shmem"] else 1)
+        accesses += tx * ty * len(warp)
+        instructions += tx * ty
     if c["use_shmem"]:
         accesses += 2 * wide * high
         moved += 4 * wide * high
