@@ -154,23 +154,19 @@ def _xgemm(columns: Columns, device: Device) -> Costs:
     mwg, nwg, mdimc = (columns[name] for name in ("MWG", "NWG", "MDIMC"))
     threads = mdimc * columns["NDIMC"]
     a, b = _operand(columns, "A"), _operand(columns, "B")
-    warps, loads, moves, staged = (
-        threads / 32,
-        a.loads + b.loads,
-        a.moves + b.moves,
-        a.staged_bytes + b.staged_bytes,
-    )
+    warps, loads, moves = threads / 32, a.loads + b.loads, a.moves + b.moves
+    staged_bytes = a.staged_bytes + b.staged_bytes
     blocks = (SIZE // mwg) * (SIZE // nwg)
-    first = device.l1_latency + device.smem_latency * (staged > 0)
+    first = device.l1_latency + device.smem_latency * (staged_bytes > 0)
     return Costs(
         blocks=blocks,
         full_blocks=blocks,
         threads=threads,
-        smem_bytes=columns["KWG"] * staged,
+        smem_bytes=columns["KWG"] * staged_bytes,
         registers=np.minimum(255, mwg * nwg / threads),
         fma=mwg * nwg * SIZE,
         # What is staged passes L1 too, or may be handed on by it: that is not counted.
-        smem_traffic_bytes=SIZE * (warps * (a.load_bytes + b.load_bytes) + staged),
+        smem_traffic_bytes=SIZE * (warps * (a.load_bytes + b.load_bytes) + staged_bytes),
         accesses=SIZE * (threads * loads + moves),
         instructions=SIZE * (mwg * nwg / 32 + warps * loads + moves / 32),
         chain_clocks=first + SIZE * device.fma_latency,
