@@ -21,15 +21,26 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 from tunebench.outcome import CacheState, Resources
-from tunebench.variant import Costs, ceil_div
-from tunebench.workload import Traffic
+from tunebench.space import Config, Table
+from tunebench.variant import Costs, GpuVariant, Variant, ceil_div
+from tunebench.workload import Traffic, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["RESOURCES", "Bound", "Bounds", "Resource", "bound", "dram_us", "refine", "resident_blocks"]
+__all__ = [
+    "RESOURCES",
+    "Bound",
+    "Bounds",
+    "Resource",
+    "bound",
+    "dram_us",
+    "refine",
+    "refined_us",
+    "resident_blocks",
+]
 
 Resource = Literal[
     "dram",
@@ -182,6 +193,30 @@ def refine(
     registers = costs.registers if resources.registers is None else float(resources.registers)
     known = dataclasses.replace(costs, smem_bytes=smem_bytes, registers=registers)
     return bound(known, traffic, device, cache=cache, rows=rows)
+
+
+def refined_us(
+    variant: Variant[Any],
+    workload: Workload,
+    config: Config,
+    device: Device,
+    resources: Resources,
+    *,
+    cache: CacheState = "cold",
+) -> float:
+    """Return the bound of one compiled configuration, in microseconds (see `refine`).
+
+    A binary tells the largest usage of its kernels: where several are launched, that need not be the usage
+    of the one that the costs are of, and the bound stays what it was before compiling.
+
+    Raises:
+        ConfigError: if the configuration is not of the variant's space.
+    """
+    table = Table(variant.space, np.array([variant.space.ordinals(config)], dtype=np.int16))
+    costs = variant.costs(workload, table, device)
+    alone = isinstance(variant, GpuVariant) and len(variant.launches(workload, config)) == 1
+    known = resources if alone else Resources()
+    return float(refine(costs, workload.traffic(), device, known, cache=cache, rows=1).us[0])
 
 
 def resident_blocks(costs: Costs, device: Device) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tunebench.errors import DeviceError
 
-__all__ = ["DeviceLost", "describe_exit"]
+__all__ = ["DeviceLost", "LaunchRefused", "describe_exit"]
 
 _FIRST_STATUS = 80
 """Above those of sysexits.h (64 to 78) and below those that shells give to signals (from 128)."""
@@ -32,6 +32,10 @@ _FAULTS = {
     "CUDA_ERROR_NVLINK_UNCORRECTABLE": "the device found an error of its link that it could not correct",
     "CUDA_ERROR_CONTAINED": "the device contained a hardware error to this process",
 }
+
+
+class LaunchRefused(DeviceError):
+    """A configuration asks for what the device has not: it can never run there."""
 
 
 class DeviceLost(DeviceError):

@@ -108,18 +108,30 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFailed:
-    """The compiler refused it."""
+    """The compiler refused it.
+
+    Attributes:
+        reason: What it said.
+        refused: False if the compiler crashed or hung instead, and may do otherwise another time.
+    """
 
     kind: ClassVar[str] = "compile_failed"
     reason: str
+    refused: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFailed:
-    """It compiled, but the device or the runner refused to run it."""
+    """It compiled, but the device or the runner refused to run it.
+
+    Attributes:
+        reason: What was said.
+        refused: Whether it asks for what the device has not, so that it can never run there.
+    """
 
     kind: ClassVar[str] = "launch_failed"
     reason: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

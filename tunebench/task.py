@@ -25,6 +25,7 @@ class Task:
         seed: Seed of the random inputs it is verified and timed on.
         predicted_us: Expected time, for devices that are not here.
         thorough: Whether to take many samples, as for finalists, and never to abort.
+        prune: Whether to leave it out if its bound, now that it is compiled, exceeds the incumbent.
     """
 
     variant: Variant[Any]
@@ -34,3 +35,4 @@ class Task:
     seed: int = 0
     predicted_us: float | None = None
     thorough: bool = False
+    prune: bool = False

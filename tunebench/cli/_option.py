@@ -18,6 +18,7 @@ __all__ = [
     "Database",
     "Json",
     "Problem",
+    "StopAtGap",
     "Target",
     "VariantFile",
     "VariantName",
@@ -45,6 +46,17 @@ Problem = Annotated[
     ),
 ]
 """Text of a workload."""
+
+StopAtGap = Annotated[
+    float | None,
+    typer.Option(
+        min=1.0,
+        metavar="GAP",
+        help="End the search once the best time is proved to be within this factor of the optimum: 1.05.",
+        show_default=False,
+    ),
+]
+"""Optimality gap that is good enough; None searches on."""
 
 Target = Annotated[
     str | None,

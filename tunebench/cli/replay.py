@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._option import Json
+from tunebench.cli._option import Json, StopAtGap
 from tunebench.cli._output import emit, table
 from tunebench.cli._recorded import RecordedDevice, RecordedKernel, RecordedProblem, space_of
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from tunebench.tuning.replay import Replayed
 
 __all__ = ["command"]
 
@@ -33,23 +36,25 @@ def command(
     kernel: RecordedKernel = "",
     device: RecordedDevice = "",
     problem: RecordedProblem = "",
+    stop_at_gap: StopAtGap = None,
     as_json: Json = False,
 ) -> None:
     """Search a recorded space as if it were a device, to judge samplers.
 
-    Efficiency is the optimum's time over the best time found so far.
+    Efficiency is the optimum's time over the best time found so far. The gap is the best time over the
+    lowest bound of a configuration that may still be faster; with none, the best is proved.
     """
     from tunebench.recording import read
     from tunebench.tuning.replay import replay
 
     space, elsewhere = space_of(file, kernel, device, problem), [read(other) for other in warm or ()]
     optimum_us = space.recording.optimum_us
-    runs = []
+    runs: list[dict[str, Any]] = []
     for seed in range(seeds):
-        done = replay(space, trials=trials, seed=seed, sampler=sampler, elsewhere=elsewhere)
-        told = {str(count): share for count, share in done.efficiency(optimum_us).items()}
-        measured = len(done.best_us)
-        runs.append({"seed": seed, "measured": measured, "masked": done.masked, "efficiency": told})
+        done = replay(
+            space, trials=trials, seed=seed, sampler=sampler, elsewhere=elsewhere, stop_at_gap=stop_at_gap
+        )
+        runs.append(_told(done, optimum_us))
     data = {
         "space": space.recording.kernel or file.name,
         "device": space.device.name if space.device is not None else space.recording.device,
@@ -60,11 +65,29 @@ def command(
 
     def render(to: Console) -> None:
         to.print(f"{data['space']} on {data['device'] or 'a device not told'}, sampler {sampler}")
-        counts = list(dict.fromkeys(count for run in runs for count in run["efficiency"]))  # type: ignore[attr-defined]
-        rows = [
-            (run["seed"], run["measured"], *(f"{run['efficiency'][count]:.3f}" for count in counts))  # type: ignore[index]
-            for run in runs
-        ]
-        to.print(table(">seed", ">asked", *(f">after {count}" for count in counts), rows=rows))
+        counts = list(dict.fromkeys(count for run in runs for count in run["efficiency"]))
+        columns = (">seed", ">asked", *(f">after {count}" for count in counts), ">gap", ">open")
+        to.print(table(*columns, rows=(_cells(run, counts) for run in runs)))
 
     emit(as_json, data, render)
+
+
+def _told(done: Replayed, optimum_us: float) -> dict[str, Any]:
+    return {
+        "seed": done.seed,
+        "measured": len(done.best_us),
+        "masked": done.masked,
+        "efficiency": {str(count): share for count, share in done.efficiency(optimum_us).items()},
+        "gap": done.certificate.gap,
+        "proved": done.certificate.proved,
+        "open": done.certificate.open_count,
+    }
+
+
+def _cells(run: dict[str, Any], counts: list[str]) -> Iterator[object]:
+    yield from (run["seed"], run["measured"])
+    for count in counts:
+        share = run["efficiency"].get(count)
+        yield None if share is None else f"{share:.3f}"
+    gap = None if run["gap"] is None else f"{run['gap']:.3f}"
+    yield from ("proved" if run["proved"] else gap, run["open"])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError, MissingDependency
+from tunebench.fault import LaunchRefused
 from tunebench.measure._direct_launch import DirectLaunch, MappedTensor, encode
 from tunebench.variant import Launch
 
@@ -34,6 +35,15 @@ Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capabi
 
 class CudaError(DeviceError):
     """A CUDA call failed; the message begins with the driver's name of the error."""
+
+
+class CudaRefused(CudaError, LaunchRefused):
+    """A launch asks for more than the device has."""
+
+
+def _launch_error(said: str) -> CudaError:
+    refused = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" in said
+    return (CudaRefused if refused else CudaError)(f"{said} (launching)")
 
 
 class Prepared(NamedTuple):
@@ -257,7 +267,7 @@ class Gpu:
         limit = int(self._call("cuDeviceGetAttribute", most, self._ordinal))
         if static_bytes + dynamic_bytes > limit:
             asked = f"{static_bytes} + {dynamic_bytes} bytes of shared memory"
-            raise CudaError(f"a block asks for {asked}, static and dynamic; the device allows {limit}")
+            raise CudaRefused(f"a block asks for {asked}, static and dynamic; the device allows {limit}")
         largest = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuKernelSetAttribute", largest, dynamic_bytes, handle, self._ordinal)
 
@@ -272,9 +282,9 @@ class Gpu:
                 if isinstance(prepared, Prepared):
                     self._launch(stream, prepared.config, prepared.kernel, *prepared.arguments)
                 elif int(status := prepared(int(getattr(stream, "stream", stream).handle))):
-                    raise CudaError(f"{status.name} (launching)")
+                    raise _launch_error(status.name)
         except self._error as error:
-            raise CudaError(f"{error} (launching)") from error
+            raise _launch_error(str(error)) from error
 
     def graph(self, launches: Sequence[AnyPrepared], count: int) -> Graph:
         """Record launches `count` times over, for the device to start without the host."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -241,17 +242,22 @@ class Log:
         return tuple(sorted(present, key=lambda value: (isinstance(value, str), value)))
 
 
-_FAILURES: dict[str, type[CompileFailed] | type[LaunchFailed] | type[WrongResult] | type[TimedOut]] = {
+_refused = functools.partial(LaunchFailed, refused=True)
+
+_FAILURES: dict[str, Callable[..., Outcome]] = {
     "CompilationFailedConfig": CompileFailed,
-    "RuntimeFailedConfig": LaunchFailed,
-    "InvalidConfig": LaunchFailed,
+    "RuntimeFailedConfig": _refused,
+    "InvalidConfig": _refused,
     "compile": CompileFailed,
-    "runtime": LaunchFailed,
-    "constraints": LaunchFailed,
+    "runtime": _refused,
+    "constraints": _refused,
     "correctness": WrongResult,
     "timeout": TimedOut,
 }
-"""What other tuners call a failure, and what it is here; any other word counts as a failed launch."""
+"""What other tuners call a failure, and what it is here; any other word counts as a failed launch.
+
+Kernel Tuner calls a configuration `RuntimeFailedConfig` where a launch asked for more than the device has.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

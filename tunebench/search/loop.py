@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +16,8 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState, create_trial
 
 from tunebench.errors import UnknownName
-from tunebench.outcome import Aborted, Outcome, Result, time_us
+from tunebench.outcome import Aborted, Outcome, Pruned, Result, time_us
+from tunebench.search.certificate import Certificate, Standing, certify, standing
 from tunebench.search.executor import Executor
 from tunebench.search.pruner import BOUND_US, BoundPruner
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["SAMPLERS", "Budget", "Proposal", "VariantSearch", "run"]
+__all__ = ["SAMPLERS", "Budget", "Proposal", "VariantSearch", "certificate", "run"]
 
 SAMPLERS: dict[str, Callable[[Prospects, int], BaseSampler]] = {
     "bound": lambda known, seed: BoundSampler(known, seed=seed),
@@ -50,12 +52,14 @@ class Proposal:
         row: Its row in the search's table.
         config: The same as a `Config`.
         trial: Optuna's trial, to be told of the outcome.
+        audit: Whether its bound says that it cannot win, and it is run all the same to check the bound.
     """
 
     search: VariantSearch
     row: int
     config: Config
     trial: Trial
+    audit: bool = False
 
     @property
     def bound_us(self) -> float:
@@ -70,7 +74,12 @@ class VariantSearch:
         key: Whose configurations these are: `Variant.key`, or any other name.
         prospects: All valid ones, with their bounds.
         sampler: A name of `SAMPLERS`.
-        seed: Seed of the sampler.
+        seed: Seed of the sampler, and of what is audited.
+
+    Attributes:
+        bounds_us: Bound of each row; it rises where a binary tells more.
+        standings: The `Standing` of each row.
+        trusted: Whether the bounds prune; they do until one of them is violated.
 
     Raises:
         UnknownName: if there is no such sampler.
@@ -79,14 +88,19 @@ class VariantSearch:
     def __init__(self, key: str, prospects: Prospects, *, sampler: str, seed: int) -> None:
         if sampler not in SAMPLERS:
             raise UnknownName("sampler", sampler, SAMPLERS)
-        self.key, self.table, self.bounds_us = key, prospects.table, prospects.bounds_us
+        self.key, self.table = key, prospects.table
+        self.bounds_us = np.array(prospects.bounds_us, dtype=np.float64)
+        self.standings = np.full(len(self.table), Standing.UNTRIED, dtype=np.int8)
+        self.trusted = True
         self.sampler = SAMPLERS[sampler](prospects, seed)
         self._own = isinstance(self.sampler, TableSampler)
         own = self.sampler.open if isinstance(self.sampler, TableSampler) else None
         self.open = np.ones(len(self.table), bool) if own is None else own
         self.study: Study = _quiet_study(self.sampler)
         self._distributions = dict(StudySpace.of_table(self.table).distributions)
-        self.masked = 0
+        self._masked = np.zeros(len(self.table), bool)
+        self._pruned = np.zeros(len(self.table), bool)  # once they were compiled
+        self._rng = np.random.default_rng(seed)
         self.asked = 0
         self.best_us = float("inf")
         self._first: list[Config] = []
@@ -101,8 +115,25 @@ class VariantSearch:
         if row is None:
             return False
         self.open[row] = False
+        self._learn(row, outcome)
         self._add(config, outcome)
         return True
+
+    def tighten(self, row: int, bound_us: float) -> None:
+        """Raise the bound of a row to what its binary tells, if that is more."""
+        self.bounds_us[row] = max(self.bounds_us[row], bound_us)
+
+    def distrust(self) -> None:
+        """Prune by bound no more, and open again what it pruned: a run has violated it."""
+        self.trusted = False
+        for shut in (self._masked, self._pruned):
+            self.open[shut] = True
+            shut[:] = False
+
+    @property
+    def sound_bounds_us(self) -> Array:
+        """The bounds, or zeros once they are not trusted."""
+        return self.bounds_us if self.trusted else np.zeros(len(self.table))
 
     def ask(self, incumbent_us: float) -> Proposal | None:
         """Return what to try next, or None if nothing open could beat the incumbent.
@@ -110,23 +141,45 @@ class VariantSearch:
         Args:
             incumbent_us: Best time of any variant; what is bound to be slower is masked.
         """
-        hopeless = self.open & (self.bounds_us > incumbent_us)
-        self.masked += int(hopeless.sum())
-        self.open[hopeless] = False
+        if self.trusted:
+            hopeless = self.open & (self.bounds_us > incumbent_us)
+            self._masked |= hopeless
+            self.open[hopeless] = False
         if not self.open.any():
             return None
         row, trial = self._ask()
-        self.open[row] = False
         self.asked += 1
+        return self._proposal(row, trial)
+
+    def ask_audit(self) -> Proposal | None:
+        """Return one of the configurations that the bound pruned, at random, or None if there is none."""
+        rows = np.flatnonzero(self._masked | self._pruned)
+        if not len(rows):
+            return None
+        row = int(self._rng.choice(rows))
+        self._masked[row] = self._pruned[row] = False
+        return self._proposal(row, self._enqueued(row), audit=True)
+
+    @property
+    def masked(self) -> int:
+        """How many configurations were never asked for, since their bound exceeds the incumbent."""
+        return int(self._masked.sum())
+
+    def _proposal(self, row: int, trial: Trial, *, audit: bool = False) -> Proposal:
+        self.open[row] = False
         trial.set_user_attr(BOUND_US, float(self.bounds_us[row]))
-        return Proposal(search=self, row=row, config=self.table.config(row), trial=trial)
+        return Proposal(search=self, row=row, config=self.table.config(row), trial=trial, audit=audit)
+
+    def _enqueued(self, row: int) -> Trial:
+        """Return a trial of that row, whatever the sampler would propose."""
+        self.study.enqueue_trial(dict(self.table.config(row)))
+        return self.study.ask(self._distributions)
 
     def _ask(self) -> tuple[int, Trial]:
         while self._first:
             row = self.table.row(self._first.pop(0))
             if row is not None and self.open[row]:
-                self.study.enqueue_trial(dict(self.table.config(row)))
-                return row, self.study.ask(self._distributions)
+                return row, self._enqueued(row)
         trial = self.study.ask(self._distributions)
         row = self.table.row(trial.params)
         if self._own and row is not None:
@@ -145,6 +198,7 @@ class VariantSearch:
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Learn what became of a proposal."""
+        self._learn(proposal.row, outcome)
         value = time_us(outcome)
         if value is not None:
             self.best_us = min(self.best_us, value)
@@ -157,6 +211,12 @@ class VariantSearch:
             self.study.tell(proposal.trial, state=TrialState.FAIL)
         else:
             self.study.tell(proposal.trial, value)
+
+    def _learn(self, row: int, outcome: Outcome) -> None:
+        self.standings[row] = standing(outcome)
+        if isinstance(outcome, Pruned):
+            self.tighten(row, outcome.bound_us)
+            self._pruned[row] = True
 
     def drop(self, proposal: Proposal) -> None:
         """Forget a proposal that will not be tried here, since another tuner is at it."""
@@ -198,10 +258,21 @@ class Budget:
     Attributes:
         trials: Distinct configurations that may be launched or fail, known ones not counted.
         done: How many were.
+        audit: How many configurations that the bound prunes are run all the same, as a share of `done`. Not
+            of what is pruned: that may be a hundred thousand rows, and the audit would cost more than the
+            search.
+        audited: How many were.
     """
 
     trials: int
     done: int = field(default=0)
+    audit: float = 0.0
+    audited: int = field(default=0)
+
+    @property
+    def audits_due(self) -> int:
+        """How many audits are due by now: at least one as soon as there is anything to audit."""
+        return math.ceil(self.audit * self.done) - self.audited
 
 
 def run(
@@ -212,6 +283,7 @@ def run(
     make_task: Callable[[Proposal], T],
     claim: Callable[[Proposal], bool],
     on_result: Callable[[Proposal, Result], None],
+    stop_at_gap: float | None = None,
 ) -> None:
     """Ask, submit, await, tell, until the budget is spent or nothing open could win.
 
@@ -222,13 +294,15 @@ def run(
         make_task: Turns a proposal into what the executor takes.
         claim: Says whether this process may try a configuration; False if another one is at it.
         on_result: Is told of every result before the study is; recording is done there.
+        stop_at_gap: Optimality gap that is good enough.
     """
     under_way: dict[Future[Result], Proposal] = {}
     while True:
         best_us = min(search.best_us for search in searches)
         executor.abort_above_us = best_us if np.isfinite(best_us) else None
-        while len(under_way) < min(executor.capacity, budget.trials - budget.done):
-            proposal = _propose(searches, best_us)
+        enough = stop_at_gap is not None and _within(stop_at_gap, searches, best_us)
+        while not enough and len(under_way) < executor.capacity:
+            proposal = _next(searches, budget, under_way.values(), best_us)
             if proposal is None:
                 break
             if claim(proposal):
@@ -242,9 +316,43 @@ def run(
             proposal = under_way.pop(future)
             with contextlib.suppress(CancelledError):
                 result = future.result()
-                budget.done += 1
+                budget.done += not proposal.audit
+                budget.audited += proposal.audit
                 on_result(proposal, result)
                 proposal.search.tell(proposal, result.outcome)
+
+
+def certificate(searches: Sequence[VariantSearch], best_us: float) -> Certificate:
+    """Return what is proved of a best time among the configurations of all searches."""
+    bounds_us = np.concatenate([search.sound_bounds_us for search in searches])
+    return certify(bounds_us, np.concatenate([search.standings for search in searches]), best_us)
+
+
+def _within(gap: float, searches: Sequence[VariantSearch], best_us: float) -> bool:
+    found = certificate(searches, best_us).gap
+    return found is not None and found <= gap
+
+
+def _next(
+    searches: Sequence[VariantSearch], budget: Budget, under_way: Collection[Proposal], incumbent_us: float
+) -> Proposal | None:
+    """Return what to try next: an audit if one is due, else what the search proposes within its budget."""
+    auditing = sum(proposal.audit for proposal in under_way)
+    turn = budget.audited + auditing if budget.audits_due > auditing else None
+    proposal = _audit(searches, turn)
+    if proposal is None and len(under_way) - auditing < budget.trials - budget.done:
+        # Where nothing open could win any more, asking has just masked the rest: that may be audited.
+        proposal = _propose(searches, incumbent_us) or _audit(searches, turn)
+    return proposal
+
+
+def _audit(searches: Sequence[VariantSearch], turn: int | None) -> Proposal | None:
+    """Return something that the bound pruned, of one variant after the other; None if no audit is due."""
+    if turn is None:
+        return None
+    first = turn % len(searches)
+    audits = (search.ask_audit() for search in (*searches[first:], *searches[:first]))
+    return next((audit for audit in audits if audit is not None), None)
 
 
 def _propose(searches: Sequence[VariantSearch], incumbent_us: float) -> Proposal | None:

@@ -16,8 +16,9 @@ from tunebench.device import Device
 from tunebench.kernels.foreign import describe
 from tunebench.outcome import Measured, Outcome, Result, Verification
 from tunebench.recording import Recording
+from tunebench.search.certificate import Certificate, violates
 from tunebench.search.executor import Executor
-from tunebench.search.loop import Budget, Proposal, VariantSearch, run
+from tunebench.search.loop import Budget, Proposal, VariantSearch, certificate, run
 from tunebench.search.sampler import Prospects
 from tunebench.variant import Costs
 
@@ -116,13 +117,15 @@ class Replayed:
         seed: Of the sampler.
         best_us: The best time after each configuration asked for; infinite before the first success.
         masked: Configurations that were not asked for, since their bound exceeds the best time.
-        exhausted: Whether nothing was left to ask for.
+        exhausted: Whether it ended before its budget: nothing was left, or the gap was good enough.
+        certificate: What is proved of the best.
     """
 
     seed: int
     best_us: tuple[float, ...]
     masked: int
     exhausted: bool
+    certificate: Certificate
 
     def efficiency(self, optimum_us: float) -> dict[int, float]:
         """Return optimum / best after each checkpoint reached; a search at its end stays at its best."""
@@ -159,12 +162,20 @@ class _Recorded(Executor[Proposal]):
     def _outcome(self, row: int) -> Outcome:
         if row in self._recording.failures:
             return self._recording.failures[row]
-        us = float(self._recording.times_us[row])
-        return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache="warm", verification=_RECORDED)
+        us, fastest_us = float(self._recording.times_us[row]), float(self._recording.fastest_us[row])
+        return Measured(
+            median_us=us, ci_us=(us, us), samples_us=(fastest_us, us), cache="warm", verification=_RECORDED
+        )
 
 
 def replay(
-    space: Space, *, trials: int, seed: int, sampler: str, elsewhere: Sequence[Recording] = ()
+    space: Space,
+    *,
+    trials: int,
+    seed: int,
+    sampler: str,
+    elsewhere: Sequence[Recording] = (),
+    stop_at_gap: float | None = None,
 ) -> Replayed:
     """Search a recorded space as `tune` searches a device.
 
@@ -176,6 +187,7 @@ def replay(
         seed: Of the sampler.
         sampler: By name.
         elsewhere: Recordings of the same kernel on other devices, known beforehand.
+        stop_at_gap: Optimality gap that ends the search.
 
     Raises:
         UnknownName: if there is no such sampler.
@@ -187,6 +199,8 @@ def replay(
     def on_result(proposal: Proposal, result: Result) -> None:
         time = getattr(result.outcome, "median_us", np.inf)
         best_us.append(min(time, best_us[-1] if best_us else np.inf))
+        if violates(result.outcome, proposal.bound_us):
+            proposal.search.distrust()
 
     with _Recorded(space.recording) as executor:
         run(
@@ -196,5 +210,12 @@ def replay(
             make_task=lambda proposal: proposal,
             claim=lambda proposal: True,
             on_result=on_result,
+            stop_at_gap=stop_at_gap,
         )
-    return Replayed(seed=seed, best_us=tuple(best_us), masked=search.masked, exhausted=len(best_us) < trials)
+    return Replayed(
+        seed=seed,
+        best_us=tuple(best_us),
+        masked=search.masked,
+        exhausted=len(best_us) < trials,
+        certificate=certificate([search], search.best_us),
+    )

@@ -215,7 +215,7 @@ class LocalExecutor(Executor[Task]):
         stage = self._stages[0]
         answer = _answer(done, stage.timeout_s)
         if isinstance(answer, Crashed | TimedOut):
-            answer = CompileFailed(reason=f"the compiler: {answer.reason}")
+            answer = CompileFailed(reason=f"the compiler: {answer.reason}", refused=False)
         with self._lock:
             self._count(compiling=-1)
             if isinstance(answer, CompileFailed):
