@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tunebench.db.record import SpaceKey as SpaceKey
     from tunebench.db.record import Stats as Stats
     from tunebench.db.record import TrialKey as TrialKey
+    from tunebench.db.record import Verdict as Verdict
     from tunebench.db.store import Store as Store
     from tunebench.db.store import open_store as open_store
 
@@ -48,6 +49,7 @@ _HOME = {
     "Stats": "record",
     "Store": "store",
     "TrialKey": "record",
+    "Verdict": "record",
     "locate": "location",
     "new_owner": "owner",
     "open_store": "store",

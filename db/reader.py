@@ -16,8 +16,19 @@ from tunebench.db import schema
 from tunebench.db.engine import create_engine, explained
 from tunebench.db.location import Location
 from tunebench.db.owner import is_dead
-from tunebench.db.record import RECORDED, Entry, Known, SpaceKey, Stats, TrialKey, outcome_of, result_of
-from tunebench.outcome import CacheState, Effort
+from tunebench.db.record import (
+    RECORDED,
+    Entry,
+    Fastest,
+    Known,
+    SpaceKey,
+    Stats,
+    TrialKey,
+    Verdict,
+    outcome_of,
+    result_of,
+)
+from tunebench.outcome import CacheState, Effort, Resources
 from tunebench.space import Config
 
 __all__ = ["Reader", "config_of", "device_table", "measurement_table", "of", "run_table", "trial_table"]
@@ -114,6 +125,36 @@ class Reader:
                     outcome=outcome_of(row),
                     bound_us=row["bound_us"],
                     purpose=row["purpose"],
+                    resources=Resources(**row["resources"]),
+                )
+                for row in connection.execute(query).mappings()
+            ]
+
+    def fastest(self, device: str, workload: str, variant: str) -> list[Fastest]:
+        """Return the fastest sample of every run of a variant, so that today's bound can be held against it.
+
+        Args:
+            device: `Device.key`.
+            workload: Canonical text.
+            variant: `Variant.key`.
+        """
+        names = ("cache", "fastest_us", "bound_us", "resources")
+        query = (
+            sa.select(*(_measurement.c[name] for name in names), _trial.c.config_values, _trial.c.revision)
+            .join(_trial, _trial.c.id == _measurement.c.trial_id)
+            .join(_device)
+            .where(*of(device, workload, variant), _measurement.c.fastest_us.is_not(None))
+            .order_by(_measurement.c.id)
+        )
+        with self._read() as connection:
+            return [
+                Fastest(
+                    config=config_of(row),
+                    revision=row["revision"],
+                    cache=row["cache"],
+                    fastest_us=row["fastest_us"],
+                    bound_us=row["bound_us"],
+                    resources=Resources(**row["resources"]),
                 )
                 for row in connection.execute(query).mappings()
             ]
@@ -248,6 +289,7 @@ class Reader:
             foreign = _trial.c.workload.startswith(RECORDED)
             own = sa.select(*efforts).select_from(_measurement).join(_trial).where(~foreign)
             kinds = sa.select(_measurement.c.kind, count).group_by(_measurement.c.kind).order_by(count.desc())
+            violations = sa.select(count).where(_measurement.c.fastest_us < _measurement.c.bound_us)
             workloads = sa.select(sa.func.count(sa.distinct(_trial.c.workload)))
             return Stats(
                 database=str(self.location),
@@ -260,6 +302,7 @@ class Reader:
                 claimed=states.get("claimed", 0),
                 stale=connection.execute(sa.select(count).select_from(_trial).where(stale)).scalar_one(),
                 outcomes=dict(_pairs(connection, kinds)),
+                violations=connection.execute(violations).scalar_one(),
                 effort=Effort(**connection.execute(own).one()._asdict()),
             )
 
@@ -301,4 +344,5 @@ def _entry(row: Mapping[Any, Any]) -> Entry:
         run_id=row["run_id"],
         recorded_at=row["recorded_at"],
         stale=row["stale"],
+        verdict=Verdict(versus_default=row["versus_default"], comparison=row["comparison"] or {}),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tunebench.device import Device
-from tunebench.outcome import Effort, Outcome, Resources, Result, from_json, to_json
+from tunebench.outcome import CacheState, Effort, Outcome, Resources, Result, from_json, to_json
 from tunebench.recording import Fault
 from tunebench.space import Config
 
@@ -20,6 +20,7 @@ __all__ = [
     "Addition",
     "Batch",
     "Entry",
+    "Fastest",
     "Imported",
     "Known",
     "Purpose",
@@ -28,6 +29,8 @@ __all__ = [
     "SpaceKey",
     "Stats",
     "TrialKey",
+    "Verdict",
+    "VersusDefault",
     "columns_of",
     "outcome_of",
 ]
@@ -39,6 +42,23 @@ RECORDED = "recorded:"
 """How the workload of what another tuner measured begins; no operator is called so."""
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+
+
+VersusDefault = Literal["itself", "faster", "not faster"]
+"""How a configuration stands to its variant's default: it is that, or beats it beyond noise, or does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What comparing a configuration with others has shown.
+
+    Attributes:
+        versus_default: How it stands to its variant's default; None if that is not known.
+        comparison: With whom it was compared, and the confidence; plain data, empty if with nobody.
+    """
+
+    versus_default: VersusDefault | None = None
+    comparison: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +153,7 @@ class Known:
         outcome: What became of it.
         bound_us: Its bound at the time, if there was one.
         purpose: Why it was measured.
+        resources: What its binary uses, if it compiled.
     """
 
     config: Config
@@ -140,6 +161,28 @@ class Known:
     outcome: Outcome
     bound_us: float | None
     purpose: Purpose
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fastest:
+    """The fastest sample of one run.
+
+    Attributes:
+        config: The configuration.
+        revision: Of the source it was compiled from.
+        cache: Cache state it was timed in; None where that is not told, of a run that was aborted.
+        fastest_us: The sample.
+        bound_us: Its bound at the time, if there was one.
+        resources: What its binary uses.
+    """
+
+    config: Config
+    revision: str
+    cache: CacheState | None
+    fastest_us: float
+    bound_us: float | None
+    resources: Resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +253,7 @@ class Entry:
         run_id: The run it came from.
         recorded_at: When it was committed, UTC.
         stale: Whether the variant's source has changed since (see `Store.recheck`).
+        verdict: How it compared with others.
     """
 
     id: int
@@ -221,6 +265,13 @@ class Entry:
     run_id: str | None
     recorded_at: datetime
     stale: bool
+    verdict: Verdict = Verdict()
+
+    @property
+    def violates_bound(self) -> bool:
+        """Whether its fastest sample is below the bound it was recorded with: one of the two is wrong."""
+        samples_us = getattr(self.result.outcome, "samples_us", ())
+        return bool(samples_us) and self.bound_us is not None and min(samples_us) < self.bound_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +289,7 @@ class Stats:
         claimed: Trials some tuner is at work on, or died at.
         stale: Trials whose source has changed since.
         outcomes: Number of measurements by class of outcome.
+        violations: Measurements whose fastest sample is below the bound they were recorded with.
         effort: Sums over all measurements but those recorded by other tuners.
     """
 
@@ -251,6 +303,7 @@ class Stats:
     claimed: int
     stale: int
     outcomes: Mapping[str, int]
+    violations: int
     effort: Effort
 
 
@@ -268,11 +321,18 @@ def columns_of(result: Result) -> dict[str, Any]:
         detail["verification"] = verification
     return {
         **columns,
+        "fastest_us": min(columns["samples_us"], default=None) if columns["samples_us"] is not None else None,
         **dataclasses.asdict(result.effort),
         "detail": detail,
         "resources": {k: v for k, v in dataclasses.asdict(result.resources).items() if v is not None},
         "conditions": dict(result.conditions),
     }
+
+
+def verdict_columns(verdict: Verdict | None) -> dict[str, Any]:
+    """Return a verdict as columns of `measurement`."""
+    verdict = verdict or Verdict()
+    return {"versus_default": verdict.versus_default, "comparison": dict(verdict.comparison) or None}
 
 
 def outcome_of(row: Mapping[Any, Any]) -> Outcome:

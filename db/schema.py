@@ -26,7 +26,7 @@ __all__ = [
     "answer_v1",
 ]
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every revision this version knows, oldest first."""
 HEAD = REVISIONS[-1]
 
@@ -169,6 +169,7 @@ class Measurement(Base):
         ),
         sa.CheckConstraint(f"(kind IN ({_FAILED})) = (reason IS NOT NULL)", name="reason"),
         sa.CheckConstraint("cache IN ('cold', 'warm')", name="cache"),
+        sa.CheckConstraint("versus_default IN ('itself', 'faster', 'not faster')", name="versus_default"),
     )
 
     id: Mapped[int] = mapped_column(_BIG, primary_key=True)
@@ -193,6 +194,9 @@ class Measurement(Base):
     measure_s: Mapped[float]
     seed: Mapped[int | None] = mapped_column(_BIG)
     recorded_at: Mapped[datetime]
+    fastest_us: Mapped[float | None]
+    versus_default: Mapped[str | None] = mapped_column(sa.String(10))
+    comparison: Mapped[dict[str, Any] | None]
 
 
 ANSWER_VIEW = """
@@ -201,35 +205,44 @@ SELECT device, device_kind, architecture, product, sm_count, workload, variant, 
        config_values, stale, measurement_id, kind, cache, verification, time_us, ci_low_us, ci_high_us,
        bound_us, recorded_at
 FROM (
-    SELECT speaking.*,
+    SELECT compared.*,
            ROW_NUMBER() OVER (
                PARTITION BY workload, device_id, variant, stale, kind, cache
                ORDER BY CASE verification WHEN 'not verified' THEN 1 ELSE 0 END, time_us, measurement_id
            ) AS place
     FROM (
-        SELECT d.key AS device, d.kind AS device_kind, d.architecture, d.product, d.sm_count, t.workload,
-               t.device_id, t.variant, t.revision, t.config, t.config_values, t.stale,
-               m.id AS measurement_id, m.kind, m.purpose, m.cache, m.verification,
-               COALESCE(m.median_us, m.predicted_us) AS time_us, m.ci_low_us, m.ci_high_us, m.bound_us,
-               m.recorded_at,
-               MAX(CASE m.purpose WHEN 'finalist' THEN m.id ELSE 0 END) OVER (
-                   PARTITION BY t.workload, t.device_id, t.stale, m.kind, m.cache
-               ) AS last_final
-        FROM measurement AS m
-        JOIN trial AS t ON t.id = m.trial_id
-        JOIN device AS d ON d.id = t.device_id
-        WHERE (m.kind = 'predicted' OR (m.kind = 'measured' AND m.verification <> 'not verified'))
-          AND NOT EXISTS (
-              SELECT 1 FROM measurement AS other
-              WHERE other.trial_id = m.trial_id
-                AND (other.kind = 'wrong_result'
-                     OR (other.id > m.id
-                         AND (other.kind IN ('compile_failed', 'launch_failed', 'timed_out', 'crashed')
-                              OR (other.kind = m.kind
-                                  AND COALESCE(other.cache, '') = COALESCE(m.cache, '')))))
-          )
-    ) AS speaking
-    WHERE purpose = 'finalist' OR measurement_id > last_final
+        SELECT speaking.*,
+               MAX(CASE versus_default WHEN 'itself' THEN ci_low_us END) OVER (
+                   PARTITION BY workload, device_id, variant, stale, kind, cache
+               ) AS default_low_us
+        FROM (
+            SELECT d.key AS device, d.kind AS device_kind, d.architecture, d.product, d.sm_count, t.workload,
+                   t.device_id, t.variant, t.revision, t.config, t.config_values, t.stale,
+                   m.id AS measurement_id, m.kind, m.purpose, m.cache, m.verification,
+                   COALESCE(m.median_us, m.predicted_us) AS time_us, m.ci_low_us, m.ci_high_us, m.bound_us,
+                   m.recorded_at, m.versus_default,
+                   MAX(CASE m.purpose WHEN 'finalist' THEN m.id ELSE 0 END) OVER (
+                       PARTITION BY t.workload, t.device_id, t.stale, m.kind, m.cache
+                   ) AS last_final
+            FROM measurement AS m
+            JOIN trial AS t ON t.id = m.trial_id
+            JOIN device AS d ON d.id = t.device_id
+            WHERE (m.kind = 'predicted' OR (m.kind = 'measured' AND m.verification <> 'not verified'))
+              AND NOT EXISTS (
+                  SELECT 1 FROM measurement AS other
+                  WHERE other.trial_id = m.trial_id
+                    AND (other.kind = 'wrong_result'
+                         OR (other.id > m.id
+                             AND (other.kind IN ('compile_failed', 'launch_failed', 'timed_out', 'crashed')
+                                  OR (other.kind = m.kind
+                                      AND COALESCE(other.cache, '') = COALESCE(m.cache, '')))))
+              )
+        ) AS speaking
+        WHERE purpose = 'finalist' OR measurement_id > last_final
+    ) AS compared
+    WHERE default_low_us IS NULL
+       OR versus_default IN ('itself', 'faster')
+       OR (versus_default IS NULL AND ci_high_us < default_low_us)
 ) AS placed
 WHERE place = 1
 """
@@ -237,8 +250,10 @@ WHERE place = 1
 
 A trial speaks through its newest success in a cache state (a finalist's careful timing replaces the
 search's), unless a later run of it failed or any run of it was ever wrong. What the search timed once speaks
-until finalists have been timed: of many hasty times the least is a lucky one. A time whose result was not
-verified never counts as measured, and a prediction for an unverified kernel comes after verified ones.
+until finalists have been timed: of many hasty times the least is a lucky one. What does not beat its
+variant's default beyond noise stands back for it: by the verdict on the finalists, and without one where the
+intervals of the two meet. A time whose result was not verified never counts as measured, and a prediction for
+an unverified kernel comes after verified ones.
 """
 
 answer_v1 = sa.Table(

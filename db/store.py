@@ -29,7 +29,17 @@ from tunebench.db.reader import device_table as _device
 from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import run_table as _run
 from tunebench.db.reader import trial_table as _trial
-from tunebench.db.record import Addition, Batch, Purpose, RunStart, RunSummary, TrialKey, columns_of
+from tunebench.db.record import (
+    Addition,
+    Batch,
+    Purpose,
+    RunStart,
+    RunSummary,
+    TrialKey,
+    Verdict,
+    columns_of,
+    verdict_columns,
+)
 from tunebench.device import Device
 from tunebench.errors import ConfigError, DatabaseError, InputError
 from tunebench.outcome import Result
@@ -169,6 +179,7 @@ class Store(Reader):
         bound_us: float | None = None,
         run_id: str | None = None,
         seed: int | None = None,
+        verdict: Verdict | None = None,
     ) -> int:
         """Store one measurement of a trial and end its claim; it is on the disk when this returns.
 
@@ -181,6 +192,7 @@ class Store(Reader):
             bound_us: Its bound at the time.
             run_id: The run it belongs to.
             seed: Seed of its inputs.
+            verdict: How it compared with others.
 
         Returns:
             The measurement's id; ids ascend.
@@ -206,6 +218,7 @@ class Store(Reader):
                 "bound_us": bound_us,
                 "seed": seed,
                 "recorded_at": self._now(),
+                **verdict_columns(verdict),
                 **columns_of(result),
             }
             stored = connection.execute(_measurement.insert().returning(_measurement.c.id), row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -23,6 +24,7 @@ from tunebench.db import (
     RunStart,
     RunSummary,
     TrialKey,
+    Verdict,
     locate,
     migrate,
     new_owner,
@@ -455,6 +457,91 @@ def test_finalists_of_another_cache_state_or_a_stale_source_silence_nobody(store
     assert (1, 9.0, False) in served(store)
 
 
+DEFAULT, FASTER, NOT_FASTER = (
+    Verdict(versus_default=how)
+    for how in ("itself", "faster", "not faster")  # type: ignore[arg-type]
+)
+
+
+def test_a_finalist_that_does_not_beat_the_default_stands_back_for_it(store: Store) -> None:
+    begin(store)
+    store.record(key(1), Result(outcome=measured(10.0)), purpose="finalist", verdict=DEFAULT)
+    store.record(key(2), Result(outcome=measured(9.0)), purpose="finalist", verdict=NOT_FASTER)
+    assert served(store) == [(1, 10.0, False)]
+    store.record(key(3), Result(outcome=measured(9.5)), purpose="finalist", verdict=FASTER)
+    assert served(store) == [(3, 9.5, False)]
+    store.record(key(1), Result(outcome=Crashed(reason="x")))  # no default to stand back for
+    assert served(store) == [(2, 9.0, False)]
+
+
+def test_a_verdict_is_about_a_variant_a_device_and_a_cache_state(store: Store) -> None:
+    begin(store)
+    begin(store, TWIN)
+    store.record(key(1), Result(outcome=measured(10.0)), purpose="finalist", verdict=DEFAULT)
+    elsewhere = key(2, variant="softmax/other")
+    store.record(elsewhere, Result(outcome=measured(9.0)), purpose="finalist", verdict=NOT_FASTER)
+    warm = Result(outcome=measured(8.0, cache="warm"))
+    store.record(key(3), warm, purpose="finalist", verdict=NOT_FASTER)
+    twin = dataclasses.replace(key(4), device=TWIN.key)
+    store.record(twin, Result(outcome=measured(7.0)), purpose="finalist", verdict=NOT_FASTER)
+    assert {tile for tile, _, _ in served(store)} == {1, 2, 3, 4}
+
+
+def test_until_finalists_are_timed_intervals_decide(store: Store) -> None:
+    begin(store)
+
+    def found(number: int, us: float, low: float, high: float, verdict: Verdict | None = None) -> None:
+        outcome = dataclasses.replace(measured(us), ci_us=(low, high))
+        store.record(key(number), Result(outcome=outcome), verdict=verdict)
+
+    found(2, 9.0, 8.0, 9.6)
+    assert served(store) == [(2, 9.0, False)]  # with nothing to compare with
+    found(1, 10.0, 9.5, 10.5, DEFAULT)
+    assert served(store) == [(1, 10.0, False)]
+    found(3, 9.2, 9.1, 9.4)
+    assert served(store) == [(3, 9.2, False)]
+    store.record(
+        key(1),
+        Result(outcome=dataclasses.replace(measured(9.9), ci_us=(9.3, 10.0))),
+        purpose="finalist",
+        verdict=DEFAULT,
+    )
+    assert served(store) == [(1, 9.9, False)]
+
+
+def test_predictions_know_no_noise(store: Store) -> None:
+    begin(store)
+    for number, us, verdict in ((1, 2.0, DEFAULT), (2, 1.9, None)):
+        outcome = Predicted(predicted_us=us, verification=RIGHT)
+        store.record(key(number), Result(outcome=outcome), verdict=verdict)
+    assert [entry.key.config["tile"] for entry in store.best(WORKLOAD)] == [2]
+
+
+def test_a_verdict_is_kept(store: Store) -> None:
+    begin(store)
+    said = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.25, "probability": 0.99}})
+    store.record(key(1), Result(outcome=measured(1.0)), verdict=said)
+    store.record(key(2), Result(outcome=measured(1.0)))
+    assert [entry.verdict for entry in store.history(WORKLOAD)] == [said, Verdict()]
+
+
+def test_the_fastest_samples_are_told_and_violations_counted(store: Store) -> None:
+    begin(store)
+    outcome = dataclasses.replace(measured(9.0), samples_us=(9.0, 4.0, 12.0))
+    store.record(key(1), Result(outcome=outcome, resources=Resources(registers=40)), bound_us=5.0)
+    store.record(key(2), Result(outcome=Aborted(samples_us=(30.0, 31.0), above_us=9.0)), bound_us=29.0)
+    store.record(key(3), Result(outcome=Crashed(reason="x")), bound_us=29.0)
+    found = store.fastest(DEVICE.key, WORKLOAD, VARIANT)
+    assert [(one.config["tile"], one.fastest_us, one.bound_us, one.cache) for one in found] == [
+        (1, 4.0, 5.0, "cold"),
+        (2, 30.0, 29.0, None),
+    ]
+    assert found[0].resources == Resources(registers=40)
+    assert store.fastest(DEVICE.key, WORKLOAD, "softmax/none") == []
+    assert store.stats().violations == 1
+    assert [entry.violates_bound for entry in store.history(WORKLOAD)] == [True, False, False]
+
+
 @pytest.mark.parametrize(
     "failure", [WrongResult(reason="x"), Crashed(reason="x"), TimedOut(reason="x")], ids=lambda f: f.kind
 )
@@ -714,6 +801,23 @@ def test_migrations_go_both_ways(db: str) -> None:
     with engine.connect() as connection:
         assert sa.inspect(connection).get_table_names() == ["alembic_version"]
     engine.dispose()
+
+
+def test_samples_survive_going_back_a_revision_and_forth(db: str) -> None:
+    outcomes = (measured(7.0), Aborted(samples_us=(30.0, 29.0), above_us=9.0), Crashed(reason="x"))
+    with open_store(db) as store:
+        begin(store)
+        for number, outcome in enumerate(outcomes):
+            store.record(key(number), Result(outcome=outcome), verdict=DEFAULT)
+    engine = create_engine(locate(db), foreign_keys=False)
+    with write(engine) as connection:
+        migrate._alembic(connection, "downgrade", "0002")
+    engine.dispose()
+    assert upgrade(db) == ("0002", schema.HEAD)
+    with open_store(db) as store:
+        assert [entry.result.outcome for entry in store.history(WORKLOAD)] == list(outcomes)
+        found = store.fastest(DEVICE.key, WORKLOAD, VARIANT)
+    assert [one.fastest_us for one in found] == [0.99 * 7.0, 29.0]
 
 
 NEXT = """

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebench.db
-from tunebench.db import Location, RunStart, TrialKey, locate, new_owner, open_store, schema, upgrade
+from tunebench.db import Location, RunStart, TrialKey, Verdict, locate, new_owner, open_store, schema, upgrade
 from tunebench.db.location import default_path
 from tunebench.db.owner import is_dead
 from tunebench.db.record import columns_of, outcome_of
@@ -300,6 +300,28 @@ def test_golden_databases_are_upgraded_and_read(tmp_path: Path, revision: str) -
             ),
             new_owner(),
         )  # its claim has long expired
+
+
+def test_verdicts_of_a_golden_database_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "golden.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript((GOLDEN / "schema_0003.sql").read_text(encoding="utf-8"))
+    upgrade(path)
+    with open_store(path) as store:
+        told = {entry.id: entry.verdict for entry in store.history(WORKLOAD)}
+    compared = {"default": {"ratio": 1.25, "low": 1.2, "high": 1.3, "probability": 1.0}}
+    assert told.pop(10) == Verdict(versus_default="faster", comparison=compared)
+    assert set(map(str, told.values())) == {str(Verdict())}
+
+
+def test_an_upgrade_tells_the_fastest_samples_of_old_records(tmp_path: Path) -> None:
+    path = tmp_path / "golden.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript((GOLDEN / "schema_0002.sql").read_text(encoding="utf-8"))
+    upgrade(path)
+    with open_store(path) as store:
+        found = store.fastest(DEVICE.key, WORKLOAD, "softmax/example")
+    assert [one.fastest_us for one in found] == [12.375, 98.5, 12.87, 10.89, 11.879999999999999]
 
 
 # -- outcomes as columns ---------------------------------------------------------------------------
