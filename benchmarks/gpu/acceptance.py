@@ -315,11 +315,12 @@ def measure(session: Session) -> None:
         else:
             row = report.to_json()
             rows.append({**row, "config": str(report.config), "paths": _paths(session, report.workload)})
-            failed = sum(n for kind, n in report.trials.items() if kind not in {"measured", "aborted"})
+            failed = sum(
+                n for kind, n in report.trials.items() if kind not in {"measured", "aborted", "pruned"}
+            )
             problems += [f"{text}: {failed} trials failed: {dict(report.trials)}"] if failed else []
             problems += [] if report.median_us else [f"{text}: nothing could be measured"]
-            unsound = report.gap is not None and report.gap < 1
-            problems += [f"{text}: the best is below the bound, gap {report.gap}"] if unsound else []
+            problems += [f"{text}: {violation}" for violation in report.violations]
             session.report.say(
                 f"measure: {text}: {_us(report.median_us)} by {report.variant} {report.config}, "
                 f"default {_us(report.default_us)}, bound {_us(report.bound_us)}, {dict(report.trials)}"

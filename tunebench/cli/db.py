@@ -217,6 +217,7 @@ def _render(console: Console, found: Stats) -> None:
         ("  to be timed again", found.stale),
         ("measurements", sum(found.outcomes.values())),
         *((f"  {kind}", count) for kind, count in sorted(found.outcomes.items())),
+        ("faster than their bounds", found.violations),
     ]
     console.print(table("", ">count", rows=rows))
     kinds = {"compiling": "compile_s", "verifying": "verify_s", "measuring": "measure_s"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,27 +91,40 @@ def _show_records(workload: str, key: str | None, limit: int, db: str | None, as
         reason = getattr(entry.result.outcome, "reason", None)
         if reason is not None:
             reasons[entry.result.outcome.kind, reason.splitlines()[0] if reason else ""] += 1
+    violating = [entry for entry in entries if entry.violates_bound]
     data = {
         "workload": text,
         "measurements": len(entries),
         "outcomes": dict(outcomes),
         "failures": [{"kind": k, "reason": r, "count": n} for (k, r), n in reasons.most_common()],
         "best": [_describe(entry) for entry in best],
+        "violations": [_describe(entry) for entry in violating],
     }
 
     def render(to: Console) -> None:
         to.print(f"{text}: {len(entries)} measurements")
         rows = (
-            (d["time_us"] and f"{d['time_us']:.2f}", d["kind"], d["device"], d["variant"], d["config"])
+            (d["time_us"] and f"{d['time_us']:.2f}", _how(d), d["device"], d["variant"], d["config"])
             for d in data["best"]  # type: ignore[attr-defined]
         )
         to.print(table(">us", "how", "device", "variant", "configuration", rows=rows))
+        for one in violating:
+            to.print(
+                f"warning: faster than its bound, {one.bound_us:.4g} us: {one.key.variant} {one.key.config}",
+                soft_wrap=True,
+            )
         to.print(", ".join(f"{count} {kind}" for kind, count in sorted(outcomes.items())))
         if reasons:
             failures = ((n, kind, reason[:120]) for (kind, reason), n in reasons.most_common())
             to.print(table(">times", "failure", "reason", rows=failures))
 
     emit(as_json, data, render)
+
+
+def _how(described: Mapping[str, Any]) -> str:
+    """Return how a time is known, and how it stands to the default."""
+    said = {"itself": ", default", "faster": ", beats default", "not faster": ", no better than default"}
+    return f"{described['kind']}{said.get(described['versus_default'], '')}"
 
 
 def _best(entries: list[Entry]) -> list[Entry]:
@@ -138,6 +152,9 @@ def _describe(entry: Entry) -> dict[str, Any]:
         "time_us": time_us(outcome),
         "purpose": entry.purpose,
         "bound_us": entry.bound_us,
+        "violates_bound": entry.violates_bound,
+        "versus_default": entry.verdict.versus_default,
+        "comparison": dict(entry.verdict.comparison),
         "recorded_at": entry.recorded_at.isoformat(),
         "stale": entry.stale,
     }

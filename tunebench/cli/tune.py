@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tunebench.cli._option import Database, Json, Problem
+from tunebench.cli._option import Database, Json, Problem, StopAtGap
 from tunebench.cli._output import console, emit, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tunebench.device import Device
+    from tunebench.measure.comparison import Comparison
     from tunebench.tuning import Plan, Progress, Report
 
 __all__ = ["command"]
@@ -48,6 +49,15 @@ def command(
         float, typer.Option(help="Seconds that verifying and timing one configuration may take.")
     ] = 60.0,
     workers: Annotated[int, typer.Option(help="Processes that compile; 0 is one for each core.")] = 0,
+    stop_at_gap: StopAtGap = None,
+    audit: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Run so many of what the bound prunes all the same, to check it: a share of the trials.",
+        ),
+    ] = 0.02,
     finalists: Annotated[int, typer.Option(help="How many of the best are timed again at the end.")] = 3,
     baselines: Annotated[bool, typer.Option(help="Time NumPy and torch at the end.")] = True,
     db: Database = None,
@@ -74,6 +84,8 @@ def command(
         offline=device == "offline",
         workers=workers,
         timeout_s=timeout,
+        stop_at_gap=stop_at_gap,
+        audit=audit,
         finalists=finalists,
         baselines=baselines,
     )
@@ -83,6 +95,8 @@ def command(
         console(stderr=True).print(note)
     with _progress(plan) as watcher:
         report = tune(problem, device=target, db=db, plan=plan, watcher=watcher)
+    for violation in report.violations:
+        console(stderr=True).print(f"warning: a bound is violated: {violation}", soft_wrap=True)
     emit(as_json, report.to_json(), lambda to: _render(report, to))
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -179,9 +193,12 @@ def _render(report: Report, to: Console) -> None:
     else:
         to.print(f"  variant  {report.variant}")
         to.print(f"  config   {report.config}", soft_wrap=True)
-        to.print(table("", ">time", ">best is faster by", rows=_comparison(report, report.median_us)))
+        to.print(table("", ">time", ">best is faster by", "", rows=_comparison(report, report.median_us)))
+        for line in (*_ties(report), *_proof(report)):
+            to.print(line, soft_wrap=True)
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(report.trials.items())) or "none"
-    to.print(f"  trials   {counts}; {report.masked} pruned by bound; {report.cached} known before")
+    audited = f" ({report.audited} audited)" if report.audited else ""
+    to.print(f"  trials   {counts}; {report.masked} pruned by bound{audited}; {report.cached} known before")
     seconds = ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in report.seconds.items())
     to.print(f"  seconds  {seconds}")
     for reason in report.skipped.values():
@@ -192,11 +209,53 @@ def _render(report: Report, to: Console) -> None:
 def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
     how = "predicted, not measured" if report.how == "predicted" else "measured"
     interval = f" [{_time(report.ci_us[0])}, {_time(report.ci_us[1])}]" if report.ci_us else ""
-    yield f"best ({how})", f"{_time(best_us)}{interval}", None
-    if report.default_us is not None:
-        yield "default configuration", _time(report.default_us), f"{report.default_us / best_us:.2f}x"
-    for baseline in report.baselines:
-        yield baseline.name, _time(baseline.median_us), f"{baseline.median_us / best_us:.2f}x"
+    what = f"{how}, the default" if report.is_default else how
+    yield f"best ({what})", f"{_time(best_us)}{interval}", None, None
+    if report.default_us is not None and not report.is_default:
+        yield (
+            "default configuration",
+            _time(report.default_us),
+            f"{report.default_us / best_us:.2f}x",
+            _confidence(report.versus.get("default")),
+        )
+    runner_up = report.versus.get("runner_up")
+    if runner_up is not None:
+        yield "runner-up", None, f"{runner_up.ratio:.2f}x", _confidence(runner_up)
+    for place, baseline in enumerate(report.baselines):
+        said = _confidence(report.versus.get("baseline")) if place == 0 else None
+        yield baseline.name, _time(baseline.median_us), f"{baseline.median_us / best_us:.2f}x", said
     label = "bound (rates assumed)" if report.assumed else "bound"
-    gap = f"gap {report.gap:.2f}" if report.gap is not None else None
-    yield label, _time(report.bound_us), gap
+    yield label, _time(report.bound_us) if report.bound_us else "none", None, None
+
+
+def _confidence(versus: Comparison | None) -> str | None:
+    if versus is None:
+        return None
+    interval = f"[{versus.low:.2f}, {versus.high:.2f}]"
+    return f"{interval} tie" if versus.tied else f"{interval}, {100 * versus.probability:.1f} % sure"
+
+
+def _ties(report: Report) -> Iterator[str]:
+    if report.ties:
+        first = report.ties[0]
+        more = f" and {len(report.ties) - 1} more" if len(report.ties) > 1 else ""
+        yield f"  ties     within noise: {first.variant} {first.config}{more}"
+
+
+def _proof(report: Report) -> Iterator[str]:
+    """Tell what is proved of the best, of which variants, and what stands in the way."""
+    proof = report.certificate
+    if proof is None:
+        gap = f"; {report.gap:.2f} times the bound" if report.gap is not None else ""
+        yield f"  proof    none: the time is predicted{gap}"
+        return
+    assumed = " (rates assumed)" if report.assumed else ""
+    closed = f"{proof.timed} timed, {proof.bounded} closed by bound, {proof.impossible} cannot run"
+    if proof.proved:
+        yield f"  proof    optimal in its space{assumed}: {closed}"
+    else:
+        counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in proof.open.items())
+        gap = f"gap {proof.gap:.2f}" if proof.gap is not None else "no bound on what is open"
+        yield f"  proof    {gap}{assumed}: {proof.open_count} open ({counts}); {closed}"
+    if report.outside:
+        yield f"  outside  not searched, so nothing is said of: {', '.join(report.outside)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +42,19 @@ class Baseline:
         name: Which library, such as ``"numpy"``.
         median_us: Median time of one run.
         ci_us: 95 % confidence interval of the median.
+        samples_us: Every sample, in the order taken.
     """
 
     name: str
     median_us: float
     ci_us: tuple[float, float]
+    samples_us: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, samples_us: Sequence[float]) -> Baseline:
+        """Return what samples say."""
+        median_us, ci_us = median_interval(samples_us)
+        return cls(name=name, median_us=median_us, ci_us=ci_us, samples_us=tuple(samples_us))
 
 
 def measure_baselines(workload: Workload, device: Device, protocol: Protocol, seed: int) -> list[Baseline]:
@@ -67,8 +75,7 @@ def measure_baselines(workload: Workload, device: Device, protocol: Protocol, se
 
 
 def _time(name: str, sample_us: Callable[[], float], protocol: Protocol) -> Baseline:
-    median_us, ci_us = median_interval(collect(sample_us, protocol).samples_us)
-    return Baseline(name=name, median_us=median_us, ci_us=ci_us)
+    return Baseline.of(name, collect(sample_us, protocol).samples_us)
 
 
 # -- NumPy -------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ __all__ = ["THOROUGH", "Runner", "judge"]
 INPUT_SET_LIFE = 16
 """Configurations verified on one set of inputs before a fresh one is drawn."""
 
-THOROUGH: dict[str, Any] = {"min_samples": 30, "max_samples": 200, "max_s": 2.0}
-"""How a thorough task differs from the protocol in force."""
+THOROUGH: dict[str, Any] = {"min_samples": 30, "max_samples": 100, "max_s": 1.0}
+"""How a thorough task differs from the protocol in force; finalists are several, a round each."""
 
 
 class Runner(ABC):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,12 @@ class Certificate:
     def open_count(self) -> int:
         """How many may be faster."""
         return sum(self.open.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data; times that there are none of are None."""
+        times = {"best_us": self.best_us, "floor_us": self.floor_us}
+        known = {name: us if math.isfinite(us) else None for name, us in times.items()}
+        return {**asdict(self), **known, "open_count": self.open_count}
 
 
 def certify(bounds_us: Array, standings: Array, best_us: float) -> Certificate:

@@ -216,7 +216,8 @@ class VariantSearch:
         self.standings[row] = standing(outcome)
         if isinstance(outcome, Pruned):
             self.tighten(row, outcome.bound_us)
-            self._pruned[row] = True
+            self._pruned[row] = self.trusted
+            self.open[row] = not self.trusted  # it was under way when a bound turned out to be wrong
 
     def drop(self, proposal: Proposal) -> None:
         """Forget a proposal that will not be tried here, since another tuner is at it."""

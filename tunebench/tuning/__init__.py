@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tunebench.db.store import open_store
 from tunebench.device import Device
+from tunebench.errors import InputError
 from tunebench.kernels import load_file
 from tunebench.tuning import candidate
 from tunebench.tuning.plan import Plan
@@ -50,12 +51,16 @@ def tune(
     problem = parse(workload) if isinstance(workload, str) else workload
     target = candidate.target(device, offline=plan.offline)
     names = (*plan.variants, *extra) if plan.variants or extra else ()
+    if plan.stop_at_gap is not None and target.runner == "offline":
+        raise InputError("a prediction proves nothing of time: stop_at_gap needs a device that is here")
     found, skipped = candidate.find(problem, target.device, names, cache=plan.protocol.cache)
     with open_store(db) as store:
         session = Session(problem, target, plan, store, found, watcher or (lambda progress: None))
         with session.executor() as executor:
             session.search(executor)
-            if not session.interrupted and target.runner != "offline":
+            baselines = (
                 session.time_finalists(executor)
-        baselines = session.time_baselines()
+                if not session.interrupted and target.runner != "offline"
+                else ()
+            )
         return session.report(baselines, skipped)

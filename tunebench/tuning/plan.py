@@ -25,7 +25,9 @@ class Plan:
         offline: Whether to compile, emulate and predict only, even if the device is here.
         workers: Processes that compile; 0 is one for each core.
         timeout_s: Longest that verifying and timing one configuration may take.
-        finalists: How many of the best are timed again at the end, beside the default.
+        stop_at_gap: Optimality gap that ends the search (`tunebench.search.certificate`); None searches on.
+        audit: How many configurations that the bound prunes are run all the same, as a share of the trials.
+        finalists: How many of the best are timed again at the end, beside the defaults of their variants.
         baselines: Whether to time libraries at the end.
     """
 
@@ -38,11 +40,19 @@ class Plan:
     offline: bool = False
     workers: int = 0
     timeout_s: float = 60.0
+    stop_at_gap: float | None = None
+    audit: float = 0.02
     finalists: int = 3
     baselines: bool = True
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.timeout_s <= 0 or self.workers < 0 or self.finalists < 1:
             raise InputError("trials and finalists must be 1 or more, timeout positive, workers 0 or more")
+        if self.stop_at_gap is not None and not self.stop_at_gap >= 1:
+            raise InputError(
+                f"stop_at_gap is best time / lowest open bound, 1 or more; got {self.stop_at_gap}"
+            )
+        if not 0 <= self.audit <= 1:
+            raise InputError(f"audit is a share of the trials, from 0 to 1; got {self.audit}")
         if self.sampler not in SAMPLERS:
             raise UnknownName("sampler", self.sampler, SAMPLERS)

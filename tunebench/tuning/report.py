@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.measure.baseline import Baseline
+from tunebench.measure.comparison import Comparison
+from tunebench.search.certificate import Certificate
 from tunebench.space import Config
 
-__all__ = ["Progress", "Report", "Watcher"]
+__all__ = ["Progress", "Report", "Tie", "Violation", "Watcher"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,47 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A run that was faster than its bound allows: one of the two is wrong, and the bound prunes no more.
+
+    Attributes:
+        variant: Key of the variant.
+        config: The configuration.
+        fastest_us: Its fastest sample.
+        bound_us: Its bound.
+        known: Whether it was recorded by an earlier run.
+    """
+
+    variant: str
+    config: Config
+    fastest_us: float
+    bound_us: float
+    known: bool
+
+    def __str__(self) -> str:
+        when = ", as was recorded before" if self.known else ""
+        return (
+            f"{self.variant} with {self.config} took {self.fastest_us:.4g} us, and its bound says "
+            f"{self.bound_us:.4g}{when}: until that is resolved, its bounds prune and prove nothing"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """A configuration that noise does not tell from the best.
+
+    Attributes:
+        variant: Key of its variant.
+        config: The configuration.
+        median_us: Its time.
+    """
+
+    variant: str
+    config: Config
+    median_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a run found.
 
@@ -49,14 +92,24 @@ class Report:
         device: Key of the device.
         how: ``"measured"`` or ``"predicted"``; None if no configuration succeeded.
         variant: Key of the best variant.
-        config: Its best configuration.
+        config: Its best configuration: its default, unless another beats that beyond noise.
         median_us: Time of that, measured or predicted.
         ci_us: 95 % confidence interval of a measured median.
+        is_default: Whether the best is that default.
         default_us: Time of the same variant's default configuration, if it succeeded.
         baselines: What libraries take, fastest first.
-        bound_us: No configuration of any variant can be faster.
-        gap: `median_us / bound_us`; 1 would be proved optimal.
-        assumed: Whether the bound rests on an assumed clock.
+        bound_us: No configuration of any variant can be faster; 0 once a bound is violated.
+        gap: `median_us` over the lowest bound that is still open (see `certificate`), 1 if it is proved
+            optimal; None if something open has no bound. Of a prediction, `predicted / bound_us`.
+        certificate: What is proved of the best among the configurations of all variants that were searched;
+            None of a prediction, which proves nothing of time.
+        assumed: Whether the bound, and with it the certificate, rests on assumed rates.
+        outside: Variants of the operator that were not searched: the certificate says nothing of them.
+        versus: How the best stands to the `default`, the `runner_up` and the `baseline`, as far as they
+            were timed in the same rounds.
+        ties: Configurations that noise does not tell from the best, fastest first.
+        violations: Runs that were faster than their bounds.
+        audited: How many configurations were run to check the bound that had pruned them.
         trials: How many trials ended in each outcome class.
         masked: Configurations that no run could make the best.
         cached: Configurations whose outcome was known already.
@@ -73,11 +126,18 @@ class Report:
     config: Config | None
     median_us: float | None
     ci_us: tuple[float, float] | None
+    is_default: bool
     default_us: float | None
     baselines: tuple[Baseline, ...]
     bound_us: float
     gap: float | None
+    certificate: Certificate | None
     assumed: bool
+    outside: tuple[str, ...]
+    versus: Mapping[str, Comparison]
+    ties: tuple[Tie, ...]
+    violations: tuple[Violation, ...]
+    audited: int
     trials: Mapping[str, int]
     masked: int
     cached: int
@@ -90,6 +150,12 @@ class Report:
         """Return it as plain data, with the fastest baseline under `baseline` and `baseline_us`."""
         data = dataclasses.asdict(self)
         data["config"] = dict(self.config) if self.config is not None else None
+        for name in ("ties", "violations"):
+            data[name] = [{**one, "config": dict(one["config"])} for one in data[name]]
+        data["certificate"] = self.certificate.to_json() if self.certificate is not None else None
+        data["versus"] = {name: found.to_json() for name, found in self.versus.items()}
+        for baseline in data["baselines"]:
+            del baseline["samples_us"]
         fastest = self.baselines[0] if self.baselines else None
         data["baseline"] = fastest.name if fastest else None
         data["baseline_us"] = fastest.median_us if fastest else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import platform
@@ -14,29 +15,42 @@ import numpy as np
 
 from tunebench import __version__
 from tunebench._environment import cache_folder
+from tunebench.bound import refined_us
 from tunebench.compile import worker as compile_worker
 from tunebench.db.owner import new_owner
-from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey
+from tunebench.db.record import Fastest, Purpose, RunStart, RunSummary, TrialKey, Verdict
 from tunebench.db.store import Store
-from tunebench.kernels import load_file, loaded_files
+from tunebench.kernels import loaded_files, variants
 from tunebench.measure import worker as measure_worker
-from tunebench.measure.baseline import Baseline, measure_baselines
-from tunebench.outcome import Effort, Measured, Outcome, Predicted, Result, time_us
+from tunebench.measure.baseline import Baseline
+from tunebench.measure.comparison import Comparison, compare
+from tunebench.outcome import (
+    Aborted,
+    Effort,
+    Measured,
+    Outcome,
+    Predicted,
+    Pruned,
+    Resources,
+    Result,
+    time_us,
+)
+from tunebench.search.certificate import Certificate, violates
 from tunebench.search.executor import Executor
-from tunebench.search.executor.local import LocalExecutor, Stage, call_once
-from tunebench.search.loop import Budget, Proposal, VariantSearch, run
+from tunebench.search.executor.local import LocalExecutor, Stage
+from tunebench.search.loop import Budget, Proposal, VariantSearch, certificate, run
 from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.tuning.candidate import Candidate, Target
-from tunebench.tuning.finalist import ROUNDS, Timed, choose
+from tunebench.tuning.finalist import ROUNDS, Settled, Timed, choose, settle, verdict
+from tunebench.tuning.library import Libraries
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.report import Progress, Report, Watcher
+from tunebench.tuning.report import Progress, Report, Tie, Violation, Watcher
 from tunebench.workload import Workload
 
 __all__ = ["Session"]
 
 COMPILE_TIMEOUT_S = 300.0
-BASELINE_TIMEOUT_S = 180.0
 
 
 class Session:
@@ -57,6 +71,9 @@ class Session:
         self.outcomes: Counter[str] = Counter()
         self.efforts: list[Effort] = []
         self.timed: list[Timed] = []
+        self.finalists: list[Timed] = []
+        self.library_rounds: list[dict[str, Baseline]] = []
+        self.violations: dict[tuple[str, Config], Violation] = {}
         self.cached = 0
         self.again: set[tuple[str, Config]] = set()
         self.interrupted = False
@@ -65,7 +82,7 @@ class Session:
         self.searches = [self._search_of(candidate) for candidate in found]
         self.bound_us = min(float(candidate.bounds.us.min()) for candidate in found)
         done = store.interrupted_trials(target.device.key, str(problem), sampler=plan.sampler, seed=plan.seed)
-        self.budget = Budget(trials=plan.trials, done=min(done, plan.trials))
+        self.budget = Budget(trials=plan.trials, done=min(done, plan.trials), audit=plan.audit)
         self.run_id = store.begin_run(
             RunStart(
                 device=target.device,
@@ -92,8 +109,17 @@ class Session:
 
         place = (self.target.device.key, str(self.problem), variant.key)
         self.store.recheck(*place, revision)
+        for found in self.store.fastest(*place):
+            row = search.table.row(found.config)
+            if row is not None and revision(found.config) == found.revision:
+                self._hold_against_bound(candidate, search, row, found)
         for known in self.store.known(*place, cache=self.plan.protocol.cache):
-            if search.table.row(known.config) is None or revision(known.config) != known.revision:
+            row = search.table.row(known.config)
+            if row is None or revision(known.config) != known.revision:
+                continue
+            if isinstance(known.outcome, Pruned):  # today's bound decides, and today's best
+                search.tighten(row, self._refined_us(candidate, known.config, known.resources))
+                self.again.add((variant.key, known.config))
                 continue
             if not self._stands(known.outcome):
                 self.again.add((variant.key, known.config))
@@ -101,8 +127,43 @@ class Session:
             search.remember(known.config, known.outcome)
             self.cached += 1
             self._keep(search, known.config, known.outcome)
-        search.first(variant.default(self.problem, self.target.device))
+        search.first(self._default_config(candidate))
         return search
+
+    def _default_config(self, candidate: Candidate) -> Config:
+        return candidate.variant.default(self.problem, self.target.device)
+
+    def _refined_us(self, candidate: Candidate, config: Config, resources: Resources) -> float:
+        """Return the bound with what the binary uses; 0 where it tells nothing."""
+        if resources.registers is None and resources.static_smem_bytes is None:
+            return 0.0
+        cache = self.plan.protocol.cache
+        return refined_us(candidate.variant, self.problem, config, self.target.device, resources, cache=cache)
+
+    def _hold_against_bound(
+        self, candidate: Candidate, search: VariantSearch, row: int, found: Fastest
+    ) -> None:
+        """Distrust the bounds of a variant that a record of today's source violates today."""
+        if found.cache not in (None, self.plan.protocol.cache):
+            return
+        bound_us, before_us = float(search.bounds_us[row]), found.bound_us or 0.0
+        if found.cache is None:  # an aborted run does not tell its cache, but its bound was of the same
+            bound_us = min(bound_us, before_us)
+        elif found.fastest_us < before_us:
+            bound_us = max(bound_us, self._refined_us(candidate, found.config, found.resources))
+        if found.fastest_us < bound_us:
+            self._violated(search, found.config, found.fastest_us, bound_us, known=True)
+
+    def _violated(
+        self, search: VariantSearch, config: Config, fastest_us: float, bound_us: float, *, known: bool
+    ) -> None:
+        """Note the fastest run of a configuration that was faster than its bound."""
+        search.distrust()
+        before = self.violations.get((search.key, config))
+        if before is None or fastest_us < before.fastest_us:
+            self.violations[search.key, config] = Violation(
+                variant=search.key, config=config, fastest_us=fastest_us, bound_us=bound_us, known=known
+            )
 
     def _stands(self, outcome: Outcome) -> bool:
         """Tell whether a known outcome answers what this run asks; one of another cache state does not."""
@@ -155,10 +216,15 @@ class Session:
 
         def on_result(proposal: Proposal, result: Result) -> None:
             key = self._key(proposal.search, proposal.config)
-            self._record(key, result, "search", proposal.bound_us)
+            self._tighten(proposal, result)
+            untuned = proposal.config == self._default_config(self.candidates[proposal.search.key])
+            said = Verdict(versus_default="itself") if untuned else None
+            self._record(key, result, "audit" if proposal.audit else "search", proposal.bound_us, said)
             under_way.discard(key)
-            self.outcomes[result.outcome.kind] += 1
+            if not proposal.audit:
+                self.outcomes[result.outcome.kind] += 1
             self._keep(proposal.search, proposal.config, result.outcome)
+            self._check(proposal.search, proposal.config, result.outcome, proposal.bound_us)
             self._tell_watcher("search", self.budget.done, self.budget.trials)
 
         self._tell_watcher("search", self.budget.done, self.budget.trials)
@@ -167,9 +233,10 @@ class Session:
                 self.searches,
                 executor,
                 self.budget,
-                make_task=lambda proposal: self._task(proposal.search, proposal.config, proposal.row),
+                make_task=self._search_task,
                 claim=claim,
                 on_result=on_result,
+                stop_at_gap=self.plan.stop_at_gap,
             )
         except KeyboardInterrupt:
             self.interrupted = True
@@ -178,6 +245,25 @@ class Session:
             for key in under_way:
                 self.store.release(key, self.owner)
             self.busy_s = executor.busy_s
+
+    def _tighten(self, proposal: Proposal, result: Result) -> None:
+        """Take over what the binary tells of a configuration's bound."""
+        if isinstance(result.outcome, Pruned):
+            self.again.add((proposal.search.key, proposal.config))
+        elif self.target.runner != "offline":
+            candidate = self.candidates[proposal.search.key]
+            refined = self._refined_us(candidate, proposal.config, result.resources)
+            proposal.search.tighten(proposal.row, refined)
+
+    def _check(self, search: VariantSearch, config: Config, outcome: Outcome, bound_us: float) -> None:
+        if isinstance(outcome, Measured | Aborted) and violates(outcome, bound_us):
+            self._violated(search, config, min(outcome.samples_us), bound_us, known=False)
+
+    def _search_task(self, proposal: Proposal) -> Task:
+        """Return a task of the search: once it is compiled, its bound is looked at again."""
+        task = self._task(proposal.search, proposal.config, proposal.row)
+        prune = self.target.runner != "offline" and proposal.search.trusted and not proposal.audit
+        return dataclasses.replace(task, prune=prune)
 
     def _task(self, search: VariantSearch, config: Config, row: int, *, thorough: bool = False) -> Task:
         return Task(
@@ -201,13 +287,25 @@ class Session:
 
     def _keep(self, search: VariantSearch, config: Config, outcome: Outcome) -> None:
         value = time_us(outcome)
+        default = config == self._default_config(self.candidates[search.key])
+        if value is None and default and isinstance(outcome, Aborted):
+            value = float("inf")  # slow, but what the best is to be compared with
         if value is not None:
-            self.timed.append(Timed(search, config, value))
+            interval = getattr(outcome, "ci_us", None)
+            self.timed.append(Timed(search, config, value, ci_us=interval, is_default=default))
 
-    def _record(self, key: TrialKey, result: Result, purpose: Purpose, bound_us: float) -> None:
+    def _record(
+        self, key: TrialKey, result: Result, purpose: Purpose, bound_us: float, verdict: Verdict | None = None
+    ) -> None:
         self.efforts.append(result.effort)
         self.store.record(
-            key, result, purpose=purpose, bound_us=bound_us, run_id=self.run_id, seed=self.plan.seed
+            key,
+            result,
+            purpose=purpose,
+            bound_us=bound_us,
+            run_id=self.run_id,
+            seed=self.plan.seed,
+            verdict=verdict,
         )
 
     def _tell_watcher(self, phase: str, done: int, total: int) -> None:
@@ -230,78 +328,70 @@ class Session:
 
     # -- after the search -------------------------------------------------------------------------
 
-    def time_finalists(self, executor: Executor[Task]) -> None:
-        """Time the best and the default again, in turn, with more samples: a lucky sample wins no more."""
-        finalists = self._finalists()
-        total = ROUNDS * len(finalists)
-        try:
-            for turn in range(total):
-                self._tell_watcher("finalists", turn, total)
-                self._time_again(executor, finalists[turn % len(finalists)])
-        except KeyboardInterrupt:
-            self.interrupted = True
-            executor.close()
-        for timed in finalists:
-            if timed.again:
-                result = timed.pooled()
-                self._record(self._key(timed.search, timed.config), result, "finalist", timed.bound_us)
+    def time_finalists(self, executor: Executor[Task]) -> tuple[Baseline, ...]:
+        """Time the best, the defaults and the libraries again, in turn: a lucky sample wins no more.
+
+        Every second round goes backwards, so that a drift within a round meets all alike too.
+        """
+        finalists = choose(self.timed, self.plan.finalists)
+        with self._libraries() as libraries:
+            try:
+                for turn in range(ROUNDS):
+                    for position, timed in enumerate(finalists if turn % 2 == 0 else finalists[::-1]):
+                        self._tell_watcher(
+                            "finalists", turn * len(finalists) + position, ROUNDS * len(finalists)
+                        )
+                        self._time_again(executor, timed, turn)
+                    if self.plan.baselines:
+                        self._tell_watcher("baselines", turn, ROUNDS)
+                        libraries.time(self.plan.seed)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                executor.close()
+        self._record_finalists([timed for timed in finalists if timed.again and not timed.failed])
         self.busy_s = executor.busy_s
+        self.library_rounds = libraries.rounds
+        return libraries.baselines()
 
-    def _finalists(self) -> list[Timed]:
-        best = min(self.timed, key=lambda timed: timed.search_us, default=None)
-        default = self._default_of(best.search) if best is not None else None
-        return choose(self.timed, self.plan.finalists, default)
+    def _libraries(self) -> Libraries:
+        return Libraries(self.problem, self.target.device, self.plan.protocol, rounds=ROUNDS)
 
-    def _default_of(self, search: VariantSearch) -> Timed | None:
-        config = self.candidates[search.key].variant.default(self.problem, self.target.device)
-        return next((t for t in self.timed if t.search is search and t.config == config), None)
-
-    def _time_again(self, executor: Executor[Task], timed: Timed) -> None:
+    def _time_again(self, executor: Executor[Task], timed: Timed, turn: int) -> None:
+        if timed.failed:
+            return
         future = executor.submit(self._task(timed.search, timed.config, timed.row, thorough=True))
         wait([future])
         result = future.result()
         if isinstance(result.outcome, Measured):
-            timed.again.append(result)
+            timed.again[turn] = result
+            self._check(timed.search, timed.config, result.outcome, timed.bound_us)
+        else:  # right in the search and not now: it speaks no more
+            timed.failed = True
+            self._record(self._key(timed.search, timed.config), result, "finalist", timed.bound_us)
 
-    def time_baselines(self) -> tuple[Baseline, ...]:
-        """Time the libraries; none if they crash, hang, or the run was interrupted."""
-        if self.interrupted or self.target.runner == "offline" or not self.plan.baselines:
-            return ()
-        self._tell_watcher("baselines", 0, 1)
-        stage = Stage(
-            function=measure_baselines,
-            start=_load,
-            start_arguments=loaded_files(),
-            timeout_s=BASELINE_TIMEOUT_S,
-        )
-        arguments = (self.problem, self.target.device, self.plan.protocol, self.plan.seed)
-        try:
-            answer = call_once(stage, *arguments)
-        except KeyboardInterrupt:
-            return ()
-        return tuple(answer) if isinstance(answer, list) else ()
+    def _record_finalists(self, finalists: list[Timed]) -> None:
+        settled = settle(finalists)
+        if settled is None:
+            return
+        self.finalists = finalists
+        for timed in finalists:
+            key, said = self._key(timed.search, timed.config), verdict(timed, finalists, settled)
+            self._record(key, timed.pooled(), "finalist", timed.bound_us, said)
+
+    # -- the books --------------------------------------------------------------------------------
 
     def report(self, baselines: tuple[Baseline, ...], skipped: Mapping[str, str]) -> Report:
         """Close the books."""
-        finalists = [timed for timed in self.timed if timed.again] or self.timed
-        best = min(finalists, key=lambda timed: timed.median()[0], default=None)
+        settled = settle(self.finalists or [timed for timed in self.timed if not timed.failed])
+        best = settled.best if settled else None
         median_us, ci_us = best.median() if best else (None, None)
-        default = self._default_of(best.search) if best else None
+        default = settled.default if settled else None
         seconds = self._seconds()
         masked = sum(search.masked for search in self.searches)
         if not self.interrupted:
-            effort = Effort(**{name: seconds[name] for name in ("compile_s", "verify_s", "measure_s")})
-            self.store.finish_run(
-                self.run_id,
-                RunSummary(
-                    masked=masked,
-                    cached=self.cached,
-                    wall_s=seconds["wall_s"],
-                    effort=effort,
-                    overhead_s=seconds["overhead_s"],
-                ),
-            )
+            self._finish(masked, seconds)
         how = "predicted" if self.target.runner == "offline" else "measured"
+        proof = self._certificate(median_us)
         return Report(
             workload=str(self.problem),
             device=self.target.device.key,
@@ -310,11 +400,18 @@ class Session:
             config=best.config if best else None,
             median_us=median_us,
             ci_us=ci_us,
+            is_default=best.is_default if best else False,
             default_us=default.median()[0] if default else None,
             baselines=baselines,
-            bound_us=self.bound_us,
-            gap=median_us / self.bound_us if median_us is not None and self.bound_us > 0 else None,
+            bound_us=0.0 if self.violations else self.bound_us,
+            gap=proof.gap if proof is not None else self._expected_gap(median_us),
+            certificate=proof,
             assumed=self.target.device.assumed,
+            outside=tuple(sorted({v.key for v in variants(self.problem)} - self.candidates.keys())),
+            versus=self._versus(settled, baselines),
+            ties=self._ties(best),
+            violations=tuple(self.violations.values()),
+            audited=self.budget.audited,
             trials=dict(self.outcomes),
             masked=masked,
             cached=self.cached,
@@ -324,6 +421,50 @@ class Session:
             skipped=skipped,
         )
 
+    def _finish(self, masked: int, seconds: Mapping[str, float]) -> None:
+        effort = Effort(**{name: seconds[name] for name in ("compile_s", "verify_s", "measure_s")})
+        self.store.finish_run(
+            self.run_id,
+            RunSummary(
+                masked=masked,
+                cached=self.cached,
+                wall_s=seconds["wall_s"],
+                effort=effort,
+                overhead_s=seconds["overhead_s"],
+            ),
+        )
+
+    def _certificate(self, best_us: float | None) -> Certificate | None:
+        """Return what is proved; of times that are predicted, nothing is."""
+        if self.target.runner == "offline":
+            return None
+        return certificate(self.searches, np.inf if best_us is None else best_us)
+
+    def _expected_gap(self, predicted_us: float | None) -> float | None:
+        return predicted_us / self.bound_us if predicted_us is not None and self.bound_us > 0 else None
+
+    def _versus(self, settled: Settled | None, baselines: tuple[Baseline, ...]) -> dict[str, Comparison]:
+        """Return how the best stands to others, the fastest library among them."""
+        found = dict(settled.versus) if settled is not None else {}
+        if settled is not None and baselines:
+            best, name = settled.best, baselines[0].name
+            turns = [
+                t for t, libraries in enumerate(self.library_rounds) if name in libraries and t in best.again
+            ]
+            if turns:
+                library = [self.library_rounds[turn][name].samples_us for turn in turns]
+                found["baseline"] = compare([best.samples_us(turn) for turn in turns], library)
+        return found
+
+    def _ties(self, best: Timed | None) -> tuple[Tie, ...]:
+        if best is None or self.target.runner == "offline":
+            return ()
+        tied = [one for one in self.timed if one is not best and not one.failed and best.tied(one)]
+        tied.sort(key=lambda one: one.median()[0])
+        return tuple(
+            Tie(variant=one.search.key, config=one.config, median_us=one.median()[0]) for one in tied
+        )
+
     def _seconds(self) -> dict[str, float]:
         wall_s = time.perf_counter() - self.started
         parts = {
@@ -331,9 +472,3 @@ class Session:
             for name in ("compile_s", "verify_s", "measure_s")
         }
         return {"wall_s": wall_s, **parts, "overhead_s": max(0.0, wall_s - self.busy_s)}
-
-
-def _load(*files: str) -> None:
-    """Start a worker that needs users' operators and nothing else."""
-    for path in files:
-        load_file(path)

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -29,7 +30,7 @@ from tunebench.outcome import CompileFailed, Crashed, Effort, Resources, Result,
 from tunebench.search.executor import Executor
 from tunebench.task import Task
 
-__all__ = ["LocalExecutor", "Stage"]
+__all__ = ["Caller", "LocalExecutor", "Stage", "call_once"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,17 +276,40 @@ def _death(exit_code: int | None) -> str:
     return fault or f"worker exited with code {exit_code}"
 
 
+class Caller:
+    """Calls one function in a process of its own, again and again; a context manager.
+
+    Args:
+        stage: What is called. The process is started with the first call, and again after it died.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._pool: ProcessPool | None = None
+
+    def call(self, *arguments: Any) -> Any:
+        """Return what the function returns, or `Crashed` or `TimedOut`; an error it raised is raised here."""
+        self._pool = self._pool or self._stage.pool()
+        answer = _answer(self._stage.schedule(self._pool, *arguments), self._stage.timeout_s)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            if error is None:
+                self._pool.close()
+            else:
+                self._pool.stop()
+            self._pool.join()
+
+
 def call_once(stage: Stage, *arguments: Any) -> Any:
     """Run one call in a process of its own; its death is an outcome, `Crashed` or `TimedOut`."""
-    pool = stage.pool()
-    try:
-        answer = _answer(stage.schedule(pool, *arguments), stage.timeout_s)
-        pool.close()
-    except BaseException:
-        pool.stop()
-        raise
-    finally:
-        pool.join()
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
+    with Caller(stage) as caller:
+        return caller.call(*arguments)

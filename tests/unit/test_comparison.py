@@ -1,0 +1,99 @@
+"""Comparing configurations: how often noise passes for a difference, and drift for noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tunebench.errors import InputError
+from tunebench.measure.comparison import _student, _student_quantile, compare
+
+
+def rounds(
+    rng: np.random.Generator, us: float, drift: tuple[float, ...] = (1.0,) * 4, spread: float = 0.03
+) -> list[list[float]]:
+    """Return samples of a skewed distribution, as times of kernels are, in rounds of a drifting machine."""
+    return [list(us * d * (1 + spread * rng.exponential(size=30))) for d in drift]
+
+
+def test_a_clear_difference_is_found_and_its_size_told() -> None:
+    rng = np.random.default_rng(0)
+    found = compare(rounds(rng, 10.0), rounds(rng, 12.0))
+    assert found.faster
+    assert not found.tied
+    assert found.probability > 0.99
+    assert found.ratio == pytest.approx(1.2, rel=0.02)
+    assert found.low < found.ratio < found.high
+
+
+def test_to_turn_a_comparison_round_turns_its_verdict_round() -> None:
+    rng = np.random.default_rng(1)
+    a, b = rounds(rng, 10.0), rounds(rng, 10.5)
+    one, other = compare(a, b), compare(b, a)
+    assert one.ratio == pytest.approx(1 / other.ratio)
+    assert one.faster
+    assert not other.faster
+    assert not other.tied
+
+
+def test_noise_passes_for_a_difference_as_seldom_as_promised() -> None:
+    """Also noise that is the same within a round, of which more samples would tell nothing."""
+    rng = np.random.default_rng(2)
+
+    def noisy() -> list[list[float]]:
+        return rounds(rng, 10.0, tuple(1 + 0.01 * rng.standard_normal(4)))
+
+    verdicts = [compare(noisy(), noisy()) for _ in range(800)]
+    assert 0.01 < np.mean([found.faster for found in verdicts]) < 0.04  # one side of 95 %
+    assert 0.92 < np.mean([found.tied for found in verdicts]) < 0.98
+    certain = np.mean([found.probability for found in verdicts])
+    assert certain == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_drift_that_meets_both_alike_hides_no_difference() -> None:
+    rng = np.random.default_rng(3)
+    drift = (1.0, 1.3, 0.8, 1.1)
+    assert compare(rounds(rng, 10.0, drift), rounds(rng, 10.4, drift)).faster
+
+
+def test_what_holds_in_one_round_and_not_in_another_is_no_certainty() -> None:
+    rng = np.random.default_rng(4)
+    found = compare(rounds(rng, 10.0, (1.0, 1.0, 1.06, 1.0)), rounds(rng, 10.3))
+    assert found.tied
+    assert 0.5 < found.probability < 1
+
+
+def test_times_that_never_vary_are_certain_or_a_tie() -> None:
+    same = compare([[5.0] * 9] * 4, [[5.0] * 9] * 4)
+    assert (same.ratio, same.low, same.high, same.probability) == (1, 1, 1, 0.5)
+    assert same.tied
+    assert compare([[5.0]] * 4, [[6.0]] * 4).probability == 1
+    assert compare([[6.0]] * 4, [[5.0]] * 4).probability == 0
+
+
+def test_one_round_tells_nothing_of_noise() -> None:
+    found = compare([[5.0] * 9], [[7.0] * 9])
+    assert found.tied
+    assert (found.ratio, found.low, found.probability) == (pytest.approx(1.4), 0, 0.5)
+    assert found.to_json()["high"] is None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (29, 2.045)]
+)
+def test_students_distribution_is_that_of_the_tables(freedom: int, t: float) -> None:
+    assert _student_quantile(0.975, freedom) == pytest.approx(t, abs=6e-4)
+    assert _student(-t, freedom) == pytest.approx(0.025, abs=1e-4)
+    assert _student(0.0, freedom) == 0.5
+
+
+def test_the_same_samples_give_the_same_verdict() -> None:
+    rng = np.random.default_rng(5)
+    a, b = rounds(rng, 10.0), rounds(rng, 10.1)
+    assert compare(a, b) == compare(a, b)
+
+
+@pytest.mark.parametrize(("this", "other"), [([], []), ([[1.0]], []), ([[1.0]], [[]])])
+def test_both_must_be_timed_in_every_round(this: list[list[float]], other: list[list[float]]) -> None:
+    with pytest.raises(InputError, match="every round"):
+        compare(this, other)

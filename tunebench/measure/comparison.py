@@ -1,0 +1,112 @@
+"""Whether one configuration is faster than another beyond noise, from rounds in which both were timed.
+
+Each round gives one ratio of medians, so that a drift of the machine from one round to the next meets both
+alike. What varies from round to round is the noise that counts, not what varies from sample to sample within
+one: a hundred samples taken in a row share the mood of the machine. The interval of the ratio is therefore
+Student's, over the logarithms of the rounds' ratios.
+
+Source: Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013 (repeat on the level that
+varies, and tell ratios with intervals); Student's distribution for whole degrees of freedom by Abramowitz and
+Stegun, "Handbook of mathematical functions", 26.7.3 and 26.7.4.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from tunebench.errors import InputError
+
+__all__ = ["Comparison", "compare"]
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How one configuration stands to another.
+
+    Attributes:
+        ratio: Time of the other over time of this one: above 1, this one is faster.
+        low: Lower end of its 95 % interval; 0 where one round alone tells nothing of noise.
+        high: Upper end; infinite likewise.
+        probability: Confidence that this one is faster.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    probability: float
+
+    @property
+    def faster(self) -> bool:
+        """Whether this one is faster beyond noise."""
+        return self.low > 1
+
+    @property
+    def tied(self) -> bool:
+        """Whether neither is faster beyond noise."""
+        return self.low <= 1 <= self.high
+
+    def to_json(self) -> dict[str, float | None]:
+        """Return it as plain data; an upper end that is not known is None."""
+        return {**asdict(self), "high": self.high if math.isfinite(self.high) else None}
+
+
+def compare(this: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Comparison:
+    """Compare two configurations by the samples of the rounds in which both were timed.
+
+    Args:
+        this: Samples of each round, in microseconds.
+        other: Samples of the same rounds, in the same order.
+
+    Raises:
+        InputError: if there is no round, or a round lacks samples of one of them.
+    """
+    if not this or len(this) != len(other) or not all(map(len, (*this, *other))):
+        raise InputError(f"both must be timed in every round, got {len(this)} and {len(other)} rounds")
+    medians = [(statistics.median(a), statistics.median(b)) for a, b in zip(this, other, strict=True)]
+    logs = [math.log(b / a) for a, b in medians]
+    mean = statistics.fmean(logs)
+    if len(logs) < 2:
+        return Comparison(ratio=math.exp(mean), low=0.0, high=math.inf, probability=0.5)
+    error = statistics.stdev(logs) / math.sqrt(len(logs))
+    reach = _student_quantile((1 + LEVEL) / 2, len(logs) - 1) * error
+    return Comparison(
+        ratio=math.exp(mean),
+        low=math.exp(mean - reach),
+        high=math.exp(mean + reach),
+        probability=_probability(mean, error, len(logs) - 1),
+    )
+
+
+def _probability(mean: float, error: float, freedom: int) -> float:
+    """Return the confidence that a mean is above 0; where nothing varies it is certain, or a tie."""
+    if error == 0:
+        return 0.5 if mean == 0 else float(mean > 0)
+    return _student(mean / error, freedom)
+
+
+def _student(t: float, freedom: int) -> float:
+    """Return the cumulative probability of Student's distribution."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    total, term = 0.0, cosine if odd else 1.0
+    for k in range(1, freedom // 2 + 1):
+        total += term
+        term *= cosine**2 * (2 * k / (2 * k + 1) if odd else (2 * k - 1) / (2 * k))
+    inside = math.sin(angle) * total
+    return 0.5 + ((angle + inside) / math.pi if odd else inside / 2)
+
+
+@functools.cache
+def _student_quantile(probability: float, freedom: int) -> float:
+    """Return where Student's distribution reaches a probability above one half."""
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student(middle, freedom) < probability else (low, middle)
+    return low

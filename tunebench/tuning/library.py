@@ -1,0 +1,77 @@
+"""Libraries, timed in rounds: between the rounds of the finalists, so that a drift meets all alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import TracebackType
+from typing import Self
+
+from tunebench.device import Device
+from tunebench.kernels import load_file, loaded_files
+from tunebench.measure.baseline import Baseline, measure_baselines
+from tunebench.measure.timing import Protocol
+from tunebench.search.executor.local import Caller, Stage
+from tunebench.workload import Workload
+
+__all__ = ["Libraries"]
+
+TIMEOUT_S = 180.0
+
+
+class Libraries:
+    """The libraries that do a problem, in a process of their own; a context manager.
+
+    Args:
+        problem: The problem.
+        device: Where.
+        protocol: How samples are taken, in all rounds together.
+        rounds: How many rounds there are to be.
+    """
+
+    def __init__(self, problem: Workload, device: Device, protocol: Protocol, *, rounds: int) -> None:
+        self._problem, self._device = problem, device
+        self._protocol = dataclasses.replace(
+            protocol, max_s=protocol.max_s / rounds, min_samples=-(-protocol.min_samples // rounds)
+        )
+        self._caller = Caller(
+            Stage(
+                function=measure_baselines,
+                start=_load,
+                start_arguments=loaded_files(),
+                timeout_s=TIMEOUT_S,
+            )
+        )
+        self._lost = False
+        self.rounds: list[dict[str, Baseline]] = []
+        """What each round has found, by the name of the library."""
+
+    def time(self, seed: int) -> None:
+        """Time every library once more; none again after a crash or a hang."""
+        if self._lost:
+            return
+        answer = self._caller.call(self._problem, self._device, self._protocol, seed)
+        self._lost = not isinstance(answer, list)
+        self.rounds.append({} if self._lost else {baseline.name: baseline for baseline in answer})
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        """Return what all rounds together say, fastest first."""
+        names = dict.fromkeys(name for found in self.rounds for name in found)
+        pooled = (
+            Baseline.of(name, [us for found in self.rounds if name in found for us in found[name].samples_us])
+            for name in names
+        )
+        return tuple(sorted(pooled, key=lambda baseline: baseline.median_us))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._caller.__exit__(kind, error, trace)
+
+
+def _load(*files: str) -> None:
+    """Start a worker that needs users' operators and nothing else."""
+    for path in files:
+        load_file(path)
