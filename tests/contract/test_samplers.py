@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import optuna
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tunebench.errors import UnknownName
 from tunebench.outcome import CompileFailed, Measured, Verification
 from tunebench.search.loop import SAMPLERS, VariantSearch
-from tunebench.search.pruner import BOUND_US, BoundPruner
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
 from tunebench.search.surrogate_sampler import SurrogateSampler
 from tunebench.space import Config, Parameter, Space, Table
@@ -152,13 +149,3 @@ def test_lowest_bound_first() -> None:
     while (proposal := looked_for.ask(float("inf"))) is not None:
         bounds.append(proposal.bound_us)
     assert bounds == sorted(bounds)
-
-
-@given(st.floats(0.1, 100), st.floats(0.1, 100))
-def test_the_pruner_stops_exactly_what_cannot_win(best: float, bound: float) -> None:
-    study = optuna.create_study(pruner=BoundPruner())
-    study.add_trial(optuna.trial.create_trial(value=best))
-    trial = study.ask()
-    assert not trial.should_prune()
-    trial.set_user_attr(BOUND_US, bound)
-    assert trial.should_prune() is (bound > best)

@@ -11,7 +11,7 @@ import stages
 from tunebench.device import find
 from tunebench.kernels import variant
 from tunebench.outcome import CompileFailed, Crashed, Measured, Result, TimedOut
-from tunebench.search.executor.local import LocalExecutor, Stage, call_once
+from tunebench.search.executor.local import Caller, LocalExecutor, Stage, call_once
 from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.workloads import parse
@@ -61,6 +61,7 @@ def test_every_way_to_end_is_an_outcome_and_the_next_task_still_runs() -> None:
         Measured,
     ]
     assert found[1].reason == "syntax error"
+    assert (found[1].refused, found[2].refused) == (True, False)
     assert "SIGSEGV" in found[2].reason
     assert found[3].reason == "worker killed by SIGKILL"
     assert found[4].reason == "worker exited with code 3"
@@ -116,6 +117,19 @@ def test_one_call_in_a_process_of_its_own() -> None:
     assert isinstance(call_once(stage, task(compiling="crash")), Crashed)
     with pytest.raises(RuntimeError, match="fault"):
         call_once(stage, task(compiling="bug"))
+
+
+def test_a_process_answers_again_and_again_and_is_replaced_when_it_dies() -> None:
+    with Caller(Stage(function=stages.measure_task, start=stages.start)) as caller:
+        first, second = (caller.call(task(us=us), None, None).outcome.median_us for us in (3, 4))
+        assert (first, second) == (3, 4)
+        assert isinstance(caller.call(task(run="crash"), None, None), Crashed)
+        assert caller.call(task(us=5), None, None).outcome.median_us == 5
+
+
+def test_a_caller_that_was_never_used_has_nothing_to_stop() -> None:
+    with Caller(Stage(function=stages.measure_task, start=stages.start)):
+        pass
 
 
 class _Unloadable:

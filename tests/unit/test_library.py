@@ -1,0 +1,37 @@
+"""Libraries timed in rounds: all rounds count, and one that dies takes no run with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunebench.device import find
+from tunebench.measure.baseline import Baseline
+from tunebench.measure.timing import Protocol
+from tunebench.outcome import Crashed
+from tunebench.tuning.library import Libraries
+from tunebench.workloads import parse
+
+PROBLEM = parse("softmax:rows=8,cols=8,dtype=f32")
+QUICK = Protocol(min_samples=4, max_samples=5, max_s=0.02)
+
+
+def test_libraries_are_timed_in_a_process_of_their_own_and_pooled() -> None:
+    with Libraries(PROBLEM, find("cpu"), QUICK, rounds=2) as libraries:
+        libraries.time(0)
+        libraries.time(0)
+    numpy = next(baseline for baseline in libraries.baselines() if baseline.name == "numpy")
+    taken = [found["numpy"].samples_us for found in libraries.rounds]
+    assert len(taken) == 2
+    assert numpy.samples_us == (*taken[0], *taken[1])
+    assert all(len(samples) >= 2 for samples in taken)
+    assert min(numpy.samples_us) <= numpy.median_us <= max(numpy.samples_us)
+
+
+def test_one_that_crashed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([[Baseline.of("numpy", [3.0, 4.0, 5.0])], Crashed(reason="SIGSEGV")])
+    libraries = Libraries(PROBLEM, find("cpu"), QUICK, rounds=3)
+    monkeypatch.setattr(libraries._caller, "call", lambda *_: next(answers))
+    for _ in range(3):
+        libraries.time(0)
+    assert libraries.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0]),)
+    assert [sorted(found) for found in libraries.rounds] == [["numpy"], []]
