@@ -4,7 +4,7 @@
 
 A tuner runs every configuration of a space in random order. One whose fastest sample after so many exceeds
 `factor` times the median of the best so far is given up, as `tunebench.measure.timing` does. What is saved is
-the share of the time of all samples; the optimum is lost if the configuration of the least median was given up.
+the share of the time of all samples; the optimum is lost if the configuration of least median was given up.
 Files are Kernel Tuner's cache files; without any, those beside the checkout.
 """
 

@@ -14,7 +14,7 @@ from tunebench.measure.timing import Protocol, collect
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import abort as benchmark  # noqa: E402
+import abort as benchmark
 
 SAMPLES = np.array([[10.0, 10.0, 10.0], [14.0, 14.0, 14.0], [16.0, 8.0, 8.0], [100.0, 100.0, 100.0]])
 
