@@ -156,6 +156,10 @@ def test_what_was_pruned_once_compiled_is_closed_by_its_new_bound_and_comes_back
     assert audit is not None
     assert (audit.row, audit.audit) == (proposal.row, True)
     one.tell(audit, Pruned(bound_us=12.0, incumbent_us=10.0))
-    assert not one.open[proposal.row]
     one.distrust()
-    assert one.open[proposal.row]
+    again = one.ask(10.0)
+    assert again is not None
+    assert again.row == proposal.row
+    one.tell(again, Pruned(bound_us=12.0, incumbent_us=10.0))  # it was under way meanwhile
+    assert one.ask(10.0).row == proposal.row  # type: ignore[union-attr]
+    assert one.ask(10.0).row != proposal.row  # type: ignore[union-attr]

@@ -100,6 +100,7 @@ class VariantSearch:
         self._distributions = dict(StudySpace.of_table(self.table).distributions)
         self._masked = np.zeros(len(self.table), bool)
         self._pruned = np.zeros(len(self.table), bool)  # once they were compiled
+        self._reopened: list[int] = []  # of those; samplers close for good what has a trial
         self._rng = np.random.default_rng(seed)
         self.asked = 0
         self.best_us = float("inf")
@@ -126,9 +127,9 @@ class VariantSearch:
     def distrust(self) -> None:
         """Prune by bound no more, and open again what it pruned: a run has violated it."""
         self.trusted = False
-        for shut in (self._masked, self._pruned):
-            self.open[shut] = True
-            shut[:] = False
+        self.open[self._masked] = True
+        self._reopened += np.flatnonzero(self._pruned).tolist()
+        self._masked[:] = self._pruned[:] = False
 
     @property
     def sound_bounds_us(self) -> Array:
@@ -145,7 +146,7 @@ class VariantSearch:
             hopeless = self.open & (self.bounds_us > incumbent_us)
             self._masked |= hopeless
             self.open[hopeless] = False
-        if not self.open.any():
+        if not self._reopened and not self.open.any():
             return None
         row, trial = self._ask()
         self.asked += 1
@@ -176,6 +177,9 @@ class VariantSearch:
         return self.study.ask(self._distributions)
 
     def _ask(self) -> tuple[int, Trial]:
+        if self._reopened:
+            again = self._reopened.pop()
+            return again, self._enqueued(again)
         while self._first:
             row = self.table.row(self._first.pop(0))
             if row is not None and self.open[row]:
@@ -216,8 +220,10 @@ class VariantSearch:
         self.standings[row] = standing(outcome)
         if isinstance(outcome, Pruned):
             self.tighten(row, outcome.bound_us)
-            self._pruned[row] = self.trusted
-            self.open[row] = not self.trusted  # it was under way when a bound turned out to be wrong
+            if self.trusted:
+                self._pruned[row] = True
+            else:  # it was under way when a bound turned out to be wrong
+                self._reopened.append(row)
 
     def drop(self, proposal: Proposal) -> None:
         """Forget a proposal that will not be tried here, since another tuner is at it."""
