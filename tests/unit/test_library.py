@@ -27,11 +27,22 @@ def test_libraries_are_timed_in_a_process_of_their_own_and_pooled() -> None:
     assert min(numpy.samples_us) <= numpy.median_us <= max(numpy.samples_us)
 
 
-def test_one_that_crashed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([[Baseline.of("numpy", [3.0, 4.0, 5.0])], Crashed(reason="SIGSEGV")])
+@pytest.mark.parametrize("end", [Crashed(reason="SIGSEGV"), RuntimeError("out of memory")], ids=repr)
+def test_one_that_fails_is_not_tried_again_and_the_reason_kept(
+    monkeypatch: pytest.MonkeyPatch, end: object
+) -> None:
+    answers = iter([[Baseline.of("numpy", [3.0, 4.0, 5.0])], end])
+
+    def call(*_: object) -> object:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
     libraries = Libraries(PROBLEM, find("cpu"), QUICK, rounds=3)
-    monkeypatch.setattr(libraries._caller, "call", lambda *_: next(answers))
+    monkeypatch.setattr(libraries._caller, "call", call)
     for _ in range(3):
         libraries.time(0)
     assert libraries.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0]),)
-    assert [sorted(found) for found in libraries.rounds] == [["numpy"], []]
+    assert libraries.failure is not None
+    assert ("SIGSEGV" in libraries.failure) or ("out of memory" in libraries.failure)

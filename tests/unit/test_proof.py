@@ -15,6 +15,7 @@ from tunebench.cli import run as command_line
 from tunebench.db.store import open_store
 from tunebench.errors import InputError
 from tunebench.kernels import load_file
+from tunebench.measure.baseline import Baseline
 from tunebench.measure.timing import median_interval
 from tunebench.outcome import (
     Aborted,
@@ -28,6 +29,7 @@ from tunebench.outcome import (
     WrongResult,
 )
 from tunebench.search.executor import Executor
+from tunebench.search.executor.local import Caller
 from tunebench.task import Task
 from tunebench.tuning import Plan, Report
 from tunebench.tuning.session import Session
@@ -341,6 +343,35 @@ def test_every_second_round_goes_backwards(go: Callable[..., tuple[Report, MadeU
     assert order[6:] == order[:6]
 
 
+def test_libraries_are_timed_between_the_rounds_and_compared(
+    go: Callable[..., tuple[Report, MadeUp]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed_before: list[int] = []
+    executor_of: list[MadeUp] = []
+
+    def call(_: Caller, *_arguments: object) -> object:
+        timed_before.append(sum(task.thorough for task in executor_of[0].tasks))
+        if len(timed_before) == 4:
+            return Crashed(reason="SIGSEGV")
+        return [Baseline.of("numpy", [60.0, 61.0, 62.0])]
+
+    answer = rounds(c20=CALM, c1=CALM, c2=CALM)
+    made = MadeUp.__init__
+
+    def remember(self: MadeUp, given: Answer) -> None:
+        made(self, given)
+        executor_of.append(self)
+
+    monkeypatch.setattr(MadeUp, "__init__", remember)
+    monkeypatch.setattr(Caller, "call", call)
+    report, _ = go(answer, finalists=2, sampler="bound", baselines=True)
+    assert timed_before == [3, 6, 9, 12]
+    assert report.baselines[0].samples_us == (60.0, 61.0, 62.0) * 3
+    assert report.versus["baseline"].ratio == pytest.approx(1.5, rel=0.02)
+    assert "SIGSEGV" in report.skipped["baselines"]
+    assert "samples_us" not in report.to_json()["baselines"][0]
+
+
 def test_a_finalist_that_fails_is_stored_and_speaks_no_more(
     go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
 ) -> None:
@@ -354,6 +385,9 @@ def test_a_finalist_that_fails_is_stored_and_speaks_no_more(
     assert best(report) == 20
     assert served(tmp_path) == 20
     assert sum(task.thorough and copy(task) == 1 for task in executor.tasks) == 2
+    with open_store(tmp_path / "a.db") as store:
+        last = [e for e in store.history(WORKLOAD) if e.key.config["copy"] == 1][-1]
+    assert (last.result.outcome.kind, last.purpose) == ("wrong_result", "finalist")
 
 
 def test_a_default_that_was_aborted_is_timed_all_the_same(

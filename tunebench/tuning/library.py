@@ -41,17 +41,24 @@ class Libraries:
                 timeout_s=TIMEOUT_S,
             )
         )
-        self._lost = False
+        self.failure: str | None = None
+        """Why they were given up, if they were."""
         self.rounds: list[dict[str, Baseline]] = []
         """What each round has found, by the name of the library."""
 
     def time(self, seed: int) -> None:
-        """Time every library once more; none again after a crash or a hang."""
-        if self._lost:
+        """Time every library once more; none again after a crash, a hang or an error."""
+        if self.failure is not None:
             return
-        answer = self._caller.call(self._problem, self._device, self._protocol, seed)
-        self._lost = not isinstance(answer, list)
-        self.rounds.append({} if self._lost else {baseline.name: baseline for baseline in answer})
+        try:
+            answer = self._caller.call(self._problem, self._device, self._protocol, seed)
+        except Exception as error:  # the process boundary of measuring: a library's error ends no run
+            self.failure = f"libraries could not be timed: {type(error).__name__}: {error}"
+            return
+        if isinstance(answer, list):
+            self.rounds.append({baseline.name: baseline for baseline in answer})
+        else:
+            self.failure = f"libraries could not be timed: {answer.reason}"
 
     def baselines(self) -> tuple[Baseline, ...]:
         """Return what all rounds together say, fastest first."""

@@ -116,7 +116,7 @@ class Report:
         seconds: Wall time, and its parts: compile, verify, measure (summed over workers) and overhead.
         database: Where the records are.
         interrupted: Whether the run was stopped before its budget was spent.
-        skipped: Variants that were not tried, each with the reason.
+        skipped: Variants that were not tried, each with the reason; `baselines` if libraries failed.
     """
 
     workload: str

@@ -72,7 +72,8 @@ class Session:
         self.efforts: list[Effort] = []
         self.timed: list[Timed] = []
         self.finalists: list[Timed] = []
-        self.library_rounds: list[dict[str, Baseline]] = []
+        self.libraries: Libraries | None = None
+        self.defaults: dict[str, Config] = {}
         self.violations: dict[tuple[str, Config], Violation] = {}
         self.cached = 0
         self.again: set[tuple[str, Config]] = set()
@@ -98,6 +99,7 @@ class Session:
 
     def _search_of(self, candidate: Candidate) -> VariantSearch:
         variant = candidate.variant
+        self.defaults[variant.key] = variant.default(self.problem, self.target.device)
         search = VariantSearch(
             variant.key, candidate.prospects(), sampler=self.plan.sampler, seed=self.plan.seed
         )
@@ -127,11 +129,8 @@ class Session:
             search.remember(known.config, known.outcome)
             self.cached += 1
             self._keep(search, known.config, known.outcome)
-        search.first(self._default_config(candidate))
+        search.first(self.defaults[variant.key])
         return search
-
-    def _default_config(self, candidate: Candidate) -> Config:
-        return candidate.variant.default(self.problem, self.target.device)
 
     def _refined_us(self, candidate: Candidate, config: Config, resources: Resources) -> float:
         """Return the bound with what the binary uses; 0 where it tells nothing."""
@@ -217,7 +216,7 @@ class Session:
         def on_result(proposal: Proposal, result: Result) -> None:
             key = self._key(proposal.search, proposal.config)
             self._tighten(proposal, result)
-            untuned = proposal.config == self._default_config(self.candidates[proposal.search.key])
+            untuned = proposal.config == self.defaults[proposal.search.key]
             said = Verdict(versus_default="itself") if untuned else None
             self._record(key, result, "audit" if proposal.audit else "search", proposal.bound_us, said)
             under_way.discard(key)
@@ -287,7 +286,7 @@ class Session:
 
     def _keep(self, search: VariantSearch, config: Config, outcome: Outcome) -> None:
         value = time_us(outcome)
-        default = config == self._default_config(self.candidates[search.key])
+        default = config == self.defaults[search.key]
         if value is None and default and isinstance(outcome, Aborted):
             value = float("inf")  # slow, but what the best is to be compared with
         if value is not None:
@@ -334,27 +333,27 @@ class Session:
         Every second round goes backwards, so that a drift within a round meets all alike too.
         """
         finalists = choose(self.timed, self.plan.finalists)
-        with self._libraries() as libraries:
-            try:
+        libraries = Libraries(self.problem, self.target.device, self.plan.protocol, rounds=ROUNDS)
+        try:
+            with libraries:
                 for turn in range(ROUNDS):
-                    for position, timed in enumerate(finalists if turn % 2 == 0 else finalists[::-1]):
-                        self._tell_watcher(
-                            "finalists", turn * len(finalists) + position, ROUNDS * len(finalists)
-                        )
-                        self._time_again(executor, timed, turn)
+                    self._time_round(executor, finalists, turn)
                     if self.plan.baselines:
                         self._tell_watcher("baselines", turn, ROUNDS)
                         libraries.time(self.plan.seed)
-            except KeyboardInterrupt:
-                self.interrupted = True
-                executor.close()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            executor.close()
         self._record_finalists([timed for timed in finalists if timed.again and not timed.failed])
         self.busy_s = executor.busy_s
-        self.library_rounds = libraries.rounds
+        self.libraries = libraries
         return libraries.baselines()
 
-    def _libraries(self) -> Libraries:
-        return Libraries(self.problem, self.target.device, self.plan.protocol, rounds=ROUNDS)
+    def _time_round(self, executor: Executor[Task], finalists: list[Timed], turn: int) -> None:
+        done, total = turn * len(finalists), ROUNDS * len(finalists)
+        for position, timed in enumerate(finalists if turn % 2 == 0 else finalists[::-1]):
+            self._tell_watcher("finalists", done + position, total)
+            self._time_again(executor, timed, turn)
 
     def _time_again(self, executor: Executor[Task], timed: Timed, turn: int) -> None:
         if timed.failed:
@@ -418,8 +417,12 @@ class Session:
             seconds=seconds,
             database=str(self.store.location),
             interrupted=self.interrupted,
-            skipped=skipped,
+            skipped=self._skipped(skipped),
         )
+
+    def _skipped(self, variants: Mapping[str, str]) -> dict[str, str]:
+        failure = self.libraries.failure if self.libraries is not None else None
+        return {**variants, "baselines": failure} if failure is not None else dict(variants)
 
     def _finish(self, masked: int, seconds: Mapping[str, float]) -> None:
         effort = Effort(**{name: seconds[name] for name in ("compile_s", "verify_s", "measure_s")})
@@ -446,14 +449,14 @@ class Session:
     def _versus(self, settled: Settled | None, baselines: tuple[Baseline, ...]) -> dict[str, Comparison]:
         """Return how the best stands to others, the fastest library among them."""
         found = dict(settled.versus) if settled is not None else {}
-        if settled is not None and baselines:
+        if settled is not None and baselines and self.libraries is not None:
             best, name = settled.best, baselines[0].name
-            turns = [
-                t for t, libraries in enumerate(self.library_rounds) if name in libraries and t in best.again
-            ]
-            if turns:
-                library = [self.library_rounds[turn][name].samples_us for turn in turns]
-                found["baseline"] = compare([best.samples_us(turn) for turn in turns], library)
+            rounds = {
+                t: lib[name] for t, lib in enumerate(self.libraries.rounds) if name in lib and t in best.again
+            }
+            if rounds:
+                mine = [best.samples_us(turn) for turn in rounds]
+                found["baseline"] = compare(mine, [library.samples_us for library in rounds.values()])
         return found
 
     def _ties(self, best: Timed | None) -> tuple[Tie, ...]:
