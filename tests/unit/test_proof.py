@@ -166,6 +166,15 @@ def test_ties_are_named(go: Callable[..., tuple[Report, MadeUp]]) -> None:
     assert all(tie.config != report.config for tie in report.ties)
 
 
+def test_what_was_faster_only_on_a_better_day_is_a_tie(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        drift = 1.5 if task.thorough else 1.0
+        return measured(*[drift * (60 + copy(task) / 40 + noise) for noise in (0.0, 0.001, 0.002)])
+
+    report, _ = go(answer, trials=4, finalists=1)
+    assert len(report.ties) == 2  # the two of the search that are neither the best nor the default
+
+
 def test_a_prediction_proves_nothing_of_time() -> None:
     with pytest.raises(InputError, match="proves nothing of time"):
         tune("gemm:m=64,n=64,k=64,dtype=f32", device="h100-sxm", plan=Plan(stop_at_gap=1.1))

@@ -462,7 +462,14 @@ class Session:
     def _ties(self, best: Timed | None) -> tuple[Tie, ...]:
         if best is None or self.target.runner == "offline":
             return ()
-        tied = [one for one in self.timed if one is not best and not one.failed and best.tied(one)]
+        # What seemed faster on a better day of the search, and was not timed again, is not told from the best.
+        tied = [
+            one
+            for one in self.timed
+            if one is not best
+            and not one.failed
+            and (best.tied(one) or (not one.again and one.search_us < best.median()[0]))
+        ]
         tied.sort(key=lambda one: one.median()[0])
         return tuple(
             Tie(variant=one.search.key, config=one.config, median_us=one.median()[0]) for one in tied
