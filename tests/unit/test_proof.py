@@ -427,6 +427,24 @@ def test_until_there_are_finalists_intervals_decide_and_the_report_says_what_is_
     assert served(tmp_path) == 20
 
 
+def test_finalists_that_were_interrupted_are_no_verdict(
+    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
+) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        if task.thorough and turn == 2:
+            raise KeyboardInterrupt
+        us = 40.0 if copy(task) == 20 else 30.0
+        return measured(us, us + 0.1, us + 0.2)
+
+    report, _ = go(answer, trials=4)
+    assert report.interrupted
+    assert not report.is_default
+    assert report.versus == {}
+    assert served(tmp_path) == best(report) != 20
+    with open_store(tmp_path / "a.db") as store:
+        assert {entry.purpose for entry in store.history(WORKLOAD)} == {"search"}
+
+
 # -- the command line ------------------------------------------------------------------------------
 
 

@@ -341,9 +341,11 @@ class Session:
                     if self.plan.baselines:
                         self._tell_watcher("baselines", turn, ROUNDS)
                         libraries.time(self.plan.seed)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # a round or two are no verdict: what the search timed goes on speaking
             self.interrupted = True
             executor.close()
+            for timed in finalists:
+                timed.again.clear()
         self._record_finalists([timed for timed in finalists if timed.again and not timed.failed])
         self.busy_s = executor.busy_s
         self.libraries = libraries
