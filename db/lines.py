@@ -20,7 +20,18 @@ from typing import Any, get_args
 from tunebench import __version__, kernels, workloads
 from tunebench.db.bulk import AddWatcher
 from tunebench.db.reader import Reader
-from tunebench.db.record import PURPOSES, Addition, Batch, Entry, Imported, RunStart, SpaceKey, TrialKey
+from tunebench.db.record import (
+    PURPOSES,
+    Addition,
+    Batch,
+    Entry,
+    Imported,
+    RunStart,
+    SpaceKey,
+    TrialKey,
+    Verdict,
+    VersusDefault,
+)
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.errors import InputError
@@ -74,6 +85,8 @@ def _line(entry: Entry) -> dict[str, Any]:
         "bound_us": entry.bound_us,
         "seed": entry.seed,
         "recorded_at": entry.recorded_at.isoformat(),
+        "versus_default": entry.verdict.versus_default,
+        "comparison": entry.verdict.comparison,
     }
 
 
@@ -231,7 +244,16 @@ def _addition(data: Mapping[str, Any], devices: Mapping[str, Device]) -> Additio
         bound_us=_number(data, "bound_us"),
         seed=_seed(data.get("seed")),
         recorded_at=_moment(data.get("recorded_at")),
+        verdict=_verdict(data),
     )
+
+
+def _verdict(data: Mapping[str, Any]) -> Verdict:
+    """Return how it compared with others, which lines of earlier versions do not tell."""
+    versus, known = data.get("versus_default"), get_args(VersusDefault)
+    if versus is not None and versus not in known:
+        raise InputError(f"versus_default must be one of: {', '.join(known)}")
+    return Verdict(versus_default=versus, comparison=_object(data.get("comparison", {}), "comparison"))
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:
@@ -336,6 +358,12 @@ def _reason(data: Mapping[str, Any], name: str) -> str:
     return value[:MAX_TEXT].encode("utf-8", "replace").decode().replace("\0", " ")
 
 
+def _flag(data: Mapping[str, Any], name: str) -> bool:
+    if not isinstance(data[name], bool):
+        raise InputError(f"{name} must be true or false")
+    return bool(data[name])
+
+
 def _cache(data: Mapping[str, Any], name: str) -> str:
     if data[name] not in get_args(CacheState):
         raise InputError(f"{name} must be one of: {', '.join(get_args(CacheState))}")
@@ -362,6 +390,7 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any], str], Any]] = {
     "cache": _cache,
     "verification": _verification,
     "reason": _reason,
+    "refused": _flag,
     "conditions": _conditions,
 }
 """What each field of an outcome must be; a field that no outcome has is refused when it is made."""

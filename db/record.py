@@ -197,6 +197,7 @@ class Addition:
         seed: Seed of its inputs.
         recorded_at: When it was recorded there; it is left out if its trial has a later one here. None is
             now, whatever is there.
+        verdict: How it compared with others there.
     """
 
     key: TrialKey
@@ -205,6 +206,7 @@ class Addition:
     bound_us: float | None = None
     seed: int | None = None
     recorded_at: datetime | None = None
+    verdict: Verdict = Verdict()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

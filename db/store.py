@@ -316,6 +316,7 @@ class Store(Reader):
             "bound_us": addition.bound_us,
             "seed": addition.seed,
             "recorded_at": addition.recorded_at or self._now(),
+            **verdict_columns(addition.verdict),
             **columns_of(addition.result),
         }
 

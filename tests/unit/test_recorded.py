@@ -18,7 +18,7 @@ from _data import found
 
 from tunebench import lookup
 from tunebench.answer import lookup_workload
-from tunebench.db import RunStart, SpaceKey, Store, TrialKey, open_store
+from tunebench.db import RunStart, SpaceKey, Store, TrialKey, Verdict, open_store
 from tunebench.db.exchange import Selection, export_to, import_file
 from tunebench.db.recorded import Naming, log_of, names_of, workload_of
 from tunebench.device import described
@@ -214,7 +214,14 @@ def measured(us: float, cache: Any = "cold") -> Measured:
     return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache=cache, verification=right)
 
 
-def record(store: Store, tile: int, outcome: Outcome, revision: str = "r", purpose: Any = "search") -> None:
+def record(
+    store: Store,
+    tile: int,
+    outcome: Outcome,
+    revision: str = "r",
+    purpose: Any = "search",
+    verdict: Verdict | None = None,
+) -> None:
     key = TrialKey(
         device=OWN.device,
         workload=OWN.workload,
@@ -222,7 +229,7 @@ def record(store: Store, tile: int, outcome: Outcome, revision: str = "r", purpo
         revision=revision,
         config=Config({"tile": tile}),
     )
-    store.record(key, Result(outcome=outcome), purpose=purpose)
+    store.record(key, Result(outcome=outcome), purpose=purpose, verdict=verdict)
 
 
 @pytest.fixture
@@ -235,7 +242,8 @@ def test_each_configuration_speaks_through_its_newest_measurement_unless_it_was_
     own: Store,
 ) -> None:
     record(own, 1, measured(5.0))
-    record(own, 1, measured(6.0), purpose="finalist")
+    said = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.1, "high": None}})
+    record(own, 1, measured(6.0), purpose="finalist", verdict=said)
     record(own, 2, WrongResult(reason="nan"))
     record(own, 2, measured(1.0))
     record(own, 3, measured(2.0), revision="old")
@@ -399,6 +407,12 @@ BAD_LINES: dict[str, tuple[Any, str]] = {
     "effort": ({"effort": {"compile_s": -1}}, "compile_s must be"),
     "conditions": ({"conditions": []}, "conditions must be"),
     "a seed": ({"seed": 0.5}, "seed must be"),
+    "a verdict": ({"versus_default": "better"}, "versus_default must be"),
+    "a comparison": ({"comparison": [1]}, "comparison must be"),
+    "refused by nobody": (
+        {"outcome": {"kind": "compile_failed", "reason": "no", "refused": "yes"}},
+        "refused must be",
+    ),
     "no time zone": ({"recorded_at": "2026-01-31T12:00:00"}, "recorded_at must be"),
 }
 

@@ -464,7 +464,7 @@ class Session:
     def _ties(self, best: Timed | None) -> tuple[Tie, ...]:
         if best is None or self.target.runner == "offline":
             return ()
-        # What seemed faster on a better day of the search, and was not timed again, is not told from the best.
+        # What seemed faster on a better day of the search, and was not timed again, is a tie too.
         tied = [
             one
             for one in self.timed
