@@ -15,10 +15,9 @@ import numpy as np
 
 from tunebench import __version__
 from tunebench._environment import cache_folder
-from tunebench.bound import refined_us
 from tunebench.compile import worker as compile_worker
 from tunebench.db.owner import new_owner
-from tunebench.db.record import Fastest, Purpose, RunStart, RunSummary, TrialKey, Verdict
+from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey, Verdict
 from tunebench.db.store import Store
 from tunebench.kernels import loaded_files, variants
 from tunebench.measure import worker as measure_worker
@@ -31,21 +30,21 @@ from tunebench.outcome import (
     Outcome,
     Predicted,
     Pruned,
-    Resources,
     Result,
     time_us,
 )
-from tunebench.search.certificate import Certificate, violates
+from tunebench.search.certificate import Certificate
 from tunebench.search.executor import Executor
 from tunebench.search.executor.local import LocalExecutor, Stage
 from tunebench.search.loop import Budget, Proposal, VariantSearch, certificate, run
 from tunebench.space import Config
 from tunebench.task import Task
+from tunebench.tuning.audit import Audit
 from tunebench.tuning.candidate import Candidate, Target
 from tunebench.tuning.finalist import ROUNDS, Settled, Timed, choose, settle, verdict
 from tunebench.tuning.library import Libraries
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.report import Progress, Report, Tie, Violation, Watcher
+from tunebench.tuning.report import Progress, Report, Tie, Watcher
 from tunebench.workload import Workload
 
 __all__ = ["Session"]
@@ -74,7 +73,7 @@ class Session:
         self.finalists: list[Timed] = []
         self.libraries: Libraries | None = None
         self.defaults: dict[str, Config] = {}
-        self.violations: dict[tuple[str, Config], Violation] = {}
+        self.audit = Audit(problem, target.device, plan.protocol.cache)
         self.cached = 0
         self.again: set[tuple[str, Config]] = set()
         self.interrupted = False
@@ -114,13 +113,13 @@ class Session:
         for found in self.store.fastest(*place):
             row = search.table.row(found.config)
             if row is not None and revision(found.config) == found.revision:
-                self._hold_against_bound(candidate, search, row, found)
+                self.audit.recall(candidate, search, row, found)
         for known in self.store.known(*place, cache=self.plan.protocol.cache):
             row = search.table.row(known.config)
             if row is None or revision(known.config) != known.revision:
                 continue
             if isinstance(known.outcome, Pruned):  # today's bound decides, and today's best
-                search.tighten(row, self._refined_us(candidate, known.config, known.resources))
+                search.tighten(row, self.audit.refined_us(candidate, known.config, known.resources))
                 self.again.add((variant.key, known.config))
                 continue
             if not self._stands(known.outcome):
@@ -131,38 +130,6 @@ class Session:
             self._keep(search, known.config, known.outcome)
         search.first(self.defaults[variant.key])
         return search
-
-    def _refined_us(self, candidate: Candidate, config: Config, resources: Resources) -> float:
-        """Return the bound with what the binary uses; 0 where it tells nothing."""
-        if resources.registers is None and resources.static_smem_bytes is None:
-            return 0.0
-        cache = self.plan.protocol.cache
-        return refined_us(candidate.variant, self.problem, config, self.target.device, resources, cache=cache)
-
-    def _hold_against_bound(
-        self, candidate: Candidate, search: VariantSearch, row: int, found: Fastest
-    ) -> None:
-        """Distrust the bounds of a variant that a record of today's source violates today."""
-        if found.cache not in (None, self.plan.protocol.cache):
-            return
-        bound_us, before_us = float(search.bounds_us[row]), found.bound_us or 0.0
-        if found.cache is None:  # an aborted run does not tell its cache, but its bound was of the same
-            bound_us = min(bound_us, before_us)
-        elif found.fastest_us < before_us:
-            bound_us = max(bound_us, self._refined_us(candidate, found.config, found.resources))
-        if found.fastest_us < bound_us:
-            self._violated(search, found.config, found.fastest_us, bound_us, known=True)
-
-    def _violated(
-        self, search: VariantSearch, config: Config, fastest_us: float, bound_us: float, *, known: bool
-    ) -> None:
-        """Note the fastest run of a configuration that was faster than its bound."""
-        search.distrust()
-        before = self.violations.get((search.key, config))
-        if before is None or fastest_us < before.fastest_us:
-            self.violations[search.key, config] = Violation(
-                variant=search.key, config=config, fastest_us=fastest_us, bound_us=bound_us, known=known
-            )
 
     def _stands(self, outcome: Outcome) -> bool:
         """Tell whether a known outcome answers what this run asks; one of another cache state does not."""
@@ -223,7 +190,7 @@ class Session:
             if not proposal.audit:
                 self.outcomes[result.outcome.kind] += 1
             self._keep(proposal.search, proposal.config, result.outcome)
-            self._check(proposal.search, proposal.config, result.outcome, proposal.bound_us)
+            self.audit.check(proposal.search, proposal.config, result.outcome, proposal.bound_us)
             self._tell_watcher("search", self.budget.done, self.budget.trials)
 
         self._tell_watcher("search", self.budget.done, self.budget.trials)
@@ -251,12 +218,8 @@ class Session:
             self.again.add((proposal.search.key, proposal.config))
         elif self.target.runner != "offline":
             candidate = self.candidates[proposal.search.key]
-            refined = self._refined_us(candidate, proposal.config, result.resources)
+            refined = self.audit.refined_us(candidate, proposal.config, result.resources)
             proposal.search.tighten(proposal.row, refined)
-
-    def _check(self, search: VariantSearch, config: Config, outcome: Outcome, bound_us: float) -> None:
-        if isinstance(outcome, Measured | Aborted) and violates(outcome, bound_us):
-            self._violated(search, config, min(outcome.samples_us), bound_us, known=False)
 
     def _search_task(self, proposal: Proposal) -> Task:
         """Return a task of the search: once it is compiled, its bound is looked at again."""
@@ -365,7 +328,7 @@ class Session:
         result = future.result()
         if isinstance(result.outcome, Measured):
             timed.again[turn] = result
-            self._check(timed.search, timed.config, result.outcome, timed.bound_us)
+            self.audit.check(timed.search, timed.config, result.outcome, timed.bound_us)
         else:  # right in the search and not now: it speaks no more
             timed.failed = True
             self._record(self._key(timed.search, timed.config), result, "finalist", timed.bound_us)
@@ -404,14 +367,14 @@ class Session:
             is_default=best.is_default if best else False,
             default_us=default.median()[0] if default else None,
             baselines=baselines,
-            bound_us=0.0 if self.violations else self.bound_us,
+            bound_us=0.0 if self.audit.violations else self.bound_us,
             gap=proof.gap if proof is not None else self._expected_gap(median_us),
             certificate=proof,
             assumed=self.target.device.assumed,
             outside=tuple(sorted({v.key for v in variants(self.problem)} - self.candidates.keys())),
             versus=self._versus(settled, baselines),
             ties=self._ties(best),
-            violations=tuple(self.violations.values()),
+            violations=self.audit.violations,
             audited=self.budget.audited,
             trials=dict(self.outcomes),
             masked=masked,
