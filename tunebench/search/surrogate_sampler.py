@@ -159,7 +159,7 @@ class SurrogateSampler(TableSampler):
 
 @functools.cache
 def _blas() -> ThreadpoolController:
-    """Return the hold on linear algebra, whose threads wait long for each other while compilers use all cores."""
+    """Return the hold on linear algebra, whose threads wait long for each other beside busy compilers."""
     return ThreadpoolController()
 
 
