@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import optuna
+import pytest
 
 from tunebench.outcome import Aborted, CompileFailed, Measured, Verification
 from tunebench.search.loop import VariantSearch
 from tunebench.search.sampler import Prospects
 from tunebench.search.study_space import StudySpace
-from tunebench.search.surrogate import Belief, Coordinates, GaussianProcess, expected_improvement
+from tunebench.search.surrogate import Belief, Coordinates, GaussianProcess, _Scales, expected_improvement
 from tunebench.search.surrogate_sampler import CANDIDATES, DESIGN, OBSERVED_US, SurrogateSampler
 from tunebench.space import Parameter, Space, Table
 
@@ -101,6 +102,33 @@ def test_other_devices_tell_where_to_begin() -> None:
     warm = [best_after(DESIGN, seed, known, truth) for seed in range(5)]
     assert max(warm) <= truth.min() * 1.02
     assert np.mean(warm) < np.mean(cold)
+
+
+def test_other_devices_that_mislead_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = times()
+    opposite = prospects(elsewhere_us=(1 / truth,))
+    doubting = np.mean([best_after(20, seed, opposite, truth) for seed in range(8)])
+    assert max(best_after(26, seed, opposite, truth) for seed in range(8)) < 1.01 * truth.min()
+    monkeypatch.setattr("tunebench.search.surrogate_sampler.DOUBTED", 10**9)
+    assert doubting < 0.8 * np.mean([best_after(20, seed, opposite, truth) for seed in range(8)])
+
+
+def test_scales_climb_along_the_slope() -> None:
+    places = Coordinates.of(TABLE, {})
+    rows = np.random.default_rng(1).choice(len(TABLE), 40, replace=False)
+    process = GaussianProcess(3)
+    process._seen = places.take(rows)
+    differing = process._seen.differing(process._seen).astype(np.float64)
+    standard = (np.log(times())[rows] - 0.4) / 0.3
+    logs = np.array([0.2, -0.4, 0.3, 0.5, -4.0, -0.2])
+
+    def score(at: np.ndarray) -> float:
+        return process._explain(_Scales(at), differing, standard)[0]
+
+    _, slope, _ = process._explain(_Scales(logs), differing, standard)
+    steps = 1e-5 * np.eye(len(logs))
+    numeric = [(score(logs + step) - score(logs - step)) / 2e-5 for step in steps]
+    np.testing.assert_allclose(slope, numeric, rtol=1e-4, atol=1e-4)
 
 
 def test_failures_and_aborts_teach() -> None:

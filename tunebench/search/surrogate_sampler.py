@@ -1,7 +1,9 @@
 """The default sampler: believes what a Gaussian process says of the configurations not tried yet.
 
 A few configurations far apart come first. From then on each proposal is the one whose time is expected to
-fall furthest below the best, by a process fitted to the logarithms of the times so far.
+fall furthest below the best, by a process fitted to the logarithms of the times so far. Where it is known
+what configurations took on other devices, the fastest there come first, and the process learns how this one
+differs.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ DESIGN = 12
 RETRIED = 5
 """Configurations, fastest elsewhere, that come first where other devices are known."""
 
+DOUBTED = 3
+"""Of so many proposals one does without what is known of other devices: it may mislead."""
+
 DRAWS = 50
 """Of so many drawn at random, the one furthest from all others joins the design."""
 
@@ -61,6 +66,14 @@ class _Seen:
     under_way: Array
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One way to see the configurations: what each is expected to cost beforehand, and what adds to that."""
+
+    expected: Array
+    process: GaussianProcess
+
+
 class SurrogateSampler(TableSampler):
     """Highest expected improvement first (see `TableSampler` for what may be searched).
 
@@ -77,26 +90,33 @@ class SurrogateSampler(TableSampler):
         begun = np.concatenate([seen.rows, seen.under_way])
         if len(begun) < (RETRIED if self._warm else DESIGN) or np.isfinite(seen.costs).sum() < 2:
             return self._first(begun)
+        doubt = len(begun) >= DESIGN and len(begun) % DOUBTED == 0
+        view, places = self._views[-1 if doubt else 0], self._coordinates
         rows, costs = _most_telling(seen.rows, seen.costs)
-        costs = costs - self._expected[rows]
+        costs = costs - view.expected[rows]
         costs = np.where(np.isfinite(costs), costs, np.nanmax(costs))  # a failure is no better than that
-        self._process.fit(self._coordinates.take(rows), costs, steps=STEPS)
+        view.process.fit(places.take(rows), costs, steps=STEPS)
         if len(seen.under_way):  # they are taken to come out as believed, so that others are tried meanwhile
-            believed = self._process.believe(self._coordinates.take(seen.under_way)).mean
+            believed = view.process.believe(places.take(seen.under_way)).mean
             rows, costs = np.concatenate([rows, seen.under_way]), np.concatenate([costs, believed])
-            self._process.fit(self._coordinates.take(rows), costs, steps=0)
-        candidates = self._candidates(rows[np.argsort(costs + self._expected[rows])[:3]])
-        belief = self._process.believe(self._coordinates.take(candidates))
-        least = float(np.nanmin(seen.costs)) - self._expected[candidates]
+            view.process.fit(places.take(rows), costs, steps=0)
+        candidates = self._candidates(rows[np.argsort(costs + view.expected[rows])[:3]])
+        belief = view.process.believe(places.take(candidates))
+        least = float(np.nanmin(seen.costs)) - view.expected[candidates]
         return int(candidates[np.argmax(expected_improvement(belief, least))])
 
     def _begin(self, space: StudySpace, prospects: Prospects) -> None:
         super()._begin(space, prospects)
+        elsewhere = [_filled(np.log(column)) for column in prospects.elsewhere_us]
         figures = {**prospects.figures, "bound": prospects.bounds_us}
+        figures |= {f"elsewhere {i}": np.exp(column) for i, column in enumerate(elsewhere)}
         self._coordinates = Coordinates.of(self.table, figures)
-        self._process = GaussianProcess(self._coordinates.place.shape[1])
-        self._expected = _expected(prospects.elsewhere_us, len(self.table))
-        self._warm = bool(prospects.elsewhere_us)
+        expected = [np.zeros(len(self.table))]
+        self._warm = bool(elsewhere)
+        if self._warm:
+            expected.insert(0, np.mean(elsewhere, axis=0))
+        columns = self._coordinates.place.shape[1]
+        self._views = [_View(costs, GaussianProcess(columns)) for costs in expected]
         self._finished: dict[int, tuple[int, float] | None] = {}
 
     def _seen(self, study: Study) -> _Seen:
@@ -119,7 +139,7 @@ class SurrogateSampler(TableSampler):
     def _first(self, taken: Array) -> int:
         """Return an open row to begin with: fast elsewhere, if that is known, or far from all taken."""
         if self._warm and len(taken) < RETRIED:
-            return int(np.argmin(np.where(self.open, self._expected, np.inf)))
+            return int(np.argmin(np.where(self.open, self._views[0].expected, np.inf)))
         drawn = self._rng.choice(np.flatnonzero(self.open), DRAWS)
         if not len(taken):
             return int(drawn[0])
@@ -163,19 +183,12 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _expected(elsewhere_us: tuple[Array, ...], rows: int) -> Array:
-    """Return the logarithm of the time each configuration is expected to take, up to a constant.
-
-    Failures elsewhere count as the slowest there, what is not known as usual.
-    """
-    columns = []
-    for times_us in elsewhere_us:
-        log_us = np.log(times_us)
-        timed = np.isfinite(log_us)
-        log_us = np.where(np.isposinf(log_us), log_us[timed].max(), log_us) - np.median(log_us[timed])
-        columns.append(np.where(np.isnan(log_us), 0.0, log_us))
-    expected: Array = np.mean(columns, axis=0) if columns else np.zeros(rows)
-    return expected
+def _filled(log_us: Array) -> Array:
+    """Return logarithms of times less their median: failures as the slowest, what is not known as usual."""
+    timed = np.isfinite(log_us)
+    log_us = np.where(np.isposinf(log_us), log_us[timed].max(), log_us) - np.median(log_us[timed])
+    filled: Array = np.where(np.isnan(log_us), 0.0, log_us)
+    return filled
 
 
 def _value(trial: FrozenTrial) -> float:
