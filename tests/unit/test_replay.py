@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,34 @@ def test_replay_prints_efficiency_by_seed(capsys: pytest.CaptureFixture[str]) ->
         assert each["measured"] == 50
         assert set(each["efficiency"]) == {"25", "50"}
         assert each["efficiency"]["50"] > 0.8
+
+
+def test_replay_tells_what_is_passed_over_and_what_that_misses(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [found(f"recorded/convolution/{name}.json.gz") for name in ("RTX_2080_Ti", "RTX_3060_laptop")]
+    words = ("replay", paths[0], "--warm", paths[1], "--trials", 50, "--sampler", "random")
+    [off] = told(capsys, *words, "--json")["runs"]  # type: ignore[misc]
+    assert (off["unlikely"], off["unlikely_winners"], off["unlikely_missed"]) == (0, 0, 0)
+    [run_] = told(capsys, *words, "--calibrated", "--json")["runs"]  # type: ignore[misc]
+    assert 0.05 * 6768 < run_["unlikely"] < 0.9 * 6768
+    assert run_["unlikely_missed"] <= 0.002 * run_["unlikely"]
+    assert run_["unlikely_winners"] < 0.005 * run_["unlikely"]
+    assert run([str(word) for word in (*words, "--calibrated")]) == 0
+    assert "really faster" in capsys.readouterr().out
+
+
+def test_passing_over_looks_at_no_time_that_was_not_asked_for() -> None:
+    """Times the search did not ask for change what is missed, and nothing else."""
+    search = functools.partial(
+        replay, trials=25, seed=1, sampler="random", elsewhere=[recording(scale=3.0)], calibrated=True
+    )
+    first = search(Space.of(recording()))
+    times = recording().times_us
+    hidden = np.where(times < first.best_us[-1], 1.0, times)  # none of these was asked for
+    second = search(Space.of(recording(times_us=hidden)))
+    assert (hidden == 1.0).any()
+    assert second.best_us == first.best_us
+    assert second.passed_over.count == first.passed_over.count > 0
+    assert second.passed_over.winners == first.passed_over.winners
 
 
 def test_a_bound_is_held_against_a_recording(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,12 +37,17 @@ def command(
     device: RecordedDevice = "",
     problem: RecordedProblem = "",
     stop_at_gap: StopAtGap = None,
+    calibrated: Annotated[
+        bool, typer.Option("--calibrated", help="Pass over what is unlikely to win, by what was learned.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Search a recorded space as if it were a device, to judge samplers.
 
     Efficiency is the optimum's time over the best time found so far. The gap is the best time over the
-    lowest bound of a configuration that may still be faster; with none, the best is proved.
+    lowest bound of a configuration that may still be faster; with none, the best is proved. With
+    --calibrated, it also tells how much was passed over in the end, and how much of that is expected to be
+    faster than the best, and is.
     """
     from tunebench.recording import read
     from tunebench.tuning.replay import replay
@@ -52,7 +57,13 @@ def command(
     runs: list[dict[str, Any]] = []
     for seed in range(seeds):
         done = replay(
-            space, trials=trials, seed=seed, sampler=sampler, elsewhere=elsewhere, stop_at_gap=stop_at_gap
+            space,
+            trials=trials,
+            seed=seed,
+            sampler=sampler,
+            elsewhere=elsewhere,
+            stop_at_gap=stop_at_gap,
+            calibrated=calibrated,
         )
         runs.append(_told(done, optimum_us))
     data = {
@@ -67,9 +78,20 @@ def command(
         to.print(f"{data['space']} on {data['device'] or 'a device not told'}, sampler {sampler}")
         counts = list(dict.fromkeys(count for run in runs for count in run["efficiency"]))
         columns = (">seed", ">asked", *(f">after {count}" for count in counts), ">gap", ">open")
-        to.print(table(*columns, rows=(_cells(run, counts) for run in runs)))
+        passed_over = _PASSED_OVER if calibrated else {}
+        to.print(
+            table(*columns, *passed_over.values(), rows=(_cells(run, counts, passed_over) for run in runs))
+        )
 
     emit(as_json, data, render)
+
+
+_PASSED_OVER = {
+    "unlikely": ">unlikely",
+    "unlikely_winners": ">expected faster",
+    "unlikely_missed": ">really faster",
+}
+"""What is told of configurations that are unlikely to win, and how a table heads it."""
 
 
 def _told(done: Replayed, optimum_us: float) -> dict[str, Any]:
@@ -81,13 +103,17 @@ def _told(done: Replayed, optimum_us: float) -> dict[str, Any]:
         "gap": done.certificate.gap,
         "proved": done.certificate.proved,
         "open": done.certificate.open_count,
+        "unlikely": done.passed_over.count,
+        "unlikely_winners": round(done.passed_over.winners, 3),
+        "unlikely_missed": done.passed_over.missed,
     }
 
 
-def _cells(run: dict[str, Any], counts: list[str]) -> Iterator[object]:
+def _cells(run: dict[str, Any], counts: list[str], more: Iterable[str]) -> Iterator[object]:
     yield from (run["seed"], run["measured"])
     for count in counts:
         share = run["efficiency"].get(count)
         yield None if share is None else f"{share:.3f}"
     gap = None if run["gap"] is None else f"{run['gap']:.3f}"
     yield from ("proved" if run["proved"] else gap, run["open"])
+    yield from (run[name] for name in more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +16,8 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState, create_trial
 
 from tunebench.errors import UnknownName
-from tunebench.outcome import Aborted, Outcome, Pruned, Result, time_us
+from tunebench.outcome import Aborted, Outcome, Pruned, Result, failed, time_us
+from tunebench.search.calibrated import CalibratedPruner, Unlikely
 from tunebench.search.certificate import Certificate, Standing, certify, standing
 from tunebench.search.executor import Executor
 from tunebench.search.pruner import BOUND_US, BoundPruner
@@ -75,17 +76,21 @@ class VariantSearch:
         prospects: All valid ones, with their bounds.
         sampler: A name of `SAMPLERS`.
         seed: Seed of the sampler, and of what is audited.
+        calibrated: Whether to pass over what is unlikely to win.
 
     Attributes:
         bounds_us: Bound of each row; it rises where a binary tells more.
         standings: The `Standing` of each row.
         trusted: Whether the bounds prune; they do until one of them is violated.
+        passed_over: What was unlikely to win when it was last asked.
 
     Raises:
         UnknownName: if there is no such sampler.
     """
 
-    def __init__(self, key: str, prospects: Prospects, *, sampler: str, seed: int) -> None:
+    def __init__(
+        self, key: str, prospects: Prospects, *, sampler: str, seed: int, calibrated: bool = False
+    ) -> None:
         if sampler not in SAMPLERS:
             raise UnknownName("sampler", sampler, SAMPLERS)
         self.key, self.table = key, prospects.table
@@ -105,6 +110,8 @@ class VariantSearch:
         self.asked = 0
         self.best_us = float("inf")
         self._first: list[Config] = []
+        self._calibrated = CalibratedPruner(prospects) if calibrated else None
+        self.passed_over = Unlikely.none(len(self.table))
 
     def first(self, config: Config) -> None:
         """Propose `config` before anything else, if it is valid and unseen."""
@@ -148,7 +155,8 @@ class VariantSearch:
             self.open[hopeless] = False
         if not self._reopened and not self.open.any():
             return None
-        row, trial = self._ask()
+        with self._passing_over(incumbent_us):
+            row, trial = self._ask()
         self.asked += 1
         return self._proposal(row, trial)
 
@@ -175,6 +183,25 @@ class VariantSearch:
         """Return a trial of that row, whatever the sampler would propose."""
         self.study.enqueue_trial(dict(self.table.config(row)))
         return self.study.ask(self._distributions)
+
+    def unlikely(self, incumbent_us: float) -> Unlikely:
+        """Return the open rows that are unlikely to beat the incumbent: a guess, so they stay open."""
+        if self._calibrated is None:
+            return Unlikely.none(len(self.table))
+        return self._calibrated.unlikely(self.open, incumbent_us)
+
+    @contextlib.contextmanager
+    def _passing_over(self, incumbent_us: float) -> Iterator[None]:
+        """Shut what is unlikely to win while the sampler chooses; that is never all that is open."""
+        self.passed_over = self.unlikely(incumbent_us)
+        rows = self.passed_over.rows
+        if self._first:  # a caller's wish goes before a guess
+            rows = np.zeros_like(rows)
+        self.open[rows] = False
+        try:
+            yield
+        finally:
+            self.open[rows] = True
 
     def _ask(self) -> tuple[int, Trial]:
         if self._reopened:
@@ -218,12 +245,19 @@ class VariantSearch:
 
     def _learn(self, row: int, outcome: Outcome) -> None:
         self.standings[row] = standing(outcome)
+        self._calibrate(row, outcome)
         if isinstance(outcome, Pruned):
             self.tighten(row, outcome.bound_us)
             if self.trusted:
                 self._pruned[row] = True
             else:  # it was under way when a bound turned out to be wrong
                 self._reopened.append(row)
+
+    def _calibrate(self, row: int, outcome: Outcome) -> None:
+        """Let the calibrated pruner learn: an aborted run took at least its fastest sample."""
+        took_us = float("inf") if failed(outcome) else time_us(outcome) or _observed(outcome).get(OBSERVED_US)
+        if self._calibrated is not None and took_us is not None:
+            self._calibrated.tell(row, took_us)
 
     def drop(self, proposal: Proposal) -> None:
         """Forget a proposal that will not be tried here, since another tuner is at it."""

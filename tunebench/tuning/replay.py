@@ -25,7 +25,7 @@ from tunebench.variant import Costs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CHECKPOINTS", "Replayed", "Space", "replay"]
+__all__ = ["CHECKPOINTS", "PassedOver", "Replayed", "Space", "replay"]
 
 CHECKPOINTS = (25, 50, 100, 200)
 """Configurations asked for after which the best so far is told."""
@@ -110,6 +110,35 @@ def _times_of(recording: Recording, other: Recording) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """Configurations that are unlikely to win, held against what they really take.
+
+    Attributes:
+        count: How many.
+        winners: How many of them were expected to be faster than the best found.
+        missed: How many really are.
+        faster: How many are in the whole space.
+    """
+
+    count: int
+    winners: float
+    missed: int
+    faster: int
+
+    @classmethod
+    def of(cls, search: VariantSearch, times_us: NDArray[np.float64]) -> PassedOver:
+        """Return what a search would pass over next; times it did not ask for serve this account alone."""
+        unlikely = search.unlikely(search.best_us)
+        faster = times_us < search.best_us
+        return cls(
+            count=unlikely.count,
+            winners=unlikely.winners,
+            missed=int((faster & unlikely.rows).sum()),
+            faster=int(faster.sum()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """One search of a recorded space.
 
@@ -119,6 +148,7 @@ class Replayed:
         masked: Configurations that were not asked for, since their bound exceeds the best time.
         exhausted: Whether it ended before its budget: nothing was left, or the gap was good enough.
         certificate: What is proved of the best.
+        passed_over: What the calibrated pruner would pass over next.
     """
 
     seed: int
@@ -126,6 +156,7 @@ class Replayed:
     masked: int
     exhausted: bool
     certificate: Certificate
+    passed_over: PassedOver
 
     def efficiency(self, optimum_us: float) -> dict[int, float]:
         """Return optimum / best after each checkpoint reached; a search at its end stays at its best."""
@@ -176,6 +207,7 @@ def replay(
     sampler: str,
     elsewhere: Sequence[Recording] = (),
     stop_at_gap: float | None = None,
+    calibrated: bool = False,
 ) -> Replayed:
     """Search a recorded space as `tune` searches a device.
 
@@ -188,12 +220,16 @@ def replay(
         sampler: By name.
         elsewhere: Recordings of the same kernel on other devices, known beforehand.
         stop_at_gap: Optimality gap that ends the search.
+        calibrated: Whether to pass over what is unlikely to win.
 
     Raises:
         UnknownName: if there is no such sampler.
         InputError: if a recording of `elsewhere` has other parameters.
     """
-    search = VariantSearch(space.recording.kernel, space.prospects(elsewhere), sampler=sampler, seed=seed)
+    prospects = space.prospects(elsewhere)
+    search = VariantSearch(
+        space.recording.kernel, prospects, sampler=sampler, seed=seed, calibrated=calibrated
+    )
     best_us: list[float] = []
 
     def on_result(proposal: Proposal, result: Result) -> None:
@@ -218,4 +254,5 @@ def replay(
         masked=search.masked,
         exhausted=len(best_us) < trials,
         certificate=certificate([search], search.best_us),
+        passed_over=PassedOver.of(search, space.recording.times_us),
     )
