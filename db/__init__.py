@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tunebench.db.record import Entry as Entry
     from tunebench.db.record import Imported as Imported
     from tunebench.db.record import Known as Known
+    from tunebench.db.record import Place as Place
     from tunebench.db.record import Purpose as Purpose
     from tunebench.db.record import RunStart as RunStart
     from tunebench.db.record import RunSummary as RunSummary
@@ -42,6 +43,7 @@ _HOME = {
     "Imported": "record",
     "Known": "record",
     "Location": "location",
+    "Place": "record",
     "Purpose": "record",
     "RunStart": "record",
     "RunSummary": "record",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, cast
@@ -21,6 +22,7 @@ from tunebench.db.record import (
     Entry,
     Fastest,
     Known,
+    Place,
     SpaceKey,
     Stats,
     TrialKey,
@@ -158,6 +160,68 @@ class Reader:
                 )
                 for row in connection.execute(query).mappings()
             ]
+
+    def places(
+        self, operator: str, variants: Collection[str], *, kind: str, besides: tuple[str, str]
+    ) -> list[Place]:
+        """Return where configurations of some variants were run, and how many.
+
+        Args:
+            operator: Name of the operator.
+            variants: `Variant.key` of each.
+            kind: Of the devices: ``"gpu"`` or ``"cpu"``.
+            besides: Device and workload of which only what earlier sources did counts.
+        """
+        trial = _trial.c
+        query = (
+            sa.select(
+                _device.c.key.label("device"),
+                *(_device.c.architecture, trial.workload, trial.variant),
+                sa.func.count(sa.distinct(trial.id)).label("count"),
+            )
+            .join_from(_trial, _device)
+            .join(_measurement, _measurement.c.trial_id == trial.id)
+            .where(
+                trial.workload.startswith(f"{operator}:", autoescape=True),
+                *(trial.variant.in_(variants), _device.c.kind == kind),
+                *_elsewhere(besides),
+            )
+            .group_by(_device.c.key, _device.c.architecture, trial.workload, trial.variant)
+        )
+        with self._read() as connection:
+            return [Place(**row) for row in connection.execute(query).mappings()]
+
+    def times(
+        self, place: Place, *, cache: CacheState, besides: tuple[str, str]
+    ) -> list[tuple[Config, float]]:
+        """Return what each configuration took at a place, in microseconds: the newest, by its newest source.
+
+        A failure is infinite, and an aborted run took its fastest sample. Predictions and times of another
+        cache state are left out.
+
+        Args:
+            place: Of `places`.
+            cache: The cache state.
+            besides: As for `places`.
+        """
+        measurement = _measurement.c
+        query = (
+            sa.select(
+                *(_trial.c.config, _trial.c.config_values, measurement.kind, measurement.median_us),
+                sa.case((measurement.kind == "aborted", measurement.samples_us)).label("samples_us"),
+            )
+            .join_from(_trial, _device)
+            .join(_measurement, measurement.trial_id == _trial.c.id)
+            .where(
+                *of(place.device, place.workload, place.variant),
+                *_elsewhere(besides),
+                sa.or_(measurement.cache.is_(None), measurement.cache == cache),
+            )
+            .order_by(_trial.c.stale.desc(), measurement.id)
+        )
+        with self._read() as connection:
+            newest = {row["config"]: row for row in connection.execute(query).mappings()}
+        return [(config_of(row), _took_us(row)) for row in newest.values()]
 
     def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:
         """Return how many trials were recorded by runs that ended before their budget was spent.
@@ -321,6 +385,19 @@ class Reader:
         )
         with self._read() as connection:
             return [_entry(row) for row in connection.execute(query).mappings()]
+
+
+def _elsewhere(besides: tuple[str, str]) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return what selects runs of other places and of earlier sources; predictions are none."""
+    device, workload = besides
+    here = (_device.c.key == device) & (_trial.c.workload == workload)
+    return (_measurement.c.kind.not_in(("predicted", "pruned")), sa.not_(here) | _trial.c.stale)
+
+
+def _took_us(row: Mapping[Any, Any]) -> float:
+    if row["kind"] == "aborted":
+        return float(min(row["samples_us"]))
+    return math.inf if row["median_us"] is None else float(row["median_us"])
 
 
 def _pairs(connection: sa.Connection, query: sa.Select[str, int]) -> list[tuple[str, int]]:

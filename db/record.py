@@ -23,6 +23,7 @@ __all__ = [
     "Fastest",
     "Imported",
     "Known",
+    "Place",
     "Purpose",
     "RunStart",
     "RunSummary",
@@ -239,6 +240,25 @@ class Imported:
     added: int
     known: int
     faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where configurations of a variant were run.
+
+    Attributes:
+        device: `Device.key`.
+        architecture: Its architecture.
+        workload: Canonical text.
+        variant: `Variant.key`.
+        count: How many of its configurations were run there, or failed to; predictions do not count.
+    """
+
+    device: str
+    architecture: str
+    workload: str
+    variant: str
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing
 import os
 import shutil
@@ -21,6 +22,7 @@ import sqlalchemy as sa
 from tunebench.db import (
     Addition,
     Batch,
+    Place,
     RunStart,
     RunSummary,
     TrialKey,
@@ -230,6 +232,28 @@ def test_a_success_without_a_time_is_refused_by_the_database(store: Store) -> No
     for change in ("kind = 'measured'", "median_us = 1.0", "reason = NULL", "purpose = 'fun'"):
         with pytest.raises(DatabaseError), store._write() as connection:
             connection.exec_driver_sql(f"UPDATE measurement SET {change} WHERE id = {trial}")
+
+
+def test_places_and_times_are_those_of_other_devices_and_earlier_sources(store: Store) -> None:
+    here, there = (DEVICE.key, WORKLOAD), described()["a100-80-sxm"]
+    begin(store)
+    begin(store, there)
+    for number, outcome in enumerate(EVERY_OUTCOME):
+        store.record(key(number, device=there), Result(outcome=outcome))
+        store.record(key(number), Result(outcome=outcome))
+    store.record(key(0, device=there), Result(outcome=measured(99.0, cache="warm")))
+
+    def places(operator: str, kind: str) -> list[Place]:
+        return store.places(operator, (VARIANT,), kind=kind, besides=here)
+
+    [place] = places("softmax", "gpu")
+    assert (place.device, place.architecture, place.workload) == (there.key, "sm_80", WORKLOAD)
+    assert place.count == len(EVERY_OUTCOME) - 2  # what was predicted, or pruned, was not run
+    assert places("soft", "gpu") == places("softmax", "cpu") == []
+    times = {config["tile"]: us for config, us in store.times(place, cache="cold", besides=here)}
+    assert times == {0: 12.5, 2: 98.5} | dict.fromkeys(range(4, len(EVERY_OUTCOME)), math.inf)
+    store.recheck(*here, VARIANT, lambda config: "r2")
+    assert {place.device for place in places("softmax", "gpu")} == {DEVICE.key, there.key}
 
 
 def test_known_is_one_a_trial_and_what_the_search_saw(store: Store) -> None:

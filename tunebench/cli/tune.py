@@ -60,6 +60,12 @@ def command(
     ] = 0.02,
     finalists: Annotated[int, typer.Option(help="How many of the best are timed again at the end.")] = 3,
     baselines: Annotated[bool, typer.Option(help="Time NumPy and torch at the end.")] = True,
+    warm: Annotated[
+        bool, typer.Option(help="Begin with what the database knows of other devices and related problems.")
+    ] = True,
+    calibrated: Annotated[
+        bool, typer.Option("--calibrated", help="Pass over what is unlikely to win, by what was learned.")
+    ] = False,
     db: Database = None,
     as_json: Json = False,
 ) -> None:
@@ -88,6 +94,8 @@ def command(
         audit=audit,
         finalists=finalists,
         baselines=baselines,
+        warm=warm,
+        calibrated=calibrated,
     )
     problem = parse(workload) if not variant_file else workload
     if device is None and target.kind == "cpu":
@@ -169,6 +177,10 @@ def _note(progress: Progress) -> str:
     parts = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(progress.outcomes.items())]
     if progress.masked:
         parts.append(f"{progress.masked} pruned by bound")
+    if progress.unlikely:
+        parts.append(f"{progress.unlikely} unlikely")
+    if progress.elsewhere:
+        parts.append(f"{progress.elsewhere} records from elsewhere")
     if progress.cached:
         parts.append(f"{progress.cached} known")
     if progress.best_us is not None:
@@ -199,6 +211,12 @@ def _render(report: Report, to: Console) -> None:
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(report.trials.items())) or "none"
     audited = f" ({report.audited} audited)" if report.audited else ""
     to.print(f"  trials   {counts}; {report.masked} pruned by bound{audited}; {report.cached} known before")
+    for source in report.warm:
+        text = f"{source.records} records of {source.workload} on {source.device}, {source.use}"
+        to.print(f"  warm     {source.variant}: {text}", soft_wrap=True)
+    if report.unlikely:
+        winners = f"{report.unlikely_winners:.2g} of them expected to be faster"
+        to.print(f"  unlikely {report.unlikely} configurations passed over, open still; {winners}")
     seconds = ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in report.seconds.items())
     to.print(f"  seconds  {seconds}")
     for reason in report.skipped.values():

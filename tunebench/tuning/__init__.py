@@ -50,6 +50,8 @@ def tune(
     extra = tuple(load_file(path).key for path in plan.variant_files)
     problem = parse(workload) if isinstance(workload, str) else workload
     target = candidate.target(device, offline=plan.offline)
+    if plan.calibrated and target.runner == "offline":
+        raise InputError("the calibrated pruner learns from measurements; a device that is not here has none")
     names = (*plan.variants, *extra) if plan.variants or extra else ()
     if plan.stop_at_gap is not None and target.runner == "offline":
         raise InputError("a prediction proves nothing of time: stop_at_gap needs a device that is here")

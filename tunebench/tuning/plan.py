@@ -29,6 +29,9 @@ class Plan:
         audit: How many configurations that the bound prunes are run all the same, as a share of the trials.
         finalists: How many of the best are timed again at the end, beside the defaults of their variants.
         baselines: Whether to time libraries at the end.
+        warm: Whether to begin with what is known of other devices and of related problems. A `random` sample
+            stays one: only the calibrated pruner makes use of it there.
+        calibrated: Whether to pass over what is unlikely to win, as long as anything else is open.
     """
 
     trials: int = 50
@@ -44,6 +47,8 @@ class Plan:
     audit: float = 0.02
     finalists: int = 3
     baselines: bool = True
+    warm: bool = True
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.timeout_s <= 0 or self.workers < 0 or self.finalists < 1:

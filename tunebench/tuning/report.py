@@ -11,6 +11,7 @@ from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison
 from tunebench.search.certificate import Certificate
 from tunebench.space import Config
+from tunebench.tuning.warm import Source
 
 __all__ = ["Progress", "Report", "Tie", "Violation", "Watcher"]
 
@@ -29,6 +30,8 @@ class Progress:
         best_us: Best time so far, if any.
         bound_us: No configuration can be faster.
         seconds_left: Expected rest of the phase, if there is a basis for it.
+        elsewhere: Records of other devices or problems that the search began with.
+        unlikely: Open configurations that the calibrated pruner passes over.
     """
 
     phase: str
@@ -40,6 +43,8 @@ class Progress:
     best_us: float | None
     bound_us: float
     seconds_left: float | None
+    elsewhere: int = 0
+    unlikely: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +122,9 @@ class Report:
         database: Where the records are.
         interrupted: Whether the run was stopped before its budget was spent.
         skipped: Variants that were not tried, each with the reason; `baselines` if libraries failed.
+        warm: Records of other devices and of related problems that the search began with.
+        unlikely: Open configurations that the calibrated pruner passed over: unlikely to win, never proved.
+        unlikely_winners: How many of those are expected to be faster than the best, all the same.
     """
 
     workload: str
@@ -145,6 +153,9 @@ class Report:
     database: str
     interrupted: bool
     skipped: Mapping[str, str]
+    warm: tuple[Source, ...] = ()
+    unlikely: int = 0
+    unlikely_winners: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data, with the fastest baseline under `baseline` and `baseline_us`."""

@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 
 import numpy as np
@@ -45,6 +45,7 @@ from tunebench.tuning.finalist import ROUNDS, Settled, Timed, choose, settle, ve
 from tunebench.tuning.library import Libraries
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Progress, Report, Tie, Watcher
+from tunebench.tuning.warm import Source, WarmStart, warm_starts
 from tunebench.workload import Workload
 
 __all__ = ["Session"]
@@ -79,6 +80,8 @@ class Session:
         self.interrupted = False
         self.busy_s = 0.0
         self.candidates = {candidate.variant.key: candidate for candidate in found}
+        self.revisions = {key: self._recheck(candidate) for key, candidate in self.candidates.items()}
+        self.warm = self._warm_starts()
         self.searches = [self._search_of(candidate) for candidate in found]
         self.bound_us = min(float(candidate.bounds.us.min()) for candidate in found)
         done = store.interrupted_trials(target.device.key, str(problem), sampler=plan.sampler, seed=plan.seed)
@@ -96,20 +99,47 @@ class Session:
 
     # -- before the search ------------------------------------------------------------------------
 
-    def _search_of(self, candidate: Candidate) -> VariantSearch:
+    def _recheck(self, candidate: Candidate) -> Callable[[Config], str]:
+        """Mark what earlier sources did as stale, and return today's revision by configuration."""
         variant = candidate.variant
-        self.defaults[variant.key] = variant.default(self.problem, self.target.device)
-        search = VariantSearch(
-            variant.key, candidate.prospects(), sampler=self.plan.sampler, seed=self.plan.seed
-        )
 
         @functools.cache
         def revision(config: Config) -> str:
-            search.table.space.ordinals(config)  # refuses what an older version of the space allowed
+            candidate.table.space.ordinals(config)  # refuses what an older version of the space allowed
             return variant.revision(self.problem, config)
 
-        place = (self.target.device.key, str(self.problem), variant.key)
-        self.store.recheck(*place, revision)
+        self.store.recheck(*self._place(variant.key), revision)
+        return revision
+
+    def _place(self, variant: str) -> tuple[str, str, str]:
+        return (self.target.device.key, str(self.problem), variant)
+
+    def _warm_starts(self) -> dict[str, WarmStart]:
+        """Look up what is known elsewhere; predictions need no measurements to go by."""
+        sampled = self.plan.sampler == "random" and not self.plan.calibrated
+        if not self.plan.warm or self.target.runner == "offline" or sampled:
+            return {}
+        return warm_starts(
+            self.store,
+            self.problem,
+            self.target.device,
+            {key: candidate.table for key, candidate in self.candidates.items()},
+            cache=self.plan.protocol.cache,
+            learns=self.plan.sampler == "surrogate" or self.plan.calibrated,
+        )
+
+    def _search_of(self, candidate: Candidate) -> VariantSearch:
+        variant = candidate.variant
+        self.defaults[variant.key] = variant.default(self.problem, self.target.device)
+        warm = self.warm.get(variant.key, WarmStart())
+        search = VariantSearch(
+            variant.key,
+            dataclasses.replace(candidate.prospects(), elsewhere_us=warm.elsewhere_us),
+            sampler=self.plan.sampler,
+            seed=self.plan.seed,
+            calibrated=self.plan.calibrated,
+        )
+        place, revision = self._place(variant.key), self.revisions[variant.key]
         for found in self.store.fastest(*place):
             row = search.table.row(found.config)
             if row is not None and revision(found.config) == found.revision:
@@ -129,6 +159,9 @@ class Session:
             self.cached += 1
             self._keep(search, known.config, known.outcome)
         search.first(self.defaults[variant.key])
+        if self.plan.sampler != "random":
+            for config in warm.first:
+                search.first(config)
         return search
 
     def _stands(self, outcome: Outcome) -> bool:
@@ -285,6 +318,8 @@ class Session:
                 best_us=best,
                 bound_us=self.bound_us,
                 seconds_left=rate * (total - done) if rate is not None and phase == "search" else None,
+                elsewhere=sum(source.records for source in self._sources()),
+                unlikely=sum(search.passed_over.count for search in self.searches),
             )
         )
 
@@ -352,6 +387,7 @@ class Session:
         default = settled.default if settled else None
         seconds = self._seconds()
         masked = sum(search.masked for search in self.searches)
+        unlikely = [search.unlikely(min(s.best_us for s in self.searches)) for search in self.searches]
         if not self.interrupted:
             self._finish(masked, seconds)
         how = "predicted" if self.target.runner == "offline" else "measured"
@@ -383,6 +419,9 @@ class Session:
             database=str(self.store.location),
             interrupted=self.interrupted,
             skipped=self._skipped(skipped),
+            warm=self._sources(),
+            unlikely=sum(one.count for one in unlikely),
+            unlikely_winners=sum(one.winners for one in unlikely),
         )
 
     def _skipped(self, variants: Mapping[str, str]) -> dict[str, str]:
@@ -439,6 +478,9 @@ class Session:
         return tuple(
             Tie(variant=one.search.key, config=one.config, median_us=one.median()[0]) for one in tied
         )
+
+    def _sources(self) -> tuple[Source, ...]:
+        return tuple(source for start in self.warm.values() for source in start.sources)
 
     def _seconds(self) -> dict[str, float]:
         wall_s = time.perf_counter() - self.started

@@ -1,0 +1,248 @@
+"""Beginning with what the database knows of other devices and of related problems."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tunebench import device as devices
+from tunebench import tune
+from tunebench.db.record import RunStart, TrialKey
+from tunebench.db.store import Store, open_store
+from tunebench.device import Device
+from tunebench.errors import InputError
+from tunebench.kernels import load_file
+from tunebench.measure.timing import Protocol
+from tunebench.outcome import Aborted, CompileFailed, Measured, Outcome, Predicted, Result, Verification
+from tunebench.space import Config
+from tunebench.tuning import Plan, Progress, candidate, warm
+from tunebench.tuning.session import Session
+from tunebench.tuning.warm import FIRST, LEAST_TIMED, WarmStart, distance, warm_starts
+from tunebench.workloads import parse
+
+FORTY = str(Path(__file__).parents[1] / "data" / "forty_variant.py")
+VARIANT = load_file(FORTY)
+WORKLOAD = "softmax:rows=16,cols=32,dtype=f32"
+HERE = devices.local_cpu()
+THERE = dataclasses.replace(HERE, name="another-cpu")
+RIGHT = Verification(how="reference", detail="all elements", worst=0.1)
+
+
+def measured(us: float, cache: str = "cold") -> Measured:
+    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache=cache, verification=RIGHT)  # type: ignore[arg-type]
+
+
+def fill(
+    store: Store,
+    outcomes: Mapping[int, Outcome],
+    *,
+    device: Device = THERE,
+    workload: str = WORKLOAD,
+    revision: str = "another",
+) -> None:
+    store.begin_run(RunStart(device=device, workload=workload, sampler="random", seed=0))
+    for copy, outcome in outcomes.items():
+        key = TrialKey(
+            device=device.key,
+            workload=workload,
+            variant=VARIANT.key,
+            revision=revision,
+            config=Config({"copy": copy}),
+        )
+        store.record(key, Result(outcome=outcome))
+
+
+def start(store: Store, *, workload: str = WORKLOAD, learns: bool = True) -> WarmStart:
+    problem = parse(workload)
+    tables = {VARIANT.key: VARIANT.configs(problem, HERE)}
+    return warm_starts(store, problem, HERE, tables, cache="cold", learns=learns)[VARIANT.key]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    with open_store(tmp_path / "a.db") as opened:
+        yield opened  # type: ignore[misc]
+
+
+# -- what is found ---------------------------------------------------------------------------------
+
+
+def test_an_empty_database_tells_nothing(store: Store) -> None:
+    assert start(store) == WarmStart()
+
+
+def test_times_of_another_device_go_to_their_rows(store: Store) -> None:
+    fill(store, {copy: measured(100.0 + copy) for copy in range(20)})
+    fill(store, {20: CompileFailed(reason="no"), 21: Aborted(samples_us=(9.0, 8.0), above_us=5.0)})
+    fill(store, {22: Predicted(predicted_us=1.0, verification=RIGHT), 23: measured(1.0, cache="warm")})
+    found = start(store)
+    [column] = found.elsewhere_us
+    np.testing.assert_array_equal(column[:22], [*range(100, 120), math.inf, 8.0])
+    assert np.isnan(column[22:]).all()
+    [source] = found.sources
+    assert (source.device, source.workload) == (THERE.key, WORKLOAD)
+    assert (source.records, source.use) == (22, "expected")
+    assert found.first == ()
+
+
+def test_few_records_only_say_what_to_try_first(store: Store) -> None:
+    fill(store, {copy: measured(100.0 - copy) for copy in range(LEAST_TIMED - 1)})
+    fill(store, {30: CompileFailed(reason="no")})
+    found = start(store)
+    assert found.elsewhere_us == ()
+    assert [config["copy"] for config in found.first] == [18, 17, 16, 15, 14][:FIRST]
+    assert [(source.records, source.use) for source in found.sources] == [(LEAST_TIMED, "tried first")]
+
+
+def test_a_column_with_gaps_only_says_what_to_try_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, {copy: measured(100.0 - copy) for copy in range(25)})
+    assert start(store).sources[0].use == "expected"
+    monkeypatch.setattr(warm, "LEAST_KNOWN", 26 / 40)
+    found = start(store)
+    assert found.elsewhere_us == ()
+    assert found.first[0] == Config({"copy": 24})
+    assert found.sources[0].use == "tried first"
+
+
+def test_a_search_that_does_not_learn_tries_the_best(store: Store) -> None:
+    fill(store, {copy: measured(100.0 - copy) for copy in range(30)})
+    found = start(store, learns=False)
+    assert found.elsewhere_us == ()
+    assert found.first[0] == Config({"copy": 29})
+    assert [source.use for source in found.sources] == ["tried first"]
+
+
+def test_the_newest_time_of_the_newest_source_counts(store: Store) -> None:
+    fill(store, {0: measured(5.0)}, revision="first")
+    fill(store, {copy: measured(7.0) for copy in range(25)}, revision="second")
+    fill(store, {0: measured(6.0)}, revision="second")
+    assert start(store).elsewhere_us[0][0] == 6.0
+
+
+def test_only_what_an_earlier_source_did_counts_here(store: Store) -> None:
+    fill(store, {copy: measured(7.0) for copy in range(30)}, device=HERE, revision="today")
+    assert start(store) == WarmStart()
+    store.recheck(HERE.key, WORKLOAD, VARIANT.key, lambda config: "tomorrow")
+    assert start(store).sources[0].records == 30
+
+
+def test_a_configuration_that_is_there_no_more_is_no_help(store: Store) -> None:
+    fill(store, {copy: measured(7.0) for copy in (*range(30), 99)})
+    assert start(store).sources[0].records == 30
+
+
+def test_another_kind_of_device_is_no_help(store: Store) -> None:
+    fill(store, {copy: measured(7.0) for copy in range(30)}, device=devices.described()["h100-sxm"])
+    assert start(store) == WarmStart()
+
+
+def test_related_problems_help_where_nobody_tuned_this_one(store: Store) -> None:
+    times = {copy: measured(7.0) for copy in range(30)}
+    near, far, other = (
+        WORKLOAD.replace("cols=32", "cols=64"),
+        WORKLOAD.replace("rows=16", "rows=1024"),
+        WORKLOAD.replace("f32", "f16"),
+    )
+    for workload in (far, other):
+        fill(store, times, workload=workload)
+    assert start(store) == WarmStart()
+    fill(store, times, workload=near)
+    fill(store, times, workload=near, device=HERE)
+    found = start(store)
+    assert [(source.workload, source.device) for source in found.sources] == [
+        (near, HERE.key),
+        (near, THERE.key),
+    ]
+    fill(store, times)
+    assert [source.workload for source in start(store).sources] == [WORKLOAD]
+
+
+@pytest.mark.parametrize(
+    ("other", "doublings"),
+    [
+        ("softmax:rows=16,cols=32,dtype=f32", 0.0),
+        ("softmax:rows=8,cols=32,dtype=f32", 1.0),
+        ("softmax:rows=128,cols=512,dtype=f32", 5.0),
+        ("softmax:rows=16,cols=32,dtype=f16", math.inf),
+        ("layernorm:rows=16,cols=32,dtype=f32", math.inf),
+        ("softmax:rows=16,columns=32", math.inf),
+        ("recorded:kernel=Xgemm", math.inf),
+    ],
+)
+def test_distance_is_in_doublings(other: str, doublings: float) -> None:
+    assert distance(parse(WORKLOAD), other) == doublings
+
+
+# -- what tune makes of it -------------------------------------------------------------------------
+
+
+def begun(store: Store, asks: int = 0, **changes: object) -> tuple[Session, list[int]]:
+    """Return a run that has not begun to measure, and what it would try first."""
+    problem, plan = parse(WORKLOAD), Plan(**changes)  # type: ignore[arg-type]
+    target = candidate.target(HERE)
+    found, _ = candidate.find(problem, HERE, (VARIANT.key,))
+    session = Session(problem, target, plan, store, found, lambda progress: None)
+    [search] = session.searches
+    proposals = [search.ask(search.best_us) for _ in range(asks)]
+    return session, [proposal.config["copy"] for proposal in proposals if proposal is not None]
+
+
+def test_tune_begins_with_what_was_fastest_elsewhere(tmp_path: Path) -> None:
+    database = tmp_path / "a.db"
+    with open_store(database) as store:
+        fill(store, {copy: measured(100.0 + abs(copy - 27)) for copy in range(40)})
+    protocol = Protocol(min_samples=3, max_samples=5, max_s=0.05)
+    plan = Plan(trials=2, protocol=protocol, baselines=False, finalists=1, workers=1, variant_files=(FORTY,))
+    seen: list[Progress] = []
+    report = tune(WORKLOAD, device="cpu", db=database, plan=plan, watcher=seen.append)
+    with open_store(database) as store:
+        history = store.history(WORKLOAD, HERE.key)
+    tried = [entry.key.config["copy"] for entry in history if entry.purpose == "search"]
+    assert tried == [0, 27]  # after the default
+    [source] = report.to_json()["warm"]
+    assert (source["device"], source["records"], source["use"]) == (THERE.key, 40, "expected")
+    assert seen[0].elsewhere == 40
+
+
+def test_a_cold_start_is_cold(store: Store) -> None:
+    fill(store, {copy: measured(100.0 + abs(copy - 27)) for copy in range(40)})
+    assert begun(store)[0].warm[VARIANT.key].sources
+    assert begun(store, warm=False)[0].warm == {}
+
+
+def test_few_records_are_tried_first_and_a_random_sample_stays_one(store: Store) -> None:
+    fill(store, {5: measured(3.0), 9: measured(2.0)})
+    assert begun(store, 3)[1] == [0, 9, 5]
+    for sampler in ("bound", "tpe"):
+        assert begun(store, 3, sampler=sampler)[1] == [0, 9, 5]
+    cold = begun(store, 5, sampler="random", warm=False)[1]
+    assert begun(store, 5, sampler="random")[1] == cold
+    assert begun(store, 5, sampler="random", calibrated=True)[1] == cold
+
+
+def test_tune_passes_over_what_is_unlikely(store: Store) -> None:
+    times = {copy: math.exp(0.2 * copy) for copy in range(40)}
+    fill(store, {copy: measured(us) for copy, us in times.items()})
+    for copy in range(2, 27):
+        today = VARIANT.revision(parse(WORKLOAD), Config({"copy": copy}))
+        fill(store, {copy: measured(2.0 * times[copy])}, device=HERE, revision=today)
+    session, tried = begun(store, 3, calibrated=True, sampler="random")
+    assert session.cached == 25
+    assert tried[0] == 0
+    assert set(tried[1:]) <= {1, *range(27, 32)}
+    told = session.report((), {}).to_json()
+    assert 5 < told["unlikely"] < 13
+    assert 0 < told["unlikely_winners"] < 0.1
+    assert begun(store)[0].report((), {}).unlikely == 0
+
+
+def test_there_is_nothing_to_learn_from_where_nothing_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="learns from measurements"):
+        tune(WORKLOAD, device="h100-sxm", db=tmp_path / "a.db", plan=Plan(calibrated=True))
