@@ -24,8 +24,9 @@ from tunebench.db.record import RunStart, TrialKey
 from tunebench.db.store import open_store
 from tunebench.outcome import Result
 from tunebench.search.executor.local import LocalExecutor, Stage
-from tunebench.search.loop import Budget, Proposal, VariantSearch, run
+from tunebench.search.loop import Budget, run
 from tunebench.search.sampler import Prospects
+from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.task import Task
 from tunebench.workloads import parse
 

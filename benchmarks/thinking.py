@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunebench.outcome import Measured, Verification
-from tunebench.search.loop import VariantSearch
 from tunebench.search.sampler import Prospects
+from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Parameter, Space
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 
 from tunebench.errors import UnknownName
 from tunebench.outcome import CompileFailed, Measured, Verification
-from tunebench.search.loop import SAMPLERS, VariantSearch
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
 from tunebench.search.surrogate_sampler import SurrogateSampler
+from tunebench.search.variant_search import SAMPLERS, VariantSearch
 from tunebench.space import Config, Parameter, Space, Table
 
 SPACE = Space(

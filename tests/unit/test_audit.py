@@ -11,7 +11,7 @@ from tunebench.db.record import Fastest
 from tunebench.device import find
 from tunebench.kernels import load_file
 from tunebench.outcome import Resources
-from tunebench.search.loop import VariantSearch
+from tunebench.search.variant_search import VariantSearch
 from tunebench.tuning.audit import Audit
 from tunebench.tuning.candidate import Candidate
 from tunebench.tuning.candidate import find as find_candidates

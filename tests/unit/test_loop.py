@@ -11,8 +11,9 @@ import pytest
 from tunebench.outcome import Measured, Outcome, Pruned, Result, Verification
 from tunebench.search.certificate import violates
 from tunebench.search.executor import Executor
-from tunebench.search.loop import SAMPLERS, Budget, Proposal, VariantSearch, certificate, run
+from tunebench.search.loop import Budget, certificate, run
 from tunebench.search.sampler import Prospects
+from tunebench.search.variant_search import SAMPLERS, Proposal, VariantSearch
 from tunebench.space import Parameter, Space
 
 TABLE = Space((Parameter("a", tuple(range(100)), "nothing"),)).enumerate()

@@ -7,7 +7,7 @@ from tunebench.db.record import Fastest
 from tunebench.device import Device
 from tunebench.outcome import Aborted, CacheState, Measured, Outcome, Resources
 from tunebench.search.certificate import violates
-from tunebench.search.loop import VariantSearch
+from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Config
 from tunebench.tuning.candidate import Candidate
 from tunebench.tuning.report import Violation

@@ -10,7 +10,7 @@ from tunebench.db.record import Verdict, VersusDefault
 from tunebench.measure.comparison import Comparison, compare
 from tunebench.measure.timing import median_interval
 from tunebench.outcome import Effort, Measured, Result
-from tunebench.search.loop import VariantSearch
+from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Config
 
 __all__ = ["ROUNDS", "Settled", "Timed", "choose", "settle", "verdict"]

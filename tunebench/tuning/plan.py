@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tunebench.errors import InputError, UnknownName
 from tunebench.measure.timing import Protocol
-from tunebench.search.loop import SAMPLERS
+from tunebench.search.variant_search import SAMPLERS
 
 __all__ = ["Plan"]
 
@@ -17,7 +17,7 @@ class Plan:
 
     Attributes:
         trials: Distinct configurations that may be launched or fail; known and masked ones are free.
-        sampler: A name of `tunebench.search.loop.SAMPLERS`.
+        sampler: A name of `tunebench.search.variant_search.SAMPLERS`.
         seed: Seed of all that is random: the search, the inputs.
         variants: Names or keys of the variants to try; all that can, if empty.
         variant_files: Users' files with a variant each; these alone are tried, unless `variants` names more.

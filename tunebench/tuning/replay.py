@@ -18,14 +18,15 @@ from tunebench.outcome import Measured, Outcome, Result, Verification
 from tunebench.recording import Recording
 from tunebench.search.certificate import Certificate, violates
 from tunebench.search.executor import Executor
-from tunebench.search.loop import Budget, Proposal, VariantSearch, certificate, run
+from tunebench.search.loop import Budget, certificate, run
 from tunebench.search.sampler import Prospects
+from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.variant import Costs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CHECKPOINTS", "PassedOver", "Replayed", "Space", "replay"]
+__all__ = ["CHECKPOINTS", "Course", "PassedOver", "Replayed", "Space", "replay"]
 
 CHECKPOINTS = (25, 50, 100, 200)
 """Configurations asked for after which the best so far is told."""
@@ -139,24 +140,18 @@ class PassedOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """One search of a recorded space.
+class Course:
+    """How a search of a recorded space went.
 
     Attributes:
         seed: Of the sampler.
         best_us: The best time after each configuration asked for; infinite before the first success.
-        masked: Configurations that were not asked for, since their bound exceeds the best time.
         exhausted: Whether it ended before its budget: nothing was left, or the gap was good enough.
-        certificate: What is proved of the best.
-        passed_over: What the calibrated pruner would pass over next.
     """
 
     seed: int
     best_us: tuple[float, ...]
-    masked: int
     exhausted: bool
-    certificate: Certificate
-    passed_over: PassedOver
 
     def efficiency(self, optimum_us: float) -> dict[int, float]:
         """Return optimum / best after each checkpoint reached; a search at its end stays at its best."""
@@ -166,6 +161,21 @@ class Replayed:
             for count in CHECKPOINTS
             if asked and (count <= asked or self.exhausted)
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed(Course):
+    """A search of our own.
+
+    Attributes:
+        masked: Configurations that were not asked for, since their bound exceeds the best time.
+        certificate: What is proved of the best.
+        passed_over: What the calibrated pruner would pass over next.
+    """
+
+    masked: int
+    certificate: Certificate
+    passed_over: PassedOver
 
 
 class _Recorded(Executor[Proposal]):

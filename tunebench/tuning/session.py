@@ -36,7 +36,8 @@ from tunebench.outcome import (
 from tunebench.search.certificate import Certificate
 from tunebench.search.executor import Executor
 from tunebench.search.executor.local import LocalExecutor, Stage
-from tunebench.search.loop import Budget, Proposal, VariantSearch, certificate, run
+from tunebench.search.loop import Budget, certificate, run
+from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.tuning.audit import Audit
