@@ -24,13 +24,16 @@ import tunebench
 from tunebench.recording import read
 from tunebench.tuning.replay import CHECKPOINTS, Space, replay
 
-OURS = ("surrogate", "bound", "random", "tpe")
+BLIND = "surrogate-blind"
+"""The default sampler, told nothing of the kernel: neither bounds nor what follows from parameters."""
+
+OURS = ("surrogate", BLIND, "bound", "random", "tpe")
 """Samplers of tunebench; any other is a strategy of Kernel Tuner."""
 
 WARM_CHECKPOINTS = tuple(count for count in CHECKPOINTS if count <= 50)
 """What is known of other devices helps early, or not at all."""
 
-SOURCES = ("search/**/*.py", "tuning/replay.py", "bound.py", "kernels/foreign.py", "recording.py")
+SOURCES = ("search/**/*.py", "tuning/replay.py", "bound.py", "kernels/foreign.py", "recording/*.py")
 """Files of tunebench on which the result of a search depends."""
 
 
@@ -113,7 +116,10 @@ def run(search: Search, data: Data) -> Found:
     space, trials = data.space(search.space), max(search.checkpoints)
     if search.sampler in OURS:
         known = [data.space(other).recording for other in search.elsewhere]
-        done = replay(space, trials=trials, seed=search.seed, sampler=search.sampler, elsewhere=known)
+        seen, sampler = space, search.sampler
+        if sampler == BLIND:
+            seen, sampler = dataclasses.replace(space, costs=None, bounds=None), "surrogate"
+        done = replay(seen, trials=trials, seed=search.seed, sampler=sampler, elsewhere=known)
     else:
         done = peers.search(space.recording, search.sampler, trials=trials, seed=search.seed)
     told = done.efficiency(space.recording.optimum_us)
