@@ -237,10 +237,10 @@ def test_tune_passes_over_what_is_unlikely(store: Store) -> None:
     assert session.cached == 25
     assert tried[0] == 0
     assert set(tried[1:]) <= {1, *range(27, 32)}
-    told = session.report((), {}).to_json()
+    told = session.report({}).to_json()
     assert 5 < told["unlikely"] < 13
     assert 0 < told["unlikely_winners"] < 0.1
-    assert begun(store)[0].report((), {}).unlikely == 0
+    assert begun(store)[0].report({}).unlikely == 0
 
 
 def test_there_is_nothing_to_learn_from_where_nothing_is_measured(tmp_path: Path) -> None:

@@ -60,9 +60,6 @@ def tune(
         session = Session(problem, target, plan, store, found, watcher or (lambda progress: None))
         with session.executor() as executor:
             session.search(executor)
-            baselines = (
+            if not session.interrupted and target.runner != "offline":
                 session.time_finalists(executor)
-                if not session.interrupted and target.runner != "offline"
-                else ()
-            )
-        return session.report(baselines, skipped)
+        return session.report(skipped)

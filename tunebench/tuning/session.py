@@ -1,61 +1,41 @@
-"""One run of `tune`: its searches, its workers, its records and its books."""
+"""One run of `tune`: what is known before, the search, the finals, and the report."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import platform
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import wait
 
 import numpy as np
 
-from tunebench import __version__
-from tunebench._environment import cache_folder
-from tunebench.compile import worker as compile_worker
-from tunebench.db.owner import new_owner
-from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey, Verdict
+from tunebench.db.record import Purpose, TrialKey, Verdict
 from tunebench.db.store import Store
-from tunebench.kernels import loaded_files, variants
-from tunebench.measure import worker as measure_worker
-from tunebench.measure.baseline import Baseline
-from tunebench.measure.comparison import Comparison, compare
-from tunebench.outcome import (
-    Aborted,
-    Effort,
-    Measured,
-    Outcome,
-    Predicted,
-    Pruned,
-    Result,
-    time_us,
-)
+from tunebench.kernels import variants
+from tunebench.outcome import Aborted, Measured, Outcome, Predicted, Pruned, Result, time_us
 from tunebench.search.certificate import Certificate
 from tunebench.search.executor import Executor
-from tunebench.search.executor.local import LocalExecutor, Stage
 from tunebench.search.loop import Budget, certificate, run
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.tuning.audit import Audit
 from tunebench.tuning.candidate import Candidate, Target
-from tunebench.tuning.finalist import ROUNDS, Settled, Timed, choose, settle, verdict
+from tunebench.tuning.finalist import ROUNDS, Timed, choose, settle
+from tunebench.tuning.finals import Finals
 from tunebench.tuning.library import Libraries
+from tunebench.tuning.logbook import Logbook
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Progress, Report, Tie, Watcher
 from tunebench.tuning.warm import Source, WarmStart, warm_starts
+from tunebench.tuning.workers import start_workers
 from tunebench.workload import Workload
 
 __all__ = ["Session"]
 
-COMPILE_TIMEOUT_S = 300.0
-
 
 class Session:
-    """One run of `tune`: its searches, its records and its books."""
+    """One run of `tune`."""
 
     def __init__(
         self,
@@ -67,36 +47,24 @@ class Session:
         watcher: Watcher,
     ) -> None:
         self.problem, self.target, self.plan, self.store, self.watcher = problem, target, plan, store, watcher
-        self.started = time.perf_counter()
-        self.owner = new_owner()
-        self.outcomes: Counter[str] = Counter()
-        self.efforts: list[Effort] = []
-        self.timed: list[Timed] = []
-        self.finalists: list[Timed] = []
-        self.libraries: Libraries | None = None
-        self.defaults: dict[str, Config] = {}
+        self.candidates = {candidate.variant.key: candidate for candidate in found}
+        tried = {key: candidate.variant for key, candidate in self.candidates.items()}
+        self.logbook = Logbook(store, problem, target.device, tried, sampler=plan.sampler, seed=plan.seed)
         self.audit = Audit(problem, target.device, plan.protocol.cache)
+        self.finals: Finals | None = None
+        self.outcomes: Counter[str] = Counter()
+        self.timed: list[Timed] = []
+        self.defaults: dict[str, Config] = {}
         self.cached = 0
         self.again: set[tuple[str, Config]] = set()
         self.interrupted = False
         self.busy_s = 0.0
-        self.candidates = {candidate.variant.key: candidate for candidate in found}
         self.revisions = {key: self._recheck(candidate) for key, candidate in self.candidates.items()}
         self.warm = self._warm_starts()
         self.searches = [self._search_of(candidate) for candidate in found]
         self.bound_us = min(float(candidate.bounds.us.min()) for candidate in found)
-        done = store.interrupted_trials(target.device.key, str(problem), sampler=plan.sampler, seed=plan.seed)
-        self.budget = Budget(trials=plan.trials, done=min(done, plan.trials), audit=plan.audit)
-        self.run_id = store.begin_run(
-            RunStart(
-                device=target.device,
-                workload=str(problem),
-                sampler=plan.sampler,
-                seed=plan.seed,
-                host=self.owner,
-                versions={"tunebench": __version__, "python": platform.python_version()},
-            )
-        )
+        done = min(self.logbook.begin(), plan.trials)
+        self.budget = Budget(trials=plan.trials, done=done, audit=plan.audit)
 
     # -- before the search ------------------------------------------------------------------------
 
@@ -109,11 +77,8 @@ class Session:
             candidate.table.space.ordinals(config)  # refuses what an older version of the space allowed
             return variant.revision(self.problem, config)
 
-        self.store.recheck(*self._place(variant.key), revision)
+        self.store.recheck(*self.logbook.place(variant.key), revision)
         return revision
-
-    def _place(self, variant: str) -> tuple[str, str, str]:
-        return (self.target.device.key, str(self.problem), variant)
 
     def _warm_starts(self) -> dict[str, WarmStart]:
         """Look up what is known elsewhere; predictions need no measurements to go by."""
@@ -140,7 +105,7 @@ class Session:
             seed=self.plan.seed,
             calibrated=self.plan.calibrated,
         )
-        place, revision = self._place(variant.key), self.revisions[variant.key]
+        place, revision = self.logbook.place(variant.key), self.revisions[variant.key]
         for found in self.store.fastest(*place):
             row = search.table.row(found.config)
             if row is not None and revision(found.config) == found.revision:
@@ -173,32 +138,7 @@ class Session:
 
     def executor(self) -> Executor[Task]:
         """Start the worker processes."""
-        files = loaded_files()
-        setup = measure_worker.Setup(
-            runner=self.target.runner,
-            device=self.target.device,
-            protocol=self.plan.protocol,
-            variant_files=files,
-        )
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        offline = self.target.runner == "offline"
-        return LocalExecutor(
-            compiling=Stage(
-                function=compile_worker.compile_task,
-                start=compile_worker.start,
-                start_arguments=(cache_folder() / "binaries", files),
-                workers=self.plan.workers or cores,
-                timeout_s=COMPILE_TIMEOUT_S,
-            ),
-            measuring=Stage(
-                function=measure_worker.measure,
-                start=measure_worker.start,
-                start_arguments=(setup,),
-                workers=cores if offline else 1,
-                timeout_s=self.plan.timeout_s,
-            ),
-            overlap=self.target.runner != "cpu",
-        )
+        return start_workers(self.target, self.plan)
 
     # -- the search -------------------------------------------------------------------------------
 
@@ -207,19 +147,20 @@ class Session:
         under_way: set[TrialKey] = set()
 
         def claim(proposal: Proposal) -> bool:
-            key = self._key(proposal.search, proposal.config)
+            key = self.logbook.key(proposal.search, proposal.config)
             again = (proposal.search.key, proposal.config) in self.again
-            if again or self.store.claim(key, self.owner):
+            if again or self.store.claim(key, self.logbook.owner):
                 under_way.add(key)
                 return True
             return False
 
         def on_result(proposal: Proposal, result: Result) -> None:
-            key = self._key(proposal.search, proposal.config)
+            key = self.logbook.key(proposal.search, proposal.config)
             self._tighten(proposal, result)
             untuned = proposal.config == self.defaults[proposal.search.key]
             said = Verdict(versus_default="itself") if untuned else None
-            self._record(key, result, "audit" if proposal.audit else "search", proposal.bound_us, said)
+            purpose: Purpose = "audit" if proposal.audit else "search"
+            self.logbook.record(key, result, purpose, proposal.bound_us, said)
             under_way.discard(key)
             if not proposal.audit:
                 self.outcomes[result.outcome.kind] += 1
@@ -243,7 +184,7 @@ class Session:
             executor.close()
         finally:
             for key in under_way:
-                self.store.release(key, self.owner)
+                self.store.release(key, self.logbook.owner)
             self.busy_s = executor.busy_s
 
     def _tighten(self, proposal: Proposal, result: Result) -> None:
@@ -272,15 +213,6 @@ class Session:
             thorough=thorough,
         )
 
-    def _key(self, search: VariantSearch, config: Config) -> TrialKey:
-        return TrialKey(
-            device=self.target.device.key,
-            workload=str(self.problem),
-            variant=search.key,
-            revision=self.candidates[search.key].variant.revision(self.problem, config),
-            config=config,
-        )
-
     def _keep(self, search: VariantSearch, config: Config, outcome: Outcome) -> None:
         value = time_us(outcome)
         default = config == self.defaults[search.key]
@@ -290,23 +222,9 @@ class Session:
             interval = getattr(outcome, "ci_us", None)
             self.timed.append(Timed(search, config, value, ci_us=interval, is_default=default))
 
-    def _record(
-        self, key: TrialKey, result: Result, purpose: Purpose, bound_us: float, verdict: Verdict | None = None
-    ) -> None:
-        self.efforts.append(result.effort)
-        self.store.record(
-            key,
-            result,
-            purpose=purpose,
-            bound_us=bound_us,
-            run_id=self.run_id,
-            seed=self.plan.seed,
-            verdict=verdict,
-        )
-
     def _tell_watcher(self, phase: str, done: int, total: int) -> None:
         tried = sum(self.outcomes.values())
-        rate = (time.perf_counter() - self.started) / tried if tried else None
+        rate = self.logbook.elapsed_s / tried if tried else None
         best = min((timed.median()[0] for timed in self.timed), default=None)
         self.watcher(
             Progress(
@@ -326,71 +244,42 @@ class Session:
 
     # -- after the search -------------------------------------------------------------------------
 
-    def time_finalists(self, executor: Executor[Task]) -> tuple[Baseline, ...]:
-        """Time the best, the defaults and the libraries again, in turn: a lucky sample wins no more.
-
-        Every second round goes backwards, so that a drift within a round meets all alike too.
-        """
-        finalists = choose(self.timed, self.plan.finalists)
-        libraries = Libraries(self.problem, self.target.device, self.plan.protocol, rounds=ROUNDS)
+    def time_finalists(self, executor: Executor[Task]) -> None:
+        """Time the best, their defaults and the libraries again; Ctrl-C ends it without a verdict."""
+        self.finals = Finals(
+            self.logbook,
+            self.audit,
+            Libraries(self.problem, self.target.device, self.plan.protocol, rounds=ROUNDS),
+            make_task=lambda timed: self._task(timed.search, timed.config, timed.row, thorough=True),
+            tell=self._tell_watcher,
+        )
+        seed = self.plan.seed if self.plan.baselines else None
         try:
-            with libraries:
-                for turn in range(ROUNDS):
-                    self._time_round(executor, finalists, turn)
-                    if self.plan.baselines:
-                        self._tell_watcher("baselines", turn, ROUNDS)
-                        libraries.time(self.plan.seed)
-        except KeyboardInterrupt:  # a round or two are no verdict: what the search timed goes on speaking
+            self.finals.play(executor, choose(self.timed, self.plan.finalists), seed)
+        except KeyboardInterrupt:
             self.interrupted = True
             executor.close()
-            for timed in finalists:
-                timed.again.clear()
-        self._record_finalists([timed for timed in finalists if timed.again and not timed.failed])
         self.busy_s = executor.busy_s
-        self.libraries = libraries
-        return libraries.baselines()
-
-    def _time_round(self, executor: Executor[Task], finalists: list[Timed], turn: int) -> None:
-        done, total = turn * len(finalists), ROUNDS * len(finalists)
-        for position, timed in enumerate(finalists if turn % 2 == 0 else finalists[::-1]):
-            self._tell_watcher("finalists", done + position, total)
-            self._time_again(executor, timed, turn)
-
-    def _time_again(self, executor: Executor[Task], timed: Timed, turn: int) -> None:
-        if timed.failed:
-            return
-        future = executor.submit(self._task(timed.search, timed.config, timed.row, thorough=True))
-        wait([future])
-        result = future.result()
-        if isinstance(result.outcome, Measured):
-            timed.again[turn] = result
-            self.audit.check(timed.search, timed.config, result.outcome, timed.bound_us)
-        else:  # right in the search and not now: it speaks no more
-            timed.failed = True
-            self._record(self._key(timed.search, timed.config), result, "finalist", timed.bound_us)
-
-    def _record_finalists(self, finalists: list[Timed]) -> None:
-        settled = settle(finalists)
-        if settled is None:
-            return
-        self.finalists = finalists
-        for timed in finalists:
-            key, said = self._key(timed.search, timed.config), verdict(timed, finalists, settled)
-            self._record(key, timed.pooled(), "finalist", timed.bound_us, said)
 
     # -- the books --------------------------------------------------------------------------------
 
-    def report(self, baselines: tuple[Baseline, ...], skipped: Mapping[str, str]) -> Report:
-        """Close the books."""
-        settled = settle(self.finalists or [timed for timed in self.timed if not timed.failed])
+    def report(self, skipped: Mapping[str, str]) -> Report:
+        """Close the books.
+
+        Args:
+            skipped: Variants that were not tried, each with the reason.
+        """
+        finalists = self.finals.finalists if self.finals is not None else []
+        baselines = self.finals.baselines() if self.finals is not None else ()
+        settled = settle(finalists or [timed for timed in self.timed if not timed.failed])
         best = settled.best if settled else None
         median_us, ci_us = best.median() if best else (None, None)
         default = settled.default if settled else None
-        seconds = self._seconds()
+        seconds = self.logbook.seconds(self.busy_s)
         masked = sum(search.masked for search in self.searches)
         unlikely = [search.unlikely(min(s.best_us for s in self.searches)) for search in self.searches]
         if not self.interrupted:
-            self._finish(masked, seconds)
+            self.logbook.finish(masked, self.cached, seconds)
         how = "predicted" if self.target.runner == "offline" else "measured"
         proof = self._certificate(median_us)
         return Report(
@@ -409,7 +298,7 @@ class Session:
             certificate=proof,
             assumed=self.target.device.assumed,
             outside=tuple(sorted({v.key for v in variants(self.problem)} - self.candidates.keys())),
-            versus=self._versus(settled, baselines),
+            versus=self.finals.versus(settled) if self.finals is not None and settled is not None else {},
             ties=self._ties(best),
             violations=self.audit.violations,
             audited=self.budget.audited,
@@ -426,21 +315,8 @@ class Session:
         )
 
     def _skipped(self, variants: Mapping[str, str]) -> dict[str, str]:
-        failure = self.libraries.failure if self.libraries is not None else None
+        failure = self.finals.failure if self.finals is not None else None
         return {**variants, "baselines": failure} if failure is not None else dict(variants)
-
-    def _finish(self, masked: int, seconds: Mapping[str, float]) -> None:
-        effort = Effort(**{name: seconds[name] for name in ("compile_s", "verify_s", "measure_s")})
-        self.store.finish_run(
-            self.run_id,
-            RunSummary(
-                masked=masked,
-                cached=self.cached,
-                wall_s=seconds["wall_s"],
-                effort=effort,
-                overhead_s=seconds["overhead_s"],
-            ),
-        )
 
     def _certificate(self, best_us: float | None) -> Certificate | None:
         """Return what is proved; of times that are predicted, nothing is."""
@@ -450,19 +326,6 @@ class Session:
 
     def _expected_gap(self, predicted_us: float | None) -> float | None:
         return predicted_us / self.bound_us if predicted_us is not None and self.bound_us > 0 else None
-
-    def _versus(self, settled: Settled | None, baselines: tuple[Baseline, ...]) -> dict[str, Comparison]:
-        """Return how the best stands to others, the fastest library among them."""
-        found = dict(settled.versus) if settled is not None else {}
-        if settled is not None and baselines and self.libraries is not None:
-            best, name = settled.best, baselines[0].name
-            rounds = {
-                t: lib[name] for t, lib in enumerate(self.libraries.rounds) if name in lib and t in best.again
-            }
-            if rounds:
-                mine = [best.samples_us(turn) for turn in rounds]
-                found["baseline"] = compare(mine, [library.samples_us for library in rounds.values()])
-        return found
 
     def _ties(self, best: Timed | None) -> tuple[Tie, ...]:
         if best is None or self.target.runner == "offline":
@@ -482,11 +345,3 @@ class Session:
 
     def _sources(self) -> tuple[Source, ...]:
         return tuple(source for start in self.warm.values() for source in start.sources)
-
-    def _seconds(self) -> dict[str, float]:
-        wall_s = time.perf_counter() - self.started
-        parts = {
-            name: float(np.sum([getattr(effort, name) for effort in self.efforts]))
-            for name in ("compile_s", "verify_s", "measure_s")
-        }
-        return {"wall_s": wall_s, **parts, "overhead_s": max(0.0, wall_s - self.busy_s)}

@@ -1,0 +1,121 @@
+"""The finals: the best of the search, their defaults and the libraries are timed again, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+
+from tunebench.measure.baseline import Baseline
+from tunebench.measure.comparison import Comparison, compare
+from tunebench.outcome import Measured
+from tunebench.search.executor import Executor
+from tunebench.task import Task
+from tunebench.tuning.audit import Audit
+from tunebench.tuning.finalist import ROUNDS, Settled, Timed, settle, verdict
+from tunebench.tuning.library import Libraries
+from tunebench.tuning.logbook import Logbook
+
+__all__ = ["Finals"]
+
+
+class Finals:
+    """What timing finalists again has shown.
+
+    Args:
+        logbook: Is written to.
+        audit: Holds every run against its bound.
+        libraries: Are timed after each round.
+        make_task: Turns a finalist into what the executor takes.
+        tell: Is told of the phase, of what is done and of what there is to do.
+    """
+
+    def __init__(
+        self,
+        logbook: Logbook,
+        audit: Audit,
+        libraries: Libraries,
+        *,
+        make_task: Callable[[Timed], Task],
+        tell: Callable[[str, int, int], None],
+    ) -> None:
+        self._logbook, self._audit, self._libraries = logbook, audit, libraries
+        self._make_task, self._tell = make_task, tell
+        self.finalists: list[Timed] = []
+        """Those with a verdict: all that went through to the end."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why libraries were given up, if they were."""
+        return self._libraries.failure
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        """Return what the libraries took, fastest first."""
+        return self._libraries.baselines()
+
+    def play(self, executor: Executor[Task], finalists: Sequence[Timed], seed: int | None) -> None:
+        """Time all again, in turn: a lucky sample wins no more. Ctrl-C passes through, without a verdict.
+
+        Every second round goes backwards, so that a drift within a round meets all alike too.
+
+        Args:
+            executor: Compiles and runs.
+            finalists: Who takes part.
+            seed: Of the libraries' inputs; None times no libraries.
+        """
+        try:
+            with self._libraries:
+                for turn in range(ROUNDS):
+                    self._round(executor, finalists, turn)
+                    if seed is not None:
+                        self._tell("baselines", turn, ROUNDS)
+                        self._libraries.time(seed)
+        except KeyboardInterrupt:  # a round or two are no verdict: what the search timed goes on speaking
+            for timed in finalists:
+                timed.again.clear()
+            raise
+        self._settle([timed for timed in finalists if timed.again and not timed.failed])
+
+    def _round(self, executor: Executor[Task], finalists: Sequence[Timed], turn: int) -> None:
+        done, total = turn * len(finalists), ROUNDS * len(finalists)
+        for position, timed in enumerate(finalists if turn % 2 == 0 else finalists[::-1]):
+            self._tell("finalists", done + position, total)
+            self._time_again(executor, timed, turn)
+
+    def _time_again(self, executor: Executor[Task], timed: Timed, turn: int) -> None:
+        if timed.failed:
+            return
+        future = executor.submit(self._make_task(timed))
+        wait([future])
+        result = future.result()
+        if isinstance(result.outcome, Measured):
+            timed.again[turn] = result
+            self._audit.check(timed.search, timed.config, result.outcome, timed.bound_us)
+        else:  # right in the search and not now: it speaks no more
+            timed.failed = True
+            key = self._logbook.key(timed.search, timed.config)
+            self._logbook.record(key, result, "finalist", timed.bound_us)
+
+    def _settle(self, finalists: list[Timed]) -> None:
+        settled = settle(finalists)
+        if settled is None:
+            return
+        self.finalists = finalists
+        for timed in finalists:
+            key = self._logbook.key(timed.search, timed.config)
+            said = verdict(timed, finalists, settled)
+            self._logbook.record(key, timed.pooled(), "finalist", timed.bound_us, said)
+
+    def versus(self, settled: Settled) -> dict[str, Comparison]:
+        """Return how the best stands to others, the fastest library among them."""
+        found, baselines = dict(settled.versus), self.baselines()
+        if baselines:
+            best, name = settled.best, baselines[0].name
+            rounds = {
+                turn: library[name]
+                for turn, library in enumerate(self._libraries.rounds)
+                if name in library and turn in best.again
+            }
+            if rounds:
+                mine = [best.samples_us(turn) for turn in rounds]
+                found["baseline"] = compare(mine, [library.samples_us for library in rounds.values()])
+        return found
