@@ -275,8 +275,6 @@ def _proof(report: Report) -> Iterator[str]:
         counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in proof.open.items())
         gap = f"gap {proof.gap:.2f}" if proof.gap is not None else "no bound on what is open"
         yield f"  proof    {gap}{assumed}: {proof.open_count} open ({counts}); {closed}"
-    left_out = [
-        variant for variant in report.outside if variant not in report.skipped
-    ]  # those are told anyway
+    left_out = [variant for variant in report.outside if variant not in report.skipped]
     if left_out:
         yield f"  outside  not searched, so nothing is said of: {', '.join(left_out)}"
