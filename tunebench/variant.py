@@ -385,6 +385,13 @@ class NumbaCudaVariant(NumbaVariant[W], GpuVariant[W]):
 
     language = "numba-cuda"
 
+    def refuses(self, workload: W, device: Device) -> str | None:
+        """Return why this variant cannot do `workload` on `device`, or None if it can."""
+        reason = super().refuses(workload, device)
+        if reason is None and device.compute_capability == (0, 0):
+            reason = f"{self.key} needs a GPU of NVIDIA, not {device.architecture}"
+        return reason
+
 
 class NumbaCpuVariant(NumbaVariant[W]):
     """A variant written for Numba on the CPU.

@@ -11,7 +11,7 @@ from tunebench import kernels, workloads
 from tunebench.compile import unavailable
 from tunebench.compile.cubin import launch_refusal
 from tunebench.compile.simulate import simulate
-from tunebench.device import representative
+from tunebench.device import find, representative
 from tunebench.variant import NumbaCudaVariant
 from tunebench.workload import Workload
 
@@ -58,3 +58,8 @@ def test_the_default_compiles(variant: NumbaCudaVariant[Any], architecture: str)
     assert variant.configs(workload, device).row(config) is not None, f"{config} is not valid"
     binary = compile_numba_cuda(variant, workload, config, device)
     assert launch_refusal(binary, variant.launches(workload, config), device) is None
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_gpu_of_another_maker_is_refused(variant: NumbaCudaVariant[Any]) -> None:
+    assert "NVIDIA" in str(variant.refuses(served(variant), find("mi210")))
