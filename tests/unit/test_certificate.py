@@ -22,7 +22,7 @@ from tunebench.outcome import (
     Verification,
     WrongResult,
 )
-from tunebench.search.certificate import Standing, certify, overlapping, standing, violates
+from tunebench.search.certificate import Standing, certify, standing, violates
 
 RIGHT = Verification(how="reference", detail="", worst=0.0)
 
@@ -108,8 +108,3 @@ def test_the_fastest_sample_violates_a_bound_not_the_median() -> None:
     assert violates(Aborted(samples_us=(3.0, 9.0), above_us=1.0), 4.0)
     assert not violates(Predicted(predicted_us=1.0, verification=RIGHT), 4.0)
     assert not violates(Crashed(reason="x"), 4.0)
-
-
-def test_intervals_that_touch_are_ties() -> None:
-    others = np.array([(1.0, 2.0), (0.0, 0.9), (2.1, 3.0), (1.9, 5.0), (0.0, 9.0)])
-    assert overlapping(others, (1.0, 2.0)).tolist() == [True, False, False, True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from concurrent.futures import CancelledError, Future, wait
 
@@ -128,8 +129,9 @@ def test_a_process_answers_again_and_again_and_is_replaced_when_it_dies() -> Non
 
 
 def test_a_caller_that_was_never_used_has_nothing_to_stop() -> None:
+    before = set(multiprocessing.active_children())
     with Caller(Stage(function=stages.measure_task, start=stages.start)):
-        pass
+        assert set(multiprocessing.active_children()) <= before
 
 
 class _Unloadable:

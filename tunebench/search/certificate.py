@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Certificate", "Standing", "certify", "overlapping", "standing", "violates"]
+__all__ = ["Certificate", "Standing", "certify", "standing", "violates"]
 
 
 class Standing(IntEnum):
@@ -146,15 +146,3 @@ def violates(outcome: Outcome, bound_us: float) -> bool:
     """
     samples_us = outcome.samples_us if isinstance(outcome, Measured | Aborted) else ()
     return bool(samples_us) and min(samples_us) < bound_us
-
-
-def overlapping(intervals_us: Array, best_us: tuple[float, float]) -> Array:
-    """Tell which intervals reach into that of the best: their configurations are ties within noise.
-
-    Args:
-        intervals_us: Lower and upper end of each, `(n, 2)`.
-        best_us: Lower and upper end of the best's.
-    """
-    low, high = best_us
-    overlap: Array = (intervals_us[:, 0] <= high) & (intervals_us[:, 1] >= low)
-    return overlap

@@ -188,6 +188,9 @@ class VariantSearch:
     @contextlib.contextmanager
     def _passing_over(self, incumbent_us: float) -> Iterator[None]:
         """Shut what is unlikely to win while the sampler chooses; that is never all that is open."""
+        if self._calibrated is None:
+            yield
+            return
         self.passed_over = self.unlikely(incumbent_us)
         rows = self.passed_over.rows
         if self._first:  # a caller's wish goes before a guess

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import time
 from collections.abc import Mapping
@@ -50,6 +51,8 @@ class Logbook:
         self._started = time.perf_counter()
         self._efforts: list[Effort] = []
         self._run_id: str | None = None
+        self.revision = functools.cache(self._revision)
+        """Returns today's revision of a configuration, by its variant's key; it takes a millisecond once."""
         self.owner = new_owner()
         """Who claims trials for this run."""
 
@@ -85,9 +88,12 @@ class Logbook:
             device=device,
             workload=workload,
             variant=variant,
-            revision=self._variants[variant].revision(self._problem, config),
+            revision=self.revision(variant, config),
             config=config,
         )
+
+    def _revision(self, variant: str, config: Config) -> str:
+        return self._variants[variant].revision(self._problem, config)
 
     def record(
         self, key: TrialKey, result: Result, purpose: Purpose, bound_us: float, verdict: Verdict | None = None

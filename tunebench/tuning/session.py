@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -70,14 +69,13 @@ class Session:
 
     def _recheck(self, candidate: Candidate) -> Callable[[Config], str]:
         """Mark what earlier sources did as stale, and return today's revision by configuration."""
-        variant = candidate.variant
+        key = candidate.variant.key
 
-        @functools.cache
         def revision(config: Config) -> str:
             candidate.table.space.ordinals(config)  # refuses what an older version of the space allowed
-            return variant.revision(self.problem, config)
+            return self.logbook.revision(key, config)
 
-        self.store.recheck(*self.logbook.place(variant.key), revision)
+        self.store.recheck(*self.logbook.place(key), revision)
         return revision
 
     def _warm_starts(self) -> dict[str, WarmStart]:
