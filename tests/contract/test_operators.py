@@ -505,8 +505,13 @@ def _share(workload: Workload, got: Array, reference: Reference) -> Array:
     return share_of(np.abs(got.astype(np.float64) - reference.value), allowed)
 
 
+ELSEWHERE = {"attention"}
+"""Operators that have a module of their own for this, with what is particular to them: tests/unit/test_attention.py."""
+
+
 def test_every_operator_is_emulated() -> None:
-    assert {text.partition(":")[0] for text in EMULATED} == set(RUN) == set(OPERATORS)
+    assert {text.partition(":")[0] for text in EMULATED} == set(RUN)
+    assert set(RUN) | ELSEWHERE == set(OPERATORS)
 
 
 @pytest.mark.parametrize("text", EMULATED)

@@ -71,7 +71,7 @@ class Attend(Chain):
     causal: bool
     window: Count = 0
     bias: bool = False
-    kv_heads: Size = defaults_to("heads")  # noqa: RUF009 - a field, made anew by each call
+    kv_heads: Size = defaults_to("heads")
 
     def default_of(self, dimension: str, followed: Any) -> Any:
         return followed if dimension == "kv_heads" else super().default_of(dimension, followed)

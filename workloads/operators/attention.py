@@ -1,0 +1,250 @@
+"""attention: o = softmax(q k^T / sqrt(head_dim)) v, head by head, and its gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import underflow, unit_roundoff
+from tunebench.errors import InputError
+from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
+
+if TYPE_CHECKING:
+    import numpy
+
+    from tunebench.workload import Array, Array64
+
+__all__ = ["Attention"]
+
+ROWS_AT_ONCE = 512
+"""Queries whose scores the reference holds at a time."""
+
+F32 = 2.0**-24
+"""Unit roundoff of what scores and sums are computed in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Workload):
+    """Scaled dot-product attention of a batch of heads, summed in f32.
+
+    Tensors, C-contiguous: q and o (batch, heads, seq_q, head_dim); k and v (batch, heads_k, seq_k, head_dim),
+    each of whose heads serves heads / heads_k neighbouring heads of q (grouped queries); lse (batch, heads,
+    seq_q) f32, the natural logarithm of the sum of exponentials of a query's scores.
+
+    If causal, query i sees the keys up to i + seq_k - seq_q: the last query sees all.
+
+    ========= ==================== ===========
+    direction reads                writes
+    ========= ==================== ===========
+    forward   q, k, v              o, lse
+    backward  q, k, v, o, lse, do  dq, dk, dv
+    ========= ==================== ===========
+
+    With s the scaled scores, backward computes p = exp(s - lse), dp = do v^T, d = sum of do * o over a row,
+    ds = p * (dp - d); dq = ds k / sqrt(head_dim), dk = ds^T q / sqrt(head_dim), dv = p^T do. Kernels may
+    round p and ds to the type of the tensors before they multiply them.
+
+    Source: Vaswani et al., "Attention is all you need", 2017; Dao, "FlashAttention-2", 2023, algorithms 1, 2.
+    """
+
+    operator: ClassVar[str] = "attention"
+    category: ClassVar[Category | None] = "dot product"
+    leeway: ClassVar[Leeway] = Leeway(items=("batch",))
+
+    batch: Size
+    heads: Size
+    seq_q: Size
+    head_dim: Size
+    dtype: Literal["f32", "f16", "bf16"]
+    seq_k: Size = defaults_to("seq_q")
+    heads_k: Size = defaults_to("heads")
+    causal: bool = False
+    direction: Literal["forward", "backward"] = "forward"
+
+    def check(self) -> None:
+        """Refuse heads that cannot share keys evenly, and queries that would see no key."""
+        if self.heads % self.heads_k:
+            raise InputError(f"attention: heads_k={self.heads_k} must divide heads={self.heads}")
+        if self.causal and self.seq_q > self.seq_k:
+            raise InputError(
+                f"attention: causal=true needs seq_q={self.seq_q} up to seq_k={self.seq_k}: "
+                "the first queries would see no key"
+            )
+
+    @property
+    def group(self) -> int:
+        """Heads of q that share one of k and v."""
+        return self.heads // self.heads_k
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key it sees, of one head."""
+        before = self.seq_k - self.seq_q  # keys that come before the first query's own
+        return (
+            self.seq_q * before + self.seq_q * (self.seq_q + 1) // 2
+            if self.causal
+            else self.seq_q * self.seq_k
+        )
+
+    def _queries(self, name: str) -> Tensor:
+        return Tensor(name=name, shape=(self.batch, self.heads, self.seq_q, self.head_dim), dtype=self.dtype)
+
+    def _keys(self, name: str) -> Tensor:
+        return Tensor(
+            name=name, shape=(self.batch, self.heads_k, self.seq_k, self.head_dim), dtype=self.dtype
+        )
+
+    def _lse(self) -> Tensor:
+        return Tensor(name="lse", shape=(self.batch, self.heads, self.seq_q), dtype="f32")
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return q, k and v, and for the gradients o, lse and do."""
+        forward = (self._queries("q"), self._keys("k"), self._keys("v"))
+        if self.direction == "forward":
+            return forward
+        return (*forward, self._queries("o"), self._lse(), self._queries("do"))
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return o and lse, or the gradients of q, k and v."""
+        if self.direction == "forward":
+            return (self._queries("o"), self._lse())
+        return (self._queries("dq"), self._keys("dk"), self._keys("dv"))
+
+    def flops(self) -> int:
+        """Count the products: two of the size of the scores forward, five backward, as is the custom."""
+        products = 2 if self.direction == "forward" else 5
+        return 2 * products * self.batch * self.heads * self.pairs * self.head_dim
+
+    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
+        """Draw lse near what it is for random q and k, so that p are probabilities; other tensors freely."""
+        if tensor.name != "lse":
+            return None
+        seen = self.seq_k - self.seq_q + 1 + np.arange(self.seq_q) if self.causal else self.seq_k
+        # Scores are standard normal; the mean of exp of such is exp(1/2).
+        drawn: Array = (np.log(seen) + 0.5 + 0.1 * rng.standard_normal(tensor.shape)).astype(np.float32)
+        return drawn
+
+    # -- the right answer ---------------------------------------------------------------------
+
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Compute head after head, some queries at a time."""
+        value = {tensor.name: np.zeros(tensor.shape) for tensor in self.outputs()}
+        error = {tensor.name: np.zeros(tensor.shape) for tensor in self.outputs()}
+        compute = self._forward if self.direction == "forward" else self._backward
+        for b in range(self.batch):
+            for h in range(self.heads):
+                for start in range(0, self.seq_q, ROWS_AT_ONCE):
+                    rows = slice(start, min(self.seq_q, start + ROWS_AT_ONCE))
+                    compute(inputs, (b, h, rows), value, error)
+        eps_acc = self.tolerance().eps_acc
+        return {
+            tensor.name: self._allowed(tensor, value[tensor.name], error[tensor.name], eps_acc)
+            for tensor in self.outputs()
+        }
+
+    def _allowed(self, tensor: Tensor, value: Array64, error: Array64, eps_acc: float) -> Reference:
+        """Return a reference whose scale allows `error`, and the rounding to the tensor's type."""
+        rounding = (unit_roundoff(tensor.dtype) - F32) * np.abs(value) + underflow(tensor.dtype)
+        return Reference(value=value, scale=(error + rounding) / eps_acc)
+
+    def _scores(
+        self, inputs: Mapping[str, Array64], place: tuple[int, int, slice]
+    ) -> tuple[Array64, Array64, Array64]:
+        """Return scores of some queries, minus infinity where unseen, their errors, and what is seen."""
+        b, h, rows = place
+        q, k = inputs["q"][b, h, rows], inputs["k"][b, h // self.group]
+        scores = self.scale * (q @ k.T)
+        # A sum of head_dim products in f32, the scale and the argument of exp each rounded.
+        error = 2 * math.sqrt(self.head_dim) * F32 * self.scale * (
+            np.abs(q) @ np.abs(k).T
+        ) + 4 * F32 * np.abs(scores)
+        seen = np.ones(scores.shape, bool)
+        if self.causal:
+            last = np.arange(rows.start, rows.stop) + self.seq_k - self.seq_q
+            seen = np.arange(self.seq_k) <= last[:, None]
+        return np.where(seen, scores, -np.inf), error, seen
+
+    def _forward(
+        self,
+        inputs: Mapping[str, Array64],
+        place: tuple[int, int, slice],
+        value: dict[str, Array64],
+        error: dict[str, Array64],
+    ) -> None:
+        b, h, rows = place
+        v = inputs["v"][b, h // self.group]
+        scores, off, _ = self._scores(inputs, place)
+        top = scores.max(axis=1, keepdims=True)
+        e = np.exp(scores - top)
+        total = e.sum(axis=1, keepdims=True)
+        p = e / total
+        mean_off = (p * off).sum(axis=1, keepdims=True)
+        value["o"][b, h, rows] = p @ v
+        value["lse"][b, h, rows] = (top + np.log(total))[:, 0]
+        # Of each probability: its rounding, that of the sums, and what exp makes of its argument's error.
+        relative = self._of_products(self.seq_k) + off + mean_off
+        error["o"][b, h, rows] = (p * relative) @ np.abs(v) + underflow(self.dtype) / total * np.abs(v).sum(
+            axis=0
+        )
+        error["lse"][b, h, rows] = (mean_off + self._of_sums(self.seq_k) + 4 * F32 * np.abs(top))[:, 0]
+
+    def _backward(
+        self,
+        inputs: Mapping[str, Array64],
+        place: tuple[int, int, slice],
+        value: dict[str, Array64],
+        error: dict[str, Array64],
+    ) -> None:
+        b, h, rows = place
+        shared = h // self.group
+        q, do, o, lse = (inputs[name][b, h, rows] for name in ("q", "do", "o", "lse"))
+        k, v = inputs["k"][b, shared], inputs["v"][b, shared]
+        scores, off, seen = self._scores(inputs, place)
+        p = np.exp(scores - lse[:, None])
+        dp, d = do @ v.T, (do * o).sum(axis=1, keepdims=True)
+        ds = p * (dp - d)
+        dp_off = np.abs(do) @ np.abs(v).T + np.abs(do * o).sum(axis=1, keepdims=True)
+        # Errors of p and of ds, by element: what exp makes of its argument's, sums in f32, and being rounded.
+        relative = off + 4 * F32 * np.abs(lse)[:, None] + 8 * F32
+        p_off = p * (relative + self._of_products(self.terms)) + underflow(self.dtype) * seen
+        ds_off = p * (np.abs(dp - d) * relative + 2 * math.sqrt(self.head_dim) * F32 * dp_off)
+        ds_off += np.abs(ds) * self._of_products(self.terms) + underflow(self.dtype) * seen
+        value["dq"][b, h, rows] = self.scale * (ds @ k)
+        error["dq"][b, h, rows] = self.scale * (ds_off @ np.abs(k))
+        value["dk"][b, shared] += self.scale * (ds.T @ q)
+        error["dk"][b, shared] += self.scale * (ds_off.T @ np.abs(q))
+        value["dv"][b, shared] += p.T @ do
+        error["dv"][b, shared] += p_off.T @ np.abs(do)
+
+    @property
+    def terms(self) -> int:
+        """Products summed for one element of a gradient, at most."""
+        return max(self.seq_k, self.group * self.seq_q)
+
+    @staticmethod
+    def _of_sums(terms: int) -> float:
+        """Return the relative error of f32 sums in any order, as with any product of matrices."""
+        return (2.0 * math.sqrt(terms) + 8.0) * F32
+
+    def _of_products(self, terms: int) -> float:
+        """Return the relative error of a product whose left factor is rounded to the type, summed in f32."""
+        return unit_roundoff(self.dtype) + self._of_sums(terms)
+
+    def tolerance(self) -> Tolerance:
+        """Allow probabilities rounded to the type, and f32 sums in any order; scales tell the rest."""
+        terms = self.seq_k if self.direction == "forward" else self.terms
+        return Tolerance(
+            eps_out=F32,
+            eps_acc=self._of_products(terms),
+            reason=f"probabilities and their gradients rounded to {self.dtype} before they are multiplied; "
+            "f32 sums of n products err by 2 sqrt(n) u with overwhelming probability; exp turns the absolute "
+            "error of a score into a relative one; each output rounded once to its type",
+        )
