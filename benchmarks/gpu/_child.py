@@ -27,8 +27,8 @@ from tunebench._environment import cache_folder
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device, find
 from tunebench.measure._torch_gpu import TorchGpu
-from tunebench.measure.baseline import torch_call, torch_grouped_mm
 from tunebench.measure.cuda import CudaRunner
+from tunebench.measure.libraries import torch_calls
 from tunebench.measure.timing import Protocol, collect
 from tunebench.outcome import Measured, to_json
 from tunebench.space import Config
@@ -126,16 +126,13 @@ def _others(workload: Workload, device: Device) -> tuple[list[Contender], list[C
         return [], []
     gpu.allow_for(workload)
     tensors = gpu.tensors(workload.draw(np.random.default_rng(1)))
-    call = torch_call(workload, tensors)
-    if call is None:
-        return [], []
-    ready = [Contender("torch", functools.partial(_timed, gpu, call))]
-    grouped = torch_grouped_mm(workload, tensors)
-    if grouped is not None:
-        ready.append(Contender("torch grouped_mm", functools.partial(_timed, gpu, grouped)))
+    calls = torch_calls(workload, tensors)
+    ready = [Contender(name, functools.partial(_timed, gpu, call)) for name, call in calls.items()]
     if _in_triton(workload):
         ready.append(Contender("triton", functools.partial(_triton, gpu, workload, tensors)))
-    compiled = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
+    if "torch" not in calls:
+        return ready, []
+    compiled = torch.compile(calls["torch"], mode="max-autotune-no-cudagraphs", dynamic=False)
     return ready, [Contender("torch.compile", functools.partial(_timed, gpu, compiled))]
 
 

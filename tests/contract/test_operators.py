@@ -506,7 +506,7 @@ def _share(workload: Workload, got: Array, reference: Reference) -> Array:
 
 
 ELSEWHERE = {"attention"}
-"""Operators that have a module of their own for this, with what is particular to them: tests/unit/test_attention.py."""
+"""Operators that have a module of tests of their own for this, such as tests/unit/test_attention.py."""
 
 
 def test_every_operator_is_emulated() -> None:

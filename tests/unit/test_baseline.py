@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_cases import Toy
 
-from tunebench.measure import baseline
-from tunebench.measure.verify import share_of
+from tunebench.measure import baseline, libraries
+from tunebench.measure.verify import InputSet, worst_error
+from tunebench.workload import Workload
 from tunebench.workloads import parse
 
 EIGHT_BITS = (
@@ -20,29 +22,63 @@ EIGHT_BITS = (
 )
 
 
-def share(workload: Any, inputs: Any, got: Any) -> float:
-    reference = workload.reference({name: v.astype(np.float64) for name, v in inputs.items()})["c"]
-    tolerance = workload.tolerance()
-    allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-    error = np.abs(np.asarray(got, np.float64).reshape(reference.value.shape) - reference.value)
-    return float(share_of(error, allowed).max())
+PROBLEMS = (
+    *(f"gemm:m=35,n=45,k=200,{text}" for text in EIGHT_BITS),
+    *(f"gemm:m=32,n=48,k=64,{text}" for text in EIGHT_BITS),
+    "gemm:m=7,n=9,k=33,dtype=f32,trans=tt,batch=2,epilogue=bias+relu",
+    "gemm:m=7,n=9,k=33,dtype=bf16,trans=nt,epilogue=bias",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nhwc,groups=2,epilogue=bias+residual+relu",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nchw,dilation=2,epilogue=bias",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nhwc,direction=dgrad",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nchw,direction=wgrad",
+    "softmax:rows=5,cols=33,dtype=f32,prologue=scale+mask",
+    "layernorm:rows=5,cols=33,dtype=f32",
+)
 
 
-@pytest.mark.parametrize("text", EIGHT_BITS)
-def test_numpy_multiplies_8_bits(text: str) -> None:
-    workload = parse(f"gemm:m=35,n=45,k=2000,{text}")
+def worst(workload: Workload, inputs: Any, got: Any) -> float:
+    """Return the largest error of what a library returned, as a share of what is allowed."""
+    found = dict(
+        zip((t.name for t in workload.outputs()), got if isinstance(got, tuple) else (got,), strict=True)
+    )
+    references = InputSet(workload=workload, seed=0, inputs=inputs).references
+    outputs = {
+        name: np.asarray(found[name], np.float64).reshape(r.value.shape) for name, r in references.items()
+    }
+    return worst_error(workload, outputs, references)
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_numpy_computes_what_the_operator_says(text: str) -> None:
+    workload = parse(text)
     inputs = workload.draw(np.random.default_rng(0))
-    call: Any = baseline._numpy(workload, inputs)
-    assert share(workload, inputs, call()) <= 1
+    call = libraries.numpy_call(workload, inputs)
+    if call is not None:
+        assert worst(workload, inputs, call()) <= 1
 
 
-@pytest.mark.parametrize("text", EIGHT_BITS)
-def test_torch_multiplies_8_bits(text: str) -> None:
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_torch_computes_what_the_operator_says(text: str) -> None:
     torch = pytest.importorskip("torch")
-    workload = parse(f"gemm:m=32,n=48,k=64,{text}")
+    workload = parse(text)
     inputs = workload.draw(np.random.default_rng(0))
-    call: Any = baseline._torch_cpu(workload, inputs)
-    assert share(workload, inputs, call().to(torch.float64).numpy()) <= 1
+    for call in baseline.torch_cpu(workload, inputs).values():
+        found: Any = call()
+        parts = found if isinstance(found, tuple) else (found,)
+        plain = tuple(_as_stored(torch, workload, part) for part in parts)
+        assert worst(workload, inputs, plain) <= 1
+
+
+def _as_stored(torch: Any, workload: Any, part: Any) -> Any:
+    """Return an output in the order of memory: torch sees nhwc tensors with channels second."""
+    nhwc = part.dim() == 4 and getattr(workload, "layout", "nchw") == "nhwc"
+    return (part.permute(0, 2, 3, 1) if nhwc else part).to(torch.float64).numpy()
+
+
+def test_an_operator_without_a_module_has_no_libraries() -> None:
+    toy = Toy(n=3)
+    assert libraries.numpy_call(toy, {}) is None
+    assert libraries.torch_calls(toy, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -51,4 +87,4 @@ def test_torch_multiplies_8_bits(text: str) -> None:
 def test_torch_is_no_baseline_for_what_it_lacks(text: str) -> None:
     pytest.importorskip("torch")
     workload = parse(f"gemm:{text}")
-    assert baseline._torch_cpu(workload, workload.draw(np.random.default_rng(0))) is None
+    assert baseline.torch_cpu(workload, workload.draw(np.random.default_rng(0))) == {}

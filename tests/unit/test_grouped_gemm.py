@@ -23,7 +23,7 @@ from tunebench.kernels import _grouped
 from tunebench.kernels.grouped_gemm.cuda_mma import VARIANT as MMA
 from tunebench.kernels.grouped_gemm.cuda_simt import VARIANT as SIMT
 from tunebench.kernels.grouped_gemm.numba_cuda import VARIANT as NUMBA
-from tunebench.measure import baseline
+from tunebench.measure import baseline, libraries
 from tunebench.measure.sampled import Sampled, is_sampled
 from tunebench.measure.verify import InputSet, share_of
 from tunebench.space import Config
@@ -456,16 +456,14 @@ def test_planted_faults_are_found(fault: str) -> None:
 def test_libraries_compute_the_same(dtype: str, trans: str) -> None:
     workload = grouped(f"groups=6,m=40,n=24,k=32,dtype={dtype},trans={trans},skew=zipf")
     inputs = inputs_of(workload)
-    call: Any = baseline._numpy(workload, inputs)
+    call: Any = libraries.numpy_call(workload, inputs)
     assert share(workload, inputs, call()) <= 1
     torch = pytest.importorskip("torch")
-    call = baseline._torch_cpu(workload, inputs)
-    assert share(workload, inputs, call().to(torch.float64).numpy()) <= 1
-    tensors = {name: baseline._tensor(torch, value) for name, value in inputs.items()}
-    call = baseline.torch_grouped_mm(workload, tensors)
-    assert (call is None) == (dtype == "f32")
-    if call is not None:
-        assert share(workload, inputs, call().to(torch.float64).numpy()) <= 1
+    calls = baseline.torch_cpu(workload, inputs)
+    assert set(calls) == ({"torch"} if dtype == "f32" else {"torch", "torch grouped_mm"})
+    for computed in calls.values():
+        found: Any = computed()
+        assert share(workload, inputs, found.to(torch.float64).numpy()) <= 1
 
 
 # ------------------------------------------------------------------------------------------- machine code

@@ -1,0 +1,79 @@
+"""gemm by NumPy and by torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.measure.libraries import Call
+from tunebench.workloads.operators.gemm import Gemm
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+Tensors = Mapping[str, Any]
+
+
+def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> Call:
+    """Multiply by NumPy's BLAS; integers in float64, where their sums are exact and a BLAS does them."""
+    exactly = np.float64 if workload.dtype == "i8" else np.float32
+    tensors = {name: np.asarray(value, dtype=exactly) for name, value in inputs.items()}
+    return lambda: _numpy_gemm(workload, tensors)
+
+
+def _numpy_gemm(workload: Gemm, t: Tensors) -> Array:
+    a = t["a"] if workload.trans[0] == "n" else t["a"].swapaxes(1, 2)
+    b = t["b"] if workload.trans[1] == "n" else t["b"].swapaxes(1, 2)
+    c: Array = a @ b
+    if workload.has_bias:
+        c += t["bias"]
+    if workload.activation == "relu":
+        np.maximum(c, 0, out=c)
+    elif workload.activation == "gelu":  # NumPy has no erf: the tanh form costs it less than erf would
+        c *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (c + 0.044715 * c**3)))
+    return c
+
+
+def torch_calls(workload: Gemm, t: Tensors) -> dict[str, Call]:
+    """Return torch's matrix product, with bias and activation as its users write them."""
+    call = _torch_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch(workload, t)
+    return {} if call is None else {"torch": call}
+
+
+def _torch(workload: Gemm, t: Tensors) -> Callable[[], Any]:
+    from torch.nn import functional
+
+    a = t["a"] if workload.trans[0] == "n" else t["a"].transpose(1, 2)
+    b = t["b"] if workload.trans[1] == "n" else t["b"].transpose(1, 2)
+    apply: Callable[[Any], Any] = {"none": lambda c: c, "relu": functional.relu, "gelu": functional.gelu}[
+        workload.activation
+    ]
+    if workload.has_bias and workload.batch == 1:
+        weight = b[0].transpose(0, 1)
+        return lambda: apply(functional.linear(a[0], weight, t["bias"]))
+    if workload.has_bias:
+        return lambda: apply(a.matmul(b).add(t["bias"]))
+    return lambda: a[0].matmul(b[0]) if workload.batch == 1 else a.matmul(b)
+
+
+def _torch_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
+    """Return torch's product of 8-bit types, which has no public name; None where it has none at all.
+
+    It takes one product without an epilogue. cuBLAS wants lines in multiples of 16 and, for e4m3, k
+    contiguous; for i8 torch wants more than 16 rows.
+    """
+    import torch
+
+    if workload.batch > 1 or workload.epilogue != "none" or workload.n % 16 or workload.k % 16:
+        return None
+    a = t["a"][0] if workload.trans[0] == "n" else t["a"][0].transpose(0, 1)
+    b = t["b"][0] if workload.trans[1] == "n" else t["b"][0].transpose(0, 1)
+    if workload.dtype == "i8" and workload.m > 16:
+        return lambda: torch._int_mm(a, b)
+    if workload.dtype == "i8" or workload.trans != "nt" or not hasattr(torch, "_scaled_mm"):
+        return None
+    one = torch.ones((), device=a.device)
+    out = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[workload.out]
+    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)
