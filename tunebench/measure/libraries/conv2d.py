@@ -12,6 +12,8 @@ from tunebench.workloads.operators.conv2d import Conv2d
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
+__all__ = ["numpy_call", "torch_calls"]
+
 Tensors = Mapping[str, Any]
 
 

@@ -13,6 +13,8 @@ from tunebench.workloads.operators.gemm import Gemm
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
+__all__ = ["numpy_call", "torch_calls"]
+
 Tensors = Mapping[str, Any]
 
 

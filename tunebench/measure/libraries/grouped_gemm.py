@@ -12,6 +12,8 @@ from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
+__all__ = ["numpy_call", "torch_calls"]
+
 Tensors = Mapping[str, Any]
 
 
@@ -35,7 +37,7 @@ def _numpy(workload: GroupedGemm, t: Tensors, parts: list[tuple[int, slice]]) ->
 
 def torch_calls(workload: GroupedGemm, t: Tensors) -> dict[str, Call]:
     """Return a loop over the groups, and torch's grouped product where it has one."""
-    grouped = grouped_mm(workload, t)
+    grouped = _grouped_mm(workload, t)
     return {"torch": _torch(workload, t)} | ({} if grouped is None else {"torch grouped_mm": grouped})
 
 
@@ -53,7 +55,7 @@ def _torch(workload: GroupedGemm, t: Tensors) -> Callable[[], Any]:
     return run
 
 
-def grouped_mm(workload: GroupedGemm, t: Tensors) -> Callable[[], Any] | None:
+def _grouped_mm(workload: GroupedGemm, t: Tensors) -> Callable[[], Any] | None:
     """Return torch's own grouped product, or None where it has none: it is for bf16, in lines of 16 bytes.
 
     Args:

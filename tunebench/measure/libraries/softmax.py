@@ -12,6 +12,8 @@ from tunebench.workloads.operators.softmax import Softmax
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
+__all__ = ["numpy_call", "torch_calls"]
+
 Tensors = Mapping[str, Any]
 
 
