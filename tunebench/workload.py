@@ -41,6 +41,7 @@ __all__ = [
     "Count",
     "Leeway",
     "Name",
+    "Part",
     "Reference",
     "Size",
     "Tensor",
@@ -140,6 +141,24 @@ class Reference:
     scale: Array64
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece of a problem that is a problem itself, and shares no output with the other pieces.
+
+    Attributes:
+        workload: The piece.
+        places: Where its tensors lie in those of the whole, by name: inputs and outputs. A piece of a tensor
+            that is left out is all of it.
+    """
+
+    workload: Workload
+    places: Mapping[str, tuple[slice, ...]]
+
+    def of(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the piece of each tensor of the whole, without a copy."""
+        return {name: tensor[self.places.get(name, ())] for name, tensor in tensors.items()}
+
+
 Category = Literal["elementwise", "reduction", "dot product"]
 """What kind of operation an operator is, which says what usually limits it.
 
@@ -233,6 +252,20 @@ class Workload(ABC):
     @abstractmethod
     def tolerance(self) -> Tolerance:
         """Return how far a right implementation may be from `reference`."""
+
+    def part_count(self) -> int:
+        """Return into how many independent parts the problem falls (override where it does)."""
+        return 1
+
+    def part(self, index: int) -> Part:
+        """Return one of `part_count()` parts, so that a large result can be checked by some of them.
+
+        Raises:
+            IndexError: if there is no such part.
+        """
+        if index:
+            raise IndexError(f"{self} has one part, not {index + 1}")
+        return Part(workload=self, places={})
 
     def traffic(self) -> Traffic:
         """Return the bytes any implementation must move (override where inputs are not all touched)."""

@@ -122,6 +122,28 @@ def test_declarations_agree(name: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("name", OPERATORS)
+def test_parts_are_problems_of_their_own(name: str) -> None:
+    cls = operators()[name]
+
+    @given(workloads_of(cls, 6), st.integers(0, 2**32 - 1))
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload, seed: int) -> None:
+        inputs = workload.draw(np.random.default_rng(seed))
+        whole = {output: r.value for output, r in workload.reference(_f64(inputs)).items()}
+        covered = {output: np.zeros(value.shape, int) for output, value in whole.items()}
+        for index in range(workload.part_count()):
+            part = workload.part(index)
+            for output, reference in part.workload.reference(_f64(part.of(inputs))).items():
+                np.testing.assert_allclose(part.of(whole)[output], reference.value, rtol=1e-9, atol=1e-12)
+                part.of(covered)[output][...] += 1
+        assert all((count == 1).all() for count in covered.values())
+        with pytest.raises(IndexError):
+            workload.part(workload.part_count())
+
+    check()
+
+
 # -- what may be changed ------------------------------------------------------------------------------------
 
 FILLERS = {"zeros": 0.0, "minus infinity": -math.inf}

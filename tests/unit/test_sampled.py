@@ -10,7 +10,7 @@ import pytest
 
 from tunebench.dtype import numpy_dtype
 from tunebench.measure import sampled
-from tunebench.measure.sampled import Sampled, check_of, is_sampled
+from tunebench.measure.sampled import Sampled, SampledParts, check_of, is_sampled
 from tunebench.measure.verify import EveryElement, draw, poison
 from tunebench.workloads import parse
 from tunebench.workloads.operators.gemm import Gemm
@@ -168,3 +168,42 @@ def test_a_small_result_is_checked_whole(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("make", [EveryElement, Sampled])
 def test_both_checks_say_what_they_cover(make: Callable[..., Any]) -> None:
     assert "every element" in make(draw(product(), 0)).detail
+
+
+IN_PARTS = (
+    "attention:batch=2,heads=6,seq_q=9,head_dim=8,dtype=f32,heads_k=3,causal=true",
+    "attention:batch=2,heads=6,seq_q=9,head_dim=8,dtype=f32,heads_k=3,direction=backward",
+    "conv2d:n=6,c=3,h=5,w=5,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=bias+residual+relu",
+    "conv2d:n=2,c=3,h=5,w=5,k=6,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,direction=wgrad",
+)
+
+
+@pytest.mark.parametrize("text", IN_PARTS)
+def test_parts_are_checked_in_full_and_the_rest_for_being_written(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampled, "PARTS_FLOPS", 1)
+    inputs = draw(parse(text), 3)
+    check = check_of(inputs)
+    assert isinstance(check, SampledParts)
+    right = {name: reference.value.astype(np.float32) for name, reference in inputs.references.items()}
+    assert check.worst(right) <= 1
+    assert f"of {inputs.workload.part_count()} parts" in check.detail
+    for name, output in right.items():
+        for at in (0, -1):  # the first part and the last are always among them
+            wrong = right | {name: output.copy()}
+            wrong[name].flat[at] += 0.1 * np.abs(output).max()
+            assert (worst := check.worst(wrong)) > 1
+            assert f"; in the part {name}[" in check.describe(wrong, worst) or len(right) > 1
+        absent = right | {name: output.copy()}
+        poison(absent[name].reshape(-1)[output.size // 2 : output.size // 2 + 1])
+        assert check.worst(absent) == np.inf
+        assert f"{name}[" in check.describe(absent, np.inf)
+
+
+def test_what_falls_into_few_parts_is_checked_whole() -> None:
+    assert not is_sampled(parse("attention:batch=1,heads=4,seq_q=16384,head_dim=128,dtype=f16"))
+    large = parse("attention:batch=8,heads=8,seq_q=8192,head_dim=128,dtype=f16")
+    assert is_sampled(large)
+    assert sampled._affordable_parts(large) == 4
+    assert sampled._affordable_parts(large.changed(seq_q=2048)) == 46

@@ -9,6 +9,9 @@ element that is grossly wrong, or was never written, is caught wherever it lies.
 Operators offer the parts by two optional methods: `reference_block(inputs, batch_index, rows, cols)`, and
 `reference_sums(inputs, batch_index, signs, width)`, which returns None where the operator is not linear. The
 output is (batch, rows, columns), or (rows, columns), which counts as a batch of one.
+
+Others fall into independent parts (`Workload.part`: images, heads), of which the first, the last and some
+between are checked in full.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebench._lazy import np
 from tunebench.measure.verify import Check, EveryElement, InputSet, share_of
-from tunebench.workload import Reference, Workload
+from tunebench.workload import Part, Reference, Workload
 
 if TYPE_CHECKING:
     import numpy
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["AFFORDABLE_FLOPS", "Sampled", "check_of", "is_sampled"]
+__all__ = ["AFFORDABLE_FLOPS", "Sampled", "SampledParts", "check_of", "is_sampled"]
 
 AFFORDABLE_FLOPS = 2e10
 """Up to this many the whole reference is computed: about a second of float64 products on two cores."""
@@ -47,6 +50,10 @@ RUN = 128
 """Columns of a signed sum: the fewer, the smaller the error of one element that shows."""
 MISTAKEN = 1e-9
 """Probability that a right result fails because of its signed sums."""
+FEWEST_PARTS = 4
+"""Independent parts that are checked in full, at least."""
+PARTS_FLOPS = 1e11
+"""As many parts are checked as have about so many together; the others are only seen to be written."""
 ROWS_AT_ONCE = 1024
 """Rows of the output converted to float64 at a time."""
 
@@ -71,15 +78,78 @@ class _Sums:
 
 
 def is_sampled(workload: Workload) -> bool:
-    """Tell whether a workload's result is checked in parts: it is large, and its operator offers them."""
+    """Tell whether a workload's result is checked in pieces: it is large, and its operator offers them."""
+    if _has_blocks(workload):
+        return workload.flops() > AFFORDABLE_FLOPS
+    return _affordable_parts(workload) < workload.part_count()
+
+
+def _affordable_parts(workload: Workload) -> int:
+    return max(FEWEST_PARTS, int(PARTS_FLOPS / workload.flops() * workload.part_count()))
+
+
+def _has_blocks(workload: Workload) -> bool:
     outputs = workload.outputs()
-    in_parts = len(outputs) == 1 and len(outputs[0].shape) in (2, 3) and hasattr(workload, "reference_block")
-    return in_parts and workload.flops() > AFFORDABLE_FLOPS
+    return len(outputs) == 1 and len(outputs[0].shape) in (2, 3) and hasattr(workload, "reference_block")
 
 
 def check_of(inputs: InputSet) -> Check:
     """Return what outputs computed from `inputs` are held against."""
-    return Sampled(inputs) if is_sampled(inputs.workload) else EveryElement(inputs)
+    if not is_sampled(inputs.workload):
+        return EveryElement(inputs)
+    return Sampled(inputs) if _has_blocks(inputs.workload) else SampledParts(inputs)
+
+
+class SampledParts(Check):
+    """Holds every element of some independent parts to its tolerance; all elements must have been written.
+
+    Args:
+        inputs: What the outputs were computed from.
+    """
+
+    def __init__(self, inputs: InputSet) -> None:
+        workload = inputs.workload
+        count = workload.part_count()
+        order = np.random.default_rng((inputs.seed, 2)).permutation(np.arange(1, count - 1))
+        between = order[: _affordable_parts(workload) - 2].tolist()
+        self._parts = [workload.part(index) for index in sorted({0, count - 1, *between})]
+        self._checks = [
+            EveryElement(InputSet(workload=part.workload, seed=inputs.seed, inputs=part.of(inputs.inputs)))
+            for part in self._parts
+        ]
+        self.detail = f"every element of {len(self._parts)} of {count} parts; all elements were written"
+
+    def worst(self, outputs: Mapping[str, Array]) -> float:
+        """Return the largest error of an element of the parts."""
+        if _missing(outputs):
+            return math.inf
+        return max(check.worst(part.of(outputs)) for check, part in self._each())
+
+    def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
+        """Return what was not written, or the most wrong element of the worst part, and which that is."""
+        if missing := _missing(outputs):
+            return missing
+        check, part = max(self._each(), key=lambda pair: pair[0].worst(pair[1].of(outputs)))
+        places = {name: place for name, place in part.places.items() if name in outputs}
+        where = "; ".join(f"{name}[{', '.join(map(_text, place))}]" for name, place in places.items())
+        return f"{check.describe(part.of(outputs), worst)}; in the part {where}"
+
+    def _each(self) -> Iterator[tuple[EveryElement, Part]]:
+        return zip(self._checks, self._parts, strict=True)
+
+
+def _text(place: slice) -> str:
+    return ":" if place == slice(None) else f"{place.start}:{place.stop}"
+
+
+def _missing(outputs: Mapping[str, Array]) -> str:
+    """Return the first element of an output that is NaN, with what that means; nothing if there is none."""
+    for name, output in outputs.items():
+        absent = np.isnan(output)
+        if absent.any():
+            at = ",".join(str(int(i)) for i in np.unravel_index(int(np.argmax(absent)), output.shape))
+            return f"{name}[{at}] is NaN: it was not written, or computed from what was not"
+    return ""
 
 
 class Sampled(Check):
@@ -130,10 +200,8 @@ class Sampled(Check):
 
     def _shares(self, output: Array) -> Iterator[tuple[float, str]]:
         """Yield the largest share of what is allowed in each part, and where it is."""
-        missing = np.isnan(output)
-        if missing.any():
-            at = ",".join(str(int(i)) for i in np.unravel_index(int(np.argmax(missing)), output.shape))
-            yield math.inf, f"[{at}] is NaN: it was not written, or computed from what was not"
+        if missing := _missing({"": output}):
+            yield math.inf, missing
         for block in self._blocks:
             yield self._block_share(block, output)
         for sums in self._sums:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
+from tunebench.workload import (
+    Category,
+    Leeway,
+    Part,
+    Reference,
+    Size,
+    Tensor,
+    Tolerance,
+    Workload,
+    defaults_to,
+)
 
 if TYPE_CHECKING:
     import numpy
@@ -21,6 +31,9 @@ __all__ = ["Attention"]
 
 ROWS_AT_ONCE = 512
 """Queries whose scores the reference holds at a time."""
+
+OF_KEYS = ("k", "v", "dk", "dv")
+"""Tensors with a row for each key; all others have one for each query."""
 
 F32 = 2.0**-24
 """Unit roundoff of what scores and sums are computed in."""
@@ -122,6 +135,29 @@ class Attention(Workload):
         """Count the products: two of the size of the scores forward, five backward, as is the custom."""
         products = 2 if self.direction == "forward" else 5
         return 2 * products * self.batch * self.heads * self.pairs * self.head_dim
+
+    def part_count(self) -> int:
+        """Return the heads of k and v in all of the batch."""
+        return self.batch * self.heads_k
+
+    def part(self, index: int) -> Part:
+        """Return one head of k and v, with the heads of q that it serves.
+
+        Raises:
+            IndexError: if there is no such head.
+        """
+        if not 0 <= index < self.part_count():
+            raise IndexError(f"{self} has {self.part_count()} parts, not {index + 1}")
+        b, h = divmod(index, self.heads_k)
+        keys = (slice(b, b + 1), slice(h, h + 1))
+        queries = (slice(b, b + 1), slice(h * self.group, (h + 1) * self.group))
+        return Part(
+            workload=self.changed(batch=1, heads=self.group, heads_k=1),
+            places={
+                tensor.name: keys if tensor.name in OF_KEYS else queries
+                for tensor in (*self.inputs(), *self.outputs())
+            },
+        )
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
         """Draw lse near what it is for random q and k, so that p are probabilities; other tensors freely."""

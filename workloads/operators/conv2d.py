@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import itemsize, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Category, Count, Leeway, Reference, Size, Tensor, Tolerance, Traffic, Workload
+from tunebench.workload import (
+    Category,
+    Count,
+    Leeway,
+    Part,
+    Reference,
+    Size,
+    Tensor,
+    Tolerance,
+    Traffic,
+    Workload,
+)
 from tunebench.workloads.operators import _accumulation as accumulation
 
 if TYPE_CHECKING:
@@ -149,6 +160,29 @@ class Conv2d(Workload):
     def flops(self) -> int:
         """Count the products and sums, with padding but without the epilogue, as is the custom."""
         return 2 * self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
+
+    def part_count(self) -> int:
+        """Return the images, each of which has outputs of its own; for gradients of filters, the filters."""
+        if self.direction == "wgrad":
+            return self.k if self.groups == 1 else 1
+        return self.n
+
+    def part(self, index: int) -> Part:
+        """Return one image with all filters; or one filter with all images, for its gradient.
+
+        Raises:
+            IndexError: if there is no such image or filter.
+        """
+        if not 0 <= index < self.part_count():
+            raise IndexError(f"{self} has {self.part_count()} parts, not {index + 1}")
+        if self.part_count() == 1:
+            return Part(workload=self, places={})
+        one = slice(index, index + 1)
+        if self.direction != "wgrad":
+            image = dict.fromkeys(("x", "y", "residual", "dx", "dy"), (one,))
+            return Part(workload=self.changed(n=1), places=image)
+        channel = (slice(None), one) if self.layout == "nchw" else (*[slice(None)] * 3, one)
+        return Part(workload=self.changed(k=1), places={"dy": channel, "dw": (one,)})
 
     def traffic(self) -> Traffic:
         """Count each input element that meets another inside the image: a strided 1x1 skips most of x."""
