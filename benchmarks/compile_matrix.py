@@ -80,7 +80,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         CONV.format(n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, pad=pad, dtype=dtype, layout=layout)
         + more
         for n, c, h, w, k, r, s, stride, pad, dtype, layout, more in (
-            (32, 64, 56, 56, 64, 3, 3, 1, 1, "f16", "nhwc", ",epilogue=bias+relu"),
+            (32, 64, 56, 56, 64, 3, 3, 1, 1, "f16", "nhwc", ",epilogue=scale+bias+relu"),
             (32, 256, 14, 14, 1024, 1, 1, 1, 0, "f16", "nhwc", ",epilogue=bias+residual+relu"),
             (8, 3, 224, 224, 64, 7, 7, 2, 3, "bf16", "nhwc", ""),
             (4, 64, 28, 28, 128, 3, 3, 2, 1, "f16", "nchw", ",epilogue=bias"),

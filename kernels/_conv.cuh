@@ -392,12 +392,13 @@ struct ReaderB {
 
 // ---- writing tiles of C --------------------------------------------------------------------------------------------
 
-// What fprop does to a sum before it is rounded: bias is added, then residual, then relu is applied.
-template <bool HAS_BIAS, bool HAS_RESIDUAL, bool HAS_RELU>
+// What fprop does to a sum before it is rounded: relu(sum * scale + bias + residual), or some of it.
+template <bool HAS_SCALE, bool HAS_BIAS, bool HAS_RESIDUAL, bool HAS_RELU>
 struct Epilogue {
-  static constexpr bool BIAS = HAS_BIAS, RESIDUAL = HAS_RESIDUAL;
+  static constexpr bool SCALE = HAS_SCALE, BIAS = HAS_BIAS, RESIDUAL = HAS_RESIDUAL;
 
-  static __device__ __forceinline__ float apply(float sum, float bias, float residual) {
+  static __device__ __forceinline__ float apply(float sum, float scale, float bias, float residual) {
+    if constexpr (HAS_SCALE) sum *= scale;
     if constexpr (HAS_BIAS) sum += bias;
     if constexpr (HAS_RESIDUAL) sum += residual;
     if constexpr (HAS_RELU) sum = Relu()(sum);
@@ -409,7 +410,8 @@ struct Epilogue {
 template <class T, class Out, class I>
 struct Destination {
   Out* tensor;
-  const T* bias;      // not read without E::BIAS
+  const T* scale;     // one a channel; not read without E::SCALE
+  const T* bias;      // likewise; not read without E::BIAS
   const T* residual;  // shaped like the tensor; not read without E::RESIDUAL
   I group, row, column;
 
@@ -426,28 +428,31 @@ struct Destination {
     Vec<Out, VEC> values;
 #pragma unroll
     for (int e = 0; e < VEC; ++e) {
-      float bias_value = 0.0f;
-      if constexpr (E::BIAS) bias_value = to_float(bias[channel + (P::C_ALONG_N ? e : 0)]);
-      values.at[e] = from_float<Out>(E::apply(sums[e], bias_value, to_float(added.at[e])));
+      const I of_element = channel + (P::C_ALONG_N ? e : 0);
+      float factor = 1.0f, constant = 0.0f;
+      if constexpr (E::SCALE) factor = to_float(scale[of_element]);
+      if constexpr (E::BIAS) constant = to_float(bias[of_element]);
+      values.at[e] = from_float<Out>(E::apply(sums[e], factor, constant, to_float(added.at[e])));
     }
     store_vec(tensor + offset, values);
   }
 };
 
-// Sums the parts of each element of C in order and finishes it; element i has the bias of channel i / inner % channels.
+// Sums the parts of each element of C in order and finishes it; element i is of channel i / inner % channels.
 template <class T, class I, class E>
 __global__ void __launch_bounds__(256)
-sum_parts(const float* __restrict__ partial, const T* __restrict__ bias, const T* __restrict__ residual,
-          T* __restrict__ out, I parts, I size, I inner, I channels) {
+sum_parts(const float* __restrict__ partial, const T* __restrict__ scale, const T* __restrict__ bias,
+          const T* __restrict__ residual, T* __restrict__ out, I parts, I size, I inner, I channels) {
   const I i = I(blockIdx.x) * 256 + I(threadIdx.x);
   if (i >= size) return;
   float sum = 0.0f;
   for (I part = 0; part < parts; ++part) sum += partial[part * i64(size) + i];
-  float of_channel = 0.0f, added = 0.0f;
-  if constexpr (E::BIAS) {
-    const I outer = divide(i, inner);
-    of_channel = to_float(bias[outer - divide(outer, channels) * channels]);
+  float factor = 1.0f, constant = 0.0f, added = 0.0f;
+  if constexpr (E::SCALE || E::BIAS) {
+    const I outer = divide(i, inner), channel = outer - divide(outer, channels) * channels;
+    if constexpr (E::SCALE) factor = to_float(scale[channel]);
+    if constexpr (E::BIAS) constant = to_float(bias[channel]);
   }
   if constexpr (E::RESIDUAL) added = to_float(residual[i]);
-  out[i] = from_float<T>(E::apply(sum, of_channel, added));
+  out[i] = from_float<T>(E::apply(sum, factor, constant, added));
 }

@@ -31,6 +31,7 @@ __all__ = [
     "along_k",
     "choices",
     "epilogue",
+    "epilogue_tensors",
     "launches",
     "limits",
     "miniature",
@@ -74,7 +75,7 @@ class Product:
 
     Attributes:
         classes: Residue classes that have pixels, unlike ones once.
-        n: Anys.
+        n: Columns.
         depth: Channels of A in one group; for wgrad all of K, which is pixels.
         groups: Products like this one.
     """
@@ -264,8 +265,15 @@ def tiles(workload: Conv2d, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
 
 def epilogue(workload: Conv2d, split: int) -> str:
     """Return the C++ type of what the product does to its sums: nothing if these are parts."""
-    flags = (workload.has_bias, workload.has_residual, workload.has_relu)
+    flags = (workload.has_scale, workload.has_bias, workload.has_residual, workload.has_relu)
     return f"Epilogue<{', '.join(str(flag and split == 1).lower() for flag in flags)}>"
+
+
+def epilogue_tensors(workload: Conv2d) -> tuple[str, str, str]:
+    """Return the names of scale, bias and residual; for one that is not there, and not read, an input's."""
+    known, other = {tensor.name for tensor in workload.inputs()}, workload.inputs()[0].name
+    scale, bias, residual = (name if name in known else other for name in ("scale", "bias", "residual"))
+    return scale, bias, residual
 
 
 def choices(workload: Conv2d, config: Mapping[str, Any], index: str) -> tuple[str, ...]:
@@ -320,8 +328,7 @@ def launches(
     wide = max(*_spans(workload), blocks) >= NARROW
     index, integer = ("i64", "long long") if wide else ("i32", "int")
     a, b = (tensor.name for tensor in workload.inputs()[:2])
-    # In place of a tensor that is not there, and is not read, stands another.
-    bias, residual = "bias" if workload.has_bias else a, "residual" if workload.has_residual else a
+    added = epilogue_tensors(workload)
 
     def integers(*values: int) -> tuple[Scalar, ...]:
         return tuple(Scalar(integer, value) for value in values)  # type: ignore[arg-type]
@@ -331,7 +338,7 @@ def launches(
         grid=(min(blocks, MAX_GRID_X), ceil_div(blocks, MAX_GRID_X), 1),
         block=(threads, 1, 1),
         arguments=(
-            *(a, b, bias, residual, out.name if split == 1 else "partial"),
+            *(a, b, *added, out.name if split == 1 else "partial"),
             *integers(*_sizes(workload), *tiles, int(config["raster"] == "rows"), split),
             Scalar("long long", out.size),
         ),
@@ -342,7 +349,7 @@ def launches(
         entry=f"sum_parts<{ctype(workload.dtype)}, {index}, {epilogue(workload, split=1)}>",
         grid=(ceil_div(out.size, SUM_THREADS), 1, 1),
         block=(SUM_THREADS, 1, 1),
-        arguments=("partial", bias, residual, out.name, *integers(split, out.size, inner, workload.k)),
+        arguments=("partial", *added, out.name, *integers(split, out.size, inner, workload.k)),
     )
     return (first,) if split == 1 else (first, second)
 
@@ -359,7 +366,7 @@ class Tile:
 
     Attributes:
         m: Rows.
-        n: Anys.
+        n: Columns.
         k: Length of a step along K.
         steps: Steps along K that take every path of the main loop.
         walk: How K runs, "by_tap" or "flat".

@@ -117,7 +117,7 @@ VERIFIED = (
     (
         PRODUCT_TYPES,
         CONV.format(n=4, c=64, h=28, w=28, k=64, r=3, s=3, stride=1, pad=1)
-        + ",layout=nhwc,epilogue=bias+residual+relu",
+        + ",layout=nhwc,epilogue=scale+bias+residual+relu",
     ),
     (
         PRODUCT_TYPES,

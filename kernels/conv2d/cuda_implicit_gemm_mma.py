@@ -150,10 +150,11 @@ SOURCE = """
 template <class T, class Out, class I, Direction DIRECTION, Layout LAYOUT, Walk WALK, int BM, int BN, int BK,
           int WARPS_M, int WARPS_N, int VEC_A, int VEC_B, int VEC_C, int STAGES, class E, int MIN_BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N, MIN_BLOCKS)
-conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ bias,
-         const T* __restrict__ residual, Out* __restrict__ out, I n, I c, I h, I w, I k, I r, I s, I p, I q,
-         I stride, I pad, I dilation, I groups, I tap_skip, I tap_shift, I row_classes, I column_classes,
-         I row_tiles, I column_tiles, I rows_first, I parts, i64 part_size) {
+conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ scale,
+         const T* __restrict__ bias, const T* __restrict__ residual, Out* __restrict__ out,
+         I n, I c, I h, I w, I k, I r, I s, I p, I q, I stride, I pad, I dilation, I groups,
+         I tap_skip, I tap_shift, I row_classes, I column_classes, I row_tiles, I column_tiles, I rows_first,
+         I parts, i64 part_size) {
   using P = Product<DIRECTION, LAYOUT, WALK, I, BK>;
   using Grid = WarpGrid<BM, BN, WARPS_M, WARPS_N>;
   using ShareA = Share<BM, BK, VEC_A, Grid::THREADS, P::A_ALONG_K>;
@@ -165,7 +166,7 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
                           row_classes, column_classes};
   const BlockWork<I> work = work_of_block(Tiles<I>{row_tiles, column_tiles, rows_first, parts}, sizes);
   const P product(sizes, work.residue_class);
-  const Destination<T, Out, I> to = {out + work.part * part_size, bias, residual,
+  const Destination<T, Out, I> to = {out + work.part * part_size, scale, bias, residual,
                                      work.group, work.row * BM, work.column * BN};
   // The last row of the grid may have blocks too many; some residue classes have fewer pixels than the first.
   if (to.group >= groups || to.row >= product.m) return;

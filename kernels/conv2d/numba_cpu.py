@@ -61,18 +61,24 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(pairs * executed))
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
-        """Pass the output for a missing bias or residual (which is then not read)."""
+        """Pass the output for a missing scale, bias or residual (which is then not read)."""
         first, second = (tensor.name for tensor in workload.inputs()[:2])
         if workload.direction == "dgrad":
             first, second = "dy", "w"
         out = workload.outputs()[0].name
-        bias = "bias" if workload.has_bias else out
-        residual = "residual" if workload.has_residual else out
+        added = (
+            name if is_there else out
+            for name, is_there in (
+                ("scale", workload.has_scale),
+                ("bias", workload.has_bias),
+                ("residual", workload.has_residual),
+            )
+        )
         sizes = (workload.stride, workload.pad, workload.dilation, workload.groups)
-        return (first, second, bias, residual, out, *(Scalar("long long", size) for size in sizes))
+        return (first, second, *added, out, *(Scalar("long long", size) for size in sizes))
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:
-        """Return the kernel `(images, others, bias, residual, out, stride, pad, dilation, groups)`.
+        """Return the kernel `(images, others, scale, bias, residual, out, stride, pad, dilation, groups)`.
 
         Others are filters, or dy for wgrad.
         """
@@ -91,6 +97,7 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         def conv2d(
             images: Any,
             others: Any,
+            scale: Any,
             bias: Any,
             residual: Any,
             out: Any,
@@ -119,7 +126,8 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
             buffers = np.empty((workers, size), np.float32)
             for worker in numba.prange(workers):
                 # Numba's parallel loops take arrays and numbers from outside, but no tuples.
-                inputs = address_of(images), address_of(others), address_of(bias), address_of(residual)
+                sources = address_of(images), address_of(others)
+                inputs = (*sources, address_of(scale), address_of(bias), address_of(residual))
                 shape, target = (high, wide, own, results, groups, step), (tall, long, spread, whole, kinds)
                 operands = (inputs, address_of(out), address_of(taps), address_of(grids), shape, target)
                 buffer = address_of(buffers[worker])
@@ -136,7 +144,7 @@ def _met(workload: Conv2d, extent: int, taps: int) -> int:
 
 # What becomes machine code is passed `operands`: (inputs, out, taps, grids, shape, target), of which all but
 # the last two are addresses:
-#   inputs  images, others, bias, residual
+#   inputs  images, others, scale, bias, residual
 #   taps    (kinds, r * s, 3): place in the filter; rows and columns from a pixel to what it meets
 #   grids   (kinds, 5): taps in use, rows and columns of pixels, row and column of the first pixel
 #   shape   height and width of an image, its channels and those of the result in a group, groups, step
@@ -363,14 +371,17 @@ def _finish(workload: Conv2d) -> Callable[..., Any]:
 
     stored = workload.outputs()[0].dtype
     read, rounded, zero = load(stored), store(stored), np.float32(0)
-    has_bias, has_residual, has_relu = workload.has_bias, workload.has_residual, workload.has_relu
+    has_scale, has_bias = workload.has_scale, workload.has_bias
+    has_residual, has_relu = workload.has_residual, workload.has_relu
 
     @inlined
     def finish(operands: Any, total: Any, channel: int, place: int) -> None:
+        if has_scale:
+            total *= read(operands[0][2][channel])
         if has_bias:
-            total += read(operands[0][2][channel])
+            total += read(operands[0][3][channel])
         if has_residual:
-            total += read(operands[0][3][place])
+            total += read(operands[0][4][place])
         if has_relu:
             total = max(total, zero)
         operands[1][place] = rounded(total)

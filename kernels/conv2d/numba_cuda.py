@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tunebench.device import Device
+from tunebench.kernels._conv import epilogue_tensors
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -114,19 +115,20 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         )
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
-        """Return the kernel `(x, w, bias, residual, y, stride, pad, dilation, groups)`."""
+        """Return the kernel `(x, w, scale, bias, residual, y, stride, pad, dilation, groups)`."""
         from numba import cuda, float32
 
         pixels, threads_k, chunk = config["pixels"], config["filters"], config["chunk"]
         per_thread = config["per_thread"]
         width, threads = threads_k * per_thread, pixels * threads_k
-        nhwc, has_bias = workload.layout == "nhwc", workload.has_bias
+        nhwc, has_scale, has_bias = workload.layout == "nhwc", workload.has_scale, workload.has_bias
         has_residual, has_relu = workload.has_residual, workload.has_relu
         zero = np.float32(0)
 
         def conv2d(  # noqa: C901 - likewise
             x: Any,
             w: Any,
+            scale: Any,
             bias: Any,
             residual: Any,
             y: Any,
@@ -189,6 +191,8 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
                 if f < mine:
                     k = group * of_group + first + ty * per_thread + f
                     value = sums[f]
+                    if has_scale:
+                        value *= np.float32(scale[k])
                     if has_bias:
                         value += np.float32(bias[k])
                     if has_residual and nhwc:
@@ -205,7 +209,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         return conv2d
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
-        """Launch a block a tile; bias and residual are passed as x where there is none, and not read."""
+        """Launch a block a tile; x is passed where there is no scale, bias or residual, and not read."""
         pixel_tiles, filter_tiles = _tiles(workload, config)
         numbers = (workload.stride, workload.pad, workload.dilation, workload.groups)
         return (
@@ -213,8 +217,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
                 grid=(pixel_tiles * filter_tiles, 1, 1),
                 block=(config["pixels"], config["filters"], 1),
                 arguments=(
-                    *("x", "w", "bias" if workload.has_bias else "x"),
-                    *("residual" if workload.has_residual else "x", "y"),
+                    *("x", "w", *epilogue_tensors(workload), "y"),
                     *(Scalar("int", number) for number in numbers),
                 ),
             ),

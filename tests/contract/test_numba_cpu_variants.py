@@ -33,7 +33,7 @@ PATHS = [
     "gemm:m=1,n=83,k=131,dtype=bf16,trans=tn,epilogue=bias+relu",
     "gemm:m=19,n=17,k=13,dtype=tf32,batch=2,trans=tt,out=f16",
     f"{_CONV2D},r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual+relu",
-    f"{_CONV2D},r=3,s=3,stride=2,pad=2,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=bias+relu",
+    f"{_CONV2D},r=3,s=3,stride=2,pad=2,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=scale+bias+relu",
     f"{_CONV2D},r=3,s=2,stride=2,pad=1,dtype=bf16,layout=nhwc,groups=2,direction=dgrad",
     f"{_CONV2D},r=2,s=3,stride=3,pad=1,dtype=f32,layout=nchw,dilation=2,direction=dgrad",
     f"{_CONV2D},r=3,s=3,stride=1,pad=3,dtype=tf32,layout=nhwc,groups=2,direction=wgrad",

@@ -23,7 +23,7 @@ WORKLOADS = {
     "layernorm": "layernorm:rows=5,cols=37,dtype=f16",
     "gemm": "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+relu",
     "grouped_gemm": "grouped_gemm:groups=3,m=21,n=7,k=5,dtype=f32,skew=zipf",
-    "conv2d": "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw",
+    "conv2d": "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias",
 }
 VARIANTS = [variant for variant in kernels.variants() if isinstance(variant, NumbaCudaVariant)]
 

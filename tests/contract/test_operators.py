@@ -328,8 +328,8 @@ def test_conv2d_is_what_loops_compute(workload: Conv2d) -> None:
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("epilogue", ["bias", "bias+relu", "bias+residual+relu"])
-def test_conv2d_adds_bias_then_residual_then_cuts_at_zero(layout: Any, epilogue: Any) -> None:
+@pytest.mark.parametrize("epilogue", [text for text in Conv2d.choices("epilogue") if text != "none"])
+def test_conv2d_scales_then_adds_bias_and_residual_then_cuts_at_zero(layout: Any, epilogue: Any) -> None:
     workload = Conv2d(
         n=2, c=3, h=4, w=4, k=2, r=3, s=3, stride=1, pad=1, dtype="f32", layout=layout, epilogue=epilogue
     )
@@ -337,11 +337,13 @@ def test_conv2d_adds_bias_then_residual_then_cuts_at_zero(layout: Any, epilogue:
     plain = dataclasses.replace(workload, epilogue="none").reference(inputs)["y"]
     reference = workload.reference(inputs)["y"]
     for place in np.ndindex(plain.value.shape):
-        bias = inputs["bias"][place[3] if layout == "nhwc" else place[1]]
+        channel = place[3] if layout == "nhwc" else place[1]
+        factor, bias = inputs["scale"][channel] if "scale" in epilogue else 1.0, inputs["bias"][channel]
         residual = inputs["residual"][place] if "residual" in epilogue else 0.0
-        expected = plain.value[place] + bias + residual
+        expected = plain.value[place] * factor + bias + residual
         assert reference.value[place] == pytest.approx(max(0, expected) if "relu" in epilogue else expected)
-        assert reference.scale[place] == pytest.approx(plain.scale[place] + abs(bias) + abs(residual))
+        magnitude = plain.scale[place] * abs(factor) + abs(bias) + abs(residual)
+        assert reference.scale[place] == pytest.approx(magnitude)
 
 
 @given(workloads_of(Conv2d, 7))
@@ -354,7 +356,7 @@ def test_conv2d_counts_each_touched_element_once(workload: Workload) -> None:
         touched["x"].add(x)
         touched["w"].add(w)
         touched["dy"].add(y)
-    epilogue = sum(t.size for t in workload.inputs() if t.name in {"bias", "residual"})
+    epilogue = sum(t.size for t in workload.inputs() if t.name in {"scale", "bias", "residual"})
     read = sum(len(touched[t.name]) for t in workload.inputs() if t.name in touched) + epilogue
     assert workload.traffic().read_bytes == read * itemsize(storage(workload.dtype))
 
@@ -508,7 +510,8 @@ EMULATED = [
     "gemm:m=61,n=67,k=129,dtype=e4m3,trans=nt",
     "gemm:m=61,n=67,k=997,dtype=i8,trans=tn",
     *(
-        f"conv2d:n=2,c=129,h=7,w=7,k=31,r=1,s=1,stride=1,pad=0,dtype={dtype},layout=nhwc,epilogue=bias+residual+relu"
+        f"conv2d:n=2,c=129,h=7,w=7,k=31,r=1,s=1,stride=1,pad=0,dtype={dtype},layout=nhwc,"
+        "epilogue=scale+bias+residual+relu"
         for dtype in ("f32", "tf32", "f16", "bf16")
     ),
     *(

@@ -31,6 +31,7 @@ PROBLEMS = (
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nchw,dilation=2,epilogue=bias",
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nhwc,direction=dgrad",
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nchw,direction=wgrad",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=scale+bias+residual+relu",
     "softmax:rows=5,cols=33,dtype=f32,prologue=scale+mask",
     "layernorm:rows=5,cols=33,dtype=f32",
 )

@@ -59,7 +59,7 @@ def convolutions(draw: Any, largest: int = 512) -> Conv2d:
         "direction": direction,
     }
     if direction == "fprop":
-        dimensions["epilogue"] = draw(st.sampled_from(["none", "bias", "bias+relu", "bias+residual+relu"]))
+        dimensions["epilogue"] = draw(st.sampled_from(Conv2d.choices("epilogue")))
     try:
         return Conv2d(**dimensions)
     except InputError:
@@ -274,8 +274,8 @@ def emulated(variant: Any, workload: Conv2d, config: Config, **options: Any) -> 
 
 ODD = (
     "n=2,c=5,h=11,w=7,k=7,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=bias+residual+relu",
-    "n=2,c=6,h=9,w=8,k=10,r=2,s=3,stride=2,pad=1,dtype=bf16,layout=nhwc,groups=2,epilogue=bias+relu",
-    "n=3,c=24,h=5,w=6,k=16,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nchw,epilogue=bias",
+    "n=2,c=6,h=9,w=8,k=10,r=2,s=3,stride=2,pad=1,dtype=bf16,layout=nhwc,groups=2,epilogue=scale+bias+relu",
+    "n=3,c=24,h=5,w=6,k=16,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nchw,epilogue=scale+bias+residual",
     "n=1,c=32,h=9,w=9,k=40,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc",
     "n=2,c=6,h=13,w=12,k=9,r=3,s=2,stride=3,pad=2,dtype=f16,layout=nhwc,groups=3,direction=dgrad",
     "n=2,c=16,h=10,w=11,k=24,r=3,s=3,stride=2,pad=1,dtype=bf16,layout=nhwc,direction=dgrad",
@@ -346,6 +346,20 @@ def test_parts_of_k_are_summed_in_one_order() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_the_epilogue_is_applied_to_the_sum_of_parts(layout: str) -> None:
+    workload = conv(
+        f"n=1,c=64,h=4,w=3,k=8,r=3,s=3,stride=1,pad=1,dtype=f16,layout={layout},epilogue=scale+bias+residual+relu"
+    )
+    for variant in (SIMT, MMA):
+        table = variant.configs(workload, A100)
+        config = table.config(int(np.flatnonzero(table["split"] == 4)[0]))
+        assert len(variant.launches(workload, config)) == 2
+        share, _ = emulated(variant, workload, config)
+        assert share <= 1
+
+
+@needs_compiler
 def test_pixels_that_no_tap_reaches_become_zero() -> None:
     workload = conv("n=1,c=4,h=7,w=7,k=4,r=1,s=1,stride=3,pad=0,dtype=f16,layout=nhwc,direction=dgrad")
     for variant in (SIMT, MMA):
@@ -389,7 +403,7 @@ def test_wide_indices_compile() -> None:
     "text",
     [
         "n=2,c=5,h=6,w=5,k=3,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual+relu",
-        "n=1,c=6,h=9,w=7,k=10,r=2,s=3,stride=2,pad=2,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=bias",
+        "n=1,c=6,h=9,w=7,k=10,r=2,s=3,stride=2,pad=2,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=scale+bias+residual",
     ],
 )
 def test_numba_simulates_right(text: str) -> None:

@@ -1,4 +1,4 @@
-"""conv2d: y = epilogue(x * w + bias), two-dimensional cross-correlation, and its two gradients."""
+"""conv2d: y = epilogue(x * w), two-dimensional cross-correlation, and its two gradients."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ class Conv2d(Workload):
     ========= ============================ ====== =================================
     direction reads                        writes sums over
     ========= ============================ ====== =================================
-    fprop     x, w, bias (k,), residual    y      r, s, channels of a group
+    fprop     x, w, and its epilogue's     y      r, s, channels of a group
     dgrad     dy (like y), w               dx     r, s, filters of a group
     wgrad     x, dy (like y)               dw     images and output pixels
     ========= ============================ ====== =================================
 
-    Only fprop has an epilogue: bias is added, then residual (shaped like y), then relu is applied, in f32
-    before the one rounding. As for gemm, tf32 means f32 tensors rounded to 11 bits before multiplying.
+    Only fprop has an epilogue, in f32 before the one rounding: ``relu(sum * scale + bias + residual)``, or a
+    part of that. A filter has one scale and one bias, both (k,): what a trained batch normalisation comes to.
+    residual is shaped like y. As for gemm, tf32 means f32 tensors rounded to 11 bits before multiplying.
     """
 
     operator: ClassVar[str] = "conv2d"
@@ -74,7 +75,17 @@ class Conv2d(Workload):
     dilation: Size = 1
     groups: Size = 1
     direction: Literal["fprop", "dgrad", "wgrad"] = "fprop"
-    epilogue: Literal["none", "bias", "bias+relu", "bias+residual+relu"] = "none"
+    epilogue: Literal[
+        "none",
+        "bias",
+        "bias+relu",
+        "bias+residual",
+        "bias+residual+relu",
+        "scale+bias",
+        "scale+bias+relu",
+        "scale+bias+residual",
+        "scale+bias+residual+relu",
+    ] = "none"
 
     def check(self) -> None:
         """Refuse groups that do not divide, a filter that does not fit, and a gradient with an epilogue."""
@@ -101,6 +112,11 @@ class Conv2d(Workload):
     def q(self) -> int:
         """Width of the output."""
         return (self.w + 2 * self.pad - (self.s - 1) * self.dilation - 1) // self.stride + 1
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether the sums of each output channel are multiplied by a number."""
+        return "scale" in self.epilogue
 
     @property
     def has_bias(self) -> bool:
@@ -139,14 +155,15 @@ class Conv2d(Workload):
         return Tensor(name=name, shape=(self.k, *shape), dtype=storage(self.dtype))
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return what the direction reads: x and w, bias and residual if any; dy and w; or x and dy."""
+        """Return what the direction reads: x and w, scale, bias, residual if any; dy and w; or x and dy."""
         if self.direction == "dgrad":
             return (self._images("dy"), self._filters("w"))
         if self.direction == "wgrad":
             return (self._images("x"), self._images("dy"))
         tensors = [self._images("x"), self._filters("w")]
-        if self.has_bias:
-            tensors.append(Tensor(name="bias", shape=(self.k,), dtype=storage(self.dtype)))
+        for name, is_there in (("scale", self.has_scale), ("bias", self.has_bias)):
+            if is_there:
+                tensors.append(Tensor(name=name, shape=(self.k,), dtype=storage(self.dtype)))
         if self.has_residual:
             tensors.append(self._images("residual"))
         return tuple(tensors)
@@ -203,8 +220,11 @@ class Conv2d(Workload):
         name = self.outputs()[0].name
         value = self._sum_taps(inputs)
         scale = self._sum_taps({name: np.abs(tensor) for name, tensor in inputs.items()})
+        if self.has_scale:
+            factor = self._of_channels(inputs["scale"])
+            value, scale = value * factor, scale * np.abs(factor)
         if self.has_bias:
-            bias = inputs["bias"] if self.layout == "nhwc" else inputs["bias"][:, None, None]
+            bias = self._of_channels(inputs["bias"])
             value, scale = value + bias, scale + np.abs(bias)
         if self.has_residual:
             value, scale = value + inputs["residual"], scale + np.abs(inputs["residual"])
@@ -212,6 +232,10 @@ class Conv2d(Workload):
             value = np.maximum(value, 0.0)
         scale += underflow(storage(self.dtype)) / self.tolerance().eps_acc
         return {name: Reference(value=value, scale=scale)}
+
+    def _of_channels(self, vector: Array64) -> Array64:
+        """Return what each output channel has one of, so that it meets outputs of the layout."""
+        return vector if self.layout == "nhwc" else vector[:, None, None]
 
     def _sum_taps(self, inputs: Mapping[str, Array64]) -> Array64:
         """Return the output without epilogue, in the layout of the workload."""
@@ -267,7 +291,7 @@ class Conv2d(Workload):
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and sums of `terms` products in f32 in any order."""
         stored = storage(self.dtype)
-        epilogue_steps = self.has_bias + self.has_residual
+        epilogue_steps = self.has_scale + self.has_bias + self.has_residual
         return Tolerance(
             eps_out=unit_roundoff(stored),
             eps_acc=accumulation.error(self.terms, self.dtype, self.fewest_terms)

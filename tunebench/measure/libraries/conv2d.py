@@ -40,6 +40,8 @@ def _numpy(workload: Conv2d, t: Tensors) -> Array:
     ]
     y: Array = np.concatenate(parts, axis=3) if groups > 1 else parts[0]
     assert y.shape[3] == k
+    if "scale" in t:
+        y *= t["scale"]
     if "bias" in t:
         y += t["bias"]
     if "residual" in t:
@@ -63,9 +65,13 @@ def _torch(workload: Conv2d, t: Tensors) -> Callable[[], Any]:
     view = {name: v.permute(0, 3, 1, 2) if nhwc and v.dim() == 4 else v for name, v in t.items()}
     how = {"stride": workload.stride, "padding": workload.pad, "dilation": workload.dilation}
     if workload.direction == "fprop":
+        of_channels = {name: view[name].view(-1, 1, 1) for name in ("scale", "bias") if name in view}
+        added = None if workload.has_scale else view.get("bias")
 
         def fprop() -> Any:
-            y = functional.conv2d(view["x"], view["w"], view.get("bias"), groups=workload.groups, **how)
+            y = functional.conv2d(view["x"], view["w"], added, groups=workload.groups, **how)
+            if workload.has_scale:
+                y = torch.addcmul(of_channels["bias"], y, of_channels["scale"])
             if "residual" in view:
                 y = y + view["residual"]
             return y.relu_() if "relu" in workload.epilogue else y
