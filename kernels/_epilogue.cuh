@@ -1,6 +1,21 @@
 #pragma once
 // What is applied to an accumulated f32 value before it is rounded and stored. Needs nothing else.
 
+// 1 / (1 + e^-x), by two special functions: within a few units in the last place, and where x is negative within about |x|
+// of them, which is what rounding the exponent costs. Below -87.3 the result is flushed to zero.
+__device__ __forceinline__ float fast_sigmoid(float x) {
+  constexpr float MINUS_LOG2_E = -1.4426950408889634f;
+#ifdef TUNEBENCH_EMULATE
+  emulated::count_special();
+  return 1.0f / (1.0f + exp2f(x * MINUS_LOG2_E));
+#else
+  float power, result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * MINUS_LOG2_E));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + power));
+  return result;
+#endif
+}
+
 struct Identity {
   __device__ __forceinline__ float operator()(float value) const { return value; }
 };
@@ -16,4 +31,15 @@ struct Gelu {
   __device__ __forceinline__ float operator()(float value) const {
     return 0.5f * value * (1.0f + erff(value * 0.70710678118654752f));
   }
+};
+
+struct Sigmoid {
+  __device__ __forceinline__ float operator()(float value) const { return fast_sigmoid(value); }
+};
+
+// x times the logistic function. A NaN stays one. Source: Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units for
+// neural network function approximation in reinforcement learning", 2017; Ramachandran, Zoph and Le, "Searching for
+// activation functions", 2017 (there: swish).
+struct Silu {
+  __device__ __forceinline__ float operator()(float value) const { return value * fast_sigmoid(value); }
 };

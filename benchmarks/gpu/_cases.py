@@ -63,10 +63,10 @@ def _pack2(element: str, kind: Kind) -> Case:
     return _convert(name, Operand("x", 8, "floats"), body, Operand("r", 4, kind))
 
 
-def _approximate(name: str, argument: str) -> Case:
+def _approximate(name: str, argument: str, file: str = "reduce") -> Case:
     body = f"EACH(8) r[i] = {name}({argument});"
     takes, gives = (Operand("x", 8, "numbers"),), (Operand("r", 8, "approx"),)
-    return Case(name, takes, body, gives, minimum_cc=(7, 5), files=("types", "reduce"))
+    return Case(name, takes, body, gives, minimum_cc=(7, 5), files=("types", file))
 
 
 FLOATS_8 = Operand("x", 8, "floats")
@@ -114,5 +114,6 @@ CASES: tuple[Case, ...] = (
     _from_float("e4m3_t", "e4m3", minimum_cc=(8, 9)),
     _approximate("fast_exp2", "x[i]"),
     _approximate("fast_rsqrt", "fabsf(x[i])"),
+    _approximate("fast_sigmoid", "x[i]", "epilogue"),
 )
 """One line a wrapper, or a few where it has several forms."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels._numba_epilogue import activation
 from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
@@ -98,10 +99,7 @@ def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
 
 def _write(workload: Gemm) -> Callable[..., None]:
     """Return what applies the epilogue to a part of a row of c, and stores it."""
-    import numpy as np
-
     rounded, read = store(workload.out), load(workload.out)
-    zero, activation = np.float32(0), workload.activation
 
     @inlined
     def with_bias(total: Any, bias: Any, j: int) -> Any:
@@ -111,16 +109,8 @@ def _write(workload: Gemm) -> Callable[..., None]:
     def without_bias(total: Any, bias: Any, j: int) -> Any:
         return total
 
-    @inlined
-    def relu(total: Any) -> Any:
-        return max(total, zero)
-
-    @inlined
-    def identity(total: Any) -> Any:
-        return total
-
     add = with_bias if workload.has_bias else without_bias
-    activate = {"relu": relu, "none": identity}[activation] if activation != "gelu" else _gelu()
+    activate = activation(workload.activation)
 
     @jitted(frozenset({"contract", "nsz"}))
     def write(operands: Any, z: int, i: int, j: int, count: int, sums: Any, offset: int) -> None:
@@ -130,31 +120,6 @@ def _write(workload: Gemm) -> Callable[..., None]:
             c[begin + t] = rounded(activate(add(sums[offset + t], bias, j + t)))
 
     return write
-
-
-# erf(x) / x as a quotient of polynomials in x**2 on |x| <= 4, beyond which erf is 1 in f32. Source: our own
-# fit, by iterated weighted least squares on Chebyshev nodes; relative error below 4e-7 evaluated in f32.
-_ERF_P = (1.12837911, 0.193510875, 0.0530972034, 0.00388188474, 0.000284533802, 1.98704333e-06)
-_ERF_Q = (1.0, 0.504827142, 0.115335852, 0.0152043132, 0.00118521973, 3.74212286e-05)
-
-
-def _gelu() -> Callable[..., Any]:
-    """Return gelu in f32, without calls, so that loops over it vectorise."""
-    import numpy as np
-
-    p0, p1, p2, p3, p4, p5 = map(np.float32, _ERF_P)
-    q0, q1, q2, q3, q4, q5 = map(np.float32, _ERF_Q)
-    half, one, root, limit = np.float32(0.5), np.float32(1), np.float32(0.5**0.5), np.float32(4)
-
-    @inlined
-    def gelu(x: Any) -> Any:
-        z = min(max(x * root, -limit), limit)
-        t = z * z
-        numerator = ((((p5 * t + p4) * t + p3) * t + p2) * t + p1) * t + p0
-        denominator = ((((q5 * t + q4) * t + q3) * t + q2) * t + q1) * t + q0
-        return half * x * (one + z * numerator / denominator)
-
-    return gelu
 
 
 VARIANT = NumbaCpuGemm()

@@ -478,6 +478,11 @@ def test_epilogues() -> None:
 
     expected = [0.5 * float(v) * (1 + math.erf(float(v) / math.sqrt(2))) for v in x]
     np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-6)
+    x[:5] = [-1e30, -100, 88, 1e30, np.nan]
+    for name, factor in {"Silu": x.astype(float), "Sigmoid": np.ones(64)}.items():
+        y = run(f"y[t] = {name}()(x[t]);", x, helpers=True)
+        with np.errstate(over="ignore"):
+            np.testing.assert_allclose(y, factor / (1 + np.exp(-x.astype(float))), rtol=1e-6, atol=1e-35)
 
 
 # -- building ------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tunebench.workload import Workload
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 CONFIG = Config({"unused": 0})
-HELPERS = "".join(include(f"_{name}.cuh") for name in ("types", "ptx", "reduce"))
+HELPERS = "".join(include(f"_{name}.cuh") for name in ("types", "ptx", "reduce", "epilogue"))
 SIGNATURE = (
     "__global__ void toy(const float* x, float* y, float factor, int n) {\n  const int t = threadIdx.x;\n"
 )
@@ -57,6 +57,7 @@ def test_arithmetic_is_counted_by_lane_and_by_warp() -> None:
     work = count("y[t] = fast_exp2(x[t]) + fast_rsqrt(x[t]) + (t % 2 ? __expf(x[t]) : 0.0f);")
     assert work.sfu == 2 * 64 + 32
     assert work.warp_instructions["special"] == 2 * 3
+    assert count("y[t] = Silu()(x[t]);").sfu == 2 * 64
 
 
 # One read by a warp, and what it should count: distinct bytes, passes, conflicts.
