@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ class FortySoftmax(NumbaCpuVariant[Softmax]):
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:
         import numpy as np
 
+        time.sleep(0.2)  # so that a signal finds a search at work, however busy the machine is
         one, copy = np.float32(1), np.float32(config["copy"])
 
         def softmax(x: Any, y: Any) -> None:

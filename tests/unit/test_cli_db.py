@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +116,31 @@ def test_an_interrupted_import_leaves_the_files_before_it_whole(
         assert store.stats().runs == 1
 
 
+HELD = """
+import sys, time
+from tunebench import cli
+from tunebench.db import store
+
+insert = store.insert_measurements
+
+def insert_and_wait(*arguments):
+    insert(*arguments)
+    print("rows are in", flush=True)
+    time.sleep(60)
+
+store.insert_measurements = insert_and_wait
+sys.exit(cli.run(sys.argv[1:]))
+"""
+"""The command, held up where rows are in and not committed."""
+
+
 def test_ctrl_c_during_an_import_leaves_nothing_half(tmp_path: Path) -> None:
     """A real signal, in a real process, while rows are going in."""
-    entries = [{"b": b, "m": "x", "time": 1.0, "times": [1.0] * 8} for b in range(20_000)]
-    path = cache(tmp_path, "large.json", *entries)
-    database = tmp_path / "store.db"
-    command = [sys.executable, "-m", "tunebench", "db", "import", path, "--db", str(database)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    log = Path(f"{database}-wal")
-    deadline = time.monotonic() + 60
-    # Rows are on their way once the log outgrows what the tables themselves take.
-    while process.poll() is None and not (log.exists() and log.stat().st_size > 1 << 20):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    path, database = cache(tmp_path, "large.json", *GOOD), tmp_path / "store.db"
+    command = [sys.executable, "-c", HELD, "db", "import", path, "--db", str(database)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "rows are in\n"
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
