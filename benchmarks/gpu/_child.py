@@ -11,6 +11,7 @@ Each prints lines of JSON; a later one says all that an earlier one said.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ import numpy as np
 from _conformance import answers as conformance
 from _conformance import on_device
 from _contest import Contender, compare
+from _in_triton import Program, factors, in_triton
 
 from tunebench import kernels
 from tunebench._environment import cache_folder
@@ -128,8 +130,9 @@ def _others(workload: Workload, device: Device) -> tuple[list[Contender], list[C
     tensors = gpu.tensors(workload.draw(np.random.default_rng(1)))
     calls = torch_calls(workload, tensors)
     ready = [Contender(name, functools.partial(_timed, gpu, call)) for name, call in calls.items()]
-    if _in_triton(workload):
-        ready.append(Contender("triton", functools.partial(_triton, gpu, workload, tensors)))
+    program = in_triton(workload, tensors, device) if importlib.util.find_spec("triton") else None
+    if program is not None:
+        ready.append(Contender("triton", functools.partial(_triton, gpu, workload, tensors, program)))
     if "torch" not in calls:
         return ready, []
     compiled = torch.compile(calls["torch"], mode="max-autotune-no-cudagraphs", dynamic=False)
@@ -141,26 +144,16 @@ def _timed(gpu: TorchGpu, call: Callable[[], object]) -> Callable[[], Sequence[f
     return lambda: collect(sampler.sample_us, CONTEST).samples_us
 
 
-def _in_triton(workload: Workload) -> bool:
-    plain = isinstance(workload, Gemm) and workload.batch == 1 and workload.epilogue == "none"
-    return plain and (workload.dtype != "e4m3" or find("cuda").compute_capability >= (8, 9))
-
-
-def _triton(gpu: TorchGpu, workload: Gemm, tensors: dict[str, Any]) -> Callable[[], Sequence[float]]:
-    import torch
-    from _triton_gemm import matmul
-
-    a = tensors["a"][0] if workload.trans[0] == "n" else tensors["a"][0].T
-    b = tensors["b"][0] if workload.trans[1] == "n" else tensors["b"][0].T
-    types = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32}
-    c = torch.full((workload.m, workload.n), -1, dtype=types[workload.out], device=gpu.device)
-    precision = "tf32" if workload.dtype == "tf32" else "ieee"
-    matmul(a, b, c, precision)
-    right = a.float() @ b.float()
-    error = float((c.float() - right).norm() / right.norm())
-    if not error < 1e-2:
-        raise RuntimeError(f"its result is wrong by {error:.3g}")
-    return _timed(gpu, lambda: matmul(a, b, c, precision))
+def _triton(
+    gpu: TorchGpu, workload: Workload, tensors: dict[str, Any], program: Program
+) -> Callable[[], Sequence[float]]:
+    if isinstance(workload, Gemm):  # torch multiplies 8-bit types in some layouts only
+        a, b = factors(workload, tensors)
+        right = a.float() @ b.float()
+    else:
+        computed = torch_calls(workload, tensors)["torch"]()
+        right = computed[0] if isinstance(computed, tuple) else computed
+    return _timed(gpu, program.checked(right))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -47,6 +47,7 @@ from _items import (
     shuffled,
     texts,
 )
+from _problems import MEASURED, RECORDED, SANITIZED, VERIFIED
 from _ratio import best_of_each, ratios, worth_comparing
 from _report import Report
 
@@ -75,123 +76,12 @@ STEPS = {
 }
 """Each step's share of the time; what one leaves, the next ones have."""
 
-PRODUCT_TYPES = ("f32", "tf32", "f16", "bf16")
-GEMM_TYPES = (*PRODUCT_TYPES, "e4m3")
-ROW_TYPES = ("f32", "f16", "bf16")
-CONV = "conv2d:n={n},c={c},h={h},w={w},k={k},r={r},s={s},stride={stride},pad={pad},dtype={{dtype}}"
-
-VERIFIED = (
-    (GEMM_TYPES, "gemm:m=1,n=1,k=1,dtype={dtype}"),
-    (GEMM_TYPES, "gemm:m=127,n=131,k=67,dtype={dtype},epilogue=bias+gelu"),
-    (GEMM_TYPES, "gemm:m=257,n=255,k=129,dtype={dtype},trans=tn,epilogue=bias+relu"),
-    (GEMM_TYPES, "gemm:m=65,n=95,k=33,dtype={dtype},batch=3,trans=nt"),
-    (GEMM_TYPES, "gemm:m=520,n=264,k=1000,dtype={dtype},trans=tt,epilogue=bias"),
-    (GEMM_TYPES, "gemm:m=1024,n=1024,k=1024,dtype={dtype}"),
-    (GEMM_TYPES, "gemm:m=4096,n=4104,k=4096,dtype={dtype}"),
-    (GEMM_TYPES, "gemm:m=5,n=1000,k=8200,dtype={dtype},trans=nt,epilogue=bias"),
-    (("i8",), "gemm:m=5,n=1000,k=8200,dtype={dtype},trans=nt"),
-    (("i8",), "gemm:m=127,n=131,k=67,dtype={dtype},trans=tn"),
-    (("i8",), "gemm:m=65,n=95,k=33,dtype={dtype},batch=3,trans=tt"),
-    (("e4m3", "i8"), "gemm:m=200,n=136,k=1040,dtype={dtype},trans=nt"),
-    (("e4m3", "i8"), "gemm:m=4096,n=4096,k=4096,dtype={dtype},trans=nt"),
-    (PRODUCT_TYPES, "gemm:m=1,n=4100,k=2052,dtype={dtype},trans=nt"),
-    (GEMM_TYPES, "gemm:m=5,n=1536,k=4096,dtype={dtype},trans=nt,epilogue=bias"),
-    (PRODUCT_TYPES, "gemm:m=1000,n=1001,k=1003,dtype={dtype}"),
-    (GEMM_TYPES, "grouped_gemm:groups=3,m=1,n=1,k=1,dtype={dtype}"),
-    (GEMM_TYPES, "grouped_gemm:groups=5,m=131,n=130,k=66,dtype={dtype}"),
-    (GEMM_TYPES, "grouped_gemm:groups=64,m=40,n=264,k=1000,dtype={dtype},trans=nt"),
-    (GEMM_TYPES, "grouped_gemm:groups=8,m=1000,n=520,k=264,dtype={dtype},trans=nt,skew=zipf"),
-    (PRODUCT_TYPES, "grouped_gemm:groups=8,m=515,n=264,k=136,dtype={dtype},skew=one,out=f32"),
-    (("bf16", "e4m3"), "grouped_gemm:groups=8,m=4096,n=4096,k=4096,dtype={dtype},trans=nt,skew=zipf"),
-    (PRODUCT_TYPES, CONV.format(n=1, c=3, h=7, w=9, k=5, r=3, s=3, stride=1, pad=1) + ",layout=nhwc"),
-    (PRODUCT_TYPES, CONV.format(n=2, c=8, h=15, w=13, k=24, r=3, s=3, stride=2, pad=1) + ",layout=nchw"),
-    (PRODUCT_TYPES, CONV.format(n=2, c=16, h=14, w=14, k=8, r=1, s=1, stride=1, pad=0) + ",layout=nhwc"),
-    (
-        PRODUCT_TYPES,
-        CONV.format(n=1, c=4, h=20, w=17, k=6, r=5, s=3, stride=2, pad=2) + ",layout=nhwc,dilation=2",
-    ),
-    (
-        PRODUCT_TYPES,
-        CONV.format(n=3, c=12, h=9, w=11, k=18, r=3, s=3, stride=1, pad=1) + ",layout=nhwc,groups=3",
-    ),
-    (
-        PRODUCT_TYPES,
-        CONV.format(n=4, c=64, h=28, w=28, k=64, r=3, s=3, stride=1, pad=1)
-        + ",layout=nhwc,epilogue=scale+bias+residual+relu",
-    ),
-    (
-        PRODUCT_TYPES,
-        CONV.format(n=2, c=9, h=13, w=10, k=7, r=3, s=3, stride=2, pad=1) + ",layout=nhwc,direction=dgrad",
-    ),
-    (
-        PRODUCT_TYPES,
-        CONV.format(n=2, c=9, h=13, w=10, k=7, r=3, s=3, stride=2, pad=1) + ",layout=nchw,direction=wgrad",
-    ),
-    (ROW_TYPES, "softmax:rows=1,cols=1,dtype={dtype}"),
-    (ROW_TYPES, "softmax:rows=3,cols=1023,dtype={dtype}"),
-    (ROW_TYPES, "softmax:rows=1000,cols=777,dtype={dtype},prologue=scale+mask"),
-    (ROW_TYPES, "softmax:rows=17,cols=40001,dtype={dtype},prologue=scale"),
-    (ROW_TYPES, "softmax:rows=4096,cols=1024,dtype={dtype},prologue=mask"),
-    (ROW_TYPES, "layernorm:rows=1,cols=1,dtype={dtype}"),
-    (ROW_TYPES, "layernorm:rows=5,cols=1023,dtype={dtype}"),
-    (ROW_TYPES, "layernorm:rows=33,cols=40001,dtype={dtype}"),
-    (ROW_TYPES, "layernorm:rows=4096,cols=1024,dtype={dtype}"),
-)
-"""Types and problems; every variant that can do one does it."""
-
 CONFIGURATIONS = 6
 """Configurations of each variant and problem that are verified: the default, then random ones."""
 
-SANITIZED = tuple((types, text) for types, text in VERIFIED if "=1024" not in text and "=4096" not in text)
 TOOLS = ("memcheck", "racecheck", "synccheck")
 AT_ONCE = 4
 """Checkers that run at a time."""
-
-MEASURED = (
-    ("gemm:m=4096,n=4096,k=4096,dtype=f16", 80),
-    ("gemm:m=8192,n=8192,k=8192,dtype=bf16", 60),
-    ("gemm:m=4096,n=3072,k=768,dtype=f16,epilogue=bias+gelu", 60),
-    ("gemm:m=2048,n=2048,k=2048,dtype=f32", 60),
-    ("gemm:m=4096,n=4096,k=4096,dtype=tf32", 50),
-    ("gemm:m=4096,n=4096,k=4096,dtype=e4m3,trans=nt", 50),
-    ("gemm:m=4096,n=4096,k=4096,dtype=i8,trans=nt", 50),
-    ("gemm:m=1000,n=1001,k=1003,dtype=f16,trans=nt", 50),
-    ("gemm:m=64,n=4096,k=4096,dtype=f16", 60),
-    # llama-3-8b: a prompt, and steps of decoding 1 and 16 sequences
-    ("gemm:m=2048,n=4096,k=4096,dtype=bf16,trans=nt", 50),
-    ("gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt", 50),
-    ("gemm:m=2048,n=4096,k=14336,dtype=bf16,trans=nt", 50),
-    ("gemm:m=1,n=14336,k=4096,dtype=bf16,trans=nt", 50),
-    ("gemm:m=1,n=4096,k=14336,dtype=bf16,trans=nt", 50),
-    ("gemm:m=16,n=14336,k=4096,dtype=bf16,trans=nt", 50),
-    ("gemm:m=16,n=1024,k=4096,dtype=bf16,trans=nt", 50),
-    # mixtral-8x7b: the experts of a prompt, and of decoding 16 sequences
-    ("grouped_gemm:groups=8,m=4096,n=14336,k=4096,dtype=bf16,trans=nt", 50),
-    ("grouped_gemm:groups=8,m=4096,n=4096,k=14336,dtype=bf16,trans=nt,skew=zipf", 50),
-    ("grouped_gemm:groups=8,m=32,n=14336,k=4096,dtype=bf16,trans=nt", 50),
-    (CONV.format(n=32, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
-    (CONV.format(n=32, c=256, h=14, w=14, k=256, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
-    ("softmax:rows=16384,cols=4096,dtype=f16", 50),
-    ("softmax:rows=4096,cols=1024,dtype=f32", 50),
-    ("layernorm:rows=16384,cols=4096,dtype=f16", 50),
-    ("layernorm:rows=4096,cols=1024,dtype=f32", 50),
-)
-"""Problems to tune, with trials; `{dtype}` is f16."""
-
-RECORDED = (
-    ("softmax:rows=4096,cols=4096,dtype=f16", "softmax/cuda_block", 1000),
-    ("layernorm:rows=4096,cols=4096,dtype=f16", "layernorm/cuda_block", 1000),
-    ("gemm:m=2048,n=2048,k=2048,dtype=f16", "gemm/cuda_mma", 1500),
-    ("gemm:m=1024,n=1024,k=1024,dtype=f32", "gemm/cuda_simt", 1000),
-    ("gemm:m=16,n=4096,k=4096,dtype=bf16,trans=nt", "gemm/cuda_mma", 1000),
-    ("grouped_gemm:groups=8,m=1024,n=2048,k=1024,dtype=bf16,trans=nt", "grouped_gemm/cuda_mma", 1000),
-    (
-        CONV.format(n=8, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc",
-        "conv2d/cuda_implicit_gemm_mma",
-        1000,
-    ),
-)
-"""Problems and variants whose spaces are measured: whole, or so many configurations at random."""
 
 DATABASE = "acceptance.db"
 

@@ -25,6 +25,7 @@ sys.path.insert(0, str(FOLDER))
 
 import _contest  # noqa: E402
 import _items  # noqa: E402
+import _problems  # noqa: E402
 import _ratio  # noqa: E402
 import acceptance  # noqa: E402
 from _contest import Contender  # noqa: E402
@@ -99,8 +100,8 @@ def test_what_one_step_meets_keeps_no_other_from_running(
 @pytest.mark.parametrize(
     "text",
     [
-        *acceptance.texts(acceptance.VERIFIED),
-        *(text.format(dtype="f16") for text, *_ in (*acceptance.MEASURED, *acceptance.RECORDED)),
+        *acceptance.texts(_problems.VERIFIED),
+        *(text.format(dtype="f16") for text, *_ in (*_problems.MEASURED, *_problems.RECORDED)),
     ],
 )
 def test_every_listed_problem_is_one_and_is_done_by_a_variant(text: str) -> None:
@@ -110,7 +111,7 @@ def test_every_listed_problem_is_one_and_is_done_by_a_variant(text: str) -> None
 
 
 def test_recorded_variants_exist() -> None:
-    for _, key, _ in acceptance.RECORDED:
+    for _, key, _ in _problems.RECORDED:
         assert kernels.variant(key).key == key
 
 
