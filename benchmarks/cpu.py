@@ -22,13 +22,41 @@ from tunebench.outcome import Aborted, Measured
 from tunebench.tuning import Plan, Report
 from tunebench.workloads import parse
 
+CONV = "conv2d:n=8,c=64,h=56,w=56,k=64,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc"
+DEPTHWISE = "conv2d:n=8,c=128,h=56,w=56,k=128,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,groups=128"
+ATTENTION = "attention:batch=1,heads=12,seq_q=512,head_dim=64,dtype=f32"
+
 WORKLOADS = (
     "gemm:m=1024,n=1024,k=1024,dtype=f32",
-    "conv2d:n=8,c=64,h=56,w=56,k=64,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc",
-    "softmax:rows=4096,cols=1024,dtype=f32",
     "gemm:m=512,n=3072,k=768,dtype=f32,epilogue=bias+gelu",
+    "gemm:m=512,n=768,k=3072,dtype=f32,epilogue=bias+silu+residual",
+    "gated_gemm:m=512,n=2048,k=768,dtype=f32",
+    CONV,
+    f"{CONV},direction=dgrad",
+    f"{CONV},direction=wgrad",
+    f"{CONV},epilogue=scale+bias+residual+relu",
+    "conv2d:n=8,c=256,h=28,w=28,k=64,r=1,s=1,stride=1,pad=0,dtype=f32,layout=nhwc",
+    DEPTHWISE,
+    f"{DEPTHWISE},direction=dgrad",
+    f"{DEPTHWISE},direction=wgrad",
+    "softmax:rows=4096,cols=1024,dtype=f32",
+    "softmax:rows=4096,cols=1024,dtype=f32,prologue=scale+mask",
+    "softmax:rows=4096,cols=1024,dtype=f32,log=true",
+    "softmax:rows=4096,cols=1024,dtype=f32,direction=backward",
+    "cross_entropy:rows=512,cols=32000,dtype=f32",
+    "cross_entropy:rows=512,cols=32000,dtype=f32,direction=backward",
     "layernorm:rows=4096,cols=1024,dtype=f32",
+    "layernorm:rows=4096,cols=1024,dtype=f32,prologue=bias+residual",
+    "layernorm:rows=4096,cols=1024,dtype=f32,direction=backward",
+    "rmsnorm:rows=4096,cols=1024,dtype=f32",
+    "rmsnorm:rows=4096,cols=1024,dtype=f32,direction=backward",
+    ATTENTION,
+    f"{ATTENTION},causal=true",
+    f"{ATTENTION},causal=true,direction=backward",
+    "attention:batch=4,heads=32,seq_q=1,head_dim=128,dtype=f32,seq_k=4096,heads_k=8",
+    "elementwise:rows=4096,cols=1024,dtype=f32,expression=gelu(x+bias)*y+z,vectors=bias",
 )
+"""Every operator and direction, at sizes of small networks."""
 
 
 def sample(workload: str, db: Path) -> dict[str, float]:
@@ -62,6 +90,8 @@ def figures(report: Report, db: Path) -> dict[str, Any]:
         "default_percentile": 100 * faster / len(times),
         "speedup_over_median": ordered[len(ordered) // 2] / report.median_us,
         "speedup_over": libraries,
+        "bound_us": report.bound_us,
+        "violations": [str(violation) for violation in report.violations],
         "trials": dict(report.trials),
         "seconds": dict(report.seconds),
     }
