@@ -19,7 +19,18 @@ from tunebench.kernels._numba_cpu import inlined, jitted
 from tunebench.space import Config, Constraint, Parameter
 from tunebench.variant import ceil_div
 
-__all__ = ["PARAMETERS", "Blocking", "Operand", "constraints", "expert", "walker"]
+__all__ = [
+    "BUFFER_BYTES",
+    "LANES",
+    "PARAMETERS",
+    "Blocking",
+    "Operand",
+    "constraints",
+    "expert",
+    "micro_kernel",
+    "registers_hold",
+    "walker",
+]
 
 LANES = 16
 """Elements of a vector in the micro-kernel; LLVM splits it where registers are shorter."""
@@ -98,6 +109,12 @@ class Operand:
     along: Literal["depth", "free"]
 
 
+def registers_hold(mr: Any, nr: Any, device: Device) -> Any:
+    """Sums (mr * nr), a row of nr elements and one factor must fit in the vector registers."""
+    count, lanes = _REGISTERS.get(device.architecture, (16, 4))
+    return mr * (nr // lanes) + nr // lanes + 1 <= count
+
+
 def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constraint, ...]:
     """Return the constraints of `PARAMETERS`.
 
@@ -105,18 +122,13 @@ def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constra
         extents: Returns rows, columns and terms of the product that a workload comes to.
     """
 
-    def registers(mr: Any, nr: Any, device: Device) -> Any:
-        """Sums (mr * nr), a row of nr elements and one factor must fit in the vector registers."""
-        count, lanes = _REGISTERS.get(device.architecture, (16, 4))
-        return mr * (nr // lanes) + nr // lanes + 1 <= count
-
     def buffers(mr: Any, m_panels: Any, nr: Any, n_panels: Any, depth: Any) -> Any:
         """Two packed panels and the tile must fit in the second-level cache."""
         mc, nc = mr * m_panels, nr * n_panels
         return 4 * ((mc + nc) * depth + mc * nc) <= BUFFER_BYTES
 
     return (
-        registers,
+        registers_hold,
         buffers,
         lambda mr, workload: (mr == 1) | (mr < 2 * extents(workload)[0]),
         lambda nr, workload: (nr == LANES) | (nr < 2 * extents(workload)[1]),
@@ -191,7 +203,7 @@ def _tile(blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None]
     b_origin, sums_origin = blocking.b_origin, blocking.sums_origin
     pack_a = _pack(a, mr, blocking.a_strides, 0, blocking)
     pack_b = _pack(b, nr, (1, nr), b_origin, blocking)
-    micro_kernel = _micro_kernel(blocking)
+    multiply = micro_kernel(blocking)
     zero = np.float32(0)
 
     @inlined
@@ -206,7 +218,8 @@ def _tile(blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None]
             for n_panel in range(n_panels):
                 for m_panel in range(m_panels):
                     a_at, b_at = m_panel * mr * depth, b_origin + n_panel * nr * depth
-                    micro_kernel(padded, buffer, a_at, b_at, sums_origin + m_panel * mr * nc + n_panel * nr)
+                    sums_at = sums_origin + m_panel * mr * nc + n_panel * nr
+                    multiply(padded, buffer, a_at, buffer, b_at, buffer, sums_at)
         for row in range(rows):
             write(operands, z, i + row, j, cols, buffer, sums_origin + row * nc)
 
@@ -248,10 +261,11 @@ def _pack(
     return pack
 
 
-def _micro_kernel(blocking: Blocking) -> Callable[..., None]:
-    """Return the intrinsic `(terms, buffer, a_at, b_at, sums_at)` that adds the product of two strips.
+def micro_kernel(blocking: Blocking) -> Callable[..., None]:
+    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` that adds the product of two strips.
 
-    It is written in LLVM's vectors, since no loop over arrays keeps its sums in registers for sure.
+    Each strip is an address of f32 and an offset from there; rows of sums are `Blocking.nc` apart. It is
+    written in LLVM's vectors, since no loop over arrays keeps its sums in registers for sure.
     """
     from llvmlite import ir
     from numba import types
@@ -265,8 +279,8 @@ def _micro_kernel(blocking: Blocking) -> Callable[..., None]:
     places = [(i, j) for i in range(mr) for j in range(nr // LANES)]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        terms, buffer = arguments[:2]
-        a, b, sums = (builder.gep(buffer, [at]) for at in arguments[2:])
+        terms = arguments[0]
+        a, b, sums = (builder.gep(arguments[i], [arguments[i + 1]]) for i in (1, 3, 5))
         multiply_add = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
         )
@@ -305,8 +319,10 @@ def _micro_kernel(blocking: Blocking) -> Callable[..., None]:
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def micro_kernel(_typing: Any, terms: Any, buffer: Any, a_at: Any, b_at: Any, sums_at: Any) -> Any:
+    def multiply(
+        _typing: Any, terms: Any, a: Any, a_at: Any, b: Any, b_at: Any, sums: Any, sums_at: Any
+    ) -> Any:
         at = types.int64
-        return types.void(at, buffer, at, at, at), generate
+        return types.void(at, a, at, b, at, sums, at), generate
 
-    return micro_kernel  # type: ignore[no-any-return]
+    return multiply  # type: ignore[no-any-return]

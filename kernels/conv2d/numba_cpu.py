@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels._numba_conv import finisher
+from tunebench.kernels._numba_cpu import address, jitted, load
 from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, ceil_div
@@ -365,33 +366,9 @@ def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     return line
 
 
-def _finish(workload: Conv2d) -> Callable[..., Any]:
-    """Return what turns one sum into an element of the output: `(operands, total, channel, place)`."""
-    import numpy as np
-
-    stored = workload.outputs()[0].dtype
-    read, rounded, zero = load(stored), store(stored), np.float32(0)
-    has_scale, has_bias = workload.has_scale, workload.has_bias
-    has_residual, has_relu = workload.has_residual, workload.has_relu
-
-    @inlined
-    def finish(operands: Any, total: Any, channel: int, place: int) -> None:
-        if has_scale:
-            total *= read(operands[0][2][channel])
-        if has_bias:
-            total += read(operands[0][3][channel])
-        if has_residual:
-            total += read(operands[0][4][place])
-        if has_relu:
-            total = max(total, zero)
-        operands[1][place] = rounded(total)
-
-    return finish
-
-
 def _write(workload: Conv2d) -> Callable[..., None]:
     """Return what applies the epilogue to a part of a row of the product, and stores it."""
-    finish = _finish(workload)
+    finish = finisher(workload)
 
     @jitted()
     def channels_of_pixel(

