@@ -375,9 +375,14 @@ class NumbaVariant(Variant[W]):
     def kernel(self, workload: W, config: Config) -> Callable[..., None]:
         """Return the plain Python kernel, `config` closed over as constants; import Numba inside."""
 
+    def generated(self, workload: W, config: Config) -> str:
+        """Return the Python text that the kernel is compiled from, where it is not in its file (override)."""
+        return ""
+
     def revision(self, workload: W, config: Config) -> str:
-        """Hash the syntax tree of the file that defines the kernel, and the configuration."""
-        return _digest(_syntax(type(self).__module__), str(config))
+        """Hash the syntax tree of the file that defines the kernel, what it generates, the configuration."""
+        generated = self.generated(workload, config)
+        return _digest(_syntax(type(self).__module__), *filter(None, (generated,)), str(config))
 
 
 class NumbaCudaVariant(NumbaVariant[W], GpuVariant[W]):

@@ -2,7 +2,8 @@
 
 An operator is a frozen dataclass whose fields are its dimensions, in canonical order, so that
 `gemm:m=64,n=64,k=64,dtype=f16` and `Gemm(m=64, n=64, k=64, dtype="f16")` are the same thing.
-Field types say what a dimension may hold: `Size` and `Count` (integers), `bool`, `Name`, or a `Literal`.
+Field types say what a dimension may hold: `Size` and `Count` (integers), `bool`, `Name`, `Names`,
+`Expression`, or a `Literal`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import (
     get_type_hints,
 )
 
+from tunebench import expression
 from tunebench.dtype import DType, is_integer, itemsize
 from tunebench.errors import InputError, UnknownName
 
@@ -39,8 +41,10 @@ __all__ = [
     "AtLeast",
     "Category",
     "Count",
+    "Expression",
     "Leeway",
     "Name",
+    "Names",
     "Part",
     "Reference",
     "Size",
@@ -69,7 +73,17 @@ Count = Annotated[int, AtLeast(0)]
 Name = Annotated[str, "name"]
 """A registered name, such as that of an elementwise chain: letters, digits, `_`, `-`, `.` and `+`."""
 
+Names = Annotated[str, "names"]
+"""Names of inputs, joined by `+`, each once; in alphabetical order once it is a dimension's value."""
+Expression = Annotated[str, "expression"]
+"""An elementwise expression such as `gelu(x+bias)*y`, in canonical form once it is a dimension's value.
+
+See `tunebench.expression` for the grammar.
+"""
+
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+_NAMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*(?:\+[A-Za-z][A-Za-z0-9_]*)*)?")
+_PLACEHOLDERS = {"expression": "EXPRESSION", "names": "NAME+NAME"}
 
 
 def defaults_to(dimension: str) -> Any:
@@ -213,8 +227,8 @@ class Workload(ABC):
             follows = dimension.metadata.get("follows")
             if value is None and follows is not None:
                 value = self.default_of(dimension.name, getattr(self, follows))
-                object.__setattr__(self, dimension.name, value)
-            _check_dimension(self.operator, dimension.name, value, self._types()[dimension.name])
+            checked = _checked(self.operator, dimension.name, value, self._types()[dimension.name])
+            object.__setattr__(self, dimension.name, checked)
         self.check()
 
     def check(self) -> None:  # noqa: B027 - most operators have nothing to add
@@ -352,13 +366,13 @@ class Workload(ABC):
 
     @classmethod
     def split_dimensions(cls, text: str) -> dict[str, str]:
-        """Split `m=64,n=64,…` into values by name, as text still.
+        """Split `m=64,n=64,…` into values by name, as text still; commas in parentheses part nothing.
 
         Raises:
             InputError: naming what is doubled or malformed.
         """
         given: dict[str, str] = {}
-        for item in filter(None, text.split(",")):
+        for item in filter(None, _items(text)):
             name, equals, value = item.partition("=")
             if not equals or not value:
                 raise InputError(f"{cls.operator}: {item!r} is not of the form dimension=value")
@@ -425,11 +439,28 @@ def _placeholder(kind: Any) -> str:
         return "|".join(map(str, get_args(kind)))
     if kind is bool:
         return "true|false"
-    return "NAME" if _base(kind) is str else "N"
+    return _PLACEHOLDERS.get(_note(kind), "NAME") if _base(kind) is str else "N"
 
 
 def _base(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _note(kind: Any) -> Any:
+    """Return what tells apart dimensions that are text."""
+    return get_args(kind)[1] if get_origin(kind) is Annotated else None
+
+
+def _items(text: str) -> list[str]:
+    """Split at the commas that stand in no parentheses."""
+    items, depth = [""], 0
+    for character in text:
+        depth = max(0, depth + (character == "(") - (character == ")"))
+        if character == "," and not depth:
+            items.append("")
+        else:
+            items[-1] += character
+    return items
 
 
 def _value(operator: str, name: str, value: Any, kind: Any) -> Any:
@@ -444,6 +475,22 @@ def _value(operator: str, name: str, value: Any, kind: Any) -> Any:
         if not re.fullmatch(r"-?[0-9]+", value) or len(value) > 12:
             raise InputError(f"{operator}: {name}={value!r} must be a whole number up to {MAX_SIZE}")
         return int(value)
+    return value
+
+
+def _checked(operator: str, name: str, value: Any, kind: Any) -> Any:
+    """Return the value of a dimension in its one form."""
+    if _note(kind) == "expression" and isinstance(value, str):
+        try:
+            return expression.canonical(value)
+        except InputError as error:
+            raise InputError(f"{operator}: {name}: {error}") from None
+    if _note(kind) == "names" and isinstance(value, str):
+        given = sorted(filter(None, value.split("+")))
+        if not _NAMES.fullmatch(value) or len(set(given)) != len(given):
+            raise InputError(f"{operator}: {name}={value!r} must be names joined by +, each once")
+        return "+".join(given)
+    _check_dimension(operator, name, value, kind)
     return value
 
 

@@ -159,8 +159,8 @@ class Layer:
             InputError: if a change is malformed, given twice, unknown or out of range.
         """
         base = self.workload
-        given = dict(item.split("=", 1) for item in str(base).partition(":")[2].split(","))
-        return type(base).from_dimensions(given | type(base).split_dimensions(changes))
+        given = base.split_dimensions(str(base).partition(":")[2])
+        return type(base).from_dimensions(given | base.split_dimensions(changes))
 
 
 def suites() -> tuple[str, ...]:

@@ -25,6 +25,11 @@ from tunebench.workload import Workload
 # Odd and prime extents, so that every tile, vector and row is cut somewhere; one friendly size, so that the
 # widest accesses are taken too. Each variant does those that it does not refuse.
 WORKLOADS = {
+    "elementwise": (
+        "elementwise:rows=37,cols=131,dtype=f32,expression=alpha*gelu(x+bias)*y-tanh(x),vectors=bias,scalars=alpha",
+        "elementwise:rows=20,cols=50,dtype=bf16,expression=silu(x)/max(1+square(y),2),out=f32",
+        "elementwise:rows=5,cols=1000,dtype=f16,expression=relu(x*gamma+beta),vectors=beta+gamma",
+    ),
     "softmax": (
         "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
         "softmax:rows=5,cols=1000,dtype=f16",
@@ -173,6 +178,10 @@ def test_tiles_account_for_what_is_computed_beyond_the_edges(
         if workload.category == "reduction":
             (launch,) = variant.launches(workload, config)
             assert launch.grid[0] == tiles[0].count
+            continue
+        if workload.category == "elementwise":
+            (launch,) = variant.launches(workload, config)
+            assert launch.grid == (*(tiling.count for tiling in tiles), 1)
             continue
         column = costs.mma_flop if np.any(np.asarray(costs.mma_flop)) else 2 * np.asarray(costs.fma)
         executed = float(np.broadcast_to(costs.blocks * column, len(table))[row])

@@ -1,0 +1,82 @@
+"""Functions of elementwise expressions on the CPU, in f32: by polynomials, which vectorise, or by libm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.kernels._numba_cpu import exp2, inlined
+from tunebench.kernels._numba_epilogue import activation
+
+__all__ = ["by_libm", "by_polynomials"]
+
+Functions = dict[str, Callable[..., Any]]
+
+
+def by_libm() -> Functions:
+    """Return the functions that have two forms, by one call of the C library an element."""
+    import numpy as np
+
+    one, half, root = np.float32(1), np.float32(0.5), np.float32(math.sqrt(0.5))
+
+    @inlined
+    def exp(x: Any) -> Any:
+        return np.exp(x)
+
+    @inlined
+    def gelu(x: Any) -> Any:
+        return half * x * (one + math.erf(x * root))
+
+    @inlined
+    def sigmoid(x: Any) -> Any:
+        return one / (one + np.exp(-x))
+
+    @inlined
+    def silu(x: Any) -> Any:
+        return x / (one + np.exp(-x))
+
+    @inlined
+    def tanh(x: Any) -> Any:
+        return np.tanh(x)
+
+    return {"exp": exp, "gelu": gelu, "sigmoid": sigmoid, "silu": silu, "tanh": tanh}
+
+
+def by_polynomials() -> Functions:
+    """Return the same functions, with exponentials as powers of two (see `_numba_cpu.exp2`)."""
+    import numpy as np
+
+    power, log2_e = exp2(), np.float32(math.log2(math.e))
+    one, two, highest = np.float32(1), np.float32(2), np.float32(129)
+
+    @inlined
+    def exp(x: Any) -> Any:
+        t = x * log2_e
+        # One less, and twice the power: 2**127.5 is a number, and 2**129 is infinite, as it must be.
+        return power((highest if t > highest else t) - one) * two
+
+    return {"exp": exp, "tanh": _tanh(), **{name: activation(name) for name in ("gelu", "sigmoid", "silu")}}
+
+
+def _tanh() -> Callable[..., Any]:
+    """Return tanh: its Taylor series up to 0.5, where the other form cancels; beyond, by an exponential.
+
+    The first term left out is 1e-8 of the result at 0.5.
+    """
+    import numpy as np
+
+    power, zero, one, edge = exp2(), np.float32(0), np.float32(1), np.float32(0.5)
+    minus_two_log2_e = np.float32(-2 * math.log2(math.e))
+    c3, c5, c7, c9 = map(np.float32, (-1 / 3, 2 / 15, -17 / 315, 62 / 2835))
+    c11, c13, c15 = map(np.float32, (-1382 / 155925, 21844 / 6081075, -929569 / 638512875))
+
+    @inlined
+    def tanh(x: Any) -> Any:
+        s = x * x
+        series = x + x * s * (c3 + s * (c5 + s * (c7 + s * (c9 + s * (c11 + s * (c13 + s * c15))))))
+        small = power(abs(x) * minus_two_log2_e)
+        far = (one - small) / (one + small)
+        return series if abs(x) < edge else (-far if x < zero else far)
+
+    return tanh

@@ -1,0 +1,1 @@
+"""Variants of elementwise: chains of operations generated from an expression."""

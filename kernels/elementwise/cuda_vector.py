@@ -1,0 +1,265 @@
+"""elementwise in CUDA C++: a thread keeps to its columns and goes down the rows, a vector of each at a time.
+
+The kernel is generated from the expression: each different operation once, in f32, in registers. Threads of
+a block lie `col_threads` along a row and `row_threads` down; a thread loads its columns of the vectors once,
+has `unroll` rows of all other inputs in flight before it computes, and stores one vector a row. Blocks do one
+tile each (`blocks_per_sm=0`), or stay and take tiles in turn, so that vectors are read once for many rows.
+Without vectors rows are joined to longer lines first.
+
+Source: NVIDIA, "CUDA Pro Tip: Write Flexible Kernels with Grid-Stride Loops", and "CUDA Pro Tip: Increase
+Performance with Vectorized Memory Access".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels._chain import Spelling, least_operations, lines, variable
+from tunebench.kernels._cuda import ctype, helpers
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workloads.operators.elementwise import Elementwise
+
+OTHER_REGISTERS = 40
+"""What a thread needs besides loaded vectors: addresses, loop state, and temporaries of a function."""
+MOST_COLUMN_BLOCKS = 65535
+"""Extent of a grid along y."""
+
+SPACE = Space(
+    (
+        Parameter("col_threads", (1, 4, 16, 32, 64, 128, 256, 512, 1024), "threads along a row"),
+        Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64, 128), "threads down the rows"),
+        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+        Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
+        Parameter("blocks_per_sm", (0, 1, 2, 4, 8), "blocks of an SM that stay; 0: each does one tile"),
+    ),
+    (
+        lambda col_threads, row_threads: (
+            (col_threads * row_threads >= 64) & (col_threads * row_threads <= 1024)
+        ),
+        # Every row must begin at a multiple of an access.
+        lambda vector, workload: (
+            (lines(workload)[1] % vector == 0)
+            & (vector * max(itemsize(workload.dtype), itemsize(workload.out)) <= 16)
+        ),
+        # Threads without an element are of no use.
+        lambda col_threads, vector, workload: (
+            (col_threads == 1) | (col_threads * vector < 2 * lines(workload)[1])
+        ),
+        lambda col_threads, row_threads, unroll, workload: (
+            ((col_threads * row_threads == 64) & (unroll == 1))
+            | (row_threads * unroll < 2 * lines(workload)[0])
+        ),
+        lambda col_threads, vector, workload: (
+            ceil_div(lines(workload)[1], col_threads * vector) <= MOST_COLUMN_BLOCKS
+        ),
+        lambda col_threads, row_threads, vector, unroll, workload, device: (
+            _held(workload, vector, unroll) + OTHER_REGISTERS
+            <= np.minimum(255, device.registers_per_sm // (col_threads * row_threads))
+        ),
+        lambda col_threads, row_threads, blocks_per_sm, device: (
+            col_threads * row_threads * blocks_per_sm <= device.threads_per_sm
+        ),
+    ),
+)
+
+SPELLING = Spelling(
+    assign="  const float {0} = {1};",
+    number="{0}f",
+    operations={
+        "neg": "-{0}",
+        "add": "f32_op({0} + {1})",
+        "sub": "f32_op({0} - {1})",
+        "mul": "f32_op({0} * {1})",
+        "div": "{0} / {1}",
+        "max": "fmaxf({0}, {1})",
+        "min": "fminf({0}, {1})",
+        "abs": "fabsf({0})",
+        "log": "logf({0})",
+        "sqrt": "sqrtf({0})",
+        "square": "f32_op({0} * {0})",
+        "tanh": "tanhf({0})",
+        "exp": "fast_exp({0})",
+        "rsqrt": "fast_rsqrt({0})",
+        **{name: f"{name.capitalize()}()({{0}})" for name in ("gelu", "relu", "sigmoid", "silu")},
+    },
+)
+
+# Words between @ stand for what the expression decides.
+KERNEL = r"""
+__device__ __forceinline__ float chain(@VALUES@) {
+@ASSIGNMENTS@
+  return @RESULT@;
+}
+
+template <class In, class Out, int COL_THREADS, int ROW_THREADS, int V, int N>
+__global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
+    elementwise(@PARAMETERS@, Out* __restrict__ out, int rows, int cols) {
+  const u32 column = (blockIdx.y * COL_THREADS + threadIdx.x % COL_THREADS) * V;
+  if (column >= u32(cols)) return;
+@LOAD_VECTORS@
+  constexpr i64 TILE = ROW_THREADS * N;
+  for (i64 first = blockIdx.x * TILE + threadIdx.x / COL_THREADS; first < rows; first += gridDim.x * TILE) {
+    const In* const whole[] = {@WHOLE@};
+    constexpr int WHOLE = sizeof(whole) / sizeof(whole[0]);
+    Vec<In, V> held[N][WHOLE];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const i64 row = first + n * ROW_THREADS;
+#pragma unroll
+      for (int w = 0; w < WHOLE; ++w)
+        if (row < rows) held[n][w] = load_vec<V>(whole[w] + row * cols + column);
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const i64 row = first + n * ROW_THREADS;
+      if (row >= rows) continue;
+      Vec<Out, V> result;
+#pragma unroll
+      for (int i = 0; i < V; ++i) result.at[i] = from_float<Out>(chain(@ARGUMENTS@));
+      store_vec(out + row * cols + column, result);
+    }
+  }
+}
+"""
+
+
+class CudaVectorElementwise(CudaVariant[Elementwise]):
+    """Serves every expression, size and type."""
+
+    name = "cuda_vector"
+    operator = Elementwise
+    space = SPACE
+
+    def default(self, workload: Elementwise, device: Device) -> Config:
+        """Return the widest accesses, blocks of up to 256 threads, and 4 of their rows in flight."""
+        rows, cols = lines(workload)
+        widest = 16 // max(itemsize(workload.dtype), itemsize(workload.out))
+        vector = max(v for v in (1, 2, 4, 8) if v <= widest and cols % v == 0)
+        col_threads = _threads_along(cols // vector)
+        row_threads = max(64 // col_threads, 1)
+        while row_threads * col_threads < 256 and row_threads < 128 and 2 * row_threads <= rows:
+            row_threads *= 2
+        common = {"col_threads": col_threads, "row_threads": row_threads, "vector": vector}
+        choices = (Config({**common, "unroll": n, "blocks_per_sm": 0}) for n in (4, 2, 1))
+        return self.space.first_valid(choices, workload=workload, device=device)
+
+    def tiles(self, workload: Elementwise, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows and columns, joined ones where there are no vectors."""
+        rows, cols = lines(workload)
+        joined = workload.rows // rows
+        return (
+            Tiling(
+                dimension="rows" if joined == 1 else f"rows/{joined}",
+                extent=rows,
+                tile=config["row_threads"] * config["unroll"],
+            ),
+            Tiling(
+                dimension="cols" if joined == 1 else f"cols*{joined}",
+                extent=cols,
+                tile=config["col_threads"] * config["vector"],
+            ),
+        )
+
+    def costs(self, workload: Elementwise, table: Table, device: Device) -> Costs:
+        """Count a tile as a block: its operations, its loads and stores, and the bytes nobody else reads."""
+        rows, cols = lines(workload)
+        tile_rows, tile_cols = table["row_threads"] * table["unroll"], table["col_threads"] * table["vector"]
+        elements, whole = tile_rows * tile_cols * 1.0, len(workload.whole_names)
+        operations, functions = least_operations(workload)
+        # A sector at either end of each row may have come with a neighbour's tile.
+        row_bytes = np.maximum(0.0, tile_cols * float(itemsize(workload.dtype)) - 64.0)
+        far = np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
+        return Costs(
+            blocks=rows * cols / elements,
+            full_blocks=(rows // tile_rows) * (cols // tile_cols),
+            threads=table["col_threads"] * table["row_threads"],
+            fma=operations * elements,
+            sfu=_special(functions) * elements,
+            fill_bytes=whole * tile_rows * row_bytes,
+            accesses=(whole + 1) * elements / table["vector"],
+            # A block that stays may load for a tile while it computes the one before.
+            chain_clocks=np.where(table["blocks_per_sm"] == 0, far, 0.0),
+        )
+
+    def source(self, workload: Elementwise, config: Config) -> str:
+        """Return the kernel of this expression."""
+        assignments, result = SPELLING.write(workload.tree)
+        vectors, scalars = workload.vector_names, workload.scalar_names
+        held = {name: f"to_float(held[n][{w}].at[i])" for w, name in enumerate(workload.whole_names)}
+        held |= {name: f"line_{name}[i]" for name in vectors} | {name: variable(name) for name in scalars}
+        inputs = [tensor.name for tensor in workload.inputs()]
+        pieces = {
+            "VALUES": ", ".join(f"float {variable(name)}" for name in inputs),
+            "ASSIGNMENTS": "\n".join(assignments),
+            "RESULT": result,
+            "PARAMETERS": ", ".join(
+                f"float {variable(name)}" if name in scalars else f"const In* __restrict__ {variable(name)}"
+                for name in inputs
+            ),
+            "LOAD_VECTORS": "\n".join(
+                f"  float line_{name}[V];\n  load_floats({variable(name)} + column, line_{name});"
+                for name in vectors
+            ),
+            "WHOLE": ", ".join(map(variable, workload.whole_names)),
+            "ARGUMENTS": ", ".join(held[name] for name in inputs),
+        }
+        text = KERNEL
+        for word, piece in pieces.items():
+            text = text.replace(f"@{word}@", piece)
+        return helpers("types", "reduce", "row_block", "epilogue") + text
+
+    def launches(self, workload: Elementwise, config: Config) -> tuple[Launch, ...]:
+        """Launch tiles of rows along x and of columns along y."""
+        rows, cols = lines(workload)
+        down, along = (tiling.count for tiling in self.tiles(workload, config))
+        names = tuple(tensor.name for tensor in workload.inputs())
+        shape = ", ".join(str(config[name]) for name in ("col_threads", "row_threads", "vector", "unroll"))
+        staying = config["blocks_per_sm"]
+        return (
+            Launch(
+                entry=f"elementwise<{ctype(workload.dtype)}, {ctype(workload.out)}, {shape}>",
+                grid=(down, along, 1),
+                block=(config["col_threads"] * config["row_threads"], 1, 1),
+                arguments=(*names, "out", Scalar("int", rows), Scalar("int", cols)),
+                blocks_per_sm=max(1, staying // along) if staying else 0,
+            ),
+        )
+
+    def miniature(self, workload: Elementwise, config: Config) -> Elementwise:
+        """Return two full tiles and a cut one down the rows, one and a cut one along them.
+
+        Lengths of lines keep their remainder by accesses; with vectors rows are not joined, without they may
+        be others than those of the whole problem, which the kernel does not notice.
+        """
+        rows, cols = lines(workload)
+        tile_rows, tile_cols = (tiling.tile for tiling in self.tiles(workload, config))
+        small_cols = cols if cols <= tile_cols else tile_cols + (cols % tile_cols or config["vector"])
+        return dataclasses.replace(workload, rows=min(rows, 2 * tile_rows + 1), cols=small_cols)
+
+
+def _threads_along(vectors: int) -> int:
+    """Return a warp or more along a row, of which the fewest threads are idle at its end."""
+    useful = [threads for threads in (32, 64, 128, 256) if threads < 2 * vectors]
+    used = {threads: vectors / (ceil_div(vectors, threads) * threads) for threads in useful}
+    fewer = max(threads for threads in (1, 4, 16) if threads == 1 or threads < 2 * vectors)
+    return max(used, key=lambda threads: (round(used[threads], 1), threads), default=fewer)
+
+
+def _held(workload: Elementwise, vector: int, unroll: int) -> int:
+    """Return the registers of vectors that a thread holds."""
+    words = ceil_div(vector * itemsize(workload.dtype), 4) * unroll * len(workload.whole_names)
+    held: int = words + vector * (len(workload.vector_names) + 2)
+    return held
+
+
+def _special(functions: dict[str, int]) -> int:
+    """Return the results of the special-function unit that functions take."""
+    each = {"exp": 1, "rsqrt": 1, "sigmoid": 2, "silu": 2}
+    return sum(count * functions.get(name, 0) for name, count in each.items())
+
+
+VARIANT = CudaVectorElementwise()

@@ -1,0 +1,180 @@
+"""elementwise in Numba-CUDA: a thread keeps to its column and goes down the rows, results in registers.
+
+The kernel is generated from the expression: what varies by column alone, and scalars, is read once a thread;
+of all other inputs `unroll` rows are loaded before the first is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels._chain import Spelling, compiled, least_operations, variable
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.workloads.operators.elementwise import Elementwise
+
+SPACE = Space(
+    (
+        Parameter("col_threads", (1, 4, 16, 32, 64, 128, 256, 512), "threads along a row"),
+        Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64), "threads down the rows"),
+        Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
+        Parameter("turns", (1, 4, 16), "tiles that a block does in turn"),
+    ),
+    (
+        lambda col_threads, row_threads: (
+            (col_threads * row_threads >= 64) & (col_threads * row_threads <= 512)
+        ),
+        lambda col_threads, workload: (col_threads == 1) | (col_threads < 2 * workload.cols),
+        lambda col_threads, row_threads, unroll, turns, workload: (
+            ((col_threads * row_threads == 64) & (unroll * turns == 1))
+            | (row_threads * unroll * turns < 2 * workload.rows)
+        ),
+        # The extent of a grid along y.
+        lambda col_threads, workload: ceil_div(workload.cols, col_threads) <= 65535,
+    ),
+)
+
+SPELLING = Spelling(
+    assign="{0} = {1}",
+    number="f32({0})",
+    operations={
+        "neg": "-{0}",
+        "add": "{0} + {1}",
+        "sub": "{0} - {1}",
+        "mul": "{0} * {1}",
+        "div": "{0} / {1}",
+        "max": "max({0}, {1})",
+        "min": "min({0}, {1})",
+        "relu": "max({0}, f32(0))",
+        "abs": "abs({0})",
+        "square": "{0} * {0}",
+        **{name: f"f32(math.{name}({{0}}))" for name in ("exp", "log", "sqrt", "tanh")},
+        "rsqrt": "f32(1) / f32(math.sqrt({0}))",
+        "gelu": "f32(0.5) * {0} * (f32(1) + f32(math.erf({0} * f32(0.7071067811865476))))",
+        "sigmoid": "f32(1) / (f32(1) + f32(math.exp(-{0})))",
+        "silu": "{0} / (f32(1) + f32(math.exp(-{0})))",
+    },
+)
+
+KERNEL = """
+def elementwise(@NAMES@, out):
+    j = cuda.blockIdx.y * col_threads + cuda.threadIdx.x
+    if j >= out.shape[1]:
+        return
+    rows = out.shape[0]
+@LOAD_VECTORS@
+    first = cuda.blockIdx.x * (turns * unroll * row_threads) + cuda.threadIdx.y
+    for turn in range(turns):
+@LOADS@
+@COMPUTE@
+        first += unroll * row_threads
+"""
+
+
+class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
+    """Serves every expression and size of f32 and f16."""
+
+    name = "numba_cuda"
+    operator = Elementwise
+    space = SPACE
+
+    def limits(self, workload: Elementwise, device: Device) -> str | None:
+        """Refuse bf16: Numba-CUDA converts it by functions that only a driver can link."""
+        return f"{self.key} does not do bf16" if "bf16" in (workload.dtype, workload.out) else None
+
+    def default(self, workload: Elementwise, device: Device) -> Config:
+        """Return blocks of up to 256 threads, a warp or more of them along a row."""
+        useful = (1, 4, 16, 32, 64, 128, 256)
+        col_threads = max(t for t in useful if t == 1 or t < 2 * workload.cols)
+        row_threads = max(1, 64 // col_threads)
+        while row_threads * col_threads < 256 and row_threads < 64 and 2 * row_threads <= workload.rows:
+            row_threads *= 2
+        common = {"col_threads": col_threads, "row_threads": row_threads, "turns": 1}
+        choices = (Config({**common, "unroll": n}) for n in (4, 2, 1))
+        return self.space.first_valid(choices, workload=workload, device=device)
+
+    def tiles(self, workload: Elementwise, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows and columns."""
+        tile_rows = config["row_threads"] * config["unroll"] * config["turns"]
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=tile_rows),
+            Tiling(dimension="cols", extent=workload.cols, tile=config["col_threads"]),
+        )
+
+    def costs(self, workload: Elementwise, table: Table, device: Device) -> Costs:
+        """Count the operations, and the bytes that nobody else reads; functions count as none."""
+        tile_rows, tile_cols = (
+            table["row_threads"] * table["unroll"] * table["turns"],
+            table["col_threads"],
+        )
+        elements, whole = tile_rows * tile_cols * 1.0, len(workload.whole_names)
+        row_bytes = np.maximum(0.0, tile_cols * float(itemsize(workload.dtype)) - 64.0)
+        return Costs(
+            blocks=workload.rows * workload.cols / elements,
+            full_blocks=(workload.rows // tile_rows) * (workload.cols // tile_cols),
+            threads=table["col_threads"] * table["row_threads"],
+            fma=least_operations(workload)[0] * elements,
+            fill_bytes=whole * tile_rows * row_bytes,
+            accesses=(whole + 1) * elements,
+            chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency),
+        )
+
+    def generated(self, workload: Elementwise, config: Config) -> str:
+        """Return the kernel of this expression, its rows in flight unrolled."""
+        assignments, result = SPELLING.write(workload.tree)
+        # Prefixes keep arrays, their elements and all other variables apart.
+        arrays = {name: f"all_{name}" for name in (*workload.whole_names, *workload.vector_names)}
+        vectors = [f"    {variable(name)} = f32({arrays[name]}[j])" for name in workload.vector_names]
+        loads, compute = [], []
+        for n in range(config["unroll"]):
+            loads += [f"        i{n} = first + {n} * row_threads", f"        if i{n} < rows:"]
+            compute.append(f"        if i{n} < rows:")
+            for w, name in enumerate(workload.whole_names):
+                loads.append(f"            held_{w}_{n} = {arrays[name]}[i{n}, j]")
+                compute.append(f"            {variable(name)} = f32(held_{w}_{n})")
+            compute += [f"            {line}" for line in (*assignments, f"out[i{n}, j] = {result}")]
+        pieces = {
+            "NAMES": ", ".join(arrays.get(t.name, variable(t.name)) for t in workload.inputs()),
+            "LOAD_VECTORS": "\n".join(vectors),
+            "LOADS": "\n".join(loads),
+            "COMPUTE": "\n".join(compute),
+        }
+        text = KERNEL
+        for word, piece in pieces.items():
+            text = text.replace(f"@{word}@", piece)
+        return text
+
+    def kernel(self, workload: Elementwise, config: Config) -> Callable[..., None]:
+        """Return the kernel of this expression: inputs in order, then out."""
+        import math
+
+        import numpy as np
+        from numba import cuda
+
+        scope: dict[str, Any] = {"__name__": __name__, "cuda": cuda, "math": math, "f32": np.float32}
+        scope |= {name: config[name] for name in self.space.names}
+        return compiled(self.generated(workload, config), "elementwise", scope)
+
+    def launches(self, workload: Elementwise, config: Config) -> tuple[Launch, ...]:
+        """Launch tiles of rows along x and of columns along y."""
+        down, along = (tiling.count for tiling in self.tiles(workload, config))
+        return (
+            Launch(
+                grid=(down, along, 1),
+                block=(config["col_threads"], config["row_threads"], 1),
+                arguments=(*(tensor.name for tensor in workload.inputs()), "out"),
+            ),
+        )
+
+    def miniature(self, workload: Elementwise, config: Config) -> Elementwise:
+        """Return one full tile and a cut one in both directions, as far as the problem has them."""
+        rows, cols = (tiling.tile + 1 for tiling in self.tiles(workload, config))
+        return dataclasses.replace(workload, rows=min(workload.rows, rows), cols=min(workload.cols, cols))
+
+
+VARIANT = NumbaCudaElementwise()

@@ -1,0 +1,180 @@
+"""Elementwise expressions: what the grammar takes and refuses, and that one meaning has one text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunebench import workloads
+from tunebench.errors import InputError
+from tunebench.expression import FUNCTIONS, MAX_LENGTH, Apply, Name, Number, canonical, names, parse, steps
+
+X, Y = Name("x"), Name("y")
+
+
+@pytest.mark.parametrize(
+    ("text", "one"),
+    [
+        ("gelu( x + bias ) * y", "gelu(x+bias)*y"),
+        ("(x + (y))", "x+y"),
+        ("x - (y - 2.0)", "x-(y-2)"),
+        ("(x*y)/z", "x*y/z"),
+        ("x*(y/z)", "x*(y/z)"),
+        ("- - x", "--x"),
+        ("-(x+y)", "-(x+y)"),
+        ("0.50*x+1e3", "0.5*x+1000"),
+        ("max( x,min(y , 0.1))", "max(x,min(y,0.1))"),
+        ("1e20*x", "1e+20*x"),
+    ],
+)
+def test_one_meaning_has_one_text(text: str, one: str) -> None:
+    assert canonical(text) == one
+    assert canonical(one) == one
+    assert parse(text) == parse(one)
+
+
+def test_precedence_is_that_of_arithmetic() -> None:
+    assert parse("x+y*2") == Apply("add", (X, Apply("mul", (Y, Number(2.0)))))
+    assert parse("x-y-x") == Apply("sub", (Apply("sub", (X, Y)), X))
+    assert parse("-x*y") == Apply("mul", (Apply("neg", (X,)), Y))
+
+
+def test_names_and_steps_come_once_each_in_order() -> None:
+    tree = parse("gelu(b+a)*(b+a)")
+    assert names(tree) == ("b", "a")
+    assert [step.operation for step in steps(tree)] == ["add", "gelu", "mul"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "an expression has 1 to 240 characters, got 0"),
+        ("x+" * 120 + "x", "an expression has 1 to 240 characters, got 241"),
+        ("x^2", "position 2: '^' is not understood"),
+        ("2x", "position 1: '2' is not understood"),
+        ("x.y", "position 2: '.' is not understood"),
+        ("__import__", "position 1: '_' is not understood"),
+        ("x é", "position 3: 'é' is not understood"),
+        ("x\ny", "position 2: '\\n' is not understood"),
+        ("(x", "position 1: '(' was never closed"),
+        ("x+", "position 3: invalid syntax"),
+        ("x**2", "position 1: 'x**2': allowed are names, numbers"),
+        ("x//2", "'x//2': allowed are"),
+        ("+x", "'+x': allowed are"),
+        ("x if y else x", "allowed are"),
+        ("x and y", "allowed are"),
+        ("(x,y)", "allowed are"),
+        ("True*x", "position 1: 'True': allowed are"),
+        ("relu(*x)", "'*x': allowed are"),
+        ("relu(x)(y)", "allowed are"),
+        ("x+relu", "position 3: 'relu': relu is a function: relu(x)"),
+        ("rellu(x)", "Did you mean 'relu'?"),
+        ("relu(x,y)", "relu has 1 arguments, not 2"),
+        ("max(x)", "max has 2 arguments, not 1"),
+        ("1e39*x", "numbers are f32"),
+        ("1e-60*x", "numbers are f32"),
+        ("9" * 200, "numbers are f32"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(text)
+    assert says in str(caught.value)
+
+
+@given(st.text(alphabet="xy2.5e+-*/(), abgelurmax", max_size=40))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        one = canonical(text)
+    except InputError:
+        return
+    assert parse(one) == parse(text)
+    assert canonical(one) == one
+    assert " " not in one
+
+
+@pytest.mark.parametrize("text", ["-" * (MAX_LENGTH - 1) + "x", "(" * 119 + "x" + ")" * 119])
+def test_the_deepest_expression_is_read(text: str) -> None:
+    assert names(parse(canonical(text))) == ("x",)
+
+
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+leaves: st.SearchStrategy[Any] = st.sampled_from([X, Y]) | st.floats(0.25, 4, width=16).map(Number)
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.builds(Apply, st.sampled_from(["add", "sub", "mul", "div", "max", "min"]), st.tuples(inner, inner))
+        | st.builds(Apply, st.just("neg") | st.sampled_from(sorted(FUNCTIONS)[:5]), st.tuples(inner))
+    ),
+    max_leaves=8,
+).filter(
+    lambda tree: all(
+        len(step.arguments) == FUNCTIONS.get(step.operation, len(step.arguments)) for step in steps(tree)
+    )
+)
+
+
+def written(tree: Any) -> str:
+    """Write a tree with all its parentheses, by rules of this test's own."""
+    if isinstance(tree, Name):
+        return tree.name
+    if isinstance(tree, Number):
+        return repr(tree.value)
+    arguments = [written(argument) for argument in tree.arguments]
+    if tree.operation in FUNCTIONS:
+        return f"{tree.operation}({' , '.join(arguments)})"
+    if tree.operation == "neg":
+        return f"(-{arguments[0]})"
+    return f"({arguments[0]} {INFIX[tree.operation]} {arguments[1]})"
+
+
+@given(trees)
+def test_what_is_written_reads_back(tree: Any) -> None:
+    text = written(tree)
+    if len(text) <= MAX_LENGTH:
+        assert parse(text) == tree
+        assert parse(canonical(text)) == tree
+
+
+# -- as a dimension ------------------------------------------------------------------------------------------
+
+COMMON = "elementwise:rows=4,cols=6,dtype=f16"
+
+
+def test_texts_of_one_meaning_are_one_workload() -> None:
+    one = workloads.parse(f"{COMMON},vectors=b+a,expression=max( x , a)*b")
+    assert str(one) == f"{COMMON},expression=max(x,a)*b,vectors=a+b"
+    assert workloads.parse(f"{COMMON},expression=max(x,a) * b,vectors=a+b") == one
+    assert workloads.parse(str(one)) == one
+    assert workloads.workload("elementwise", **{name: getattr(one, name) for name in one.dimensions()}) == one
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "says"),
+    [
+        ("expression=x^y", "elementwise: expression: 'x^y', position 2"),
+        ("expression=max(x,y", "elementwise: expression: 'max(x,y', position 4: '(' was never closed"),
+        ("expression=x+a,vectors=b", "vectors: no b in x+a; it has x, a"),
+        ("expression=x+a,scalars=b", "scalars: no b in x+a"),
+        ("expression=x+a,vectors=a,scalars=a", "a cannot be in vectors and in scalars"),
+        ("expression=x+a,vectors=a+a", "vectors='a+a' must be names joined by +, each once"),
+        ("expression=x+a,vectors=a-x", "must be names joined by +"),
+        ("expression=x+out", "out is the result"),
+        ("expression=2*a,vectors=a", "at least one input must be neither in vectors nor in scalars"),
+        ("expression=3", "at least one input"),
+        ("expression=log(x-y)", "log(x-y) may divide by 0"),
+        ("expression=exp(x)*exp(y)*exp(z)*exp(x)*exp(y)*exp(exp(x))*1e4", "overflow f32 or f16"),
+    ],
+)
+def test_a_chain_that_cannot_be_is_refused(dimensions: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        workloads.parse(f"{COMMON},{dimensions}")
+    assert says in str(caught.value)
+
+
+def test_usage_tells_what_is_text() -> None:
+    usage = workloads.operator("elementwise").usage()
+    assert "expression=EXPRESSION,[vectors=NAME+NAME],[scalars=NAME+NAME]" in usage

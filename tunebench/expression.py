@@ -1,0 +1,167 @@
+"""Elementwise expressions: the grammar of `gelu(x+bias)*y`, and the tree that every lowering starts from.
+
+    expression = name | number | - expression | expression (+ - * /) expression | ( expression )
+               | function(expression) | function(expression, expression)
+
+Python's own parser reads the text; what it found is held against this grammar and becomes a tree of three
+kinds of nodes. Nothing is ever evaluated by Python, so that a text can do no harm. What a function means is
+said where it is lowered: `tunebench.workloads.operators._expression` has the float64 reference.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tunebench.errors import InputError, UnknownName
+
+__all__ = ["FUNCTIONS", "Apply", "Name", "Node", "Number", "canonical", "names", "parse", "steps"]
+
+FUNCTIONS: Mapping[str, int] = {
+    "abs": 1,
+    "exp": 1,
+    "gelu": 1,
+    "log": 1,
+    "max": 2,
+    "min": 2,
+    "relu": 1,
+    "rsqrt": 1,
+    "sigmoid": 1,
+    "silu": 1,
+    "sqrt": 1,
+    "square": 1,
+    "tanh": 1,
+}
+"""Functions by name, each with the number of its arguments."""
+
+MAX_LENGTH = 240
+"""Characters of an expression: enough for any chain, too few to exhaust a parser's stack."""
+
+_BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
+_TOKEN = re.compile(r"[A-Za-z]\w*|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])|[-+*/(), ]", re.ASCII)
+_LARGEST, _SMALLEST = 3.4028234e38, 1.1754944e-38  # of f32, subnormal numbers left out
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """An input."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A constant, an f32."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """An operation: `add`, `sub`, `mul`, `div`, `neg`, or a key of `FUNCTIONS`."""
+
+    operation: str
+    arguments: tuple[Node, ...]
+
+
+Node = Name | Number | Apply
+"""A node of an expression; equal subexpressions are equal nodes."""
+
+
+@functools.cache
+def parse(text: str) -> Node:
+    """Read an expression.
+
+    Raises:
+        InputError: saying what is wrong, at which position (from 1), and what is allowed.
+    """
+    return _node(_python_tree(text).body, text.strip())
+
+
+@functools.cache
+def canonical(text: str) -> str:
+    """Return the one text of all that differ by spaces, needless parentheses and spellings of numbers.
+
+    Raises:
+        InputError: as `parse` does.
+    """
+    parse(text)
+    tree = _python_tree(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant):
+            value = float(node.value)  # type: ignore[arg-type]  # parse has seen that it is a number
+            node.value = int(value) if value.is_integer() and value < 1e16 else value
+    return ast.unparse(tree).replace(" ", "")
+
+
+def names(node: Node) -> tuple[str, ...]:
+    """Return the inputs, each once, in the order they first appear in."""
+    return tuple(dict.fromkeys(found.name for found in _walk(node) if isinstance(found, Name)))
+
+
+def steps(node: Node) -> tuple[Apply, ...]:
+    """Return the operations, each different one once, those of the arguments first."""
+    return tuple(dict.fromkeys(found for found in _walk(node) if isinstance(found, Apply)))
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    """Yield all nodes, arguments before what is applied to them."""
+    if isinstance(node, Apply):
+        for argument in node.arguments:
+            yield from _walk(argument)
+    yield node
+
+
+def _python_tree(text: str) -> ast.Expression:
+    text = text.strip()
+    if not 0 < len(text) <= MAX_LENGTH:
+        raise InputError(f"an expression has 1 to {MAX_LENGTH} characters, got {len(text)}")
+    at = 0
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise InputError(
+                f"{text!r}, position {at + 1}: {text[at]!r} is not understood; an expression has names, "
+                f"numbers, + - * /, parentheses, and functions: {', '.join(FUNCTIONS)}"
+            )
+        at = token.end()
+    try:
+        return ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise InputError(f"{text!r}, position {error.offset or len(text) + 1}: {error.msg}") from None
+
+
+def _node(found: ast.expr, text: str) -> Node:
+    """Turn what Python's parser found into a node, if the grammar has it."""
+    match found:
+        case ast.Name(id=name):
+            if name in FUNCTIONS:
+                raise _refusal(found, text, f"{name} is a function: {name}(x)")
+            return Name(name)
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            if value and not _SMALLEST <= value <= _LARGEST:
+                raise _refusal(found, text, f"numbers are f32: 0, or from {_SMALLEST} to {_LARGEST}")
+            return Number(float(value))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return Apply("neg", (_node(operand, text),))
+        case ast.BinOp(op=operation) if type(operation) in _BINARY:
+            return Apply(_BINARY[type(operation)], (_node(found.left, text), _node(found.right, text)))
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
+            return _call(name, arguments, found, text)
+    raise _refusal(found, text, "allowed are names, numbers, + - * /, -x, parentheses and functions of names")
+
+
+def _call(name: str, arguments: list[ast.expr], found: ast.expr, text: str) -> Apply:
+    if name not in FUNCTIONS:
+        raise UnknownName("function of an expression", name, FUNCTIONS)
+    if len(arguments) != FUNCTIONS[name]:
+        raise _refusal(found, text, f"{name} has {FUNCTIONS[name]} arguments, not {len(arguments)}")
+    return Apply(name, tuple(_node(argument, text) for argument in arguments))
+
+
+def _refusal(found: ast.expr, text: str, reason: str) -> InputError:
+    part = ast.get_source_segment(text, found)
+    return InputError(f"{text!r}, position {found.col_offset + 1}: {part!r}: {reason}")

@@ -1,0 +1,238 @@
+"""What the operations of an expression mean: their float64 values, and how far f32 may be from them.
+
+Every node has a value and a bound of its error, both by element. An operation passes on the errors of its
+arguments, enlarged as it is steep, and adds what it rounds itself; the bounds are of the order of evaluation
+that is written, contraction of a product and a sum to one multiply-add included (which rounds less).
+
+Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, 2002, chapter 3 (running
+error analysis).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.dtype import unit_roundoff
+from tunebench.expression import Apply, Name, Node, Number, steps
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array64
+
+__all__ = ["FUNCTIONS", "Function", "Range", "evaluate", "flops", "span"]
+
+U = unit_roundoff("f32")
+FLUSHED = 2.0**-124
+"""Results near the smallest normal f32, 2**-126, may become 0."""
+LARGEST = 3.4e38
+"""What is beyond overflows in f32."""
+LEAST = 2.0**-10
+"""Least divisor, and least argument of log, sqrt and rsqrt, at which inputs are drawn: errors grow there."""
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of one argument.
+
+    Attributes:
+        value: Its value at x by the functions of `math` (a number) or of NumPy (an array).
+        spread: The most it changes where x changes by up to e; infinite where x - e is out of its domain.
+        rounding: The most an implementation may err at an exact x, in units of f32's roundoff: a few units
+            in the last place of what it adds up.
+        flops: FLOPs of its textbook form, an exponential or a root being one.
+        domain: Where inputs may lead it.
+        turns: Where it turns, if it is not monotone.
+    """
+
+    value: Callable[[Any, Any], Any]
+    spread: Callable[[Any, Any], Any]
+    rounding: Callable[[Any, Any], Any]
+    flops: int
+    domain: Range = (-LARGEST, LARGEST)
+    turns: tuple[float, ...] = ()
+
+
+def _no_rounding(x: Any, v: Any) -> Any:
+    return 0.0
+
+
+def _sigmoid(m: Any, x: Any) -> Any:
+    return m.exp((x - abs(x)) / 2) / (1 + m.exp(-abs(x)))  # without overflow on either side
+
+
+def _gelu(m: Any, x: Any) -> Any:
+    """Return x times the normal distribution function. Source: Hendrycks and Gimpel, 2016."""
+    t = x * -math.sqrt(0.5)
+    if m is math:
+        return 0.5 * x * math.erfc(t)
+    return 0.5 * x * np.fromiter(map(math.erfc, t.flat), np.float64, t.size).reshape(t.shape)
+
+
+def _within(x: Any, e: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """Return a change where x - e is positive, infinity elsewhere."""
+    inside = x > e
+    with np.errstate(all="ignore"):
+        return np.where(inside, change(np.where(inside, x, 1.0), np.where(inside, e, 0.0)), np.inf)
+
+
+FUNCTIONS: Mapping[str, Function] = {
+    "abs": Function(lambda m, x: abs(x), lambda x, e: e, _no_rounding, 1, turns=(0.0,)),
+    "exp": Function(
+        lambda m, x: m.exp(x),
+        lambda x, e: np.exp(x) * np.expm1(e),
+        # The argument is multiplied by log2 e first, which rounds in proportion to it.
+        lambda x, v: (6 + 2 * abs(x)) * v,
+        1,
+        domain=(-LARGEST, 80.0),
+    ),
+    "gelu": Function(
+        _gelu,
+        lambda x, e: 1.13 * e,  # the steepest slope is 1.129, at sqrt(2)
+        lambda x, v: 8 * abs(x),  # the distribution function has an absolute error
+        5,
+        turns=(-0.7517916,),
+    ),
+    "log": Function(
+        lambda m, x: m.log(x),
+        lambda x, e: _within(x, e, lambda x, e: -np.log1p(-e / x)),
+        lambda x, v: 4 * abs(v),
+        1,
+        domain=(LEAST, LARGEST),
+    ),
+    "relu": Function(lambda m, x: (x + abs(x)) / 2, lambda x, e: e, _no_rounding, 1),
+    "rsqrt": Function(
+        lambda m, x: 1 / m.sqrt(x),
+        lambda x, e: _within(x, e, lambda x, e: 1 / np.sqrt(x - e) - 1 / np.sqrt(x)),
+        lambda x, v: 6 * v,
+        2,
+        domain=(LEAST, LARGEST),
+    ),
+    "sigmoid": Function(
+        _sigmoid,
+        lambda x, e: _sigmoid(np, x) * np.expm1(e),  # the logarithm's slope is at most 1
+        lambda x, v: (10 + 2 * abs(x)) * v,
+        4,
+    ),
+    "silu": Function(
+        lambda m, x: x * _sigmoid(m, x),
+        lambda x, e: 1.1 * e,  # the steepest slope is 1.0998, at 2.3994
+        # The logistic function may become 0 before it is multiplied.
+        lambda x, v: (12 + 2 * abs(x)) * abs(v) + abs(x) * (FLUSHED / U),
+        5,
+        turns=(-1.2784645,),
+    ),
+    "sqrt": Function(
+        lambda m, x: m.sqrt(x),
+        lambda x, e: _within(x, e, lambda x, e: e / (np.sqrt(x) + np.sqrt(x - e))),
+        lambda x, v: 2 * v,
+        1,
+        domain=(LEAST, LARGEST),
+    ),
+    "square": Function(
+        lambda m, x: x * x, lambda x, e: e * (2 * abs(x) + e), lambda x, v: v, 1, turns=(0.0,)
+    ),
+    "tanh": Function(lambda m, x: m.tanh(x), lambda x, e: e, lambda x, v: 8 * abs(v), 1),
+}
+
+
+# -- value and error -----------------------------------------------------------------------------------------
+
+
+def evaluate(node: Node, inputs: Mapping[str, Array64]) -> tuple[Array64, Array64]:
+    """Return the value in float64 and a bound of f32's error, both of the shape the inputs broadcast to.
+
+    Args:
+        node: What to compute.
+        inputs: Each input by name, exactly what a kernel reads.
+    """
+    if isinstance(node, Name):
+        return inputs[node.name], np.zeros(())
+    if isinstance(node, Number):
+        rounded = float(np.float32(node.value))
+        return np.asarray(node.value), np.asarray(abs(rounded - node.value))
+    arguments = [evaluate(argument, inputs) for argument in node.arguments]
+    with np.errstate(all="ignore"):  # infinite errors where nothing can be said
+        return _applied(node.operation, *arguments)
+
+
+def _applied(operation: str, *arguments: tuple[Any, Any]) -> tuple[Any, Any]:
+    (x, dx), (y, dy) = arguments[0], arguments[-1]
+    if operation in FUNCTIONS:
+        function = FUNCTIONS[operation]
+        value, passed_on = function.value(np, x), function.spread(x, dx)
+        rounding = function.rounding(np.abs(x) + dx, np.abs(value) + passed_on)
+        return value, passed_on + U * rounding + FLUSHED
+    if operation == "neg":
+        return -x, dx
+    if operation in ("max", "min"):
+        return (np.maximum if operation == "max" else np.minimum)(x, y), np.maximum(dx, dy)
+    if operation in ("add", "sub"):
+        value, passed_on = (x + y if operation == "add" else x - y), dx + dy
+    elif operation == "mul":
+        value, passed_on = x * y, np.abs(x) * dy + np.abs(y) * dx + dx * dy
+    else:
+        value, rest = x / y, np.abs(y) - dy
+        passed_on = np.where(rest > 0, (dx + np.abs(value) * dy) / np.where(rest > 0, rest, 1.0), np.inf)
+    units = 4 if operation == "div" else 1  # a reciprocal and a product may stand for a division
+    return value, passed_on + units * U * (np.abs(value) + passed_on) + FLUSHED
+
+
+def flops(node: Node) -> int:
+    """Return the FLOPs of one element; a sign is none, and what is used twice is computed once."""
+    counts = {"neg": 0}
+    return sum(
+        FUNCTIONS[step.operation].flops if step.operation in FUNCTIONS else counts.get(step.operation, 1)
+        for step in steps(node)
+    )
+
+
+# -- ranges --------------------------------------------------------------------------------------------------
+
+
+def span(node: Node, ranges: Mapping[str, Range]) -> Range | None:
+    """Return between which values an expression stays, or None where it may leave a domain, or overflow.
+
+    Args:
+        node: The expression.
+        ranges: Between which values each input is.
+    """
+    if isinstance(node, Name):
+        return ranges[node.name]
+    if isinstance(node, Number):
+        return (node.value, node.value)
+    arguments = [span(argument, ranges) for argument in node.arguments]
+    known = [one for one in arguments if one is not None]
+    return _image(node, known) if len(known) == len(arguments) else None
+
+
+def _image(node: Apply, arguments: list[Range]) -> Range | None:
+    (low, high), (first, last) = arguments[0], arguments[-1]
+    if node.operation in FUNCTIONS:
+        function = FUNCTIONS[node.operation]
+        if low < function.domain[0] or high > function.domain[1]:
+            return None
+        turns = [turn for turn in function.turns if low < turn < high]
+        values = [function.value(math, float(x)) for x in (low, high, *turns)]
+    elif node.operation == "div" and first < LEAST and last > -LEAST:
+        return None
+    elif node.operation == "neg":
+        values = [-low, -high]
+    else:
+        operate = _OPERATIONS[node.operation]
+        values = [operate(x, y) for x in (low, high) for y in (first, last)]
+    return (min(values), max(values)) if max(map(abs, values)) <= LARGEST else None
+
+
+_OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "max": max,
+    "min": min,
+}
