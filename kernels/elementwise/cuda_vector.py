@@ -17,6 +17,7 @@ import dataclasses
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
+from tunebench.expression import steps
 from tunebench.kernels._chain import Spelling, least_operations, lines, variable
 from tunebench.kernels._cuda import ctype, helpers
 from tunebench.space import Config, Parameter, Space, Table
@@ -211,6 +212,11 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
         for word, piece in pieces.items():
             text = text.replace(f"@{word}@", piece)
         return helpers("types", "reduce", "row_block", "epilogue") + text
+
+    def claims(self, workload: Elementwise, config: Config) -> tuple[str, ...]:
+        """Return the loads and stores, and the special-function unit where a function should use it."""
+        special = _special({step.operation: 1 for step in steps(workload.tree)})
+        return ("LDG", "STG", "MUFU") if special else ("LDG", "STG")
 
     def launches(self, workload: Elementwise, config: Config) -> tuple[Launch, ...]:
         """Launch tiles of rows along x and of columns along y."""
