@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from tunebench.errors import InputError, UnknownName
 
-__all__ = ["FUNCTIONS", "Apply", "Name", "Node", "Number", "canonical", "names", "parse", "steps"]
+__all__ = ["FUNCTIONS", "Apply", "Name", "Node", "Number", "canonical", "names", "parse", "steps", "write"]
 
 FUNCTIONS: Mapping[str, int] = {
     "abs": 1,
@@ -41,6 +41,7 @@ MAX_LENGTH = 240
 """Characters of an expression: enough for any chain, too few to exhaust a parser's stack."""
 
 _BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _TOKEN = re.compile(r"[A-Za-z]\w*|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])|[-+*/(), ]", re.ASCII)
 _LARGEST, _SMALLEST = 3.4028234e38, 1.1754944e-38  # of f32, subnormal numbers left out
 
@@ -95,6 +96,28 @@ def canonical(text: str) -> str:
             value = float(node.value)  # type: ignore[arg-type]  # parse has seen that it is a number
             node.value = int(value) if value.is_integer() and value < 1e16 else value
     return ast.unparse(tree).replace(" ", "")
+
+
+def write(node: Node) -> str:
+    """Return the canonical text of a node.
+
+    Raises:
+        InputError: if it is too long to be read back.
+    """
+    return canonical(_written(node))
+
+
+def _written(node: Node) -> str:
+    if isinstance(node, Name):
+        return node.name
+    if isinstance(node, Number):
+        return repr(node.value)
+    arguments = [_written(argument) for argument in node.arguments]
+    if node.operation in FUNCTIONS:
+        return f"{node.operation}({','.join(arguments)})"
+    if node.operation == "neg":
+        return f"(-{arguments[0]})"
+    return f"({arguments[0]}{_INFIX[node.operation]}{arguments[1]})"
 
 
 def names(node: Node) -> tuple[str, ...]:

@@ -288,6 +288,14 @@ class Workload(ABC):
             write_bytes=sum(tensor.nbytes for tensor in self.outputs()),
         )
 
+    def unfused(self) -> tuple[Workload, ...]:
+        """Return the workloads that do the same one after the other, each by kernels of its own (override).
+
+        Each reads inputs of this one and results of those before it, which go through memory, rounded. It is
+        for telling what fusing gains. Empty where nothing is fused, or where no operator does a part alone.
+        """
+        return ()
+
     def draw(self, rng: np.random.Generator) -> dict[str, Array]:
         """Draw random inputs: standard normal rounded to the type, or any number of an integer type.
 

@@ -22,6 +22,7 @@ from tunebench.workload import (
     Workload,
 )
 from tunebench.workloads.operators import _accumulation as accumulation
+from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -280,6 +281,20 @@ class Conv2d(Workload):
     def _ungrouped(self, images: Array64) -> Array64:
         last = images.transpose(1, 2, 3, 0, 4).reshape(*images.shape[1:4], -1)
         return last if self.layout == "nhwc" else last.transpose(0, 3, 1, 2)
+
+    def unfused(self) -> tuple[Workload, ...]:
+        """Return the convolution alone, and its epilogue as an elementwise chain; nothing for nchw.
+
+        A pixel of nhwc is a row, and what each channel has one of a vector. Those of nchw would lie across
+        rows, where elementwise has no vectors.
+        """
+        if self.epilogue == "none" or self.layout == "nchw":
+            return ()
+        shape, dtype = (self.n * self.p * self.q, self.k), storage(self.dtype)
+        return (
+            self.changed(epilogue="none"),
+            neighbour(self.epilogue, "y", shape, dtype, vectors="scale+bias"),
+        )
 
     @property
     def fewest_terms(self) -> int:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
-from tunebench.dtype import numpy_dtype, underflow, unit_roundoff
+from tunebench.dtype import DType, numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.expression import Node, names, parse
+from tunebench.expression import FUNCTIONS, Apply, Name, Node, names, parse, steps, write
 from tunebench.workload import (
     Category,
     Expression,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tunebench.workload import Array, Array64
 
-__all__ = ["Elementwise"]
+__all__ = ["Elementwise", "neighbour"]
 
 DRAWN: tuple[Range, ...] = ((-8.0, 8.0), (0.5, 1.5), (0.125, 0.875))
 """Ranges that inputs are drawn in: the first in which an expression is sure to have a value.
@@ -140,6 +140,32 @@ class Elementwise(Workload):
         scale += underflow(self.out) / self.tolerance().eps_acc
         return {"out": Reference(value=value, scale=scale)}
 
+    def unfused(self) -> tuple[Workload, ...]:
+        """Return each operation by itself, if there are two or more.
+
+        Their results are called step0, step1 and so on where others read them. What is the same for all rows
+        is no kernel of its own, but stays a part of those that use it.
+        """
+        whole, prefix = set(self.whole_names), "step"
+        kernels = [step for step in steps(self.tree) if whole & set(names(step))]
+        if len(kernels) < 2:
+            return ()
+        while any(name.startswith(prefix) for name in names(self.tree)):
+            prefix += "_"
+        known: dict[Node, Node] = {}
+        parts = []
+        for index, step in enumerate(kernels):
+            alone = Apply(step.operation, tuple(_replaced(argument, known) for argument in step.arguments))
+            known[step] = Name(f"{prefix}{index}")
+            out = self.out if step is kernels[-1] else self.dtype
+            parts.append(self._part(alone, out))
+        return tuple(parts)
+
+    def _part(self, tree: Node, out: DType) -> Workload:
+        lists = {"vectors": self.vector_names, "scalars": self.scalar_names}
+        there = {key: "+".join(name for name in names(tree) if name in all_) for key, all_ in lists.items()}
+        return self.changed(expression=write(tree), out=out, **there)
+
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and what the running error analysis finds."""
         return Tolerance(
@@ -167,3 +193,40 @@ class Elementwise(Workload):
             return None
         array: Array = np.asarray(rng.uniform(*drawn, tensor.shape)).astype(numpy_dtype(tensor.dtype))
         return array
+
+
+def _replaced(node: Node, known: Mapping[Node, Node]) -> Node:
+    """Return an expression in which known parts are names."""
+    if node in known or not isinstance(node, Apply):
+        return known.get(node, node)
+    return Apply(node.operation, tuple(_replaced(argument, known) for argument in node.arguments))
+
+
+def neighbour(
+    fused: str, first: str, shape: tuple[int, int], dtype: DType, *, vectors: str = "", scalars: str = ""
+) -> Workload:
+    """Return as a workload what an operator does by the way to its first input, or to its result.
+
+    Args:
+        fused: Names joined by ``+``, in the order they are applied: functions; `scale`, which multiplies; and
+            other inputs, which are added.
+        first: What that tensor is called.
+        shape: Rows and columns of the tensor, seen as a matrix.
+        dtype: Its type.
+        vectors: Names of inputs that are the same for all rows, joined by ``+``, whether fused or not.
+        scalars: Names of numbers, likewise.
+    """
+    expression, steps = first, fused.split("+")
+    for name in steps:
+        if name in FUNCTIONS:
+            expression = f"{name}({expression})"
+        else:
+            expression += f"*{name}" if name == "scale" else f"+{name}"
+    lists = {
+        key: "+".join(name for name in given.split("+") if name in steps)
+        for key, given in (("vectors", vectors), ("scalars", scalars))
+    }
+    rows, cols = shape
+    return Elementwise.from_dimensions(
+        {"rows": rows, "cols": cols, "dtype": dtype, "expression": expression, **lists}
+    )

@@ -12,6 +12,7 @@ from tunebench.dtype import is_integer, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
 from tunebench.workloads.operators import _accumulation as accumulation
+from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -172,6 +173,16 @@ class Gemm(Workload):
             value += np.add.reduceat(bias * signs, starts)
             scale += np.sqrt(np.add.reduceat(np.square(bias), starts))
         return Reference(value=value, scale=scale + math.sqrt(width) * self._least_scale())
+
+    def unfused(self) -> tuple[Workload, ...]:
+        """Return the product alone, and its epilogue as an elementwise chain."""
+        if self.epilogue == "none":
+            return ()
+        shape = (self.batch * self.m, self.n)
+        return (
+            self.changed(epilogue="none"),
+            neighbour(self.epilogue, "c", shape, self.out, vectors="bias"),
+        )
 
     def _least_scale(self) -> float:
         """Return the magnitude whose tolerance is what rounding to `out` may err near zero."""

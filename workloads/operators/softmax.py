@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import DType, underflow, unit_roundoff
 from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -72,6 +73,16 @@ class Softmax(Workload):
         # exp turns an absolute error of its argument into a relative one of the result.
         scale = y * (1 + np.abs(z).max(axis=1, keepdims=True))
         return {"y": Reference(value=y, scale=scale + underflow(self.dtype) / self.tolerance().eps_acc)}
+
+    def unfused(self) -> tuple[Workload, ...]:
+        """Return the prologue as an elementwise chain, and softmax alone."""
+        if self.prologue == "none":
+            return ()
+        shape = (self.rows, self.cols)
+        return (
+            neighbour(self.prologue, "x", shape, self.dtype, scalars="scale"),
+            self.changed(prologue="none"),
+        )
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result and f32 arithmetic on exponents."""
