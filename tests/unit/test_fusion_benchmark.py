@@ -1,0 +1,93 @@
+"""`benchmarks/fusion.py`: what it asks to be tuned, and what it makes of the times."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tunebench.errors import InputError
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import fusion  # noqa: E402 - a script, in no package
+
+CHAIN = "elementwise:rows=4,cols=8,dtype=f32,expression=gelu(x+b)*y,vectors=b"
+GEMM = "gemm:m=4,n=8,k=2,dtype=f32,epilogue=bias+gelu"
+
+
+def report(us: float | None, torch: float | None = None) -> Any:
+    baselines = () if torch is None else (SimpleNamespace(name="torch", median_us=torch),)
+    facts = {"ci_us": None, "how": "measured", "variant": "v", "config": "c", "workload": "w", "device": "d"}
+    return SimpleNamespace(median_us=us, baselines=baselines, **facts)
+
+
+def test_the_whole_is_held_against_the_sum_of_its_parts_and_torch() -> None:
+    asked: list[str] = []
+
+    def tuned(workload: Workload) -> Any:
+        asked.append(str(workload))
+        return report(10.0, 35.0) if str(workload) == GEMM else report(7.0)
+
+    found = fusion.row(parse(GEMM), False, tuned)
+    assert asked == [
+        GEMM,
+        "gemm:m=4,n=8,k=2,dtype=f32",
+        "elementwise:rows=4,cols=8,dtype=f32,expression=gelu(c+bias),vectors=bias",
+    ]
+    assert (found["parts_us"], found["gain"], found["gain_over_torch"]) == (14.0, 1.4, 3.5)
+    assert list(fusion.lines(found))[1] == "  10 us fused, 14 us in parts: 1.40x, torch 35 us (3.50x)"
+
+
+def test_the_finest_parts_are_operations_of_which_equal_ones_are_tuned_once() -> None:
+    expressions = [part.expression for part in fusion.parts_of(parse(GEMM), True)[1:]]
+    assert expressions == ["c+bias", "gelu(step0)"]
+    twice = parse("elementwise:rows=4,cols=8,dtype=f32,expression=relu(x+y)*relu(x+z)")
+    asked: list[Workload] = []
+
+    def tuned(workload: Workload) -> Any:
+        asked.append(workload)
+        return report(1.0)
+
+    found = fusion.row(twice, False, tuned)
+    assert len(asked) == len(set(asked))
+    assert found["parts_us"] == 5.0
+    assert found["torch_us"] is None
+
+
+def test_what_cannot_be_compared_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tuned(workload: Workload) -> Any:
+        if workload.operator == "gemm":
+            raise InputError("no variant")
+        return report(3.0)
+
+    monkeypatch.setattr(fusion, "tuner", lambda given: tuned)
+    out = tmp_path / "folder" / "out.json"
+    plain = "gemm:m=4,n=8,k=2,dtype=f32"
+    texts = (CHAIN, GEMM, plain, "nothing:m=1")
+    fusion.main([*(word for text in texts for word in ("--workload", text)), "--out", str(out)])
+    saved = json.loads(out.read_text())
+    assert [row["workload"] for row in saved["rows"]] == [CHAIN]
+    assert set(saved["skipped"]) == {GEMM, plain, "nothing:m=1"}
+    printed = capsys.readouterr().out
+    assert "3 us fused, 9 us in parts: 3.00x" in printed
+    assert "skipped: nothing:m=1: unknown operator 'nothing'" in printed
+
+
+def test_a_workload_of_which_nothing_runs_is_refused() -> None:
+    with pytest.raises(InputError, match="no configuration of w succeeded"):
+        fusion.row(parse(CHAIN), False, lambda workload: report(None))
+
+
+def test_every_usual_workload_that_exists_is_fused() -> None:
+    skipped: dict[str, str] = {}
+    assert list(fusion.parsed(fusion.WORKLOADS, skipped))
+    assert not [reason for reason in skipped.values() if reason.startswith("nothing is fused")]
