@@ -16,7 +16,7 @@ from tunebench.workloads import parse
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import fusion  # noqa: E402 - a script, in no package
+import fusion
 
 CHAIN = "elementwise:rows=4,cols=8,dtype=f32,expression=gelu(x+b)*y,vectors=b"
 GEMM = "gemm:m=4,n=8,k=2,dtype=f32,epilogue=bias+gelu"
