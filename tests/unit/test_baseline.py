@@ -34,6 +34,11 @@ PROBLEMS = (
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=scale+bias+residual+relu",
     "softmax:rows=5,cols=33,dtype=f32,prologue=scale+mask",
     "layernorm:rows=5,cols=33,dtype=f32",
+    "elementwise:rows=5,cols=33,dtype=f32,expression=max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))+sigmoid(x)*relu(-y)"
+    ",out=f16",
+    "elementwise:rows=5,cols=33,dtype=f32,expression=min(tanh(x),2)*silu(x-b)*s+rsqrt(2+square(x)),vectors=b,scalars=s",
+    "elementwise:rows=5,cols=33,dtype=f32,expression=gelu(x)*max(2,min(1,3))",
+    "elementwise:rows=5,cols=33,dtype=f32,expression=x",
 )
 
 

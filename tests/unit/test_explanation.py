@@ -579,3 +579,24 @@ def test_the_plot_holds_ceilings_and_points(tmp_path: Path) -> None:
     assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"must end in one of .*\.svg"):
         draw(found, tmp_path / "roofline.txt")
+
+
+def test_fusing_is_held_against_its_parts() -> None:
+    found = explain("gemm:m=512,n=3072,k=768,dtype=f16,epilogue=bias+gelu", "h100-sxm")
+    assert found.fusing is not None
+    product, chain = found.fusing.parts
+    assert (product.variant.partition("/")[0], chain.variant.partition("/")[0]) == ("gemm", "elementwise")
+    assert found.fusing.parts_us == product.us + chain.us
+    assert found.fusing.gain > 1
+    # Between two kernels the product stays in the cache: by itself the chain would read it from memory.
+    forecaster = Forecaster(device=found.choice.device)
+    alone = forecaster.best(found.fusing.workloads[1])
+    assert alone is not None
+    assert chain.us < alone.us
+    assert found.to_json()["fusing"]["parts"][0]["workload"] == "gemm:m=512,n=3072,k=768,dtype=f16"
+
+
+def test_what_fuses_nothing_has_no_parts() -> None:
+    found = explain("gemm:m=512,n=3072,k=768,dtype=f16", "h100-sxm")
+    assert found.fusing is None
+    assert found.to_json()["fusing"] is None

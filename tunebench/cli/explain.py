@@ -115,6 +115,13 @@ def _times(found: Explanation) -> Iterator[tuple[str, str]]:
     yield "roofline", f"{_us(roof.us)}, {_rate(roof.attainable_gflop_s)}"
     yield label, f"{_us(found.bound.us)}, {_rate(found.shares(found.bound.us).gflop_s)}"
     yield "predicted", _with_shares(found, found.predicted_us)
+    if found.fusing is not None:
+        fused = found.fusing
+        yield (
+            "fusing",
+            f"{fused.gain:.2f}x: predicted are {_us(fused.whole.us)}, "
+            f"and {_us(fused.parts_us)} for {len(fused.parts)} kernels by themselves",
+        )
     if found.measured is not None:
         known = f"({found.measured.how}, {found.measured.cache} caches)"
         here = found.measured.how == "measured here"

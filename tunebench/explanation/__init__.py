@@ -10,6 +10,7 @@ Source: NVIDIA, "GPU Performance Background User's Guide" and "Matrix Multiplica
 from tunebench.explanation.advice import Advice, Best, Change, Forecaster, advise
 from tunebench.explanation.alignment import Alignment, alignments
 from tunebench.explanation.analysis import Explanation, Shares, Timed, explain, explain_choice
+from tunebench.explanation.fusing import Fusing
 from tunebench.explanation.grid import Block, Waves
 from tunebench.explanation.limit import Limit
 from tunebench.explanation.roofline import Ceiling, Roofline
@@ -23,6 +24,7 @@ __all__ = [
     "Change",
     "Explanation",
     "Forecaster",
+    "Fusing",
     "Limit",
     "Roofline",
     "Shares",

@@ -17,6 +17,7 @@ from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.explanation.advice import Advice, Forecaster, advise
 from tunebench.explanation.alignment import Alignment, alignments
+from tunebench.explanation.fusing import Fusing, fusing
 from tunebench.explanation.grid import Block, Waves, blocks_and_waves
 from tunebench.explanation.limit import Limit, limit
 from tunebench.explanation.roofline import Roofline, roofline
@@ -78,6 +79,7 @@ class Explanation:
         waves: How its blocks fill the SMs; None likewise.
         alignments: How the lines of tensors are aligned.
         advice: What would take less, greatest gain first.
+        fusing: What its parts would take; None if nothing is fused.
         refused: Why other variants cannot do the problem on the device, by key.
     """
 
@@ -92,6 +94,7 @@ class Explanation:
     waves: Waves | None
     alignments: tuple[Alignment, ...]
     advice: tuple[Advice, ...]
+    fusing: Fusing | None
     refused: dict[str, str]
 
     @property
@@ -133,6 +136,7 @@ class Explanation:
             "waves": self.waves and _with(self.waves, "count", "last_blocks", "idle_sms", "used"),
             "alignments": [_with(alignment, "wanted", "full") for alignment in self.alignments],
             "advice": [advice.to_json() for advice in self.advice],
+            "fusing": self.fusing.to_json() if self.fusing is not None else None,
             "refused": self.refused,
         }
 
@@ -218,6 +222,7 @@ def explain_choice(choice: Choice, measured: Timed | None = None) -> Explanation
         waves=waves,
         alignments=alignments(workload),
         advice=advise(workload, forecaster, predicted_us),
+        fusing=fusing(workload, forecaster),
         refused=_refused(workload, device),
     )
 
