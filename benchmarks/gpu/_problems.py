@@ -56,6 +56,17 @@ VERIFIED = (
         PRODUCT_TYPES,
         CONV.format(n=2, c=9, h=13, w=10, k=7, r=3, s=3, stride=2, pad=1) + ",layout=nchw,direction=wgrad",
     ),
+    (ROW_TYPES, "elementwise:rows=1,cols=1,dtype={dtype},expression=relu(x)"),
+    (
+        ROW_TYPES,
+        "elementwise:rows=37,cols=1023,dtype={dtype},expression=s*gelu(x+b)*y-tanh(x),vectors=b,scalars=s",
+    ),
+    (
+        ROW_TYPES,
+        "elementwise:rows=1000,cols=776,dtype={dtype},expression=max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))"
+        "+rsqrt(2+square(x))-sigmoid(x)*silu(y)+min(x,y),out=f32",
+    ),
+    (ROW_TYPES, "elementwise:rows=100000,cols=3,dtype={dtype},expression=x*gamma+beta,vectors=beta+gamma"),
     (ROW_TYPES, "softmax:rows=1,cols=1,dtype={dtype}"),
     (ROW_TYPES, "softmax:rows=3,cols=1023,dtype={dtype}"),
     (ROW_TYPES, "softmax:rows=1000,cols=777,dtype={dtype},prologue=scale+mask"),
@@ -93,6 +104,8 @@ MEASURED = (
     ("grouped_gemm:groups=8,m=32,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     (CONV.format(n=32, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
     (CONV.format(n=32, c=256, h=14, w=14, k=256, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
+    ("elementwise:rows=8192,cols=4096,dtype=f16,expression=gelu(x+bias)*y+z,vectors=bias", 50),
+    ("elementwise:rows=8192,cols=4096,dtype=bf16,expression=silu(x)*y", 50),
     ("softmax:rows=16384,cols=4096,dtype=f16", 50),
     ("softmax:rows=4096,cols=1024,dtype=f32", 50),
     ("layernorm:rows=16384,cols=4096,dtype=f16", 50),
