@@ -71,7 +71,7 @@ Size = Annotated[int, AtLeast(1)]
 Count = Annotated[int, AtLeast(0)]
 """An amount that may be nothing, such as padding."""
 Name = Annotated[str, "name"]
-"""A registered name, such as that of an elementwise chain: letters, digits, `_`, `-`, `.` and `+`."""
+"""A registered name: letters, digits, `_`, `-`, `.` and `+`."""
 
 Names = Annotated[str, "names"]
 """Names of inputs, joined by `+`, each once; in alphabetical order once it is a dimension's value."""

@@ -86,7 +86,7 @@ class NumbaCpuElementwise(NumbaCpuVariant[Elementwise]):
     operator = Elementwise
     space = SPACE
     # Sums stay in the order that is written: their errors are bounded in it.
-    fastmath = frozenset({"contract", "nsz", "afn"})
+    fastmath = frozenset({"contract", "nsz"})
 
     def default(self, workload: Elementwise, device: Device) -> Config:
         """Return whole lines, and about 64 k elements a task where that leaves enough tasks."""
@@ -101,9 +101,7 @@ class NumbaCpuElementwise(NumbaCpuVariant[Elementwise]):
     def costs(self, workload: Elementwise, table: Table, device: Device) -> Costs:
         """Count the products or the sums, whichever are more: one instruction may do one of each."""
         elements = float(workload.rows * workload.cols)
-        return Costs(
-            blocks=1, full_blocks=0, threads=1, fma=max(1.0, least_operations(workload)[0]) * elements
-        )
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=least_operations(workload)[0] * elements)
 
     def arguments(self, workload: Elementwise, config: Config) -> tuple[Argument, ...]:
         """Pass the inputs in order, out, and the shape of joined rows."""

@@ -49,7 +49,7 @@ PATHS = [
     "grouped_gemm:groups=9,m=19,n=17,k=130,dtype=bf16,trans=nt,skew=zipf",
     "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
     "elementwise:rows=11,cols=131,dtype=f32,expression=alpha*gelu(x+bias)-tanh(x),vectors=bias,scalars=alpha",
-    "elementwise:rows=12,cols=50,dtype=bf16,expression=silu(x)/max(exp(x),2),out=f16",
+    "elementwise:rows=12,cols=50,dtype=bf16,expression=silu(x)/max(exp(x),2)+x,out=f16",
 ]
 
 
