@@ -29,6 +29,10 @@ def by_libm() -> Functions:
         return half * x * (one + math.erf(x * root))
 
     @inlined
+    def log(x: Any) -> Any:
+        return np.log(x)
+
+    @inlined
     def sigmoid(x: Any) -> Any:
         return one / (one + np.exp(-x))
 
@@ -40,7 +44,7 @@ def by_libm() -> Functions:
     def tanh(x: Any) -> Any:
         return np.tanh(x)
 
-    return {"exp": exp, "gelu": gelu, "sigmoid": sigmoid, "silu": silu, "tanh": tanh}
+    return {"exp": exp, "gelu": gelu, "log": log, "sigmoid": sigmoid, "silu": silu, "tanh": tanh}
 
 
 def by_polynomials() -> Functions:
@@ -56,7 +60,42 @@ def by_polynomials() -> Functions:
         # One less, and twice the power: 2**127.5 is a number, and 2**129 is infinite, as it must be.
         return power((highest if t > highest else t) - one) * two
 
-    return {"exp": exp, "tanh": _tanh(), **{name: activation(name) for name in ("gelu", "sigmoid", "silu")}}
+    return {
+        "exp": exp,
+        "log": _log(),
+        "tanh": _tanh(),
+        **{name: activation(name) for name in ("gelu", "sigmoid", "silu")},
+    }
+
+
+def _log() -> Callable[..., Any]:
+    """Return log: x is 2**e m, m around 1, and log m = 2 artanh s, s = (m - 1) / (m + 1), by its series.
+
+    The first term left out is 3e-9 of the result, |s| being at most 0.1716. ln 2 is split, so that e times
+    its first part is exact.
+    """
+    import numpy as np
+
+    least, place, lowest, up = np.int32(0x3F3504F3), np.int32(23), np.float32(2.0**-126), np.float32(2.0**23)
+    zero, one, two, infinite = np.float32(0), np.float32(1), np.float32(2), np.float32(np.inf)
+    high, low = np.float32(45426 / 65536), np.float32(math.log(2) - 45426 / 65536)
+    c3, c5, c7, c9 = (np.float32(2 / n) for n in (3, 5, 7, 9))
+
+    @inlined
+    def log(x: Any) -> Any:
+        tiny = x < lowest
+        bits = np.float32(x * up if tiny else x).view(np.int32)
+        e = np.int32(np.int32(bits - least) >> place)
+        m = np.int32(bits - np.int32(e << place)).view(np.float32)
+        s = (m - one) / (m + one)
+        t = s * s
+        k = np.float32(e) - (np.float32(23) if tiny else zero)
+        series = two * s + s * t * (c3 + t * (c5 + t * (c7 + t * c9)))
+        # Of 0 it is minus infinity; NaN of NaN and of what is negative.
+        outside = -infinite if x == zero else (x if x > zero else np.float32(np.nan))
+        return k * high + (k * low + series) if zero < x < infinite else outside
+
+    return log
 
 
 def _tanh() -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.elementwise import Elementwise
 
-TWO_FORMS = ("exp", "gelu", "sigmoid", "silu", "tanh")
+TWO_FORMS = ("exp", "gelu", "log", "sigmoid", "silu", "tanh")
 
 
 def _has_two_forms(workload: Elementwise) -> bool:
@@ -51,7 +51,6 @@ SPELLING = Spelling(
         "min": "{1} if {1} < {0} else {0}",
         "relu": "f32(0) if {0} < f32(0) else {0}",
         "abs": "abs({0})",
-        "log": "np.log({0})",
         "sqrt": "np.sqrt({0})",
         "rsqrt": "f32(1) / np.sqrt({0})",
         "square": "{0} * {0}",

@@ -18,6 +18,7 @@ from tunebench.device import local_cpu, representative
 from tunebench.errors import InputError
 from tunebench.expression import FUNCTIONS, Name, Number, names, parse, steps
 from tunebench.kernels._chain import least_operations, lines, variable
+from tunebench.kernels._numba_chain import by_libm, by_polynomials
 from tunebench.kernels.elementwise import cuda_vector, numba_cpu, numba_cuda
 from tunebench.measure.libraries import elementwise as library
 from tunebench.measure.verify import worst_error
@@ -233,6 +234,32 @@ def test_a_processor_computes_every_function(functions: str) -> None:
     arguments = [inputs[t.name] if t.shape else np.float32(inputs[t.name]) for t in workload.inputs()]
     kernel(*arguments, got, np.int32(2), np.int32(4096))
     assert worst_error(workload, {"out": got}, references) <= 1
+
+
+@pytest.mark.parametrize("functions", [by_polynomials, by_libm])
+def test_what_is_no_number_and_what_is_extreme_comes_out_as_it_must(functions: Any) -> None:
+    import numba
+
+    x = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38, 100, -100, 1, -1e-30], np.float32)
+    made = functions()
+    with np.errstate(all="ignore"):
+        expected = {
+            "exp": np.exp(x),
+            "log": np.log(x),
+            "tanh": np.tanh(x),
+            "sigmoid": 1 / (1 + np.exp(-x.astype(np.float64))),
+        }
+    for name, right in expected.items():
+        function = made[name]
+
+        @numba.njit
+        def over(x: Any, y: Any, function: Any = function) -> None:
+            for i in range(len(x)):
+                y[i] = function(x[i])
+
+        got = np.empty_like(x)
+        over(x, got)
+        np.testing.assert_allclose(got, right, rtol=1e-6, atol=1e-37, err_msg=name)
 
 
 def test_rows_are_joined_where_no_vector_tells_them_apart() -> None:
