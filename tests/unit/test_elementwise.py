@@ -161,6 +161,29 @@ def test_rounding_each_operation_is_within_the_error_analysis(expression: str, s
     assert worst_error(workload, {"out": got}, references) <= 1
 
 
+@given(st.floats(-8, 8), st.floats(0, 2))
+def test_no_function_changes_more_than_is_passed_on(x: float, e: float) -> None:
+    for name, function in _expression.FUNCTIONS.items():
+        least = function.domain[0]
+        if x - e > max(least, -1e30):
+            change = max(abs(MEANINGS[name](x + way * e) - MEANINGS[name](x)) for way in (-1, 1))
+            assert change <= float(function.spread(np.float64(x), np.float64(e))) + 1e-9 * (1 + change), name
+
+
+@given(expressions(), st.data())
+def test_an_expression_stays_within_its_range(expression: str, data: st.DataObject) -> None:
+    tree, ranges = (
+        parse(expression),
+        {"x": (-8.0, 8.0), "y": (0.5, 1.5), "v": (0.125, 0.875), "s": (0.5, 1.5)},
+    )
+    image = _expression.span(tree, ranges)
+    if image is not None:
+        for _ in range(4):
+            value = meant(tree, {name: data.draw(st.floats(*ends)) for name, ends in ranges.items()})
+            slack = 1e-9 * (1 + abs(value))
+            assert image[0] - slack <= value <= image[1] + slack
+
+
 @given(expressions(), st.integers(0, 2**32 - 1))
 @settings(max_examples=100)
 def test_every_text_means_the_expression(expression: str, seed: int) -> None:
