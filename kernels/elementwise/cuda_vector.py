@@ -26,12 +26,14 @@ from tunebench.workloads.operators.elementwise import Elementwise
 
 OTHER_REGISTERS = 40
 """What a thread needs besides loaded vectors: addresses, loop state, and temporaries of a function."""
+SIDE_BY_SIDE = 64
+"""Bytes of a row that threads of a block cover at least."""
 MOST_COLUMN_BLOCKS = 65535
 """Extent of a grid along y."""
 
 SPACE = Space(
     (
-        Parameter("col_threads", (1, 4, 16, 32, 64, 128, 256, 512, 1024), "threads along a row"),
+        Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads along a row"),
         Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64, 128), "threads down the rows"),
         Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
         Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
@@ -49,6 +51,11 @@ SPACE = Space(
         # Threads without an element are of no use.
         lambda col_threads, vector, workload: (
             (col_threads == 1) | (col_threads * vector < 2 * lines(workload)[1])
+        ),
+        # Less than two sectors side by side waste what is fetched, unless rows are so short.
+        lambda col_threads, vector, workload: (
+            (col_threads * vector * itemsize(workload.dtype) >= SIDE_BY_SIDE)
+            | (col_threads * vector >= lines(workload)[1])
         ),
         lambda col_threads, row_threads, unroll, workload: (
             ((col_threads * row_threads == 64) & (unroll == 1))
@@ -251,7 +258,7 @@ def _threads_along(vectors: int) -> int:
     """Return a warp or more along a row, of which the fewest threads are idle at its end."""
     useful = [threads for threads in (32, 64, 128, 256) if threads < 2 * vectors]
     used = {threads: vectors / (ceil_div(vectors, threads) * threads) for threads in useful}
-    fewer = max(threads for threads in (1, 4, 16) if threads == 1 or threads < 2 * vectors)
+    fewer = max(threads for threads in (1, 2, 4, 8, 16) if threads == 1 or threads < 2 * vectors)
     return max(used, key=lambda threads: (round(used[threads], 1), threads), default=fewer)
 
 

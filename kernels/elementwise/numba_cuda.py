@@ -20,7 +20,7 @@ from tunebench.workloads.operators.elementwise import Elementwise
 
 SPACE = Space(
     (
-        Parameter("col_threads", (1, 4, 16, 32, 64, 128, 256, 512), "threads along a row"),
+        Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "threads along a row"),
         Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64), "threads down the rows"),
         Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
         Parameter("turns", (1, 4, 16), "tiles that a block does in turn"),
@@ -30,6 +30,10 @@ SPACE = Space(
             (col_threads * row_threads >= 64) & (col_threads * row_threads <= 512)
         ),
         lambda col_threads, workload: (col_threads == 1) | (col_threads < 2 * workload.cols),
+        # Less than two sectors side by side waste what is fetched, unless rows are so short.
+        lambda col_threads, workload: (
+            (col_threads * itemsize(workload.dtype) >= 64) | (col_threads >= workload.cols)
+        ),
         lambda col_threads, row_threads, unroll, turns, workload: (
             ((col_threads * row_threads == 64) & (unroll * turns == 1))
             | (row_threads * unroll * turns < 2 * workload.rows)
@@ -89,7 +93,7 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
 
     def default(self, workload: Elementwise, device: Device) -> Config:
         """Return blocks of up to 256 threads, a warp or more of them along a row."""
-        useful = (1, 4, 16, 32, 64, 128, 256)
+        useful = (1, 2, 4, 8, 16, 32, 64, 128, 256)
         col_threads = max(t for t in useful if t == 1 or t < 2 * workload.cols)
         row_threads = max(1, 64 // col_threads)
         while row_threads * col_threads < 256 and row_threads < 64 and 2 * row_threads <= workload.rows:
