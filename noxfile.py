@@ -76,8 +76,8 @@ def compile_matrix(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the benchmarks whose figures the README quotes, or one: `nox -s bench -- overhead --trials 100`.
 
-    `search` and `calibrated` run only if they are named: they take long, and read recordings that are no part
-    of the project.
+    `search`, `calibrated` and `fusion` run only if they are named: they take long, and the first two read
+    recordings that are no part of the project.
     """
     scripts = {
         path.stem: path
@@ -85,7 +85,9 @@ def bench(session: nox.Session) -> None:
         if "__main__" in path.read_text(encoding="utf-8")  # the others help these
         and path.stem != "compile_matrix"  # takes hours, and has a session of its own
     }
-    chosen = session.posargs[:1] or [name for name in scripts if name not in ("search", "calibrated")]
+    chosen = session.posargs[:1] or [
+        name for name in scripts if name not in ("search", "calibrated", "fusion")
+    ]
     if unknown := set(chosen) - set(scripts):
         session.error(f"unknown benchmark: {', '.join(unknown)}; known: {', '.join(scripts)}")
     _install_for_this_machine(session, *(["peers"] if "search" in chosen else []))

@@ -99,3 +99,5 @@ def test_a_chain_falls_into_its_operations() -> None:
     (first, _) = parse(f"{common},expression=relu(step0*y)").unfused()
     assert str(first) == f"{common},expression=step0*y"
     assert parse(f"{common},expression=relu(x)").unfused() == ()
+    # Alone, what multiplies by so much would overflow whatever it is given.
+    assert parse(f"{common},expression=x*0.001*1e5").unfused() == ()

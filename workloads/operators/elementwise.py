@@ -144,7 +144,8 @@ class Elementwise(Workload):
         """Return each operation by itself, if there are two or more.
 
         Their results are called step0, step1 and so on where others read them. What is the same for all rows
-        is no kernel of its own, but stays a part of those that use it.
+        is no kernel of its own, but stays a part of those that use it. There are no parts if one of them could
+        not be checked alone, because no inputs can be drawn for it.
         """
         whole, prefix = set(self.whole_names), "step"
         kernels = [step for step in steps(self.tree) if whole & set(names(step))]
@@ -158,7 +159,10 @@ class Elementwise(Workload):
             alone = Apply(step.operation, tuple(_replaced(argument, known) for argument in step.arguments))
             known[step] = Name(f"{prefix}{index}")
             out = self.out if step is kernels[-1] else self.dtype
-            parts.append(self._part(alone, out))
+            try:
+                parts.append(self._part(alone, out))
+            except InputError:
+                return ()
         return tuple(parts)
 
     def _part(self, tree: Node, out: DType) -> Workload:
