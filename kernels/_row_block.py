@@ -132,6 +132,8 @@ def row_costs(
     fma: tuple[float, float],
     sfu: tuple[float, float],
     sums: int,
+    row_outputs: int = 1,
+    reductions: int = 2,
 ) -> Costs:
     """Return what any such kernel must do.
 
@@ -142,7 +144,9 @@ def row_costs(
         row_tensors: Inputs of which every element is read by one block alone.
         fma: Multiply-adds an element, if the row is kept and if it is read twice.
         sfu: Special functions an element, likewise.
-        sums: Of the two reductions over a row, those that add up one figure of each of a thread's vectors.
+        sums: Of the reductions over a row, those that add up one figure of each of a thread's vectors.
+        row_outputs: Outputs as large as the matrix.
+        reductions: Reductions over a row, one after the other; a row that waits is read after each.
     """
     rows, elements = table["rows"], table["rows"] * float(workload.cols)
     shared, online = table["cache"] == "shared", table["cache"] == "online"
@@ -156,16 +160,17 @@ def row_costs(
         smem_bytes=np.where(shared, 4.0 * elements, 0.0) + scratch_bytes,
         fma=elements * np.where(online, fma[1], fma[0]),
         sfu=elements * np.where(online, sfu[1], sfu[0]),
-        # Written once and read at least twice, four bytes a lane, without conflicts.
-        smem_traffic_bytes=np.where(shared, 12.0 * elements, 0.0),
+        # Written once and read after each reduction, four bytes a lane, without conflicts.
+        smem_traffic_bytes=np.where(shared, 4.0 * (1 + reductions) * elements, 0.0),
         fill_bytes=fill_bytes,
         # Vectors are read, once or twice, and written; what waits in shared memory is so by single elements.
-        accesses=elements * ((row_tensors * (1 + online) + 1) / table["vector"] + 3.0 * shared),
-        chain_clocks=_chain_clocks(workload, table, device, sums),
+        accesses=elements
+        * ((row_tensors * (1 + online) + row_outputs) / table["vector"] + (1.0 + reductions) * shared),
+        chain_clocks=_chain_clocks(workload, table, device, sums, reductions),
     )
 
 
-def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int) -> Any:
+def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int, reductions: int) -> Any:
     """Return the clocks from a row's first load on: what a thread adds up, and what its block reduces.
 
     Nobody else reads the row, so that it comes from L2. Reductions within a warp are not counted, nor is what
@@ -173,7 +178,7 @@ def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int) -> An
     """
     vectors = ceil_div(workload.cols, table["row_threads"] * table["vector"])
     adds = np.where(table["cache"] == "online", 0, sums * (vectors - 1))
-    met = 2 * (table["row_threads"] > 32)  # two reductions by way of shared memory
+    met = reductions * (table["row_threads"] > 32)  # by way of shared memory
     far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
     first = device.l2_latency if far else device.l1_latency
     return first + met * device.smem_latency + adds * device.fma_latency

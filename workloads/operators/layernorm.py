@@ -1,15 +1,14 @@
-"""layernorm: y[i, :] = (x[i, :] - mean) / sqrt(variance + eps) * gamma + beta, for each row i."""
+"""layernorm: y[i, :] = (x[i, :] - mean) / sqrt(variance + eps) * gamma + beta, for each row i; and its gradients."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from tunebench._lazy import np
-from tunebench.dtype import underflow, unit_roundoff
-from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import Reference
+from tunebench.workloads.operators._norm import Norm
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -18,55 +17,57 @@ __all__ = ["LayerNorm"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNorm(Workload):
+class LayerNorm(Norm):
     """Layer normalisation of each row of x (rows, cols), computed in f32, with the biased variance.
 
-    Tensors, all of one type: x (rows, cols); gamma (cols,); beta (cols,); y (rows, cols).
+    Forward: y = (z - mean) rstd gamma + beta, with rstd = 1 / sqrt(variance + eps) and z = x + bias + residual.
+    Backward, with n = (x - mean) rstd and g = dy gamma, means over a row, sums over rows:
+    dx = rstd (g - mean(g) - n mean(g n)), dgamma = sum(dy n), dbeta = sum(dy).
+
+    Tensors, all of one type but for the f32 statistics: x, residual, y, z, dy, dx (rows, cols); gamma, beta,
+    bias, dgamma, dbeta (cols,); mean, rstd (rows,).
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016.
     """
 
     operator: ClassVar[str] = "layernorm"
-    category: ClassVar[Category | None] = "reduction"
-    leeway: ClassVar[Leeway] = Leeway(items=("rows",))
-    eps: ClassVar[float] = 1e-5
-    """Added to the variance; the customary value."""
-
-    rows: Size
-    cols: Size
-    dtype: Literal["f32", "f16", "bf16"]
-
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Return x, gamma and beta."""
-        return (
-            Tensor(name="x", shape=(self.rows, self.cols), dtype=self.dtype),
-            Tensor(name="gamma", shape=(self.cols,), dtype=self.dtype),
-            Tensor(name="beta", shape=(self.cols,), dtype=self.dtype),
-        )
-
-    def outputs(self) -> tuple[Tensor, ...]:
-        """Return y (rows, cols)."""
-        return (Tensor(name="y", shape=(self.rows, self.cols), dtype=self.dtype),)
-
-    def flops(self) -> int:
-        """Count 7 an element: 1 for the mean, 3 for the variance, 1 to normalise, gamma and beta."""
-        return 7 * self.rows * self.cols
+    weights: ClassVar[tuple[str, ...]] = ("gamma", "beta")
+    statistics: ClassVar[tuple[str, ...]] = ("mean", "rstd")
+    # Forward: 1 for the mean, 3 for the variance, 1 to normalise, gamma and beta. Backward: 2 for the normal form,
+    # 1 for g, 3 for its means, 4 for dx, and 3 for dgamma and dbeta.
+    element_flops: ClassVar[Mapping[str, int]] = {"forward": 7, "backward": 13}
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Compute each row in two passes: mean, then variance about it."""
-        x, gamma, beta = inputs["x"], inputs["gamma"], inputs["beta"]
-        deviation = x - x.mean(axis=1, keepdims=True)
-        inverse = 1.0 / np.sqrt(np.square(deviation).mean(axis=1, keepdims=True) + self.eps)
+        """Compute each row in two passes: mean, then variance about it; or gradients by their formulas."""
+        if self.is_backward:
+            return self._gradients(inputs)
+        z, magnitude = self._summed(inputs)
+        gamma, beta = inputs["gamma"], inputs["beta"]
+        mean = z.mean(axis=1, keepdims=True)
+        rstd = 1.0 / np.sqrt(np.square(z - mean).mean(axis=1, keepdims=True) + self.eps)
         # The subtraction of the mean rounds in proportion to what it subtracts, not to what is left.
-        magnitude = (np.abs(x) + np.abs(x).mean(axis=1, keepdims=True)) * inverse
-        scale = magnitude * np.abs(gamma) + np.abs(beta) + underflow(self.dtype) / self.tolerance().eps_acc
-        return {"y": Reference(value=deviation * inverse * gamma + beta, scale=scale)}
-
-    def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result, and f32 sums over a row in any order."""
-        return Tolerance(
-            eps_out=unit_roundoff(self.dtype),
-            eps_acc=(2.0 * math.sqrt(self.cols) + 8.0) * unit_roundoff("f32"),
-            reason="one rounding to the output type; f32 sums of a row's elements and squares err by "
-            "sqrt(cols) u with overwhelming probability (Higham and Mary 2019), and a few roundings follow",
+        level = magnitude.mean(axis=1, keepdims=True)
+        normal = (magnitude + level) * rstd
+        # Errors of deviations become one of the root of their mean square, by the inequality of Cauchy and Schwarz.
+        excess = np.maximum(1.0, np.sqrt(np.square(normal).mean(axis=1, keepdims=True)))
+        return self._asked_for(
+            y=((z - mean) * rstd * gamma + beta, normal * np.abs(gamma) + np.abs(beta)),
+            z=(z, magnitude),
+            mean=(mean[:, 0], level[:, 0]),
+            rstd=(rstd[:, 0], (rstd * excess)[:, 0]),
         )
+
+    def _gradients(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        x, gamma, dy = inputs["x"], inputs["gamma"], inputs["dy"]
+        mean, rstd = inputs["mean"][:, None], inputs["rstd"][:, None]
+        normal, g = (x - mean) * rstd, dy * gamma
+        along = (g * normal).mean(axis=1, keepdims=True)
+        dx = rstd * (g - g.mean(axis=1, keepdims=True) - normal * along)
+        size, width = np.abs(g), (np.abs(x) + np.abs(mean)) * rstd
+        level = size.mean(axis=1, keepdims=True)
+        scale = rstd * (size + level + width * (size * width).mean(axis=1, keepdims=True))
+        return {
+            "dx": self._element(dx, scale),
+            "dgamma": self._weight_gradient(dy * normal, np.abs(dy) * width),
+            "dbeta": self._weight_gradient(dy, np.abs(dy)),
+        }

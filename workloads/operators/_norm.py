@@ -1,0 +1,165 @@
+"""What layernorm and rmsnorm share: a sum before it, what training keeps of it, and its gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import underflow, unit_roundoff
+from tunebench.errors import InputError
+from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array, Array64
+
+__all__ = ["Norm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Workload):
+    """Normalisation of each row of a matrix (rows, cols), computed in f32; subclasses say of which kind.
+
+    ========= ======================================== ==============================
+    direction reads                                    writes
+    ========= ======================================== ==============================
+    forward   x, weights, bias (cols,), residual       y, z, statistics
+    backward  x, gamma, statistics, dy                 dx, gradients of the weights
+    ========= ======================================== ==============================
+
+    With a prologue, z = x + bias + residual is what is normalised, and an output of its own, rounded once: the
+    residual stream goes on with it, and backward reads it as x. y is computed from the z in f32, before it is
+    rounded. `stats` asks for the statistics of each row, f32 (rows,), which backward reads.
+
+    Backward takes statistics as they come: they need not be those of x. The gradient of each part of a sum is dx
+    itself, so that it has no prologue. Gradients of the weights are sums over rows in f32, rounded to `dtype`.
+    """
+
+    category: ClassVar[Category | None] = "reduction"
+    leeway: ClassVar[Leeway] = Leeway(items=("rows",), fusions={"prologue": "before"})
+    eps: ClassVar[float] = 1e-5
+    """Added to the variance, or to the mean square; a customary value."""
+    weights: ClassVar[tuple[str, ...]]
+    """Names of what a normal form is multiplied by and, if there are two, shifted by; each (cols,)."""
+    statistics: ClassVar[tuple[str, ...]]
+    """Names of what `stats` asks for; `rstd`, the factor, is the last."""
+    element_flops: ClassVar[Mapping[str, int]]
+    """Operations an element, by direction."""
+
+    rows: Size
+    cols: Size
+    dtype: Literal["f32", "f16", "bf16"]
+    prologue: Literal["none", "residual", "bias+residual"] = "none"
+    stats: bool = False
+    direction: Literal["forward", "backward"] = "forward"
+
+    def check(self) -> None:
+        """Refuse gradients with a prologue, and gradients that write statistics."""
+        if self.direction == "forward":
+            return
+        if self.prologue != "none":
+            raise InputError(
+                f"{self.operator}: prologue={self.prologue} needs direction=forward, not backward; leave it "
+                "out: dx is the gradient of each part of the sum"
+            )
+        if self.stats:
+            raise InputError(
+                f"{self.operator}: stats=true needs direction=forward, which writes them; leave it out: "
+                "backward reads them in any case"
+            )
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether gradients are computed."""
+        return self.direction == "backward"
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether a vector (cols,) is added to each row first."""
+        return "bias" in self.prologue
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether a matrix like x is added first, and the sum written."""
+        return "residual" in self.prologue
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return x and the weights, then bias and residual, if any; or x, gamma, statistics and dy."""
+        if self.is_backward:
+            return (self._matrix("x"), self._vector("gamma"), *self._statistics(), self._matrix("dy"))
+        bias = (self._vector("bias"),) if self.has_bias else ()
+        residual = (self._matrix("residual"),) if self.has_residual else ()
+        return (self._matrix("x"), *map(self._vector, self.weights), *bias, *residual)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return y, then z and statistics, if asked for; or dx and the gradients of the weights."""
+        if self.is_backward:
+            return (self._matrix("dx"), *(self._vector(f"d{name}") for name in self.weights))
+        total = (self._matrix("z"),) if self.has_residual else ()
+        return (self._matrix("y"), *total, *(self._statistics() if self.stats else ()))
+
+    def _matrix(self, name: str) -> Tensor:
+        return Tensor(name=name, shape=(self.rows, self.cols), dtype=self.dtype)
+
+    def _vector(self, name: str) -> Tensor:
+        return Tensor(name=name, shape=(self.cols,), dtype=self.dtype)
+
+    def _statistics(self) -> tuple[Tensor, ...]:
+        return tuple(Tensor(name=name, shape=(self.rows,), dtype="f32") for name in self.statistics)
+
+    def flops(self) -> int:
+        """Count `element_flops` an element, and 1 for each term of a sum before it."""
+        added = self.has_bias + self.has_residual
+        return (self.element_flops[self.direction] + added) * self.rows * self.cols
+
+    def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
+        """Draw a factor from 0.5 to 2, as rows of any size have; it is positive.
+
+        A mean is drawn as anything else is. That of random x would be near 0, and a kernel that leaves it out
+        would pass.
+        """
+        if tensor.name != "rstd":
+            return None
+        return rng.uniform(0.5, 2.0, tensor.shape).astype(np.float32)
+
+    def tolerance(self) -> Tolerance:
+        """Allow one rounding of the result, and f32 sums over a row in any order."""
+        return Tolerance(
+            eps_out=unit_roundoff(self.dtype),
+            eps_acc=_sum_error(self.cols),
+            reason="one rounding to the output type; f32 sums of a row's elements and squares err by "
+            "sqrt(cols) u with overwhelming probability (Higham and Mary 2019), and a few roundings follow; "
+            "sums over rows likewise, by their number",
+        )
+
+    # -- what references of both kinds are made of --------------------------------------------------------------
+
+    def _summed(self, inputs: Mapping[str, Array64]) -> tuple[Array64, Array64]:
+        """Return what is normalised, and the sum of the magnitudes of its parts."""
+        z, magnitude = inputs["x"], np.abs(inputs["x"])
+        for name in ("bias", "residual"):
+            if name in inputs:
+                z, magnitude = z + inputs[name], magnitude + np.abs(inputs[name])
+        return z, magnitude
+
+    def _element(self, value: Array64, scale: Array64) -> Reference:
+        """Return the reference of a tensor whose elements are sums over no more than a row."""
+        # What is tiny may vanish in `dtype`.
+        return Reference(value=value, scale=scale + underflow(self.dtype) / self.tolerance().eps_acc)
+
+    def _asked_for(self, **outputs: tuple[Array64, Array64]) -> dict[str, Reference]:
+        """Return references, from values and scales, of those outputs of forward that there are."""
+        return {tensor.name: self._element(*outputs[tensor.name]) for tensor in self.outputs()}
+
+    def _weight_gradient(self, terms: Array64, magnitudes: Array64) -> Reference:
+        """Return the sum over rows; its scale makes up for the number of rows, if it is not that of columns."""
+        errors = _sum_error(self.rows) / _sum_error(self.cols)
+        scale = magnitudes.sum(axis=0) * errors + underflow(self.dtype) / self.tolerance().eps_acc
+        return Reference(value=terms.sum(axis=0), scale=scale)
+
+
+def _sum_error(terms: int) -> float:
+    """Return the relative error of an f32 sum and of a few roundings after it, per unit of magnitude."""
+    return (2.0 * math.sqrt(terms) + 8.0) * unit_roundoff("f32")

@@ -1,0 +1,66 @@
+"""rmsnorm: y[i, :] = x[i, :] / sqrt(mean(x[i, :]**2) + eps) * gamma, for each row i; and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.workload import Reference
+from tunebench.workloads.operators._norm import Norm
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array64
+
+__all__ = ["RmsNorm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNorm(Norm):
+    """Normalisation of each row of x (rows, cols) by its root mean square, computed in f32.
+
+    Forward: y = z rstd gamma, with rstd = 1 / sqrt(mean(z**2) + eps) and z = x + residual.
+    Backward, with n = x rstd and g = dy gamma, means over a row, sums over rows:
+    dx = rstd (g - n mean(g n)), dgamma = sum(dy n).
+
+    Tensors, all of one type but for the f32 statistic: x, residual, y, z, dy, dx (rows, cols); gamma, dgamma
+    (cols,); rstd (rows,).
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+    """
+
+    operator: ClassVar[str] = "rmsnorm"
+    weights: ClassVar[tuple[str, ...]] = ("gamma",)
+    statistics: ClassVar[tuple[str, ...]] = ("rstd",)
+    # Forward: 2 for the mean square, 1 to normalise, gamma. Backward: 1 for the normal form, 1 for g, 2 for its mean,
+    # 3 for dx, and 2 for dgamma.
+    element_flops: ClassVar[Mapping[str, int]] = {"forward": 4, "backward": 9}
+
+    prologue: Literal["none", "residual"] = "none"
+
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Compute each row from its mean square; or gradients by their formulas."""
+        if self.is_backward:
+            return self._gradients(inputs)
+        z, magnitude = self._summed(inputs)
+        gamma = inputs["gamma"]
+        rstd = 1.0 / np.sqrt(np.square(z).mean(axis=1, keepdims=True) + self.eps)
+        # Parts of z that cancel leave their errors behind, which become one of the root of the mean square.
+        excess = np.maximum(1.0, np.sqrt(np.square(magnitude * rstd).mean(axis=1, keepdims=True)))
+        return self._asked_for(
+            y=(z * rstd * gamma, magnitude * rstd * excess * np.abs(gamma)),
+            z=(z, magnitude),
+            rstd=(rstd[:, 0], (rstd * excess)[:, 0]),
+        )
+
+    def _gradients(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        x, gamma, dy, rstd = inputs["x"], inputs["gamma"], inputs["dy"], inputs["rstd"][:, None]
+        normal, g = x * rstd, dy * gamma
+        along = (g * normal).mean(axis=1, keepdims=True)
+        width = np.abs(normal)
+        scale = rstd * (np.abs(g) + width * (np.abs(g) * width).mean(axis=1, keepdims=True))
+        return {
+            "dx": self._element(rstd * (g - normal * along), scale),
+            "dgamma": self._weight_gradient(dy * normal, np.abs(dy) * width),
+        }
