@@ -1,7 +1,7 @@
 """rmsnorm in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
 
-A residual is added on the way, and the sum is written beside the result. See `tunebench.kernels._row_block` for
-the parameters, and _norm.cuh for the kernels, which rmsnorm shares.
+A residual is added on the way, and the sum is written beside the result. See `tunebench.kernels._row_block`
+for the parameters; the kernels, which layernorm shares, are in _norm.cuh.
 """
 
 from __future__ import annotations

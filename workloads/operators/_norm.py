@@ -29,12 +29,12 @@ class Norm(Workload):
     backward  x, gamma, statistics, dy                 dx, gradients of the weights
     ========= ======================================== ==============================
 
-    With a prologue, z = x + bias + residual is what is normalised, and an output of its own, rounded once: the
-    residual stream goes on with it, and backward reads it as x. y is computed from the z in f32, before it is
-    rounded. `stats` asks for the statistics of each row, f32 (rows,), which backward reads.
+    With a prologue, z = x + bias + residual is what is normalised, and an output of its own, rounded once:
+    the residual stream goes on with it, and backward reads it as x. y is computed from the z in f32, before
+    it is rounded. `stats` asks for the statistics of each row, f32 (rows,), which backward reads.
 
-    Backward takes statistics as they come: they need not be those of x. The gradient of each part of a sum is dx
-    itself, so that it has no prologue. Gradients of the weights are sums over rows in f32, rounded to `dtype`.
+    Backward takes statistics as they come: they need not be those of x. It has no prologue: the gradient of
+    each part of the sum is dx itself. Gradients of the weights are sums over rows in f32, rounded to `dtype`.
     """
 
     category: ClassVar[Category | None] = "reduction"
@@ -134,7 +134,7 @@ class Norm(Workload):
             "sums over rows likewise, by their number",
         )
 
-    # -- what references of both kinds are made of --------------------------------------------------------------
+    # -- what references of both kinds are made of ----------------------------------------------------------
 
     def _summed(self, inputs: Mapping[str, Array64]) -> tuple[Array64, Array64]:
         """Return what is normalised, and the sum of the magnitudes of its parts."""
@@ -154,7 +154,7 @@ class Norm(Workload):
         return {tensor.name: self._element(*outputs[tensor.name]) for tensor in self.outputs()}
 
     def _weight_gradient(self, terms: Array64, magnitudes: Array64) -> Reference:
-        """Return the sum over rows; its scale makes up for the number of rows, if it is not that of columns."""
+        """Return the sum over rows; its scale makes up for there being more or fewer of them than columns."""
         errors = _sum_error(self.rows) / _sum_error(self.cols)
         scale = magnitudes.sum(axis=0) * errors + underflow(self.dtype) / self.tolerance().eps_acc
         return Reference(value=terms.sum(axis=0), scale=scale)

@@ -1,4 +1,4 @@
-"""layernorm: y[i, :] = (x[i, :] - mean) / sqrt(variance + eps) * gamma + beta, for each row i; and its gradients."""
+"""layernorm: y[i, :] = (x[i, :] - mean) / sqrt(variance + eps) * gamma + beta, for each row i."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LayerNorm"]
 class LayerNorm(Norm):
     """Layer normalisation of each row of x (rows, cols), computed in f32, with the biased variance.
 
-    Forward: y = (z - mean) rstd gamma + beta, with rstd = 1 / sqrt(variance + eps) and z = x + bias + residual.
+    Forward: y = (z - mean) rstd gamma + beta, rstd = 1 / sqrt(variance + eps), z = x + bias + residual.
     Backward, with n = (x - mean) rstd and g = dy gamma, means over a row, sums over rows:
     dx = rstd (g - mean(g) - n mean(g n)), dgamma = sum(dy n), dbeta = sum(dy).
 
@@ -33,8 +33,8 @@ class LayerNorm(Norm):
     operator: ClassVar[str] = "layernorm"
     weights: ClassVar[tuple[str, ...]] = ("gamma", "beta")
     statistics: ClassVar[tuple[str, ...]] = ("mean", "rstd")
-    # Forward: 1 for the mean, 3 for the variance, 1 to normalise, gamma and beta. Backward: 2 for the normal form,
-    # 1 for g, 3 for its means, 4 for dx, and 3 for dgamma and dbeta.
+    # Forward: 1 for the mean, 3 for the variance, 1 to normalise, gamma and beta. Backward: 2 for the normal
+    # form, 1 for g, 3 for its means, 4 for dx, and 3 for dgamma and dbeta.
     element_flops: ClassVar[Mapping[str, int]] = {"forward": 7, "backward": 13}
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
@@ -48,7 +48,7 @@ class LayerNorm(Norm):
         # The subtraction of the mean rounds in proportion to what it subtracts, not to what is left.
         level = magnitude.mean(axis=1, keepdims=True)
         normal = (magnitude + level) * rstd
-        # Errors of deviations become one of the root of their mean square, by the inequality of Cauchy and Schwarz.
+        # Errors of deviations become one of the root of their mean square (Cauchy and Schwarz).
         excess = np.maximum(1.0, np.sqrt(np.square(normal).mean(axis=1, keepdims=True)))
         return self._asked_for(
             y=((z - mean) * rstd * gamma + beta, normal * np.abs(gamma) + np.abs(beta)),

@@ -1,4 +1,4 @@
-"""rmsnorm: y[i, :] = x[i, :] / sqrt(mean(x[i, :]**2) + eps) * gamma, for each row i; and its gradients."""
+"""rmsnorm: y[i, :] = x[i, :] / sqrt(mean(x[i, :]**2) + eps) * gamma, for each row i."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class RmsNorm(Norm):
     operator: ClassVar[str] = "rmsnorm"
     weights: ClassVar[tuple[str, ...]] = ("gamma",)
     statistics: ClassVar[tuple[str, ...]] = ("rstd",)
-    # Forward: 2 for the mean square, 1 to normalise, gamma. Backward: 1 for the normal form, 1 for g, 2 for its mean,
-    # 3 for dx, and 2 for dgamma.
+    # Forward: 2 for the mean square, 1 to normalise, gamma. Backward: 1 for the normal form, 1 for g, 2 for
+    # its mean, 3 for dx, and 2 for dgamma.
     element_flops: ClassVar[Mapping[str, int]] = {"forward": 4, "backward": 9}
 
     prologue: Literal["none", "residual"] = "none"
