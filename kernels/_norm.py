@@ -12,7 +12,7 @@ from tunebench.device import Device
 from tunebench.kernels._cuda import ctype
 from tunebench.kernels._row_block import SPACE, batch, default_config, row_costs, smem_bytes
 from tunebench.space import Config, Table
-from tunebench.variant import Argument, Costs, Launch, Scalar, Variant, ceil_div
+from tunebench.variant import Argument, Costs, Launch, Scalar, ceil_div
 from tunebench.workloads.operators._norm import Norm
 
 __all__ = [
@@ -20,15 +20,9 @@ __all__ = [
     "forward_costs",
     "forward_default",
     "forward_launch",
-    "forward_only",
     "problem",
     "rows_of",
 ]
-
-
-def forward_only(variant: Variant[Any], workload: Norm) -> str | None:
-    """Return why a variant cannot do gradients, if that is what is asked for."""
-    return f"{variant.key} does not compute gradients" if workload.is_backward else None
 
 
 def rows_of(workload: Norm, rows: int) -> Any:

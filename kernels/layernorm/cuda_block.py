@@ -19,7 +19,6 @@ from tunebench.kernels._norm import (
     forward_costs,
     forward_default,
     forward_launch,
-    forward_only,
     rows_of,
 )
 from tunebench.kernels._row_block import tiles
@@ -37,7 +36,7 @@ class CudaBlockLayerNorm(CudaVariant[LayerNorm]):
 
     def limits(self, workload: LayerNorm, device: Device) -> str | None:
         """Refuse gradients."""
-        return forward_only(self, workload)
+        return f"{self.key} does not compute gradients" if workload.is_backward else None
 
     def default(self, workload: LayerNorm, device: Device) -> Config:
         """Return wide accesses and about 16 elements a thread."""

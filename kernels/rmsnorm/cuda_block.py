@@ -13,7 +13,6 @@ from tunebench.kernels._norm import (
     forward_costs,
     forward_default,
     forward_launch,
-    forward_only,
     rows_of,
 )
 from tunebench.kernels._row_block import tiles
@@ -31,7 +30,7 @@ class CudaBlockRmsNorm(CudaVariant[RmsNorm]):
 
     def limits(self, workload: RmsNorm, device: Device) -> str | None:
         """Refuse gradients."""
-        return forward_only(self, workload)
+        return f"{self.key} does not compute gradients" if workload.is_backward else None
 
     def default(self, workload: RmsNorm, device: Device) -> Config:
         """Return wide accesses and about 16 elements a thread."""

@@ -1,0 +1,330 @@
+"""Rows of layernorm and rmsnorm on the CPU: what their Numba variants share, forward and backward.
+
+Forward, a row is read for its statistics, by chunks that stay in the first cache, and again for its result.
+What is normalised may be a sum, which is made again where a row is not kept in f32: the one that is written
+is rounded. Each innermost loop writes few arrays, so that LLVM's checks of what overlaps stay within its limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
+from tunebench.space import Config
+from tunebench.variant import Argument
+from tunebench.workloads.operators._norm import Norm
+
+__all__ = ["backward_kernel", "forward_arguments", "forward_kernel", "merged", "squares", "two_pass"]
+
+Fastmath = frozenset[str]
+Statistics = Callable[[Norm, Config, Fastmath], Callable[..., Any]]
+
+
+def forward_arguments(workload: Norm) -> tuple[Argument, ...]:
+    """Pass x or y in place of a tensor that there is not; it is not touched."""
+    there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
+    inputs = [name if name in there else "x" for name in ("x", "gamma", "beta", "bias", "residual")]
+    return (*inputs, *(name if name in there else "y" for name in ("y", "z", "mean", "rstd")))
+
+
+def forward_kernel(
+    workload: Norm, config: Config, fastmath: Fastmath, statistics: Statistics
+) -> Callable[..., None]:
+    """Return the kernel that takes `forward_arguments`; `config` has `keep`, `chunk` and `row_block`."""
+    import numba
+    import numpy as np
+
+    row, address_of = _forward_row(workload, config, fastmath, statistics), address()
+    row_block = config["row_block"]
+
+    def norm(
+        x: Any, gamma: Any, beta: Any, bias: Any, residual: Any, y: Any, z: Any, mean: Any, rstd: Any
+    ) -> None:
+        rows, cols = x.shape
+        for block in numba.prange((rows + row_block - 1) // row_block):
+            kept = np.empty(cols, np.float32)
+            for i in range(block * row_block, min(rows, (block + 1) * row_block)):
+                parts = address_of(x), address_of(bias), address_of(residual)
+                weights = address_of(gamma), address_of(beta)
+                results = address_of(y), address_of(z), address_of(mean), address_of(rstd)
+                row(parts, weights, results, i, cols, address_of(kept))
+
+    return norm
+
+
+def _forward_row(
+    workload: Norm, config: Config, fastmath: Fastmath, statistics: Statistics
+) -> Callable[..., None]:
+    """Return what computes row i of `cols` elements; `kept` has room for as many f32."""
+    import numpy as np
+
+    read, write, keep = load(workload.dtype), store(workload.dtype), config["keep"] == 1
+    part, moments = _summed(workload), statistics(workload, config, fastmath)
+    centred, stats = "mean" in workload.statistics, workload.stats
+    one, eps = np.float32(1), np.float32(workload.eps)
+
+    @jitted(fastmath)
+    def normalise(
+        parts: Any, weights: Any, y: Any, begin: int, cols: int, kept: Any, mean: Any, rstd: Any
+    ) -> None:
+        x, bias, residual = parts
+        gamma, beta = weights
+        for j in range(cols):
+            value = kept[j] if keep else part(x, bias, residual, begin, j)
+            if centred:
+                y[begin + j] = write((value - mean) * rstd * read(gamma[j]) + read(beta[j]))
+            else:
+                y[begin + j] = write(value * rstd * read(gamma[j]))
+
+    @jitted(fastmath)
+    def row(parts: Any, weights: Any, results: Any, i: int, cols: int, kept: Any) -> None:
+        y, z, mean_of, rstd_of = results
+        begin = i * cols
+        mean, squared = moments(parts, z, begin, cols, kept)
+        rstd = one / np.sqrt(squared / np.float32(cols) + eps)
+        if stats and centred:
+            mean_of[i] = mean
+        if stats:
+            rstd_of[i] = rstd
+        normalise(parts, weights, y, begin, cols, kept, mean, rstd)
+
+    return row
+
+
+# -- statistics: (mean, sum of squared deviations from it) of a row, whose sum is written by the way
+
+
+def _summed(workload: Norm) -> Callable[..., Any]:
+    """Return what makes element j of the row at `begin`, in f32."""
+    read, has_bias, has_residual = load(workload.dtype), workload.has_bias, workload.has_residual
+
+    @inlined
+    def part(x: Any, bias: Any, residual: Any, begin: int, j: int) -> Any:
+        value = read(x[begin + j])
+        if has_bias:
+            value += read(bias[j])
+        if has_residual:
+            value += read(residual[begin + j])
+        return value
+
+    return part
+
+
+def _first(workload: Norm, config: Config, fastmath: Fastmath, square: bool) -> Callable[..., Any]:
+    """Return what sums `count` elements, or their squares, and stores what is kept of them."""
+    import numpy as np
+
+    part, write, keep, zero = _summed(workload), store(workload.dtype), config["keep"] == 1, np.float32(0)
+    has_residual = workload.has_residual
+
+    @jitted(fastmath)
+    def first(parts: Any, z: Any, begin: int, kept: Any, start: int, count: int) -> Any:
+        x, bias, residual = parts
+        total = zero
+        for j in range(start, start + count):
+            value = part(x, bias, residual, begin, j)
+            if keep:
+                kept[j] = value
+            if has_residual:
+                z[begin + j] = write(value)
+            total += value * value if square else value
+        return total
+
+    return first
+
+
+def _squares_about(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
+    """Return the sum of squared deviations of `count` elements from a mean."""
+    import numpy as np
+
+    part, keep, zero = _summed(workload), config["keep"] == 1, np.float32(0)
+
+    @jitted(fastmath)
+    def squares_about(parts: Any, begin: int, kept: Any, start: int, count: int, mean: Any) -> Any:
+        x, bias, residual = parts
+        total = zero
+        for j in range(start, start + count):
+            deviation = (kept[j] if keep else part(x, bias, residual, begin, j)) - mean
+            total += deviation * deviation
+        return total
+
+    return squares_about
+
+
+def squares(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
+    """Return what sums the squares of a row, whose mean is taken to be 0."""
+    import numpy as np
+
+    first, chunk, zero = _first(workload, config, fastmath, square=True), config["chunk"], np.float32(0)
+
+    @jitted(fastmath)
+    def of_row(parts: Any, z: Any, begin: int, cols: int, kept: Any) -> Any:
+        total = zero
+        for start in range(0, cols, chunk):
+            total += first(parts, z, begin, kept, start, min(cols - start, chunk))
+        return zero, total
+
+    return of_row
+
+
+def two_pass(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
+    """Return what finds the mean of a row, then its sum of squared deviations."""
+    import numpy as np
+
+    first, squares_about = (
+        _first(workload, config, fastmath, square=False),
+        _squares_about(workload, config, fastmath),
+    )
+    chunk, zero = config["chunk"], np.float32(0)
+
+    @jitted(fastmath)
+    def of_row(parts: Any, z: Any, begin: int, cols: int, kept: Any) -> Any:
+        total, squared = zero, zero
+        for start in range(0, cols, chunk):
+            total += first(parts, z, begin, kept, start, min(cols - start, chunk))
+        mean = total / np.float32(cols)
+        for start in range(0, cols, chunk):
+            squared += squares_about(parts, begin, kept, start, min(cols - start, chunk), mean)
+        return mean, squared
+
+    return of_row
+
+
+def merged(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
+    """Return what merges means and sums of squared deviations of a row's chunks."""
+    import numpy as np
+
+    first, squares_about = (
+        _first(workload, config, fastmath, square=False),
+        _squares_about(workload, config, fastmath),
+    )
+    chunk, zero = config["chunk"], np.float32(0)
+
+    @jitted(fastmath)
+    def of_row(parts: Any, z: Any, begin: int, cols: int, kept: Any) -> Any:
+        mean, squared, seen = zero, zero, zero
+        for start in range(0, cols, chunk):
+            terms = min(cols - start, chunk)
+            count = np.float32(terms)
+            own = first(parts, z, begin, kept, start, terms) / count
+            share, shift = count / (seen + count), own - mean
+            squared += squares_about(parts, begin, kept, start, terms, own) + shift * shift * seen * share
+            mean, seen = mean + shift * share, seen + count
+        return mean, squared
+
+    return of_row
+
+
+# -- backward ------------------------------------------------------------------------------------------------
+
+
+def backward_kernel(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., None]:
+    """Return the kernel of gradients; `config` has `parts`, into which rows are cut.
+
+    It takes x, gamma, mean (any array for rmsnorm, which has none), rstd, dy, dx, dgamma, dbeta (likewise)
+    and f32 scratch (parts, gradients of weights, cols). A part adds up its rows in lines of its own of the
+    scratch; then the lines are added in their order.
+    """
+    import numba
+
+    row, finish, address_of = _gradient_row(workload, fastmath), _add_parts(workload, fastmath), address()
+    parts, centred = config["parts"], "mean" in workload.statistics
+    strip = 256  # columns of a thread's turn, whose sums stay in the first cache
+
+    def gradients(
+        x: Any, gamma: Any, mean: Any, rstd: Any, dy: Any, dx: Any, dgamma: Any, dbeta: Any, partial: Any
+    ) -> None:
+        rows, cols = x.shape
+        for part in numba.prange(parts):
+            partial[part] = 0
+            for i in range(part * rows // parts, (part + 1) * rows // parts):
+                shift = mean[i] if centred else rstd[i]
+                arrays = address_of(x), address_of(gamma), address_of(dy), address_of(dx)
+                row(
+                    arrays,
+                    i * cols,
+                    cols,
+                    shift,
+                    rstd[i],
+                    address_of(partial[part, 0]),
+                    address_of(partial[part, -1]),
+                )
+        for first in numba.prange((cols + strip - 1) // strip):
+            begin, end = first * strip, min(cols, (first + 1) * strip)
+            finish(address_of(partial), address_of(dgamma), address_of(dbeta), parts, cols, begin, end)
+
+    return gradients
+
+
+def _gradient_row(workload: Norm, fastmath: Fastmath) -> Callable[..., None]:
+    """Return what computes dx of the row at `begin`, and adds to the sums of all rows."""
+    import numpy as np
+
+    read, write, centred = load(workload.dtype), store(workload.dtype), "mean" in workload.statistics
+    zero, one = np.float32(0), np.float32(1)
+
+    @jitted(fastmath)
+    def sums_of(arrays: Any, begin: int, cols: int, mean: Any, rstd: Any, scales: Any, shifts: Any) -> Any:
+        x, gamma, dy, _ = arrays
+        level, along = zero, zero
+        for j in range(cols):
+            d = read(dy[begin + j])
+            normal = ((read(x[begin + j]) - mean) if centred else read(x[begin + j])) * rstd
+            scales[j] += d * normal
+            if centred:
+                shifts[j] += d
+            g = d * read(gamma[j])
+            if centred:
+                level += g
+            along += g * normal
+        return level, along
+
+    @jitted(fastmath)
+    def row(arrays: Any, begin: int, cols: int, mean: Any, rstd: Any, scales: Any, shifts: Any) -> None:
+        x, gamma, dy, dx = arrays
+        level, along = sums_of(arrays, begin, cols, mean, rstd, scales, shifts)
+        share = one / np.float32(cols)
+        level, along = level * share, along * share
+        for j in range(cols):
+            g = read(dy[begin + j]) * read(gamma[j])
+            if centred:
+                normal = (read(x[begin + j]) - mean) * rstd
+                dx[begin + j] = write(rstd * (g - level - normal * along))
+            else:
+                dx[begin + j] = write(rstd * (g - read(x[begin + j]) * rstd * along))
+
+    return row
+
+
+def _add_parts(workload: Norm, fastmath: Fastmath) -> Callable[..., None]:
+    """Return what adds the lines of the scratch in some columns, and rounds the sums."""
+    import numpy as np
+
+    write, centred = store(workload.dtype), "mean" in workload.statistics
+    sums = 2 if centred else 1
+
+    @jitted(fastmath)
+    def add(totals: Any, partial: Any, at: int, count: int) -> None:
+        for j in range(count):
+            totals[j] += partial[at + j]
+
+    @jitted(fastmath)
+    def round_to(target: Any, totals: Any, begin: int, count: int) -> None:
+        for j in range(count):
+            target[begin + j] = write(totals[j])
+
+    address_of = address()
+
+    @jitted(fastmath)
+    def finish(partial: Any, dgamma: Any, dbeta: Any, parts: int, cols: int, begin: int, end: int) -> None:
+        for s in range(sums):
+            totals = np.zeros(end - begin, np.float32)
+            for part in range(parts):
+                add(address_of(totals), partial, (part * sums + s) * cols + begin, end - begin)
+            if s == 0:
+                round_to(dgamma, address_of(totals), begin, end - begin)
+            else:
+                round_to(dbeta, address_of(totals), begin, end - begin)
+
+    return finish
