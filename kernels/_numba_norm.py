@@ -2,7 +2,7 @@
 
 Forward, a row is read for its statistics, by chunks that stay in the first cache, and again for its result.
 What is normalised may be a sum, which is made again where a row is not kept in f32: the one that is written
-is rounded. Each innermost loop writes few arrays, so that LLVM's checks of what overlaps stay within its limits.
+is rounded. Each innermost loop writes few arrays, so that LLVM's checks of what overlaps stay within limits.
 """
 
 from __future__ import annotations
