@@ -83,7 +83,7 @@ def costs(workload: Norm, table: Table, device: Device, fma: float, reductions: 
 
 
 def launches(workload: Norm, config: Config) -> tuple[Launch, ...]:
-    """Launch one block for every `rows` rows; what there is not is another tensor of its rank, not touched."""
+    """Launch one block for every `rows` rows; another tensor of its rank stands for what there is not."""
     there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
     others = {"beta": "gamma", "bias": "gamma", "residual": "x", "z": "y", "mean": "gamma", "rstd": "gamma"}
     names = ("x", "gamma", "beta", "bias", "residual", "y", "z", "mean", "rstd")
