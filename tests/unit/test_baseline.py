@@ -39,6 +39,12 @@ PROBLEMS = (
     "elementwise:rows=5,cols=33,dtype=f32,expression=min(tanh(x),2)*silu(x-b)*s+rsqrt(2+square(x)),vectors=b,scalars=s",
     "elementwise:rows=5,cols=33,dtype=f32,expression=gelu(x)*max(2,min(1,3))",
     "elementwise:rows=5,cols=33,dtype=f32,expression=x",
+    "layernorm:rows=5,cols=33,dtype=f32,prologue=residual",
+    "layernorm:rows=5,cols=33,dtype=f32,prologue=bias+residual,stats=true",
+    "layernorm:rows=5,cols=33,dtype=f32,direction=backward",
+    "rmsnorm:rows=5,cols=33,dtype=f32",
+    "rmsnorm:rows=5,cols=33,dtype=f32,prologue=residual,stats=true",
+    "rmsnorm:rows=5,cols=33,dtype=f32,direction=backward",
 )
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Norm"]
 
+F32 = unit_roundoff("f32")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(Workload):
@@ -127,11 +129,11 @@ class Norm(Workload):
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and f32 sums over a row in any order."""
         return Tolerance(
-            eps_out=unit_roundoff(self.dtype),
+            eps_out=F32,
             eps_acc=_sum_error(self.cols),
-            reason="one rounding to the output type; f32 sums of a row's elements and squares err by "
-            "sqrt(cols) u with overwhelming probability (Higham and Mary 2019), and a few roundings follow; "
-            "sums over rows likewise, by their number",
+            reason="each output rounded once to its type, which scales tell; f32 sums of a row's elements "
+            "and squares err by sqrt(cols) u with overwhelming probability (Higham and Mary 2019), and a few "
+            "roundings follow; sums over rows likewise, by their number",
         )
 
     # -- what references of both kinds are made of ----------------------------------------------------------
@@ -144,22 +146,23 @@ class Norm(Workload):
                 z, magnitude = z + inputs[name], magnitude + np.abs(inputs[name])
         return z, magnitude
 
-    def _element(self, value: Array64, scale: Array64) -> Reference:
-        """Return the reference of a tensor whose elements are sums over no more than a row."""
-        # What is tiny may vanish in `dtype`.
-        return Reference(value=value, scale=scale + underflow(self.dtype) / self.tolerance().eps_acc)
+    def _references(self, **outputs: tuple[Array64, Array64]) -> dict[str, Reference]:
+        """Return references, from values and their magnitudes, of those outputs that there are."""
+        eps_acc = self.tolerance().eps_acc
+        found = {}
+        for tensor in self.outputs():
+            value, magnitude = outputs[tensor.name]
+            # What rounding to the type adds to that of f32, which is eps_out; what is tiny may vanish.
+            rounding = (unit_roundoff(tensor.dtype) - F32) * np.abs(value) + underflow(tensor.dtype)
+            found[tensor.name] = Reference(value=value, scale=magnitude + rounding / eps_acc)
+        return found
 
-    def _asked_for(self, **outputs: tuple[Array64, Array64]) -> dict[str, Reference]:
-        """Return references, from values and scales, of those outputs of forward that there are."""
-        return {tensor.name: self._element(*outputs[tensor.name]) for tensor in self.outputs()}
-
-    def _weight_gradient(self, terms: Array64, magnitudes: Array64) -> Reference:
-        """Return the sum over rows; its scale makes up for there being more or fewer of them than columns."""
+    def _over_rows(self, terms: Array64, magnitudes: Array64) -> tuple[Array64, Array64]:
+        """Return sums over rows, and magnitudes that make up for there being more or fewer than columns."""
         errors = _sum_error(self.rows) / _sum_error(self.cols)
-        scale = magnitudes.sum(axis=0) * errors + underflow(self.dtype) / self.tolerance().eps_acc
-        return Reference(value=terms.sum(axis=0), scale=scale)
+        return terms.sum(axis=0), magnitudes.sum(axis=0) * errors
 
 
 def _sum_error(terms: int) -> float:
     """Return the relative error of an f32 sum and of a few roundings after it, per unit of magnitude."""
-    return (2.0 * math.sqrt(terms) + 8.0) * unit_roundoff("f32")
+    return (2.0 * math.sqrt(terms) + 8.0) * F32

@@ -50,7 +50,7 @@ class LayerNorm(Norm):
         normal = (magnitude + level) * rstd
         # Errors of deviations become one of the root of their mean square (Cauchy and Schwarz).
         excess = np.maximum(1.0, np.sqrt(np.square(normal).mean(axis=1, keepdims=True)))
-        return self._asked_for(
+        return self._references(
             y=((z - mean) * rstd * gamma + beta, normal * np.abs(gamma) + np.abs(beta)),
             z=(z, magnitude),
             mean=(mean[:, 0], level[:, 0]),
@@ -66,8 +66,8 @@ class LayerNorm(Norm):
         size, width = np.abs(g), (np.abs(x) + np.abs(mean)) * rstd
         level = size.mean(axis=1, keepdims=True)
         scale = rstd * (size + level + width * (size * width).mean(axis=1, keepdims=True))
-        return {
-            "dx": self._element(dx, scale),
-            "dgamma": self._weight_gradient(dy * normal, np.abs(dy) * width),
-            "dbeta": self._weight_gradient(dy, np.abs(dy)),
-        }
+        return self._references(
+            dx=(dx, scale),
+            dgamma=self._over_rows(dy * normal, np.abs(dy) * width),
+            dbeta=self._over_rows(dy, np.abs(dy)),
+        )

@@ -48,7 +48,7 @@ class RmsNorm(Norm):
         rstd = 1.0 / np.sqrt(np.square(z).mean(axis=1, keepdims=True) + self.eps)
         # Parts of z that cancel leave their errors behind, which become one of the root of the mean square.
         excess = np.maximum(1.0, np.sqrt(np.square(magnitude * rstd).mean(axis=1, keepdims=True)))
-        return self._asked_for(
+        return self._references(
             y=(z * rstd * gamma, magnitude * rstd * excess * np.abs(gamma)),
             z=(z, magnitude),
             rstd=(rstd[:, 0], (rstd * excess)[:, 0]),
@@ -60,7 +60,7 @@ class RmsNorm(Norm):
         along = (g * normal).mean(axis=1, keepdims=True)
         width = np.abs(normal)
         scale = rstd * (np.abs(g) + width * (np.abs(g) * width).mean(axis=1, keepdims=True))
-        return {
-            "dx": self._element(rstd * (g - normal * along), scale),
-            "dgamma": self._weight_gradient(dy * normal, np.abs(dy) * width),
-        }
+        return self._references(
+            dx=(rstd * (g - normal * along), scale),
+            dgamma=self._over_rows(dy * normal, np.abs(dy) * width),
+        )

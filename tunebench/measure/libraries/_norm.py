@@ -1,0 +1,17 @@
+"""What libraries do before a normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["summed"]
+
+
+def summed(tensors: Mapping[str, Any]) -> Any:
+    """Return x plus bias and residual, if there are any: arrays of NumPy or tensors of torch."""
+    z = tensors["x"]
+    for name in ("bias", "residual"):
+        if name in tensors:
+            z = z + tensors[name]
+    return z
