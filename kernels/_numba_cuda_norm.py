@@ -85,7 +85,7 @@ def costs(workload: Norm, table: Table, device: Device, fma: float, reductions: 
 def launches(workload: Norm, config: Config) -> tuple[Launch, ...]:
     """Launch one block for every `rows` rows; another tensor of its rank stands for what there is not."""
     there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
-    others = {"beta": "gamma", "bias": "gamma", "residual": "x", "z": "y", "mean": "gamma", "rstd": "gamma"}
+    others = {"beta": "gamma", "bias": "gamma", "residual": "x", "z": "x", "mean": "gamma", "rstd": "gamma"}
     names = ("x", "gamma", "beta", "bias", "residual", "y", "z", "mean", "rstd")
     arguments: tuple[Argument, ...] = tuple(name if name in there else others[name] for name in names)
     grid = (ceil_div(workload.rows, config["rows"]), 1, 1)

@@ -534,6 +534,7 @@ def _share(workload: Workload, got: Array, reference: Reference) -> Array:
 
 
 ELSEWHERE = {"attention", "elementwise"}
+ELSEWHERE = {"attention", "rmsnorm"}
 """Operators that have a module of tests of their own for this, such as tests/unit/test_attention.py."""
 
 
