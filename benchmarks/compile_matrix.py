@@ -113,6 +113,20 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "layernorm:rows=16384,cols=4096,dtype=f16",
         "layernorm:rows=1000,cols=777,dtype=bf16",
         "layernorm:rows=17,cols=40001,dtype=f32",
+        "layernorm:rows=8192,cols=768,dtype=f16,prologue=bias+residual,stats=true",
+        "layernorm:rows=17,cols=24576,dtype=f32,prologue=residual",
+        "layernorm:rows=1,cols=1048576,dtype=bf16,prologue=residual",
+        "layernorm:rows=8192,cols=768,dtype=f16,direction=backward",
+        "layernorm:rows=2048,cols=12288,dtype=bf16,direction=backward",
+        "layernorm:rows=37,cols=40001,dtype=f32,direction=backward",
+    ),
+    "rmsnorm": (
+        "rmsnorm:rows=2048,cols=4096,dtype=bf16,prologue=residual",
+        "rmsnorm:rows=1000,cols=777,dtype=f32,prologue=residual,stats=true",
+        "rmsnorm:rows=17,cols=40002,dtype=f16",
+        "rmsnorm:rows=4,cols=1048576,dtype=f32,stats=true",
+        "rmsnorm:rows=2048,cols=4096,dtype=bf16,direction=backward",
+        "rmsnorm:rows=37,cols=40001,dtype=f32,direction=backward",
     ),
 }
 """Problems that stand for each operator: types, transpositions, epilogues, aligned sizes and odd ones."""

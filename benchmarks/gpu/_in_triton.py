@@ -13,6 +13,7 @@ from tunebench.workload import Workload
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.layernorm import LayerNorm
+from tunebench.workloads.operators.rmsnorm import RmsNorm
 from tunebench.workloads.operators.softmax import Softmax
 
 __all__ = ["Program", "factors", "in_triton"]
@@ -61,7 +62,7 @@ def in_triton(workload: Workload, tensors: Tensors, device: Device) -> Program |
         return _gemm(workload, tensors, device)
     if isinstance(workload, Attention):
         return _attention(workload, tensors)
-    if isinstance(workload, Softmax | LayerNorm):
+    if isinstance(workload, Softmax | LayerNorm | RmsNorm):
         return _rows(workload, tensors)
     return None
 
@@ -98,12 +99,18 @@ def _attention(workload: Attention, t: Tensors) -> Program | None:
     return Program(lambda: attention(t["q"], t["k"], t["v"], o, lse, causal=workload.causal), o)
 
 
-def _rows(workload: Softmax | LayerNorm, t: Tensors) -> Program | None:
+def _rows(workload: Softmax | LayerNorm | RmsNorm, t: Tensors) -> Program | None:
     import _triton_rows as rows
 
-    if workload.cols > rows.LONGEST or set(t) - {"x", "scale", "gamma", "beta"}:
+    if (
+        workload.cols > rows.LONGEST
+        or set(t) - {"x", "scale", "gamma", "beta"}
+        or len(workload.outputs()) > 1
+    ):
         return None
     y = t["x"].new_full(t["x"].shape, -1)
     if isinstance(workload, LayerNorm):
         return Program(lambda: rows.layernorm(t["x"], t["gamma"], t["beta"], y, workload.eps), y)
+    if isinstance(workload, RmsNorm):
+        return Program(lambda: rows.rmsnorm(t["x"], t["gamma"], y, workload.eps), y)
     return Program(lambda: rows.softmax(t["x"], y, t.get("scale", 1.0)), y)

@@ -76,6 +76,16 @@ VERIFIED = (
     (ROW_TYPES, "layernorm:rows=5,cols=1023,dtype={dtype}"),
     (ROW_TYPES, "layernorm:rows=33,cols=40001,dtype={dtype}"),
     (ROW_TYPES, "layernorm:rows=4096,cols=1024,dtype={dtype}"),
+    (ROW_TYPES, "layernorm:rows=1000,cols=777,dtype={dtype},prologue=bias+residual,stats=true"),
+    (ROW_TYPES, "layernorm:rows=3,cols=300001,dtype={dtype},prologue=residual"),
+    (ROW_TYPES, "layernorm:rows=1003,cols=1000,dtype={dtype},direction=backward"),
+    (ROW_TYPES, "layernorm:rows=37,cols=40001,dtype={dtype},direction=backward"),
+    (ROW_TYPES, "layernorm:rows=4096,cols=1024,dtype={dtype},direction=backward"),
+    (ROW_TYPES, "rmsnorm:rows=1,cols=1,dtype={dtype}"),
+    (ROW_TYPES, "rmsnorm:rows=33,cols=40001,dtype={dtype}"),
+    (ROW_TYPES, "rmsnorm:rows=1000,cols=777,dtype={dtype},prologue=residual,stats=true"),
+    (ROW_TYPES, "rmsnorm:rows=2,cols=1048576,dtype={dtype}"),
+    (ROW_TYPES, "rmsnorm:rows=1003,cols=1000,dtype={dtype},direction=backward"),
 )
 """Types and problems; every variant that can do one does it."""
 
@@ -110,6 +120,12 @@ MEASURED = (
     ("softmax:rows=4096,cols=1024,dtype=f32", 50),
     ("layernorm:rows=16384,cols=4096,dtype=f16", 50),
     ("layernorm:rows=4096,cols=1024,dtype=f32", 50),
+    ("layernorm:rows=8192,cols=768,dtype=f16,prologue=residual,stats=true", 50),
+    ("layernorm:rows=8192,cols=768,dtype=f16,direction=backward", 50),
+    ("rmsnorm:rows=2048,cols=4096,dtype=bf16,prologue=residual", 50),
+    ("rmsnorm:rows=16,cols=4096,dtype=bf16,prologue=residual", 50),
+    ("rmsnorm:rows=8192,cols=4096,dtype=bf16,direction=backward", 50),
+    ("rmsnorm:rows=1,cols=1048576,dtype=f32", 50),
 )
 """Problems to tune, with trials; `{dtype}` is f16."""
 

@@ -41,6 +41,9 @@ WORKLOADS = (
     "softmax:rows=4096,cols=1000,dtype=f32,prologue=scale+mask",
     "layernorm:rows=4096,cols=1024,dtype=bf16",
     "layernorm:rows=1000,cols=1000,dtype=f16",
+    "layernorm:rows=1000,cols=1000,dtype=f16,direction=backward",
+    "rmsnorm:rows=4,cols=100000,dtype=f16,prologue=residual,stats=true",
+    "rmsnorm:rows=1000,cols=1000,dtype=f32,direction=backward",
 )
 """Problems with scalars, masks, scratch, and more shared memory than kernels may have without asking."""
 
