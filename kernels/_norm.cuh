@@ -117,6 +117,7 @@ struct Moments {
 };
 
 // ---- rows that have a block, or a part of one: forward ----------------------------------------------------
+// Loops are unrolled by N and no further: what a thread has in flight is a choice, and takes registers.
 
 // What a thread knows of its row.
 template <class P, int ROW_THREADS, int ROWS, int V>
@@ -164,6 +165,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_shared(NORM_PARAME
   const Forward<P, ROW_THREADS, ROWS, V> my(x, bias, residual, z, rows, cols);
   const KeptRow<V> kept = {all_kept + my.row_of_block * cols, my.count};
   float values[N][V], mean = 0.0f, total = 0.0f, squares = 0.0f;
+#pragma unroll 1
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { my.parts.load(vector, values[n]); });
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
@@ -175,6 +177,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_shared(NORM_PARAME
   }
   if constexpr (P::CENTRED) {
     mean = reduce_row<ROW_THREADS>(total, Sum()) / cols;
+#pragma unroll 1
     for (int first = my.thread; first < my.count; first += my.STEP * N)
       each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
         kept.get(vector, values[n]);
@@ -183,6 +186,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_shared(NORM_PARAME
   }
   squares = reduce_row<ROW_THREADS>(squares, Sum());
   const auto affine = my.affine(gamma, beta, mean_of, rstd_of, mean, squares, cols, eps);
+#pragma unroll 1
   for (int first = my.thread; first < my.count; first += my.STEP * N)
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
       kept.get(vector, values[n]);
@@ -196,6 +200,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_online(NORM_PARAME
   const Forward<P, ROW_THREADS, ROWS, V> my(x, bias, residual, z, rows, cols);
   float values[N][V], mean = 0.0f;
   Moments seen = {0.0f, 0.0f, 0.0f};
+#pragma unroll 1
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { my.parts.load(vector, values[n]); });
     each_vector<N>(first, my.STEP, my.count, [&](int, int n) { seen.see<P::CENTRED>(values[n]); });
@@ -207,6 +212,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_online(NORM_PARAME
   }
   const float squares = reduce_row<ROW_THREADS>(seen.squares, Sum());
   const auto affine = my.affine(gamma, beta, mean_of, rstd_of, mean, squares, cols, eps);
+#pragma unroll 1
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { my.parts.load(vector, values[n]); });
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {

@@ -26,7 +26,7 @@ __all__ = ["SPACE", "costs", "default", "launches", "miniature", "scratch", "til
 BLOCKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 HELD_ELEMENTS = 32
 """Most elements of a row that a thread has."""
-OTHER_REGISTERS, WIDE_REGISTERS = 32, 12
+OTHER_REGISTERS, WIDE_REGISTERS = 32, 20
 """What a thread needs besides elements and sums: addresses, constants of a row; and vectors under way."""
 MAX_SCRATCH_BYTES = 2**28
 """Most memory that parts of sums may take."""

@@ -26,6 +26,7 @@ norm_split_moments(NORM_PARAMETERS(typename P::T), float* __restrict__ moments, 
   const RowPart<P, V> my(x, bias, residual, z, cols, in_row, chunk);
   float values[N][V], mean = 0.0f;
   Moments seen = {0.0f, 0.0f, 0.0f};
+#pragma unroll 1
   for (int first = threadIdx.x; first < my.count; first += THREADS * N) {
     each_vector<N>(first, THREADS, my.count, [&](int vector, int n) { my.parts.load(vector, values[n]); });
     each_vector<N>(first, THREADS, my.count, [&](int vector, int n) {
@@ -65,6 +66,7 @@ norm_split_finish(NORM_PARAMETERS(typename P::T), const float* __restrict__ mome
   const Affine<P, V> affine = {gamma + weights, beta + weights, mean, fast_rsqrt(squares / cols + eps)};
   if (my.first == 0 && threadIdx.x == 0) affine.keep_statistics(mean_of, rstd_of, my.row);
   float values[N][V];
+#pragma unroll 1
   for (int first = threadIdx.x; first < my.count; first += THREADS * N) {
     each_vector<N>(first, THREADS, my.count, [&](int vector, int n) { my.parts.load(vector, values[n]); });
     each_vector<N>(first, THREADS, my.count,

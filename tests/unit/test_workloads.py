@@ -12,9 +12,9 @@ from tunebench import workloads
 from tunebench.errors import InputError, UnknownName
 from tunebench.workload import Workload
 from tunebench.workloads import Layer, batches, operator, operators, parse, register, suite, suites, workload
+from tunebench.workloads.operators._norm import Norm
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
-from tunebench.workloads.operators.layernorm import LayerNorm
 
 SUITES = ("bert-base", "gpt2", "llama-3-8b", "llama-7b", "mixtral-8x7b", "resnet50")
 
@@ -187,10 +187,25 @@ def test_grouped_attention_and_experts_take_their_published_work(
     assert linear / 2 / 2048 + embedding * 4096 + 65 * 4096 == pytest.approx(active, rel=1e-3)
 
 
-@pytest.mark.parametrize(("name", "hidden"), [("bert-base", 768), ("gpt2", 768)])
-def test_transformers_normalise_twice_a_layer_and_once_more(name: str, hidden: int) -> None:
-    norms = [layer for layer in suite(name) if isinstance(layer.workload, LayerNorm)]
-    assert [(layer.count, layer.workload.cols) for layer in norms] == [(25, hidden)]  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("name", "plain", "after_sums", "hidden"),
+    [
+        ("bert-base", 25, 0, 768),  # the sum before it is of no use after it
+        ("gpt2", 1, 24, 768),
+        ("llama-7b", 1, 64, 4096),
+        ("llama-3-8b", 1, 64, 4096),
+        ("mixtral-8x7b", 1, 64, 4096),
+    ],
+)
+def test_transformers_normalise_twice_a_layer_and_once_more(
+    name: str, plain: int, after_sums: int, hidden: int
+) -> None:
+    counts = {False: 0, True: 0}
+    for layer in suite(name):
+        if isinstance(layer.workload, Norm):
+            assert layer.workload.cols == hidden
+            counts[layer.workload.has_residual] += layer.count
+    assert counts == {False: plain, True: after_sums}
 
 
 def test_a_layer_counts_once_unless_told() -> None:
