@@ -6,7 +6,7 @@ An operator's file says which norm it is; all kernels are templates over the pro
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from tunebench.device import Device
 from tunebench.kernels._cuda import ctype
@@ -24,8 +24,10 @@ __all__ = [
     "rows_of",
 ]
 
+N = TypeVar("N", bound=Norm)
 
-def rows_of(workload: Norm, rows: int) -> Any:
+
+def rows_of(workload: N, rows: int) -> N:
     """Return the problem with so many rows at most."""
     return dataclasses.replace(workload, rows=min(workload.rows, rows))
 

@@ -10,7 +10,7 @@ of rows after the other, and adds up the gradients of the weights on the way. `s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -22,6 +22,8 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators._norm import Norm
 
 __all__ = ["SPACE", "costs", "default", "launches", "miniature", "scratch", "tiles"]
+
+N = TypeVar("N", bound=Norm)
 
 BLOCKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 HELD_ELEMENTS = 32
@@ -222,7 +224,7 @@ def tiles(workload: Norm, config: Config) -> tuple[Tiling, ...]:
     )
 
 
-def miniature(workload: Norm, config: Config) -> Any:
+def miniature(workload: N, config: Config) -> N:
     """Return rows for a second turn of two blocks, the last one cut; the length of rows decides the rest."""
     return rows_of(workload, (config["blocks"] + 1) * config["rows"] + 1)
 

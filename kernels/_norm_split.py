@@ -7,7 +7,7 @@ each part, and a second merges those of a row and normalises its parts.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -19,6 +19,8 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators._norm import Norm
 
 __all__ = ["SPACE", "costs", "default", "launches", "limits", "miniature", "scratch", "tiles"]
+
+N = TypeVar("N", bound=Norm)
 
 LEAST_COLS = 2048
 """Shorter rows are not worth two launches."""
@@ -111,7 +113,7 @@ def tiles(workload: Norm, config: Config) -> tuple[Tiling, ...]:
     )
 
 
-def miniature(workload: Norm, config: Config) -> Any:
+def miniature(workload: N, config: Config) -> N:
     """Return up to two rows whose parts have a batch of vectors a thread, and all but the last one more."""
     batches = config["parts"] * config["threads"] * config["unroll"]
     cols = max(LEAST_COLS, (batches + config["parts"] - 1) * config["vector"])

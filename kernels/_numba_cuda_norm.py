@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -28,6 +28,8 @@ __all__ = [
     "miniature",
     "tiles",
 ]
+
+N = TypeVar("N", bound=Norm)
 
 PARAMETERS = (
     Parameter("threads", (8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
@@ -92,7 +94,7 @@ def launches(workload: Norm, config: Config) -> tuple[Launch, ...]:
     return (Launch(grid=grid, block=(config["threads"], config["rows"], 1), arguments=arguments),)
 
 
-def miniature(workload: Norm, config: Config) -> Any:
+def miniature(workload: N, config: Config) -> N:
     """Return one full block and a cut one, with rows of at most three elements a thread and one more."""
     rows, cols = config["rows"] + 1, 3 * config["threads"] + 1
     return dataclasses.replace(workload, rows=min(workload.rows, rows), cols=min(workload.cols, cols))
