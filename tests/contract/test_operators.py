@@ -533,8 +533,7 @@ def _share(workload: Workload, got: Array, reference: Reference) -> Array:
     return share_of(np.abs(got.astype(np.float64) - reference.value), allowed)
 
 
-ELSEWHERE = {"attention", "elementwise"}
-ELSEWHERE = {"attention", "rmsnorm"}
+ELSEWHERE = {"attention", "elementwise", "rmsnorm"}
 """Operators that have a module of tests of their own for this, such as tests/unit/test_attention.py."""
 
 
