@@ -64,31 +64,49 @@ struct LineWalk {
 
 // ---- what becomes of a sum ---------------------------------------------------------------------------------
 
-// Adds the bias of a column, if there is one, applies the activation, all in f32, and rounds. Sums of integers are
-// results as they are.
-template <class Out, class Activation, bool HAS_BIAS>
+// Adds the bias of a column, applies the activation and adds the residual, each if there is one, all in f32, and rounds.
+// Sums of integers are results as they are.
+template <class Out, class Activation, bool HAS_BIAS, bool HAS_RESIDUAL = false>
 struct Finish {
-  const Out* bias;  // of the tile's first column; not read without HAS_BIAS
-  int columns;      // of the tile that exist
+  const Out* bias;                // of the tile's first column; not read without HAS_BIAS
+  int columns;                    // of the tile that exist
+  const Out* residual = nullptr;  // of the tile's first element; not read without HAS_RESIDUAL
+  i64 pitch = 0;                  // elements from one row of it to the next
 
   // Of WIDTH neighbours; WIDTH divides the number of columns, so that all of them exist or none.
   template <int WIDTH>
   __device__ __forceinline__ Vec<float, WIDTH> bias_of(int column) const {
-    Vec<float, WIDTH> values = {};
     if constexpr (HAS_BIAS) {
-      if (column < columns) {
-        const Vec<Out, WIDTH> stored = load_vec<WIDTH>(bias + column);
-#pragma unroll
-        for (int e = 0; e < WIDTH; ++e) values.at[e] = to_float(stored.at[e]);
-      }
+      if (column < columns) return read<WIDTH>(bias + column);
     }
+    return {};
+  }
+  // Of WIDTH neighbours that exist.
+  template <int WIDTH>
+  __device__ __forceinline__ Vec<float, WIDTH> residual_of(int row, int column) const {
+    if constexpr (HAS_RESIDUAL) return read<WIDTH>(residual + row * pitch + column);
+    return {};
+  }
+  __device__ __forceinline__ Out operator()(float sum, float bias_value, float residual_value) const {
+    const float value = Activation()(HAS_BIAS ? sum + bias_value : sum);
+    return from_float<Out>(HAS_RESIDUAL ? value + residual_value : value);
+  }
+  __device__ __forceinline__ i32 operator()(i32 sum, float, float) const { return sum; }
+
+ private:
+  template <int WIDTH>
+  static __device__ __forceinline__ Vec<float, WIDTH> read(const Out* stored) {
+    const Vec<Out, WIDTH> narrow = load_vec<WIDTH>(stored);
+    Vec<float, WIDTH> values;
+#pragma unroll
+    for (int e = 0; e < WIDTH; ++e) values.at[e] = to_float(narrow.at[e]);
     return values;
   }
-  __device__ __forceinline__ Out operator()(float sum, float bias_value) const {
-    return from_float<Out>(Activation()(HAS_BIAS ? sum + bias_value : sum));
-  }
-  __device__ __forceinline__ i32 operator()(i32 sum, float) const { return sum; }
 };
+
+// As the problem C asks for.
+template <class C>
+using FinishOf = Finish<typename C::Out, typename C::Activation, C::HAS_BIAS, C::HAS_RESIDUAL>;
 
 // Where a tile of results goes: its corner in a row-major matrix, and how much of the tile exists.
 template <class Out>

@@ -13,13 +13,16 @@ from tunebench.kernels._cuda import ctype
 from tunebench.space import Config, Table
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
+from tunebench.workloads.operators._activation import Activation
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = [
+    "ACTIVATIONS",
     "MAX_BLOCKS",
     "SPLITS",
     "STREAMS",
     "Share",
+    "added",
     "alignment",
     "arguments",
     "blocks",
@@ -44,7 +47,14 @@ MAX_BLOCKS = 2**31 - 1
 AFFORDABLE_FMA = 10_000_000
 """Multiply-adds that emulation does in a fraction of a second."""
 
-_ACTIVATION = {"none": "Identity", "relu": "Relu", "gelu": "Gelu"}
+ACTIVATIONS: dict[Activation, str] = {
+    "none": "Identity",
+    "relu": "Relu",
+    "gelu": "Gelu",
+    "silu": "Silu",
+    "sigmoid": "Sigmoid",
+}
+"""Their names in `_epilogue.cuh`."""
 
 
 def constants(name: str, **values: str | bool | int) -> str:
@@ -62,17 +72,23 @@ def problem(workload: Gemm) -> dict[str, str | bool | int]:
     return {
         "In": ctype(workload.dtype),
         "Out": ctype(workload.out),
-        "Activation": _ACTIVATION[workload.activation],
+        "Activation": ACTIVATIONS[workload.activation],
         "HAS_BIAS": workload.has_bias,
+        "HAS_RESIDUAL": workload.has_residual,
         "A_K_CONTIGUOUS": workload.trans[0] == "n",
         "B_K_CONTIGUOUS": workload.trans[1] == "t",
     }
 
 
 def arguments(workload: Gemm, group_m: int) -> tuple[str | Scalar, ...]:
-    """Return what the kernels take: a, b, bias (c in its place if there is none, not read), c, sizes."""
+    """Return what the kernels take: a, b, what the epilogue adds, c, sizes."""
     sizes = (workload.m, workload.n, workload.k, group_m)
-    return ("a", "b", "bias" if workload.has_bias else "c", "c", *(Scalar("int", size) for size in sizes))
+    return ("a", "b", *added(workload), "c", *(Scalar("int", size) for size in sizes))
+
+
+def added(workload: Gemm) -> tuple[str, str]:
+    """Return the names of bias and residual: c in place of one that there is not, which is not read."""
+    return ("bias" if workload.has_bias else "c", "residual" if workload.has_residual else "c")
 
 
 def alignment(extent: int, dtype: DType) -> int:
@@ -184,14 +200,14 @@ def divided_launches(workload: Gemm, config: Config, product: Launch) -> tuple[L
         product: Entry, threads and shared memory of the product; grid and arguments are filled in here.
     """
     kind, parts = division(config), _parts(workload, config)
-    tiles, bias = blocks(workload, config["bm"], config["bn"]), "bias" if workload.has_bias else "c"
+    tiles = blocks(workload, config["bm"], config["bn"])
     sizes = (workload.m, workload.n, workload.k, config["group_m"], tiles, parts)
     numbers = tuple(Scalar("int", size) for size in sizes)
     partial = "c" if kind == "WholeTiles" else "partial"  # in whose place it is not written
     first = dataclasses.replace(
         product,
         grid=(parts if kind == "StreamK" else tiles * parts, 1, 1),
-        arguments=("a", "b", bias, "c", partial, *numbers),
+        arguments=("a", "b", *added(workload), "c", partial, *numbers),
     )
     if kind == "WholeTiles":
         return (first,)
@@ -199,7 +215,7 @@ def divided_launches(workload: Gemm, config: Config, product: Launch) -> tuple[L
         entry="finish_tiles<Choice>",
         grid=(tiles * config["bm"] // FINISH_ROWS, 1, 1),
         block=(FINISH_THREADS, 1, 1),
-        arguments=("partial", bias, "c", *numbers),
+        arguments=("partial", *added(workload), "c", *numbers),
     )
     return (first, finish)
 

@@ -281,10 +281,11 @@ __device__ __forceinline__ void store_fragments(const Sum (&sums)[Grid::M / 16][
       for (int i = 0; i < Grid::M / 8; ++i) {
         const int row = Grid::row() + 8 * i + lane / 4;
         if (row >= target.rows) continue;
+        const Vec<float, WIDTH> residual = finish.template residual_of<WIDTH>(row, column);
         Vec<Out, WIDTH> wide;
 #pragma unroll
         for (int e = 0; e < WIDTH; ++e)
-          wide.at[e] = finish(sums[i / 2][j][i % 2 * 2 + first + e], bias.at[e]);
+          wide.at[e] = finish(sums[i / 2][j][i % 2 * 2 + first + e], bias.at[e], residual.at[e]);
         store_vec(target.corner + row * target.pitch + column, wide);
       }
     }
@@ -318,12 +319,13 @@ __device__ __forceinline__ void store_staged(const Sum (&sums)[Grid::M / 16][Gri
       const int at = index % PER_ROW * VEC, row = Grid::row() + 16 * i + index / PER_ROW, column = Grid::column() + at;
       if (row >= target.rows || column >= target.columns) continue;
       const Vec<float, VEC> bias = finish.template bias_of<VEC>(column);
+      const Vec<float, VEC> residual = finish.template residual_of<VEC>(row, column);
       Vec<Out, VEC> wide;
 #pragma unroll
       for (int j = 0; j < VEC; j += WIDTH) {
         const Vec<Sum, WIDTH> part = load_vec<WIDTH>(staging + index / PER_ROW * PITCH + at + j);
 #pragma unroll
-        for (int e = 0; e < WIDTH; ++e) wide.at[j + e] = finish(part.at[e], bias.at[j + e]);
+        for (int e = 0; e < WIDTH; ++e) wide.at[j + e] = finish(part.at[e], bias.at[j + e], residual.at[j + e]);
       }
       store_vec(target.corner + row * target.pitch + column, wide);
     }

@@ -112,7 +112,8 @@ constexpr int FINISH_THREADS = 128, FINISH_ROWS = 16;
 template <class C>
 __global__ void __launch_bounds__(FINISH_THREADS)
 finish_tiles(const Wide<typename C::In>* __restrict__ partial, const typename C::Out* __restrict__ bias,
-             typename C::Out* __restrict__ c, int m, int n, int k, int group_m, int tiles, int parts) {
+             const typename C::Out* __restrict__ residual, typename C::Out* __restrict__ c, int m, int n, int k,
+             int group_m, int tiles, int parts) {
   using Out = typename C::Out;
   using Sum = Wide<typename C::In>;
   constexpr int WIDTH = C::VEC_C < 4 ? C::VEC_C : 4, PER_ROW = C::BN / WIDTH, SLICES = C::BM / FINISH_ROWS;
@@ -120,8 +121,8 @@ finish_tiles(const Wide<typename C::In>* __restrict__ partial, const typename C:
   const Slots slots = C::Division::slots_of(index, tiles, tiles_of(k, C::BK), parts);
   const TileIndex tile = tile_at(index, tiles_of(m, C::BM), tiles_of(n, C::BN), group_m);
   const int row0 = tile.m * C::BM, column0 = tile.n * C::BN, slice = int(blockIdx.x % SLICES) * FINISH_ROWS;
-  const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column0, n - column0};
-  Out* const corner = c + tile.batch * (i64(m) * n) + i64(row0) * n + column0;
+  const i64 corner = tile.batch * (i64(m) * n) + i64(row0) * n + column0;
+  const FinishOf<C> finish = {bias + column0, n - column0, residual + corner, n};
   if (slots.count == 0) return;  // c has it already
   for (int at = threadIdx.x; at < FINISH_ROWS * PER_ROW; at += FINISH_THREADS) {
     const int row = slice + at / PER_ROW, column = at % PER_ROW * WIDTH;
@@ -134,9 +135,10 @@ finish_tiles(const Wide<typename C::In>* __restrict__ partial, const typename C:
       for (int e = 0; e < WIDTH; ++e) sum.at[e] += part.at[e];
     }
     const Vec<float, WIDTH> bias_values = finish.template bias_of<WIDTH>(column);
+    const Vec<float, WIDTH> added = finish.template residual_of<WIDTH>(row, column);
     Vec<Out, WIDTH> wide;
 #pragma unroll
-    for (int e = 0; e < WIDTH; ++e) wide.at[e] = finish(sum.at[e], bias_values.at[e]);
-    store_vec(corner + i64(row) * n + column, wide);
+    for (int e = 0; e < WIDTH; ++e) wide.at[e] = finish(sum.at[e], bias_values.at[e], added.at[e]);
+    store_vec(c + corner + i64(row) * n + column, wide);
   }
 }

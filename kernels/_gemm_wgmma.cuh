@@ -157,25 +157,30 @@ struct Tiles {
 
 // ---- products ----------------------------------------------------------------------------------------------
 
-// Sums one tile. A stage is released when the products of the next one have been issued, so that there are
-// always some under way.
-template <class C, int BLOCKS, class Turns>
-__device__ __forceinline__ void multiply(float (&sums)[BLOCKS][1][C::BN / 8][4], u32 buffers, int first_row,
+// A stage of the ring: a tile of A, and one of each matrix B that it is multiplied by.
+template <class C, int MATRICES = 1>
+constexpr int STAGE_BYTES = C::TileA::BYTES + MATRICES * C::TileB::BYTES;
+
+// Sums one tile: 64 rows after the other, of one matrix B after the other. A stage is released when the products of the
+// next one have been issued, so that there are always some under way.
+template <class C, int MATRICES = 1, int COUNT, class Turns>
+__device__ __forceinline__ void multiply(float (&sums)[COUNT][1][C::BN / 8][4], u32 buffers, int first_row,
                                          Ring<C::STAGES>& place, u32 steps, Turns& turn) {
+  constexpr int BLOCKS = COUNT / MATRICES;
   u32 previous = 0;
   turn.take();
 #pragma unroll 1
   for (u32 step = 0; step < steps; ++step) {
-    const u32 a = buffers + place.stage * (C::TileA::BYTES + C::TileB::BYTES), b = a + C::TileA::BYTES;
+    const u32 a = buffers + place.stage * STAGE_BYTES<C, MATRICES>, b = a + C::TileA::BYTES;
     mbarrier_wait(place.full(), place.parity);
     wgmma_fence();
 #pragma unroll
     for (int part = 0; part < C::BK / WGMMA_K<typename C::In>; ++part)
 #pragma unroll
-      for (int i = 0; i < BLOCKS; ++i)
+      for (int i = 0; i < COUNT; ++i)
         wgmma_m64<typename C::In, C::BN, C::TileA::ALONG_X, C::TileB::ALONG_X>(
-            sums[i][0], C::TileA::operand(a, first_row + 64 * i, part), C::TileB::operand(b, 0, part),
-            step > 0 || part > 0);
+            sums[i][0], C::TileA::operand(a, first_row + 64 * (i % BLOCKS), part),
+            C::TileB::operand(b + i / BLOCKS * C::TileB::BYTES, 0, part), step > 0 || part > 0);
     wgmma_commit();
     wgmma_wait<1>();
     if (step > 0) release<Tiles<C>::CLUSTER>(place.empty_of(previous));
@@ -185,7 +190,7 @@ __device__ __forceinline__ void multiply(float (&sums)[BLOCKS][1][C::BN / 8][4],
   turn.pass();
   wgmma_wait<0>();
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i) settle(sums[i][0]);
+  for (int i = 0; i < COUNT; ++i) settle(sums[i][0]);
   release<Tiles<C>::CLUSTER>(place.empty_of(previous));
 }
 
@@ -213,5 +218,103 @@ __device__ __forceinline__ void store_strips(const float (&sums)[1][N / 8][4], f
       for (int i = 0; i < 4; ++i) strip[0][j][i] = sums[0][FIRST / 8 + j][i];
     store_staged<WarpOfGroup<FIRST, STRIP>, VEC>(strip, staging, target, finish);
     store_strips<N, VEC, Out, Finishing, FIRST + STRIP>(sums, staging, target, finish);
+  }
+}
+
+// Stores the sums of 64 rows, straight or by way of `staging`, of which each multiplying warp has its part.
+template <class C, class Out, class Finishing>
+__device__ __forceinline__ void store_rows(const float (&sums)[1][C::BN / 8][4], u8* staging,
+                                           const Target<Out>& target, const Finishing& finish) {
+  if constexpr (C::STAGED) {
+    constexpr int FLOATS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
+    float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
+    store_strips<C::BN, C::VEC_C>(sums, gathered, target, finish);
+  } else {
+    store_fragments<WarpOfGroup<0, C::BN>, C::VEC_C>(sums, target, finish);
+  }
+}
+
+// ---- roles -------------------------------------------------------------------------------------------------
+
+// Rows of a tile that a warpgroup multiplies.
+template <class C>
+constexpr int ROWS_OF_CONSUMER = C::PINGPONG ? C::BM : C::BM / C::CONSUMERS;
+
+// Copies the tiles of A and of the matrices B, stage by stage, for as long as there are any. One thread does.
+template <class C, class... Maps>
+__device__ __forceinline__ void copy_tiles(u32 buffers, u32 barriers, const Tiles<C>& tiles, int k,
+                                           const TensorMap& a_map, const Maps&... b_maps) {
+  constexpr u32 BYTES = STAGE_BYTES<C, sizeof...(Maps)>;
+  const u32 part_of_a = tiles.rank / C::CLUSTER_M, part_of_b = tiles.rank % C::CLUSTER_M;
+  const u16 sharers_of_a = tiles.sharers_of_a(), sharers_of_b = tiles.sharers_of_b();
+  Ring<C::STAGES> place = {barriers};
+  prefetch_tensor_map(a_map);
+  (prefetch_tensor_map(b_maps), ...);
+  for (u32 index = tiles.first; index < tiles.end; index += tiles.step) {
+    const TileIndex corner = tiles.corner(index);
+#pragma unroll 1
+    for (int at = 0; at < k; at += C::BK) {
+      // Until it is empty everywhere: what is shared goes to all blocks of the cluster.
+      mbarrier_wait(place.empty(), place.parity ^ 1);
+      mbarrier_arrive_expect_tx(place.full(), BYTES);
+      u32 target = buffers + place.stage * BYTES;
+      C::TileA::copy(target, a_map, corner.m, at, corner.batch, place.full(), part_of_a, sharers_of_a);
+      target += C::TileA::BYTES;
+      ((C::TileB::copy(target, b_maps, corner.n, at, corner.batch, place.full(), part_of_b, sharers_of_b),
+        target += C::TileB::BYTES),
+       ...);
+      place.advance();
+    }
+  }
+}
+
+// Multiplies this warpgroup's share of the tiles. `store` is called with the sums of each (as `multiply` has
+// them), the tile's corner, and the row in it where the sums begin.
+template <class C, int MATRICES = 1, class Store>
+__device__ __forceinline__ void multiply_each(u32 buffers, u32 barriers, const Tiles<C>& tiles, int consumer, int k,
+                                              const Store& store) {
+  constexpr int ROWS = ROWS_OF_CONSUMER<C>, TURNS = C::PINGPONG ? C::CONSUMERS : 1;
+  const int first_row = C::PINGPONG ? 0 : consumer * ROWS, first_turn = C::PINGPONG ? consumer : 0;
+  const u32 steps = u32(tiles_of(k, C::BK));
+  Ring<C::STAGES> place = {barriers};
+  Turn<TURNS> turn(barriers + 16 * C::STAGES, first_turn);
+  place.skip(first_turn * steps);
+  float sums[MATRICES * ROWS / 64][1][C::BN / 8][4] = {};
+#pragma unroll 1
+  for (u32 index = tiles.first + first_turn * tiles.step; index < tiles.end; index += TURNS * tiles.step) {
+    multiply<C, MATRICES>(sums, buffers, first_row, place, steps, turn);
+    place.skip((TURNS - 1) * steps);
+    store(sums, tiles.corner(index), first_row);
+  }
+}
+
+// The block from its first instruction to its last: one thread of its last warpgroup copies, the other warpgroups multiply,
+// each told which one it is, with the registers that the copying one has no use for.
+template <class C, class Copy, class Multiply>
+__device__ __forceinline__ void by_role(u32 barriers, const Copy& copy, const Multiply& multiply) {
+  constexpr int CLUSTER = C::CLUSTER_M * C::CLUSTER_N;
+  if (threadIdx.x == 0) {
+    // Every warp that multiplies a stage releases it, in all blocks that may have copied to it.
+    prepare_barriers<C::STAGES, C::CONSUMERS>(barriers, CLUSTER * 4 * (C::PINGPONG ? 1 : C::CONSUMERS));
+  }
+  __syncthreads();
+  if constexpr (CLUSTER > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  // The same in all lanes, which the compiler cannot know of threadIdx.
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+  if (warpgroup == C::CONSUMERS) {
+    if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();
+    if (threadIdx.x == 128 * C::CONSUMERS) copy();
+    __syncwarp();
+  } else {
+    if constexpr (C::CONSUMER_REGISTERS > 0) take_registers<C::CONSUMER_REGISTERS>();
+    multiply(warpgroup);
+  }
+  if constexpr (CLUSTER > 1) {
+    // No block may exit while another copies to it or releases a stage of it.
+    cluster_arrive();
+    cluster_wait();
   }
 }

@@ -117,12 +117,14 @@ USUAL = (
 """Tiles that libraries ship."""
 
 SOURCE = """
-// c = epilogue(op(a) op(b) + bias), or parts of it for finish_tiles. C is the problem and the configuration.
+// c = activation(op(a) op(b) + bias) + residual, or parts of it for finish_tiles. C is the problem and the
+// configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
-         const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c,
-         Wide<typename C::In>* __restrict__ partial, int m, int n, int k, int group_m, int tiles, int parts) {
+         const typename C::Out* __restrict__ bias, const typename C::Out* __restrict__ residual,
+         typename C::Out* __restrict__ c, Wide<typename C::In>* __restrict__ partial, int m, int n, int k,
+         int group_m, int tiles, int parts) {
   using In = typename C::In;
   using Out = typename C::Out;
   using Sum = Wide<In>;
@@ -161,9 +163,9 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
       if constexpr (C::Division::SOME_PARTS)
         store(Number<4>(), slot_target<C::BM, C::BN>(partial, segment.slot, m - row), keep_sum<C::BN, Sum>());
     } else if constexpr (C::Division::SOME_WHOLE) {
-      Out* const corner = c + tile.batch * (i64(m) * n) + i64(row) * n + column;
-      const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
-      store(Number<C::VEC_C>(), Target<Out>{corner, n, m - row, n - column}, finish);
+      const i64 corner = tile.batch * (i64(m) * n) + i64(row) * n + column;
+      const FinishOf<C> finish = {bias + column, n - column, residual + corner, n};
+      store(Number<C::VEC_C>(), Target<Out>{c + corner, n, m - row, n - column}, finish);
     }
   });
 }

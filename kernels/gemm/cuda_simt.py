@@ -125,13 +125,14 @@ USUAL = tuple(
 """Tiles that libraries ship, largest first."""
 
 SOURCE = """
-// c = epilogue(op(a) op(b) + bias), or parts of it for finish_tiles. C is the problem and the configuration.
+// c = activation(op(a) op(b) + bias) + residual, or parts of it for finish_tiles. C is the problem and the
+// configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
-          const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c,
-          Wide<typename C::In>* __restrict__ partial, int m, int n, int k, int group_m, int tiles,
-          int parts) {
+          const typename C::Out* __restrict__ bias, const typename C::Out* __restrict__ residual,
+          typename C::Out* __restrict__ c, Wide<typename C::In>* __restrict__ partial, int m, int n, int k,
+          int group_m, int tiles, int parts) {
   using In = typename C::In;
   using Out = typename C::Out;
   using Sum = Wide<In>;
@@ -156,9 +157,9 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
     multiply_buffered<Grid, C::STAGES, C::BK>(sums, of_a, of_b, length, shared);
 
     if constexpr (C::Division::SOME_WHOLE) {
-      Out* const corner = c + tile.batch * (i64(m) * n) + i64(row) * n + column;
-      const Target<Out> target = {corner, n, m - row, n - column};
-      const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + column, n - column};
+      const i64 corner = tile.batch * (i64(m) * n) + i64(row) * n + column;
+      const Target<Out> target = {c + corner, n, m - row, n - column};
+      const FinishOf<C> finish = {bias + column, n - column, residual + corner, n};
       store_sums<Grid, C::VEC_C>(sums, target, finish);
     } else {
       const Target<Sum> target = slot_target<C::BM, C::BN>(partial, segment.slot, m - row);

@@ -117,102 +117,32 @@ USUAL = (
 """Tiles that libraries ship."""
 
 SOURCE = """
-// Copies the tiles of a and b, stage by stage, for as long as there are any. One thread does.
-template <class C>
-__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 buffers,
-                                        u32 barriers, const Tiles<C>& tiles, int k) {
-  const u32 part_of_a = tiles.rank / C::CLUSTER_M, part_of_b = tiles.rank % C::CLUSTER_M;
-  const u16 sharers_of_a = tiles.sharers_of_a(), sharers_of_b = tiles.sharers_of_b();
-  Ring<C::STAGES> place = {barriers};
-  prefetch_tensor_map(a_map);
-  prefetch_tensor_map(b_map);
-  for (u32 index = tiles.first; index < tiles.end; index += tiles.step) {
-    const TileIndex corner = tiles.corner(index);
-#pragma unroll 1
-    for (int at = 0; at < k; at += C::BK) {
-      // Until it is empty everywhere: what is shared goes to all blocks of the cluster.
-      mbarrier_wait(place.empty(), place.parity ^ 1);
-      mbarrier_arrive_expect_tx(place.full(), C::TileA::BYTES + C::TileB::BYTES);
-      const u32 buffer = buffers + place.stage * (C::TileA::BYTES + C::TileB::BYTES);
-      C::TileA::copy(buffer, a_map, corner.m, at, corner.batch, place.full(), part_of_a, sharers_of_a);
-      C::TileB::copy(buffer + C::TileA::BYTES, b_map, corner.n, at, corner.batch, place.full(), part_of_b,
-                     sharers_of_b);
-      place.advance();
-    }
-  }
-}
-
-// Multiplies this warpgroup's share of the tiles and stores it.
-template <class C>
-__device__ __forceinline__ void consume(const typename C::Out* __restrict__ bias,
-                                        typename C::Out* __restrict__ c, u32 buffers, u32 barriers,
-                                        u8* staging, const Tiles<C>& tiles, int consumer, int m, int n,
-                                        int k) {
-  using Out = typename C::Out;
-  constexpr int ROWS = C::PINGPONG ? C::BM : C::BM / C::CONSUMERS, TURNS = C::PINGPONG ? C::CONSUMERS : 1;
-  const int first_row = C::PINGPONG ? 0 : consumer * ROWS, first_turn = C::PINGPONG ? consumer : 0;
-  const u32 steps = u32(tiles_of(k, C::BK));
-  constexpr int FLOATS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
-  float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
-  Ring<C::STAGES> place = {barriers};
-  Turn<TURNS> turn(barriers + 16 * C::STAGES, first_turn);
-  place.skip(first_turn * steps);
-  float sums[ROWS / 64][1][C::BN / 8][4] = {};
-#pragma unroll 1
-  for (u32 index = tiles.first + first_turn * tiles.step; index < tiles.end; index += TURNS * tiles.step) {
-    multiply<C>(sums, buffers, first_row, place, steps, turn);
-    place.skip((TURNS - 1) * steps);
-    const TileIndex corner = tiles.corner(index);
-    const Finish<Out, typename C::Activation, C::HAS_BIAS> finish = {bias + corner.n, n - corner.n};
-    Out* const product = c + corner.batch * (i64(m) * n);
-#pragma unroll
-    for (int i = 0; i < ROWS / 64; ++i) {
-      const int row = corner.m + first_row + 64 * i;
-      if (row >= m || corner.n >= n) continue;  // of a tile that only its cluster has
-      const Target<Out> target = {product + i64(row) * n + corner.n, n, m - row, n - corner.n};
-      if constexpr (C::STAGED)
-        store_strips<C::BN, C::VEC_C>(sums[i], gathered, target, finish);
-      else
-        store_fragments<WarpOfGroup<0, C::BN>, C::VEC_C>(sums[i], target, finish);
-    }
-  }
-}
-
-// c = epilogue(op(a) op(b) + bias). C is the problem and the configuration.
+// c = activation(op(a) op(b) + bias) + residual. C is the problem and the configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-           const typename C::Out* __restrict__ bias, typename C::Out* __restrict__ c, int m, int n, int k,
-           int batch, int group_m) {
-  constexpr int CLUSTER = C::CLUSTER_M * C::CLUSTER_N;
+           const typename C::Out* __restrict__ bias, const typename C::Out* __restrict__ residual,
+           typename C::Out* __restrict__ c, int m, int n, int k, int batch, int group_m) {
+  using Out = typename C::Out;
   u8* const ring = swizzled_shared();
-  u8* const staging = ring + C::STAGES * (C::TileA::BYTES + C::TileB::BYTES);
+  u8* const staging = ring + C::STAGES * STAGE_BYTES<C>;
   const u32 buffers = shared_address(ring), barriers = shared_address(staging + C::STAGING_BYTES);
-  if (threadIdx.x == 0) {
-    // Every warp that multiplies a stage releases it, in all blocks that may have copied to it.
-    prepare_barriers<C::STAGES, C::CONSUMERS>(barriers, CLUSTER * 4 * (C::PINGPONG ? 1 : C::CONSUMERS));
-  }
-  __syncthreads();
-  if constexpr (CLUSTER > 1) {
-    cluster_arrive();
-    cluster_wait();
-  }
   const Tiles<C> tiles(m, n, batch, group_m);
-  // The same in all lanes, which the compiler cannot know of threadIdx.
-  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
-  if (warpgroup == C::CONSUMERS) {
-    if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();
-    if (threadIdx.x == 128 * C::CONSUMERS) produce<C>(a_map, b_map, buffers, barriers, tiles, k);
-    __syncwarp();
-  } else {
-    if constexpr (C::CONSUMER_REGISTERS > 0) take_registers<C::CONSUMER_REGISTERS>();
-    consume<C>(bias, c, buffers, barriers, staging, tiles, warpgroup, m, n, k);
-  }
-  if constexpr (CLUSTER > 1) {
-    // No block may exit while another copies to it or releases a stage of it.
-    cluster_arrive();
-    cluster_wait();
-  }
+  // Called with this warpgroup's sums of a tile, where the tile begins, and the first row in it of the sums.
+  const auto store = [&](const auto& sums, const TileIndex& corner, int first_row) {
+#pragma unroll
+    for (int i = 0; i < ROWS_OF_CONSUMER<C> / 64; ++i) {
+      const int row = corner.m + first_row + 64 * i;
+      if (row >= m || corner.n >= n) continue;  // of a tile that only its cluster has
+      const i64 at = corner.batch * (i64(m) * n) + i64(row) * n + corner.n;
+      const Target<Out> target = {c + at, n, m - row, n - corner.n};
+      const FinishOf<C> finish = {bias + corner.n, n - corner.n, residual + at, n};
+      store_rows<C>(sums[i], staging, target, finish);
+    }
+  };
+  by_role<C>(
+      barriers, [&] { copy_tiles<C>(buffers, barriers, tiles, k, a_map, b_map); },
+      [&](int consumer) { multiply_each<C>(buffers, barriers, tiles, consumer, k, store); });
 }
 """
 

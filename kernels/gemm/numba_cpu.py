@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
+from tunebench.kernels._gemm import added
 from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
 from tunebench.kernels._numba_epilogue import activation
 from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
@@ -42,11 +43,11 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
     def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
-        """Pass c for a missing bias (which is then not read)."""
-        return ("a", "b", "bias" if workload.has_bias else "c", "c")
+        """Pass c for a missing bias or residual (which is then not read)."""
+        return ("a", "b", *added(workload), "c")
 
     def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:
-        """Return the kernel `(a, b, bias, c)` for these types, transposes and epilogue."""
+        """Return the kernel `(a, b, bias, residual, c)` for these types, transposes and epilogue."""
         import numba
         import numpy as np
 
@@ -62,7 +63,7 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
         # Asking while the kernel runs would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
-        def gemm(a: Any, b: Any, bias: Any, c: Any) -> None:
+        def gemm(a: Any, b: Any, bias: Any, residual: Any, c: Any) -> None:
             batch, m, n, k = c.shape[0], c.shape[1], c.shape[2], a.shape[a_depth]
             a_lines, b_lines, a_length, b_length = a.shape[1], b.shape[1], a.shape[2], b.shape[2]
             sizes = np.empty((batch, 3), np.int64)
@@ -70,8 +71,9 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
                 sizes[z, 0], sizes[z, 1], sizes[z, 2] = m, n, k
             buffers = np.empty((workers, size), np.float32)
             for worker in numba.prange(workers):
-                arrays = address_of(a), address_of(b), address_of(bias), address_of(c)
-                operands = (arrays, (a_lines, b_lines), (a_length, b_length), m, n)
+                arrays = address_of(a), address_of(b), address_of(c)
+                added = address_of(bias), address_of(residual)
+                operands = (arrays, added, (a_lines, b_lines), (a_length, b_length), m, n)
                 buffer = address_of(buffers[worker])
                 walk(operands, address_of(sizes), batch, buffer, np.int64(worker), workers)
 
@@ -87,7 +89,7 @@ def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
         def pack_line(
             operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
-            arrays, lines, lengths, _, _ = operands
+            arrays, _, lines, lengths, _, _ = operands
             source, begin = arrays[which], (z * lines[which] + fixed) * lengths[which] + start
             for t in range(count):
                 panel[offset + t * stride] = read(source[begin + t])
@@ -102,22 +104,24 @@ def _write(workload: Gemm) -> Callable[..., None]:
     rounded, read = store(workload.out), load(workload.out)
 
     @inlined
-    def with_bias(total: Any, bias: Any, j: int) -> Any:
-        return total + read(bias[j])
+    def plus(total: Any, stored: Any, at: int) -> Any:
+        return total + read(stored[at])
 
     @inlined
-    def without_bias(total: Any, bias: Any, j: int) -> Any:
+    def as_it_is(total: Any, stored: Any, at: int) -> Any:
         return total
 
-    add = with_bias if workload.has_bias else without_bias
+    add_bias = plus if workload.has_bias else as_it_is
+    add_residual = plus if workload.has_residual else as_it_is
     activate = activation(workload.activation)
 
     @jitted(frozenset({"contract", "nsz"}))
     def write(operands: Any, z: int, i: int, j: int, count: int, sums: Any, offset: int) -> None:
-        arrays, _, _, m, n = operands
-        bias, c, begin = arrays[2], arrays[3], (z * m + i) * n + j
+        arrays, added, _, _, m, n = operands
+        (bias, residual), c, begin = added, arrays[2], (z * m + i) * n + j
         for t in range(count):
-            c[begin + t] = rounded(activate(add(sums[offset + t], bias, j + t)))
+            activated = activate(add_bias(sums[offset + t], bias, j + t))
+            c[begin + t] = rounded(add_residual(activated, residual, begin + t))
 
     return write
 

@@ -90,12 +90,11 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch of a block a tile."""
         bm, bn = config["bm"], config["bn"]
-        bias = "bias" if workload.has_bias else "c"  # in whose place it is not read
         return (
             Launch(
                 grid=(_gemm.blocks(workload, bm, bn), 1, 1),
                 block=(bn // config["tn"], bm // config["tm"], 1),
-                arguments=("a", "b", bias, "c"),
+                arguments=("a", "b", *_gemm.added(workload), "c"),
             ),
         )
 
@@ -112,7 +111,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         )
 
     def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
-        """Return the kernel `(a, b, bias, c)`."""
+        """Return the kernel `(a, b, bias, residual, c)`."""
         import math
 
         from numba import cuda, float32
@@ -122,11 +121,13 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         THREADS, GROUP_M = ROWS * COLUMNS, config["group_m"]
         A_SHAPE, B_SHAPE = (BM, BK + 1), (BK, BN + 1)
         a_transposed, b_transposed = workload.trans[0] == "t", workload.trans[1] == "t"
-        has_bias = workload.has_bias
-        activation = {"none": 0, "relu": 1, "gelu": 2}[workload.activation]
+        has_bias, has_residual = workload.has_bias, workload.has_residual
+        activation = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}[workload.activation]
         zero, half, one, root_half = np.float32(0), np.float32(0.5), np.float32(1), np.float32(math.sqrt(0.5))
 
-        def multiply(a: Any, b: Any, bias: Any, c: Any) -> None:  # noqa: C901 - likewise
+        def multiply(  # noqa: C901 - likewise
+            a: Any, b: Any, bias: Any, residual: Any, c: Any
+        ) -> None:
             tile_a = cuda.shared.array(A_SHAPE, float32)
             tile_b = cuda.shared.array(B_SHAPE, float32)
             sums = cuda.local.array((TM, TN), float32)
@@ -176,6 +177,10 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
                             value = zero if value < zero else value
                         elif activation == 2:
                             value = half * value * (one + math.erf(value * root_half))
+                        elif activation == 3:
+                            value /= one + math.exp(-value)
+                        if has_residual:
+                            value += residual[z, row, column]
                         c[z, row, column] = value
 
         return multiply

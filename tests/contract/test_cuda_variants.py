@@ -52,8 +52,8 @@ WORKLOADS = {
     ),
     "gemm": (
         "gemm:m=67,n=53,k=43,dtype=f32,trans=tn,epilogue=bias+gelu",
-        "gemm:m=40,n=72,k=104,dtype=f16,epilogue=bias",
-        "gemm:m=37,n=29,k=31,dtype=bf16,trans=tt,batch=2",
+        "gemm:m=40,n=72,k=104,dtype=f16,epilogue=bias+silu+residual",
+        "gemm:m=37,n=29,k=31,dtype=bf16,trans=tt,batch=2,epilogue=residual",
         "gemm:m=96,n=64,k=64,dtype=bf16,trans=nt",
         "gemm:m=33,n=65,k=17,dtype=tf32",
         "gemm:m=40,n=48,k=80,dtype=e4m3,trans=nt,epilogue=bias+relu",

@@ -30,7 +30,7 @@ NUMBERS: dict[str, Any] = {"int": np.int32, "long long": np.int64, "float": np.f
 _CONV2D = "conv2d:n=2,c=6,h=11,w=9,k=4"
 PATHS = [
     "gemm:m=37,n=41,k=67,dtype=f32,epilogue=bias+gelu",
-    "gemm:m=37,n=41,k=67,dtype=f16,batch=3,trans=nt,epilogue=bias",
+    "gemm:m=37,n=41,k=67,dtype=f16,batch=3,trans=nt,epilogue=bias+silu+residual",
     "gemm:m=1,n=83,k=131,dtype=bf16,trans=tn,epilogue=bias+relu",
     "gemm:m=19,n=17,k=13,dtype=tf32,batch=2,trans=tt,out=f16",
     f"{_CONV2D},r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual+relu",

@@ -23,8 +23,9 @@ from tunebench.errors import InputError
 from tunebench.measure.verify import share_of
 from tunebench.workload import AtLeast, Reference, Workload
 from tunebench.workloads import operators, parse
+from tunebench.workloads.operators._activation import SLOPES, apply, gelu
 from tunebench.workloads.operators.conv2d import Conv2d
-from tunebench.workloads.operators.gemm import GELU_SLOPE, Gemm, gelu
+from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.softmax import Softmax
@@ -221,10 +222,14 @@ def test_padding_computes_what_was_asked_for_and_more(name: str, dimension: str)
 def _activate(value: float, activation: str) -> float:
     if activation == "relu":
         return max(value, 0.0)
-    return value * 0.5 * (1 + math.erf(value / math.sqrt(2))) if activation == "gelu" else value
+    if activation == "gelu":
+        return value * 0.5 * (1 + math.erf(value / math.sqrt(2)))
+    return value / (1 + math.exp(-value)) if activation == "silu" else value
 
 
-def _gemm(workload: Gemm, a: Array, b: Array, bias: Array | None = None) -> tuple[Array, Array]:
+def _gemm(
+    workload: Gemm, a: Array, b: Array, bias: Array | None = None, residual: Array | None = None
+) -> tuple[Array, Array]:
     value, scale = np.zeros((2, workload.batch, workload.m, workload.n))
     for z, i, j in np.ndindex(value.shape):
         for p in range(workload.k):
@@ -236,7 +241,10 @@ def _gemm(workload: Gemm, a: Array, b: Array, bias: Array | None = None) -> tupl
             value[z, i, j] += bias[j]
             scale[z, i, j] += abs(bias[j])
         value[z, i, j] = _activate(value[z, i, j], workload.activation)
-        scale[z, i, j] *= GELU_SLOPE if workload.activation == "gelu" else 1.0
+        scale[z, i, j] *= SLOPES[workload.activation]
+        if residual is not None:
+            value[z, i, j] += residual[z, i, j]
+            scale[z, i, j] += abs(residual[z, i, j])
     return value, scale
 
 
@@ -245,6 +253,10 @@ GEMMS = [
     for trans, epilogue, batch in itertools.product(
         ("nn", "nt", "tn", "tt"), ("none", "bias", "bias+relu", "bias+gelu"), (1, 2)
     )
+] + [
+    Gemm(m=4, n=3, k=5, dtype="f32", batch=2, epilogue=epilogue)
+    for epilogue in Gemm.choices("epilogue")
+    if "silu" in epilogue or "residual" in epilogue
 ]
 
 
@@ -259,7 +271,7 @@ def test_gemm_is_what_loops_compute(workload: Gemm) -> None:
 
 @pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
 def test_a_block_of_gemm_is_that_block(trans: Any) -> None:
-    workload = Gemm(m=9, n=7, k=5, dtype="f16", batch=3, trans=trans, epilogue="bias+gelu")
+    workload = Gemm(m=9, n=7, k=5, dtype="f16", batch=3, trans=trans, epilogue="bias+gelu+residual")
     inputs = _f64(workload.draw(np.random.default_rng(2)))
     whole = workload.reference(inputs)["c"]
     for rows, cols in ((slice(0, 4), slice(0, 7)), (slice(8, 9), slice(3, 7)), (slice(2, 5), slice(6, 7))):
@@ -271,9 +283,13 @@ def test_a_block_of_gemm_is_that_block(trans: Any) -> None:
 def test_gelu_keeps_its_accuracy_far_below_zero() -> None:
     # Phi(-10) = 7.61985302416e-24. Source: tables of the normal distribution.
     np.testing.assert_allclose(gelu(np.array([-10.0, 0.0, 10.0])), [-7.61985302416e-23, 0.0, 10.0], rtol=1e-9)
-    x = np.linspace(-4, 4, 100_001)
-    slope = np.abs(np.diff(gelu(x)) / np.diff(x)).max()
-    assert GELU_SLOPE - 0.002 < slope <= GELU_SLOPE
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "silu", "sigmoid"])
+def test_no_activation_is_steeper_than_it_is_said_to_be(name: Any) -> None:
+    x = np.linspace(-800, 800, 2_000_001)
+    slope = np.abs(np.diff(apply(name, x)) / np.diff(x)).max()
+    assert SLOPES[name] - 0.002 < slope <= SLOPES[name] + 1e-9
 
 
 def _at(images: Array, layout: str, n: int, c: int, h: int, w: int) -> Any:
@@ -450,6 +466,10 @@ def _run_gemm(workload: Gemm, inputs: Mapping[str, Array], terms: int | None = N
         root = np.float32(math.sqrt(0.5))
         erf = np.array([math.erf(v) for v in (c * root).ravel()], np.float32).reshape(c.shape)
         c = np.float32(0.5) * c * (np.float32(1) + erf)
+    elif workload.activation == "silu":
+        c = c / (np.float32(1) + np.exp(np.minimum(-c, np.float32(80))))
+    if workload.has_residual:
+        c = c + inputs["residual"].astype(np.float32)
     return c.astype(numpy_dtype(workload.out))
 
 
@@ -504,6 +524,8 @@ EMULATED = [
         for d in ("f32", "tf32", "f16", "bf16")
         for k in (1, 997)
     ),
+    "gemm:m=61,n=67,k=1,dtype=f32,epilogue=bias+silu",
+    "gemm:m=61,n=67,k=997,dtype=bf16,epilogue=bias+silu+residual",
     "gemm:m=32,n=32,k=20000,dtype=f32",
     "gemm:m=128,n=128,k=512,dtype=tf32,trans=tt,out=f16,epilogue=bias+relu",
     "gemm:m=1,n=1,k=1,dtype=f16,batch=4096",

@@ -41,7 +41,7 @@ shapes: dict[str, Any] = {
 problems = st.builds(
     Gemm,
     dtype=st.sampled_from(["f32", "tf32", "f16", "bf16", "e4m3"]),
-    epilogue=st.sampled_from(["none", "bias", "bias+relu", "bias+gelu"]),
+    epilogue=st.sampled_from(Gemm.choices("epilogue")),
     out=st.sampled_from(["f32", "f16", "bf16"]),
     **shapes,
 ) | st.builds(Gemm, dtype=st.just("i8"), **shapes)
@@ -254,18 +254,22 @@ def test_copies_through_l1_are_not_sure_to_come_from_l2() -> None:
 CASES = [
     # variant, workload, choices; each path is taken by some case
     (SIMT, "m=67,n=53,k=43,dtype=f32,trans=nn,epilogue=bias+gelu", {"stages": 1}),
-    (SIMT, "m=130,n=72,k=40,dtype=f16,trans=nt,epilogue=bias", {"bk": 8, "group_m": 1}),
+    (SIMT, "m=130,n=72,k=40,dtype=f16,trans=nt,epilogue=bias+residual", {"bk": 8, "group_m": 1}),
     (SIMT, "m=67,n=130,k=72,dtype=bf16,trans=tn,out=f32,batch=2", {"bm": 64, "tm": 8, "tn": 4, "lanes_n": 4}),
     (SIMT, "m=96,n=68,k=1,dtype=tf32,trans=tt,epilogue=bias+relu,out=f16", {"bk": 4, "vec": 1}),
     (MMA, "m=67,n=58,k=70,dtype=f16,trans=nn,epilogue=bias+gelu", {"stages": 2}),
-    (MMA, "m=130,n=88,k=200,dtype=bf16,trans=nt,epilogue=bias,out=f32", {"stages": 4, "staged": 0}),
+    (
+        MMA,
+        "m=130,n=88,k=200,dtype=bf16,trans=nt,epilogue=residual,out=f32",
+        {"stages": 4, "staged": 0},
+    ),
     (MMA, "m=72,n=132,k=37,dtype=f16,trans=tn,out=bf16,batch=2", {"warps_m": 1, "group_m": 1}),
-    (MMA, "m=68,n=33,k=136,dtype=bf16,trans=tt,epilogue=bias+relu", {"stages": 3, "staged": 0}),
+    (MMA, "m=68,n=33,k=136,dtype=bf16,trans=tt,epilogue=bias+relu+residual", {"stages": 3, "staged": 0}),
     (MMA, "m=43,n=37,k=41,dtype=tf32,trans=nt,epilogue=bias+relu,out=f16", {"bk": 16}),
     (MMA, "m=72,n=40,k=64,dtype=tf32,trans=tn,epilogue=bias", {"bk": 32, "stages": 3}),
     (MMA, "m=36,n=130,k=53,dtype=tf32,trans=tt", {"staged": 0}),
     (MMA, "m=43,n=41,k=100,dtype=e4m3,trans=nt,epilogue=bias+gelu,out=f32", {"staged": 0, "stages": 3}),
-    (MMA, "m=43,n=44,k=208,dtype=e4m3,trans=nt,epilogue=bias,batch=2", {"staged": 1, "bk": 64}),
+    (MMA, "m=43,n=44,k=208,dtype=e4m3,trans=nt,epilogue=residual,batch=2", {"staged": 1, "bk": 64}),
     (MMA, "m=43,n=41,k=100,dtype=i8,trans=nt", {"staged": 0}),
     (MMA, "m=43,n=44,k=208,dtype=i8,trans=nt,batch=2", {"staged": 1, "bk": 64}),
     (MMA, "m=43,n=44,k=100,dtype=i8,trans=nn", {"staged": 0}),
@@ -280,7 +284,7 @@ DIVIDED = [
     # variant, workload, choices, workload whose configurations they are among
     (
         MMA,
-        "m=37,n=58,k=202,dtype=f16,epilogue=bias+gelu,batch=2",
+        "m=37,n=58,k=202,dtype=f16,epilogue=bias+gelu+residual,batch=2",
         {"split_k": 4, "staged": 1, "bk": 16},
         None,
     ),
@@ -288,13 +292,18 @@ DIVIDED = [
     (MMA, "m=33,n=35,k=36,dtype=i8,trans=nt", {"split_k": 8, "bk": 32}, "k=1000"),  # more parts than steps
     (MMA, "m=33,n=40,k=300,dtype=e4m3,trans=nt", {"split_k": 2, "staged": 0, "bk": 32, "stages": 3}, None),
     (MMA, "m=1,n=33,k=95,dtype=tf32,trans=nt,epilogue=bias", {"bm": 16, "split_k": 2, "bk": 16}, None),
-    (MMA, "m=70,n=90,k=300,dtype=bf16,epilogue=bias+relu", {"stream_k": 108, "staged": 1}, "n=1184,k=640"),
+    (
+        MMA,
+        "m=70,n=90,k=300,dtype=bf16,epilogue=bias+residual",
+        {"stream_k": 108, "staged": 1},
+        "n=1184,k=640",
+    ),
     (MMA, "m=100,n=99,k=97,dtype=tf32,batch=2", {"stream_k": 108, "staged": 0, "bk": 16}, "n=1184,k=640"),
     (MMA, "m=65,n=95,k=16,dtype=f16,trans=nt,out=f32", {"stream_k": 108, "bk": 16}, "n=1184,k=640"),
     (MMA, "m=64,n=99,k=400,dtype=i8,trans=nt", {"stream_k": 108, "bk": 32}, "n=1184,k=640"),
     (
         SIMT,
-        "m=37,n=53,k=203,dtype=f32,epilogue=bias+gelu,batch=2",
+        "m=37,n=53,k=203,dtype=f32,epilogue=bias+silu+residual,batch=2",
         {"split_k": 4, "stages": 2, "bk": 8},
         None,
     ),

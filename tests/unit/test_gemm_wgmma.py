@@ -40,7 +40,7 @@ problems = st.builds(
     batch=st.sampled_from([1, 2, 96]),
     dtype=st.sampled_from(["f16", "bf16", "e4m3"]),
     trans=st.sampled_from(["nn", "nt", "tn", "tt"]),
-    epilogue=st.sampled_from(["none", "bias", "bias+relu", "bias+gelu"]),
+    epilogue=st.sampled_from(Gemm.choices("epilogue")),
     out=st.sampled_from(["f32", "f16", "bf16"]),
 ).filter(lambda workload: VARIANT.refuses(workload, H100) is None)
 
@@ -227,14 +227,17 @@ PLAIN = {
     "min_blocks": 1,
 }
 CASES = [
-    ("m=200,n=136,k=136,dtype=f16,trans=nn,epilogue=bias+gelu", {"stages": 3}),
-    ("m=200,n=133,k=136,dtype=bf16,trans=nt,epilogue=bias,out=f32", {"staged": 0}),
+    ("m=200,n=136,k=136,dtype=f16,trans=nn,epilogue=bias+silu+residual", {"stages": 3}),
+    ("m=200,n=133,k=136,dtype=bf16,trans=nt,epilogue=bias+residual,out=f32", {"staged": 0}),
     ("m=200,n=133,k=136,dtype=bf16,trans=tt,batch=2,epilogue=bias+relu", {"bm": 64, "consumers": 1}),
     (
         "m=136,n=200,k=140,dtype=f16,trans=tn,out=bf16",
         {"bm": 64, "bn": 128, "bk": 128, "consumers": 1, "group_m": 4},
     ),
-    ("m=264,n=136,k=200,dtype=f16,trans=nn,batch=2", {"bm": 64, "pingpong": 1, "stages": 3}),
+    (
+        "m=264,n=136,k=200,dtype=f16,trans=nn,batch=2,epilogue=residual",
+        {"bm": 64, "pingpong": 1, "stages": 3},
+    ),
     ("m=264,n=72,k=264,dtype=f16,trans=nt", {"bm": 64, "pingpong": 1, "consumers": 3, "stages": 2}),
     ("m=264,n=136,k=200,dtype=bf16,trans=nt,epilogue=bias", {"cluster_m": 2, "stages": 3}),
     ("m=136,n=200,k=200,dtype=bf16,trans=tn,out=f32", {"cluster_n": 2, "staged": 0}),

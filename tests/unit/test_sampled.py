@@ -31,7 +31,7 @@ def product(**dimensions: Any) -> Gemm:
 
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
 @pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("epilogue", ["none", "bias", "bias+relu", "bias+gelu"])
+@pytest.mark.parametrize("epilogue", ["none", "bias", "bias+silu", "bias+gelu", "bias+residual"])
 def test_a_right_result_passes(dtype: Any, trans: Any, epilogue: Any) -> None:
     check, c = right(product(dtype=dtype, trans=trans, epilogue=epilogue))
     assert check.worst({"c": c}) <= 1

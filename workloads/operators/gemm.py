@@ -1,4 +1,4 @@
-"""gemm: c[z] = epilogue(op(a[z]) @ op(b[z]) + bias), each product of a batch on its own."""
+"""gemm: c[z] = activation(op(a[z]) @ op(b[z]) + bias) + residual[z], each product of a batch on its own."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from tunebench.errors import InputError
 from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
 from tunebench.workloads.operators import _accumulation as accumulation
 from tunebench.workloads.operators.elementwise import neighbour
+from tunebench.workloads.operators._activation import SLOPES, STEPS, Activation, apply
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
 
-__all__ = ["Gemm", "gelu"]
-
-GELU_SLOPE = 1.13
-"""Steepest slope of gelu, rounded up: Phi(x) + x phi(x) has its maximum 1.1290 at x = sqrt(2)."""
-
+__all__ = ["Gemm"]
 
 MAX_INTEGER_K = 2**17 - 1
 """Most products of two i8 whose sum is sure to fit in i32: each is at most 2**14."""
@@ -33,11 +30,13 @@ class Gemm(Workload):
 
     The batch is always the first axis, of extent 1 for a single product. All tensors are row-major:
     a (batch, m, k), or (batch, k, m) if `trans` starts with t; b (batch, k, n), or (batch, n, k) if `trans`
-    ends with t; bias (n,) of the type of c, one for the whole batch, if the epilogue has it; c (batch, m, n).
+    ends with t; bias (n,) of the type of c, one for the whole batch, and residual, of type and shape of c, if
+    the epilogue has them; c (batch, m, n).
     The type tf32 means f32 tensors whose elements the kernel rounds to 11 bits, to nearest, to multiply them.
 
-    The epilogue works in f32, before the one rounding to `out`. Its gelu is the exact one,
-    ``x * (1 + erf(x / sqrt(2))) / 2``, not the approximation by tanh.
+    The epilogue works in f32, before the one rounding to `out`, in the order its name has: bias, activation,
+    residual. Its gelu is the exact one, ``x * (1 + erf(x / sqrt(2))) / 2``, not the approximation by tanh;
+    silu is ``x / (1 + exp(-x))``.
 
     8-bit floats (e4m3) give bf16 unless `out` says otherwise. Integers (i8) give i32, exactly and without an
     epilogue; k ends where a sum could overflow.
@@ -58,7 +57,18 @@ class Gemm(Workload):
     dtype: Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8"]
     batch: Size = 1
     trans: Literal["nn", "nt", "tn", "tt"] = "nn"
-    epilogue: Literal["none", "bias", "bias+relu", "bias+gelu"] = "none"
+    epilogue: Literal[
+        "none",
+        "bias",
+        "bias+relu",
+        "bias+gelu",
+        "bias+silu",
+        "residual",
+        "bias+residual",
+        "bias+relu+residual",
+        "bias+gelu+residual",
+        "bias+silu+residual",
+    ] = "none"
     out: Literal["f32", "f16", "bf16", "i32"] = defaults_to("dtype")
 
     def default_of(self, dimension: str, followed: Any) -> Any:
@@ -80,12 +90,18 @@ class Gemm(Workload):
         return "bias" in self.epilogue
 
     @property
-    def activation(self) -> Literal["none", "relu", "gelu"]:
-        """What is applied to each element last."""
-        return {"bias+relu": "relu", "bias+gelu": "gelu"}.get(self.epilogue, "none")  # type: ignore[return-value]
+    def has_residual(self) -> bool:
+        """Whether a matrix like c is added last."""
+        return self.epilogue.endswith("residual")
+
+    @property
+    def activation(self) -> Activation:
+        """What is applied to each element between bias and residual."""
+        named: tuple[Activation, ...] = ("relu", "gelu", "silu")
+        return next((name for name in named if name in self.epilogue), "none")
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return a and b, then bias where the epilogue has it."""
+        """Return a and b, then bias and residual where the epilogue has them."""
         a_shape = (self.m, self.k) if self.trans[0] == "n" else (self.k, self.m)
         b_shape = (self.k, self.n) if self.trans[1] == "n" else (self.n, self.k)
         stored = storage(self.dtype)
@@ -95,6 +111,8 @@ class Gemm(Workload):
         ]
         if self.has_bias:
             tensors.append(Tensor(name="bias", shape=(self.n,), dtype=self.out))
+        if self.has_residual:
+            tensors.append(Tensor(name="residual", shape=(self.batch, self.m, self.n), dtype=self.out))
         return tuple(tensors)
 
     def outputs(self) -> tuple[Tensor, ...]:
@@ -134,10 +152,10 @@ class Gemm(Workload):
         if self.has_bias:
             value += inputs["bias"][cols]
             scale += np.abs(inputs["bias"][cols])
-        if self.activation == "relu":
-            value = np.maximum(value, 0.0)
-        elif self.activation == "gelu":
-            value, scale = gelu(value), scale * GELU_SLOPE
+        value, scale = apply(self.activation, value), scale * SLOPES[self.activation]
+        if self.has_residual:
+            residual = inputs["residual"][batch_index, rows, cols]
+            value, scale = value + residual, scale + np.abs(residual)
         return Reference(value=value, scale=scale + self._least_scale())
 
     def reference_sums(
@@ -172,6 +190,10 @@ class Gemm(Workload):
             bias = inputs["bias"]
             value += np.add.reduceat(bias * signs, starts)
             scale += np.sqrt(np.add.reduceat(np.square(bias), starts))
+        if self.has_residual:
+            residual = inputs["residual"][batch_index]
+            value += np.add.reduceat(residual * signs, starts, axis=1)
+            scale += np.sqrt(np.add.reduceat(np.square(residual), starts, axis=1))
         return Reference(value=value, scale=scale + math.sqrt(width) * self._least_scale())
 
     def unfused(self) -> tuple[Workload, ...]:
@@ -193,8 +215,7 @@ class Gemm(Workload):
         """Allow one rounding of the result, and f32 sums of k products in any order; integers are exact."""
         if is_integer(self.out):
             return Tolerance(eps_out=0.0, eps_acc=0.0, reason="sums of integers are exact in any order")
-        # erff is good to 2 units in the last place, and 1 + erf cancels where x is negative.
-        epilogue_steps = self.has_bias + 6 * (self.activation == "gelu")
+        epilogue_steps = self.has_bias + STEPS[self.activation] + self.has_residual
         return Tolerance(
             eps_out=unit_roundoff(self.out),
             eps_acc=accumulation.error(self.k, self.dtype) + epilogue_steps * unit_roundoff("f32"),
@@ -207,14 +228,3 @@ class Gemm(Workload):
                 ]
             ),
         )
-
-
-def gelu(x: Array64) -> Array64:
-    """Return ``x * (1 + erf(x / sqrt(2))) / 2`` in float64.
-
-    Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
-    """
-    # erfc keeps the relative accuracy that 1 + erf loses where x is negative. NumPy has neither.
-    tail = np.fromiter(map(math.erfc, (x * -math.sqrt(0.5)).flat), np.float64, x.size)
-    result: Array64 = 0.5 * x * tail.reshape(x.shape)
-    return result

@@ -1,0 +1,68 @@
+"""Elementwise activations in float64, and how steep they are: shared by operators that end in one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from tunebench._lazy import np
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array64
+
+__all__ = ["SLOPES", "STEPS", "Activation", "apply", "gelu", "sigmoid", "silu"]
+
+Activation = Literal["none", "relu", "gelu", "silu", "sigmoid"]
+
+SLOPES: dict[Activation, float] = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "silu": 1.1, "sigmoid": 0.25}
+"""Steepest slope of each, rounded up: an error of x grows by no more.
+
+That of gelu, Phi(x) + x phi(x), has its maximum 1.1290 at x = sqrt(2); that of silu, s + x s (1 - s) with the
+logistic function s, 1.0998 at x = 2.40.
+"""
+
+STEPS: dict[Activation, int] = {"none": 0, "relu": 0, "gelu": 6, "silu": 6, "sigmoid": 6}
+"""Roundings to f32 that computing each is worth, per unit of |x| (sigmoid: of its value and of |x| / 4).
+
+erff is good to 2 units in the last place, and 1 + erf cancels where x is negative; the power in 1 + e**-x is
+good to |x| + 2 units, where it counts, and it counts for less than half as much.
+"""
+
+
+def apply(activation: Activation, x: Array64) -> Array64:
+    """Return the activation of this name of each element."""
+    if activation == "none":
+        return x
+    if activation == "relu":
+        positive: Array64 = np.maximum(x, 0.0)
+        return positive
+    return {"gelu": gelu, "silu": silu, "sigmoid": sigmoid}[activation](x)
+
+
+def gelu(x: Array64) -> Array64:
+    """Return ``x * (1 + erf(x / sqrt(2))) / 2`` in float64.
+
+    Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+    """
+    # erfc keeps the relative accuracy that 1 + erf loses where x is negative. NumPy has neither.
+    tail = np.fromiter(map(math.erfc, (x * -math.sqrt(0.5)).flat), np.float64, x.size)
+    result: Array64 = 0.5 * x * tail.reshape(x.shape)
+    return result
+
+
+def sigmoid(x: Array64) -> Array64:
+    """Return the logistic function ``1 / (1 + exp(-x))``."""
+    # Neither power overflows, and neither loses relative accuracy.
+    power = np.exp(-np.abs(x))
+    result: Array64 = np.where(x < 0, power, 1.0) / (1.0 + power)
+    return result
+
+
+def silu(x: Array64) -> Array64:
+    """Return ``x / (1 + exp(-x))``.
+
+    Source: Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units for neural network function approximation
+    in reinforcement learning", 2017.
+    """
+    result: Array64 = x * sigmoid(x)
+    return result
