@@ -50,16 +50,16 @@ CONV = (
 
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "gemm": (
-        "gemm:m=4096,n=4096,k=4096,dtype=f16",
-        "gemm:m=512,n=3072,k=768,dtype=bf16,trans=nt,epilogue=bias+gelu",
+        "gemm:m=4096,n=4096,k=4096,dtype=f16,epilogue=residual",
+        "gemm:m=512,n=3072,k=768,dtype=bf16,trans=nt,epilogue=bias+gelu+residual",
         "gemm:m=2048,n=2048,k=128,dtype=f16,batch=32,trans=tn,out=f32",
-        "gemm:m=1000,n=1004,k=1002,dtype=bf16,trans=tt,epilogue=bias",
+        "gemm:m=1000,n=1004,k=1002,dtype=bf16,trans=tt,epilogue=bias+silu",
         "gemm:m=1,n=11008,k=4096,dtype=f16,trans=nt",
         "gemm:m=1024,n=1024,k=1024,dtype=tf32",
         "gemm:m=515,n=129,k=77,dtype=tf32,trans=tn,epilogue=bias+relu",
-        "gemm:m=1024,n=1024,k=1024,dtype=f32,epilogue=bias+relu",
+        "gemm:m=1024,n=1024,k=1024,dtype=f32,epilogue=bias+relu+residual",
         "gemm:m=257,n=131,k=67,dtype=f32,trans=tt,epilogue=bias+gelu",
-        "gemm:m=333,n=77,k=129,dtype=f16,trans=nt,epilogue=bias",
+        "gemm:m=333,n=77,k=129,dtype=f16,trans=nt,epilogue=bias+silu+residual",
         "gemm:m=2048,n=2048,k=2048,dtype=e4m3,trans=nt,epilogue=bias+gelu",
         "gemm:m=16,n=4096,k=4096,dtype=e4m3,trans=nt,out=f32",
         "gemm:m=2048,n=2048,k=2048,dtype=i8,trans=nt",

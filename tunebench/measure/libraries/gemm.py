@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
+from tunebench.dtype import storage
 from tunebench.measure.libraries import Call
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -35,29 +36,49 @@ def _numpy_gemm(workload: Gemm, t: Tensors) -> Array:
         np.maximum(c, 0, out=c)
     elif workload.activation == "gelu":  # NumPy has no erf: the tanh form costs it less than erf would
         c *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (c + 0.044715 * c**3)))
+    elif workload.activation == "silu":
+        c *= 0.5 * (1 + np.tanh(0.5 * c))  # the same, and no power overflows
+    if workload.has_residual:
+        c += t["residual"]
     return c
 
 
 def torch_calls(workload: Gemm, t: Tensors) -> dict[str, Call]:
-    """Return torch's matrix product, with bias and activation as its users write them."""
+    """Return torch's matrix product, with bias, activation and residual as its users write them."""
     call = _torch_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch(workload, t)
     return {} if call is None else {"torch": call}
 
 
 def _torch(workload: Gemm, t: Tensors) -> Callable[[], Any]:
+    import torch
     from torch.nn import functional
 
     a = t["a"] if workload.trans[0] == "n" else t["a"].transpose(1, 2)
     b = t["b"] if workload.trans[1] == "n" else t["b"].transpose(1, 2)
-    apply: Callable[[Any], Any] = {"none": lambda c: c, "relu": functional.relu, "gelu": functional.gelu}[
-        workload.activation
-    ]
-    if workload.has_bias and workload.batch == 1:
-        weight = b[0].transpose(0, 1)
-        return lambda: apply(functional.linear(a[0], weight, t["bias"]))
-    if workload.has_bias:
-        return lambda: apply(a.matmul(b).add(t["bias"]))
-    return lambda: a[0].matmul(b[0]) if workload.batch == 1 else a.matmul(b)
+    # What torch fuses wants bias and residual in the type of a and b.
+    fusible = workload.out == storage(workload.dtype)
+    if workload.epilogue == "residual" and fusible:
+        if workload.batch == 1:
+            return lambda: torch.addmm(t["residual"][0], a[0], b[0])
+        return lambda: torch.baddbmm(t["residual"], a, b)
+    apply: Callable[[Any], Any] = {
+        "none": lambda c: c,
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "silu": functional.silu,
+    }[workload.activation]
+    if workload.batch == 1 and fusible:
+        weight, bias = b[0].transpose(0, 1), t.get("bias")
+        if workload.has_residual:
+            return lambda: apply(functional.linear(a[0], weight, bias)).add(t["residual"][0])
+        return lambda: apply(functional.linear(a[0], weight, bias))
+
+    def run() -> Any:
+        c = a[0].matmul(b[0]) if workload.batch == 1 else a.matmul(b)
+        c = apply(c.add(t["bias"])) if workload.has_bias else c
+        return c.add(t["residual"]) if workload.has_residual else c
+
+    return run
 
 
 def _torch_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
