@@ -62,6 +62,42 @@ struct LineWalk {
   }
 };
 
+// Tiles of two matrices B by which the same tiles of A are multiplied: they move together, and in shared memory the
+// second one's stands behind the first one's.
+template <class Tile>
+struct TilePair : Tile {
+  static constexpr int ELEMENTS = 2 * Tile::ELEMENTS;
+  Tile second;
+
+  __device__ __forceinline__ TilePair(const Tile& one, const Tile& other) : Tile(one), second(other) {}
+  // As a tile by cp.async has it,
+  template <class T>
+  __device__ __forceinline__ void copy(T* shared, int k_left) {
+    Tile::copy(shared, k_left);
+    second.copy(shared + Tile::ELEMENTS, k_left);
+  }
+  // and as one by way of registers has it.
+  __device__ __forceinline__ void load_part(int count) {
+    Tile::load_part(count);
+    second.load_part(count);
+  }
+  __device__ __forceinline__ void load(bool any) {
+    Tile::load(any);
+    second.load(any);
+  }
+  template <class T>
+  __device__ __forceinline__ void store(T* shared) const {
+    Tile::store(shared);
+    second.store(shared + Tile::ELEMENTS);
+  }
+};
+
+// Matrices B that a tile is of.
+template <class Tile>
+constexpr int MATRICES_OF = 1;
+template <class Tile>
+constexpr int MATRICES_OF<TilePair<Tile>> = 2;
+
 // ---- what becomes of a sum ---------------------------------------------------------------------------------
 
 // Adds the bias of a column, applies the activation and adds the residual, each if there is one, all in f32, and rounds.

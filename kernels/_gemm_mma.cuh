@@ -158,10 +158,16 @@ struct WarpGrid {
   static __device__ __forceinline__ int column() { return int(threadIdx.x) / 32 % WARPS_N * N; }
 };
 
+// Columns of sums that a warp keeps: those of a second matrix B stand behind those of the first.
+template <class Grid, class TileB>
+constexpr int SUM_COLUMNS = MATRICES_OF<TileB>* Grid::N;
+
 // sums += tile of A times tile of B. Fragments of the next step are loaded while this one's are multiplied.
 template <class Grid, class TileA, class TileB, class T>
-__device__ __forceinline__ void mma_tiles(Wide<T> (&sums)[Grid::M / 16][Grid::N / 8][4], const T* a, const T* b) {
-  constexpr int STEPS = TileA::STEPS, IN_M = Grid::M / 16, IN_N = Grid::N / 16;
+__device__ __forceinline__ void mma_tiles(Wide<T> (&sums)[Grid::M / 16][SUM_COLUMNS<Grid, TileB> / 8][4], const T* a,
+                                          const T* b) {
+  constexpr int STEPS = TileA::STEPS, IN_M = Grid::M / 16, IN_N = SUM_COLUMNS<Grid, TileB> / 16;
+  constexpr int IN_MATRIX = Grid::N / 16, MATRIX = TileB::ELEMENTS / MATRICES_OF<TileB>;
   u32 of_a[2][IN_M][4], of_b[2][IN_N][4];
   const auto load = [&](int step) {
 #pragma unroll
@@ -169,7 +175,8 @@ __device__ __forceinline__ void mma_tiles(Wide<T> (&sums)[Grid::M / 16][Grid::N 
       load_fragment<TileA, false>(of_a[step % 2][i], a, Grid::row() + 16 * i, step * MMA_K<T>);
 #pragma unroll
     for (int j = 0; j < IN_N; ++j)
-      load_fragment<TileB, true>(of_b[step % 2][j], b, Grid::column() + 16 * j, step * MMA_K<T>);
+      load_fragment<TileB, true>(of_b[step % 2][j], b + j / IN_MATRIX * MATRIX,
+                                 Grid::column() + j % IN_MATRIX * 16, step * MMA_K<T>);
   };
   load(0);
 #pragma unroll
@@ -232,8 +239,8 @@ __device__ __forceinline__ void straighten(Sum (&sums)[Grid::M / 16][Grid::N / 8
 // The main loop. sums += a row of tiles of A times a column of tiles of B, over the next `k` of K. STAGES buffers of shared
 // memory take turns: all but one are being filled while that one is multiplied.
 template <class Grid, int STAGES, int K, class TileA, class TileB, class T>
-__device__ __forceinline__ void multiply_ahead(Wide<T> (&sums)[Grid::M / 16][Grid::N / 8][4], TileA& of_a, TileB& of_b,
-                                               int k, T* shared) {
+__device__ __forceinline__ void multiply_ahead(Wide<T> (&sums)[Grid::M / 16][SUM_COLUMNS<Grid, TileB> / 8][4],
+                                               TileA& of_a, TileB& of_b, int k, T* shared) {
   constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
   int to_copy = k, filled = 0;  // of k; the buffer that is filled next
   // A group of copies is closed also where there is nothing left to copy: waiting counts groups.

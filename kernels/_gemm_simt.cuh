@@ -105,32 +105,34 @@ __device__ __forceinline__ void read_chunks(T (&values)[COUNT], const T* shared)
   }
 }
 
-// sums += tile of A times tile of B, both in shared memory as RegisterTile left them.
-template <class Grid, int K, int PITCH_A, int PITCH_B, class T>
-__device__ __forceinline__ void multiply_tiles(T (&sums)[Grid::M][Grid::N], const T* a, const T* b) {
-  a += Grid::row();
-  b += Grid::column();
-  T x[2][Grid::M], y[2][Grid::N];
-  read_chunks<Grid::M, Grid::CHUNK_M, Grid::STEP_M>(x[0], a);
-  read_chunks<Grid::N, Grid::CHUNK_N, Grid::STEP_N>(y[0], b);
+// sums += tile of A times tile of B, both in shared memory as RegisterTile left them. With MATRICES 2 a second tile of B
+// stands behind the first one, and its sums behind those of the first.
+template <class Grid, int K, int PITCH_A, int PITCH_B, int MATRICES = 1, class T>
+__device__ __forceinline__ void multiply_tiles(T (&sums)[Grid::M][MATRICES * Grid::N], const T* a, const T* b) {
+  T x[2][Grid::M], y[2][MATRICES][Grid::N];
+  const auto read = [&](int k) {
+    read_chunks<Grid::M, Grid::CHUNK_M, Grid::STEP_M>(x[k % 2], a + Grid::row() + k * PITCH_A);
+#pragma unroll
+    for (int z = 0; z < MATRICES; ++z)
+      read_chunks<Grid::N, Grid::CHUNK_N, Grid::STEP_N>(y[k % 2][z], b + Grid::column() + (z * K + k) * PITCH_B);
+  };
+  read(0);
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (k + 1 < K) {
-      read_chunks<Grid::M, Grid::CHUNK_M, Grid::STEP_M>(x[(k + 1) % 2], a + (k + 1) * PITCH_A);
-      read_chunks<Grid::N, Grid::CHUNK_N, Grid::STEP_N>(y[(k + 1) % 2], b + (k + 1) * PITCH_B);
-    }
+    if (k + 1 < K) read(k + 1);
 #pragma unroll
     for (int i = 0; i < Grid::M; ++i)
 #pragma unroll
-      for (int j = 0; j < Grid::N; ++j) sums[i][j] = multiply_add(x[k % 2][i], y[k % 2][j], sums[i][j]);
+      for (int j = 0; j < MATRICES * Grid::N; ++j)
+        sums[i][j] = multiply_add(x[k % 2][i], y[k % 2][j / Grid::N][j % Grid::N], sums[i][j]);
   }
 }
 
 // The main loop. sums += a row of tiles of A times a column of tiles of B, over the next `k` of K. With STAGES 2 tiles
 // alternate between two buffers of shared memory, which saves one of two barriers a tile.
 template <class Grid, int STAGES, int K, class TileA, class TileB, class T>
-__device__ __forceinline__ void multiply_buffered(T (&sums)[Grid::M][Grid::N], TileA& of_a, TileB& of_b, int k,
-                                                  T* shared) {
+__device__ __forceinline__ void multiply_buffered(T (&sums)[Grid::M][MATRICES_OF<TileB> * Grid::N], TileA& of_a,
+                                                  TileB& of_b, int k, T* shared) {
   constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
   if (k <= 0) return;
   const int part = (k - 1) % K + 1;  // the step that may be short is the first
@@ -148,7 +150,7 @@ __device__ __forceinline__ void multiply_buffered(T (&sums)[Grid::M][Grid::N], T
     of_a.load(k_left > 0);
     of_b.load(k_left > 0);
     const T* const here = shared + stage;
-    multiply_tiles<Grid, K, TileA::PITCH, TileB::PITCH>(sums, here, here + TileA::ELEMENTS);
+    multiply_tiles<Grid, K, TileA::PITCH, TileB::PITCH, MATRICES_OF<TileB>>(sums, here, here + TileA::ELEMENTS);
     if (STAGES == 2)
       stage = STAGE - stage;
     else

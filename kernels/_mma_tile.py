@@ -1,4 +1,4 @@
-"""How warps that multiply by mma.sync share a block's tile, and what that takes: gemm, grouped_gemm, conv2d.
+"""How warps that multiply by mma.sync share a block's tile, and what that takes: gemm and its kin, conv2d.
 
 Constraints here are of spaces with parameters bm, bn, bk, warps_m, warps_n, stages, staged, min_blocks, and
 of workloads that have dtype and k.
@@ -40,10 +40,21 @@ def threads(warps_m: Any, warps_n: Any) -> Any:
 
 
 def smem_bytes(
-    dtype: DType, bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, stages: Any, staged: Any
+    dtype: DType,
+    bm: Any,
+    bn: Any,
+    bk: Any,
+    warps_m: Any,
+    warps_n: Any,
+    stages: Any,
+    staged: Any,
+    matrices: int = 1,
 ) -> Any:
-    """Return the shared memory of a block: buffers of tiles, and in their place the results later."""
-    tiles = stages * (bm + bn) * bk * itemsize(dtype)
+    """Return the shared memory of a block: buffers of tiles, and in their place the results later.
+
+    `matrices` is how many matrices b the tile of a is multiplied by; its results come together as one tile.
+    """
+    tiles = stages * (bm + matrices * bn) * bk * itemsize(dtype)
     results = staged * 4 * warps_m * warps_n * 16 * (bn // warps_n + 8)
     return np.maximum(tiles, results)
 
@@ -53,7 +64,9 @@ def least_bk(dtype: DType) -> int:
     return max(16, 32 // itemsize(dtype))
 
 
-def instructions(bm: Any, bn: Any, warps_m: Any, warps_n: Any, line_bytes: Any) -> tuple[Any, Any]:
+def instructions(
+    bm: Any, bn: Any, warps_m: Any, warps_n: Any, line_bytes: Any, matrices: int = 1
+) -> tuple[Any, Any]:
     """Return how many products a block's warps issue, and how many fragments they read.
 
     A warp reads its fragments of 16 x 32 bytes, 512 in all, once every 32 bytes of k.
@@ -64,10 +77,11 @@ def instructions(bm: Any, bn: Any, warps_m: Any, warps_n: Any, line_bytes: Any) 
         warps_m: Warps along m.
         warps_n: Warps along n.
         line_bytes: Bytes along k, whole steps.
+        matrices: Matrices b, each with as many columns.
     """
     rounds = warps_m * warps_n * line_bytes / 32
-    fragments = rounds * (bm / warps_m / 16 + bn / warps_n / 16)
-    return rounds * (bm / warps_m / 16 * bn / warps_n / 8), fragments
+    rows, columns = bm / warps_m, matrices * bn / warps_n
+    return rounds * (rows / 16 * columns / 8), rounds * (rows / 16 + columns / 16)
 
 
 # -- constraints --------------------------------------------------------------------------------------------
@@ -107,8 +121,13 @@ def shared_memory_fits(
     return smem <= device.smem_per_block_bytes
 
 
-def min_blocks_is_of_use(other_registers: int) -> Constraint:
-    """Return the constraint on `min_blocks` for threads that need so many registers besides their sums."""
+def min_blocks_is_of_use(other_registers: int, matrices: int = 1) -> Constraint:
+    """Return the constraint on `min_blocks` for threads that need so many registers besides their sums.
+
+    Args:
+        other_registers: What is not sums.
+        matrices: Matrices b, each with sums of its own.
+    """
 
     def holds(
         bm: Any,
@@ -124,8 +143,8 @@ def min_blocks_is_of_use(other_registers: int) -> Constraint:
     ) -> Any:
         """`min_blocks` must fit on an SM without spilling sums, and limit what the compiler would take."""
         all_threads = min_blocks * threads(warps_m, warps_n)
-        smem = smem_bytes(workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged)
-        sums = bm * bn // threads(warps_m, warps_n)
+        smem = smem_bytes(workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged, matrices)
+        sums = matrices * bm * bn // threads(warps_m, warps_n)
         return (min_blocks == 1) | (
             (all_threads <= device.threads_per_sm)
             & (min_blocks * (smem + device.smem_reserved_bytes) <= device.smem_per_sm_bytes)

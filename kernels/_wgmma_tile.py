@@ -1,4 +1,4 @@
-"""How warpgroups that multiply by wgmma share a block's tile, and what that takes: gemm, conv2d.
+"""How warpgroups that multiply by wgmma share a block's tile, and what that takes: gemm, gated_gemm, conv2d.
 
 Constraints here are of spaces with parameters bm, bn, consumers, pingpong, min_blocks.
 """
@@ -10,16 +10,21 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.dtype import DType, itemsize
 from tunebench.space import Config
+from tunebench.variant import TensorMap, ceil_div
+from tunebench.workload import Tensor
 
 __all__ = [
     "AFFORDABLE_FMA",
     "LINE_BYTES",
     "MOST_EXTENT",
+    "OTHER_REGISTERS",
     "PRODUCER_REGISTERS",
     "consumer_registers",
     "consumers_share_the_tile",
     "launched_registers",
+    "least_copied",
     "moved_registers",
+    "panel_map",
     "registers_move",
     "rows",
     "smem_bytes",
@@ -99,11 +104,52 @@ def staging_bytes(consumers: Any, staged: Any = 1) -> Any:
     return staged * 4 * consumers * 16 * (32 + 8) * 4
 
 
-def smem_bytes(dtype: DType, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any, staged: Any = 1) -> Any:
-    """Return the shared memory of a block: the ring, room to gather results, barriers."""
+def smem_bytes(
+    dtype: DType, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any, staged: Any = 1, matrices: int = 1
+) -> Any:
+    """Return the shared memory of a block: the ring, room to gather results, barriers.
+
+    `matrices` is how many matrices b the tile of a is multiplied by; its results come together as one tile.
+    """
     barriers = 2 * stages + consumers
-    ring = stages * (bm + bn) * bk * itemsize(dtype)
+    ring = stages * (bm + matrices * bn) * bk * itemsize(dtype)
     return ring + staging_bytes(consumers, staged) + 8 * barriers
+
+
+def least_copied(extent: int, tile: Any, k: int, bk: Any, parts: Any, along_k: bool) -> Any:
+    """Return the elements of an operand that the block with the last, shortest tile copies at least.
+
+    Zeros come from nowhere. Of what `parts` blocks of a cluster share, each reads a part; whether the rest
+    passes the same port is not known.
+    """
+    last = extent - (ceil_div(extent, tile) - 1) * tile
+    if along_k:  # parts are of lines, each of k elements
+        return np.maximum(0, last - (parts - 1) * tile / parts) * k
+    return last * np.where(parts == 1, k, k // bk * bk / parts)
+
+
+def panel_map(tensor: Tensor, along_k: bool, extent: int, bk: int, parts: int) -> TensorMap:
+    """Return how tiles of a matrix, or of a batch of them, are copied: `extent` lines of x by `bk`.
+
+    A box is one panel of `PanelTile`: lines of 128 bytes, cut across in `parts` if blocks of a cluster share
+    them.
+
+    Args:
+        tensor: The matrix as it is stored.
+        along_k: Whether its lines run along k.
+        extent: Rows of op(a), or columns of op(b), of a tile.
+        bk: Its extent along k.
+        parts: Blocks that copy a part of the tile each.
+    """
+    batch, lines, length = (1, *tensor.shape)[-3:]
+    size = itemsize(tensor.dtype)
+    return TensorMap(
+        tensor=tensor.name,
+        dtype=tensor.dtype,
+        extents=(length, lines, batch),
+        strides_bytes=(length * size, lines * length * size),
+        box=(LINE_BYTES // size, (extent if along_k else bk) // parts, 1),
+    )
 
 
 # -- constraints --------------------------------------------------------------------------------------------

@@ -245,21 +245,10 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
         )
 
     def _fill_bytes(self, workload: Gemm, bm: Any, bn: Any, bk: Any, cluster_m: Any, cluster_n: Any) -> Any:
-        """Return what the least block, at the corner of c, reads: zeros come from nowhere.
-
-        Of what blocks of a cluster share, each reads a part; whether the rest passes the same port is not
-        known.
-        """
-        k = workload.k
-
-        def least(extent: Any, tile: Any, parts: Any, along_k: bool) -> Any:
-            last = extent - (ceil_div(extent, tile) - 1) * tile
-            if along_k:  # parts are of lines, each of k elements
-                return np.maximum(0, last - (parts - 1) * tile / parts) * k
-            return last * np.where(parts == 1, k, k // bk * bk / parts)
-
-        of_a = least(workload.m, bm, cluster_n, workload.trans[0] == "n")
-        of_b = least(workload.n, bn, cluster_m, workload.trans[1] == "t")
+        """Return what the least block, at the corner of c, reads (see `_wgmma_tile.least_copied`)."""
+        k, trans = workload.k, workload.trans
+        of_a = _wgmma_tile.least_copied(workload.m, bm, k, bk, cluster_n, trans[0] == "n")
+        of_b = _wgmma_tile.least_copied(workload.n, bn, k, bk, cluster_m, trans[1] == "t")
         return (of_a + of_b) * itemsize(workload.dtype)
 
     def claims(self, workload: Gemm, config: Config) -> tuple[str, ...]:
@@ -305,32 +294,16 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
         )
 
     def _arguments(self, workload: Gemm, config: Config) -> tuple[Argument | TensorMap, ...]:
-        a_map = _tensor_map(workload, "a", config["bm"], config["bk"], config["cluster_n"])
-        b_map = _tensor_map(workload, "b", config["bn"], config["bk"], config["cluster_m"])
+        a, b = workload.inputs()[:2]
+        bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
+        a_map = _wgmma_tile.panel_map(a, workload.trans[0] == "n", bm, bk, config["cluster_n"])
+        b_map = _wgmma_tile.panel_map(b, workload.trans[1] == "t", bn, bk, config["cluster_m"])
         _, _, *others, group_m = _gemm.arguments(workload, config["group_m"])
         return (a_map, b_map, *others, Scalar("int", workload.batch), group_m)
 
     def miniature(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
         return _gemm.shrink(workload, config, config["stages"], affordable_fma=_wgmma_tile.AFFORDABLE_FMA)
-
-
-def _tensor_map(workload: Gemm, name: str, extent: int, bk: int, parts: int) -> TensorMap:
-    """Return how tiles of `extent` rows of op(a), or columns of op(b), by bk are copied, in `parts` parts.
-
-    A box is one panel of `PanelTile`: lines of 128 bytes, cut across if blocks of a cluster share them.
-    """
-    (tensor,) = (tensor for tensor in workload.inputs() if tensor.name == name)
-    batch, lines, length = tensor.shape
-    along_k = workload.trans[0] == "n" if name == "a" else workload.trans[1] == "t"
-    size = itemsize(tensor.dtype)
-    return TensorMap(
-        tensor=name,
-        dtype=tensor.dtype,
-        extents=(length, lines, batch),
-        strides_bytes=(length * size, lines * length * size),
-        box=(LINE_BYTES // size, (extent if along_k else bk) // parts, 1),
-    )
 
 
 VARIANT = CudaWgmmaGemm()

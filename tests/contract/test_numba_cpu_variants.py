@@ -48,6 +48,10 @@ PATHS = [
     "layernorm:rows=11,cols=300,dtype=f16,direction=backward",
     "rmsnorm:rows=11,cols=131,dtype=f16,prologue=residual,stats=true",
     "rmsnorm:rows=11,cols=300,dtype=f32,direction=backward",
+    "layernorm:rows=11,cols=131,dtype=f32",
+    "gated_gemm:m=37,n=41,k=67,dtype=f32",
+    "gated_gemm:m=19,n=17,k=130,dtype=bf16,trans=nt,activation=gelu",
+    "gated_gemm:m=7,n=33,k=13,dtype=f16,activation=sigmoid,out=f32",
     "grouped_gemm:groups=5,m=37,n=41,k=67,dtype=f32",
     "grouped_gemm:groups=9,m=19,n=17,k=130,dtype=bf16,trans=nt,skew=zipf",
     "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
@@ -118,6 +122,7 @@ SIZES = [
     *PATHS,
     "gemm:m=1,n=1,k=1,dtype=f32",
     "gemm:m=4096,n=4096,k=4096,dtype=f16",
+    *(f"gated_gemm:m={m},n={n},k=9,dtype=f32" for m in (1, 40) for n in (1, 7, 16, 17, 48, 1000)),
     "gemm:m=1,n=50257,k=768,dtype=f16,trans=nt",
     "conv2d:n=1,c=1,h=1,w=1,k=1,r=1,s=1,stride=1,pad=0,dtype=f32,layout=nchw",
     "conv2d:n=8,c=64,h=8,w=8,k=64,r=3,s=3,stride=9,pad=1,dtype=f16,layout=nhwc,groups=64,direction=dgrad",
@@ -160,7 +165,7 @@ def test_costs_never_exceed_the_work() -> None:
             continue  # whole tiles, however small the image
         costs = variant.costs(workload, variant.configs(workload, local_cpu()), local_cpu())
         assert 0 < float(np.max(costs.fma)) <= workload.flops()
-        if workload.operator in {"gemm", "grouped_gemm", "conv2d"}:
+        if workload.operator in {"gemm", "gated_gemm", "grouped_gemm", "conv2d"}:
             assert float(np.max(costs.fma)) <= workload.flops() / 2
 
 

@@ -24,6 +24,7 @@ WORKLOADS = {
     "rmsnorm": "rmsnorm:rows=5,cols=37,dtype=f16,prologue=residual,stats=true",
     "layernorm": "layernorm:rows=5,cols=37,dtype=f16",
     "gemm": "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+silu+residual",
+    "gated_gemm": "gated_gemm:m=9,n=7,k=5,dtype=f32,trans=nt",
     "grouped_gemm": "grouped_gemm:groups=3,m=21,n=7,k=5,dtype=f32,skew=zipf",
     "conv2d": "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias",
 }

@@ -25,6 +25,7 @@ from tunebench.workload import AtLeast, Reference, Workload
 from tunebench.workloads import operators, parse
 from tunebench.workloads.operators._activation import SLOPES, apply, gelu
 from tunebench.workloads.operators.conv2d import Conv2d
+from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 from tunebench.workloads.operators.layernorm import LayerNorm
@@ -224,7 +225,9 @@ def _activate(value: float, activation: str) -> float:
         return max(value, 0.0)
     if activation == "gelu":
         return value * 0.5 * (1 + math.erf(value / math.sqrt(2)))
-    return value / (1 + math.exp(-value)) if activation == "silu" else value
+    if activation in ("silu", "sigmoid"):
+        return (value if activation == "silu" else 1.0) / (1 + math.exp(-value))
+    return value
 
 
 def _gemm(
@@ -267,6 +270,42 @@ def test_gemm_is_what_loops_compute(workload: Gemm) -> None:
     reference = workload.reference(inputs)["c"]
     np.testing.assert_allclose(reference.value, value, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(reference.scale, scale, rtol=1e-12)
+
+
+@pytest.mark.parametrize("trans", ["nn", "nt"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu", "sigmoid"])
+def test_gated_gemm_is_what_two_products_make(trans: Any, activation: Any) -> None:
+    workload = GatedGemm(m=5, n=4, k=6, dtype="f32", trans=trans, activation=activation)
+    inputs = _f64(workload.draw(np.random.default_rng(1)))
+    product = Gemm(m=5, n=4, k=6, dtype="f32", trans=trans)
+    (gate, gates), (up, ups) = (
+        _gemm(product, inputs["a"][None], inputs[b][None]) for b in ("b_gate", "b_up")
+    )
+    reference, eps_acc = workload.reference(inputs)["c"], workload.tolerance().eps_acc
+    shares = []
+    for i, j in np.ndindex(5, 4):
+        value = _activate(gate[0, i, j], activation)
+        np.testing.assert_allclose(reference.value[i, j], value * up[0, i, j], rtol=1e-12, atol=1e-14)
+        # The corners of what gate and up may be when each is off by `eps_acc` of its magnitude.
+        off_gate, off_up = eps_acc * gates[0, i, j], eps_acc * ups[0, i, j]
+        corners = [
+            _activate(gate[0, i, j] + x * off_gate, activation) * (up[0, i, j] + y * off_up)
+            for x, y in itertools.product((-1, 1), repeat=2)
+        ]
+        worst = max(abs(corner - value * up[0, i, j]) for corner in corners)
+        shares.append(worst / (eps_acc * reference.scale[i, j]))
+    # No more than what is allowed, and somewhere near it.
+    assert 0.8 < max(shares) < 1 + 1e-6
+
+
+def test_a_block_of_gated_gemm_is_that_block() -> None:
+    workload = GatedGemm(m=9, n=7, k=5, dtype="f16", trans="nt")
+    inputs = _f64(workload.draw(np.random.default_rng(2)))
+    whole = workload.reference(inputs)["c"]
+    rows, cols = slice(2, 5), slice(3, 7)
+    block = workload.reference_block(inputs, 0, rows, cols)
+    np.testing.assert_allclose(block.value, whole.value[rows, cols], rtol=1e-12)
+    np.testing.assert_allclose(block.scale, whole.scale[rows, cols], rtol=1e-12)
 
 
 @pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
@@ -473,6 +512,25 @@ def _run_gemm(workload: Gemm, inputs: Mapping[str, Array], terms: int | None = N
     return c.astype(numpy_dtype(workload.out))
 
 
+def _run_gated_gemm(workload: GatedGemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    """Compute two products of gemm, and round once after they are multiplied."""
+    sizes = {"m": workload.m, "n": workload.n, "k": workload.k, "trans": workload.trans}
+    product = Gemm(**sizes, dtype=workload.dtype, out="f32")
+    gate, up = (
+        _run_gemm(product, {"a": inputs["a"][None], "b": inputs[b][None]}, terms)[0]
+        for b in ("b_gate", "b_up")
+    )
+    if workload.activation == "relu":
+        gate = np.maximum(gate, np.float32(0))
+    elif workload.activation == "gelu":
+        erf = np.array([math.erf(v * math.sqrt(0.5)) for v in gate.ravel()], np.float32).reshape(gate.shape)
+        gate = np.float32(0.5) * gate * (np.float32(1) + erf)
+    else:
+        factor = gate if workload.activation == "silu" else np.float32(1)
+        gate = factor / (np.float32(1) + np.exp(np.minimum(-gate, np.float32(80))))
+    return (gate * up).astype(numpy_dtype(workload.out))
+
+
 def _run_grouped_gemm(workload: GroupedGemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
     """Compute each row of c as a product of its own."""
     group = np.searchsorted(inputs["offsets"][1:], np.arange(workload.m), side="right")
@@ -512,6 +570,7 @@ def _run_layernorm(workload: LayerNorm, inputs: Mapping[str, Array], terms: int 
 
 RUN: dict[str, Callable[..., Array]] = {
     "gemm": _run_gemm,
+    "gated_gemm": _run_gated_gemm,
     "grouped_gemm": _run_grouped_gemm,
     "conv2d": _run_conv2d,
     "softmax": _run_softmax,
@@ -530,6 +589,16 @@ EMULATED = [
     "gemm:m=128,n=128,k=512,dtype=tf32,trans=tt,out=f16,epilogue=bias+relu",
     "gemm:m=1,n=1,k=1,dtype=f16,batch=4096",
     "gemm:m=61,n=67,k=1,dtype=e4m3,epilogue=bias+gelu",
+    *(
+        f"gated_gemm:m=61,n=67,k={k},dtype={d},activation={activation}"
+        for d, k, activation in (
+            ("f32", 997, "silu"),
+            ("tf32", 499, "gelu"),
+            ("f16", 1, "sigmoid"),
+            ("bf16", 997, "relu"),
+            ("f16", 300, "silu"),
+        )
+    ),
     *(f"grouped_gemm:groups=7,m=61,n=67,k=499,dtype={d},skew=zipf" for d in ("f32", "tf32", "f16", "bf16")),
     "grouped_gemm:groups=3,m=61,n=67,k=129,dtype=e4m3,trans=nt",
     "gemm:m=61,n=67,k=129,dtype=e4m3,trans=nt",
@@ -583,9 +652,7 @@ def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
     inputs = workload.draw(np.random.default_rng(9))
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
     run = RUN[workload.operator]
-    terms = {"gemm": "k", "grouped_gemm": "k", "conv2d": "c", "softmax": "cols", "layernorm": "cols"}[
-        workload.operator
-    ]
+    terms = {"conv2d": "c", "softmax": "cols", "layernorm": "cols"}.get(workload.operator, "k")
     wrong = _share(workload, run(workload, inputs, terms=getattr(workload, terms) - 1), reference)
     assert wrong.max() > 1
 

@@ -1,0 +1,171 @@
+"""gated_gemm on the CPU: one product with twice the columns, of which pairs of strips make a result.
+
+The columns of b_gate and of b_up take turns by strips of `nr`, the width of the micro-kernel of
+`_numba_product`: when a tile is complete, the sums of either stand side by side in it, and rows of a are
+packed once for both. f16 and bf16 become f32 as they are packed; tf32 is computed as f32, which is more
+exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.device import Device
+from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels._numba_epilogue import activation
+from tunebench.kernels._numba_product import (
+    LANES,
+    PARAMETERS,
+    Blocking,
+    Operand,
+    constraints,
+    expert,
+    walker,
+)
+from tunebench.space import Config, Space, Table
+from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
+from tunebench.workloads.operators.gated_gemm import GatedGemm
+
+
+def strips_come_in_pairs(n_panels: Any) -> Any:
+    """A tile must have as many strips of b_gate as of b_up."""
+    return n_panels % 2 == 0
+
+
+def _extents(workload: GatedGemm) -> tuple[int, int, int]:
+    """Return rows, columns of both matrices in whole vectors, and terms."""
+    return workload.m, 2 * LANES * ceil_div(workload.n, LANES), workload.k
+
+
+SPACE = Space(PARAMETERS, (strips_come_in_pairs, *constraints(_extents)))
+
+
+class NumbaCpuGatedGemm(NumbaCpuVariant[GatedGemm]):
+    """Serves every size, layout and activation of f32, tf32, f16 and bf16."""
+
+    name = "numba_cpu"
+    operator = GatedGemm
+    space = SPACE
+
+    def default(self, workload: GatedGemm, device: Device) -> Config:
+        """Return what an expert takes for the product of both matrices, in pairs of strips."""
+        config = expert(_extents(workload), device, "rows")
+        nr = LANES if workload.n <= LANES else config["nr"]
+        return Config({**config, "nr": nr, "n_panels": max(2, config["n_panels"])})
+
+    def costs(self, workload: GatedGemm, table: Table, device: Device) -> Costs:
+        """Count the multiply-adds of both products, without those on padding."""
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
+
+    def kernel(self, workload: GatedGemm, config: Config) -> Callable[..., None]:
+        """Return the kernel `(a, b_gate, b_up, c)` for these types, this layout and activation."""
+        import numba
+        import numpy as np
+
+        blocking = Blocking(**config)
+        along = "free" if workload.trans == "nn" else "depth"
+        walk = walker(
+            blocking,
+            Operand(line=_line_of_a(workload), along="depth"),
+            Operand(line=_line_of_b(workload, blocking.nr), along=along),
+            _write(workload, blocking.nr),
+            self.fastmath,
+        )
+        nr, size, address_of = blocking.nr, blocking.buffer_size, address()
+        # Asking while the kernel runs would put an address of this process into the machine code.
+        workers = np.int64(numba.config.NUMBA_NUM_THREADS)
+
+        def gated_gemm(a: Any, b_gate: Any, b_up: Any, c: Any) -> None:
+            m, n, k = c.shape[0], c.shape[1], a.shape[1]
+            sizes = np.empty(3, np.int64)
+            sizes[0], sizes[1], sizes[2] = m, (n + nr - 1) // nr * 2 * nr, k
+            buffers = np.empty((workers, size), np.float32)
+            for worker in numba.prange(workers):
+                operands = (address_of(a), (address_of(b_gate), address_of(b_up)), address_of(c), n, k)
+                buffer = address_of(buffers[worker])
+                walk(operands, address_of(sizes), 1, buffer, np.int64(worker), workers)
+
+        return gated_gemm
+
+
+# What `walker` passes on as operands: a, (b_gate, b_up), c, n, k. Column j of twice as many is in strip j // nr;
+# even strips are of b_gate, odd ones of b_up.
+
+
+def _line_of_a(workload: GatedGemm) -> Callable[[int], Callable[..., None]]:
+    """Return what packs a part of a row of a."""
+    read = load(workload.inputs()[0].dtype)
+
+    def line(stride: int) -> Callable[..., None]:
+        @jitted()
+        def pack_line(
+            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            source, _, _, _, k = operands
+            begin = fixed * k + start
+            for t in range(count):
+                panel[offset + t * stride] = read(source[begin + t])
+
+        return pack_line
+
+    return line
+
+
+def _line_of_b(workload: GatedGemm, nr: int) -> Callable[[int], Callable[..., None]]:
+    """Return what packs a part of a line of b_gate or b_up: of one strip, with zeros beyond n."""
+    import numpy as np
+
+    read, zero = load(workload.inputs()[1].dtype), np.float32(0)
+
+    def line(stride: int) -> Callable[..., None]:
+        @inlined
+        def pack(source: Any, begin: int, count: int, used: int, panel: Any, offset: int) -> None:
+            for t in range(used):
+                panel[offset + t * stride] = read(source[begin + t])
+            for t in range(used, count):
+                panel[offset + t * stride] = zero
+
+        @jitted()
+        def pack_columns(  # from column `start` on, at term `fixed`
+            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            _, (gate, up), _, n, _ = operands
+            strip, column = start // nr, start // nr // 2 * nr
+            source = up if strip % 2 else gate
+            pack(source, fixed * n + column, count, max(0, min(count, n - column)), panel, offset)
+
+        @jitted()
+        def pack_terms(  # from term `start` on, of column `fixed`
+            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            _, (gate, up), _, n, k = operands
+            strip, column = fixed // nr, fixed // nr // 2 * nr + fixed % nr
+            source = up if strip % 2 else gate
+            pack(source, column * k + start, count, count if column < n else 0, panel, offset)
+
+        return pack_columns if workload.trans == "nn" else pack_terms
+
+    return line
+
+
+def _write(workload: GatedGemm, nr: int) -> Callable[..., None]:
+    """Return what gates a part of a row, and stores it."""
+    rounded, activate = store(workload.out), activation(workload.activation)
+
+    @jitted(frozenset({"contract", "nsz"}))
+    def write_strip(c: Any, begin: int, count: int, sums: Any, gate: int) -> None:
+        for t in range(count):
+            c[begin + t] = rounded(activate(sums[gate + t]) * sums[gate + nr + t])
+
+    @jitted()
+    def write(operands: Any, z: int, i: int, j: int, count: int, sums: Any, offset: int) -> None:
+        _, _, c, n, _ = operands
+        for at in range(0, count, 2 * nr):
+            column = (j + at) // 2
+            write_strip(c, i * n + column, min(nr, n - column), sums, offset + at)
+
+    return write
+
+
+VARIANT = NumbaCpuGatedGemm()

@@ -1,0 +1,207 @@
+"""gated_gemm in Numba-CUDA as a Numba user would write it: gemm's kernel with two matrices b.
+
+Threads of a block are laid out like c, and a thread's tm x tn results are spread over the tile, as in gemm's
+numba_cuda. A value of a that a thread reads from its shared array is multiplied for both products.
+
+Limits: f32 in and out (tf32 is multiplied as f32, more exactly than it asks for).
+
+Source: Numba documentation, "CUDA Python, Examples: matrix multiplication"; Shazeer, "GLU Variants Improve
+Transformer", 2020.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import storage
+from tunebench.kernels import _gated, _numba_tile
+from tunebench.kernels._cuda import first_product
+from tunebench.kernels._gated import MATRICES
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.workloads.operators.gated_gemm import GatedGemm
+
+USUAL = ((64, 64, 4, 4), (32, 32, 2, 2), (16, 32, 1, 2), (16, 16, 1, 1))
+"""Tiles (bm, bn, tm, tn), largest first: those of gemm."""
+
+
+def _smem_bytes(bm: Any, bn: Any, bk: Any) -> Any:
+    """Return the shared memory of a block: a last element pads each line of a tile."""
+    return _numba_tile.smem_bytes(bm, bn, bk) + 4 * bk * (bn + 1)
+
+
+def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    """A block has 64 to 1024 threads, and a thread at most 32 results, both sums of all in registers."""
+    count = _numba_tile.threads(bm, bn, tm, tn)
+    fit = count * (MATRICES * tm * tn + 32) <= 65536
+    return (count >= 64) & (count <= 1024) & (tm * tn <= 32) & fit
+
+
+SPACE = Space(
+    (
+        Parameter("bm", (16, 32, 64, 128), "rows of c a block computes"),
+        Parameter("bn", (16, 32, 64, 128), "columns of c a block computes"),
+        Parameter("tm", (1, 2, 4, 8), "rows of c a thread computes"),
+        Parameter("tn", (1, 2, 4, 8), "columns of c a thread computes"),
+        Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
+        Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
+    ),
+    (
+        _gated.fits,
+        threads_are_reasonable,
+        lambda bm, bn, bk: _smem_bytes(bm, bn, bk) <= _numba_tile.MAX_STATIC_SMEM_BYTES,
+        lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
+        lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
+    ),
+)
+
+
+class NumbaCudaGatedGemm(NumbaCudaVariant[GatedGemm]):
+    """Serves f32, in every size, layout and activation."""
+
+    name = "numba_cuda"
+    operator = GatedGemm
+    space = SPACE
+
+    def limits(self, workload: GatedGemm, device: Device) -> str | None:
+        """Return what keeps this problem out, or None."""
+        if storage(workload.dtype) != "f32" or workload.out != "f32":
+            return f"{self.key} takes and gives f32, not {workload.dtype} to {workload.out}"
+        return _gated.too_many_blocks(workload, (tile[:2] for tile in USUAL))
+
+    def default(self, workload: GatedGemm, device: Device) -> Config:
+        """Return the largest of the usual tiles that still gives every SM a block."""
+        usable = [tile for tile in USUAL if _gated.fits(tile[0], tile[1], workload)]
+        full = [tile for tile in usable if _gated.blocks(workload, *tile[:2]) >= device.sm_count]
+        bm, bn, tm, tn = (full or usable[-1:])[0]
+        bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
+        return Config(
+            {"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk, "group_m": 8 if bm < workload.m else 1}
+        )
+
+    def tiles(self, workload: GatedGemm, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut m, n and k."""
+        return _gated.tiles(workload, config)
+
+    def costs(self, workload: GatedGemm, table: Table, device: Device) -> Costs:
+        """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
+        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
+        padded_k = ceil_div(workload.k, bk) * bk
+        threads, tiles = _numba_tile.threads(bm, bn, tm, tn), _gated.blocks(workload, bm, bn)
+        reads, lines = tm + MATRICES * tn, bm + MATRICES * bn
+        return Costs(
+            blocks=tiles,
+            full_blocks=tiles,
+            threads=threads,
+            smem_bytes=_smem_bytes(bm, bn, bk),
+            fma=MATRICES * bm * bn * padded_k,
+            # Each value is read on its own, in a pass of 128 bytes.
+            smem_traffic_bytes=threads / 32 * padded_k * 128 * reads + 4 * padded_k * lines,
+            accesses=padded_k * (threads * reads + lines),
+            chain_clocks=first_product(device) + padded_k * device.fma_latency,
+        )
+
+    def launches(self, workload: GatedGemm, config: Config) -> tuple[Launch, ...]:
+        """Return one launch of a block a tile."""
+        bm, bn = config["bm"], config["bn"]
+        return (
+            Launch(
+                grid=(_gated.blocks(workload, bm, bn), 1, 1),
+                block=(bn // config["tn"], bm // config["tm"], 1),
+                arguments=("a", "b_gate", "b_up", "c"),
+            ),
+        )
+
+    def miniature(self, workload: GatedGemm, config: Config) -> GatedGemm:
+        """Return a problem of one or two tiles, not quite full: the simulator is slow."""
+        bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
+        tiles_n = 2 if bm * bn * bk <= 4096 else 1
+        return dataclasses.replace(
+            workload,
+            m=min(workload.m, bm - 3),
+            n=min(workload.n, tiles_n * bn - 5),
+            k=min(workload.k, 2 * bk - 3),
+        )
+
+    def kernel(self, workload: GatedGemm, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
+        """Return the kernel `(a, b_gate, b_up, c)`."""
+        import math
+
+        from numba import cuda, float32
+
+        BM, BN, BK, TM, TN = (config[name] for name in ("bm", "bn", "bk", "tm", "tn"))
+        ROWS, COLUMNS = BM // TM, BN // TN  # of threads
+        THREADS, GROUP_M = ROWS * COLUMNS, config["group_m"]
+        A_SHAPE, B_SHAPE = (BM, BK + 1), (BK, BN + 1)
+        transposed = workload.trans == "nt"
+        activation = {"relu": 1, "gelu": 2, "silu": 3, "sigmoid": 4}[workload.activation]
+        zero, half, one, root_half = np.float32(0), np.float32(0.5), np.float32(1), np.float32(math.sqrt(0.5))
+
+        def multiply(a: Any, b_gate: Any, b_up: Any, c: Any) -> None:  # noqa: C901 - likewise
+            tile_a = cuda.shared.array(A_SHAPE, float32)
+            tile_gate = cuda.shared.array(B_SHAPE, float32)
+            tile_up = cuda.shared.array(B_SHAPE, float32)
+            gates = cuda.local.array((TM, TN), float32)
+            ups = cuda.local.array((TM, TN), float32)
+            m, n, k = c.shape[0], c.shape[1], a.shape[1]
+
+            # Blocks that run together share rows of a and columns of b: see `tile_of_block` of _gemm.cuh.
+            tiles_m, tiles_n = (m + BM - 1) // BM, (n + BN - 1) // BN
+            tile = cuda.blockIdx.x
+            first = tile // (GROUP_M * tiles_n) * GROUP_M
+            height = min(GROUP_M, tiles_m - first)
+            row0 = (first + tile % (GROUP_M * tiles_n) % height) * BM
+            column0 = tile % (GROUP_M * tiles_n) // height * BN
+
+            x, y = cuda.threadIdx.x, cuda.threadIdx.y
+            for i in range(TM):
+                for j in range(TN):
+                    gates[i, j] = zero
+                    ups[i, j] = zero
+            for k0 in range(0, k, BK):
+                for index in range(y * COLUMNS + x, BM * BK, THREADS):
+                    i, kk = index // BK, index % BK
+                    value = zero
+                    if row0 + i < m and k0 + kk < k:
+                        value = a[row0 + i, k0 + kk]
+                    tile_a[i, kk] = value
+                for index in range(y * COLUMNS + x, BN * BK, THREADS):
+                    j, kk = (index // BK, index % BK) if transposed else (index % BN, index // BN)
+                    gate = zero
+                    up = zero
+                    if column0 + j < n and k0 + kk < k:
+                        gate = b_gate[column0 + j, k0 + kk] if transposed else b_gate[k0 + kk, column0 + j]
+                        up = b_up[column0 + j, k0 + kk] if transposed else b_up[k0 + kk, column0 + j]
+                    tile_gate[kk, j] = gate
+                    tile_up[kk, j] = up
+                cuda.syncthreads()
+                for kk in range(BK):
+                    for i in range(TM):
+                        for j in range(TN):
+                            gates[i, j] += tile_a[y + i * ROWS, kk] * tile_gate[kk, x + j * COLUMNS]
+                            ups[i, j] += tile_a[y + i * ROWS, kk] * tile_up[kk, x + j * COLUMNS]
+                cuda.syncthreads()
+
+            for i in range(TM):
+                for j in range(TN):
+                    row, column = row0 + y + i * ROWS, column0 + x + j * COLUMNS
+                    if row < m and column < n:
+                        value = gates[i, j]
+                        if activation == 1:
+                            value = zero if value < zero else value
+                        elif activation == 2:
+                            value = half * value * (one + math.erf(value * root_half))
+                        elif activation == 3:
+                            value /= one + math.exp(-value)
+                        else:
+                            value = one / (one + math.exp(-value))
+                        c[row, column] = value * ups[i, j]
+
+        return multiply
+
+
+VARIANT = NumbaCudaGatedGemm()

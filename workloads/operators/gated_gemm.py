@@ -1,0 +1,112 @@
+"""gated_gemm: c = activation(a @ op(b_gate)) * (a @ op(b_up)), first half of a gated feed-forward layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import storage, underflow, unit_roundoff
+from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
+from tunebench.workloads.operators import _accumulation as accumulation
+from tunebench.workloads.operators._activation import SLOPES, STEPS, apply
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array64
+
+__all__ = ["GatedGemm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedGemm(Workload):
+    """Two matrix products of the same rows, accumulated in f32; one, activated, gates the other.
+
+    With silu that is SwiGLU, with gelu GeGLU, with relu ReGLU, with sigmoid GLU. All tensors are row-major:
+    a (m, k); b_gate and b_up (k, n), or (n, k) if `trans` is nt; c (m, n). Sums are activated and multiplied
+    in f32, before the one rounding to `out`; gelu, silu and the type tf32 mean what `Gemm` says.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", 2020.
+    """
+
+    operator: ClassVar[str] = "gated_gemm"
+    category: ClassVar[Category | None] = "dot product"
+    leeway: ClassVar[Leeway] = Leeway(
+        padding={"m": "zeros", "n": "zeros", "k": "zeros"}, items=("m",), layouts=("trans",)
+    )
+
+    m: Size
+    n: Size
+    k: Size
+    dtype: Literal["f32", "tf32", "f16", "bf16"]
+    activation: Literal["silu", "gelu", "relu", "sigmoid"] = "silu"
+    trans: Literal["nn", "nt"] = "nn"
+    out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
+
+    def default_of(self, dimension: str, followed: Any) -> Any:
+        """Let c have the type that a, b_gate and b_up are stored in."""
+        return storage(followed)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return a, b_gate and b_up."""
+        shape = (self.k, self.n) if self.trans == "nn" else (self.n, self.k)
+        stored = storage(self.dtype)
+        return (
+            Tensor(name="a", shape=(self.m, self.k), dtype=stored),
+            Tensor(name="b_gate", shape=shape, dtype=stored),
+            Tensor(name="b_up", shape=shape, dtype=stored),
+        )
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return c (m, n)."""
+        return (Tensor(name="c", shape=(self.m, self.n), dtype=self.out),)
+
+    def flops(self) -> int:
+        """Count the products and sums of both matrices; the gating is left out, as is the custom."""
+        return 4 * self.m * self.n * self.k
+
+    # -- the right answer ---------------------------------------------------------------------
+
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Compute all of c."""
+        return {"c": self.reference_block(inputs, 0, slice(0, self.m), slice(0, self.n))}
+
+    def reference_block(
+        self, inputs: Mapping[str, Array64], batch_index: int, rows: slice, cols: slice
+    ) -> Reference:
+        """Compute only ``c[rows, cols]``, so that parts of a large result can be checked.
+
+        With gate g and up u, summed over magnitudes G and U and each off by e times its own, c is off by
+        ``e (s G |u| + |act(g)| U + e s G U)`` at most, s being the activation's slope: so much is its scale.
+
+        Args:
+            inputs: As for `reference`.
+            batch_index: 0, there being one c.
+            rows: Rows of c, with unit step.
+            cols: Columns of c, with unit step.
+
+        Returns:
+            Value and scale, both of the shape of the block.
+        """
+        a = inputs["a"][rows]
+        gate, gates = self._product(a, inputs["b_gate"], cols)
+        up, ups = self._product(a, inputs["b_up"], cols)
+        gate, gates = apply(self.activation, gate), gates * SLOPES[self.activation]
+        eps_acc = self.tolerance().eps_acc
+        scale = gates * np.abs(up) + np.abs(gate) * ups + eps_acc * gates * ups
+        return Reference(value=gate * up, scale=scale + underflow(self.out) / eps_acc)
+
+    def _product(self, a: Array64, b: Array64, cols: slice) -> tuple[Array64, Array64]:
+        """Return columns of ``a @ op(b)``, and of the same of magnitudes."""
+        part = b[:, cols] if self.trans == "nn" else b[cols].T
+        return a @ part, np.abs(a) @ np.abs(part)
+
+    def tolerance(self) -> Tolerance:
+        """Allow one rounding of the result, f32 sums of k products in any order, and a few of the gating."""
+        steps = STEPS[self.activation] + 1
+        return Tolerance(
+            eps_out=unit_roundoff(self.out),
+            eps_acc=accumulation.error(self.k, self.dtype) + steps * unit_roundoff("f32"),
+            reason=f"one rounding to {self.out}; {accumulation.REASON}; "
+            "errors of gate and up grow by the other's value; a few f32 roundings of activation and gating",
+        )
