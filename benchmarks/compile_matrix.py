@@ -49,6 +49,17 @@ CONV = (
 )
 
 WORKLOADS: dict[str, tuple[str, ...]] = {
+    "gated_gemm": (
+        "gated_gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt",
+        "gated_gemm:m=1,n=11008,k=4096,dtype=f16,trans=nt",
+        "gated_gemm:m=512,n=2816,k=1024,dtype=f16,activation=gelu",
+        "gated_gemm:m=1000,n=1004,k=1002,dtype=bf16,trans=nt,activation=sigmoid,out=f32",
+        "gated_gemm:m=1024,n=1024,k=1024,dtype=tf32",
+        "gated_gemm:m=515,n=129,k=77,dtype=tf32,trans=nt,activation=gelu",
+        "gated_gemm:m=1024,n=1024,k=1024,dtype=f32",
+        "gated_gemm:m=257,n=131,k=67,dtype=f32,trans=nt,activation=gelu",
+        "gated_gemm:m=333,n=77,k=129,dtype=f16,trans=nt,activation=relu",
+    ),
     "gemm": (
         "gemm:m=4096,n=4096,k=4096,dtype=f16,epilogue=residual",
         "gemm:m=512,n=3072,k=768,dtype=bf16,trans=nt,epilogue=bias+gelu+residual",

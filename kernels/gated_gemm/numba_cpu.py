@@ -89,7 +89,7 @@ class NumbaCpuGatedGemm(NumbaCpuVariant[GatedGemm]):
         return gated_gemm
 
 
-# What `walker` passes on as operands: a, (b_gate, b_up), c, n, k. Column j of twice as many is in strip j // nr;
+# What `walker` passes on as operands: a, (b_gate, b_up), c, n, k. Column j of all is in strip j // nr;
 # even strips are of b_gate, odd ones of b_up.
 
 

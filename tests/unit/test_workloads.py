@@ -13,6 +13,7 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.workload import Workload
 from tunebench.workloads import Layer, batches, operator, operators, parse, register, suite, suites, workload
 from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
@@ -31,6 +32,9 @@ def test_operators_are_found_by_name() -> None:
         "gemm:m=1,n=1000,k=2048,dtype=tf32,batch=3,trans=nt,epilogue=bias+gelu,out=f16",
         "conv2d:n=32,c=64,h=56,w=56,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc",
         "conv2d:n=1,c=8,h=9,w=9,k=8,r=3,s=3,stride=2,pad=0,dtype=bf16,layout=nchw,dilation=2,groups=4,direction=wgrad",
+        "gemm:m=8,n=8,k=8,dtype=f16,epilogue=bias+silu+residual",
+        "gated_gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt",
+        "gated_gemm:m=1,n=11008,k=4096,dtype=f16,activation=gelu,out=f32",
         "grouped_gemm:groups=8,m=4096,n=14336,k=4096,dtype=bf16",
         "grouped_gemm:groups=8,m=16,n=14336,k=4096,dtype=bf16,trans=nt,skew=zipf,out=f32",
         "softmax:rows=4096,cols=1024,dtype=f32",
@@ -170,7 +174,8 @@ def test_transformers_have_their_published_work() -> None:
     assert _gflop("bert-base", Gemm) * 1e9 == 2 * block_parameters * 512 + attention["bert-base"]
     head = 2 * 768 * 50257 * 1024
     assert _gflop("gpt2", Gemm) * 1e9 == 2 * block_parameters * 1024 + attention["gpt2"] + head
-    linear = _gflop("llama-7b", Gemm) * 1e9 - 4 * 2048**2 * 4096 * 32
+    products = _gflop("llama-7b", Gemm) + _gflop("llama-7b", GatedGemm)
+    linear = products * 1e9 - 4 * 2048**2 * 4096 * 32
     assert linear / 2 / 2048 + 32000 * 4096 + 65 * 4096 == pytest.approx(6.738e9, rel=1e-3)
 
 
@@ -182,7 +187,7 @@ def test_grouped_attention_and_experts_take_their_published_work(
 ) -> None:
     # 2 * active parameters * tokens; of Mixtral's 46.7e9 parameters a token meets 12.9e9. Embedding and the
     # 65 normalisations are no products.
-    gflop = _gflop(name, Gemm) + _gflop(name, GroupedGemm)
+    gflop = sum(_gflop(name, kind) for kind in (Gemm, GatedGemm, GroupedGemm))
     linear = gflop * 1e9 - 4 * 2048**2 * 4096 * 32
     assert linear / 2 / 2048 + embedding * 4096 + 65 * 4096 == pytest.approx(active, rel=1e-3)
 
