@@ -28,6 +28,9 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, TensorMap, Tiling, ceil_div
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
+MOST_SUMS = 192
+"""Sums of both products that a multiplying thread can keep."""
+
 
 def _smem_bytes(workload: GatedGemm, config: Any) -> Any:
     """Return the shared memory of a block, of a configuration or of a table of them."""
@@ -46,6 +49,12 @@ def sums_stay_in_registers(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_
     of_one = _wgmma_tile.sums_stay_in_registers(bm, bn, consumers, pingpong, min_blocks)
     needed = MATRICES * _wgmma_tile.sums(bm, bn, consumers, pingpong) + _wgmma_tile.OTHER_REGISTERS
     return of_one & (needed <= _wgmma_tile.consumer_registers(consumers, min_blocks))
+
+
+def many_sums_are_staged(bm: Any, bn: Any, consumers: Any, pingpong: Any, staged: Any) -> Any:
+    """Where sums take all registers there are, code for direct stores spills."""
+    sums = MATRICES * _wgmma_tile.sums(bm, bn, consumers, pingpong)
+    return (sums < MOST_SUMS) | (staged == 1)
 
 
 def shared_memory_fits(
@@ -100,6 +109,7 @@ SPACE = Space(
         fits,
         _wgmma_tile.consumers_share_the_tile,
         sums_stay_in_registers,
+        many_sums_are_staged,
         steps_are_lines,
         stages_have_tiles,
         cluster_has_tiles,
