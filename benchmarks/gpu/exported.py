@@ -33,7 +33,8 @@ from tunebench.workloads import parse
 
 WORKLOADS = (
     "gemm:m=1024,n=1000,k=512,dtype=f16,trans=nt,epilogue=bias+gelu",
-    "gemm:m=512,n=512,k=512,dtype=f32",
+    "gemm:m=512,n=512,k=512,dtype=f32,epilogue=bias+residual",
+    "gated_gemm:m=512,n=1024,k=512,dtype=bf16,trans=nt",
     "conv2d:n=8,c=64,h=28,w=28,k=128,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc",
     "conv2d:n=8,c=64,h=28,w=28,k=128,r=3,s=3,stride=1,pad=1,dtype=bf16,layout=nhwc,direction=wgrad",
     "grouped_gemm:groups=8,m=512,n=1024,k=512,dtype=f16,trans=nt",

@@ -211,7 +211,8 @@ def test_the_example_fails_where_the_kernel_does(tmp_path: Path, driver: Path, e
 # -- every kernel, launched by the example -------------------------------------------------------------------
 
 PROBLEMS = {
-    "gemm": "gemm:m=4096,n=1096,k=64,dtype=f16,epilogue=bias",
+    "gemm": "gemm:m=4096,n=1096,k=64,dtype=f16,epilogue=bias+residual",
+    "gated_gemm": "gated_gemm:m=300,n=328,k=64,dtype=bf16",
     "grouped_gemm": "grouped_gemm:groups=7,m=100,n=72,k=64,dtype=bf16,skew=zipf",
     "conv2d": "conv2d:n=2,c=16,h=9,w=9,k=24,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,direction=wgrad",
     "softmax": "softmax:rows=50,cols=77,dtype=bf16,prologue=scale+mask",

@@ -50,33 +50,42 @@ def torch_calls(workload: Gemm, t: Tensors) -> dict[str, Call]:
 
 
 def _torch(workload: Gemm, t: Tensors) -> Callable[[], Any]:
-    import torch
-    from torch.nn import functional
-
     a = t["a"] if workload.trans[0] == "n" else t["a"].transpose(1, 2)
     b = t["b"] if workload.trans[1] == "n" else t["b"].transpose(1, 2)
+    if workload.epilogue == "none":
+        return lambda: a[0].matmul(b[0]) if workload.batch == 1 else a.matmul(b)
+    import torch
+
     # What torch fuses wants bias and residual in the type of a and b.
     fusible = workload.out == storage(workload.dtype)
     if workload.epilogue == "residual" and fusible:
         if workload.batch == 1:
             return lambda: torch.addmm(t["residual"][0], a[0], b[0])
         return lambda: torch.baddbmm(t["residual"], a, b)
-    apply: Callable[[Any], Any] = {
+    return _torch_in_steps(workload, a, b, t, fusible)
+
+
+def _torch_in_steps(workload: Gemm, a: Any, b: Any, t: Tensors, fusible: bool) -> Callable[[], Any]:
+    """Return the product with its bias if torch has that in one, then activation and residual."""
+    from torch.nn import functional
+
+    activate: Callable[[Any], Any] = {
         "none": lambda c: c,
         "relu": functional.relu,
         "gelu": functional.gelu,
         "silu": functional.silu,
     }[workload.activation]
-    if workload.batch == 1 and fusible:
-        weight, bias = b[0].transpose(0, 1), t.get("bias")
-        if workload.has_residual:
-            return lambda: apply(functional.linear(a[0], weight, bias)).add(t["residual"][0])
-        return lambda: apply(functional.linear(a[0], weight, bias))
+
+    def product() -> Any:
+        if workload.batch == 1 and fusible:
+            return functional.linear(a[0], b[0].transpose(0, 1), t.get("bias"))
+        c = a.matmul(b)
+        return c.add(t["bias"]) if workload.has_bias else c
 
     def run() -> Any:
-        c = a[0].matmul(b[0]) if workload.batch == 1 else a.matmul(b)
-        c = apply(c.add(t["bias"])) if workload.has_bias else c
-        return c.add(t["residual"]) if workload.has_residual else c
+        c = activate(product())
+        # Of one product, c has two dimensions or three.
+        return c.add(t["residual"][0] if c.dim() == 2 else t["residual"]) if workload.has_residual else c
 
     return run
 
