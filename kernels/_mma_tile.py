@@ -48,6 +48,7 @@ def smem_bytes(
     warps_n: Any,
     stages: Any,
     staged: Any,
+    *,
     matrices: int = 1,
 ) -> Any:
     """Return the shared memory of a block: buffers of tiles, and in their place the results later.
@@ -143,7 +144,7 @@ def min_blocks_is_of_use(other_registers: int, matrices: int = 1) -> Constraint:
     ) -> Any:
         """`min_blocks` must fit on an SM without spilling sums, and limit what the compiler would take."""
         all_threads = min_blocks * threads(warps_m, warps_n)
-        smem = smem_bytes(workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged, matrices)
+        smem = smem_bytes(workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged, matrices=matrices)
         sums = matrices * bm * bn // threads(warps_m, warps_n)
         return (min_blocks == 1) | (
             (all_threads <= device.threads_per_sm)

@@ -105,7 +105,15 @@ def staging_bytes(consumers: Any, staged: Any = 1) -> Any:
 
 
 def smem_bytes(
-    dtype: DType, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any, staged: Any = 1, matrices: int = 1
+    dtype: DType,
+    bm: Any,
+    bn: Any,
+    bk: Any,
+    consumers: Any,
+    stages: Any,
+    staged: Any = 1,
+    *,
+    matrices: int = 1,
 ) -> Any:
     """Return the shared memory of a block: the ring, room to gather results, barriers.
 

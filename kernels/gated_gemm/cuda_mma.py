@@ -71,7 +71,9 @@ def shared_memory_fits(
     device: Device,
 ) -> Any:
     """The buffers must fit in the shared memory of a block."""
-    smem = _mma_tile.smem_bytes(workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged, MATRICES)
+    smem = _mma_tile.smem_bytes(
+        workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged, matrices=MATRICES
+    )
     return smem <= device.smem_per_block_bytes
 
 

@@ -69,7 +69,7 @@ def shared_memory_fits(
     device: Device,
 ) -> Any:
     """As many blocks as an SM is to hold must fit in its shared memory."""
-    smem = _wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages, staged, MATRICES)
+    smem = _wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages, staged, matrices=MATRICES)
     together = min_blocks * (smem + device.smem_reserved_bytes)
     return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
 

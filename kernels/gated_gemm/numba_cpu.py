@@ -9,7 +9,7 @@ exact.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from tunebench.device import Device
 from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
@@ -64,7 +64,7 @@ class NumbaCpuGatedGemm(NumbaCpuVariant[GatedGemm]):
         import numpy as np
 
         blocking = Blocking(**config)
-        along = "free" if workload.trans == "nn" else "depth"
+        along: Literal["depth", "free"] = "free" if workload.trans == "nn" else "depth"
         walk = walker(
             blocking,
             Operand(line=_line_of_a(workload), along="depth"),
