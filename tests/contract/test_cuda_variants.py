@@ -65,7 +65,6 @@ WORKLOADS = {
         "gated_gemm:m=67,n=53,k=43,dtype=f32,trans=nt,activation=gelu",
         "gated_gemm:m=40,n=72,k=104,dtype=f16",
         "gated_gemm:m=37,n=66,k=34,dtype=bf16,trans=nt,activation=sigmoid,out=f32",
-        "gated_gemm:m=130,n=72,k=200,dtype=bf16,trans=nt",
         "gated_gemm:m=33,n=65,k=17,dtype=tf32,activation=relu",
     ),
     "grouped_gemm": (

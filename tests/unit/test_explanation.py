@@ -355,6 +355,13 @@ def test_fusing_spares_a_neighbour_its_launch_and_its_bytes() -> None:
     assert not [a for a in advice_on(f"{text},prologue=scale", H100) if a.subject == "fusion"]
 
 
+def test_a_residual_is_advised_with_what_a_product_fuses() -> None:
+    text = "gemm:m=1024,n=1024,k=1024,dtype=f16"
+    (fusion,) = (a for a in advice_on(text, H100) if a.subject == "fusion")
+    assert "bias+silu or residual or bias+residual" in fusion.change.text
+    assert not [a for a in advice_on(f"{text},epilogue=residual", H100) if a.subject == "fusion"]
+
+
 def test_what_gains_nothing_is_not_advised() -> None:
     cpu = dataclasses.replace(device.local_cpu(), l2_bytes=2**20)
     text = "softmax:rows=65536,cols=1024,dtype=f16,prologue=scale"
