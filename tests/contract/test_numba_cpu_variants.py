@@ -48,7 +48,6 @@ PATHS = [
     "layernorm:rows=11,cols=300,dtype=f16,direction=backward",
     "rmsnorm:rows=11,cols=131,dtype=f16,prologue=residual,stats=true",
     "rmsnorm:rows=11,cols=300,dtype=f32,direction=backward",
-    "layernorm:rows=11,cols=131,dtype=f32",
     "gated_gemm:m=19,n=17,k=130,dtype=bf16,trans=nt,activation=gelu",
     "gated_gemm:m=7,n=33,k=13,dtype=f16,activation=sigmoid,out=f32",
     "grouped_gemm:groups=5,m=37,n=41,k=67,dtype=f32",

@@ -22,7 +22,7 @@ WORKLOADS = {
     "softmax": "softmax:rows=5,cols=37,dtype=f32,prologue=scale+mask",
     "elementwise": "elementwise:rows=5,cols=37,dtype=f16,expression=max(gelu(x+b),y)*s,vectors=b,scalars=s",
     "rmsnorm": "rmsnorm:rows=5,cols=37,dtype=f16,prologue=residual,stats=true",
-    "layernorm": "layernorm:rows=5,cols=37,dtype=f16",
+    "layernorm": "layernorm:rows=5,cols=37,dtype=f16,prologue=bias+residual,stats=true",
     "gemm": "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+silu+residual",
     "gated_gemm": "gated_gemm:m=9,n=7,k=5,dtype=f32,trans=nt",
     "grouped_gemm": "grouped_gemm:groups=3,m=21,n=7,k=5,dtype=f32,skew=zipf",
