@@ -6,7 +6,7 @@ from tunebench.device import Device
 from tunebench.dtype import DType, storage
 from tunebench.kernels import include
 
-__all__ = ["ctype", "first_product", "helpers"]
+__all__ = ["ctype", "first_product", "flag", "helpers"]
 
 _CTYPES: dict[DType, str] = {
     "f32": "float",
@@ -21,6 +21,11 @@ _CTYPES: dict[DType, str] = {
 def ctype(dtype: DType) -> str:
     """Return the C++ type that stores `dtype`, as `_types.cuh` names it."""
     return _CTYPES[storage(dtype)]
+
+
+def flag(value: bool) -> str:
+    """Return a truth value as C++ writes it."""
+    return str(value).lower()
 
 
 def first_product(device: Device) -> float:

@@ -11,6 +11,7 @@ warp a row, several rows share a block and reduce by shuffles alone; above, a ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from tunebench._lazy import np
@@ -19,7 +20,16 @@ from tunebench.dtype import DType, itemsize
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Tiling, ceil_div
 
-__all__ = ["SPACE", "batch", "default_config", "row_costs", "smem_bytes", "tiles"]
+__all__ = [
+    "SPACE",
+    "batch",
+    "default_config",
+    "row_costs",
+    "row_space",
+    "smem_bytes",
+    "tiles",
+    "widest_vector",
+]
 
 HELD_ELEMENTS = 64
 """Most elements of a row that a thread keeps in registers."""
@@ -45,6 +55,14 @@ class Rows(Protocol):
         """Type of an element."""
 
 
+Kept = Callable[[Any], int]
+"""How many elements of a workload wait for each element of a row: those of several tensors, perhaps."""
+
+
+def _one(workload: Any) -> int:
+    return 1
+
+
 def _held(workload: Rows, row_threads: Any, vector: Any) -> Any:
     """Return the elements of a row that each of its threads keeps in registers, for columns too."""
     return ceil_div(workload.cols, row_threads * vector) * vector
@@ -56,45 +74,76 @@ def _most_held(threads: Any, vector: Any, device: Device) -> Any:
     return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - others)
 
 
-SPACE = Space(
-    (
-        Parameter("cache", ("registers", "shared", "online"), "where a row waits until all of it is known"),
-        Parameter("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
-        Parameter("rows", (1, 2, 4, 8, 16, 32), "rows of a block"),
-        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-        Parameter("unroll", (1, 2, 4), "vectors a thread has in flight where the row is not in registers"),
-    ),
-    (
-        lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
-        lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
-        # Every row must begin at a multiple of an access.
-        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
-        # Threads without a vector are of no use.
-        lambda row_threads, vector, workload: (row_threads == 4) | (row_threads * vector < 2 * workload.cols),
-        lambda cache, row_threads, rows, vector, workload, device: (
-            (cache != "registers")
-            | (_held(workload, row_threads, vector) <= _most_held(row_threads * rows, vector, device))
-        ),
-        lambda cache, rows, workload, device: (
-            (cache != "shared") | (4 * rows * workload.cols + SCRATCH_BYTES <= device.smem_per_block_bytes)
-        ),
-        lambda cache, row_threads, vector, unroll, workload: (
-            (unroll == 1) | ((cache != "registers") & (row_threads * vector * unroll < 2 * workload.cols))
-        ),
-    ),
-)
+CACHES = ("registers", "shared", "online")
+"""Where a row may wait."""
 
 
-def default_config(workload: Rows, device: Device) -> Config:
-    """Return the widest accesses, and as few threads a row as leave each about 16 elements."""
+def row_space(kept: Kept = _one, caches: tuple[str, ...] = CACHES) -> Space:
+    """Return the space of kernels that keep `kept` elements for each of a row, in some of the `CACHES`."""
+    return Space(
+        (
+            Parameter("cache", caches, "where a row waits until all of it is known"),
+            Parameter("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
+            Parameter("rows", (1, 2, 4, 8, 16, 32), "rows of a block"),
+            Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+            Parameter(
+                "unroll", (1, 2, 4), "vectors a thread has in flight where the row is not in registers"
+            ),
+        ),
+        (
+            lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
+            lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
+            # Every row must begin at a multiple of an access.
+            lambda vector, workload: (
+                (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16)
+            ),
+            # Threads without a vector are of no use.
+            lambda row_threads, vector, workload: (
+                (row_threads == 4) | (row_threads * vector < 2 * workload.cols)
+            ),
+            lambda cache, row_threads, rows, vector, workload, device: (
+                (cache != "registers")
+                | (
+                    kept(workload) * _held(workload, row_threads, vector)
+                    <= _most_held(row_threads * rows, vector, device)
+                )
+            ),
+            lambda cache, rows, workload, device: (
+                (cache != "shared") | _fits(kept(workload) * rows * workload.cols, device)
+            ),
+            lambda cache, row_threads, vector, unroll, workload: (
+                (unroll == 1) | ((cache != "registers") & (row_threads * vector * unroll < 2 * workload.cols))
+            ),
+        ),
+    )
+
+
+def _fits(elements: Any, device: Device) -> Any:
+    """Tell whether so many f32 fit the shared memory of a block, for columns too."""
+    return 4 * elements + SCRATCH_BYTES <= device.smem_per_block_bytes
+
+
+SPACE = row_space()
+
+
+def widest_vector(workload: Rows) -> int:
+    """Return the most elements of an access at which every row may begin."""
     widest = 16 // itemsize(workload.dtype)
-    vector = max(v for v in (1, 2, 4, 8) if v <= widest and workload.cols % v == 0)
+    return max(v for v in (1, 2, 4, 8) if v <= widest and workload.cols % v == 0)
+
+
+def default_config(
+    workload: Rows, device: Device, kept: Kept = _one, caches: tuple[str, ...] = CACHES
+) -> Config:
+    """Return the widest accesses, and as few threads a row as leave each about 16 elements."""
+    vector = widest_vector(workload)
     row_threads = next((t for t in (4, 8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
     while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
         row_threads //= 2
     rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
-    held = _held(workload, row_threads, vector) <= _most_held(row_threads * rows, vector, device)
-    fits = 4 * workload.cols + SCRATCH_BYTES <= device.smem_per_block_bytes
+    elements = kept(workload) * _held(workload, row_threads, vector)
+    held = elements <= _most_held(row_threads * rows, vector, device)
+    fits = "shared" in caches and _fits(kept(workload) * workload.cols, device)
     cache = "registers" if held else "shared" if fits else "online"
     unroll = 2 if cache != "registers" and 2 * row_threads * vector < 2 * workload.cols else 1
     return Config(
@@ -110,9 +159,9 @@ def batch(workload: Rows, config: Config) -> int:
     return int(_held(workload, config["row_threads"], vector) // vector)
 
 
-def smem_bytes(workload: Rows, config: Config) -> int:
+def smem_bytes(workload: Rows, config: Config, kept: Kept = _one) -> int:
     """Return the dynamic shared memory of a block, which keeps its rows as f32."""
-    return int(4 * config["rows"] * workload.cols) if config["cache"] == "shared" else 0
+    return int(4 * kept(workload) * config["rows"] * workload.cols) if config["cache"] == "shared" else 0
 
 
 def tiles(workload: Rows, config: Config) -> tuple[Tiling, ...]:
@@ -132,8 +181,11 @@ def row_costs(
     fma: tuple[float, float],
     sfu: tuple[float, float],
     sums: int,
-    row_outputs: int = 1,
     reductions: int = 2,
+    kept: Kept = _one,
+    shared_accesses: float = 3.0,
+    read_again: int | None = None,
+    row_outputs: int = 1,
 ) -> Costs:
     """Return what any such kernel must do.
 
@@ -147,26 +199,37 @@ def row_costs(
         sums: Of the reductions over a row, those that add up one figure of each of a thread's vectors.
         row_outputs: Outputs as large as the matrix.
         reductions: Reductions over a row, one after the other; a row that waits is read after each.
+        sums: Of the two reductions over a row, those that add up one figure of each of a thread's vectors.
+        kept: Elements that wait for each of a row.
+        shared_accesses: To shared memory for each element of a row, if it waits there: written, and read.
+        read_again: Inputs that are read a second time if the row is not kept; all of them if None.
+        row_outputs: Outputs of which every element is written by one block alone.
     """
     rows, elements = table["rows"], table["rows"] * float(workload.cols)
     shared, online = table["cache"] == "shared", table["cache"] == "online"
     # A sector at either end may have come with a neighbour's row.
     fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * row_tensors)
+    again = row_tensors if read_again is None else read_again
+    vectors = row_tensors + again * online + row_outputs
     scratch_bytes = np.where(table["row_threads"] > 32, table["row_threads"] / 8.0, 0.0)
     return Costs(
         blocks=workload.rows / rows,
         full_blocks=workload.rows // rows,
         threads=table["row_threads"] * rows,
-        smem_bytes=np.where(shared, 4.0 * elements, 0.0) + scratch_bytes,
+        smem_bytes=np.where(shared, 4.0 * kept(workload) * elements, 0.0) + scratch_bytes,
         fma=elements * np.where(online, fma[1], fma[0]),
         sfu=elements * np.where(online, sfu[1], sfu[0]),
         # Written once and read after each reduction, four bytes a lane, without conflicts.
         smem_traffic_bytes=np.where(shared, 4.0 * (1 + reductions) * elements, 0.0),
-        fill_bytes=fill_bytes,
-        # Vectors are read, once or twice, and written; what waits in shared memory is so by single elements.
         accesses=elements
         * ((row_tensors * (1 + online) + row_outputs) / table["vector"] + (1.0 + reductions) * shared),
         chain_clocks=_chain_clocks(workload, table, device, sums, reductions),
+        # Four bytes a lane, without conflicts.
+        smem_traffic_bytes=np.where(shared, 4.0 * shared_accesses * elements, 0.0),
+        fill_bytes=fill_bytes,
+        # Vectors are read, once or twice, and written; what waits in shared memory is so by single elements.
+        accesses=elements * (vectors / table["vector"] + shared_accesses * shared),
+        chain_clocks=_chain_clocks(workload, table, device, sums),
     )
 
 

@@ -238,6 +238,10 @@ class Workload(ABC):
         """Return the default of a dimension that follows another (see `defaults_to`)."""
         return followed
 
+    def may_change(self) -> Leeway:
+        """Return what of this very workload may be changed (override where some have less than `leeway`)."""
+        return self.leeway
+
     # -- what it computes ---------------------------------------------------------------------
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """softmax in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
 
-Exponentials are powers of two of arguments scaled by log2 e: one an element where the row is kept, two where
-it is read again (maximum and sum are then found together). See `tunebench.kernels._row_block` for the
+Exponentials are powers of two of arguments scaled by log2 e: one an element where the row is kept, or where its
+logarithm is asked for; else two where it is read again (maximum and sum are then found together). See `tunebench.kernels._row_block` for the
 parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
@@ -9,67 +9,20 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 from __future__ import annotations
 
+import dataclasses
+
 from tunebench.device import Device
-from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels._cuda import ctype, flag, helpers
 from tunebench.kernels._row_block import SPACE, batch, default_config, row_costs, smem_bytes, tiles
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.softmax import Softmax
 
 KERNELS = r"""
-// Below any argument, and finite: a row may begin with minus infinity.
-__device__ __forceinline__ float lowest() { return -3.402823466e38f; }
-
-// One row's arguments of the powers of two: (scale x + mask) log2 e.
-template <class T, bool MASKED, int V>
-struct Arguments {
-  const T* x;
-  const T* mask;
-  float scale;
-
-  __device__ __forceinline__ void load(int vector, float (&z)[V]) const {
-    load_floats(x + vector * V, z);
-#pragma unroll
-    for (int i = 0; i < V; ++i) z[i] = f32_op(z[i] * scale);
-    if constexpr (MASKED) {
-      float added[V];
-      load_floats(mask + vector * V, added);
-#pragma unroll
-      for (int i = 0; i < V; ++i) z[i] = multiply_add(added[i], LOG2_E, z[i]);
-    }
-  }
-};
-
-template <int V>
-__device__ __forceinline__ float max_of(float top, const float (&z)[V]) {
-#pragma unroll
-  for (int i = 0; i < V; ++i) top = fmaxf(top, z[i]);
-  return top;
-}
-
-// Puts 2^(z - top) in place of z; returns the sum.
-template <int V>
-__device__ __forceinline__ float raise(float top, float (&z)[V]) {
-  float total = 0.0f;
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    z[i] = fast_exp2(f32_op(z[i] - top));
-    total = f32_op(total + z[i]);
-  }
-  return total;
-}
-
-template <class T, int V>
-__device__ __forceinline__ void store_scaled(T* target, float factor, float (&e)[V]) {
-#pragma unroll
-  for (int i = 0; i < V; ++i) e[i] = f32_op(e[i] * factor);
-  store_floats(target, e);
-}
-
 #define SOFTMAX_PARAMETERS \
   const T *__restrict__ x, float scale, const T *__restrict__ mask, T *__restrict__ y, int rows, int cols
 
-template <class T, bool MASKED, int ROW_THREADS, int ROWS, int V, int N>
+template <class T, bool MASKED, bool LOG, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_registers(SOFTMAX_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
@@ -77,13 +30,13 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_registers(SOFTM
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { top = max_of(top, z[n]); });
   top = reduce_row<ROW_THREADS>(top, Max());
-  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += raise(top, z[n]); });
-  const float factor = 1.0f / reduce_row<ROW_THREADS>(total, Sum());
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += raise<!LOG>(top, z[n]); });
+  const Finish<LOG> finish({top, reduce_row<ROW_THREADS>(total, Sum())});
   each_held_vector<N>(my.thread, my.STEP, my.count,
-                      [&](int vector, int n) { store_scaled(y + my.offset + vector * V, factor, z[n]); });
+                      [&](int vector, int n) { finish.store(y + my.offset + vector * V, z[n]); });
 }
 
-template <class T, bool MASKED, int ROW_THREADS, int ROWS, int V, int N>
+template <class T, bool MASKED, bool LOG, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_shared(SOFTMAX_PARAMETERS) {
   extern __shared__ float all_kept[];
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
@@ -101,38 +54,32 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_shared(SOFTMAX_
   for (int first = my.thread; first < my.count; first += my.STEP * N)
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
       kept.get(vector, z[n]);
-      total += raise(top, z[n]);
-      kept.put(vector, z[n]);
+      total += raise<!LOG>(top, z[n]);
+      if constexpr (!LOG) kept.put(vector, z[n]);
     });
-  const float factor = 1.0f / reduce_row<ROW_THREADS>(total, Sum());
+  const Finish<LOG> finish({top, reduce_row<ROW_THREADS>(total, Sum())});
   for (int first = my.thread; first < my.count; first += my.STEP * N)
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
       kept.get(vector, z[n]);
-      store_scaled(y + my.offset + vector * V, factor, z[n]);
+      finish.store(y + my.offset + vector * V, z[n]);
     });
 }
 
-// Keeps the maximum so far, and the sum of the powers relative to it.
-template <class T, bool MASKED, int ROW_THREADS, int ROWS, int V, int N>
+template <class T, bool MASKED, bool LOG, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_online(SOFTMAX_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
-  float z[N][V], top = lowest(), total = 0.0f;
-  for (int first = my.thread; first < my.count; first += my.STEP * N) {
-    float higher = top;
-    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
-    each_vector<N>(first, my.STEP, my.count, [&](int, int n) { higher = max_of(higher, z[n]); });
-    total *= fast_exp2(top - higher);
-    each_vector<N>(first, my.STEP, my.count, [&](int, int n) { total += raise(higher, z[n]); });
-    top = higher;
-  }
-  const float highest = reduce_row<ROW_THREADS>(top, Max());
-  const float factor = 1.0f / reduce_row<ROW_THREADS>(total * fast_exp2(top - highest), Sum());
+  float z[N][V];
+  Powers row = no_powers();
+  for (int first = my.thread; first < my.count; first += my.STEP * N)
+    row.read(source, first, my.STEP, my.count, z);
+  row.join<ROW_THREADS>();
+  const Finish<LOG> finish(row);
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
-      raise(highest, z[n]);
-      store_scaled(y + my.offset + vector * V, factor, z[n]);
+      if constexpr (!LOG) raise<true>(row.top, z[n]);
+      finish.store(y + my.offset + vector * V, z[n]);
     });
   }
 }
@@ -140,11 +87,15 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_online(SOFTMAX_
 
 
 class CudaBlockSoftmax(CudaVariant[Softmax]):
-    """Serves every size and type, prologue fused."""
+    """Serves every size and type of the forward direction, prologue fused."""
 
     name = "cuda_block"
     operator = Softmax
     space = SPACE
+
+    def limits(self, workload: Softmax, device: Device) -> str | None:
+        """Refuse gradients."""
+        return f"{self.key} does direction=forward only" if workload.is_backward else None
 
     def default(self, workload: Softmax, device: Device) -> Config:
         """Return wide accesses and about 16 elements a thread."""
@@ -162,13 +113,13 @@ class CudaBlockSoftmax(CudaVariant[Softmax]):
             device,
             row_tensors=1 + workload.has_mask,
             fma=(2.0, 2.5),
-            sfu=(1.0, 2.0),
+            sfu=(1.0, 1.0 if workload.log else 2.0),
             sums=1,
         )
 
     def source(self, workload: Softmax, config: Config) -> str:
         """Return all three kernels; the entry says which is instantiated."""
-        return helpers("types", "reduce", "row_block") + KERNELS
+        return helpers("types", "reduce", "row_block", "softmax") + KERNELS
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows; a missing mask is passed as x and not read."""
@@ -178,8 +129,8 @@ class CudaBlockSoftmax(CudaVariant[Softmax]):
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
         return (
             Launch(
-                entry=f"softmax_{config['cache']}<{ctype(workload.dtype)}, {str(workload.has_mask).lower()}, "
-                f"{row_threads}, {rows}, {vector}, {batch(workload, config)}>",
+                entry=f"softmax_{config['cache']}<{ctype(workload.dtype)}, {flag(workload.has_mask)}, "
+                f"{flag(workload.log)}, {row_threads}, {rows}, {vector}, {batch(workload, config)}>",
                 grid=(ceil_div(workload.rows, rows), 1, 1),
                 block=(row_threads * rows, 1, 1),
                 arguments=("x", scale, mask, "y", *sizes),
@@ -190,7 +141,7 @@ class CudaBlockSoftmax(CudaVariant[Softmax]):
     def miniature(self, workload: Softmax, config: Config) -> Softmax:
         """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
         rows = min(workload.rows, 2 * config["rows"] + 1)
-        return Softmax(rows=rows, cols=workload.cols, dtype=workload.dtype, prologue=workload.prologue)
+        return dataclasses.replace(workload, rows=rows)
 
 
 VARIANT = CudaBlockSoftmax()

@@ -29,11 +29,24 @@ WORKLOADS = {
         "elementwise:rows=37,cols=131,dtype=f32,expression=alpha*gelu(x+bias)*y-tanh(x),vectors=bias,scalars=alpha",
         "elementwise:rows=20,cols=50,dtype=bf16,expression=silu(x)/max(1+square(y),2),out=f32",
         "elementwise:rows=5,cols=1000,dtype=f16,expression=relu(x*gamma+beta),vectors=beta+gamma",
+    "cross_entropy": (
+        "cross_entropy:rows=37,cols=131,dtype=f32",
+        "cross_entropy:rows=5,cols=1000,dtype=f16",
+        "cross_entropy:rows=7,cols=3,dtype=bf16",
+        "cross_entropy:rows=24,cols=97,dtype=f16,direction=backward",
+        "cross_entropy:rows=200,cols=3,dtype=bf16,direction=backward",
+        "cross_entropy:rows=7,cols=131,dtype=f32,direction=backward",
     ),
     "softmax": (
         "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
         "softmax:rows=5,cols=1000,dtype=f16",
         "softmax:rows=7,cols=3,dtype=bf16,prologue=mask",
+        "softmax:rows=19,cols=261,dtype=bf16,prologue=scale,log=true",
+        "softmax:rows=5,cols=1000,dtype=f16,log=true",
+        "softmax:rows=37,cols=131,dtype=f32,prologue=scale,direction=backward",
+        "softmax:rows=5,cols=1000,dtype=f16,direction=backward",
+        "softmax:rows=6,cols=520,dtype=bf16,prologue=scale,log=true,direction=backward",
+        "softmax:rows=9,cols=1,dtype=f32,log=true,direction=backward",
     ),
     "layernorm": (
         "layernorm:rows=37,cols=131,dtype=f32,prologue=bias+residual,stats=true",
@@ -200,6 +213,8 @@ def test_tiles_account_for_what_is_computed_beyond_the_edges(
         if workload.category == "elementwise":
             (launch,) = variant.launches(workload, config)
             assert launch.grid == (*(tiling.count for tiling in tiles), 1)
+            launch, *_ = variant.launches(workload, config)
+            assert launch.grid[0] == tiles[0].count
             continue
         column = costs.mma_flop if np.any(np.asarray(costs.mma_flop)) else 2 * np.asarray(costs.fma)
         executed = float(np.broadcast_to(costs.blocks * column, len(table))[row])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -27,6 +28,8 @@ from tunebench.workloads.operators._activation import SLOPES, apply, gelu
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
+from tunebench.workloads.operators.cross_entropy import CrossEntropy
+from tunebench.workloads.operators.gemm import GELU_SLOPE, Gemm, gelu
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.softmax import Softmax
@@ -196,7 +199,6 @@ def test_changes_keep_what_follows(name: str) -> None:
 )
 def test_padding_computes_what_was_asked_for_and_more(name: str, dimension: str) -> None:
     cls = operators()[name]
-    filler = FILLERS[cls.leeway.padding[dimension]]
 
     @given(workloads_of(cls, 5), st.integers(1, 3), st.integers(0, 2**32 - 1))
     @settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
@@ -204,6 +206,7 @@ def test_padding_computes_what_was_asked_for_and_more(name: str, dimension: str)
         if getattr(workload, "groups", 1) > 1 and name == "conv2d":
             return  # channels of a group are padded, not channels
         longer = workload.changed(**{dimension: getattr(workload, dimension) + more})
+        filler = FILLERS[workload.may_change().padding[dimension]]
         inputs, padded = _f64(workload.draw(np.random.default_rng(seed))), {}
         for tensor in longer.inputs():
             padded[tensor.name] = np.full(tensor.shape, filler)
@@ -460,6 +463,129 @@ def test_softmax_is_what_loops_compute(prologue: Any) -> None:
     np.testing.assert_allclose(workload.reference(inputs)["y"].value, _softmax(workload, inputs), rtol=1e-12)
 
 
+def test_log_softmax_is_the_logarithm() -> None:
+    workload = Softmax(rows=3, cols=7, dtype="f32", prologue="scale+mask", log=True)
+    inputs = _f64(workload.draw(np.random.default_rng(5)))
+    np.testing.assert_allclose(workload.reference(inputs)["y"].value, np.log(_softmax(workload, inputs)))
+
+
+def _slopes(function: Callable[[Array], float], x: Array) -> Array:
+    """Return the central differences of a function of x, one element after the other."""
+    slopes = np.zeros_like(x)
+    for place in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[place] = 1e-5
+        slopes[place] = (function(x + step) - function(x - step)) / 2e-5
+    return slopes
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("prologue", ["none", "scale"])
+def test_the_gradient_of_softmax_is_its_slope(prologue: Any, log: bool) -> None:
+    forward = Softmax(rows=3, cols=4, dtype="f32", prologue=prologue, log=log)
+    inputs = _f64(forward.draw(np.random.default_rng(6)))
+    backward = forward.changed(direction="backward")
+    given = {**inputs, "y": forward.reference(inputs)["y"].value}
+    given["dy"] = np.random.default_rng(7).standard_normal((3, 4))
+
+    def loss(x: Array) -> float:
+        y = forward.reference({**inputs, "x": x})["y"].value
+        return float((y * given["dy"]).sum())
+
+    dx = backward.reference(given)["dx"].value
+    np.testing.assert_allclose(dx, _slopes(loss, inputs["x"]), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_backward_reads_what_forward_may_have_written(log: bool) -> None:
+    workload = Softmax(rows=50, cols=30, dtype="f32", log=log, direction="backward")
+    y = _f64(workload.draw(np.random.default_rng(8)))["y"]
+    np.testing.assert_allclose((np.exp(y) if log else y).sum(axis=1), 1, rtol=1e-5)
+    assert np.std(y) > 0.02
+
+
+def test_the_gradient_of_softmax_takes_no_mask() -> None:
+    with pytest.raises(InputError, match="prologue=scale.mask needs direction=forward"):
+        Softmax(rows=3, cols=4, dtype="f32", prologue="scale+mask", direction="backward")
+
+
+def test_cross_entropy_is_what_loops_compute() -> None:
+    workload = CrossEntropy(rows=5, cols=7, dtype="f32")
+    inputs = _f64(workload.draw(np.random.default_rng(5)))
+    found = workload.reference(inputs)
+    for i in range(5):
+        row = [float(value) for value in inputs["x"][i]]
+        lse = math.log(math.fsum(map(math.exp, row)))
+        assert found["lse"].value[i] == pytest.approx(lse, rel=1e-12)
+        assert found["loss"].value[i] == pytest.approx(lse - row[int(inputs["target"][i])], rel=1e-12)
+
+
+def test_the_reference_of_cross_entropy_goes_by_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = CrossEntropy(rows=5, cols=7, dtype="f32")
+    inputs = _f64(workload.draw(np.random.default_rng(5)))
+    whole = workload.reference(inputs)["loss"]
+    monkeypatch.setattr(sys.modules[CrossEntropy.__module__], "BLOCK_ELEMENTS", 15)
+    by_blocks = workload.reference(inputs)["loss"]
+    np.testing.assert_array_equal(by_blocks.value, whole.value)
+    np.testing.assert_array_equal(by_blocks.scale, whole.scale)
+
+
+def test_the_gradient_of_cross_entropy_is_its_slope() -> None:
+    forward = CrossEntropy(rows=4, cols=3, dtype="f32")
+    inputs = _f64(forward.draw(np.random.default_rng(6)))
+    given = {**inputs, "lse": forward.reference(inputs)["lse"].value}
+    given["dloss"] = np.random.default_rng(7).standard_normal(4)
+
+    def loss(x: Array) -> float:
+        return float((forward.reference({**inputs, "x": x})["loss"].value * given["dloss"]).sum())
+
+    backward = forward.changed(direction="backward")
+    dx = backward.reference(given)["dx"]
+    np.testing.assert_allclose(dx.value, _slopes(loss, inputs["x"]), rtol=1e-6, atol=1e-8)
+    block = backward.reference_block(given, 0, slice(1, 3), slice(1, 3))  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(block.value, dx.value[1:3, 1:3])
+    np.testing.assert_array_equal(block.scale, dx.scale[1:3, 1:3])
+
+
+def test_inputs_of_cross_entropy_are_plausible() -> None:
+    workload = CrossEntropy(rows=64, cols=1000, dtype="f16", direction="backward")
+    inputs = workload.draw(np.random.default_rng(8))
+    assert {0, 999} >= {inputs["target"].min() // 100 * 100, inputs["target"].max() // 100 * 100 + 99}
+    p = np.exp(inputs["x"].astype(np.float64) - inputs["lse"][:, None]).sum(axis=1)
+    assert 0.5 < p.min() < p.max() < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "softmax:rows=5,cols=33,dtype=f32,prologue=scale,direction=backward",
+        "softmax:rows=5,cols=33,dtype=f32,prologue=scale,log=true,direction=backward",
+        "cross_entropy:rows=5,cols=33,dtype=f32,direction=backward",
+    ],
+)
+def test_references_of_gradients_are_what_torch_derives(text: str) -> None:
+    torch = pytest.importorskip("torch")
+    workload = parse(text)
+    rng = np.random.default_rng(9)
+    forward = workload.changed(direction="forward")
+    inputs = _f64(forward.draw(rng))
+    right = {name: reference.value for name, reference in forward.reference(inputs).items()}
+    x = torch.from_numpy(inputs["x"]).requires_grad_()
+    if isinstance(workload, CrossEntropy):
+        given = {**inputs, "lse": right["lse"], "dloss": rng.standard_normal(5)}
+        target = torch.from_numpy(inputs["target"].astype(np.int64))
+        loss = torch.nn.functional.cross_entropy(x, target, reduction="none")
+        loss.backward(torch.from_numpy(given["dloss"]))
+    else:
+        assert isinstance(workload, Softmax)
+        given = {**inputs, "y": right["y"], "dy": rng.standard_normal((5, 33))}
+        z = x * float(inputs["scale"])
+        y = z.log_softmax(dim=1) if workload.log else z.softmax(dim=1)
+        y.backward(torch.from_numpy(given["dy"]))
+    assert x.grad is not None
+    np.testing.assert_allclose(workload.reference(given)["dx"].value, x.grad.numpy(), rtol=1e-10, atol=1e-12)
+
+
 def test_layernorm_is_what_loops_compute() -> None:
     workload = LayerNorm(rows=3, cols=7, dtype="f32")
     inputs = _f64(workload.draw(np.random.default_rng(6)))
@@ -553,10 +679,36 @@ def _run_conv2d(workload: Conv2d, inputs: Mapping[str, Array], terms: int | None
 
 
 def _run_softmax(workload: Softmax, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
-    z = inputs["x"].astype(np.float32) * inputs["scale"] + inputs["mask"].astype(np.float32)
-    e = np.exp(z - z.max(axis=1, keepdims=True))
-    total = e[:, : workload.cols if terms is None else terms].sum(axis=1, keepdims=True)
-    return (e / total).astype(numpy_dtype(workload.dtype))
+    used = workload.cols if terms is None else terms
+    scale = np.float32(inputs.get("scale", 1))
+    if workload.is_backward:
+        y, dy = (inputs[name].astype(np.float32) for name in ("y", "dy"))
+        if workload.log:
+            dx = dy - np.exp(y) * np.add.accumulate(dy[:, :used], axis=1)[:, -1:]
+        else:
+            dx = y * (dy - np.add.accumulate(y[:, :used] * dy[:, :used], axis=1)[:, -1:])
+        return (scale * dx).astype(numpy_dtype(workload.dtype))
+    z = inputs["x"].astype(np.float32) * scale + inputs["mask"].astype(np.float32)
+    z = z - z.max(axis=1, keepdims=True)
+    total = np.exp(z)[:, :used].sum(axis=1, keepdims=True)
+    return (z - np.log(total) if workload.log else np.exp(z) / total).astype(numpy_dtype(workload.dtype))
+
+
+def _run_cross_entropy(
+    workload: CrossEntropy, inputs: Mapping[str, Array], terms: int | None = None
+) -> Array:
+    """Compute the loss, or the gradient (of which each element is one term)."""
+    x, target = inputs["x"].astype(np.float32), inputs["target"]
+    if workload.is_backward:
+        onehot = target[:, None] == np.arange(workload.cols)
+        if terms is not None:  # the last column is left out: it is no one's class
+            onehot[:, terms:] = False
+        dx = (np.exp(x - inputs["lse"][:, None]) - onehot) * inputs["dloss"][:, None]
+        return dx.astype(numpy_dtype(workload.dtype))
+    top = x.max(axis=1)
+    powers = np.exp(x - top[:, None])[:, : workload.cols if terms is None else terms]
+    lse = top + np.log(np.add.accumulate(powers, axis=1)[:, -1])
+    return (lse - x[np.arange(workload.rows), target]).astype(np.float32)
 
 
 def _run_layernorm(workload: LayerNorm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
@@ -573,6 +725,7 @@ RUN: dict[str, Callable[..., Array]] = {
     "gated_gemm": _run_gated_gemm,
     "grouped_gemm": _run_grouped_gemm,
     "conv2d": _run_conv2d,
+    "cross_entropy": _run_cross_entropy,
     "softmax": _run_softmax,
     "layernorm": _run_layernorm,
 }
@@ -613,6 +766,13 @@ EMULATED = [
         for d in ("f32", "f16", "bf16")
         for c in (1, 4099)
     ),
+    *(
+        f"softmax:rows=33,cols={c},dtype={d},prologue=scale{more}"
+        for c, d in ((67, "f16"), (4099, "f32"))
+        for more in (",log=true,direction=backward", ",direction=backward", "+mask,log=true")
+    ),
+    *(f"cross_entropy:rows=133,cols={c},dtype={d}" for c, d in ((1, "f32"), (67, "f16"), (4099, "bf16"))),
+    *(f"cross_entropy:rows=133,cols=67,dtype={d},direction=backward" for d in ("f32", "f16", "bf16")),
     *(f"layernorm:rows=33,cols={c},dtype={d}" for d in ("f32", "f16", "bf16") for c in (1, 2, 4099)),
 ]
 
@@ -653,6 +813,14 @@ def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
     run = RUN[workload.operator]
     terms = {"conv2d": "c", "softmax": "cols", "layernorm": "cols"}.get(workload.operator, "k")
+    terms = {
+        "gemm": "k",
+        "grouped_gemm": "k",
+        "conv2d": "c",
+        "softmax": "cols",
+        "layernorm": "cols",
+        "cross_entropy": "cols",
+    }[workload.operator]
     wrong = _share(workload, run(workload, inputs, terms=getattr(workload, terms) - 1), reference)
     assert wrong.max() > 1
 

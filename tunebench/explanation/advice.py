@@ -215,11 +215,11 @@ def _worth_their_accuracy(workload: Workload, now: Best, forecaster: Forecaster)
 def _subjects(workload: Workload, forecaster: Forecaster) -> Iterator[tuple[Subject, Iterable[Change]]]:
     """Yield what may be changed, each with the ways to change it, the least change first."""
     yield "padding", sorted(_padded(workload), key=lambda change: change.workload.flops())
-    for name in workload.leeway.items:
+    for name in workload.may_change().items:
         yield "batch", _enlarged(workload, name, forecaster)
-    for name in workload.leeway.layouts:
+    for name in workload.may_change().layouts:
         yield "layout", _laid_out(workload, name)
-    for name in workload.leeway.fusions:
+    for name in workload.may_change().fusions:
         yield "fusion", _fused(workload, name, forecaster)
 
 
@@ -236,7 +236,7 @@ def _changed(workload: Workload, **dimensions: object) -> Workload | None:
 
 def _padded(workload: Workload) -> Iterator[Change]:
     """Yield the workload with one or several dimensions padded to a multiple of some elements."""
-    fillers = workload.leeway.padding
+    fillers = workload.may_change().padding
     seen = {workload}
     subsets = (names for n in range(1, len(fillers) + 1) for names in itertools.combinations(fillers, n))
     for names, multiple in itertools.product(list(subsets), MULTIPLES):
@@ -266,7 +266,7 @@ def _enlarged(workload: Workload, name: str, forecaster: Forecaster) -> Iterator
 
 def _lowered(workload: Workload, dtype: DType) -> Iterator[Change]:
     """Yield the workload in another type, and in other layouts too: some types are fast in one alone."""
-    layouts = [{name: value} for name in workload.leeway.layouts for value in workload.choices(name)]
+    layouts = [{name: value} for name in workload.may_change().layouts for value in workload.choices(name)]
     for layout in ({}, *layouts):
         lowered = _changed(workload, dtype=dtype, **layout)
         if lowered is not None:
@@ -302,7 +302,7 @@ def _fused(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[Ch
     (default,) = (field.default for field in dataclasses.fields(workload) if field.name == name)
     if getattr(workload, name) != default:
         return
-    side = workload.leeway.fusions[name]
+    side = workload.may_change().fusions[name]
     tensor = (workload.inputs() if side == "before" else workload.outputs())[0]
     own = {t.name for t in workload.inputs()}
     values = [value for value in workload.choices(name) if value != default]

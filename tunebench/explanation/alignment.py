@@ -69,7 +69,7 @@ def _aligned_bytes(line_bytes: int) -> int:
 
 def _dimension(workload: Workload, tensor: Tensor) -> str | None:
     """Return the dimension that may be padded and that the length of a tensor's lines follows."""
-    for name in workload.leeway.padding:
+    for name in workload.may_change().padding:
         try:
             doubled = workload.changed(**{name: 2 * getattr(workload, name)})
         except InputError:  # too large: nobody pads that

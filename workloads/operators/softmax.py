@@ -1,27 +1,42 @@
-"""softmax: y[i, :] = exp(z - max z) / sum exp(z - max z), with z = scale * x[i, :] + mask[i, :]."""
+"""softmax: y[i, :] = exp(z - max z) / sum exp(z - max z), with z = scale * x[i, :] + mask[i, :]; its logarithm; gradients."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
-from tunebench.dtype import DType, underflow, unit_roundoff
+from tunebench.dtype import DType, numpy_dtype, underflow, unit_roundoff
+from tunebench.errors import InputError
 from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
-    from tunebench.workload import Array64
+    import numpy
+
+    from tunebench.workload import Array, Array64
 
 __all__ = ["Softmax"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax(Workload):
-    """Softmax of each row of x (rows, cols), computed in f32.
+    """Softmax of each row of x (rows, cols), or its logarithm, and the gradient of either; computed in f32.
 
-    Tensors: x (rows, cols); scale () f32 and mask (rows, cols) if the prologue has them; y (rows, cols).
+    ========= ===== ============== ================================================
+    direction log   reads          writes
+    ========= ===== ============== ================================================
+    forward   false x, scale, mask y = exp(z) / sum exp(z), z = scale x + mask
+    forward   true  x, scale, mask y = z - log sum exp(z)
+    backward  false y, dy, scale   dx = scale y (dy - sum y dy)
+    backward  true  y, dy, scale   dx = scale (dy - exp(y) sum dy)
+    ========= ===== ============== ================================================
+
+    Tensors are (rows, cols) of one type, but scale () f32; scale and mask are there if the prologue has them.
+    Backward reads what forward has written, and takes no mask: a sum passes its gradient on unchanged.
     """
 
     operator: ClassVar[str] = "softmax"
@@ -34,6 +49,22 @@ class Softmax(Workload):
     cols: Size
     dtype: Literal["f32", "f16", "bf16"]
     prologue: Literal["none", "scale", "mask", "scale+mask"] = "none"
+    log: bool = False
+    direction: Literal["forward", "backward"] = "forward"
+
+    def check(self) -> None:
+        """Refuse a gradient with a mask."""
+        if self.is_backward and self.has_mask:
+            raise InputError(
+                f"softmax: prologue={self.prologue} needs direction=forward; "
+                "the gradient takes prologue=none or scale, with or without a mask"
+            )
+
+    def may_change(self) -> Leeway:
+        """Return that rows of gradients are made longer by zeros, and have no operation before them."""
+        if not self.is_backward:
+            return self.leeway
+        return dataclasses.replace(self.leeway, padding={"cols": "zeros"}, fusions={})
 
     @property
     def has_scale(self) -> bool:
@@ -45,34 +76,77 @@ class Softmax(Workload):
         """Whether a mask is added before the softmax."""
         return "mask" in self.prologue
 
+    @property
+    def is_backward(self) -> bool:
+        """Whether the gradient is computed."""
+        return self.direction == "backward"
+
+    def _matrix(self, name: str) -> Tensor:
+        return Tensor(name=name, shape=(self.rows, self.cols), dtype=self.dtype)
+
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return x, then scale and mask where the prologue has them."""
-        shape = (self.rows, self.cols)
-        tensors = [Tensor(name="x", shape=shape, dtype=self.dtype)]
+        """Return x, or y and dy; then scale and mask where the prologue has them."""
+        tensors = [self._matrix("y"), self._matrix("dy")] if self.is_backward else [self._matrix("x")]
         if self.has_scale:
             tensors.append(Tensor(name="scale", shape=(), dtype="f32"))
         if self.has_mask:
-            tensors.append(Tensor(name="mask", shape=shape, dtype=self.dtype))
+            tensors.append(self._matrix("mask"))
         return tuple(tensors)
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """Return y (rows, cols)."""
-        return (Tensor(name="y", shape=(self.rows, self.cols), dtype=self.dtype),)
+        """Return y or dx (rows, cols)."""
+        return (self._matrix("dx" if self.is_backward else "y"),)
+
+    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
+        """Draw what backward reads of forward: (log-)probabilities of standard normal rows, rounded."""
+        if not self.is_backward or tensor.name != "y":
+            return None
+        z = rng.standard_normal(tensor.shape, dtype="float32")
+        z -= z.max(axis=1, keepdims=True)
+        total = np.exp(z).sum(axis=1, keepdims=True)
+        y: Array = z - np.log(total) if self.log else np.exp(z) / total
+        return y.astype(numpy_dtype(tensor.dtype))
 
     def flops(self) -> int:
-        """Count maximum, subtraction, exponential, sum and division, and 1 for each prologue step."""
-        return self.rows * self.cols * (5 + self.has_scale + self.has_mask)
+        """Count four or five operations an element, and 1 for each prologue step.
+
+        Forward: maximum, subtraction, exponential, sum, and division (subtraction for the logarithm).
+        Backward: product, sum, subtraction, product (for the logarithm one product is an exponential).
+        """
+        return self.rows * self.cols * (5 - self.is_backward + self.has_scale + self.has_mask)
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
-        """Compute each row after taking off its maximum."""
+        """Compute each row after taking off its maximum, or its gradient."""
+        value, scale = (self._backward if self.is_backward else self._forward)(inputs)
+        least = underflow(self.dtype) / self.tolerance().eps_acc
+        return {self.outputs()[0].name: Reference(value=value, scale=scale + least)}
+
+    def _forward(self, inputs: Mapping[str, Array64]) -> tuple[Array64, Array64]:
         z = inputs["x"] * inputs["scale"] if self.has_scale else inputs["x"]
         if self.has_mask:
             z = z + inputs["mask"]
-        e = np.exp(z - z.max(axis=1, keepdims=True))
-        y = e / e.sum(axis=1, keepdims=True)
+        top, largest = z.max(axis=1, keepdims=True), np.abs(z).max(axis=1, keepdims=True)
+        e = np.exp(z - top)
+        total = e.sum(axis=1, keepdims=True)
+        if self.log:
+            y = z - (top + np.log(total))
+            return y, np.broadcast_to(1 + largest + np.log(total), y.shape)
+        y = e / total
         # exp turns an absolute error of its argument into a relative one of the result.
-        scale = y * (1 + np.abs(z).max(axis=1, keepdims=True))
-        return {"y": Reference(value=y, scale=scale + underflow(self.dtype) / self.tolerance().eps_acc)}
+        return y, y * (1 + largest)
+
+    def _backward(self, inputs: Mapping[str, Array64]) -> tuple[Array64, Array64]:
+        y, dy = inputs["y"], inputs["dy"]
+        factor = inputs["scale"] if self.has_scale else np.float64(1)
+        if self.log:
+            p = np.exp(y)
+            value = dy - p * dy.sum(axis=1, keepdims=True)
+            scale = np.abs(dy) + p * (1 + np.abs(y)) * np.abs(dy).sum(axis=1, keepdims=True)
+        else:
+            product = y * dy
+            value = y * (dy - product.sum(axis=1, keepdims=True))
+            scale = np.abs(y) * (np.abs(dy) + np.abs(product).sum(axis=1, keepdims=True))
+        return factor * value, np.abs(factor) * scale
 
     def unfused(self) -> tuple[Workload, ...]:
         """Return the prologue as an elementwise chain, and softmax alone."""
@@ -85,8 +159,15 @@ class Softmax(Workload):
         )
 
     def tolerance(self) -> Tolerance:
-        """Allow one rounding of the result and f32 arithmetic on exponents."""
+        """Allow one rounding of the result, and f32 arithmetic on exponents or on a row's sum."""
         f32: DType = "f32"
+        if self.is_backward:
+            return Tolerance(
+                eps_out=unit_roundoff(self.dtype),
+                eps_acc=(2.0 * math.sqrt(self.cols) + 8.0) * unit_roundoff(f32),
+                reason="one rounding to the output type; f32 sums of a row's terms of either sign err by "
+                "sqrt(cols) u with overwhelming probability (Higham and Mary 2019), and a few roundings follow",
+            )
         return Tolerance(
             eps_out=unit_roundoff(self.dtype),
             eps_acc=16 * unit_roundoff(f32),

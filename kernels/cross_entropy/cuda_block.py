@@ -1,0 +1,118 @@
+"""cross_entropy in CUDA C++: threads share a row, which is read once.
+
+`cache=registers` holds a row until its maximum is known, `online` keeps maximum and sum together. Nothing else is
+kept, and but two numbers a row are written. See `tunebench.kernels._row_block` for the other parameters.
+
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tunebench.device import Device
+from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels._row_block import batch, default_config, row_costs, row_space, tiles
+from tunebench.space import Config, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workloads.operators.cross_entropy import CrossEntropy
+
+KERNELS = r"""
+#define CROSS_ENTROPY_PARAMETERS                                                                                 \
+  const T *__restrict__ x, const i32 *__restrict__ target, float *__restrict__ loss, float *__restrict__ lse, \
+      int rows, int cols
+
+// The first thread of a row ends it.
+template <class T, int ROW_THREADS, int ROWS, int V>
+__device__ __forceinline__ void end_row(const Share<ROW_THREADS, ROWS, V>& my, const Powers& row, const T* x,
+                                        const i32* target, float* loss, float* lse) {
+  const int index = blockIdx.x * ROWS + my.row_of_block;
+  if (my.thread == 0 && my.count > 0) store_loss(row, x + my.offset, target[index], loss + index, lse + index);
+}
+
+template <class T, int ROW_THREADS, int ROWS, int V, int N>
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) cross_entropy_registers(CROSS_ENTROPY_PARAMETERS) {
+  const Share<ROW_THREADS, ROWS, V> my(rows, cols);
+  const Arguments<T, false, V> source = {x + my.offset, nullptr, LOG2_E};
+  float z[N][V], top = lowest(), total = 0.0f;
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { top = max_of(top, z[n]); });
+  top = reduce_row<ROW_THREADS>(top, Max());
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += raise<false>(top, z[n]); });
+  total = reduce_row<ROW_THREADS>(total, Sum());
+  end_row(my, {top, total}, x, target, loss, lse);
+}
+
+template <class T, int ROW_THREADS, int ROWS, int V, int N>
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) cross_entropy_online(CROSS_ENTROPY_PARAMETERS) {
+  const Share<ROW_THREADS, ROWS, V> my(rows, cols);
+  const Arguments<T, false, V> source = {x + my.offset, nullptr, LOG2_E};
+  float z[N][V];
+  Powers row = no_powers();
+  for (int first = my.thread; first < my.count; first += my.STEP * N)
+    row.read(source, first, my.STEP, my.count, z);
+  row.join<ROW_THREADS>();
+  end_row(my, row, x, target, loss, lse);
+}
+"""
+
+CACHES = ("registers", "online")
+
+
+class CudaBlockCrossEntropy(CudaVariant[CrossEntropy]):
+    """Serves every size and type of the forward direction."""
+
+    name = "cuda_block"
+    operator = CrossEntropy
+    space = row_space(caches=CACHES)
+
+    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
+        """Refuse gradients."""
+        return f"{self.key} does direction=forward only" if workload.is_backward else None
+
+    def default(self, workload: CrossEntropy, device: Device) -> Config:
+        """Return wide accesses and about 16 elements a thread."""
+        return default_config(workload, device, caches=CACHES)
+
+    def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows, and threads their elements."""
+        return tiles(workload, config)
+
+    def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
+        """Count scaling, the difference and the sum, in case the first two are done by one instruction."""
+        return row_costs(
+            workload,
+            table,
+            device,
+            row_tensors=1,
+            fma=(2.0, 2.0),
+            sfu=(1.0, 1.0),
+            sums=1,
+            read_again=0,
+            row_outputs=0,
+        )
+
+    def source(self, workload: CrossEntropy, config: Config) -> str:
+        """Return both kernels; the entry says which is instantiated."""
+        return helpers("types", "reduce", "row_block", "softmax", "cross_entropy") + KERNELS
+
+    def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
+        """Launch one block for every `rows` rows."""
+        row_threads, rows, vector = config["row_threads"], config["rows"], config["vector"]
+        sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
+        return (
+            Launch(
+                entry=f"cross_entropy_{config['cache']}<{ctype(workload.dtype)}, "
+                f"{row_threads}, {rows}, {vector}, {batch(workload, config)}>",
+                grid=(ceil_div(workload.rows, rows), 1, 1),
+                block=(row_threads * rows, 1, 1),
+                arguments=("x", "target", "loss", "lse", *sizes),
+            ),
+        )
+
+    def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
+        """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
+        return dataclasses.replace(workload, rows=min(workload.rows, 2 * config["rows"] + 1))
+
+
+VARIANT = CudaBlockCrossEntropy()

@@ -1,0 +1,163 @@
+"""The gradient of cross_entropy in CUDA C++: element by element, whatever the rows.
+
+x and dx are taken as they lie in memory, so that accesses are wide where a row has an odd number of elements too. A
+block has a tile of consecutive elements and finds its place among the rows by one division, a vector by a cheaper one;
+a vector may go on in the next row, or in several.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels._cuda import ctype, helpers
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workloads.operators.cross_entropy import CrossEntropy
+
+KERNELS = r"""
+// One row's part of the gradient.
+struct Row {
+  float shift, dloss;
+  int target;
+
+  // (e^(x - lse) - onehot) dloss.
+  __device__ __forceinline__ float gradient(float x, int column) const {
+    const float p = fast_exp2(multiply_add(x, LOG2_E, shift));
+    return f32_op((column == target ? p - 1.0f : p) * dloss);
+  }
+};
+
+template <class T, int THREADS, int V, int N>
+__global__ void __launch_bounds__(THREADS, 1)
+cross_entropy_backward(const T* __restrict__ x, const i32* __restrict__ target, const float* __restrict__ lse,
+                       const float* __restrict__ dloss, T* __restrict__ dx, i64 elements, int cols) {
+  const i64 base = i64(blockIdx.x) * (THREADS * V * N), first_row = base / cols;
+  const u32 first_column = u32(base - first_row * cols);
+  const auto row_at = [&](i64 row) { return Row{-lse[row] * LOG2_E, dloss[row], target[row]}; };
+  float g[N][V];
+  // Vectors of the tile that are inside; the last one is whole.
+  const int count = int(min((elements - base) / V, i64(THREADS * N)));
+  each_vector<N>(threadIdx.x, THREADS, count,
+                 [&](int vector, int n) { load_floats(x + base + vector * V, g[n]); });
+  each_vector<N>(threadIdx.x, THREADS, count, [&](int vector, int n) {
+    const u32 place = first_column + vector * V, passed = place / u32(cols);
+    i64 index = first_row + passed;
+    int column = int(place - passed * u32(cols));
+    Row row = row_at(index);
+#pragma unroll
+    for (int i = 0; i < V; ++i, ++column) {
+      if (column == cols) {
+        row = row_at(++index);
+        column = 0;
+      }
+      g[n][i] = row.gradient(g[n][i], column);
+    }
+    store_floats(dx + base + vector * V, g[n]);
+  });
+}
+"""
+
+MAX_BLOCKS = 2**31 - 1
+"""Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+SPACE = Space(
+    (
+        Parameter("threads", (64, 128, 256, 512, 1024), "threads of a block"),
+        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+        Parameter("unroll", (1, 2, 4), "vectors of a thread, all in flight"),
+    ),
+    (
+        # No vector sticks out of the matrix.
+        lambda vector, workload: (
+            (workload.rows * workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16)
+        ),
+        # Threads without a vector are of no use.
+        lambda threads, vector, unroll, workload: (
+            ((threads == 64) & (unroll == 1))
+            | (threads * vector * unroll < 2 * workload.rows * workload.cols)
+        ),
+        lambda threads, vector, unroll, workload: (
+            1.0 * workload.rows * workload.cols / (threads * vector * unroll) <= MAX_BLOCKS
+        ),
+    ),
+)
+
+
+class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
+    """Serves every size and type of the backward direction."""
+
+    name = "cuda_flat_backward"
+    operator = CrossEntropy
+    space = SPACE
+
+    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
+        """Refuse what is no gradient, and more elements than one grid has."""
+        if not workload.is_backward:
+            return f"{self.key} does direction=backward only"
+        if len(self.configs(workload, device)) == 0:
+            return f"x ({workload.rows}, {workload.cols}) takes more than {MAX_BLOCKS} blocks"
+        return None
+
+    def default(self, workload: CrossEntropy, device: Device) -> Config:
+        """Return the widest accesses, two of them a thread, and blocks of 256 threads."""
+        elements = workload.rows * workload.cols
+        vector = math.gcd(elements, 16 // itemsize(workload.dtype))
+        unroll = 2 if 256 * vector * 2 < 2 * elements else 1
+        threads = max(t for t in (64, 128, 256) if t == 64 or t * vector * unroll < 2 * elements)
+        return Config({"threads": threads, "vector": vector, "unroll": unroll})
+
+    def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut the elements."""
+        return (Tiling(dimension="rows*cols", extent=workload.rows * workload.cols, tile=_tile(config)),)
+
+    def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
+        """Count the exponential's argument and the product; a difference is made in one column alone."""
+        tile = 1.0 * table["threads"] * table["vector"] * table["unroll"]
+        elements = workload.rows * workload.cols
+        return Costs(
+            blocks=elements / tile,
+            full_blocks=elements // tile,
+            threads=table["threads"],
+            fma=2.0 * tile,
+            sfu=tile,
+            fill_bytes=tile * itemsize(workload.dtype),
+            accesses=2.0 * tile / table["vector"],
+            chain_clocks=device.l2_latency,
+        )
+
+    def source(self, workload: CrossEntropy, config: Config) -> str:
+        """Return the kernel."""
+        return helpers("types", "reduce", "row_block") + KERNELS
+
+    def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
+        """Launch one block for every tile."""
+        elements = workload.rows * workload.cols
+        return (
+            Launch(
+                entry=f"cross_entropy_backward<{ctype(workload.dtype)}, "
+                f"{config['threads']}, {config['vector']}, {config['unroll']}>",
+                grid=(ceil_div(elements, _tile(config)), 1, 1),
+                block=(config["threads"], 1, 1),
+                arguments=(
+                    *("x", "target", "lse", "dloss", "dx"),
+                    *(Scalar("long long", elements), Scalar("int", workload.cols)),
+                ),
+            ),
+        )
+
+    def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
+        """Return rows that have two tiles and more; their number keeps what the width of accesses asks for."""
+        rows, step = ceil_div(2 * _tile(config), workload.cols) + 1, config["vector"]
+        few = rows + (workload.rows - rows) % step
+        return dataclasses.replace(workload, rows=min(workload.rows, few))
+
+
+def _tile(config: Config) -> int:
+    """Return the elements of a block."""
+    return int(config["threads"] * config["vector"] * config["unroll"])
+
+
+VARIANT = CudaFlatCrossEntropyBackward()

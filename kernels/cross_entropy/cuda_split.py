@@ -1,0 +1,100 @@
+"""cross_entropy in CUDA C++ for few and long rows: several blocks share a row.
+
+A first launch finds the maximum of each part and the sum of its exponentials relative to it; a second one puts those
+of each row together, by a warp a row. See `tunebench.kernels._row_split` for the parameters.
+
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tunebench.device import Device
+from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels._row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
+from tunebench.space import Config, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.cross_entropy import CrossEntropy
+
+KERNELS = r"""
+// Writes the maximum and the sum of each part: `partial` has (rows, parts) of both.
+template <class T, int THREADS, int V, int N>
+__global__ void __launch_bounds__(THREADS, 1)
+cross_entropy_part(const T* __restrict__ x, float* __restrict__ partial, int cols) {
+  const Part<THREADS, V> my(cols);
+  const Arguments<T, false, V> source = {x + my.offset, nullptr, LOG2_E};
+  store_powers(powers_of_part<N>(my, source), partial + 2 * my.index);
+}
+
+// A block of one warp for each row.
+template <class T>
+__global__ void __launch_bounds__(32, 1)
+cross_entropy_whole(const T* __restrict__ x, const i32* __restrict__ target, const float* __restrict__ partial,
+                    float* __restrict__ loss, float* __restrict__ lse, int cols, int parts) {
+  const size_t row = blockIdx.x;
+  const Powers powers = powers_of_parts<32>(partial + 2 * row * parts, parts);
+  if (threadIdx.x == 0) store_loss(powers, x + row * cols, target[row], loss + row, lse + row);
+}
+"""
+
+
+class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
+    """Serves every type of the forward direction where rows are few and long."""
+
+    name = "cuda_split"
+    operator = CrossEntropy
+    space = SPACE
+
+    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
+        """Refuse gradients, and rows that are too many or too short."""
+        if workload.is_backward:
+            return f"{self.key} does direction=forward only"
+        return refusal(workload, device)
+
+    def default(self, workload: CrossEntropy, device: Device) -> Config:
+        """Return wide accesses, and blocks enough for all SMs."""
+        return default_config(workload, device)
+
+    def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows."""
+        return tiles(workload, config)
+
+    def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
+        """Count scaling, the difference and the sum, in case the first two are done by one instruction."""
+        return part_costs(workload, table, device, row_tensors=1, fma=2.0, sfu=1.0, reductions=2)
+
+    def scratch(self, workload: CrossEntropy, config: Config) -> tuple[Tensor, ...]:
+        """Return maximum and sum of each part."""
+        return (Tensor(name="partial", shape=(workload.rows, config["split"], 2), dtype="f32"),)
+
+    def source(self, workload: CrossEntropy, config: Config) -> str:
+        """Return both kernels."""
+        names = ("types", "reduce", "row_block", "softmax", "row_split", "softmax_split", "cross_entropy")
+        return helpers(*names) + KERNELS
+
+    def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
+        """Launch a block for every part of a row, then a warp for every row."""
+        dtype, cols = ctype(workload.dtype), Scalar("int", workload.cols)
+        return (
+            Launch(
+                entry=f"cross_entropy_part<{dtype}, {config['threads']}, {config['vector']}, {config['unroll']}>",
+                grid=grid(workload, config),
+                block=block(config),
+                arguments=("x", "partial", cols),
+            ),
+            Launch(
+                entry=f"cross_entropy_whole<{dtype}>",
+                grid=(workload.rows, 1, 1),
+                block=(32, 1, 1),
+                arguments=("x", "target", "partial", "loss", "lse", cols, Scalar("int", config["split"])),
+            ),
+        )
+
+    def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
+        """Return two rows; their length decides what a part has."""
+        return dataclasses.replace(workload, rows=min(workload.rows, 2))
+
+
+VARIANT = CudaSplitCrossEntropy()

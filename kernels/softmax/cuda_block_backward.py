@@ -1,0 +1,146 @@
+"""Gradients of softmax in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
+
+Softmax sums y dy over a row and keeps both tensors until the sum is known. Its logarithm sums dy, and keeps that
+alone: y is read once, for the result. See `tunebench.kernels._row_block` for the parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tunebench.device import Device
+from tunebench.kernels._cuda import ctype, flag, helpers
+from tunebench.kernels._row_block import batch, default_config, row_costs, row_space, smem_bytes, tiles
+from tunebench.space import Config, Table
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workloads.operators.softmax import Softmax
+
+KERNELS = r"""
+#define BACKWARD_PARAMETERS \
+  const T *__restrict__ y, const T *__restrict__ dy, float scale, T *__restrict__ dx, int rows, int cols
+
+template <class T, bool LOG, int ROW_THREADS, int ROWS, int V, int N>
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_registers(BACKWARD_PARAMETERS) {
+  const Share<ROW_THREADS, ROWS, V> my(rows, cols);
+  const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, scale};
+  float p[N][V], g[N][V], total = 0.0f;
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
+  each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += row.sum_of(p[n], g[n]); });
+  total = reduce_row<ROW_THREADS>(total, Sum());
+  each_held_vector<N>(my.thread, my.STEP, my.count,
+                      [&](int vector, int n) { row.store(dx + my.offset, vector, total, p[n], g[n]); });
+}
+
+template <class T, bool LOG, int ROW_THREADS, int ROWS, int V, int N>
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_shared(BACKWARD_PARAMETERS) {
+  extern __shared__ float all_kept[];
+  const Share<ROW_THREADS, ROWS, V> my(rows, cols);
+  const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, scale};
+  const KeptRow<V> kept_g = {all_kept + my.row_of_block * cols, my.count};
+  const KeptRow<V> kept_p = {all_kept + (ROWS + my.row_of_block) * cols, my.count};  // not there if LOG
+  float p[N][V], g[N][V], total = 0.0f;
+  for (int first = my.thread; first < my.count; first += my.STEP * N) {
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
+      total += row.sum_of(p[n], g[n]);
+      kept_g.put(vector, g[n]);
+      if constexpr (!LOG) kept_p.put(vector, p[n]);
+    });
+  }
+  total = reduce_row<ROW_THREADS>(total, Sum());
+  for (int first = my.thread; first < my.count; first += my.STEP * N)
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
+      kept_g.get(vector, g[n]);
+      if constexpr (!LOG) kept_p.get(vector, p[n]);
+      row.store(dx + my.offset, vector, total, p[n], g[n]);
+    });
+}
+
+template <class T, bool LOG, int ROW_THREADS, int ROWS, int V, int N>
+__global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_online(BACKWARD_PARAMETERS) {
+  const Share<ROW_THREADS, ROWS, V> my(rows, cols);
+  const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, scale};
+  float p[N][V], g[N][V], total = 0.0f;
+  for (int first = my.thread; first < my.count; first += my.STEP * N) {
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
+    each_vector<N>(first, my.STEP, my.count, [&](int, int n) { total += row.sum_of(p[n], g[n]); });
+  }
+  total = reduce_row<ROW_THREADS>(total, Sum());
+  for (int first = my.thread; first < my.count; first += my.STEP * N) {
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
+    each_vector<N>(first, my.STEP, my.count,
+                   [&](int vector, int n) { row.store(dx + my.offset, vector, total, p[n], g[n]); });
+  }
+}
+"""
+
+
+def kept(workload: Softmax) -> int:
+    """Return how many tensors' rows wait for the sum: y and dy, or dy alone."""
+    return 1 if workload.log else 2
+
+
+class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
+    """Serves every size and type of the backward direction, scale fused."""
+
+    name = "cuda_block_backward"
+    operator = Softmax
+    space = row_space(kept)
+
+    def limits(self, workload: Softmax, device: Device) -> str | None:
+        """Refuse what is no gradient."""
+        return None if workload.is_backward else f"{self.key} does direction=backward only"
+
+    def default(self, workload: Softmax, device: Device) -> Config:
+        """Return wide accesses and about 16 elements of a tensor a thread."""
+        return default_config(workload, device, kept)
+
+    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows, and threads their elements."""
+        return tiles(workload, config)
+
+    def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
+        """Count the product's sum, a difference and two products, or as many of the logarithm's gradient.
+
+        There the first addition is left out, in case the compiler does so.
+        """
+        log = workload.log
+        return row_costs(
+            workload,
+            table,
+            device,
+            row_tensors=2,
+            fma=(3.0, 3.0) if log else (4.0, 4.0),
+            sfu=(1.0, 1.0) if log else (0.0, 0.0),
+            sums=1,
+            kept=kept,
+            shared_accesses=2.0 * kept(workload),
+            read_again=1 if log else 2,
+        )
+
+    def source(self, workload: Softmax, config: Config) -> str:
+        """Return all three kernels; the entry says which is instantiated."""
+        return helpers("types", "reduce", "row_block", "softmax_backward") + KERNELS
+
+    def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
+        """Launch one block for every `rows` rows."""
+        row_threads, rows, vector = config["row_threads"], config["rows"], config["vector"]
+        scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
+        sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
+        return (
+            Launch(
+                entry=f"softmax_backward_{config['cache']}<{ctype(workload.dtype)}, {flag(workload.log)}, "
+                f"{row_threads}, {rows}, {vector}, {batch(workload, config)}>",
+                grid=(ceil_div(workload.rows, rows), 1, 1),
+                block=(row_threads * rows, 1, 1),
+                arguments=("y", "dy", scale, "dx", *sizes),
+                smem_bytes=smem_bytes(workload, config, kept),
+            ),
+        )
+
+    def miniature(self, workload: Softmax, config: Config) -> Softmax:
+        """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
+        return dataclasses.replace(workload, rows=min(workload.rows, 2 * config["rows"] + 1))
+
+
+VARIANT = CudaBlockSoftmaxBackward()

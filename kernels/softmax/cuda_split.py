@@ -1,0 +1,111 @@
+"""softmax in CUDA C++ for few and long rows: several blocks share a row.
+
+A first launch finds the maximum of each part and the sum of its exponentials relative to it. In a second one each
+block puts those of its row together and writes its part, which it reads again: from L2, where x fits there. See
+`tunebench.kernels._row_split` for the parameters.
+
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tunebench.device import Device
+from tunebench.kernels._cuda import ctype, flag, helpers
+from tunebench.kernels._row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
+from tunebench.space import Config, Table
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.softmax import Softmax
+
+KERNELS = r"""
+// Writes the maximum and the sum of each part: `partial` has (rows, parts) of both.
+template <class T, bool MASKED, int THREADS, int V, int N>
+__global__ void __launch_bounds__(THREADS, 1)
+softmax_part(const T* __restrict__ x, float scale, const T* __restrict__ mask, float* __restrict__ partial, int cols) {
+  const Part<THREADS, V> my(cols);
+  const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
+  store_powers(powers_of_part<N>(my, source), partial + 2 * my.index);
+}
+
+template <class T, bool MASKED, bool LOG, int THREADS, int V, int N>
+__global__ void __launch_bounds__(THREADS, 1)
+softmax_whole(const T* __restrict__ x, float scale, const T* __restrict__ mask, const float* __restrict__ partial,
+              T* __restrict__ y, int cols) {
+  const Part<THREADS, V> my(cols);
+  const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
+  const Powers row = powers_of_parts<THREADS>(partial + 2 * size_t(blockIdx.x) * gridDim.y, gridDim.y);
+  const Finish<LOG> finish(row);
+  float z[N][V];
+  for (int first = my.thread; first < my.count; first += my.STEP * N) {
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
+      if constexpr (!LOG) raise<true>(row.top, z[n]);
+      finish.store(y + my.offset + vector * V, z[n]);
+    });
+  }
+}
+"""
+
+
+class CudaSplitSoftmax(CudaVariant[Softmax]):
+    """Serves every type of the forward direction where rows are few and long, prologue fused."""
+
+    name = "cuda_split"
+    operator = Softmax
+    space = SPACE
+
+    def limits(self, workload: Softmax, device: Device) -> str | None:
+        """Refuse gradients, and rows that are too many or too short."""
+        if workload.is_backward:
+            return f"{self.key} does direction=forward only"
+        return refusal(workload, device)
+
+    def default(self, workload: Softmax, device: Device) -> Config:
+        """Return wide accesses, and blocks enough for all SMs."""
+        return default_config(workload, device)
+
+    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows."""
+        return tiles(workload, config)
+
+    def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
+        """Count scaling, the difference and the sum, in case the first two are done by one instruction."""
+        inputs = 1 + workload.has_mask
+        return part_costs(workload, table, device, row_tensors=inputs, fma=2.0, sfu=1.0, reductions=2)
+
+    def scratch(self, workload: Softmax, config: Config) -> tuple[Tensor, ...]:
+        """Return maximum and sum of each part."""
+        return (Tensor(name="partial", shape=(workload.rows, config["split"], 2), dtype="f32"),)
+
+    def source(self, workload: Softmax, config: Config) -> str:
+        """Return both kernels."""
+        return helpers("types", "reduce", "row_block", "softmax", "row_split", "softmax_split") + KERNELS
+
+    def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
+        """Launch a block for every part of a row, twice; a missing mask is passed as x and not read."""
+        scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
+        mask, cols = "mask" if workload.has_mask else "x", Scalar("int", workload.cols)
+        kind = f"{ctype(workload.dtype)}, {flag(workload.has_mask)}"
+        sizes = f"{config['threads']}, {config['vector']}, {config['unroll']}"
+        launch = Launch(grid=grid(workload, config), block=block(config), arguments=())
+        return (
+            dataclasses.replace(
+                launch,
+                entry=f"softmax_part<{kind}, {sizes}>",
+                arguments=("x", scale, mask, "partial", cols),
+            ),
+            dataclasses.replace(
+                launch,
+                entry=f"softmax_whole<{kind}, {flag(workload.log)}, {sizes}>",
+                arguments=("x", scale, mask, "partial", "y", cols),
+            ),
+        )
+
+    def miniature(self, workload: Softmax, config: Config) -> Softmax:
+        """Return two rows; their length decides what a part has."""
+        return dataclasses.replace(workload, rows=min(workload.rows, 2))
+
+
+VARIANT = CudaSplitSoftmax()

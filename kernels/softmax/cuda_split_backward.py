@@ -1,0 +1,116 @@
+"""Gradients of softmax in CUDA C++ for few and long rows: several blocks share a row.
+
+A first launch sums y dy (for the logarithm dy) over each part. In a second one each block adds up the sums of its row
+and writes its part, which it reads again: from L2, where the inputs fit there. See `tunebench.kernels._row_split` for
+the parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tunebench.device import Device
+from tunebench.kernels._cuda import ctype, flag, helpers
+from tunebench.kernels._row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
+from tunebench.space import Config, Table
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.softmax import Softmax
+
+KERNELS = r"""
+// Writes the sum of each part: `partial` is (rows, parts).
+template <class T, bool LOG, int THREADS, int V, int N>
+__global__ void __launch_bounds__(THREADS, 1)
+softmax_backward_part(const T* __restrict__ y, const T* __restrict__ dy, float* __restrict__ partial, int cols) {
+  const Part<THREADS, V> my(cols);
+  const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, 1.0f};
+  float p[N][V], g[N][V], total = 0.0f;
+  for (int first = my.thread; first < my.count; first += my.STEP * N) {
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
+    each_vector<N>(first, my.STEP, my.count, [&](int, int n) { total += row.sum_of(p[n], g[n]); });
+  }
+  total = reduce_row<THREADS>(total, Sum());
+  if (my.thread == 0) partial[my.index] = total;
+}
+
+template <class T, bool LOG, int THREADS, int V, int N>
+__global__ void __launch_bounds__(THREADS, 1)
+softmax_backward_whole(const T* __restrict__ y, const T* __restrict__ dy, float scale,
+                       const float* __restrict__ partial, T* __restrict__ dx, int cols) {
+  const Part<THREADS, V> my(cols);
+  const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, scale};
+  float p[N][V], g[N][V], total = 0.0f;
+  for (int part = threadIdx.x; part < gridDim.y; part += THREADS)
+    total += partial[size_t(blockIdx.x) * gridDim.y + part];
+  total = reduce_row<THREADS>(total, Sum());
+  for (int first = my.thread; first < my.count; first += my.STEP * N) {
+    each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
+    each_vector<N>(first, my.STEP, my.count,
+                   [&](int vector, int n) { row.store(dx + my.offset, vector, total, p[n], g[n]); });
+  }
+}
+"""
+
+
+class CudaSplitSoftmaxBackward(CudaVariant[Softmax]):
+    """Serves every type of the backward direction where rows are few and long, scale fused."""
+
+    name = "cuda_split_backward"
+    operator = Softmax
+    space = SPACE
+
+    def limits(self, workload: Softmax, device: Device) -> str | None:
+        """Refuse what is no gradient, and rows that are too many or too short."""
+        if not workload.is_backward:
+            return f"{self.key} does direction=backward only"
+        return refusal(workload, device)
+
+    def default(self, workload: Softmax, device: Device) -> Config:
+        """Return wide accesses, and blocks enough for all SMs."""
+        return default_config(workload, device)
+
+    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows."""
+        return tiles(workload, config)
+
+    def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
+        """Count the sum, for the logarithm without the first addition of each vector."""
+        vector = table["vector"]
+        fma = (vector - 1) / vector if workload.log else 1.0
+        inputs = 1 if workload.log else 2
+        return part_costs(workload, table, device, row_tensors=inputs, fma=fma, sfu=0.0, reductions=1)
+
+    def scratch(self, workload: Softmax, config: Config) -> tuple[Tensor, ...]:
+        """Return the sum of each part."""
+        return (Tensor(name="partial", shape=(workload.rows, config["split"]), dtype="f32"),)
+
+    def source(self, workload: Softmax, config: Config) -> str:
+        """Return both kernels."""
+        return helpers("types", "reduce", "row_block", "softmax_backward", "row_split") + KERNELS
+
+    def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
+        """Launch a block for every part of a row, twice."""
+        scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
+        cols = Scalar("int", workload.cols)
+        kind = f"{ctype(workload.dtype)}, {flag(workload.log)}"
+        constants = f"{kind}, {config['threads']}, {config['vector']}, {config['unroll']}"
+        launch = Launch(grid=grid(workload, config), block=block(config), arguments=())
+        return (
+            dataclasses.replace(
+                launch,
+                entry=f"softmax_backward_part<{constants}>",
+                arguments=("y", "dy", "partial", cols),
+            ),
+            dataclasses.replace(
+                launch,
+                entry=f"softmax_backward_whole<{constants}>",
+                arguments=("y", "dy", scale, "partial", "dx", cols),
+            ),
+        )
+
+    def miniature(self, workload: Softmax, config: Config) -> Softmax:
+        """Return two rows; their length decides what a part has."""
+        return dataclasses.replace(workload, rows=min(workload.rows, 2))
+
+
+VARIANT = CudaSplitSoftmaxBackward()

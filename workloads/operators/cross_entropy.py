@@ -1,0 +1,136 @@
+"""cross_entropy: loss[i] = log sum exp(x[i, :]) - x[i, target[i]], and its gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import underflow, unit_roundoff
+from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
+
+if TYPE_CHECKING:
+    import numpy
+
+    from tunebench.workload import Array, Array64
+
+__all__ = ["CrossEntropy"]
+
+BLOCK_ELEMENTS = 2**22
+"""Elements of which the reference keeps intermediate results: logits of a vocabulary are large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy(Workload):
+    """Cross entropy of each row of logits x (rows, cols) with one class, and its gradient; computed in f32.
+
+    ========= ======================= ====================================================
+    direction reads                   writes
+    ========= ======================= ====================================================
+    forward   x, target               lse = log sum exp(x), loss = lse - x[target]
+    backward  x, target, lse, dloss   dx = (exp(x - lse) - onehot(target)) dloss
+    ========= ======================= ====================================================
+
+    x and dx are (rows, cols) of `dtype`; target is (rows,) i32, from 0 to cols - 1; loss, lse and dloss are
+    (rows,) f32. No class is ignored and nothing is averaged: a dloss of 0 leaves a row out.
+    """
+
+    operator: ClassVar[str] = "cross_entropy"
+    category: ClassVar[Category | None] = "reduction"
+    leeway: ClassVar[Leeway] = Leeway(padding={"cols": "minus infinity"}, items=("rows",))
+
+    rows: Size
+    cols: Size
+    dtype: Literal["f32", "f16", "bf16"]
+    direction: Literal["forward", "backward"] = "forward"
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the gradient is computed."""
+        return self.direction == "backward"
+
+    def _of_rows(self, name: str) -> Tensor:
+        return Tensor(name=name, shape=(self.rows,), dtype="f32")
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return x and target, then lse and dloss of a gradient."""
+        x = Tensor(name="x", shape=(self.rows, self.cols), dtype=self.dtype)
+        target = Tensor(name="target", shape=(self.rows,), dtype="i32")
+        more = (self._of_rows("lse"), self._of_rows("dloss")) if self.is_backward else ()
+        return (x, target, *more)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return loss and lse (rows,), or dx (rows, cols)."""
+        if self.is_backward:
+            return (Tensor(name="dx", shape=(self.rows, self.cols), dtype=self.dtype),)
+        return (self._of_rows("loss"), self._of_rows("lse"))
+
+    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
+        """Draw classes that there are, and for lse about what rows of standard normal logits have.
+
+        The sum of `cols` of their exponentials is about cols times their mean, the root of e.
+        """
+        if tensor.name == "target":
+            classes: Array = rng.integers(0, self.cols, tensor.shape, dtype="int32")
+            return classes
+        if tensor.name == "lse":
+            spread = rng.standard_normal(tensor.shape, dtype="float32")
+            lse: Array = (np.float32(math.log(self.cols) + 0.5) + np.float32(0.1) * spread).astype("float32")
+            return lse
+        return None
+
+    def flops(self) -> int:
+        """Count maximum, subtraction, exponential and sum, or subtraction, exponential and product, each element.
+
+        A row has one subtraction more.
+        """
+        return self.rows * ((3 if self.is_backward else 4) * self.cols + 1)
+
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Compute each row after taking off its maximum, or its gradient."""
+        if self.is_backward:
+            return {"dx": self.reference_block(inputs, 0, slice(0, self.rows), slice(0, self.cols))}
+        x = inputs["x"]
+        lse, largest = np.empty((2, self.rows))
+        step = max(1, BLOCK_ELEMENTS // self.cols)
+        for part in (slice(first, first + step) for first in range(0, self.rows, step)):
+            top = x[part].max(axis=1)
+            lse[part] = top + np.log(np.exp(x[part] - top[:, None]).sum(axis=1))
+            largest[part] = np.abs(x[part]).max(axis=1)
+        chosen = x[np.arange(self.rows), inputs["target"].astype(np.int64)]
+        # lse is a maximum and the logarithm of a sum; the loss may cancel against either.
+        scale = 1 + largest + np.abs(lse)
+        return {"loss": Reference(value=lse - chosen, scale=scale), "lse": Reference(value=lse, scale=scale)}
+
+    def reference_block(
+        self, inputs: Mapping[str, Array64], batch_index: int, rows: slice, cols: slice
+    ) -> Reference:
+        """Compute only ``dx[rows, cols]``, so that parts of a large gradient can be checked.
+
+        Args:
+            inputs: As for `reference` of the gradient.
+            batch_index: 0: there is one matrix.
+            rows: Rows of dx, with unit step.
+            cols: Columns of dx, with unit step.
+
+        Returns:
+            Value and scale, both of the shape of the block.
+        """
+        x, lse, dloss = inputs["x"][rows, cols], inputs["lse"][rows, None], inputs["dloss"][rows, None]
+        onehot = inputs["target"][rows, None] == np.arange(self.cols)[None, cols]
+        p = np.exp(x - lse)
+        # exp turns an absolute error of its argument into a relative one of the result.
+        scale = np.abs(dloss) * (p * (1 + np.abs(x) + np.abs(lse)) + onehot)
+        least = underflow(self.dtype) / self.tolerance().eps_acc
+        return Reference(value=(p - onehot) * dloss, scale=scale + least)
+
+    def tolerance(self) -> Tolerance:
+        """Allow one rounding of the result and f32 arithmetic on exponents."""
+        return Tolerance(
+            eps_out=unit_roundoff(self.outputs()[0].dtype),
+            eps_acc=16 * unit_roundoff("f32"),
+            reason="one rounding to the output type; f32 exp2-based exponentials are good to a few units of "
+            "the argument's roundoff, and pairwise or online sums add a few more",
+        )
