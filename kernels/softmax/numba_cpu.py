@@ -1,7 +1,8 @@
 """softmax on the CPU: rows in parallel, each in passes over chunks that stay in the first cache.
 
 `passes=3` finds the maximum, writes exponentials and their sum, then scales them; `passes=2` is online:
-it keeps maximum and sum together, chunk by chunk, and computes each exponential twice.
+it keeps maximum and sum together, chunk by chunk, and computes each exponential twice. For the logarithm no
+exponential is written, so that there is one an element in either.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
@@ -31,12 +32,16 @@ SPACE = Space(
 
 
 class NumbaCpuSoftmax(NumbaCpuVariant[Softmax]):
-    """Serves every size and type."""
+    """Serves every size and type of the forward direction."""
 
     name = "numba_cpu"
     operator = Softmax
     space = SPACE
     fastmath = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
+
+    def limits(self, workload: Softmax, device: Device) -> str | None:
+        """Refuse gradients."""
+        return f"{self.key} does direction=forward only" if workload.is_backward else None
 
     def default(self, workload: Softmax, device: Device) -> Config:
         """Return two passes: from slow memory, a power computed twice is cheaper than one kept."""
@@ -79,7 +84,7 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
     power, unit = (exp2(), np.float32(np.log2(np.e))) if poly else (np.exp, np.float32(1))
     lowest, one, zero = np.float32(np.finfo(np.float32).min), np.float32(1), np.float32(0)
     arguments = _arguments(workload, unit, fastmath)
-    write = store(workload.dtype)
+    write, log, in_nats = store(workload.dtype), workload.log, one / unit
 
     @jitted(fastmath)
     def sum_of_powers(z: Any, begin: int, count: int, top: Any) -> Any:
@@ -98,6 +103,11 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
         return total
 
     @jitted(fastmath)
+    def write_logarithms(z: Any, y: Any, begin: int, cols: int, lse: Any) -> None:
+        for j in range(cols):
+            y[begin + j] = write(z[j] * in_nats - lse)
+
+    @jitted(fastmath)
     def row(x: Any, scale: Any, mask: Any, y: Any, begin: int, cols: int, z: Any) -> None:
         top, total = lowest, zero
         for start in range(0, cols, chunk):
@@ -108,7 +118,11 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
             top = high
         if not online:
             for start in range(0, cols, chunk):
-                total += keep_powers(z, start, min(cols - start, chunk), top)
+                count = min(cols - start, chunk)
+                total += sum_of_powers(z, start, count, top) if log else keep_powers(z, start, count, top)
+        if log:
+            write_logarithms(z, y, begin, cols, top * in_nats + np.log(total))
+            return
         inverse = one / total
         for j in range(cols):
             y[begin + j] = write((power(z[j] - top) if online else z[j]) * inverse)

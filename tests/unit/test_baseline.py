@@ -39,7 +39,12 @@ PROBLEMS = (
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nhwc,direction=dgrad",
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nchw,direction=wgrad",
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=scale+bias+residual+relu",
+    "cross_entropy:rows=5,cols=33,dtype=f16",
+    "cross_entropy:rows=5,cols=33,dtype=bf16,direction=backward",
     "softmax:rows=5,cols=33,dtype=f32,prologue=scale+mask",
+    "softmax:rows=5,cols=33,dtype=f32,prologue=scale+mask,log=true",
+    "softmax:rows=5,cols=33,dtype=f32,direction=backward",
+    "softmax:rows=5,cols=33,dtype=f32,prologue=scale,log=true,direction=backward",
     "layernorm:rows=5,cols=33,dtype=f32",
     "elementwise:rows=5,cols=33,dtype=f32,expression=max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))+sigmoid(x)*relu(-y)"
     ",out=f16",

@@ -1,0 +1,150 @@
+"""cross_entropy on the CPU: rows in parallel, each read once, in chunks that stay in the first cache.
+
+Maximum and sum are kept together, chunk by chunk. Where rows are few, several threads share one: `parts` of it, which
+are put together at the end.
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.device import Device
+from tunebench.kernels._numba_cpu import address, exp2, jitted, load, rank
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, NumbaCpuVariant
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.cross_entropy import CrossEntropy
+
+SPACE = Space(
+    (
+        Parameter("chunk", (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), "elements a loop handles together"),
+        Parameter("parts", (1, 2, 4, 8, 16, 32, 64), "threads that share a row, at most"),
+        Parameter("exp", ("libm", "poly"), "poly: a polynomial, which vectorises; libm: one call an element"),
+    ),
+    (
+        lambda chunk, workload: (chunk == 16) | (chunk < 2 * workload.cols),
+        lambda chunk, parts, workload: (parts == 1) | (parts * chunk <= workload.cols),
+        lambda parts, workload: (parts == 1) | (workload.rows < 256),
+    ),
+)
+
+
+class NumbaCpuCrossEntropy(NumbaCpuVariant[CrossEntropy]):
+    """Serves every size and type of the forward direction."""
+
+    name = "numba_cpu"
+    operator = CrossEntropy
+    space = SPACE
+    fastmath = frozenset({"reassoc", "contract", "arcp", "nsz", "afn"})
+
+    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
+        """Refuse gradients."""
+        return f"{self.key} does direction=forward only" if workload.is_backward else None
+
+    def default(self, workload: CrossEntropy, device: Device) -> Config:
+        """Return chunks of 1 KiB in f32, and parts where rows are fewer than threads may be."""
+        chunk = max(c for c in (16, 32, 64, 128, 256) if c == 16 or c < 2 * workload.cols)
+        parts = max(
+            p for p in (1, 2, 4, 8, 16) if p == 1 or (workload.rows * p <= 64 and p * chunk <= workload.cols)
+        )
+        return Config({"chunk": chunk, "parts": parts, "exp": "poly"})
+
+    def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
+        """Count one subtraction and one addition for each element."""
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.rows * workload.cols))
+
+    def scratch(self, workload: CrossEntropy, config: Config) -> tuple[Tensor, ...]:
+        """Return maximum and sum of each part of each row."""
+        return (Tensor(name="partial", shape=(workload.rows, config["parts"], 2), dtype="f32"),)
+
+    def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:
+        """Return the kernel `(x, target, loss, lse, partial)` for this type."""
+        import numba
+        import numpy as np
+
+        part_of, whole = _part(workload, config, self.fastmath), _whole(config)
+        read, address_of, parts, chunk = load(workload.dtype), address(), config["parts"], config["chunk"]
+
+        def cross_entropy(x: Any, target: Any, loss: Any, lse: Any, partial: Any) -> None:
+            rows, cols = x.shape
+            for index in numba.prange(rows * parts):
+                i, part = index // parts, index % parts
+                begin, end = cols * part // parts, cols * (part + 1) // parts
+                z = np.empty(chunk, np.float32)
+                top, total = part_of(address_of(x), i * cols + begin, end - begin, address_of(z))
+                partial[i, part, 0] = top
+                partial[i, part, 1] = total
+            for i in range(rows):
+                lse[i] = whole(partial, i)
+                loss[i] = lse[i] - read(x[i, target[i]])
+
+        return cross_entropy
+
+
+def _exponential(config: Config) -> tuple[Callable[..., Any], Any]:
+    """Return an exponential function, and what its argument is multiplied by."""
+    import numpy as np
+
+    return (exp2(), np.float32(np.log2(np.e))) if config["exp"] == "poly" else (np.exp, np.float32(1))
+
+
+def _part(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
+    """Return what finds the maximum of `count` arguments, and the sum of their exponentials relative to it."""
+    import numpy as np
+
+    read, chunk, (power, unit) = load(workload.dtype), config["chunk"], _exponential(config)
+    lowest, least, zero = np.float32(np.finfo(np.float32).min), np.float32(-np.inf), np.float32(0)
+    rank_of, value_of = rank()
+
+    @jitted(fastmath)
+    def arguments(x: Any, begin: int, count: int, z: Any) -> Any:
+        high = rank_of(least)
+        for j in range(count):
+            value = read(x[begin + j]) * unit
+            z[j] = value
+            high = max(high, rank_of(value))
+        return value_of(high)
+
+    @jitted(fastmath)
+    def sum_of_powers(z: Any, count: int, top: Any) -> Any:
+        total = zero
+        for j in range(count):
+            total += power(z[j] - top)
+        return total
+
+    @jitted(fastmath)
+    def part(x: Any, begin: int, count: int, z: Any) -> Any:
+        top, total = lowest, zero
+        for start in range(0, count, chunk):
+            size = min(count - start, chunk)
+            high = max(top, arguments(x, begin + start, size, z))
+            total = total * power(top - high) + sum_of_powers(z, size, high)
+            top = high
+        return top, total
+
+    return part
+
+
+def _whole(config: Config) -> Callable[..., Any]:
+    """Return what puts the parts of a row together: the logarithm of its sum of exponentials."""
+    import numpy as np
+
+    (power, unit), parts = _exponential(config), config["parts"]
+    in_nats, zero = np.float32(1) / unit, np.float32(0)
+
+    @jitted()
+    def whole(partial: Any, i: int) -> Any:
+        top = partial[i, 0, 0]
+        for part in range(1, parts):
+            top = max(top, partial[i, part, 0])
+        total = zero
+        for part in range(parts):
+            total += partial[i, part, 1] * power(partial[i, part, 0] - top)
+        return top * in_nats + np.log(total)
+
+    return whole
+
+
+VARIANT = NumbaCpuCrossEntropy()
