@@ -186,6 +186,9 @@ def row_costs(
     shared_accesses: float = 3.0,
     read_again: int | None = None,
     row_outputs: int = 1,
+    reductions: int = 2,
+    kept: Kept = _one,
+    read_again: int | None = None,
 ) -> Costs:
     """Return what any such kernel must do.
 
@@ -201,9 +204,7 @@ def row_costs(
         reductions: Reductions over a row, one after the other; a row that waits is read after each.
         sums: Of the two reductions over a row, those that add up one figure of each of a thread's vectors.
         kept: Elements that wait for each of a row.
-        shared_accesses: To shared memory for each element of a row, if it waits there: written, and read.
         read_again: Inputs that are read a second time if the row is not kept; all of them if None.
-        row_outputs: Outputs of which every element is written by one block alone.
     """
     rows, elements = table["rows"], table["rows"] * float(workload.cols)
     shared, online = table["cache"] == "shared", table["cache"] == "online"
@@ -211,6 +212,7 @@ def row_costs(
     fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * row_tensors)
     again = row_tensors if read_again is None else read_again
     vectors = row_tensors + again * online + row_outputs
+    waiting = np.where(shared, kept(workload) * (1.0 + reductions) * elements, 0.0)
     scratch_bytes = np.where(table["row_threads"] > 32, table["row_threads"] / 8.0, 0.0)
     return Costs(
         blocks=workload.rows / rows,
@@ -226,10 +228,11 @@ def row_costs(
         chain_clocks=_chain_clocks(workload, table, device, sums, reductions),
         # Four bytes a lane, without conflicts.
         smem_traffic_bytes=np.where(shared, 4.0 * shared_accesses * elements, 0.0),
+        smem_traffic_bytes=4.0 * waiting,
         fill_bytes=fill_bytes,
         # Vectors are read, once or twice, and written; what waits in shared memory is so by single elements.
-        accesses=elements * (vectors / table["vector"] + shared_accesses * shared),
-        chain_clocks=_chain_clocks(workload, table, device, sums),
+        accesses=elements * vectors / table["vector"] + waiting,
+        chain_clocks=_chain_clocks(workload, table, device, sums, reductions),
     )
 
 

@@ -16,7 +16,9 @@ from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 SPACE = Space(
     (
-        Parameter("piece", (256, 1024, 4096, 16384, 65536), "elements of a row that a thread takes at a time"),
+        Parameter(
+            "piece", (256, 1024, 4096, 16384, 65536), "elements of a row that a thread takes at a time"
+        ),
         Parameter("row_block", (1, 2, 4, 8, 16, 32, 64), "rows of which it takes them"),
         Parameter("exp", ("libm", "poly"), "poly: a polynomial, which vectorises; libm: one call an element"),
     ),

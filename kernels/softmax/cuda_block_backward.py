@@ -113,8 +113,8 @@ class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
             fma=(3.0, 3.0) if log else (4.0, 4.0),
             sfu=(1.0, 1.0) if log else (0.0, 0.0),
             sums=1,
+            reductions=1,
             kept=kept,
-            shared_accesses=2.0 * kept(workload),
             read_again=1 if log else 2,
         )
 

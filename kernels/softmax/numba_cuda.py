@@ -1,11 +1,12 @@
 """softmax in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
 
 With `passes=3` a thread finds its maximum, then its sum, then writes, and reads its elements each time; with
-`passes=2` it finds maximum and sum together, at two exponentials an element.
+`passes=2` it finds maximum and sum together, at two exponentials an element. The logarithm needs none for its result.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -31,14 +32,16 @@ SPACE = Space(
 
 
 class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
-    """Serves every size in f32 and f16, prologue fused."""
+    """Serves every size of the forward direction in f32 and f16, prologue fused."""
 
     name = "numba_cuda"
     operator = Softmax
     space = SPACE
 
     def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse bf16: Numba-CUDA converts it by functions that only a driver can link."""
+        """Refuse gradients, and bf16: Numba-CUDA converts it by functions that only a driver can link."""
+        if workload.is_backward:
+            return f"{self.key} does direction=forward only"
         return f"{self.key} does not do bf16" if workload.dtype == "bf16" else None
 
     def default(self, workload: Softmax, device: Device) -> Config:
@@ -84,7 +87,7 @@ class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
         from numba import cuda, float32
 
         threads, rows, masked = config["threads"], config["rows"], workload.has_mask
-        online = config["passes"] == 2
+        online, log = config["passes"] == 2, workload.log
         lowest, zero, one = np.float32(np.finfo(np.float32).min), np.float32(0), np.float32(1)
 
         def softmax(x: Any, scale: Any, mask: Any, y: Any) -> None:  # noqa: C901 - likewise
@@ -132,13 +135,20 @@ class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
                     shared[r, t] += shared[r, t + half]
                 cuda.syncthreads()
                 half //= 2
-            factor = one / shared[r, 0]
+            total = shared[r, 0]
+            factor = one / total
+            lse = top
+            if log and cols > 0:
+                lse += math.log(total)
 
             for j in range(t, cols, threads):
                 z = np.float32(x[i, j]) * scale
                 if masked:
                     z += np.float32(mask[i, j])
-                y[i, j] = np.float32(math.exp(z - top)) * factor
+                if log:
+                    y[i, j] = np.float32(z - lse)
+                else:
+                    y[i, j] = np.float32(math.exp(z - top)) * factor
 
         return softmax
 
@@ -155,11 +165,10 @@ class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
 
     def miniature(self, workload: Softmax, config: Config) -> Softmax:
         """Return one full block and a cut one, with rows of at most three elements a thread and one more."""
-        return Softmax(
+        return dataclasses.replace(
+            workload,
             rows=min(workload.rows, config["rows"] + 1),
             cols=min(workload.cols, 3 * config["threads"] + 1),
-            dtype=workload.dtype,
-            prologue=workload.prologue,
         )
 
 

@@ -206,7 +206,6 @@ def test_tiles_account_for_what_is_computed_beyond_the_edges(
         assert tiles
         if workload.category == "reduction":
             # A block has a tile of rows, or of columns too; blocks that stay have several in turn.
-            first = variant.launches(workload, config)[0]
             by_rows, most = tiles[0].count, config.get("blocks", tiles[0].count)
             assert first.grid[0] in (by_rows, min(by_rows, most), by_rows * tiles[1].count)
             continue
@@ -215,6 +214,10 @@ def test_tiles_account_for_what_is_computed_beyond_the_edges(
             assert launch.grid == (*(tiling.count for tiling in tiles), 1)
             launch, *_ = variant.launches(workload, config)
             assert launch.grid[0] == tiles[0].count
+            # A block has a tile of rows, or a tile of columns too; blocks that stay have several in turn.
+            first = variant.launches(workload, config)[0]
+            counts = np.cumprod([tiling.count for tiling in tiles])
+            assert first.grid[0] in (min(counts[0], config.get("blocks", counts[0])), *counts[1:])
             continue
         column = costs.mma_flop if np.any(np.asarray(costs.mma_flop)) else 2 * np.asarray(costs.fma)
         executed = float(np.broadcast_to(costs.blocks * column, len(table))[row])

@@ -28,18 +28,34 @@ WORKLOADS = {
     "grouped_gemm": "grouped_gemm:groups=3,m=21,n=7,k=5,dtype=f32,skew=zipf",
     "conv2d": "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias",
 }
+WORKLOADS = (
+    "cross_entropy:rows=17,cols=37,dtype=f16",
+    "cross_entropy:rows=3,cols=67,dtype=f32,direction=backward",
+    "softmax:rows=5,cols=37,dtype=f32,prologue=scale+mask",
+    "softmax:rows=5,cols=37,dtype=f16,log=true",
+    "softmax:rows=5,cols=37,dtype=f32,prologue=scale,direction=backward",
+    "softmax:rows=5,cols=37,dtype=f16,log=true,direction=backward",
+    "layernorm:rows=5,cols=37,dtype=f16",
+    "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+relu",
+    "grouped_gemm:groups=3,m=21,n=7,k=5,dtype=f32,skew=zipf",
+    "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias",
+)
 VARIANTS = [variant for variant in kernels.variants() if isinstance(variant, NumbaCudaVariant)]
+CASES = [
+    pytest.param(variant, workload, id=f"{variant.key}-{workload}")
+    for variant in VARIANTS
+    for workload in map(workloads.parse, WORKLOADS)
+    if variant.refuses(workload, representative("sm_90")) is None
+]
 
 
-def served(variant: NumbaCudaVariant[Any]) -> Workload:
-    return workloads.parse(WORKLOADS[variant.operator.operator])
+def test_every_variant_has_a_case() -> None:
+    assert {case.values[0] for case in CASES} == set(VARIANTS)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_default_simulates_right(variant: NumbaCudaVariant[Any]) -> None:
-    workload, device = served(variant), representative("sm_90")
-    assert variant.refuses(workload, device) is None
-    config = variant.default(workload, device)
+@pytest.mark.parametrize(("variant", "workload"), CASES)
+def test_the_default_simulates_right(variant: NumbaCudaVariant[Any], workload: Workload) -> None:
+    config = variant.default(workload, representative("sm_90"))
     small = variant.miniature(workload, config)
     inputs = small.draw(np.random.default_rng(0))
     outputs = simulate(variant, small, config, inputs)
@@ -52,17 +68,17 @@ def test_the_default_simulates_right(variant: NumbaCudaVariant[Any]) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_default_compiles(variant: NumbaCudaVariant[Any], architecture: str) -> None:
+@pytest.mark.parametrize(("variant", "workload"), CASES)
+def test_the_default_compiles(variant: NumbaCudaVariant[Any], workload: Workload, architecture: str) -> None:
     from tunebench.compile.numba_cuda import compile_numba_cuda
 
-    workload, device = served(variant), representative(architecture)
+    device = representative(architecture)
     config = variant.default(workload, device)
     assert variant.configs(workload, device).row(config) is not None, f"{config} is not valid"
     binary = compile_numba_cuda(variant, workload, config, device)
     assert launch_refusal(binary, variant.launches(workload, config), device) is None
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_gpu_of_another_maker_is_refused(variant: NumbaCudaVariant[Any]) -> None:
-    assert "NVIDIA" in str(variant.refuses(served(variant), find("mi210")))
+@pytest.mark.parametrize(("variant", "workload"), CASES)
+def test_a_gpu_of_another_maker_is_refused(variant: NumbaCudaVariant[Any], workload: Workload) -> None:
+    assert "NVIDIA" in str(variant.refuses(workload, find("mi210")))

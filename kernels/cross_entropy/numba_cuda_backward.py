@@ -1,0 +1,115 @@
+"""The gradient of cross_entropy in Numba-CUDA: a block of threads along a row for each piece of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.workloads.operators.cross_entropy import CrossEntropy
+
+MAX_GRID_Y = 65535
+"""Most blocks along y of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+SPACE = Space(
+    (
+        Parameter("threads", (32, 64, 128, 256, 512, 1024), "threads of a block"),
+        Parameter("each", (1, 2, 4, 8), "elements of a thread"),
+    ),
+    (
+        # Threads without an element are of no use.
+        lambda threads, each, workload: (threads * each == 32) | (threads * each < 2 * workload.cols),
+        lambda threads, each, workload: ceil_div(workload.cols, threads * each) <= MAX_GRID_Y,
+    ),
+)
+
+
+class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
+    """Serves the backward direction in f32 and f16."""
+
+    name = "numba_cuda_backward"
+    operator = CrossEntropy
+    space = SPACE
+
+    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
+        """Refuse what is no gradient, bf16, which Numba-CUDA converts by a driver's functions, and huge rows."""
+        if not workload.is_backward:
+            return f"{self.key} does direction=backward only"
+        if workload.cols > 8 * 1024 * MAX_GRID_Y:
+            return f"{self.key} does rows of up to {8 * 1024 * MAX_GRID_Y} elements"
+        return f"{self.key} does not do bf16" if workload.dtype == "bf16" else None
+
+    def default(self, workload: CrossEntropy, device: Device) -> Config:
+        """Return up to 256 threads of 4 elements."""
+        fits = [
+            (t, e)
+            for t in (32, 64, 128, 256, 512, 1024)
+            for e in (1, 2, 4, 8)
+            if (t * e == 32 or t * e < 2 * workload.cols) and ceil_div(workload.cols, t * e) <= MAX_GRID_Y
+        ]
+        threads, each = max(((t, e) for t, e in fits if t <= 256 and e <= 4), default=fits[-1])
+        return Config({"threads": threads, "each": each})
+
+    def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows: a row each, and pieces of it."""
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=1),
+            Tiling(dimension="cols", extent=workload.cols, tile=config["threads"] * config["each"]),
+        )
+
+    def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
+        """Count the difference and the product of each element, in case they are done at once.
+
+        Exponentials are the compiler's choice of instructions and count as none.
+        """
+        piece = 1.0 * table["threads"] * table["each"]
+        # A sector at either end may have come with a neighbour's piece.
+        own_bytes = (piece * itemsize(workload.dtype) - 64.0).clip(0.0)
+        return Costs(
+            blocks=workload.rows * workload.cols / piece,
+            full_blocks=workload.rows * (workload.cols // piece),
+            threads=table["threads"],
+            fma=piece,
+            fill_bytes=own_bytes,
+            chain_clocks=device.l1_latency,
+        )
+
+    def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:
+        """Return the kernel `(x, target, lse, dloss, dx)`."""
+        import math
+
+        import numpy as np
+        from numba import cuda
+
+        threads, each, one, zero = config["threads"], config["each"], np.float32(1), np.float32(0)
+
+        def cross_entropy_backward(x: Any, target: Any, lse: Any, dloss: Any, dx: Any) -> None:
+            i, first = cuda.blockIdx.x, cuda.blockIdx.y * (threads * each) + cuda.threadIdx.x
+            for j in range(first, min(x.shape[1], first + threads * each), threads):
+                onehot = one if j == target[i] else zero
+                dx[i, j] = (np.float32(math.exp(np.float32(x[i, j]) - lse[i])) - onehot) * dloss[i]
+
+        return cross_entropy_backward
+
+    def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
+        """Launch one block for every piece of every row."""
+        pieces = ceil_div(workload.cols, config["threads"] * config["each"])
+        return (
+            Launch(
+                grid=(workload.rows, pieces, 1),
+                block=(config["threads"], 1, 1),
+                arguments=("x", "target", "lse", "dloss", "dx"),
+            ),
+        )
+
+    def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
+        """Return two rows of a full piece and a cut one."""
+        piece = config["threads"] * config["each"]
+        return dataclasses.replace(workload, rows=min(workload.rows, 2), cols=min(workload.cols, piece + 1))
+
+
+VARIANT = NumbaCudaCrossEntropyBackward()
