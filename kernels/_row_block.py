@@ -22,8 +22,11 @@ from tunebench.variant import Costs, Tiling, ceil_div
 
 __all__ = [
     "SPACE",
+    "Kept",
+    "Rows",
     "batch",
     "default_config",
+    "most_held",
     "row_costs",
     "row_space",
     "smem_bytes",
@@ -68,7 +71,7 @@ def _held(workload: Rows, row_threads: Any, vector: Any) -> Any:
     return ceil_div(workload.cols, row_threads * vector) * vector
 
 
-def _most_held(threads: Any, vector: Any, device: Device) -> Any:
+def most_held(threads: Any, vector: Any, device: Device) -> Any:
     """Return how many a thread can keep in a block of so many threads without spilling."""
     others = OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1)
     return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - others)
@@ -105,8 +108,11 @@ def row_space(kept: Kept = _one, caches: tuple[str, ...] = CACHES) -> Space:
                 (cache != "registers")
                 | (
                     kept(workload) * _held(workload, row_threads, vector)
-                    <= _most_held(row_threads * rows, vector, device)
+                    <= most_held(row_threads * rows, vector, device)
                 )
+            ),
+            lambda row_threads, rows, vector, unroll, workload, device: (
+                kept(workload) * vector * unroll <= most_held(row_threads * rows, vector, device)
             ),
             lambda cache, rows, workload, device: (
                 (cache != "shared") | _fits(kept(workload) * rows * workload.cols, device)
@@ -142,7 +148,7 @@ def default_config(
         row_threads //= 2
     rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
     elements = kept(workload) * _held(workload, row_threads, vector)
-    held = elements <= _most_held(row_threads * rows, vector, device)
+    held = elements <= most_held(row_threads * rows, vector, device)
     fits = "shared" in caches and _fits(kept(workload) * workload.cols, device)
     cache = "registers" if held else "shared" if fits else "online"
     unroll = 2 if cache != "registers" and 2 * row_threads * vector < 2 * workload.cols else 1

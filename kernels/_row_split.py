@@ -11,11 +11,11 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels._row_block import Rows, widest_vector
+from tunebench.kernels._row_block import Rows, most_held, widest_vector
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Tiling, ceil_div
 
-__all__ = ["SPACE", "block", "default_config", "grid", "part_costs", "refusal", "tiles"]
+__all__ = ["SPACE", "block", "default_config", "grid", "part_costs", "refusal", "split_space", "tiles"]
 
 SPLITS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 WARP = 32
@@ -29,24 +29,34 @@ def _lines(workload: Rows, vector: Any) -> Any:
     return ceil_div(workload.cols // vector, WARP)
 
 
-SPACE = Space(
-    (
-        Parameter("split", SPLITS, "blocks that share a row"),
-        Parameter("threads", (64, 128, 256, 512, 1024), "threads of a block"),
-        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-        Parameter("unroll", (1, 2, 4), "vectors a thread has in flight"),
-    ),
-    (
-        lambda split, workload, device: workload.rows * (split // 2) < MOST_BLOCKS * device.sm_count,
-        # Every row must begin at a multiple of an access.
-        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
-        # Threads without a vector are of no use, nor are parts that have none.
-        lambda split, threads, vector, unroll, workload: (
-            (_lines(workload, vector) >= split)
-            & (1.0 * split * threads * vector * unroll < 2 * workload.cols)
+def split_space(tensors: int = 1) -> Space:
+    """Return the space of kernels that have vectors of so many tensors in flight together."""
+    return Space(
+        (
+            Parameter("split", SPLITS, "blocks that share a row"),
+            Parameter("threads", (64, 128, 256, 512, 1024), "threads of a block"),
+            Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+            Parameter("unroll", (1, 2, 4), "vectors a thread has in flight"),
         ),
-    ),
-)
+        (
+            lambda split, workload, device: workload.rows * (split // 2) < MOST_BLOCKS * device.sm_count,
+            # Every row must begin at a multiple of an access.
+            lambda vector, workload: (
+                (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16)
+            ),
+            # Threads without a vector are of no use, nor are parts that have none.
+            lambda split, threads, vector, unroll, workload: (
+                (_lines(workload, vector) >= split)
+                & (1.0 * split * threads * vector * unroll < 2 * workload.cols)
+            ),
+            lambda threads, vector, unroll, device: (
+                tensors * vector * unroll <= most_held(threads, vector, device)
+            ),
+        ),
+    )
+
+
+SPACE = split_space()
 LEAST_COLS = 2 * 2 * 64
 """Columns from which on there is a valid configuration, whatever the alignment."""
 

@@ -108,6 +108,8 @@ def _rows(workload: Softmax | LayerNorm | RmsNorm, t: Tensors) -> Program | None
         or len(workload.outputs()) > 1
     ):
         return None
+    if isinstance(workload, Softmax) and workload.log:
+        return None
     y = t["x"].new_full(t["x"].shape, -1)
     if isinstance(workload, LayerNorm):
         return Program(lambda: rows.layernorm(t["x"], t["gamma"], t["beta"], y, workload.eps), y)

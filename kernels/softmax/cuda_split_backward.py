@@ -11,7 +11,7 @@ import dataclasses
 
 from tunebench.device import Device
 from tunebench.kernels._cuda import ctype, flag, helpers
-from tunebench.kernels._row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
+from tunebench.kernels._row_split import block, default_config, grid, part_costs, refusal, split_space, tiles
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling
 from tunebench.workload import Tensor
@@ -57,7 +57,7 @@ class CudaSplitSoftmaxBackward(CudaVariant[Softmax]):
 
     name = "cuda_split_backward"
     operator = Softmax
-    space = SPACE
+    space = split_space(tensors=2)
 
     def limits(self, workload: Softmax, device: Device) -> str | None:
         """Refuse what is no gradient, and rows that are too many or too short."""

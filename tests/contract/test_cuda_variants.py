@@ -32,21 +32,17 @@ WORKLOADS = {
     "cross_entropy": (
         "cross_entropy:rows=37,cols=131,dtype=f32",
         "cross_entropy:rows=5,cols=1000,dtype=f16",
-        "cross_entropy:rows=7,cols=3,dtype=bf16",
         "cross_entropy:rows=24,cols=97,dtype=f16,direction=backward",
         "cross_entropy:rows=200,cols=3,dtype=bf16,direction=backward",
-        "cross_entropy:rows=7,cols=131,dtype=f32,direction=backward",
     ),
     "softmax": (
         "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
         "softmax:rows=5,cols=1000,dtype=f16",
         "softmax:rows=7,cols=3,dtype=bf16,prologue=mask",
-        "softmax:rows=19,cols=261,dtype=bf16,prologue=scale,log=true",
-        "softmax:rows=5,cols=1000,dtype=f16,log=true",
+        "softmax:rows=5,cols=1000,dtype=bf16,prologue=scale,log=true",
         "softmax:rows=37,cols=131,dtype=f32,prologue=scale,direction=backward",
         "softmax:rows=5,cols=1000,dtype=f16,direction=backward",
         "softmax:rows=6,cols=520,dtype=bf16,prologue=scale,log=true,direction=backward",
-        "softmax:rows=9,cols=1,dtype=f32,log=true,direction=backward",
     ),
     "layernorm": (
         "layernorm:rows=37,cols=131,dtype=f32,prologue=bias+residual,stats=true",

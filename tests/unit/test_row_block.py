@@ -18,6 +18,7 @@ from tunebench.workloads import parse
     ("key", "text"),
     [
         ("softmax/cuda_block", "softmax:rows=8,cols={cols},dtype=f32,prologue=scale+mask"),
+        ("softmax/cuda_block_backward", "softmax:rows=8,cols={cols},dtype=f32,log=true,direction=backward"),
         ("layernorm/cuda_block", "layernorm:rows=8,cols={cols},dtype=f16"),
     ],
 )

@@ -40,3 +40,35 @@ def test_negative_nan_spreads_too() -> None:
     softmax(x, np.float32(1), x, y)
     assert np.isnan(y[3]).all()
     assert (y[:3] > 0).all()
+
+
+def test_the_logarithm_of_nothing_is_minus_infinity_and_nan_spreads() -> None:
+    workload = parse("softmax:rows=3,cols=70,dtype=f32,log=true")
+    chosen = variant("softmax/numba_cpu")
+    config = Config({**chosen.default(workload, local_cpu()), "passes": 2, "chunk": 16})
+    softmax = load_numba_cpu(compile_numba_cpu(chosen, workload, config), chosen, workload, config)
+    x = np.random.default_rng(1).standard_normal((3, 70)).astype(np.float32)
+    x[1, 33] = np.nan
+    x[2, :40] = -np.inf
+    y = np.full_like(x, 1)
+    softmax(x, np.float32(1), x, y)
+    assert np.isnan(y[1]).all()
+    assert (y[2, :40] == -np.inf).all()
+    np.testing.assert_allclose(np.exp(y[[0, 2]]).sum(axis=1), 1, rtol=1e-5)
+
+
+def test_parts_of_a_row_with_nothing_in_them_do_not_spoil_its_loss() -> None:
+    workload = parse("cross_entropy:rows=3,cols=70,dtype=f32")
+    chosen = variant("cross_entropy/numba_cpu")
+    config = Config({"chunk": 16, "parts": 4, "exp": "poly"})
+    kernel = load_numba_cpu(compile_numba_cpu(chosen, workload, config), chosen, workload, config)
+    x = np.random.default_rng(1).standard_normal((3, 70)).astype(np.float32)
+    x[0, :40] = -np.inf
+    x[1, 33] = np.nan
+    target = np.full(3, 69, np.int32)
+    loss, lse = np.zeros((2, 3), np.float32)
+    kernel(x, target, loss, lse, np.empty((3, 4, 2), np.float32))
+    right = np.log(np.exp(x[[0, 2]].astype(np.float64)).sum(axis=1))
+    np.testing.assert_allclose(lse[[0, 2]], right, rtol=1e-6)
+    np.testing.assert_allclose(loss[[0, 2]], right - x[[0, 2], 69], rtol=1e-5)
+    assert np.isnan(lse[1])
