@@ -1,7 +1,8 @@
-"""Rows that are too few and too long for a block each: several blocks share a row, and a second launch ends it.
+"""Rows that are too few and too long for a block each: several blocks share one, and a second launch ends it.
 
-The first launch leaves what each part adds to the row in scratch memory; the second has as many blocks, of which
-each puts the parts of its row together again, in an order that is always the same, before it writes its own.
+The first launch leaves what each part adds to the row in scratch memory; the second has as many blocks, of
+which each puts the parts of its row together again, in an order that is always the same, before it writes its
+own.
 """
 
 from __future__ import annotations
@@ -144,6 +145,6 @@ def part_costs(
         # A sector at either end may have come with a neighbour's part.
         fill_bytes=np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * row_tensors),
         accesses=elements * row_tensors / vector,
-        chain_clocks=device.l2_latency + reductions * met * device.smem_latency,
+        chain_clocks=device.l2_latency + np.where(met, reductions * device.smem_latency, 0.0),
         serial_launches=2,
     )

@@ -1,7 +1,8 @@
 """cross_entropy in CUDA C++: threads share a row, which is read once.
 
-`cache=registers` holds a row until its maximum is known, `online` keeps maximum and sum together. Nothing else is
-kept, and but two numbers a row are written. See `tunebench.kernels._row_block` for the other parameters.
+`cache=registers` holds a row until its maximum is known, `online` keeps maximum and sum together. Nothing
+else is kept, and but two numbers a row are written. See `tunebench.kernels._row_block` for the other
+parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -18,16 +19,17 @@ from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_d
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 KERNELS = r"""
-#define CROSS_ENTROPY_PARAMETERS                                                                                 \
-  const T *__restrict__ x, const i32 *__restrict__ target, float *__restrict__ loss, float *__restrict__ lse, \
-      int rows, int cols
+#define CROSS_ENTROPY_PARAMETERS                                                                   \
+  const T *__restrict__ x, const i32 *__restrict__ target, float *__restrict__ loss,               \
+      float *__restrict__ lse, int rows, int cols
 
 // The first thread of a row ends it.
 template <class T, int ROW_THREADS, int ROWS, int V>
 __device__ __forceinline__ void end_row(const Share<ROW_THREADS, ROWS, V>& my, const Powers& row, const T* x,
                                         const i32* target, float* loss, float* lse) {
   const int index = blockIdx.x * ROWS + my.row_of_block;
-  if (my.thread == 0 && my.count > 0) store_loss(row, x + my.offset, target[index], loss + index, lse + index);
+  if (my.thread != 0 || my.count == 0) return;
+  store_loss(row, x + my.offset, target[index], loss + index, lse + index);
 }
 
 template <class T, int ROW_THREADS, int ROWS, int V, int N>

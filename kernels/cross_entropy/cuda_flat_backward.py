@@ -1,8 +1,8 @@
 """The gradient of cross_entropy in CUDA C++: element by element, whatever the rows.
 
-x and dx are taken as they lie in memory, so that accesses are wide where a row has an odd number of elements too. A
-block has a tile of consecutive elements and finds its place among the rows by one division, a vector by a cheaper one;
-a vector may go on in the next row, or in several.
+x and dx are taken as they lie in memory, so that accesses are wide where a row has an odd number of elements
+too. A block has a tile of consecutive elements and finds its place among the rows by one division, a vector
+by a cheaper one; a vector may go on in the next row, or in several.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
         )
 
     def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
-        """Return rows that have two tiles and more; their number keeps what the width of accesses asks for."""
+        """Return rows that have two tiles and more; as many still divide by the width of accesses."""
         rows, step = ceil_div(2 * _tile(config), workload.cols) + 1, config["vector"]
         few = rows + (workload.rows - rows) % step
         return dataclasses.replace(workload, rows=min(workload.rows, few))

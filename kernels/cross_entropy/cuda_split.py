@@ -1,7 +1,7 @@
 """cross_entropy in CUDA C++ for few and long rows: several blocks share a row.
 
-A first launch finds the maximum of each part and the sum of its exponentials relative to it; a second one puts those
-of each row together, by a warp a row. See `tunebench.kernels._row_split` for the parameters.
+A first launch finds the maximum of each part and the sum of its exponentials relative to it; a second one
+puts those of each row together, by a warp a row. See `tunebench.kernels._row_split` for the parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -31,8 +31,9 @@ cross_entropy_part(const T* __restrict__ x, float* __restrict__ partial, int col
 // A block of one warp for each row.
 template <class T>
 __global__ void __launch_bounds__(32, 1)
-cross_entropy_whole(const T* __restrict__ x, const i32* __restrict__ target, const float* __restrict__ partial,
-                    float* __restrict__ loss, float* __restrict__ lse, int cols, int parts) {
+cross_entropy_whole(const T* __restrict__ x, const i32* __restrict__ target,
+                    const float* __restrict__ partial, float* __restrict__ loss, float* __restrict__ lse,
+                    int cols, int parts) {
   const size_t row = blockIdx.x;
   const Powers powers = powers_of_parts<32>(partial + 2 * row * parts, parts);
   if (threadIdx.x == 0) store_loss(powers, x + row * cols, target[row], loss + row, lse + row);
@@ -77,9 +78,10 @@ class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
         """Launch a block for every part of a row, then a warp for every row."""
         dtype, cols = ctype(workload.dtype), Scalar("int", workload.cols)
+        sizes = f"{config['threads']}, {config['vector']}, {config['unroll']}"
         return (
             Launch(
-                entry=f"cross_entropy_part<{dtype}, {config['threads']}, {config['vector']}, {config['unroll']}>",
+                entry=f"cross_entropy_part<{dtype}, {sizes}>",
                 grid=grid(workload, config),
                 block=block(config),
                 arguments=("x", "partial", cols),

@@ -1,7 +1,7 @@
 """cross_entropy on the CPU: rows in parallel, each read once, in chunks that stay in the first cache.
 
-Maximum and sum are kept together, chunk by chunk. Where rows are few, several threads share one: `parts` of it, which
-are put together at the end.
+Maximum and sum are kept together, chunk by chunk. Where rows are few, several threads share one: `parts` of
+it, which are put together at the end.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
@@ -91,7 +91,7 @@ def _exponential(config: Config) -> tuple[Callable[..., Any], Any]:
 
 
 def _part(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
-    """Return what finds the maximum of `count` arguments, and the sum of their exponentials relative to it."""
+    """Return what finds the maximum of `count` arguments, and the sum of exponentials relative to it."""
     import numpy as np
 
     read, chunk, (power, unit) = load(workload.dtype), config["chunk"], _exponential(config)

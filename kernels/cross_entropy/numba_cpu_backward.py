@@ -1,6 +1,7 @@
 """The gradient of cross_entropy on the CPU: pieces of rows in parallel, element by element.
 
-A piece is written as if no class were in it; the one element of the row's class is corrected by whoever has it.
+A piece is written as if no class were in it; the one element of the row's class is corrected by whoever has
+it.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class NumbaCpuCrossEntropyBackward(NumbaCpuVariant[CrossEntropy]):
 
 
 def _fill(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> tuple[Callable[..., Any], ...]:
-    """Return what writes ``count`` elements of no class, what computes the one of the class, and `address`."""
+    """Return what writes `count` elements of no class, what computes that of the class, and `address`."""
     import numpy as np
 
     read, write, unit_loss = load(workload.dtype), store(workload.dtype), np.float32(1)

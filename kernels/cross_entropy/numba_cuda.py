@@ -1,7 +1,7 @@
 """cross_entropy in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
 
-Each thread keeps the maximum of its elements and the sum of their exponentials relative to it, so that a row is read
-once.
+Each thread keeps the maximum of its elements and the sum of their exponentials relative to it, so that a row
+is read once.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """

@@ -36,7 +36,7 @@ class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
     space = SPACE
 
     def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse what is no gradient, bf16, which Numba-CUDA converts by a driver's functions, and huge rows."""
+        """Refuse what is no gradient, huge rows, and bf16, for want of conversions without a driver."""
         if not workload.is_backward:
             return f"{self.key} does direction=backward only"
         if workload.cols > 8 * 1024 * MAX_GRID_Y:

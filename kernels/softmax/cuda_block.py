@@ -1,8 +1,8 @@
 """softmax in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
 
-Exponentials are powers of two of arguments scaled by log2 e: one an element where the row is kept, or where its
-logarithm is asked for; else two where it is read again (maximum and sum are then found together). See `tunebench.kernels._row_block` for the
-parameters.
+Exponentials are powers of two of arguments scaled by log2 e: one an element where the row is kept, or where
+its logarithm is asked for; else two where it is read again (maximum and sum are then found together). See
+`tunebench.kernels._row_block` for the parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """

@@ -1,7 +1,7 @@
-"""Gradients of softmax in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
+"""Gradients of softmax in CUDA C++: threads share a row, which is kept in some memory or read twice.
 
-Softmax sums y dy over a row and keeps both tensors until the sum is known. Its logarithm sums dy, and keeps that
-alone: y is read once, for the result. See `tunebench.kernels._row_block` for the parameters.
+Softmax sums y dy over a row and keeps both tensors until the sum is known. Its logarithm sums dy, and keeps
+that alone: y is read once, for the result. See `tunebench.kernels._row_block` for the parameters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """softmax in CUDA C++ for few and long rows: several blocks share a row.
 
-A first launch finds the maximum of each part and the sum of its exponentials relative to it. In a second one each
-block puts those of its row together and writes its part, which it reads again: from L2, where x fits there. See
-`tunebench.kernels._row_split` for the parameters.
+A first launch finds the maximum of each part and the sum of its exponentials relative to it. In a second one
+each block puts those of its row together and writes its part, which it reads again: from L2, where x fits
+there. See `tunebench.kernels._row_split` for the parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -23,7 +23,8 @@ KERNELS = r"""
 // Writes the maximum and the sum of each part: `partial` has (rows, parts) of both.
 template <class T, bool MASKED, int THREADS, int V, int N>
 __global__ void __launch_bounds__(THREADS, 1)
-softmax_part(const T* __restrict__ x, float scale, const T* __restrict__ mask, float* __restrict__ partial, int cols) {
+softmax_part(const T* __restrict__ x, float scale, const T* __restrict__ mask,
+             float* __restrict__ partial, int cols) {
   const Part<THREADS, V> my(cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
   store_powers(powers_of_part<N>(my, source), partial + 2 * my.index);
@@ -31,8 +32,8 @@ softmax_part(const T* __restrict__ x, float scale, const T* __restrict__ mask, f
 
 template <class T, bool MASKED, bool LOG, int THREADS, int V, int N>
 __global__ void __launch_bounds__(THREADS, 1)
-softmax_whole(const T* __restrict__ x, float scale, const T* __restrict__ mask, const float* __restrict__ partial,
-              T* __restrict__ y, int cols) {
+softmax_whole(const T* __restrict__ x, float scale, const T* __restrict__ mask,
+              const float* __restrict__ partial, T* __restrict__ y, int cols) {
   const Part<THREADS, V> my(cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
   const Powers row = powers_of_parts<THREADS>(partial + 2 * size_t(blockIdx.x) * gridDim.y, gridDim.y);

@@ -1,8 +1,8 @@
 """Gradients of softmax in CUDA C++ for few and long rows: several blocks share a row.
 
-A first launch sums y dy (for the logarithm dy) over each part. In a second one each block adds up the sums of its row
-and writes its part, which it reads again: from L2, where the inputs fit there. See `tunebench.kernels._row_split` for
-the parameters.
+A first launch sums y dy (for the logarithm dy) over each part. In a second one each block adds up the sums of
+its row and writes its part, which it reads again: from L2, where the inputs fit there. See
+`tunebench.kernels._row_split` for the parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ KERNELS = r"""
 // Writes the sum of each part: `partial` is (rows, parts).
 template <class T, bool LOG, int THREADS, int V, int N>
 __global__ void __launch_bounds__(THREADS, 1)
-softmax_backward_part(const T* __restrict__ y, const T* __restrict__ dy, float* __restrict__ partial, int cols) {
+softmax_backward_part(const T* __restrict__ y, const T* __restrict__ dy, float* __restrict__ partial,
+                      int cols) {
   const Part<THREADS, V> my(cols);
   const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, 1.0f};
   float p[N][V], g[N][V], total = 0.0f;

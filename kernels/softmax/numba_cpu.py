@@ -80,11 +80,43 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
     """Return what computes the row of `cols` elements at `begin`; z has room for as many f32."""
     import numpy as np
 
-    poly, online, chunk = config["exp"] == "poly", config["passes"] == 2, config["chunk"]
-    power, unit = (exp2(), np.float32(np.log2(np.e))) if poly else (np.exp, np.float32(1))
-    lowest, one, zero = np.float32(np.finfo(np.float32).min), np.float32(1), np.float32(0)
+    power, unit = _exponential(config)
+    kept, online, chunk = config["passes"] == 3 and not workload.log, config["passes"] == 2, config["chunk"]
+    lowest, zero = np.float32(np.finfo(np.float32).min), np.float32(0)
     arguments = _arguments(workload, unit, fastmath)
-    write, log, in_nats = store(workload.dtype), workload.log, one / unit
+    sum_of_powers, keep_powers = _powers(power, fastmath)
+    finish = _finish(workload, config, fastmath)
+
+    @jitted(fastmath)
+    def row(x: Any, scale: Any, mask: Any, y: Any, begin: int, cols: int, z: Any) -> None:
+        top, total = lowest, zero
+        for start in range(0, cols, chunk):
+            count = min(cols - start, chunk)
+            high = max(top, arguments(x, scale, mask, begin + start, count, z, start))
+            if online:
+                total = total * power(top - high) + sum_of_powers(z, start, count, high)
+            top = high
+        if not online:
+            for start in range(0, cols, chunk):
+                count = min(cols - start, chunk)
+                total += keep_powers(z, start, count, top) if kept else sum_of_powers(z, start, count, top)
+        finish(z, y, begin, cols, top, total)
+
+    return row
+
+
+def _exponential(config: Config) -> tuple[Callable[..., Any], Any]:
+    """Return an exponential function, and what its argument is multiplied by."""
+    import numpy as np
+
+    return (exp2(), np.float32(np.log2(np.e))) if config["exp"] == "poly" else (np.exp, np.float32(1))
+
+
+def _powers(power: Callable[..., Any], fastmath: frozenset[str]) -> tuple[Callable[..., Any], ...]:
+    """Return two sums of powers of `count` arguments: one leaves these, one puts powers in their place."""
+    import numpy as np
+
+    zero = np.float32(0)
 
     @jitted(fastmath)
     def sum_of_powers(z: Any, begin: int, count: int, top: Any) -> Any:
@@ -102,32 +134,30 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
             total += value
         return total
 
-    @jitted(fastmath)
-    def write_logarithms(z: Any, y: Any, begin: int, cols: int, lse: Any) -> None:
-        for j in range(cols):
-            y[begin + j] = write(z[j] * in_nats - lse)
+    return sum_of_powers, keep_powers
+
+
+def _finish(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what writes a row: powers, kept or computed again, over their sum; or the logarithm of that."""
+    import numpy as np
+
+    write, online, (power, unit) = store(workload.dtype), config["passes"] == 2, _exponential(config)
+    one = np.float32(1)
+    in_nats = one / unit
 
     @jitted(fastmath)
-    def row(x: Any, scale: Any, mask: Any, y: Any, begin: int, cols: int, z: Any) -> None:
-        top, total = lowest, zero
-        for start in range(0, cols, chunk):
-            count = min(cols - start, chunk)
-            high = max(top, arguments(x, scale, mask, begin + start, count, z, start))
-            if online:
-                total = total * power(top - high) + sum_of_powers(z, start, count, high)
-            top = high
-        if not online:
-            for start in range(0, cols, chunk):
-                count = min(cols - start, chunk)
-                total += sum_of_powers(z, start, count, top) if log else keep_powers(z, start, count, top)
-        if log:
-            write_logarithms(z, y, begin, cols, top * in_nats + np.log(total))
-            return
+    def probabilities(z: Any, y: Any, begin: int, cols: int, top: Any, total: Any) -> None:
         inverse = one / total
         for j in range(cols):
             y[begin + j] = write((power(z[j] - top) if online else z[j]) * inverse)
 
-    return row
+    @jitted(fastmath)
+    def logarithms(z: Any, y: Any, begin: int, cols: int, top: Any, total: Any) -> None:
+        lse = top * in_nats + np.log(total)
+        for j in range(cols):
+            y[begin + j] = write(z[j] * in_nats - lse)
+
+    return logarithms if workload.log else probabilities
 
 
 def _arguments(workload: Softmax, unit: Any, fastmath: frozenset[str]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Gradients of softmax on the CPU: rows in parallel, a sum by chunks, then the result in a second pass.
 
-A row that stays in a cache comes from memory once. `keep=1` leaves y dy (for the logarithm dy) in f32, `keep=0` reads
-and converts again.
+A row that stays in a cache comes from memory once. `keep=1` leaves y dy (for the logarithm dy) in f32,
+`keep=0` reads and converts again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """softmax in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
 
 With `passes=3` a thread finds its maximum, then its sum, then writes, and reads its elements each time; with
-`passes=2` it finds maximum and sum together, at two exponentials an element. The logarithm needs none for its result.
+`passes=2` it finds maximum and sum together, at two exponentials an element. The logarithm needs none for its
+result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients of softmax in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
+"""Gradients of softmax in Numba-CUDA: a row has one x-line of a block, which reduces in shared memory.
 
 A thread adds up its terms of the row's sum, then reads its elements again and writes.
 """

@@ -505,7 +505,7 @@ def test_backward_reads_what_forward_may_have_written(log: bool) -> None:
 
 
 def test_the_gradient_of_softmax_takes_no_mask() -> None:
-    with pytest.raises(InputError, match="prologue=scale.mask needs direction=forward"):
+    with pytest.raises(InputError, match=r"prologue=scale\+mask needs direction=forward"):
         Softmax(rows=3, cols=4, dtype="f32", prologue="scale+mask", direction="backward")
 
 

@@ -82,9 +82,9 @@ class CrossEntropy(Workload):
         return None
 
     def flops(self) -> int:
-        """Count maximum, subtraction, exponential and sum, or subtraction, exponential and product, each element.
+        """Count four or three operations an element, and a subtraction a row.
 
-        A row has one subtraction more.
+        Forward: maximum, subtraction, exponential, sum. Backward: subtraction, exponential, product.
         """
         return self.rows * ((3 if self.is_backward else 4) * self.cols + 1)
 

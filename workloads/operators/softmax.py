@@ -1,4 +1,4 @@
-"""softmax: y[i, :] = exp(z - max z) / sum exp(z - max z), with z = scale * x[i, :] + mask[i, :]; its logarithm; gradients."""
+"""softmax: y[i, :] = exp(z) / sum exp(z), with z = scale * x[i, :] + mask[i, :]; its logarithm; gradients."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ class Softmax(Workload):
             return Tolerance(
                 eps_out=unit_roundoff(self.dtype),
                 eps_acc=(2.0 * math.sqrt(self.cols) + 8.0) * unit_roundoff(f32),
-                reason="one rounding to the output type; f32 sums of a row's terms of either sign err by "
-                "sqrt(cols) u with overwhelming probability (Higham and Mary 2019), and a few roundings follow",
+                reason="one rounding to the output type; f32 sums of a row's terms err by sqrt(cols) u with "
+                "overwhelming probability (Higham and Mary 2019), and a few roundings follow",
             )
         return Tolerance(
             eps_out=unit_roundoff(self.dtype),

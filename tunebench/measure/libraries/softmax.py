@@ -32,11 +32,8 @@ def _numpy(workload: Softmax, t: Tensors) -> Array:
     z = z - z.max(axis=1, keepdims=True)
     e: Array = np.exp(z)
     total = e.sum(axis=1, keepdims=True)
-    if workload.log:
-        z -= np.log(total)
-        return z
-    e /= total
-    return e
+    y: Array = z - np.log(total) if workload.log else np.divide(e, total, out=e)
+    return y
 
 
 def _numpy_backward(workload: Softmax, t: Tensors) -> Array:
