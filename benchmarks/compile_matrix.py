@@ -105,12 +105,6 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
             (2, 9, 13, 10, 7, 3, 3, 2, 1, "f32", "nchw", ",direction=dgrad"),
         )
     ),
-    "elementwise": (
-        "elementwise:rows=4096,cols=4096,dtype=f16,expression=gelu(x+bias)*y,vectors=bias",
-        "elementwise:rows=8192,cols=1024,dtype=f32,expression=alpha*x+tanh(y)/(1+exp(z)),scalars=alpha",
-        "elementwise:rows=1000,cols=777,dtype=bf16,expression=silu(x)*y,out=f32",
-        "elementwise:rows=16,cols=50257,dtype=f16,expression=relu(max(x*gamma+beta,y)+z),vectors=beta+gamma",
-        "elementwise:rows=100000,cols=3,dtype=f32,expression=sqrt(square(x)+b)*rsqrt(1+abs(x)),vectors=b",
     "cross_entropy": (
         "cross_entropy:rows=8192,cols=128256,dtype=bf16",
         "cross_entropy:rows=1024,cols=50257,dtype=f16",
@@ -120,6 +114,13 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "cross_entropy:rows=8192,cols=128256,dtype=bf16,direction=backward",
         "cross_entropy:rows=1001,cols=50257,dtype=f16,direction=backward",
         "cross_entropy:rows=100000,cols=10,dtype=f32,direction=backward",
+    ),
+    "elementwise": (
+        "elementwise:rows=4096,cols=4096,dtype=f16,expression=gelu(x+bias)*y,vectors=bias",
+        "elementwise:rows=8192,cols=1024,dtype=f32,expression=alpha*x+tanh(y)/(1+exp(z)),scalars=alpha",
+        "elementwise:rows=1000,cols=777,dtype=bf16,expression=silu(x)*y,out=f32",
+        "elementwise:rows=16,cols=50257,dtype=f16,expression=relu(max(x*gamma+beta,y)+z),vectors=beta+gamma",
+        "elementwise:rows=100000,cols=3,dtype=f32,expression=sqrt(square(x)+b)*rsqrt(1+abs(x)),vectors=b",
     ),
     "softmax": (
         "softmax:rows=4096,cols=1024,dtype=f32",

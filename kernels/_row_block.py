@@ -187,10 +187,6 @@ def row_costs(
     fma: tuple[float, float],
     sfu: tuple[float, float],
     sums: int,
-    reductions: int = 2,
-    kept: Kept = _one,
-    shared_accesses: float = 3.0,
-    read_again: int | None = None,
     row_outputs: int = 1,
     reductions: int = 2,
     kept: Kept = _one,
@@ -208,7 +204,6 @@ def row_costs(
         sums: Of the reductions over a row, those that add up one figure of each of a thread's vectors.
         row_outputs: Outputs as large as the matrix.
         reductions: Reductions over a row, one after the other; a row that waits is read after each.
-        sums: Of the two reductions over a row, those that add up one figure of each of a thread's vectors.
         kept: Elements that wait for each of a row.
         read_again: Inputs that are read a second time if the row is not kept; all of them if None.
     """
@@ -228,12 +223,6 @@ def row_costs(
         fma=elements * np.where(online, fma[1], fma[0]),
         sfu=elements * np.where(online, sfu[1], sfu[0]),
         # Written once and read after each reduction, four bytes a lane, without conflicts.
-        smem_traffic_bytes=np.where(shared, 4.0 * (1 + reductions) * elements, 0.0),
-        accesses=elements
-        * ((row_tensors * (1 + online) + row_outputs) / table["vector"] + (1.0 + reductions) * shared),
-        chain_clocks=_chain_clocks(workload, table, device, sums, reductions),
-        # Four bytes a lane, without conflicts.
-        smem_traffic_bytes=np.where(shared, 4.0 * shared_accesses * elements, 0.0),
         smem_traffic_bytes=4.0 * waiting,
         fill_bytes=fill_bytes,
         # Vectors are read, once or twice, and written; what waits in shared memory is so by single elements.
