@@ -12,8 +12,8 @@ from tunebench.dtype import is_integer, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
 from tunebench.workloads.operators import _accumulation as accumulation
-from tunebench.workloads.operators.elementwise import neighbour
 from tunebench.workloads.operators._activation import SLOPES, STEPS, Activation, apply
+from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
