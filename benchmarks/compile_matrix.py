@@ -103,6 +103,9 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
             (8, 64, 28, 28, 128, 3, 3, 1, 1, "bf16", "nhwc", ",direction=wgrad"),
             (2, 9, 13, 10, 7, 3, 3, 2, 1, "tf32", "nchw", ",direction=wgrad"),
             (2, 9, 13, 10, 7, 3, 3, 2, 1, "f32", "nchw", ",direction=dgrad"),
+            (32, 96, 56, 56, 96, 3, 3, 1, 1, "f16", "nhwc", ",groups=96,epilogue=scale+bias+relu"),
+            (8, 384, 28, 28, 384, 7, 7, 1, 3, "bf16", "nhwc", ",groups=384,direction=wgrad"),
+            (4, 60, 27, 27, 60, 5, 5, 2, 2, "f32", "nchw", ",groups=60,direction=dgrad"),
         )
     ),
     "cross_entropy": (

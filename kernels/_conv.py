@@ -404,14 +404,14 @@ def _shrink(workload: Conv2d, tile: Tile, tiles: tuple[int, int], alike: bool) -
     c, k = workload.c // workload.groups, workload.k // workload.groups
     rounds = ceil_div(tile.steps, max(1, product(workload).taps))  # for each tap, by tap
     if workload.direction == "fprop":
-        c, k = _least(c, tile.k, rounds), _least(k, tile.n, tiles_n)
+        c, k = least(c, tile.k, rounds), least(k, tile.n, tiles_n)
     elif workload.direction == "dgrad":
-        c, k = _least(c, tile.n, tiles_n), _least(k, tile.k, rounds)
+        c, k = least(c, tile.n, tiles_n), least(k, tile.k, rounds)
     else:
-        c, k = _least_rows(c, taps, tile.m, tiles_m, alike), _least(k, tile.n, tiles_n)
+        c, k = _least_rows(c, taps, tile.m, tiles_m, alike), least(k, tile.n, tiles_n)
     narrow = replace(workload, c=c * groups, k=k * groups, groups=groups)
     unit, count = (tile.k, tile.steps) if workload.direction == "wgrad" else (tile.m, tiles_m)
-    wanted = _least(_pixels(workload), unit, count)
+    wanted = least(_pixels(workload), unit, count)
     for small in _images(narrow, wanted):
         pixels = _pixels(small)
         ends_alike = not alike or (pixels % unit == 0) == (_pixels(workload) % unit == 0)
@@ -420,7 +420,7 @@ def _shrink(workload: Conv2d, tile: Tile, tiles: tuple[int, int], alike: bool) -
     return replace(narrow, n=min(narrow.n, 2))
 
 
-def _least(extent: int, unit: int, count: int) -> int:
+def least(extent: int, unit: int, count: int) -> int:
     """Return the least extent of so many units whose last is as full as that of `extent`."""
     return min(extent, unit * (count - 1) + (extent % unit or unit))
 

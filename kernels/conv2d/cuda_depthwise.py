@@ -1,0 +1,382 @@
+"""conv2d in CUDA C++ where each group is one channel and one filter (depthwise): direct, every direction.
+
+It moves a byte for each few multiply-adds, so what counts is that the source is read once. A thread computes
+a tile of `rows` x `columns` pixels of `vec` channels: it reads the lines that its tile meets one after the
+other, each element once, and multiplies it with every tap it meets, all in registers. What tiles have in
+common comes from L1, or (`staged`) from shared memory, to which a block brings all that its tiles meet.
+Channels last, neighbouring threads have neighbouring channels, in accesses of up to 16 bytes; channels first,
+they have neighbouring columns.
+
+The gradient to the images takes the pixels of dx, in tiles that begin at multiples of the stride, so that the
+compiler knows which taps reach which of them. The gradient to the filters keeps a sum for each tap in
+registers, over all tiles that `split` parts of the pixels leave to a block; its threads reduce by shuffles
+and shared memory, and a second kernel adds the parts up in a fixed order.
+
+Limits: a filter a channel (k = c), and filters whose taps fit in registers. tf32 is served in full f32.
+
+Source: Zhang, Lo and Lu, "High performance depthwise and pointwise convolutions on mobile devices", AAAI 2020
+(rows kept in registers), here for threads of a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import storage
+from tunebench.errors import InputError
+from tunebench.kernels import _conv
+from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels._depthwise import (
+    MAX_SPAN,
+    SPACE,
+    axes,
+    block_tiles,
+    by_value,
+    registers,
+    smem_bytes,
+)
+from tunebench.kernels._gemm import alignment, constants
+from tunebench.space import Config, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.conv2d import Conv2d
+
+MAX_BLOCKS = 2**31 - 1
+SUM_THREADS, SUM_WIDTH = 256, 32
+"""Threads of a block of `sum_partials`, and the elements that it adds up."""
+
+
+# -- source -----------------------------------------------------------------------------------------------
+
+SOURCE = """
+// y, or dx: a tile a thread.
+template <class C>
+__global__ void __launch_bounds__(Threads<C>::COUNT, C::MIN_BLOCKS)
+depthwise(const typename C::T* __restrict__ source, const typename C::T* __restrict__ w,
+          const typename C::T* __restrict__ scale, const typename C::T* __restrict__ bias,
+          const typename C::T* __restrict__ residual, typename C::T* __restrict__ out, int images,
+          int channels, int rows, int columns, int source_rows, int source_columns, int shift) {
+  using T = typename C::T;
+  using E = typename C::E;
+  const Extents x = {images, channels, rows, columns, source_rows, source_columns, shift};
+  const Corner block = corner_of<C>(int(blockIdx.x), x, true), tile = Threads<C>::of(block);
+  T* const shared = reinterpret_cast<T*>(dynamic_shared());
+  if constexpr (C::STAGED) {
+    SharedPatch<C>::fill(shared, source, x, block);
+    __syncthreads();
+  }
+  if (tile.channel >= channels || tile.row >= rows || tile.column >= columns) return;
+
+  // The taps of neighbouring channels lie together, in either layout.
+  float taps[C::VEC * C::R * C::S];
+#pragma unroll
+  for (int t = 0; t < C::R * C::S; ++t) {
+    const Vec<T, C::VEC> values = load_vec<C::VEC>(w + tile.channel * (C::R * C::S) + t * C::VEC);
+#pragma unroll
+    for (int e = 0; e < C::VEC; ++e) taps[t * C::VEC + e] = to_float(values.at[e]);
+  }
+  float sums[C::ROWS][C::COLUMNS][C::VEC] = {};
+  const auto meet = [&](int i, int j, int r, int s, const float (&values)[C::VEC]) {
+#pragma unroll
+    for (int e = 0; e < C::VEC; ++e)
+      sums[i][j][e] = multiply_add(values[e], taps[(e * C::R + r) * C::S + s], sums[i][j][e]);
+  };
+  if constexpr (C::STAGED)
+    each_meeting<C>(SharedPatch<C>(shared), meet);
+  else
+    each_meeting<C>(GlobalPatch<C>(source, x, tile), meet);
+
+  constexpr int WIDTH = C::VEC * C::STORE;  // one of them is 1
+  Vec<T, C::VEC> factors = {}, constants = {};
+  if constexpr (E::SCALE) factors = load_vec<C::VEC>(scale + tile.channel);
+  if constexpr (E::BIAS) constants = load_vec<C::VEC>(bias + tile.channel);
+  each_access<C>(x, tile, [&](int i, int j, i64 offset) {
+    Vec<T, WIDTH> added = {}, values;
+    if constexpr (E::RESIDUAL) added = load_vec<WIDTH>(residual + offset);
+#pragma unroll
+    for (int e = 0; e < WIDTH; ++e) {
+      const int column = C::NHWC ? 0 : e, channel = C::NHWC ? e : 0;
+      values.at[e] = from_float<T>(E::apply(sums[i][j + column][channel], to_float(factors.at[channel]),
+                                            to_float(constants.at[channel]), to_float(added.at[e])));
+    }
+    store_vec(out + offset, values);
+  });
+}
+
+// dw, or its sums over each part of the pixels: a block has some channels, and one tile after the other.
+template <class C>
+__global__ void __launch_bounds__(Threads<C>::COUNT, C::MIN_BLOCKS)
+depthwise_wgrad(const typename C::T* __restrict__ source, const typename C::T* __restrict__ dy,
+                typename C::Out* __restrict__ out, int images, int channels, int rows, int columns,
+                int source_rows, int source_columns, int shift, int parts) {
+  using T = typename C::T;
+  const Extents x = {images, channels, rows, columns, source_rows, source_columns, shift};
+  int part = int(blockIdx.x);
+  constexpr int DEPTH = Threads<C>::BLOCK_CHANNELS;
+  const int first_channel = take(part, tiles_of(channels, DEPTH)) * DEPTH;
+  const int tiles = images * tiles_of(rows, C::DOWN * C::ROWS) * tiles_of(columns, C::ACROSS * C::COLUMNS);
+  const Steps<int> steps = steps_of_part(tiles, part, parts);
+  T* const shared = reinterpret_cast<T*>(dynamic_shared());
+  float sums[C::R][C::S][C::VEC] = {};
+#pragma unroll 1
+  for (int step = 0; step < steps.count; ++step) {
+    Corner block = corner_of<C>(steps.begin + step, x, false);
+    block.channel = first_channel;
+    const Corner tile = Threads<C>::of(block);
+    if constexpr (C::STAGED) {
+      __syncthreads();  // all have read the tile before
+      SharedPatch<C>::fill(shared, source, x, block);
+      __syncthreads();
+    }
+    if (tile.channel >= channels || tile.row >= rows || tile.column >= columns) continue;
+    float gradients[C::ROWS][C::COLUMNS][C::VEC] = {};
+    each_access<C>(x, tile, [&](int i, int j, i64 offset) {
+      const Vec<T, C::VEC * C::STORE> values = load_vec<C::VEC * C::STORE>(dy + offset);
+#pragma unroll
+      for (int e = 0; e < C::VEC * C::STORE; ++e)
+        gradients[i][j + (C::NHWC ? 0 : e)][C::NHWC ? e : 0] = to_float(values.at[e]);
+    });
+    const auto meet = [&](int i, int j, int r, int s, const float (&values)[C::VEC]) {
+#pragma unroll
+      for (int e = 0; e < C::VEC; ++e)
+        sums[r][s][e] = multiply_add(values[e], gradients[i][j][e], sums[r][s][e]);
+    };
+    if constexpr (C::STAGED)
+      each_meeting<C>(SharedPatch<C>(shared), meet);
+    else
+      each_meeting<C>(GlobalPatch<C>(source, x, tile), meet);
+  }
+  constexpr int TAPS = C::R * C::S;
+  reduce_taps<C>(sums, reinterpret_cast<float*>(dynamic_shared()), [&](int channel, int tap, float sum) {
+    if (first_channel + channel < channels)
+      out[(i64(part) * channels + first_channel + channel) * TAPS + tap] = from_float<typename C::Out>(sum);
+  });
+}
+
+// Adds up the parts of each element, always in the same order: 32 neighbours a block, 8 threads each.
+template <class T>
+__global__ void __launch_bounds__(256)
+sum_partials(const float* __restrict__ partial, T* __restrict__ out, int parts, int size) {
+  __shared__ float sums[8][32];
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, i = int(blockIdx.x) * 32 + lane;
+  float sum = 0.0f;
+  if (i < size)
+    for (int part = warp; part < parts; part += 8) sum += partial[i64(part) * size + i];
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || i >= size) return;
+  sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) sum += sums[j][lane];
+  out[i] = from_float<T>(sum);
+}
+"""
+
+
+def _choice(workload: Conv2d, config: Config) -> dict[str, str | bool | int]:
+    """Return all that is compiled in: sizes of images are not."""
+    w, (tall, wide), stored = workload, axes(workload), ctype(workload.dtype)
+    columns, nhwc = config["columns"] * wide.unit, w.layout == "nhwc"
+    return {
+        "T": stored,
+        "Out": stored if config["split"] == 1 else "float",
+        "E": _conv.epilogue(w, split=1),
+        "NHWC": nhwc,
+        "BACKWARD": wide.backward,
+        "R": w.r,
+        "S": w.s,
+        "STRIDE": w.stride,
+        "DILATION": w.dilation,
+        "REMAINDER": wide.remainder,
+        "ROWS": config["rows"] * tall.unit,
+        "COLUMNS": columns,
+        # Columns that an access to pixels moves; channels last it moves several channels of one.
+        "STORE": 1 if nhwc else min(alignment(wide.extent, storage(w.dtype)), columns & -columns),
+        "STAGED": bool(config["staged"]),
+        **{name.upper(): config[name] for name in ("vec", "channels", "across", "down", "min_blocks")},
+    }
+
+
+# -- what is usual ----------------------------------------------------------------------------------------
+
+
+def _usual(workload: Conv2d, device: Device) -> Iterator[Config]:
+    """Yield what an expert would try, best first; the last ones serve any problem."""
+    w, (tall, wide), nhwc = workload, axes(workload), workload.layout == "nhwc"
+    shapes = ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1)) if nhwc else ((8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
+    # So that an SM can hold 512 threads, or 384 of wgrad; large filters take more.
+    room = (168 if w.direction == "wgrad" else 128, 255)
+    for most, threads, vec, (rows, columns) in itertools.product(room, (128, 64), (8, 4, 2, 1), shapes):
+        if registers(w, rows, columns, vec) > most:
+            continue
+        tiles = {
+            "channels": ceil_div(w.c, vec),
+            "across": ceil_div(wide.extent, columns * wide.unit),
+            "down": ceil_div(tall.extent, rows * tall.unit),
+        }
+        # Threads go along the line of memory first, then along columns and rows; the rest have nothing to do.
+        values: dict[str, Any] = {"rows": rows, "columns": columns, "vec": vec}
+        left = threads
+        for name in ("channels", "across", "down") if nhwc else ("across", "down", "channels"):
+            values[name] = min(left, 64, 1 << (tiles[name] - 1).bit_length())
+            left //= values[name]
+        values |= {"down": values["down"] * left, "staged": 0, "min_blocks": 1}
+        for split in _splits(w, values, device):
+            yield Config({name: {**values, "split": split}[name] for name in SPACE.names})
+
+
+def _splits(workload: Conv2d, values: Mapping[str, Any], device: Device) -> Iterator[int]:
+    """Yield the parts that give each SM about four blocks, then others."""
+    if workload.direction == "wgrad":
+        for blocks in (4, 2, 1):
+            wanted = blocks * device.sm_count // int(block_tiles(workload, values)[0])
+            yield min(1024, 1 << max(0, wanted.bit_length() - 1))
+    yield 1
+
+
+# -- the variant ------------------------------------------------------------------------------------------
+
+
+class CudaDepthwise(CudaVariant[Conv2d]):
+    """Serves every type, layout, direction and epilogue, where each channel is a group with one filter."""
+
+    name = "cuda_depthwise"
+    operator = Conv2d
+    space = SPACE
+
+    def limits(self, workload: Conv2d, device: Device) -> str | None:
+        """Refuse groups of several channels or filters, large filters and strides, and huge images."""
+        w, (tall, wide) = workload, axes(workload)
+        if w.groups != w.c or w.k != w.c:
+            return (
+                f"{self.key} does groups of one channel and one filter: groups={w.groups}, c={w.c}, k={w.k}"
+            )
+        if registers(w, 1, 1, 1) > 255 or max(tall.span(1), wide.span(1)) > MAX_SPAN:
+            filters = f"{w.r} x {w.s} taps, dilation {w.dilation}, stride {w.stride}"
+            return f"{self.key} keeps taps and a line of pixels in registers: {filters} are too many"
+        if w.c * max((w.h + 2 * w.pad) * (w.w + 2 * w.pad), w.p * w.q) >= _conv.NARROW:
+            return f"{self.key} does images of fewer than {_conv.NARROW} elements, padding included"
+        if w.n * w.c * tall.extent * wide.extent > MAX_BLOCKS:
+            return f"{self.key} does up to {MAX_BLOCKS} pixels of all channels"
+        return None
+
+    def default(self, workload: Conv2d, device: Device) -> Config:
+        """Return the widest accesses and largest tile that leave room for others, in 128 threads."""
+        return self.space.first_valid(_usual(workload, device), workload=workload, device=device)
+
+    def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
+        """Return how threads cut the pixels; those beyond them do nothing."""
+        return tuple(
+            Tiling(dimension=axis.name, extent=axis.extent, tile=config[name] * axis.unit)
+            for axis, name in zip(axes(workload), ("rows", "columns"), strict=True)
+        )
+
+    def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
+        """Count whole tiles of threads: taps in the padding are multiplied as zeros.
+
+        Reads are those of the tile that has most in the padding. What is read may be in L1.
+        """
+        w, (tall, wide), wgrad = workload, axes(workload), workload.direction == "wgrad"
+        config = {name: table[name].astype(np.float64) for name in table.space.names}
+        rows, columns, vec = config["rows"], config["columns"], config["vec"]
+        threads = config["channels"] * config["across"] * config["down"]
+        all_tiles = w.n * (w.c / vec) * ceil_div(tall.extent, rows * tall.unit)
+        all_tiles = all_tiles * ceil_div(wide.extent, columns * wide.unit)
+        # Blocks of wgrad have many tiles: only what all of them do together is certain.
+        blocks = block_tiles(w, config)[0] * config["split"] if wgrad else all_tiles / threads
+        each = all_tiles / blocks
+        products, met, read = rows * columns * vec * w.r * w.s, 1.0, 1.0
+        for axis, name in ((tall, "rows"), (wide, "columns")):
+            met = met * by_value(lambda steps, axis=axis: len(axis.places(steps)), table[name])
+            read = read * by_value(axis.fewest_inside, table[name])
+        staged = table["staged"] > 0
+        # Taps come by vectors too.
+        accesses = np.where(staged, met, read) + (0 if wgrad else w.r * w.s)
+        # sm_100 on can do two multiply-adds by one instruction.
+        packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
+        return Costs(
+            blocks=blocks,
+            full_blocks=0.0 if wgrad else _whole_blocks(w, config),
+            threads=threads,
+            smem_bytes=smem_bytes(w, table.columns),
+            fma=each * products,
+            smem_traffic_bytes=np.where(staged, each / 32 * met * 128, 0.0),
+            accesses=each * accesses,
+            instructions=each / 32 * (products / packed + accesses),
+            chain_clocks=0.0
+            if wgrad
+            else device.l1_latency + tall.most_taps * wide.most_taps * device.fma_latency,
+            serial_launches=1 + (table["split"] > 1),
+        )
+
+    def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
+        """Multiply-adds, and shuffles where lanes of a warp share a channel whose taps they add up."""
+        together = config["across"] * config["down"]
+        if workload.layout == "nhwc":
+            together = 32 // config["channels"]
+        return ("FFMA", "SHFL") if workload.direction == "wgrad" and together > 1 else ("FFMA",)
+
+    def source(self, workload: Conv2d, config: Config) -> str:
+        """Return the kernels for this filter and this configuration; images are arguments."""
+        choice = constants("Choice", **_choice(workload, config))
+        return helpers("types", "epilogue", "gemm", "conv", "depthwise") + choice + SOURCE
+
+    def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
+        """Return the sums of the parts, if there are several."""
+        return _conv.scratch(workload, config["split"])
+
+    def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
+        """Return the convolution, and what adds its parts up if there are several."""
+        w, (tall, wide), split, out = workload, axes(workload), config["split"], workload.outputs()[0]
+        wgrad, (deep, high, long) = w.direction == "wgrad", block_tiles(workload, config)
+        sizes = (w.n, w.c, tall.extent, wide.extent, tall.source, wide.source, tall.shift)
+        tensors = tuple(tensor.name for tensor in w.inputs()[:2])
+        tensors += () if wgrad else _conv.epilogue_tensors(w)
+        target = out.name if split == 1 else "partial"
+        first = Launch(
+            entry="depthwise_wgrad<Choice>" if wgrad else "depthwise<Choice>",
+            grid=(deep * (split if wgrad else w.n * high * long), 1, 1),
+            block=(config["channels"] * config["across"] * config["down"], 1, 1),
+            arguments=(*tensors, target, *(Scalar("int", size) for size in (*sizes, split)[: 7 + wgrad])),
+            smem_bytes=int(smem_bytes(w, config)),
+        )
+        second = Launch(
+            entry=f"sum_partials<{ctype(w.dtype)}>",
+            grid=(ceil_div(out.size, SUM_WIDTH), 1, 1),
+            block=(SUM_THREADS, 1, 1),
+            arguments=("partial", out.name, Scalar("int", split), Scalar("int", out.size)),
+        )
+        return (first,) if split == 1 else (first, second)
+
+    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+        """Return a workload of two tiles each way that ends within them as a large one does."""
+        w, (tall, wide) = workload, axes(workload)
+        c = _conv.least(w.c, config["channels"] * config["vec"], 2)
+        height = _conv.least(tall.extent, config["down"] * config["rows"] * tall.unit, 2)
+        width = _conv.least(wide.extent, config["across"] * config["columns"] * wide.unit, 2)
+        if w.direction != "dgrad":
+            height, width = (
+                max(1, (extent - 1) * w.stride + (taps - 1) * w.dilation + 1 - 2 * w.pad)
+                for extent, taps in ((height, w.r), (width, w.s))
+            )
+        few = replace(w, n=min(w.n, 2), c=c, k=c, groups=c)
+        try:
+            return replace(few, h=height, w=width)
+        except InputError:  # the filter does not fit into so few pixels of dx
+            return few
+
+
+def _whole_blocks(workload: Conv2d, config: Mapping[str, Any]) -> Any:
+    """Return the blocks of which all threads have a tile that begins inside the image."""
+    (tall, wide), channels = axes(workload), config["channels"] * config["vec"]
+    rows = ceil_div(tall.extent, config["rows"] * tall.unit)
+    columns = ceil_div(wide.extent, config["columns"] * wide.unit)
+    return workload.n * (workload.c // channels) * (rows // config["down"]) * (columns // config["across"])
+
+
+VARIANT = CudaDepthwise()
