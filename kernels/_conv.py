@@ -36,6 +36,7 @@ __all__ = [
     "limits",
     "miniature",
     "order_matters",
+    "pairs_inside",
     "product",
     "residue_classes",
     "scratch",
@@ -185,6 +186,17 @@ def _spans(workload: Conv2d) -> list[int]:
         w.r * w.s * (max(w.c, w.k) // w.groups + 64),  # K tap by tap is rounded up
         2 * max(height, width),
     ]
+
+
+def pairs_inside(image: int, output: int, taps: int, workload: Conv2d) -> int:
+    """Count, along one axis, the pairs of an output and a tap that meet inside the image."""
+    total = 0
+    for tap in range(taps):
+        offset = tap * workload.dilation - workload.pad
+        first = max(0, ceil_div(-offset, workload.stride))
+        last = min(output - 1, (image - 1 - offset) // workload.stride)
+        total += max(0, last - first + 1)
+    return total
 
 
 def limits(workload: Conv2d) -> str | None:

@@ -5,7 +5,8 @@ which they are stored. The gradient to the images (dgrad) is one product for eac
 modulo the stride: within one, every pixel meets the same taps of the filter, and none is wasted on zeros.
 The gradient to the filters (wgrad) multiplies filters by patches, summed over pixels.
 
-Serves depthwise convolutions too, but slowly: a group of one filter fills one lane of a vector.
+Serves depthwise convolutions too, but of layout nhwc slowly: a group of one filter fills one lane of a vector
+(see `numba_cpu_depthwise`).
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014 (implicit GEMM); Dumoulin and
 Visin, "A guide to convolution arithmetic for deep learning", 2016 (gradients). The product: `_numba_product`.
 """

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tunebench.device import Device
-from tunebench.kernels._conv import epilogue_tensors
+from tunebench.kernels._conv import epilogue_tensors, pairs_inside
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -46,17 +46,6 @@ def _tiles(workload: Conv2d, config: Any) -> tuple[Any, Any]:
     return ceil_div(pixels, config["pixels"]), workload.groups * ceil_div(
         workload.k // workload.groups, width
     )
-
-
-def _reached(image: int, output: int, taps: int, workload: Conv2d) -> int:
-    """Count, along one axis, the pairs of an output and a tap that meet inside the image."""
-    total = 0
-    for tap in range(taps):
-        offset = tap * workload.dilation - workload.pad
-        first = max(0, ceil_div(-offset, workload.stride))
-        last = min(output - 1, (image - 1 - offset) // workload.stride)
-        total += max(0, last - first + 1)
-    return total
 
 
 class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
@@ -102,7 +91,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         """
         w = workload
         pixel_tiles, filter_tiles = _tiles(w, table)
-        reached = _reached(w.h, w.p, w.r, w) * _reached(w.w, w.q, w.s, w)
+        reached = pairs_inside(w.h, w.p, w.r, w) * pairs_inside(w.w, w.q, w.s, w)
         width, per_thread = table["filters"] * table["per_thread"], table["per_thread"]
         fma = float(w.n * reached * (w.c // w.groups)) * width / pixel_tiles
         return Costs(

@@ -1,0 +1,388 @@
+"""conv2d on the CPU where each group is one channel and one filter, channels last: loops along channels.
+
+Everything is a sum over taps of a run of channels times a run of channels, which vectorises whatever the
+filter. Where all taps of a pixel meet the image (and dgrad has no stride), a row of them or all are summed up
+in registers; elsewhere one tap is added after the other. The gradient to the images is the same sum with the
+filter turned around, or, with a stride, over the taps that reach a pixel. The gradient to the filters keeps
+sums of every tap for each thread, adds `pixels` of a row to one in a loop, and adds the threads' sums up in
+order.
+
+Serves layout nhwc; channels first, `numba_cpu` is as good. Source: Zhang, Lo and Lu, "High performance
+depthwise and pointwise convolutions on mobile devices", AAAI 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunebench.device import Device
+from tunebench.kernels._conv import pairs_inside
+from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
+from tunebench.workloads.operators.conv2d import Conv2d
+
+MOST_TAPS = 11
+"""Taps along an axis that a compiler still writes out one after the other."""
+
+SPACE = Space(
+    (
+        Parameter(
+            "channels", (16, 32, 64, 128, 256, 512, 1024), "channels that a pixel's loops take together"
+        ),
+        Parameter("rows", (1, 2, 4, 8), "rows of pixels that a thread takes at a time"),
+        Parameter("taps", ("row", "all"), "taps that one loop sums up: a row of the filter, or all"),
+        Parameter("pixels", (1, 2, 4, 8), "pixels of a row that one loop adds to a tap (wgrad)"),
+    ),
+    (
+        lambda channels, workload: (channels == 16) | (channels < 2 * workload.c),
+        lambda rows, workload: (rows == 1) | (rows <= workload.h),
+        lambda taps, workload: (
+            (taps == "row") | ((workload.direction != "wgrad") & (1 < workload.r * workload.s <= 25))
+        ),
+        lambda pixels, workload: (pixels == 1) | ((workload.direction == "wgrad") & (pixels <= workload.q)),
+    ),
+)
+
+
+class NumbaCpuDepthwise(NumbaCpuVariant[Conv2d]):
+    """Serves every type, direction and epilogue of depthwise convolutions of layout nhwc."""
+
+    name = "numba_cpu_depthwise"
+    operator = Conv2d
+    space = SPACE
+
+    def limits(self, workload: Conv2d, device: Device) -> str | None:
+        """Refuse groups of several channels or filters, channels first, and very large filters."""
+        w = workload
+        if w.groups != w.c or w.k != w.c:
+            return (
+                f"{self.key} does groups of one channel and one filter: groups={w.groups}, c={w.c}, k={w.k}"
+            )
+        if w.layout != "nhwc":
+            return f"{self.key} does layout nhwc, not {w.layout}"
+        if max(w.r, w.s) > MOST_TAPS:
+            return f"{self.key} does filters of up to {MOST_TAPS} x {MOST_TAPS} taps"
+        return None
+
+    def default(self, workload: Conv2d, device: Device) -> Config:
+        """Return runs of 128 channels, all taps of a small filter at once."""
+        channels = max(c for c in (16, 32, 64, 128) if c == 16 or c < 2 * workload.c)
+        wgrad, few = workload.direction == "wgrad", 1 < workload.r * workload.s <= 9
+        pixels = max(p for p in (1, 2, 4) if p == 1 or (wgrad and p <= workload.q))
+        taps = "all" if few and not wgrad else "row"
+        return Config({"channels": channels, "rows": 1, "taps": taps, "pixels": pixels})
+
+    def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
+        """Count the products of which both factors exist: none is done with padding."""
+        w = workload
+        pairs = pairs_inside(w.h, w.p, w.r, w) * pairs_inside(w.w, w.q, w.s, w)
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=float(w.n * w.c * pairs))
+
+    def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
+        """Pass the output for a missing scale, bias or residual (which is then not read)."""
+        w, out = workload, workload.outputs()[0].name
+        known = [tensor.name for tensor in w.inputs()]
+        added = (name if name in known else out for name in ("scale", "bias", "residual"))
+        return (
+            *known[:2],
+            *added,
+            out,
+            *(Scalar("long long", size) for size in (w.stride, w.pad, w.dilation)),
+        )
+
+    def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:
+        """Return the kernel `(source, other, scale, bias, residual, out, stride, pad, dilation)`."""
+        make = _filters if workload.direction == "wgrad" else _pixels
+        return make(workload, config, self.fastmath)
+
+
+# -- fprop and dgrad --------------------------------------------------------------------------------------
+
+
+def _pixels(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the kernel that writes pixels: rows of them shared out among threads."""
+    import numba
+    import numpy as np
+
+    row, turned, rows = _row(workload, config, fastmath), workload.direction == "dgrad", config["rows"]
+    read, address_of = load(workload.inputs()[1].dtype), address()
+    # Asking while the kernel runs would put an address of this process into the machine code.
+    workers = np.int64(numba.config.NUMBA_NUM_THREADS)
+
+    def conv2d(
+        source: Any,
+        filters: Any,
+        scale: Any,
+        bias: Any,
+        residual: Any,
+        out: Any,
+        stride: int,
+        pad: int,
+        dilation: int,
+    ) -> None:
+        images, height, width, channels = out.shape
+        high, wide, r, s = source.shape[1], source.shape[2], filters.shape[1], filters.shape[2]
+        taps = np.empty((r * s, channels), np.float32)
+        for tap in range(r * s):
+            place = r * s - 1 - tap if turned else tap
+            for c in range(channels):
+                taps[tap, c] = read(filters[c, place // s, place % s, 0])
+        sums = np.empty((workers, channels), np.float32)
+        parts = (height + rows - 1) // rows
+        for worker in numba.prange(workers):
+            tensors = (address_of(source), address_of(taps), address_of(sums[worker]), address_of(out))
+            added = (address_of(scale), address_of(bias), address_of(residual))
+            sizes = (height, width, high, wide, channels, stride, pad, dilation)
+            for part in range(images * parts * worker // workers, images * parts * (worker + 1) // workers):
+                first = part % parts * rows
+                for i in range(first, min(height, first + rows)):
+                    row(tensors, added, sizes, part // parts, i)
+
+    return conv2d
+
+
+def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what computes row `i` of an image of pixels.
+
+    dgrad turns the filter around: pixel i then meets places i - above + tap * dilation of dy, whose pixels
+    stand `stride` apart there.
+    """
+    r, s, block = workload.r, workload.s, config["channels"]
+    dgrad, strided = workload.direction == "dgrad", workload.direction == "dgrad" and workload.stride > 1
+    whole, one = _whole_filter(workload, config, fastmath), _one_tap(workload, fastmath)
+    clear, finish = _clear(), _finish(workload)
+
+    @inlined
+    def source_pixel(place: int, stride: int, extent: int) -> Any:
+        """Return the pixel that stands at a place, or -1 where none does."""
+        if strided:
+            place = place // stride if place % stride == 0 else -1
+        return place if place < extent else -1
+
+    @jitted(fastmath)
+    def row(tensors: Any, added: Any, sizes: Any, image: int, i: int) -> None:
+        source, taps, sums, out = tensors
+        height, width, high, wide, channels, stride, pad, dilation = sizes
+        step, above, left = (
+            (1, (r - 1) * dilation - pad, (s - 1) * dilation - pad) if dgrad else (stride, pad, pad)
+        )
+        top = i * step - above
+        inside = not strided and top >= 0 and top + (r - 1) * dilation < high
+        for j in range(width):
+            corner = j * step - left
+            complete = inside and corner >= 0 and corner + (s - 1) * dilation < wide
+            for first in range(0, channels, block):
+                count = min(block, channels - first)
+                if complete:
+                    begin = ((image * high + top) * wide + corner) * channels + first
+                    whole(source, begin, dilation * channels, wide, taps, first, channels, sums, count)
+                else:
+                    clear(sums, count)
+                    for tap in range(r * s):
+                        y = source_pixel(top + tap // s * dilation, stride, high)
+                        x = source_pixel(corner + tap % s * dilation, stride, wide)
+                        if y >= 0 and x >= 0:
+                            begin = ((image * high + y) * wide + x) * channels + first
+                            one(source, begin, taps, tap * channels + first, sums, count)
+                finish(added, sums, first, out, ((image * height + i) * width + j) * channels + first, count)
+
+    return row
+
+
+def _whole_filter(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what sums up all taps of a pixel, for `count` channels, `right` elements from tap to tap.
+
+    Its innermost loops have as many turns as the filter has taps, so that they are written out.
+    """
+    import numpy as np
+
+    read, zero, s = load(workload.inputs()[0].dtype), np.float32(0), workload.s
+    together = workload.r if config["taps"] == "all" else 1
+    parts = workload.r // together
+
+    @jitted(fastmath)
+    def rows_of_filter(
+        x: Any, begin: int, right: int, down: int, taps: Any, tap: int, pitch: int, sums: Any, count: int
+    ) -> None:
+        for t in range(count):
+            total = zero
+            for a in range(together):
+                for b in range(s):
+                    total += read(x[begin + a * down + b * right + t]) * taps[tap + (a * s + b) * pitch + t]
+            sums[t] = total
+
+    @jitted(fastmath)
+    def more_rows(
+        x: Any, begin: int, right: int, down: int, taps: Any, tap: int, pitch: int, sums: Any, count: int
+    ) -> None:
+        for t in range(count):
+            total = sums[t]
+            for a in range(together):
+                for b in range(s):
+                    total += read(x[begin + a * down + b * right + t]) * taps[tap + (a * s + b) * pitch + t]
+            sums[t] = total
+
+    @jitted(fastmath)
+    def whole(
+        x: Any, begin: int, right: int, wide: int, taps: Any, first: int, pitch: int, sums: Any, count: int
+    ) -> None:
+        down = right * wide
+        rows_of_filter(x, begin, right, down, taps, first, pitch, sums, count)
+        for part in range(1, parts):
+            tap = first + part * together * s * pitch
+            more_rows(x, begin + part * down, right, down, taps, tap, pitch, sums, count)
+
+    return whole
+
+
+def _one_tap(workload: Conv2d, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what adds one tap of one pixel to the sums of `count` channels."""
+    read = load(workload.inputs()[0].dtype)
+
+    @jitted(fastmath)
+    def one(x: Any, begin: int, taps: Any, tap: int, sums: Any, count: int) -> None:
+        for t in range(count):
+            sums[t] += read(x[begin + t]) * taps[tap + t]
+
+    return one
+
+
+def _clear() -> Callable[..., None]:
+    import numpy as np
+
+    zero = np.float32(0)
+
+    @jitted()
+    def clear(sums: Any, count: int) -> None:
+        for t in range(count):
+            sums[t] = zero
+
+    return clear
+
+
+def _finish(workload: Conv2d) -> Callable[..., None]:
+    """Return what applies the epilogue to the sums of `count` channels of a pixel, and stores them."""
+    import numpy as np
+
+    stored = workload.outputs()[0].dtype
+    read, rounded, zero = load(stored), store(stored), np.float32(0)
+    has_scale, has_bias = workload.has_scale, workload.has_bias
+    has_residual, has_relu = workload.has_residual, workload.has_relu
+
+    @jitted()
+    def finish(added: Any, sums: Any, first: int, out: Any, to: int, count: int) -> None:
+        scale, bias, residual = added
+        for t in range(count):
+            total = sums[t]
+            if has_scale:
+                total *= read(scale[first + t])
+            if has_bias:
+                total += read(bias[first + t])
+            if has_residual:
+                total += read(residual[to + t])
+            if has_relu:
+                total = max(total, zero)
+            out[to + t] = rounded(total)
+
+    return finish
+
+
+# -- wgrad ------------------------------------------------------------------------------------------------
+
+
+def _filters(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the kernel that writes filters: rows of dy shared out among threads, which have their own sums."""
+    import numba
+    import numpy as np
+
+    row, rounded, rows = _row_of_gradients(workload, config, fastmath), store(workload.dtype), config["rows"]
+    address_of, zero = address(), np.float32(0)
+    workers = np.int64(numba.config.NUMBA_NUM_THREADS)
+
+    def conv2d(
+        source: Any,
+        gradients: Any,
+        scale: Any,
+        bias: Any,
+        residual: Any,
+        out: Any,
+        stride: int,
+        pad: int,
+        dilation: int,
+    ) -> None:
+        images, height, width, channels = gradients.shape
+        high, wide, r, s = source.shape[1], source.shape[2], out.shape[1], out.shape[2]
+        sums = np.zeros((workers, r * s, channels), np.float32)
+        parts = (height + rows - 1) // rows
+        for worker in numba.prange(workers):
+            tensors = (address_of(source), address_of(gradients), address_of(sums[worker]))
+            sizes = (height, width, high, wide, channels, stride, pad, dilation)
+            for part in range(images * parts * worker // workers, images * parts * (worker + 1) // workers):
+                first = part % parts * rows
+                for i in range(first, min(height, first + rows)):
+                    row(tensors, sizes, part // parts, i)
+        for c in range(channels):
+            for tap in range(r * s):
+                total = zero
+                for worker in range(workers):
+                    total += sums[worker, tap, c]
+                out[c, tap // s, tap % s, 0] = rounded(total)
+
+    return conv2d
+
+
+def _row_of_gradients(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what adds row `i` of an image of dy to every tap that meets x there."""
+    r, s, block, pixels = workload.r, workload.s, config["channels"], config["pixels"]
+    several, one = _products(workload, pixels, fastmath), _products(workload, 1, fastmath)
+
+    @jitted(fastmath)
+    def row(tensors: Any, sizes: Any, image: int, i: int) -> None:
+        source, gradients, sums = tensors
+        height, width, high, wide, channels, stride, pad, dilation = sizes
+        apart = stride * channels
+        for begin in range(0, width, pixels):
+            end = min(width, begin + pixels)
+            for tap in range(r * s):
+                y, left = i * stride - pad + tap // s * dilation, tap % s * dilation - pad
+                if y < 0 or y >= high:
+                    continue
+                together = end - begin == pixels and begin * stride + left >= 0
+                together = together and (end - 1) * stride + left < wide
+                for first in range(0, channels, block):
+                    count, to = min(block, channels - first), tap * channels + first
+                    if together:
+                        at = ((image * high + y) * wide + begin * stride + left) * channels + first
+                        dy = ((image * height + i) * width + begin) * channels + first
+                        several(source, at, apart, gradients, dy, channels, sums, to, count)
+                    else:
+                        for j in range(begin, end):
+                            x = j * stride + left
+                            if 0 <= x < wide:
+                                at = ((image * high + y) * wide + x) * channels + first
+                                dy = ((image * height + i) * width + j) * channels + first
+                                one(source, at, apart, gradients, dy, channels, sums, to, count)
+
+    return row
+
+
+def _products(workload: Conv2d, pixels: int, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what adds the products of so many neighbours in a row of dy to the sums of one tap."""
+    read = load(workload.inputs()[0].dtype)
+
+    @jitted(fastmath)
+    def products(
+        x: Any, at: int, apart: int, gradients: Any, dy: int, pitch: int, sums: Any, to: int, count: int
+    ) -> None:
+        for t in range(count):
+            total = sums[to + t]
+            for j in range(pixels):
+                total += read(x[at + j * apart + t]) * read(gradients[dy + j * pitch + t])
+            sums[to + t] = total
+
+    return products
+
+
+VARIANT = NumbaCpuDepthwise()
