@@ -84,6 +84,10 @@ class Axis:
         """Return the source pixels that a tile reads, from where its source begins."""
         return _places(self, steps)
 
+    def reads(self, steps: int) -> int:
+        """Return how many of them there are."""
+        return len(self.places(steps))
+
     def span(self, steps: int) -> int:
         """Return over how many source pixels a tile reaches."""
         places = self.places(steps)

@@ -1,4 +1,4 @@
-"""What variants of conv2d for Numba on the CPU share: the epilogue."""
+"""What variants of conv2d for Numba on the CPU share: the epilogue, and which of them does depthwise ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,22 @@ from typing import Any
 from tunebench.kernels._numba_cpu import inlined, load, store
 from tunebench.workloads.operators.conv2d import Conv2d
 
-__all__ = ["finisher"]
+__all__ = ["depthwise_limit", "finisher"]
+
+MOST_TAPS = 11
+"""Taps along an axis that a compiler still writes out one after the other."""
+
+
+def depthwise_limit(workload: Conv2d) -> str | None:
+    """Return why a workload is not for loops along channels, each a group, or None."""
+    w = workload
+    if w.groups != w.c or w.k != w.c:
+        return f"does groups of one channel and one filter: groups={w.groups}, c={w.c}, k={w.k}"
+    if w.layout != "nhwc":
+        return f"does layout nhwc, not {w.layout}"
+    if max(w.r, w.s) > MOST_TAPS:
+        return f"does filters of up to {MOST_TAPS} x {MOST_TAPS} taps"
+    return None
 
 
 def finisher(workload: Conv2d) -> Callable[..., Any]:

@@ -292,7 +292,7 @@ class CudaDepthwise(CudaVariant[Conv2d]):
         each = all_tiles / blocks
         products, met, read = rows * columns * vec * w.r * w.s, 1.0, 1.0
         for axis, name in ((tall, "rows"), (wide, "columns")):
-            met = met * by_value(lambda steps, axis=axis: len(axis.places(steps)), table[name])
+            met = met * by_value(axis.reads, table[name])
             read = read * by_value(axis.fewest_inside, table[name])
         staged = table["staged"] > 0
         # Taps come by vectors too.

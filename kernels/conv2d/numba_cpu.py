@@ -5,8 +5,8 @@ which they are stored. The gradient to the images (dgrad) is one product for eac
 modulo the stride: within one, every pixel meets the same taps of the filter, and none is wasted on zeros.
 The gradient to the filters (wgrad) multiplies filters by patches, summed over pixels.
 
-Serves depthwise convolutions too, but of layout nhwc slowly: a group of one filter fills one lane of a vector
-(see `numba_cpu_depthwise`).
+A group of one filter fills one lane of a vector: depthwise convolutions of layout nhwc are left to
+`numba_cpu_depthwise`, all but those with huge filters.
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014 (implicit GEMM); Dumoulin and
 Visin, "A guide to convolution arithmetic for deep learning", 2016 (gradients). The product: `_numba_product`.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_conv import finisher
+from tunebench.kernels._numba_conv import depthwise_limit, finisher
 from tunebench.kernels._numba_cpu import address, jitted, load
 from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
 from tunebench.space import Config, Space, Table
@@ -46,6 +46,12 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
     name = "numba_cpu"
     operator = Conv2d
     space = Space(PARAMETERS, constraints(extents))
+
+    def limits(self, workload: Conv2d, device: Device) -> str | None:
+        """Refuse what the depthwise variant does tens of times as fast."""
+        if workload.groups > 1 and depthwise_limit(workload) is None:
+            return f"{self.key} leaves depthwise convolutions of layout nhwc to numba_cpu_depthwise"
+        return None
 
     def default(self, workload: Conv2d, device: Device) -> Config:
         """Return square-ish tiles; rows stay as gathered, but filters of wgrad come a pixel at a time."""

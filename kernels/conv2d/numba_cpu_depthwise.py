@@ -18,13 +18,11 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._conv import pairs_inside
+from tunebench.kernels._numba_conv import depthwise_limit, finisher
 from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.conv2d import Conv2d
-
-MOST_TAPS = 11
-"""Taps along an axis that a compiler still writes out one after the other."""
 
 SPACE = Space(
     (
@@ -55,16 +53,8 @@ class NumbaCpuDepthwise(NumbaCpuVariant[Conv2d]):
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
         """Refuse groups of several channels or filters, channels first, and very large filters."""
-        w = workload
-        if w.groups != w.c or w.k != w.c:
-            return (
-                f"{self.key} does groups of one channel and one filter: groups={w.groups}, c={w.c}, k={w.k}"
-            )
-        if w.layout != "nhwc":
-            return f"{self.key} does layout nhwc, not {w.layout}"
-        if max(w.r, w.s) > MOST_TAPS:
-            return f"{self.key} does filters of up to {MOST_TAPS} x {MOST_TAPS} taps"
-        return None
+        reason = depthwise_limit(workload)
+        return reason and f"{self.key} {reason}"
 
     def default(self, workload: Conv2d, device: Device) -> Config:
         """Return runs of 128 channels, all taps of a small filter at once."""
@@ -132,13 +122,14 @@ def _pixels(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Calla
         sums = np.empty((workers, channels), np.float32)
         parts = (height + rows - 1) // rows
         for worker in numba.prange(workers):
-            tensors = (address_of(source), address_of(taps), address_of(sums[worker]), address_of(out))
             added = (address_of(scale), address_of(bias), address_of(residual))
+            operands = ((address_of(source), address_of(taps), *added), address_of(out))
+            kept = address_of(sums[worker])
             sizes = (height, width, high, wide, channels, stride, pad, dilation)
             for part in range(images * parts * worker // workers, images * parts * (worker + 1) // workers):
                 first = part % parts * rows
                 for i in range(first, min(height, first + rows)):
-                    row(tensors, added, sizes, part // parts, i)
+                    row(operands, kept, sizes, part // parts, i)
 
     return conv2d
 
@@ -162,8 +153,8 @@ def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable
         return place if place < extent else -1
 
     @jitted(fastmath)
-    def row(tensors: Any, added: Any, sizes: Any, image: int, i: int) -> None:
-        source, taps, sums, out = tensors
+    def row(operands: Any, sums: Any, sizes: Any, image: int, i: int) -> None:
+        source, taps, _, _, _ = operands[0]
         height, width, high, wide, channels, stride, pad, dilation = sizes
         step, above, left = (
             (1, (r - 1) * dilation - pad, (s - 1) * dilation - pad) if dgrad else (stride, pad, pad)
@@ -186,7 +177,8 @@ def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable
                         if y >= 0 and x >= 0:
                             begin = ((image * high + y) * wide + x) * channels + first
                             one(source, begin, taps, tap * channels + first, sums, count)
-                finish(added, sums, first, out, ((image * height + i) * width + j) * channels + first, count)
+                to = ((image * height + i) * width + j) * channels + first
+                finish(operands, sums, first, to, count)
 
     return row
 
@@ -264,36 +256,21 @@ def _clear() -> Callable[..., None]:
 
 def _finish(workload: Conv2d) -> Callable[..., None]:
     """Return what applies the epilogue to the sums of `count` channels of a pixel, and stores them."""
-    import numpy as np
-
-    stored = workload.outputs()[0].dtype
-    read, rounded, zero = load(stored), store(stored), np.float32(0)
-    has_scale, has_bias = workload.has_scale, workload.has_bias
-    has_residual, has_relu = workload.has_residual, workload.has_relu
+    finish = finisher(workload)
 
     @jitted()
-    def finish(added: Any, sums: Any, first: int, out: Any, to: int, count: int) -> None:
-        scale, bias, residual = added
+    def finish_all(operands: Any, sums: Any, first: int, to: int, count: int) -> None:
         for t in range(count):
-            total = sums[t]
-            if has_scale:
-                total *= read(scale[first + t])
-            if has_bias:
-                total += read(bias[first + t])
-            if has_residual:
-                total += read(residual[to + t])
-            if has_relu:
-                total = max(total, zero)
-            out[to + t] = rounded(total)
+            finish(operands, sums[t], first + t, to + t)
 
-    return finish
+    return finish_all
 
 
 # -- wgrad ------------------------------------------------------------------------------------------------
 
 
 def _filters(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the kernel that writes filters: rows of dy shared out among threads, which have their own sums."""
+    """Return the kernel that writes filters: rows of dy shared out among threads, each with its sums."""
     import numba
     import numpy as np
 

@@ -90,6 +90,7 @@ WORKLOADS = {
         "conv2d:n=1,c=16,h=9,w=9,k=24,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc",
         "conv2d:n=2,c=6,h=8,w=5,k=9,r=2,s=3,stride=1,pad=2,dtype=bf16,layout=nhwc,groups=3,dilation=2,"
         "epilogue=scale+bias+residual+relu",
+        "conv2d:n=2,c=40,h=5,w=7,k=24,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc,epilogue=bias+relu",
         "conv2d:n=2,c=12,h=9,w=11,k=12,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc,groups=12,"
         "epilogue=scale+bias+relu",
         "conv2d:n=2,c=3,h=10,w=13,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,groups=3,direction=wgrad",

@@ -1,0 +1,22 @@
+"""conv2d of one tap in CUDA C++ as a product of matrices on tensor cores by mma.sync (sm_80 on).
+
+Kernel, space and costs are those of `gemm/cuda_mma`; `tunebench.kernels._pointwise` has the names.
+"""
+
+from __future__ import annotations
+
+from tunebench.kernels._pointwise import Pointwise, on_products
+from tunebench.kernels.gemm.cuda_mma import VARIANT as GEMM
+
+
+class CudaGemmMma(Pointwise):
+    """Serves 1 x 1 filters at stride 1, channels last: every direction, and the types of gemm/cuda_mma."""
+
+    name = "cuda_gemm_mma"
+    product = GEMM
+    space = on_products(GEMM.space)
+    minimum_cc = GEMM.minimum_cc
+    maximum_cc = GEMM.maximum_cc
+
+
+VARIANT = CudaGemmMma()
