@@ -64,7 +64,7 @@ SPACE = Space(
         Parameter("unroll", (1, 4), "terms a turn of the innermost loop adds"),
     ),
     (
-        lambda m, workload: (m == 2) | (summed(workload) >= _winograd.fewest_channels(4)),
+        lambda m, workload: (m == 2) | (summed(workload) >= _winograd.fewest_channels(4, workload)),
         registers_hold,
         buffers_fit,
         lambda nr, workload: (nr == 16) | (nr < 2 * results(workload)),
@@ -89,13 +89,15 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
             return f"{self.key} takes layout=nhwc"
         if workload.dtype == "tf32":
             return f"{self.key} multiplies in f32"
-        if summed(workload) < _winograd.fewest_channels(2):
-            return f"{self.key} needs {_winograd.fewest_channels(2)} channels or more to be accurate"
+        if summed(workload) < _winograd.fewest_channels(2, workload):
+            return (
+                f"{self.key} needs {_winograd.fewest_channels(2, workload)} channels or more to be accurate"
+            )
         return _winograd.limits(workload)
 
     def default(self, workload: Conv2d, device: Device) -> Config:
         """Return the larger tile if it is accurate, and blocks that leave each core some."""
-        m = 4 if summed(workload) >= _winograd.fewest_channels(4) else 2
+        m = 4 if summed(workload) >= _winograd.fewest_channels(4, workload) else 2
         mr, nr = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}.get(
             device.architecture, (2, 16)
         )
