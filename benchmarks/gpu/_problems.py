@@ -64,16 +64,35 @@ VERIFIED = (
         CONV.format(n=2, c=9, h=13, w=10, k=7, r=3, s=3, stride=2, pad=1) + ",layout=nchw,direction=wgrad",
     ),
     (ROW_TYPES, "elementwise:rows=1,cols=1,dtype={dtype},expression=relu(x)"),
-    (
         ROW_TYPES,
         "elementwise:rows=37,cols=1023,dtype={dtype},expression=s*gelu(x+b)*y-tanh(x),vectors=b,scalars=s",
-    ),
-    (
         ROW_TYPES,
         "elementwise:rows=1000,cols=776,dtype={dtype},expression=max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))"
         "+rsqrt(2+square(x))-sigmoid(x)*silu(y)+min(x,y),out=f32",
-    ),
     (ROW_TYPES, "elementwise:rows=100000,cols=3,dtype={dtype},expression=x*gamma+beta,vectors=beta+gamma"),
+    (
+        PRODUCT_TYPES,
+        CONV.format(n=3, c=40, h=23, w=19, k=40, r=3, s=3, stride=2, pad=1)
+        + ",layout=nhwc,groups=40,epilogue=scale+bias",
+    ),
+    (
+        PRODUCT_TYPES,
+        CONV.format(n=3, c=9, h=29, w=31, k=9, r=5, s=5, stride=2, pad=2)
+        + ",layout=nchw,groups=9,direction=dgrad",
+    ),
+    (
+        PRODUCT_TYPES,
+        CONV.format(n=5, c=72, h=28, w=28, k=72, r=7, s=7, stride=1, pad=3)
+        + ",layout=nhwc,groups=72,direction=wgrad",
+    ),
+    (
+        PRODUCT_TYPES,
+        CONV.format(n=3, c=136, h=17, w=15, k=72, r=1, s=1, stride=1, pad=0) + ",layout=nhwc,direction=wgrad",
+    ),
+    (
+        PRODUCT_TYPES,
+        CONV.format(n=2, c=33, h=19, w=18, k=70, r=3, s=3, stride=1, pad=1) + ",layout=nchw,direction=dgrad",
+    ),
     (ROW_TYPES, "softmax:rows=1,cols=1,dtype={dtype}"),
     (ROW_TYPES, "softmax:rows=3,cols=1023,dtype={dtype}"),
     (ROW_TYPES, "softmax:rows=1000,cols=777,dtype={dtype},prologue=scale+mask"),
@@ -139,6 +158,8 @@ MEASURED = (
     (CONV.format(n=32, c=256, h=14, w=14, k=256, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
     ("elementwise:rows=8192,cols=4096,dtype=f16,expression=gelu(x+bias)*y+z,vectors=bias", 50),
     ("elementwise:rows=8192,cols=4096,dtype=bf16,expression=silu(x)*y", 50),
+    (CONV.format(n=32, c=256, h=28, w=28, k=1024, r=1, s=1, stride=1, pad=0) + ",layout=nhwc", 60),
+    (CONV.format(n=32, c=192, h=56, w=56, k=192, r=3, s=3, stride=1, pad=1) + ",layout=nhwc,groups=192", 60),
     ("softmax:rows=16384,cols=4096,dtype=f16", 50),
     ("softmax:rows=4096,cols=1024,dtype=f32", 50),
     ("softmax:rows=16384,cols=4096,dtype=f16,direction=backward", 50),
