@@ -64,11 +64,15 @@ VERIFIED = (
         CONV.format(n=2, c=9, h=13, w=10, k=7, r=3, s=3, stride=2, pad=1) + ",layout=nchw,direction=wgrad",
     ),
     (ROW_TYPES, "elementwise:rows=1,cols=1,dtype={dtype},expression=relu(x)"),
+    (
         ROW_TYPES,
         "elementwise:rows=37,cols=1023,dtype={dtype},expression=s*gelu(x+b)*y-tanh(x),vectors=b,scalars=s",
+    ),
+    (
         ROW_TYPES,
         "elementwise:rows=1000,cols=776,dtype={dtype},expression=max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))"
         "+rsqrt(2+square(x))-sigmoid(x)*silu(y)+min(x,y),out=f32",
+    ),
     (ROW_TYPES, "elementwise:rows=100000,cols=3,dtype={dtype},expression=x*gamma+beta,vectors=beta+gamma"),
     (
         PRODUCT_TYPES,
