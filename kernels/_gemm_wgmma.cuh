@@ -155,6 +155,40 @@ struct Tiles {
   }
 };
 
+// ---- products ----------------------------------------------------------------------------------------------
+
+// Sums one tile. A stage is released when the products of the next one have been issued, so that there are
+// always some under way.
+template <class C, int BLOCKS, class Turns>
+__device__ __forceinline__ void multiply(float (&sums)[BLOCKS][1][C::BN / 8][4], u32 buffers, int first_row,
+                                         Ring<C::STAGES>& place, u32 steps, Turns& turn) {
+  u32 previous = 0;
+  turn.take();
+#pragma unroll 1
+  for (u32 step = 0; step < steps; ++step) {
+    const u32 a = buffers + place.stage * (C::TileA::BYTES + C::TileB::BYTES), b = a + C::TileA::BYTES;
+    mbarrier_wait(place.full(), place.parity);
+    wgmma_fence();
+#pragma unroll
+    for (int part = 0; part < C::BK / WGMMA_K<typename C::In>; ++part)
+#pragma unroll
+      for (int i = 0; i < BLOCKS; ++i)
+        wgmma_m64<typename C::In, C::BN, C::TileA::ALONG_X, C::TileB::ALONG_X>(
+            sums[i][0], C::TileA::operand(a, first_row + 64 * i, part), C::TileB::operand(b, 0, part),
+            step > 0 || part > 0);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (step > 0) release<Tiles<C>::CLUSTER>(place.empty_of(previous));
+    previous = place.stage;
+    place.advance();
+  }
+  turn.pass();
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < BLOCKS; ++i) settle(sums[i][0]);
+  release<Tiles<C>::CLUSTER>(place.empty_of(previous));
+}
+
 // ---- results -----------------------------------------------------------------------------------------------
 
 // Where a warp's results of m64nNk16 are, as store_fragments and store_staged ask: COLUMNS of them from FIRST on.

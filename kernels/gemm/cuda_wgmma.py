@@ -25,99 +25,23 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm
+from tunebench.kernels import _gemm, _wgmma_tile
 from tunebench.kernels._cuda import helpers
+from tunebench.kernels._wgmma_tile import LINE_BYTES, MOST_EXTENT
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, TensorMap, Tiling, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
-LINE_BYTES = 128
-"""A line of a tile in shared memory: the longest that is swizzled."""
-
-MOST_EXTENT = 2**31 - 2048
-"""Coordinates of copies are 32-bit and signed; a cluster's tiles may reach so far beyond the edge."""
-
-REGISTERS = 65536
-"""Of an SM."""
-
-PRODUCER_REGISTERS = 32
-"""What the copying warpgroup keeps: with less, code for clusters spills."""
-
-OTHER_REGISTERS = 40
-"""What a multiplying thread needs besides its sums."""
-
-INSTRUCTION_REGISTERS = 26
-"""What one wgmma needs besides its sums, of the registers a thread is launched with, or ptxas refuses it.
-
-Source: its error C7602, for each width of wgmma.
-"""
-
-AFFORDABLE_FMA = 60_000_000
-"""Multiply-adds that emulation does in a second: it multiplies by whole warpgroups."""
-
-
-def _threads(consumers: Any) -> Any:
-    return 128 * (consumers + 1)
-
-
-def _rows(bm: Any, consumers: Any, pingpong: Any) -> Any:
-    """Return the rows of a tile that one consumer multiplies."""
-    return bm // np.where(pingpong == 1, 1, consumers)
-
-
-def _sums(bm: Any, bn: Any, consumers: Any, pingpong: Any) -> Any:
-    """Return the sums that a multiplying thread keeps."""
-    return _rows(bm, consumers, pingpong) * bn // 128
-
-
-def _launched_registers(consumers: Any, min_blocks: Any) -> Any:
-    """Return the registers a thread is launched with: what there is for all, by 8."""
-    return REGISTERS // (min_blocks * _threads(consumers)) // 8 * 8
-
-
-def _consumer_registers(consumers: Any, min_blocks: Any) -> Any:
-    """Return the registers a multiplying thread may have when the copying ones have given theirs."""
-    block = (consumers + 1) * _launched_registers(consumers, min_blocks)
-    return np.minimum(240, (block - PRODUCER_REGISTERS) // consumers // 8 * 8)
-
-
-def _registers_move(config: Config) -> bool:
-    """Tell whether they must: not where every thread is launched with as many as it can name."""
-    return bool(_launched_registers(config["consumers"], config["min_blocks"]) < 240)
-
-
-def _staging_bytes(consumers: Any, staged: Any) -> Any:
-    """Return what the warps gather results in: 16 rows of 32 columns of f32, and 8 to spread the banks."""
-    return staged * 4 * consumers * 16 * (32 + 8) * 4
-
 
 def _smem_bytes(workload: Gemm, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any, staged: Any) -> Any:
     """Return the shared memory of a block: the ring, room to gather results, barriers."""
-    barriers = 2 * stages + consumers
-    ring = stages * (bm + bn) * bk * itemsize(workload.dtype)
-    return ring + _staging_bytes(consumers, staged) + 8 * barriers
+    return _wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages, staged)
 
 
 def fits(bm: Any, bn: Any, workload: Gemm) -> Any:
     """No tile may be twice as large as the problem if a smaller one exists; all must have a number."""
     worthwhile = ((bm < 2 * workload.m) | (bm == 64)) & ((bn < 2 * workload.n) | (bn == 64))
     return worthwhile & (_gemm.blocks(workload, 1.0 * bm, 1.0 * bn) <= _gemm.MAX_BLOCKS / 4)
-
-
-def consumers_share_the_tile(bm: Any, consumers: Any, pingpong: Any) -> Any:
-    """A consumer must have 64 or 128 rows; one alone has nobody to take turns with."""
-    rows = _rows(bm, consumers, pingpong)
-    together = (pingpong == 1) | (bm % (64 * consumers) == 0)
-    return together & ((rows == 64) | (rows == 128)) & ((pingpong == 0) | (consumers > 1))
-
-
-def sums_stay_in_registers(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_blocks: Any) -> Any:
-    """A consumer's sums must fit in its registers, and those of one wgmma in what it is launched with."""
-    needed = _sums(bm, bn, consumers, pingpong) + OTHER_REGISTERS
-    one = bn // 2 + INSTRUCTION_REGISTERS
-    return (needed <= _consumer_registers(consumers, min_blocks)) & (
-        one <= _launched_registers(consumers, min_blocks)
-    )
 
 
 def shared_memory_fits(
@@ -170,8 +94,8 @@ SPACE = Space(
     ),
     (
         fits,
-        consumers_share_the_tile,
-        sums_stay_in_registers,
+        _wgmma_tile.consumers_share_the_tile,
+        _wgmma_tile.sums_stay_in_registers,
         steps_are_lines,
         stages_have_tiles,
         cluster_has_tiles,
@@ -216,38 +140,6 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
       place.advance();
     }
   }
-}
-
-// Sums one tile. A stage is released when the products of the next one have been issued, so that there are
-// always some under way.
-template <class C, int BLOCKS, class Turns>
-__device__ __forceinline__ void multiply(float (&sums)[BLOCKS][1][C::BN / 8][4], u32 buffers, int first_row,
-                                         Ring<C::STAGES>& place, u32 steps, Turns& turn) {
-  u32 previous = 0;
-  turn.take();
-#pragma unroll 1
-  for (u32 step = 0; step < steps; ++step) {
-    const u32 a = buffers + place.stage * (C::TileA::BYTES + C::TileB::BYTES), b = a + C::TileA::BYTES;
-    mbarrier_wait(place.full(), place.parity);
-    wgmma_fence();
-#pragma unroll
-    for (int part = 0; part < C::BK / WGMMA_K<typename C::In>; ++part)
-#pragma unroll
-      for (int i = 0; i < BLOCKS; ++i)
-        wgmma_m64<typename C::In, C::BN, C::TileA::ALONG_X, C::TileB::ALONG_X>(
-            sums[i][0], C::TileA::operand(a, first_row + 64 * i, part), C::TileB::operand(b, 0, part),
-            step > 0 || part > 0);
-    wgmma_commit();
-    wgmma_wait<1>();
-    if (step > 0) release<Tiles<C>::CLUSTER>(place.empty_of(previous));
-    previous = place.stage;
-    place.advance();
-  }
-  turn.pass();
-  wgmma_wait<0>();
-#pragma unroll
-  for (int i = 0; i < BLOCKS; ++i) settle(sums[i][0]);
-  release<Tiles<C>::CLUSTER>(place.empty_of(previous));
 }
 
 // Multiplies this warpgroup's share of the tiles and stores it.
@@ -405,7 +297,7 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
         return Costs(
             blocks=tiles,
             full_blocks=tiles,
-            threads=_threads(consumers),
+            threads=_wgmma_tile.threads(consumers),
             smem_bytes=_smem_bytes(workload, bm, bn, bk, consumers, stages, staged),
             mma_flop=2 * bm * bn * padded_k,
             mma_dtype=workload.dtype,
@@ -443,23 +335,20 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
     def claims(self, workload: Gemm, config: Config) -> tuple[str, ...]:
         """Products of warpgroups, bulk tensor copies, and registers that move where they are scarce."""
         product = "QGMMA" if workload.dtype == "e4m3" else "HGMMA"
-        return (product, "UTMALDG", *(["USETMAXREG"] if _registers_move(config) else []))
+        return (product, "UTMALDG", *(["USETMAXREG"] if _wgmma_tile.registers_move(config) else []))
 
     def source(self, workload: Gemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
         names = ("bm", "bn", "bk", "stages", "consumers", "cluster_m", "cluster_n", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
-        consumers, min_blocks = config["consumers"], config["min_blocks"]
+        consumers = config["consumers"]
         choices |= {
-            "THREADS": _threads(consumers),
+            "THREADS": _wgmma_tile.threads(consumers),
             "PINGPONG": bool(config["pingpong"]),
             "STAGED": bool(config["staged"]),
-            "STAGING_BYTES": _staging_bytes(consumers, config["staged"]),
+            "STAGING_BYTES": _wgmma_tile.staging_bytes(consumers, config["staged"]),
             "VEC_C": _gemm.widths(workload)[2],
-            "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
-            "CONSUMER_REGISTERS": int(_consumer_registers(consumers, min_blocks))
-            if _registers_move(config)
-            else 0,
+            **_wgmma_tile.moved_registers(config),
             "TileA": "PanelTile<In, BM, BK, A_K_CONTIGUOUS, CLUSTER_N>",
             "TileB": "PanelTile<In, BN, BK, B_K_CONTIGUOUS, CLUSTER_M>",
         }
@@ -477,7 +366,7 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
             Launch(
                 entry="gemm_wgmma<Choice>",
                 grid=(clusters * cluster_m * cluster_n, 1, 1),
-                block=(_threads(config["consumers"]), 1, 1),
+                block=(_wgmma_tile.threads(config["consumers"]), 1, 1),
                 arguments=self._arguments(workload, config),
                 smem_bytes=int(smem),
                 cluster=cluster_m * cluster_n,
@@ -493,7 +382,7 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
 
     def miniature(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
-        return _gemm.shrink(workload, config, config["stages"], affordable_fma=AFFORDABLE_FMA)
+        return _gemm.shrink(workload, config, config["stages"], affordable_fma=_wgmma_tile.AFFORDABLE_FMA)
 
 
 def _tensor_map(workload: Gemm, name: str, extent: int, bk: int, parts: int) -> TensorMap:

@@ -19,8 +19,7 @@ from tunebench.compile import cubin, unavailable
 from tunebench.compile.emulate import ORDERS, EmulationFailed, emulate, find_compiler
 from tunebench.device import described, representative
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm
-from tunebench.kernels.gemm import cuda_wgmma
+from tunebench.kernels import _gemm, _wgmma_tile
 from tunebench.kernels.gemm.cuda_wgmma import VARIANT
 from tunebench.space import Config
 from tunebench.variant import TensorMap
@@ -97,10 +96,10 @@ def test_a_large_problem_has_thousands_of_configurations() -> None:
 def test_no_block_asks_for_more_registers_than_it_was_launched_with() -> None:
     table = VARIANT.configs(gemm("m=4096,n=4096,k=4096,dtype=f16"), H100)
     consumers, min_blocks = table["consumers"], table["min_blocks"]
-    launched = cuda_wgmma._launched_registers(consumers, min_blocks)
+    launched = _wgmma_tile.launched_registers(consumers, min_blocks)
     assert np.all(min_blocks * 128 * (consumers + 1) * launched <= H100.registers_per_sm)
-    taken = cuda_wgmma._consumer_registers(consumers, min_blocks)
-    held = 128 * (cuda_wgmma.PRODUCER_REGISTERS + consumers * taken)
+    taken = _wgmma_tile.consumer_registers(consumers, min_blocks)
+    held = 128 * (_wgmma_tile.PRODUCER_REGISTERS + consumers * taken)
     moves = launched < 240
     assert np.all(held[moves] <= (128 * (consumers + 1) * launched)[moves])
     assert np.all(taken[moves] >= launched[moves])
@@ -394,7 +393,7 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
         config["bk"]
         * itemsize(workload.dtype)
         // 32
-        * cuda_wgmma._rows(config["bm"], config["consumers"], config["pingpong"])
+        * _wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
         // 64
     )
     assert counted[QGMMA if workload.dtype == "e4m3" else HGMMA] == per_step
@@ -402,7 +401,7 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
     assert counted[USETMAXREG] == (2 if config["consumers"] > 1 else 0)
     registers = cubin.read_cubin(made.cubin)[made.symbols[0]].registers
     if config["consumers"] > 1:
-        assert registers == cuda_wgmma._launched_registers(config["consumers"], config["min_blocks"])
+        assert registers == _wgmma_tile.launched_registers(config["consumers"], config["min_blocks"])
 
 
 def test_workloads_of_one_alignment_share_source_and_entry() -> None:

@@ -1,0 +1,125 @@
+"""How warpgroups that multiply by wgmma share a block's tile, and what that takes: gemm, conv2d.
+
+Constraints here are of spaces with parameters bm, bn, consumers, pingpong, min_blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.dtype import DType, itemsize
+from tunebench.space import Config
+
+__all__ = [
+    "AFFORDABLE_FMA",
+    "LINE_BYTES",
+    "MOST_EXTENT",
+    "PRODUCER_REGISTERS",
+    "consumer_registers",
+    "consumers_share_the_tile",
+    "launched_registers",
+    "moved_registers",
+    "registers_move",
+    "rows",
+    "smem_bytes",
+    "staging_bytes",
+    "sums",
+    "sums_stay_in_registers",
+    "threads",
+]
+
+LINE_BYTES = 128
+"""A line of a tile in shared memory: the longest that is swizzled."""
+
+MOST_EXTENT = 2**31 - 2048
+"""Coordinates of copies are 32-bit and signed; a cluster's tiles may reach so far beyond the edge."""
+
+REGISTERS = 65536
+"""Of an SM."""
+
+PRODUCER_REGISTERS = 32
+"""What the copying warpgroup keeps: with less, code for clusters spills."""
+
+OTHER_REGISTERS = 40
+"""What a multiplying thread needs besides its sums."""
+
+INSTRUCTION_REGISTERS = 26
+"""What one wgmma needs besides its sums, of the registers a thread is launched with, or ptxas refuses it.
+
+Source: its error C7602, for each width of wgmma.
+"""
+
+AFFORDABLE_FMA = 60_000_000
+"""Multiply-adds that emulation does in a second: it multiplies by whole warpgroups."""
+
+
+def threads(consumers: Any) -> Any:
+    """Return the threads of a block: those that multiply, and a warpgroup that copies."""
+    return 128 * (consumers + 1)
+
+
+def rows(bm: Any, consumers: Any, pingpong: Any) -> Any:
+    """Return the rows of a tile that one consumer multiplies."""
+    return bm // np.where(pingpong == 1, 1, consumers)
+
+
+def sums(bm: Any, bn: Any, consumers: Any, pingpong: Any) -> Any:
+    """Return the sums that a multiplying thread keeps."""
+    return rows(bm, consumers, pingpong) * bn // 128
+
+
+def launched_registers(consumers: Any, min_blocks: Any) -> Any:
+    """Return the registers a thread is launched with: what there is for all, by 8."""
+    return REGISTERS // (min_blocks * threads(consumers)) // 8 * 8
+
+
+def consumer_registers(consumers: Any, min_blocks: Any, producer_registers: int = PRODUCER_REGISTERS) -> Any:
+    """Return the registers a multiplying thread may have when the copying ones have given theirs."""
+    block = (consumers + 1) * launched_registers(consumers, min_blocks)
+    return np.minimum(240, (block - producer_registers) // consumers // 8 * 8)
+
+
+def registers_move(config: Config) -> bool:
+    """Tell whether they must: not where every thread is launched with as many as it can name."""
+    return bool(launched_registers(config["consumers"], config["min_blocks"]) < 240)
+
+
+def moved_registers(config: Config, producer_registers: int = PRODUCER_REGISTERS) -> dict[str, int]:
+    """Return what a kernel is told of the registers that warpgroups keep; 0 if none move."""
+    taken = consumer_registers(config["consumers"], config["min_blocks"], producer_registers)
+    return {
+        "PRODUCER_REGISTERS": producer_registers,
+        "CONSUMER_REGISTERS": int(taken) if registers_move(config) else 0,
+    }
+
+
+def staging_bytes(consumers: Any, staged: Any = 1) -> Any:
+    """Return what the warps gather results in: 16 rows of 32 columns of f32, and 8 to spread the banks."""
+    return staged * 4 * consumers * 16 * (32 + 8) * 4
+
+
+def smem_bytes(dtype: DType, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any, staged: Any = 1) -> Any:
+    """Return the shared memory of a block: the ring, room to gather results, barriers."""
+    barriers = 2 * stages + consumers
+    ring = stages * (bm + bn) * bk * itemsize(dtype)
+    return ring + staging_bytes(consumers, staged) + 8 * barriers
+
+
+# -- constraints --------------------------------------------------------------------------------------------
+
+
+def consumers_share_the_tile(bm: Any, consumers: Any, pingpong: Any) -> Any:
+    """A consumer must have 64 or 128 rows; one alone has nobody to take turns with."""
+    of_one = rows(bm, consumers, pingpong)
+    together = (pingpong == 1) | (bm % (64 * consumers) == 0)
+    return together & ((of_one == 64) | (of_one == 128)) & ((pingpong == 0) | (consumers > 1))
+
+
+def sums_stay_in_registers(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_blocks: Any) -> Any:
+    """A consumer's sums must fit in its registers, and those of one wgmma in what it is launched with."""
+    needed = sums(bm, bn, consumers, pingpong) + OTHER_REGISTERS
+    one = bn // 2 + INSTRUCTION_REGISTERS
+    return (needed <= consumer_registers(consumers, min_blocks)) & (
+        one <= launched_registers(consumers, min_blocks)
+    )
