@@ -285,7 +285,9 @@ class CudaVariant(GpuVariant[W]):
         return device.architecture
 
     def claims(self, workload: W, config: Config) -> tuple[str, ...]:
-        """Return instructions that its machine code must have, as SASS names them (``"HMMA"``; override).
+        """Return instructions that its machine code must have, as SASS names them (override).
+
+        ``"HMMA"`` is one with any modifiers, ``"UTMALDG.IM2COL"`` one that has this among them.
 
         What a variant is for is easily lost without a wrong result: a product done by other units, a copy
         by way of registers. The compile matrix holds disassembled binaries to this.
