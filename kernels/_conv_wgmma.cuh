@@ -62,6 +62,7 @@ struct ConvProduct {
 
   Sizes<i32> sizes;
   PixelGrid grid;
+  int first_row_class, first_column_class;  // those that most taps reach: tiles that take long begin first
   int parts;
 
   __device__ __forceinline__ int pixels() const { return sizes.n * grid.height * grid.width; }
@@ -79,7 +80,11 @@ struct ConvProduct {
   __device__ __forceinline__ ConvTile tile(const TileIndex& corner) const {
     int rest = corner.batch;
     const int group = take(rest, sizes.groups), part = take(rest, parts);
-    return {corner.m, corner.n, group, part, rest};
+    if constexpr (!C::STRIDED) return {corner.m, corner.n, group, part, 0};
+    int across = take(rest, sizes.column_classes) + first_column_class, down = rest + first_row_class;
+    if (across >= sizes.column_classes) across -= sizes.column_classes;
+    if (down >= sizes.row_classes) down -= sizes.row_classes;
+    return {corner.m, corner.n, group, part, down * sizes.column_classes + across};
   }
   __device__ __forceinline__ Taps taps(int residue_class) const {
     const Sizes<i32>& z = sizes;

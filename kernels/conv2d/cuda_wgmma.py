@@ -224,7 +224,8 @@ conv_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
            const typename C::In* __restrict__ residual, typename C::Out* __restrict__ out, int n, int c,
            int h, int w, int k, int r, int s, int p, int q, int stride, int pad, int dilation, int groups,
            int tap_skip, int tap_shift, int row_classes, int column_classes, int grid_height, int grid_width,
-           int grid_top, int grid_left, int group_m, int parts, i64 part_size) {
+           int grid_top, int grid_left, int first_row_class, int first_column_class, int group_m, int parts,
+           i64 part_size) {
   constexpr int CLUSTER = C::CLUSTER_M * C::CLUSTER_N;
   u8* const ring = swizzled_shared();
   u8* const staging = ring + C::STAGES * (C::TileA::BYTES + C::TileB::BYTES);
@@ -241,7 +242,7 @@ conv_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
   const Sizes<i32> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
                             row_classes, column_classes};
   const PixelGrid grid = {grid_height, grid_width, grid_top, grid_left, C::DIRECTION == DGRAD ? 1 : stride};
-  const ConvProduct<C> product = {sizes, grid, parts};
+  const ConvProduct<C> product = {sizes, grid, first_row_class, first_column_class, parts};
   const Tiles<C> tiles(product.m(), product.n(), product.times(), group_m);
   // The same in all lanes, which the compiler cannot know of threadIdx.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
@@ -491,7 +492,8 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         clusters = rows * columns * classes * whole.groups * split
         height, width = axes(workload)
         grid = (height.pixels, width.pixels, height.first, width.first)
-        numbers = (*_conv.sizes(workload), *grid, config["group_m"], split)
+        first_class = (axis.taps.index(max(axis.taps)) for axis in (height, width))
+        numbers = (*_conv.sizes(workload), *grid, *first_class, config["group_m"], split)
         smem = _smem_bytes(workload, *(config[name] for name in ("bm", "bn", "bk", "consumers", "stages")))
         first = Launch(
             entry="conv_wgmma<Choice>",
