@@ -27,7 +27,16 @@ from tunebench.outcome import to_json
 from tunebench.search.executor.local import Stage, call_once
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.task import Task
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, NumbaCudaVariant, PixelBox, Scalar, TensorMap
+from tunebench.variant import (
+    Argument,
+    Costs,
+    CudaVariant,
+    Launch,
+    NumbaCudaVariant,
+    PixelBox,
+    Scalar,
+    TensorMap,
+)
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
 
