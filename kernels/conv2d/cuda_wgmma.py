@@ -446,9 +446,11 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             shortest = whole.depth - (ceil_div(whole.depth, bk) - 1) * bk
             length = np.where(split == 1, whole.taps * whole.depth, steps * shortest)
             return itemsize(workload.dtype) * np.maximum(0, last - (parts - 1) * tile / parts) * length
-        # Parts are of lines along the other dimension: of a short step, one may have none.
+        # Parts are of lines along K: of a short step, one may have none.
         short_steps = np.where(whole.depth % bk == 0, 0, np.minimum(steps, whole.taps))
-        return itemsize(workload.dtype) * last * (steps - short_steps) * bk / parts
+        alone = (parts == 1) & (split == 1)
+        length = np.where(alone, whole.taps * whole.depth, (steps - short_steps) * bk / parts)
+        return itemsize(workload.dtype) * last * length
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
         """Products of warpgroups, bulk copies by boxes and by pixels, and registers that move if scarce."""

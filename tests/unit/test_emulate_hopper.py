@@ -251,9 +251,7 @@ def gathered(lower: Any, upper: Any, strides: Any, count: int, at: Any, offsets:
 
 COLUMNS = [
     # corners (width, height), strides, pixels, coordinates (width, height, image), offsets
-    ((0, 0), (0, 0), (1, 1), 8, (0, 0, 0), (0, 0)),  # a row
-    ((-1, -1), (-1, -1), (1, 1), 32, (2, 1, 0), (0, 0)),  # a filter of 3 x 3, over rows and images
-    ((-1, -1), (-1, -1), (1, 1), 32, (2, 1, 0), (2, 1)),  # another tap of it
+    ((-1, -1), (-1, -1), (1, 1), 32, (2, 1, 0), (2, 1)),  # a tap of 3 x 3, over rows and images
     ((-1, -1), (-1, -1), (2, 2), 8, (3, 1, 0), (1, 2)),  # each other pixel
     ((0, 0), (-2, -2), (1, 1), 24, (3, 1, 1), (2, 2)),  # no padding; images that do not exist
     ((-3, 1), (2, 1), (3, 1), 12, (3, 2, 0), (4, 0)),  # one of other corners both ways
