@@ -16,11 +16,11 @@ _ALIGNMENT = 128
 """Of a tensor map, encoded or among parameters. Source: `CUtensorMap` of cuda.h (64 before 13.0)."""
 _SINCE_CUDA = 12000
 
-_HEAD = (
+_HEAD: tuple[Any, ...] = (
     *(ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p),
     *(ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64)),
 )
-_TAIL = (ctypes.POINTER(ctypes.c_uint32), *[ctypes.c_int] * 4)
+_TAIL: tuple[Any, ...] = (ctypes.POINTER(ctypes.c_uint32), *[ctypes.c_int] * 4)
 _ENCODE_TILED = ctypes.CFUNCTYPE(ctypes.c_int, *_HEAD, ctypes.POINTER(ctypes.c_uint32), *_TAIL)
 _ENCODE_IM2COL = ctypes.CFUNCTYPE(
     ctypes.c_int,
