@@ -101,6 +101,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
             (8, 64, 28, 28, 64, 3, 3, 1, 1, "f32", "nhwc", ""),
             (8, 64, 28, 28, 128, 3, 3, 2, 1, "f16", "nhwc", ",direction=dgrad"),
             (8, 64, 28, 28, 128, 3, 3, 1, 1, "bf16", "nhwc", ",direction=wgrad"),
+            (32, 256, 28, 28, 512, 3, 3, 1, 1, "bf16", "nhwc", ",direction=dgrad,groups=2"),
             (2, 9, 13, 10, 7, 3, 3, 2, 1, "tf32", "nchw", ",direction=wgrad"),
             (2, 9, 13, 10, 7, 3, 3, 2, 1, "f32", "nchw", ",direction=dgrad"),
             (32, 512, 28, 28, 128, 1, 1, 1, 0, "f16", "nhwc", ",epilogue=bias+relu"),

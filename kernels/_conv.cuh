@@ -270,7 +270,7 @@ struct Product {
 // ---- which tile ----------------------------------------------------------------------------------------------------
 
 template <class I>
-struct Tiles {
+struct TileCounts {
   I rows, columns;      // of the largest residue class
   I rows_first, parts;  // whether rows run fastest; parts of K
 };
@@ -282,7 +282,7 @@ struct BlockWork {
 };
 
 template <class I>
-__device__ __forceinline__ BlockWork<I> work_of_block(const Tiles<I>& tiles, const Sizes<I>& sizes) {
+__device__ __forceinline__ BlockWork<I> work_of_block(const TileCounts<I>& tiles, const Sizes<I>& sizes) {
   I rest = I(blockIdx.x) + I(gridDim.x) * I(blockIdx.y);
   const I inner = take(rest, tiles.rows_first ? tiles.rows : tiles.columns);
   const I outer = take(rest, tiles.rows_first ? tiles.columns : tiles.rows);

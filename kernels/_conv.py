@@ -41,8 +41,10 @@ __all__ = [
     "residue_classes",
     "scratch",
     "share",
+    "sizes",
     "split_is_of_use",
     "step_is_of_use",
+    "sum_of_parts",
     "tiles",
     "walk_is_of_use",
 ]
@@ -304,7 +306,7 @@ def residue_classes(workload: Conv2d) -> tuple[int, int]:
     return min(workload.stride, workload.h), min(workload.stride, workload.w)
 
 
-def _sizes(workload: Conv2d) -> tuple[int, ...]:
+def sizes(workload: Conv2d) -> tuple[int, ...]:
     """Return what `Sizes` of _conv.cuh holds, in its order."""
     w = workload
     tap_skip = w.stride // math.gcd(w.stride, w.dilation)
@@ -338,32 +340,36 @@ def launches(
     tiles = ceil_div(whole.m, config["bm"]), ceil_div(whole.n, config["bn"])
     blocks = math.prod((*tiles, *residue_classes(workload), split, workload.groups))
     wide = max(*_spans(workload), blocks) >= NARROW
-    index, integer = ("i64", "long long") if wide else ("i32", "int")
     a, b = (tensor.name for tensor in workload.inputs()[:2])
-    added = epilogue_tensors(workload)
-
-    def integers(*values: int) -> tuple[Scalar, ...]:
-        return tuple(Scalar(integer, value) for value in values)  # type: ignore[arg-type]
-
+    numbers = (*sizes(workload), *tiles, int(config["raster"] == "rows"), split)
     first = Launch(
-        entry=entry(index),
+        entry=entry("i64" if wide else "i32"),
         grid=(min(blocks, MAX_GRID_X), ceil_div(blocks, MAX_GRID_X), 1),
         block=(threads, 1, 1),
         arguments=(
-            *(a, b, *added, out.name if split == 1 else "partial"),
-            *integers(*_sizes(workload), *tiles, int(config["raster"] == "rows"), split),
+            *(a, b, *epilogue_tensors(workload), out.name if split == 1 else "partial"),
+            *(Scalar("long long" if wide else "int", number) for number in numbers),
             Scalar("long long", out.size),
         ),
         smem_bytes=smem_bytes,
     )
-    inner = 1 if workload.layout == "nhwc" else workload.p * workload.q
-    second = Launch(
+    return (first,) if split == 1 else (first, sum_of_parts(workload, split, wide=wide))
+
+
+def sum_of_parts(workload: Conv2d, split: int, *, wide: bool) -> Launch:
+    """Return the launch of `sum_parts`; `wide`: whether offsets take 64 bits."""
+    out, inner = workload.outputs()[0], 1 if workload.layout == "nhwc" else workload.p * workload.q
+    numbers = (split, out.size, inner, workload.k)
+    index = "i64" if wide else "i32"
+    return Launch(
         entry=f"sum_parts<{ctype(workload.dtype)}, {index}, {epilogue(workload, split=1)}>",
         grid=(ceil_div(out.size, SUM_THREADS), 1, 1),
         block=(SUM_THREADS, 1, 1),
-        arguments=("partial", *added, out.name, *integers(split, out.size, inner, workload.k)),
+        arguments=(
+            *("partial", *epilogue_tensors(workload), out.name),
+            *(Scalar("long long" if wide else "int", number) for number in numbers),
+        ),
     )
-    return (first,) if split == 1 else (first, second)
 
 
 # -- a small workload like a large one ----------------------------------------------------------------------

@@ -127,6 +127,39 @@ __device__ __forceinline__ void copy_box_3d_multicast(u32 target, const TensorMa
 #endif
 }
 
+// The same of a column of pixels ("im2col mode"), of a map of images by width, height and channels: from the pixel that
+// has the filter's first tap at (x, y) of image `image` on, which must be in the map's box of pixels. Of each pixel it
+// brings channels from `channel` on, those of the pixel (right, down) from there, where another tap of the filter is.
+__device__ __forceinline__ void copy_pixels_4d(u32 target, const TensorMap& map, int channel, int x, int y, int image,
+                                               u16 right, u16 down, u32 barrier) {
+#ifdef TUNEBENCH_EMULATE
+  const int corner[] = {channel, x, y, image};
+  const u16 offsets[] = {right, down};
+  emulated::copy_pixels(target, &map, 4, corner, offsets, barrier, 0);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+      "%5}], [%6], {%7, %8};" ::"r"(target),
+      "l"(&map), "r"(channel), "r"(x), "r"(y), "r"(image), "r"(barrier), "h"(right), "h"(down)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void copy_pixels_4d_multicast(u32 target, const TensorMap& map, int channel, int x, int y,
+                                                         int image, u16 right, u16 down, u32 barrier, u16 blocks) {
+#ifdef TUNEBENCH_EMULATE
+  const int corner[] = {channel, x, y, image};
+  const u16 offsets[] = {right, down};
+  emulated::copy_pixels(target, &map, 4, corner, offsets, barrier, blocks);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6], {%7, %8}, %9;" ::"r"(target),
+      "l"(&map), "r"(channel), "r"(x), "r"(y), "r"(image), "r"(barrier), "h"(right), "h"(down), "h"(blocks)
+      : "memory");
+#endif
+}
+
 // Brings a map near before its first use.
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 #ifdef TUNEBENCH_EMULATE

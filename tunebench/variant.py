@@ -14,15 +14,14 @@ import inspect
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import DType, itemsize
-from tunebench.errors import InputError
 from tunebench.space import Config, Space, Table
+from tunebench.tensor_map import TENSOR_MAP_TYPES, PixelBox, TensorMap
 from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ __all__ = [
     "NumbaCpuVariant",
     "NumbaCudaVariant",
     "NumbaVariant",
+    "PixelBox",
     "Scalar",
     "TensorMap",
     "Tiling",
@@ -62,69 +62,6 @@ class Scalar:
 
     ctype: Literal["int", "long long", "float"]
     value: int | float
-
-
-TENSOR_MAP_TYPES: Mapping[DType, str] = {
-    "f32": "FLOAT32",
-    "f16": "FLOAT16",
-    "bf16": "BFLOAT16",
-    "e4m3": "UINT8",
-    "i8": "UINT8",
-    "i32": "INT32",
-}
-"""What the driver calls the type of elements: CU_TENSOR_MAP_DATA_TYPE_ and this.
-
-It has no type of 8 bits but UINT8: to copy elements is all that is asked of it.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorMap:
-    """How Hopper's copy engine sees a tensor, passed by value in 128 bytes (a `CUtensorMap`).
-
-    Dimensions are in the engine's order, innermost first: the reverse of a shape. What a box has beyond the
-    tensor reads as zeros.
-
-    Attributes:
-        tensor: The name of the tensor.
-        dtype: Type of its elements, as stored.
-        extents: Elements along each dimension.
-        strides_bytes: From one index to the next, of every dimension but the innermost.
-        box: Elements along each dimension of what one copy brings.
-        swizzle_bytes: Length of the lines whose 16-byte chunks are permuted in shared memory; 0 for none.
-
-    Raises:
-        InputError: if the driver would refuse to encode it.
-
-    Source: CUDA Driver API, "cuTensorMapEncodeTiled".
-    """
-
-    tensor: str
-    dtype: DType
-    extents: tuple[int, ...]
-    strides_bytes: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle_bytes: Literal[0, 32, 64, 128] = 128
-
-    def __post_init__(self) -> None:
-        rank, line_bytes = len(self.extents), self.box[0] * itemsize(self.dtype)
-        for holds, rule in (
-            (1 <= rank <= 5 and len(self.box) == rank, "1 to 5 dimensions, and as many of the box"),
-            (len(self.strides_bytes) == rank - 1, "a stride for each dimension but the innermost"),
-            (all(0 < extent <= 2**32 for extent in self.extents), "extents from 1 to 2**32"),
-            (all(0 < extent <= 256 for extent in self.box), "a box of 1 to 256 along each dimension"),
-            (
-                all(0 < stride < 2**40 and stride % 16 == 0 for stride in self.strides_bytes),
-                "strides that are multiples of 16 bytes below 2**40",
-            ),
-            (line_bytes % 16 == 0, "lines of the box that are multiples of 16 bytes"),
-            (
-                not self.swizzle_bytes or line_bytes <= self.swizzle_bytes,
-                "lines of the box no longer than the swizzle",
-            ),
-        ):
-            if not holds:
-                raise InputError(f"a tensor map must have {rule}; got {self}")
 
 
 Argument = str | Scalar
@@ -348,7 +285,9 @@ class CudaVariant(GpuVariant[W]):
         return device.architecture
 
     def claims(self, workload: W, config: Config) -> tuple[str, ...]:
-        """Return instructions that its machine code must have, as SASS names them (``"HMMA"``; override).
+        """Return instructions that its machine code must have, as SASS names them (override).
+
+        ``"HMMA"`` is one with any modifiers, ``"UTMALDG.IM2COL"`` one that has this among them.
 
         What a variant is for is easily lost without a wrong result: a product done by other units, a copy
         by way of registers. The compile matrix holds disassembled binaries to this.

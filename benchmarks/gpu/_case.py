@@ -16,7 +16,7 @@ import numpy as np
 from tunebench.device import Device
 from tunebench.kernels._cuda import helpers
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, PixelBox, TensorMap
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
 __all__ = ["SEED", "Case", "CaseVariant", "Operand", "Words", "differences", "draw"]
@@ -81,6 +81,8 @@ class Case:
             elements of 16 bits, a thread's operands, which must be 32 words. Its dimensions are element,
             thread and block.
         rank: Dimensions of the maps: 3, or 2 where threads of all blocks follow each other.
+        pixel_box: If the maps are of pixels: a thread's line is one, a block's threads are an image of rows
+            of 8, and a box has as many pixels as `boxes` says.
         threads: Of a block.
         blocks_per_sm: For `__launch_bounds__`, where registers are what is looked at.
         cluster: Blocks of a cluster.
@@ -98,6 +100,7 @@ class Case:
     before: str = ""
     boxes: tuple[int, ...] = ()
     rank: Literal[2, 3] = 3
+    pixel_box: PixelBox | None = None
     threads: int = 32
     blocks_per_sm: int = 1
     cluster: int = 1
@@ -226,11 +229,11 @@ class CaseVariant(CudaVariant[Words]):
         """Return the operands of all threads as the copy engine sees them."""
         if not self.case.boxes:
             return ()
-        from tunebench.variant import TensorMap
-
-        threads, rank = self.case.threads, self.case.rank
-        extents = (64, threads, DRAWS) if rank == 3 else (64, threads * DRAWS)
-        strides = (128, 128 * threads)[: rank - 1]
+        threads, rank, pixels = self.case.threads, self.case.rank, self.case.pixel_box
+        extents: tuple[int, ...] = (64, threads, DRAWS) if rank == 3 else (64, threads * DRAWS)
+        strides: tuple[int, ...] = (128, 128 * threads)[: rank - 1]
+        if pixels:
+            extents, strides, rank = (64, 8, threads // 8, DRAWS), (128, 1024, 128 * threads), 2
         return tuple(
             TensorMap(
                 tensor="taken",
@@ -238,6 +241,7 @@ class CaseVariant(CudaVariant[Words]):
                 extents=extents,
                 strides_bytes=strides,
                 box=(64, lines, 1)[:rank],
+                pixel_box=pixels,
             )
             for lines in self.case.boxes
         )

@@ -11,6 +11,8 @@ from typing import Any
 
 from _case import Case, Kind, Operand
 
+from tunebench.variant import PixelBox
+
 __all__ = ["CASES"]
 
 HOPPER: dict[str, Any] = {
@@ -64,6 +66,31 @@ def _copy(rank: int, x: int, y: int) -> Case:
     name = f"copy_box_{rank}d at ({x}, {y})"
     boxes = {"boxes": (64,)} if rank == 3 else {"boxes": (64,), "rank": 2}
     return Case(name, (LINE,), body, (Operand("r", 32),), covers, threads=64, **boxes, **HOPPER)
+
+
+def _pixels(
+    lower: tuple[int, int],
+    upper: tuple[int, int],
+    stride: int,
+    start: tuple[int, int],
+    tap: tuple[int, int],
+    channel: int = 0,
+) -> Case:
+    """Copy 64 pixels of a tap, from `start` of the block's image on; pairs are x, y."""
+    at = f"{channel}, {start[0]}, {start[1]}, int(blockIdx.x), {tap[0]}, {tap[1]}"
+    body = f"""{BARRIERS}  __shared__ __align__(1024) u32 box[64 * 32];
+  if (threadIdx.x == 0) {{
+    mbarrier_init(barrier, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expect_tx(barrier, 64 * 128);
+    copy_pixels_4d(shared_address(box), map0, {at}, barrier);
+  }}
+  __syncthreads();
+  mbarrier_wait(barrier, 0);
+  for (int i = 0; i < 32; ++i) r[i] = box[32 * threadIdx.x + i];"""
+    name = f"copy_pixels_4d from {start} on, {lower} to {upper} by {stride}, tap {tap}"
+    shape = {"boxes": (64,), "pixel_box": PixelBox(lower=lower, upper=upper, strides=(stride, stride))}
+    return Case(name, (LINE,), body, (Operand("r", 32),), ("copy_pixels_4d",), threads=64, **shape, **HOPPER)
 
 
 def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = False) -> Case:
@@ -163,12 +190,40 @@ def _multicast() -> Case:
     return Case(name, (LINE,), body, gives, boxes=(32,), threads=64, **IN_A_CLUSTER)
 
 
+def _multicast_of_pixels() -> Case:
+    """Each block of a cluster of two copies half of a column, of the first block's image, to both."""
+    half = "shared_address(shared) + rank * 4096, map0, 0, -1, int(rank) * 4 - 1, int(blockIdx.x / 2), 2, 1"
+    body = f"""{SHARED}  if (threadIdx.x == 0) {{
+    mbarrier_init(barrier, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expect_tx(barrier, 64 * 128);
+  }}
+  __syncthreads();
+  cluster_arrive();
+  cluster_wait();
+  if (threadIdx.x == 0) copy_pixels_4d_multicast({half}, barrier, 3);
+  mbarrier_wait(barrier, 0);
+  for (int i = 0; i < 32; ++i) r[i] = lines[32 * threadIdx.x + i];
+  cluster_arrive();
+  cluster_wait();"""
+    shape = {"boxes": (32,), "pixel_box": PixelBox(lower=(-1, -1), upper=(-1, -1), strides=(1, 1))}
+    name, gives = "copy_pixels_4d_multicast", (Operand("r", 32),)
+    return Case(name, (LINE,), body, gives, threads=64, **shape, **IN_A_CLUSTER)
+
+
 CASES: tuple[Case, ...] = (
     _barrier(),
     _copy(2, 0, 0),
     _copy(3, 0, 0),
     _copy(3, 8, -3),
     _copy(3, -16, 40),
+    # 3 x 3 with padding from an image's first pixel on; its last tap, from within one image into the next.
+    _pixels((-1, -1), (-1, -1), 1, (-1, -1), (0, 0)),
+    _pixels((-1, -1), (-1, -1), 1, (2, 5), (2, 2)),
+    # By twos, over rows that end between two; without padding; other corners, and channels beyond the last.
+    _pixels((-1, -1), (-1, -1), 2, (1, 3), (1, 2)),
+    _pixels((0, 0), (-2, -2), 1, (3, 1), (1, 2)),
+    _pixels((-3, 1), (2, -1), 3, (0, 4), (4, 0), channel=40),
     *(_product("f16", n) for n in (64, 128, 192, 256)),
     _product("bf16", 128),
     _product("f16", 128, a_along_m=True),
@@ -178,4 +233,5 @@ CASES: tuple[Case, ...] = (
     _registers(),
     _cluster_barrier(),
     _multicast(),
+    _multicast_of_pixels(),
 )

@@ -164,7 +164,7 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
 
   const Sizes<I> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
                           row_classes, column_classes};
-  const BlockWork<I> work = work_of_block(Tiles<I>{row_tiles, column_tiles, rows_first, parts}, sizes);
+  const BlockWork<I> work = work_of_block(TileCounts<I>{row_tiles, column_tiles, rows_first, parts}, sizes);
   const P product(sizes, work.residue_class);
   const Destination<T, Out, I> to = {out + work.part * part_size, scale, bias, residual,
                                      work.group, work.row * BM, work.column * BN};

@@ -8,6 +8,7 @@
 // its parameters, ended by a zero. Those kernels write zeros, and tell on stderr how they were launched, as JSON.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -100,8 +101,10 @@ void scale_numba(void** p, const unsigned*) {
 struct TensorMap {
   uint64_t tag, extents[5], strides[5];
   float* data;
-  uint16_t box[5];
+  uint16_t box[5];  // of pixels: channels, pixels
   uint8_t type, rank, swizzle, promotion, fill;
+  int8_t lower[3], upper[3];
+  uint8_t steps[3];  // 0 if it is not of pixels
 };
 static_assert(sizeof(TensorMap) <= 128, "it stands for a CUtensorMap");
 const uint64_t kTag = 0x74656e736f726d61;
@@ -119,6 +122,20 @@ void scale_mapped(void** p, const unsigned* shape) {
     const uint64_t line = i / map.extents[0];
     if (line < map.extents[1]) y[i] = map.data[line * map.strides[1] / 4 + i % map.extents[0]] * factor;
   }
+}
+
+// The same of a map of pixels, those of one image whose order is that of memory.
+void scale_pixels(void** p, const unsigned*) {
+  const auto map = as<TensorMap>(p[0]);
+  const int wanted[] = {-1, -2, 1, -3, 2, 3, 8, 300, 25, 5, 1};
+  const int given[] = {map.lower[0],   map.lower[1],          map.upper[0],          map.upper[1],
+                       map.steps[0],   map.steps[1],          map.box[0],            map.box[1],
+                       int(map.extents[1]), int(map.extents[2]), int(map.extents[3])};
+  const bool strides = map.strides[1] == 32 && map.strides[2] == 800 && map.strides[3] == 4000;
+  if (map.tag != kTag || map.type != 7 || map.rank != 4 || map.swizzle != 1 || map.promotion != 2 || map.fill) return;
+  if (!strides || !std::equal(std::begin(wanted), std::end(wanted), given)) return;
+  auto y = as<float*>(p[1]);
+  for (int i = 0; i < as<int>(p[3]); i++) y[i] = map.data[i] * as<float>(p[2]);
 }
 
 std::vector<Parameter> sizes(std::initializer_list<size_t> list) {
@@ -148,6 +165,7 @@ std::deque<Kernel>& kernels() {
       {"numba", numba, 50, 0, scale_numba, 0},
       {"mapped", mapped, 50, 0, scale_mapped, 0},
       {"mapped_short", mapped, 4, 0, scale_mapped, 0},
+      {"pixels", mapped, 50, 0, scale_pixels, 0},
   };
   return table;
 }
@@ -176,11 +194,19 @@ std::string tell_memory(void* memory) {
          ", \"holds\": " + hexadecimal(memory, nbytes > 64 ? 0 : nbytes) + "}";
 }
 
+std::string tell_pixels(const TensorMap& map) {
+  if (!map.steps[0]) return "";
+  const size_t count = map.rank - 2u;
+  return ", \"lower\": " + list(map.lower, count) + ", \"upper\": " + list(map.upper, count) +
+         ", \"steps\": " + list(map.steps, count);
+}
+
 std::string tell_map(const TensorMap& map) {
   const unsigned facts[] = {map.type, map.swizzle, map.promotion, map.fill};
   return "{\"map\": " + tell_memory(map.data) + ", \"facts\": " + list(facts, 4) +
          ", \"extents\": " + list(map.extents, map.rank) +
-         ", \"strides\": " + list(map.strides + 1, map.rank - 1u) + ", \"box\": " + list(map.box, map.rank) + "}";
+         ", \"strides\": " + list(map.strides + 1, map.rank - 1u) +
+         ", \"box\": " + list(map.box, map.steps[0] ? 2u : map.rank) + tell_pixels(map) + "}";
 }
 
 std::string tell_parameter(const void* parameter, size_t size) {
@@ -413,27 +439,63 @@ API cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
   });
 }
 
-API cuTensorMapEncodeTiled(void* target, int type, unsigned rank, void* address, const uint64_t* extents,
-                           const uint64_t* strides, const unsigned* box, const unsigned* element_strides, int interleave,
-                           int swizzle, int promotion, int fill) {
-  if (reinterpret_cast<uintptr_t>(address) % 16 || reinterpret_cast<uintptr_t>(target) % 64 || interleave)
-    return kInvalidValue;
-  static const unsigned sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};  // by CUtensorMapDataType
-  if (rank < 1 || rank > 5 || type < 0 || type > 9 || swizzle < 0 || swizzle > 3) return kInvalidValue;
-  TensorMap map = {};
+// What both kinds of maps have; `line` is the bytes that are next to each other.
+bool fill_map(TensorMap& map, void* target, int type, unsigned rank, void* address, const uint64_t* extents,
+              const uint64_t* strides, unsigned line, int interleave, int swizzle, int promotion, int fill) {
+  if (reinterpret_cast<uintptr_t>(address) % 16 || reinterpret_cast<uintptr_t>(target) % 64 || interleave) return false;
+  if (swizzle < 0 || swizzle > 3) return false;
   map.tag = kTag, map.type = uint8_t(type), map.rank = uint8_t(rank), map.swizzle = uint8_t(swizzle);
   map.promotion = uint8_t(promotion), map.fill = uint8_t(fill);
   map.data = static_cast<float*>(address);
   for (unsigned d = 0; d < rank; d++) {
-    if (extents[d] == 0 || box[d] == 0 || box[d] > 256 || element_strides[d] != 1) return kInvalidValue;
-    map.extents[d] = extents[d], map.box[d] = uint16_t(box[d]);
+    if (extents[d] == 0) return false;
+    map.extents[d] = extents[d];
     if (d > 0) map.strides[d] = strides[d - 1];
-    if (d > 0 && (strides[d - 1] % 16 || strides[d - 1] >> 40)) return kInvalidValue;
+    if (d > 0 && (strides[d - 1] % 16 || strides[d - 1] >> 40)) return false;
   }
-  const unsigned line = box[0] * sizes[type];
-  if (line % 16 || (swizzle && line > 16u << swizzle)) return kInvalidValue;  // CU_TENSOR_MAP_SWIZZLE_32B is 1
+  return line % 16 == 0 && (!swizzle || line <= 16u << swizzle);  // CU_TENSOR_MAP_SWIZZLE_32B is 1
+}
+
+int give_map(const TensorMap& map, void* target) {
   std::memset(target, 0, 128);
   return std::memcpy(target, &map, sizeof map), kSuccess;
+}
+
+const unsigned kElementBytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};  // by CUtensorMapDataType
+
+API cuTensorMapEncodeTiled(void* target, int type, unsigned rank, void* address, const uint64_t* extents,
+                           const uint64_t* strides, const unsigned* box, const unsigned* element_strides, int interleave,
+                           int swizzle, int promotion, int fill) {
+  if (rank < 1 || rank > 5 || type < 0 || type > 9) return kInvalidValue;
+  TensorMap map = {};
+  for (unsigned d = 0; d < rank; d++) {
+    if (box[d] == 0 || box[d] > 256 || element_strides[d] != 1) return kInvalidValue;
+    map.box[d] = uint16_t(box[d]);
+  }
+  const unsigned line = box[0] * kElementBytes[type];
+  const bool good = fill_map(map, target, type, rank, address, extents, strides, line, interleave, swizzle, promotion, fill);
+  return good ? give_map(map, target) : kInvalidValue;
+}
+
+API cuTensorMapEncodeIm2col(void* target, int type, unsigned rank, void* address, const uint64_t* extents,
+                            const uint64_t* strides, const int* lower, const int* upper, unsigned channels,
+                            unsigned pixels, const unsigned* element_strides, int interleave, int swizzle, int promotion,
+                            int fill) {
+  if (rank < 3 || rank > 5 || type < 0 || type > 9) return kInvalidValue;
+  if (channels < 1 || channels > 256 || pixels < 1 || pixels > 1024 || element_strides[rank - 1] != 1)
+    return kInvalidValue;
+  TensorMap map = {};
+  map.box[0] = uint16_t(channels), map.box[1] = uint16_t(pixels);
+  for (unsigned d = 0; d < rank - 2; d++) {
+    const int64_t extent = int64_t(extents[d + 1]) + upper[d] - lower[d], most = rank == 4 ? 128 : 16;
+    const bool far = rank > 3 && (std::min(lower[d], upper[d]) < -most || std::max(lower[d], upper[d]) >= most);
+    const unsigned step = element_strides[d + 1];
+    if (extent <= 0 || far || step < 1 || step > 8) return kInvalidValue;
+    map.lower[d] = int8_t(lower[d]), map.upper[d] = int8_t(upper[d]), map.steps[d] = uint8_t(step);
+  }
+  const unsigned line = channels * kElementBytes[type];
+  const bool good = fill_map(map, target, type, rank, address, extents, strides, line, interleave, swizzle, promotion, fill);
+  return good ? give_map(map, target) : kInvalidValue;
 }
 
 // -- graphs --------------------------------------------------------------------------------------------------

@@ -27,7 +27,16 @@ from tunebench.outcome import to_json
 from tunebench.search.executor.local import Stage, call_once
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.task import Task
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, NumbaCudaVariant, Scalar, TensorMap
+from tunebench.variant import (
+    Argument,
+    Costs,
+    CudaVariant,
+    Launch,
+    NumbaCudaVariant,
+    PixelBox,
+    Scalar,
+    TensorMap,
+)
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
 
@@ -113,6 +122,23 @@ class Mapped(Cuda):
         return (dataclasses.replace(launch, arguments=arguments, **shape),)
 
 
+class MappedPixels(Mapped):
+    """Passes x by a map of pixels: one image of 5 x 25, with 8 channels."""
+
+    def launches(self, workload: Scaling, config: Config) -> tuple[Launch, ...]:
+        (launch,) = super().launches(workload, config)
+        pixels = TensorMap(
+            tensor=self._tensor,
+            dtype="f32",
+            extents=(8, 25, 5, workload.n // 1000),
+            strides_bytes=(32, 800, 4000),
+            box=(8, 300),
+            swizzle_bytes=32,
+            pixel_box=PixelBox(lower=(-1, -2), upper=(1, -3), strides=(2, 3)),
+        )
+        return (dataclasses.replace(launch, arguments=(pixels, *launch.arguments[1:])),)
+
+
 class Numba(NumbaCudaVariant[Scaling]):
     """The same in Numba's way of passing arrays."""
 
@@ -184,6 +210,7 @@ def scenarios() -> dict[str, Any]:
         "numba": cold.run(Numba()),
         "mapped": cold.run(Mapped()),
         "mapped in a graph": warm.run(Mapped("mapped_short")),
+        "mapped pixels": cold.run(MappedPixels("pixels")),
         "mapped elsewhere": cold.run(Mapped(tensor="y")),
         "map of another kernel": cold.run(Mapped("right")),
         "two launches": cold.run(Cuda("right", scratch=True)),

@@ -72,6 +72,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("warm short", 4),
         ("numba", 50),
         ("mapped", 50),
+        ("mapped pixels", 50),
         ("mapped in a graph", 4),
         ("two launches", 100),
         ("shared memory", 50),

@@ -13,7 +13,7 @@ from tunebench.compile.emulate import ORDERS, EmulationFailed, Order, emulate, f
 from tunebench.errors import InputError
 from tunebench.kernels import include
 from tunebench.space import Config
-from tunebench.variant import Launch, TensorMap
+from tunebench.variant import Launch, PixelBox, TensorMap
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 CONFIG = Config({"unused": 0})
@@ -209,6 +209,171 @@ def test_blocks_of_a_cluster_arrive_at_each_other_s_barriers(order: Order) -> No
   meet();
 """
     np.testing.assert_array_equal(run(body, X, order, cluster=2), np.repeat([0, 1], 128))
+
+
+# -- copies of pixels ----------------------------------------------------------------------------------------
+
+
+def pixels(lower: Any, upper: Any, strides: Any, count: int = 8, **other: Any) -> dict[str, Any]:
+    """Return a map of x as 2 images of 4 rows of 8 pixels of 4 channels."""
+    box = PixelBox(lower=lower, upper=upper, strides=strides)
+    shape = {"extents": (4, 8, 4, 2), "strides_bytes": (16, 128, 512), "box": (4, count)}
+    return {**shape, "pixel_box": box, **other}
+
+
+LOAD_PIXELS = """
+  if (t == 0) {
+    mbarrier_arrive_expect_tx(barrier, PIXELS * 16);
+    copy_pixels_4d(shared, map, 0, COORDINATES, barrier);
+  }
+  mbarrier_wait(barrier, 0);
+"""
+
+
+def gathered(lower: Any, upper: Any, strides: Any, count: int, at: Any, offsets: Any) -> Any:
+    """Return what a convolution would gather, from the images with their padding as an array.
+
+    The box of pixels is cut out of it at the offsets and thinned by the strides: its pixels, end to end, from
+    that of the coordinates on. Source: PTX ISA, "im2col mode".
+    """
+    margin = 64
+    padded = np.pad(X.reshape(2, 4, 8, 4), ((0, 9), (margin, margin), (margin, margin), (0, 0)))
+
+    def positions(axis: int, extent: int) -> Any:
+        first = margin + lower[axis] + offsets[axis]
+        return slice(first, margin + extent + upper[axis] + offsets[axis], strides[axis])
+
+    box = padded[:, positions(1, 4), positions(0, 8)]
+    column, row = ((at[axis] - lower[axis]) // strides[axis] for axis in (0, 1))
+    first = (at[2] * box.shape[1] + row) * box.shape[2] + column
+    return box.reshape(-1, 4)[first : first + count]
+
+
+COLUMNS = [
+    # corners (width, height), strides, pixels, coordinates (width, height, image), offsets
+    ((-1, -1), (-1, -1), (1, 1), 32, (2, 1, 0), (2, 1)),  # a tap of 3 x 3, over rows and images
+    ((-1, -1), (-1, -1), (2, 2), 8, (3, 1, 0), (1, 2)),  # each other pixel
+    ((0, 0), (-2, -2), (1, 1), 24, (3, 1, 1), (2, 2)),  # no padding; images that do not exist
+    ((-3, 1), (2, 1), (3, 1), 12, (3, 2, 0), (4, 0)),  # one of other corners both ways
+    ((-20, -20), (20, 20), (8, 7), 30, (-20, -20, 0), (21, 30)),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("column", COLUMNS, ids=str)
+def test_a_column_of_pixels_is_what_a_tap_meets(column: Any, order: Order) -> None:
+    lower, upper, strides, count, at, offsets = column
+    numbers = ", ".join(map(str, (*at, *offsets)))
+    body = LOAD_PIXELS.replace("COORDINATES", numbers).replace("PIXELS", str(count))
+    y = run(
+        SET_UP + body + "y[t] = floats[t], y[t + 128] = 0;",
+        X,
+        order,
+        **pixels(lower, upper, strides, count),
+    )
+    expected = gathered(*column).ravel()
+    assert len(expected) == 4 * count
+    np.testing.assert_array_equal(y[: 4 * count], expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_channels_beyond_the_last_are_zeros_and_lines_are_swizzled(order: Order) -> None:
+    # Of 8 channels the first two chunks of 16 bytes are there, and are where the number of the line says.
+    body = SET_UP + LOAD_PIXELS.replace("COORDINATES", "0, 0, 0, 0, 0").replace("PIXELS * 16", "8 * 128")
+    shape = {"extents": (8, 4, 4, 2), "strides_bytes": (32, 128, 512), "box": (32, 8), "swizzle_bytes": 128}
+    body += "y[t] = floats[t], y[t + 128] = floats[t + 128];"
+    y = run(body, X, order, **pixels((0, 0), (0, 0), (1, 1), **shape)).reshape(8, 8, 4)
+    for line in range(8):
+        for chunk in range(8):
+            there = X[line * 8 + chunk * 4 :][:4] if chunk < 2 else np.zeros(4)
+            np.testing.assert_array_equal(y[line, chunk ^ line], there)
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_multicast_of_pixels_reaches_both_blocks(order: Order) -> None:
+    body = (
+        SET_UP
+        + """
+  meet();
+  const u32 rank = cluster_rank();
+  if (t == 0) {
+    mbarrier_arrive_expect_tx(barrier, 256);
+    copy_pixels_4d_multicast(shared + rank * 128, map, 0, -1, int(rank), 1, 1, 0, barrier, 3);
+  }
+  mbarrier_wait(barrier, 0);
+  if (t < 64) y[t + 64 * rank] = floats[t], y[t + 128 + 64 * rank] = 0;
+  meet();
+"""
+    )
+    y = run(body, X, order, cluster=2, **pixels((-1, -1), (-1, -1), (1, 1)))
+    rows = X.reshape(2, 4, 8, 4)[1, :2].ravel()
+    np.testing.assert_array_equal(y[:128], np.concatenate([rows, rows]))
+
+
+@needs_compiler
+def test_pixels_in_the_padding_are_not_read() -> None:
+    body = SET_UP + LOAD_PIXELS.replace("COORDINATES", "-1, 0, 0, 0, 0").replace("PIXELS", "8")
+    body += "y[t] = floats[t % 32], y[t + 128] = 0;"
+    tensor_map = lines(256, **pixels((-1, -1), (-1, -1), (1, 1)))
+    variant = HopperToy(HELPERS + SIGNATURE + body + "\n}", tensor_map, block=128, cluster=1)
+    (block,) = watch(variant, Toy(n=256), CONFIG, {"x": X, "factor": np.float32(2)}).counts.blocks
+    assert block.fill_bytes == 7 * 16
+    assert block.warp_instructions["cp.async.bulk.tensor"] == 1
+
+
+REPORTED_OF_PIXELS = [
+    ("coordinate 1 is -2, outside of the box of pixels from -1 to 6", "-2, 0, 0, 0, 0", {}),
+    ("coordinate 1 is 7, outside", "7, 0, 0, 0, 0", {}),
+    ("coordinate 2 is 3, outside", "0, 3, 0, 0, 0", {}),
+    ("coordinate 1 is 0, between pixels that are 2 apart", "0, -1, 0, 0, 0", {"strides": (2, 2)}),
+    ("offset 1 is 256; it must be from 0 to 255", "0, 0, 0, 0, 256", {}),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("reason", "numbers", "change"), REPORTED_OF_PIXELS)
+def test_what_ptx_forbids_of_pixels_is_reported(reason: str, numbers: str, change: dict[str, Any]) -> None:
+    body = SET_UP + LOAD_PIXELS.replace("COORDINATES", numbers).replace("PIXELS", "8")
+    box = pixels(**{"lower": (-1, -1), "upper": (-1, -1), "strides": (1, 1), **change})
+    with pytest.raises(EmulationFailed, match=reason):
+        run(body, X, **box)
+
+
+@needs_compiler
+def test_a_map_of_pixels_is_no_map_of_boxes() -> None:
+    row = PixelBox(lower=(0,), upper=(0,), strides=(1,))
+    box = {"extents": (4, 8, 8), "strides_bytes": (16, 128), "box": (4, 8), "pixel_box": row}
+    load = LOAD.replace("copy_box_2d", "copy_box_3d").replace("COORDINATES", "0, 0, 0")
+    with pytest.raises(EmulationFailed, match="tile wants another kind of map"):
+        run(SET_UP + load, X, **box)
+    boxes = {"extents": (4, 8, 4, 2), "strides_bytes": (16, 128, 512), "box": (4, 8, 1, 1)}
+    load = LOAD_PIXELS.replace("COORDINATES", "0, 0, 0, 0, 0").replace("PIXELS", "8")
+    with pytest.raises(EmulationFailed, match="im2col wants another kind of map"):
+        run(SET_UP + load, X, **boxes)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"lower": (-129, 0)}, "corners from -128 to 127"),
+        ({"upper": (0, 128)}, "corners from -128 to 127"),
+        ({"lower": (-1,)}, "1 to 3 dimensions of pixels"),
+        ({"lower": (3, 0), "upper": (-5, 0)}, "a pixel at least"),
+        ({"strides": (9, 1)}, "strides of pixels from 1 to 8"),
+        ({"strides": (1, 0)}, "strides of pixels from 1 to 8"),
+        ({"count": 1025}, "1 to 1024 pixels"),
+        ({"box": (4, 8, 1)}, "1 to 256 channels"),
+        ({"extents": (4, 8), "strides_bytes": (16,)}, "1 to 3 dimensions of pixels"),
+        ({"strides_bytes": (16, 120, 512)}, "multiples of 16 bytes below"),
+    ],
+)
+def test_pixels_that_the_driver_would_not_encode_are_refused(change: dict[str, Any], rule: str) -> None:
+    facts = {"lower": (0, 0), "upper": (0, 0), "strides": (1, 1), **change}
+    with pytest.raises(InputError, match=rule):
+        lines(256, **pixels(**facts))
 
 
 # -- products ------------------------------------------------------------------------------------------------

@@ -272,11 +272,19 @@ def passed(argument: Any, memory: dict[str, dict[str, int]]) -> dict[str, Any]:
             "extents": list(argument.extents),
             "strides": list(argument.strides_bytes),
             "box": list(argument.box),
+            **pixels_passed(argument),
         }
     if isinstance(argument, Scalar):
         form = {"int": "<i", "long long": "<q", "float": "<f"}[argument.ctype]
         return {"bits": struct.pack(form, argument.value).hex()}
     return dict(memory[argument])
+
+
+def pixels_passed(argument: TensorMap) -> dict[str, Any]:
+    """Return what it is to tell besides of a map of pixels."""
+    if (box := argument.pixel_box) is None:
+        return {}
+    return {"lower": list(box.lower), "upper": list(box.upper), "steps": list(box.strides)}
 
 
 def without_contents(told: Any) -> Any:

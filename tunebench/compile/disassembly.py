@@ -29,7 +29,7 @@ _OPTIONS = {"nvdisasm": "--print-code", "cuobjdump": "-sass"}
 """What makes each disassembler print the code and nothing else."""
 
 # A line of SASS: an offset, perhaps a predicate, then the instruction with its modifiers.
-_SASS = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)", re.MULTILINE)
+_SASS = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)((?:\.\w+)*)", re.MULTILINE)
 _ASSEMBLY = re.compile(r"^\t([a-z]\w*)", re.MULTILINE)
 
 
@@ -113,11 +113,16 @@ def count_instructions(code: str) -> dict[str, int]:
 
     Modifiers do not count: ``HMMA.16816.F32`` is an ``HMMA``.
     """
-    counts = Counter(_SASS.findall(code) or _ASSEMBLY.findall(code))
+    counts = Counter([name for name, _ in _SASS.findall(code)] or _ASSEMBLY.findall(code))
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def unmet_claims(variant: CudaVariant[Any], workload: Workload, config: Config, code: str) -> tuple[str, ...]:
     """Return the instructions that a variant claims its machine code has, and that are not in it."""
-    there = count_instructions(code)
-    return tuple(name for name in variant.claims(workload, config) if name not in there)
+    there = {(name, *modifiers[1:].split(".")) for name, modifiers in _SASS.findall(code)}
+
+    def is_met(claim: str) -> bool:
+        name, *modifiers = claim.split(".")
+        return any(found[0] == name and {*modifiers} <= {*found} for found in there)
+
+    return tuple(claim for claim in variant.claims(workload, config) if not is_met(claim))

@@ -224,15 +224,26 @@ def _job(
             if isinstance(argument, Scalar):
                 lines.append(f"value {_scalar_bytes(argument).hex()}")
             elif isinstance(argument, TensorMap):
-                numbers = (index[argument.tensor], itemsize(argument.dtype), argument.swizzle_bytes)
-                extents, strides = argument.extents, argument.strides_bytes
-                facts = (*numbers, len(extents), *extents, *strides, *argument.box)
-                lines.append(f"map {' '.join(map(str, facts))}")
+                lines.append(_map_line(argument, index[argument.tensor]))
             elif argument in by_value:
                 lines.append(f"value {_bytes(inputs[argument], by_value[argument]).hex()}")
             else:
                 lines.append(f"pointer {index[argument]}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _map_line(tensor_map: TensorMap, tensor: int) -> str:
+    """Return a tensor map as the runtime reads it (`read_tensor_map` of shim_job.h)."""
+    pixels = tensor_map.pixel_box
+    kind = (
+        itemsize(tensor_map.dtype),
+        tensor_map.swizzle_bytes,
+        len(tensor_map.extents),
+        int(pixels is not None),
+    )
+    form = (*tensor_map.extents, *tensor_map.strides_bytes, *tensor_map.box)
+    own = (*pixels.lower, *pixels.upper, *pixels.strides) if pixels else ()
+    return f"map {' '.join(map(str, (tensor, *kind, *form, *own)))}"
 
 
 def _scalar_bytes(scalar: Scalar) -> bytes:

@@ -1,6 +1,8 @@
-// The emulator's runtime: copies of a tensor's boxes to shared memory. Needs shim_mbarrier.h.
+// The emulator's runtime: copies of a tensor's boxes, and of columns of its pixels, to shared memory. Needs
+// shim_mbarrier.h.
 //
-// Source: PTX ISA, "cp.async.bulk.tensor", and "Tensors" (bounding boxes, out-of-boundary access, swizzling modes).
+// Source: PTX ISA, "cp.async.bulk.tensor", and "Tensors" (tiled and im2col modes: bounding boxes, traversal strides,
+// out-of-boundary access; swizzling modes).
 #pragma once
 #include <algorithm>
 
@@ -16,14 +18,22 @@ struct TensorMap {
   uint64_t tag;
   unsigned char* data;
   uint64_t strides[5];  // the first is not used
-  unsigned extents[5], box[5];
+  unsigned extents[5], box[5];  // the box of pixels is channels, pixels
   unsigned element_bytes, swizzle_bytes, rank;
+  short lower[3], upper[3];  // corners of pixels, along the dimensions between the first and the last
+  unsigned char steps[3];    // from one of them to the next
+  bool of_pixels;
+
+  unsigned image_rank() const { return rank - 2; }
+  // The first pixel beyond the box of pixels along one of an image's dimensions.
+  int64_t end_of_pixels(unsigned d) const { return int64_t(extents[d + 1]) + upper[d]; }
 };
 static_assert(sizeof(TensorMap) <= 128, "it stands for a CUtensorMap");
 
 struct BoxCopy {
   TensorMap map;
   int corner[5];
+  int offsets[3];  // of pixels: from where the filter's first tap is to where this one is
   Place target, barrier;
   unsigned blocks;  // a bit for each to which it goes
   uint3 block, thread;  // that asked for it
@@ -33,7 +43,7 @@ std::vector<BoxCopy> put_off;  // not done yet, as they were asked for
 
 size_t box_bytes(const TensorMap& map) {
   size_t bytes = map.element_bytes;
-  for (unsigned d = 0; d < map.rank; ++d) bytes *= map.box[d];
+  for (unsigned d = 0; d < (map.of_pixels ? 2 : map.rank); ++d) bytes *= map.box[d];
   return bytes;
 }
 
@@ -58,10 +68,41 @@ void copy_line(const BoxCopy& copy, const unsigned char* source, const Place& li
 
 size_t line_bytes_of(const TensorMap& map) { return size_t(map.box[0]) * map.element_bytes; }
 
+// Takes a pixel of an image and the image's number to the next pixel of the box, row by row, image by image.
+void step_pixel(const TensorMap& map, int64_t* at) {
+  for (unsigned d = 0; d < map.image_rank(); ++d) {
+    at[d] += map.steps[d];
+    if (at[d] < map.end_of_pixels(d)) return;
+    at[d] = map.lower[d];
+  }
+  ++at[map.image_rank()];
+}
+
+// For each pixel, in turn, calls `visit` as `for_each_line` does.
+template <class Visit>
+void for_each_pixel(const BoxCopy& copy, Visit visit) {
+  const TensorMap& map = copy.map;
+  int64_t at[4];  // of the filter's first tap
+  std::copy(copy.corner + 1, copy.corner + map.rank, at);
+  for (unsigned pixels = map.box[1]; pixels > 0; --pixels) {
+    const unsigned char* source = map.data;
+    for (unsigned d = 1; d < map.rank; ++d) {
+      const int64_t x = at[d - 1] + (d + 1 < map.rank ? copy.offsets[d - 1] : 0);
+      if (x < 0 || x >= int64_t(map.extents[d]))
+        source = nullptr;
+      else if (source)
+        source += uint64_t(x) * map.strides[d];
+    }
+    visit(source);
+    step_pixel(map, at);
+  }
+}
+
 // Calls `visit` with where each line comes from: where the tensor's innermost dimension begins, or null outside of it.
 template <class Visit>
 void for_each_line(const BoxCopy& copy, Visit visit) {
   const TensorMap& map = copy.map;
+  if (map.of_pixels) return for_each_pixel(copy, visit);
   unsigned at[5] = {};  // line of the box; the first coordinate stays 0
   for (size_t lines = box_bytes(map) / line_bytes_of(map); lines > 0; --lines) {
     const unsigned char* source = map.data;
@@ -129,20 +170,41 @@ void check_no_box_is_left() {
        thread.x, thread.y, thread.z);
 }
 
-}  // namespace
+// Fails if it begins outside of the box of pixels, which PTX forbids, or if its offsets are too large.
+void check_pixels(const BoxCopy& copy) {
+  const TensorMap& map = copy.map;
+  static const int most_offsets[] = {0xffff, 0xff, 0x1f};
+  for (unsigned d = 0; d < map.image_rank(); ++d) {
+    const int64_t at = copy.corner[d + 1];
+    if (at < map.lower[d] || at >= map.end_of_pixels(d))
+      fail("cp.async.bulk.tensor.im2col: coordinate %u is %lld, outside of the box of pixels from %d to %lld", d + 1,
+           static_cast<long long>(at), map.lower[d], static_cast<long long>(map.end_of_pixels(d)) - 1);
+    if ((at - map.lower[d]) % map.steps[d])
+      fail("cp.async.bulk.tensor.im2col: coordinate %u is %lld, between pixels that are %u apart from %d on: no model",
+           d + 1, static_cast<long long>(at), unsigned(map.steps[d]), map.lower[d]);
+    const int most = most_offsets[map.image_rank() - 1];
+    if (copy.offsets[d] < 0 || copy.offsets[d] > most)
+      fail("cp.async.bulk.tensor.im2col: offset %u is %d; it must be from 0 to %d", d, copy.offsets[d], most);
+  }
+}
 
-void copy_box(unsigned target, const void* tensor_map, int rank, const int* corner, unsigned barrier, unsigned mask) {
-  BoxCopy copy = {};
+// Reads the map and checks that it is one of so many dimensions, of boxes or of pixels.
+void read_map(BoxCopy& copy, const void* tensor_map, int rank, bool of_pixels) {
   check_aligned(tensor_map, 64, "cp.async.bulk.tensor: tensor map");
   memcpy(&copy.map, tensor_map, sizeof copy.map);
   if (copy.map.tag != TensorMap::TAG) fail("cp.async.bulk.tensor: there is no tensor map at %p", tensor_map);
   if (int(copy.map.rank) != rank)
     fail("cp.async.bulk.tensor: %d coordinates in a tensor of %u dimensions", rank, copy.map.rank);
+  if (copy.map.of_pixels != of_pixels)
+    fail("cp.async.bulk.tensor: %s wants another kind of map", of_pixels ? "im2col" : "tile");
   const unsigned line_bytes = copy.map.box[0] * copy.map.element_bytes;
   if (copy.map.swizzle_bytes && line_bytes != copy.map.swizzle_bytes)
     fail("cp.async.bulk.tensor: lines of %u bytes with a swizzle of %u have no model", line_bytes,
          copy.map.swizzle_bytes);
-  memcpy(copy.corner, corner, sizeof(int) * size_t(rank));
+}
+
+// Does what a thread asks for, at once or later.
+void ask_for(BoxCopy& copy, unsigned target, unsigned barrier, unsigned mask, const void* pc) {
   copy.target = place_of(target, current->block);
   copy.barrier = place_of(barrier, current->block);
   if (copy.target.offset % 128)
@@ -156,11 +218,30 @@ void copy_box(unsigned target, const void* tensor_map, int rank, const int* corn
         fail("cp.async.bulk.tensor: its barrier at %u was initialised with no fence.mbarrier_init since",
              copy.barrier.offset);
   copy.block = blockIdx, copy.thread = threadIdx;
-  tell(copy, __builtin_return_address(0));
+  tell(copy, pc);
   if (order == Order::forward || (order == Order::random && draw() % 2))
     perform(copy);
   else
     put_off.push_back(copy);
+}
+
+}  // namespace
+
+void copy_box(unsigned target, const void* tensor_map, int rank, const int* corner, unsigned barrier, unsigned mask) {
+  BoxCopy copy = {};
+  read_map(copy, tensor_map, rank, false);
+  memcpy(copy.corner, corner, sizeof(int) * size_t(rank));
+  ask_for(copy, target, barrier, mask, __builtin_return_address(0));
+}
+
+void copy_pixels(unsigned target, const void* tensor_map, int rank, const int* corner, const unsigned short* offsets,
+                 unsigned barrier, unsigned mask) {
+  BoxCopy copy = {};
+  read_map(copy, tensor_map, rank, true);
+  memcpy(copy.corner, corner, sizeof(int) * size_t(rank));
+  std::copy(offsets, offsets + rank - 2, copy.offsets);
+  check_pixels(copy);
+  ask_for(copy, target, barrier, mask, __builtin_return_address(0));
 }
 
 }  // namespace emulated

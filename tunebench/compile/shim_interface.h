@@ -151,6 +151,10 @@ void fence_mbarrier_init();
 // to the same place of all these blocks of the cluster, each of which has its barrier told.
 void copy_box(unsigned target, const void* tensor_map, int rank, const int* corner, unsigned barrier, unsigned blocks);
 
+// The same of a column of pixels, from the one at `corner` on, each read `offsets` further.
+void copy_pixels(unsigned target, const void* tensor_map, int rank, const int* corner, const unsigned short* offsets,
+                 unsigned barrier, unsigned blocks);
+
 // D (64, n) = A (64, K) B (K, n), plus D if `accumulate`, of a warpgroup. K is 32 bytes of elements; A and B are given
 // by descriptors, and an element's value by a function.
 struct Product {

@@ -96,8 +96,9 @@ std::vector<unsigned char> bytes_of(T value) {
   return {begin, begin + sizeof value};
 }
 
-// Reads `map TENSOR ELEMENT SWIZZLE RANK`, then RANK extents and RANK - 1 strides in bytes, innermost first, and the
-// RANK extents of the box, into what stands for a CUtensorMap.
+// Reads `map TENSOR ELEMENT SWIZZLE RANK PIXELS`, then RANK extents and RANK - 1 strides in bytes, innermost first, and
+// the extents of the box, RANK of them, into what stands for a CUtensorMap. Where PIXELS is 1 the box has two, and the
+// RANK - 2 lower corners, upper ones and steps of pixels follow.
 std::vector<unsigned char> read_tensor_map(const char* line, const char* name, unsigned char* data, size_t bytes) {
   TensorMap map = {};
   char* at = const_cast<char*>(line) + strlen("map");
@@ -107,9 +108,18 @@ std::vector<unsigned char> read_tensor_map(const char* line, const char* name, u
   map.data = data;
   map.element_bytes = unsigned(number()), map.swizzle_bytes = unsigned(number()), map.rank = unsigned(number());
   if (map.rank < 1 || map.rank > 5) fail("job: cannot read: %s", line);
+  map.of_pixels = number() != 0;
   for (unsigned d = 0; d < map.rank; ++d) map.extents[d] = unsigned(number());
   for (unsigned d = 1; d < map.rank; ++d) map.strides[d] = number();
-  for (unsigned d = 0; d < map.rank; ++d) map.box[d] = unsigned(number());
+  for (unsigned d = 0; d < (map.of_pixels ? 2 : map.rank); ++d) map.box[d] = unsigned(number());
+  if (map.of_pixels) {
+    const auto along_image = [&](auto set) {
+      for (unsigned d = 0; d < map.image_rank(); ++d) set(d, strtol(at, &at, 10));
+    };
+    along_image([&](unsigned d, long corner) { map.lower[d] = short(corner); });
+    along_image([&](unsigned d, long corner) { map.upper[d] = short(corner); });
+    along_image([&](unsigned d, long step) { map.steps[d] = static_cast<unsigned char>(step); });
+  }
   size_t end = size_t(map.extents[0]) * map.element_bytes;
   for (unsigned d = 1; d < map.rank; ++d) end += (map.extents[d] - size_t(1)) * map.strides[d];
   if (end > bytes) fail("launch: the tensor map of %s reaches to byte %zu of %zu", name, end, bytes);

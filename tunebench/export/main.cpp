@@ -33,14 +33,18 @@ struct Tensor {
   const unsigned long long* example;           // the bits of each element; null if random ones will do
 };
 
-// How the copy engine sees a tensor: what cuTensorMapEncodeTiled wants to know. Dimensions are innermost first.
+// How the copy engine sees a tensor: what cuTensorMapEncodeTiled wants to know, or cuTensorMapEncodeIm2col. Dimensions are
+// innermost first.
 struct TensorMap {
   int tensor;
   CUtensorMapDataType type;
   unsigned rank;
   cuuint64_t extents[5], strides_bytes[4];  // no stride of the innermost
-  cuuint32_t box[5];
+  cuuint32_t box[5];  // of pixels: channels, pixels
   CUtensorMapSwizzle swizzle;
+  bool of_pixels;
+  int lower[3], upper[3];  // corners of the box of pixels
+  cuuint32_t steps[5];     // from one element to the next
 };
 
 struct Argument {
@@ -116,6 +120,20 @@ bool describe(const Tensor& tensor, const std::vector<unsigned char>& data) {
   return wrong == 0;
 }
 
+// What a map has beyond the tensor reads as zeros.
+void encode(CUtensorMap& made, const TensorMap& map, void* address) {
+  const auto dense = CU_TENSOR_MAP_INTERLEAVE_NONE;
+  const auto ahead = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+  const auto zeros = CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+  const CUresult result =
+      map.of_pixels
+          ? cuTensorMapEncodeIm2col(&made, map.type, map.rank, address, map.extents, map.strides_bytes, map.lower,
+                                    map.upper, map.box[0], map.box[1], map.steps, dense, map.swizzle, ahead, zeros)
+          : cuTensorMapEncodeTiled(&made, map.type, map.rank, address, map.extents, map.strides_bytes, map.box, map.steps,
+                                   dense, map.swizzle, ahead, zeros);
+  check(result, "encoding a tensor map");
+}
+
 // A parameter of a kernel, aligned as a tensor map must be.
 union Parameter {
   uint64_t value;
@@ -133,17 +151,9 @@ Parameter parameter(const Argument& argument, const std::vector<uint64_t>& held)
     case Kind::Float32:
       std::memcpy(&made.value, &real, sizeof real);
       break;
-    case Kind::Map: {
-      const TensorMap& map = *argument.map;
-      const cuuint32_t every_element[5] = {1, 1, 1, 1, 1};
-      // What a box has beyond the tensor reads as zeros.
-      check(cuTensorMapEncodeTiled(&made.map, map.type, map.rank, reinterpret_cast<void*>(held[size_t(map.tensor)]),
-                                   map.extents, map.strides_bytes, map.box, every_element,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, map.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-            "encoding a tensor map");
+    case Kind::Map:
+      encode(made.map, *argument.map, reinterpret_cast<void*>(held[size_t(argument.map->tensor)]));
       break;
-    }
     case Kind::Int32:
     case Kind::Int64:
       break;

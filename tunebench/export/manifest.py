@@ -37,7 +37,8 @@ def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
     - ``tensor``: the 64-bit address of the tensor of that name, C-contiguous;
     - ``value``: the value of that input, in its type;
     - ``int``, ``long long``, ``float``: the number given;
-    - ``tensor_map``: the 128 bytes that cuTensorMapEncodeTiled makes of what is given (see `TensorMap`).
+    - ``tensor_map``: the 128 bytes that cuTensorMapEncodeTiled, or with a ``pixel_box``
+      cuTensorMapEncodeIm2col, makes of what is given (see `TensorMap`).
 
     Inputs that may not hold just any numbers have an ``example`` of what they may hold.
 
@@ -112,14 +113,20 @@ def _launch(
     }
 
 
+def _lists(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts as JSON has them, with lists for tuples."""
+    return {
+        name: _lists(fact) if isinstance(fact, dict) else list(fact) if isinstance(fact, tuple) else fact
+        for name, fact in facts.items()
+    }
+
+
 def _slots(
     argument: Argument | TensorMap, tensors: dict[str, Tensor], *, by_words: bool
 ) -> list[dict[str, Any]]:
     """Return the parameters that one argument becomes: one, or for an array of Numba several."""
     if isinstance(argument, TensorMap):
-        facts = dataclasses.asdict(argument)
-        lists = {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
-        return [{"kind": "tensor_map", **lists}]
+        return [{"kind": "tensor_map", **_lists(dataclasses.asdict(argument))}]
     if isinstance(argument, Scalar):
         return [{"kind": argument.ctype, "value": argument.value}]
     tensor = tensors[argument]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tunebench._lazy import np
@@ -100,7 +100,8 @@ def _tensor(i: int, tensor: Mapping[str, Any]) -> str:
 def _arguments(i: int, arguments: list[Mapping[str, Any]], names: list[str]) -> list[str]:
     """Return the arguments of a launch, and before them the tensor maps that are among them."""
     maps = {at: argument for at, argument in enumerate(arguments) if argument["kind"] == "tensor_map"}
-    lines = ["// tensor, type of its elements, rank, extents, strides in bytes, box, swizzle"] if maps else []
+    told = "// tensor, type of its elements, rank, extents, strides in bytes, box, swizzle; of pixels or not"
+    lines = [f"{told}, corners, steps"] if maps else []
     lines += [f"static const TensorMap map_{i}_{at} = {_map(maps[at], names)};" for at in maps]
     lines += [f"static const Argument arguments_{i}[] = {{"]
     for at, argument in enumerate(arguments):
@@ -110,14 +111,20 @@ def _arguments(i: int, arguments: list[Mapping[str, Any]], names: list[str]) -> 
 
 def _map(argument: Mapping[str, Any], names: list[str]) -> str:
     swizzle = f"{argument['swizzle_bytes']}B" if argument["swizzle_bytes"] else "NONE"
-    extents, strides, box = (
-        f"{{{', '.join(map(str, argument[fact]))}}}" for fact in ("extents", "strides_bytes", "box")
-    )
+    extents, strides, box = (_list(argument[fact]) for fact in ("extents", "strides_bytes", "box"))
+    pixels, rank = argument["pixel_box"], len(argument["extents"])
+    own = f"false, {{}}, {{}}, {_list([1] * rank)}"
+    if pixels:
+        own = f"true, {_list(pixels['lower'])}, {_list(pixels['upper'])}, {_list([1, *pixels['strides'], 1])}"
     return (
         f"{{{names.index(argument['tensor'])}, "
-        f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_TYPES[argument['dtype']]}, {len(argument['extents'])}, "
-        f"{extents}, {strides}, {box}, CU_TENSOR_MAP_SWIZZLE_{swizzle}}}"
+        f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_TYPES[argument['dtype']]}, {rank}, "
+        f"{extents}, {strides}, {box}, CU_TENSOR_MAP_SWIZZLE_{swizzle}, {own}}}"
     )
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return f"{{{', '.join(map(str, numbers))}}}"
 
 
 def _argument(argument: Mapping[str, Any], names: list[str], mapped: str) -> str:

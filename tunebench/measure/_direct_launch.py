@@ -16,12 +16,18 @@ _ALIGNMENT = 128
 """Of a tensor map, encoded or among parameters. Source: `CUtensorMap` of cuda.h (64 before 13.0)."""
 _SINCE_CUDA = 12000
 
-_ENCODE = ctypes.CFUNCTYPE(
-    ctypes.c_int,
+_HEAD: tuple[Any, ...] = (
     *(ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p),
     *(ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint64)),
-    *(ctypes.POINTER(ctypes.c_uint32), ctypes.POINTER(ctypes.c_uint32)),
-    *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+)
+_TAIL: tuple[Any, ...] = (ctypes.POINTER(ctypes.c_uint32), *[ctypes.c_int] * 4)
+_ENCODE_TILED = ctypes.CFUNCTYPE(ctypes.c_int, *_HEAD, ctypes.POINTER(ctypes.c_uint32), *_TAIL)
+_ENCODE_IM2COL = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    *_HEAD,
+    *(ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int)),
+    *(ctypes.c_uint32, ctypes.c_uint32),
+    *_TAIL,
 )
 
 
@@ -49,21 +55,22 @@ def encode(driver: Any, mapped: MappedTensor) -> tuple[Any, bytes]:
         The driver's status, and the `CUtensorMap` if that is a success.
     """
     wanted, rank = mapped.tensor_map, len(mapped.tensor_map.extents)
-    status, function, _ = driver.cuGetProcAddress(b"cuTensorMapEncodeTiled", _SINCE_CUDA, 0)
+    name, prototype, form, strides = _form(wanted)
+    status, function, _ = driver.cuGetProcAddress(name.encode(), _SINCE_CUDA, 0)
     if int(status):
         return status, b""
     kind = TENSOR_MAP_TYPES[wanted.dtype]
     swizzle = f"{wanted.swizzle_bytes}B" if wanted.swizzle_bytes else "NONE"
     memory, target = _aligned(_MAP_BYTES)
-    code = _ENCODE(int(function))(
+    code = prototype(int(function))(
         target,
         int(getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}")),
         rank,
         mapped.address,
         (ctypes.c_uint64 * rank)(*wanted.extents),
         (ctypes.c_uint64 * rank)(*wanted.strides_bytes),
-        (ctypes.c_uint32 * rank)(*wanted.box),
-        (ctypes.c_uint32 * rank)(*[1] * rank),
+        *form,
+        (ctypes.c_uint32 * rank)(*strides),
         int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
         int(getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}")),
         # Tiles are read line by line: what follows a line's 128 bytes is the next tile's.
@@ -73,6 +80,17 @@ def encode(driver: Any, mapped: MappedTensor) -> tuple[Any, bytes]:
     encoded = ctypes.string_at(target, _MAP_BYTES)
     del memory
     return driver.CUresult(code), encoded
+
+
+def _form(wanted: TensorMap) -> tuple[str, Any, tuple[Any, ...], tuple[int, ...]]:
+    """Return the driver's function, its prototype, what it alone is told, and strides between elements."""
+    rank, pixels = len(wanted.extents), wanted.pixel_box
+    if pixels is None:
+        box = (ctypes.c_uint32 * rank)(*wanted.box)
+        return "cuTensorMapEncodeTiled", _ENCODE_TILED, (box,), (1,) * rank
+    corners = ((ctypes.c_int * (rank - 2))(*corner) for corner in (pixels.lower, pixels.upper))
+    strides = (1, *pixels.strides, 1)
+    return "cuTensorMapEncodeIm2col", _ENCODE_IM2COL, (*corners, *wanted.box), strides
 
 
 def _aligned(nbytes: int) -> tuple[Any, int]:

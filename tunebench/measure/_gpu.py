@@ -237,7 +237,7 @@ class Gpu:
             return data
         status, encoded = encode(self._driver, argument)
         if int(status):
-            raise CudaError(f"{status.name} (cuTensorMapEncodeTiled of {argument.tensor_map})")
+            raise CudaError(f"{status.name} (encoding {argument.tensor_map})")
         return encoded
 
     def _check_parameters(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> None:

@@ -1,0 +1,533 @@
+"""conv2d in CUDA C++ on Hopper's tensor cores by wgmma (sm_90a): f16 and bf16, images with channels last.
+
+Blocks stay and take one tile of bm x bn results after the other, as gemm/cuda_wgmma does: one warpgroup has
+bulk copies fill a ring of `stages` buffers, one to three others multiply straight from there. Nobody gathers
+pixels: the copy engine goes over them itself, row by row and image by image, and fills the padding with
+zeros ("im2col mode"). A copy says where the filter's first tap is and how far from there the tap lies.
+
+========= ================ ==================== ======================= =====================
+direction rows             columns              sums over               pixels are copied of
+========= ================ ==================== ======================= =====================
+fprop     pixels of y      filters              taps, channels          x (A)
+dgrad     pixels of dx     channels             taps, filters           dy (A)
+wgrad     filters          taps, channels       pixels of y             x (B)
+========= ================ ==================== ======================= =====================
+
+dgrad with a stride takes the pixels of dx one residue class of the stride after the other, each with the taps
+that reach it; one map serves all classes, whose pixels are counted as if all had as many as the largest.
+wgrad has a tap for each 64 columns. Where tiles are few, K is split and a second kernel sums the parts.
+
+Limits: layout nhwc; TMA copies lines of multiples of 16 bytes, so that channels are multiples of 8, and of 64
+in groups. Of a map's numbers few have many bits: strides go to 8, padding and filters to about 128 pixels.
+
+Source: PTX ISA, "im2col mode", "wgmma", "cp.async.bulk.tensor"; CUDA Driver API, "cuTensorMapEncodeIm2col";
+CUTLASS 3, implicit GEMM on sm_90.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.errors import InputError
+from tunebench.kernels import _conv, _conv_pixels, _gemm, _wgmma_tile
+from tunebench.kernels._conv_pixels import PANEL_CHANNELS, axes, product
+from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels._wgmma_tile import LINE_BYTES, MOST_EXTENT
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.conv2d import Conv2d
+
+PRODUCER_REGISTERS = 56
+"""What the copying warpgroup keeps: it also counts pixels and taps."""
+
+
+def _steps(workload: Conv2d, bk: Any) -> Any:
+    """Return the steps along K of a tile that has most."""
+    whole = product(workload)
+    return whole.taps * ceil_div(whole.depth, bk)
+
+
+# -- space --------------------------------------------------------------------------------------------------
+
+
+def tile_is_of_use(bm: Any, bn: Any, split: Any, workload: Conv2d) -> Any:
+    """No tile may be twice as large as the product if a smaller one exists; all must have a number."""
+    whole = product(workload)
+    worthwhile = ((bm < 2 * whole.m) | (bm == 64)) & ((bn < 2 * whole.n) | (bn == 64))
+    return worthwhile & (whole.tiles(1.0 * bm, 1.0 * bn) * split <= _gemm.MAX_BLOCKS / 4)
+
+
+def steps_are_of_use(bk: Any, workload: Conv2d) -> Any:
+    """A step must have 64 channels or pixels, or 128 if they fill it, and end with its group."""
+    whole = product(workload)
+    ends_with_group = (whole.groups == 1) | (workload.direction == "wgrad") | (whole.depth % bk == 0)
+    return (bk == PANEL_CHANNELS) | ((bk < 2 * whole.depth) & ends_with_group)
+
+
+def stages_have_tiles(bk: Any, stages: Any, split: Any, workload: Conv2d) -> Any:
+    """The ring must not hold more than two tiles' steps."""
+    return (stages == 2) | (stages <= 2 * ceil_div(_steps(workload, bk), split))
+
+
+def cluster_has_tiles(bm: Any, bn: Any, cluster_m: Any, cluster_n: Any, workload: Conv2d) -> Any:
+    """Clusters are of one or two blocks, and there must be a tile for each."""
+    whole = product(workload)
+    both_busy = ((cluster_m == 1) | (bm < whole.m)) & ((cluster_n == 1) | (bn < whole.n))
+    return (cluster_m * cluster_n <= 2) & both_busy
+
+
+def split_is_of_use(bm: Any, bn: Any, bk: Any, split: Any, workload: Conv2d, device: Device) -> Any:
+    """K is split only where tiles are few, into parts of 4 steps or more, whose sums fit the scratch."""
+    few = product(workload).tiles(1.0 * bm, 1.0 * bn) * (split // 2) < 2 * device.sm_count
+    long = _steps(workload, bk) >= 4 * split
+    small = 4.0 * split * workload.outputs()[0].size <= _conv.MAX_SCRATCH_BYTES
+    return (split == 1) | (few & long & small)
+
+
+def parts_are_few(split: Any, group_m: Any, min_blocks: Any) -> Any:
+    """Where K is split, tiles are too few for their order to matter, and blocks for crowding an SM."""
+    return (split == 1) | ((group_m == 1) & (min_blocks == 1))
+
+
+def registers_suffice(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_blocks: Any) -> Any:
+    """A consumer's sums must fit in the registers that the copying warpgroup leaves."""
+    room = _wgmma_tile.consumer_registers(consumers, min_blocks, PRODUCER_REGISTERS)
+    return _wgmma_tile.sums(bm, bn, consumers, pingpong) + _wgmma_tile.OTHER_REGISTERS <= room
+
+
+def _smem_bytes(workload: Conv2d, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any) -> Any:
+    return _wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages)
+
+
+def shared_memory_fits(
+    bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any, min_blocks: Any, workload: Conv2d, device: Device
+) -> Any:
+    """As many blocks as an SM is to hold must fit in its shared memory."""
+    smem = _smem_bytes(workload, bm, bn, bk, consumers, stages)
+    together = min_blocks * (smem + device.smem_reserved_bytes)
+    return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
+
+
+SPACE = Space(
+    (
+        Parameter("bm", (64, 128, 192, 256), "rows of C in a tile"),
+        Parameter("bn", (64, 128, 192, 256), "columns of C in a tile"),
+        Parameter("bk", (64, 128), "length of a step along K: channels of a tap, or pixels"),
+        Parameter("stages", (2, 3, 4, 5, 6, 7, 8), "buffers of the ring"),
+        Parameter("consumers", (1, 2, 3), "warpgroups that multiply"),
+        Parameter("pingpong", (0, 1), "1: each multiplies a tile of its own while another stores"),
+        Parameter("cluster_m", (1, 2), "blocks along rows that share columns of B"),
+        Parameter("cluster_n", (1, 2), "blocks along columns that share rows of A"),
+        _conv.SPLIT,
+        Parameter("group_m", (1, 4, 8, 16), "rows of tiles that blocks running together share"),
+        Parameter("min_blocks", (1, 2), "blocks on an SM"),
+    ),
+    (
+        tile_is_of_use,
+        _wgmma_tile.consumers_share_the_tile,
+        _wgmma_tile.sums_stay_in_registers,
+        registers_suffice,
+        steps_are_of_use,
+        stages_have_tiles,
+        cluster_has_tiles,
+        shared_memory_fits,
+        split_is_of_use,
+        parts_are_few,
+        lambda bm, cluster_m, group_m, workload: (
+            (group_m == 1) | (group_m * cluster_m * bm < 2 * product(workload).m)
+        ),
+    ),
+)
+
+# -- source -------------------------------------------------------------------------------------------------
+
+SOURCE = """
+// Copies tiles of A and B, stage by stage, for as long as there are any. One thread does.
+template <class C>
+__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 buffers,
+                                        u32 barriers, const Tiles<C>& tiles,
+                                        const ConvProduct<C>& product) {
+  const Sharing<C> shared(tiles);
+  Ring<C::STAGES> place = {barriers};
+  prefetch_tensor_map(a_map);
+  prefetch_tensor_map(b_map);
+#pragma unroll 1
+  for (u32 index = tiles.first; index < tiles.end; index += tiles.step) {
+    const ConvTile tile = product.tile(tiles.corner(index));
+    if constexpr (C::DIRECTION == WGRAD)
+      copy_pixels_of_taps<C>(a_map, b_map, buffers, place, shared, product, tile);
+    else
+      copy_taps<C>(a_map, b_map, buffers, place, shared, product, tile);
+  }
+}
+
+// Multiplies this warpgroup's share of the tiles and stores it.
+template <class C>
+__device__ __forceinline__ void consume(const Destination<typename C::In, typename C::Out, i64>& output,
+                                        i64 part_size, u32 buffers, u32 barriers, u8* staging,
+                                        const Tiles<C>& tiles, int consumer, const ConvProduct<C>& product) {
+  constexpr int ROWS = C::PINGPONG ? C::BM : C::BM / C::CONSUMERS, TURNS = C::PINGPONG ? C::CONSUMERS : 1;
+  const int first_row = C::PINGPONG ? 0 : consumer * ROWS, first_turn = C::PINGPONG ? consumer : 0;
+  constexpr int FLOATS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
+  float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
+  Ring<C::STAGES> place = {barriers};
+  Turn<TURNS> turn(barriers + 16 * C::STAGES, first_turn);
+  // Passes over the stages of tiles that other warpgroups multiply.
+  const auto skip_tiles = [&](u32 index, int count) {
+    for (int i = 0; i < count; ++i, index += tiles.step)
+      if (index < tiles.end) place.skip(product.steps(product.tile(tiles.corner(index))).count);
+  };
+  skip_tiles(tiles.first, first_turn);
+#pragma unroll 1
+  for (u32 index = tiles.first + first_turn * tiles.step; index < tiles.end; index += TURNS * tiles.step) {
+    const ConvTile tile = product.tile(tiles.corner(index));
+    const u32 steps = product.steps(tile).count;
+    // Nothing is kept from tile to tile: what comes between needs the registers.
+    float sums[ROWS / 64][1][C::BN / 8][4] = {};
+    if (steps > 0) {
+      multiply<C>(sums, buffers, first_row, place, steps, turn);
+    } else {  // no tap reaches these pixels
+      turn.take();
+      turn.pass();
+    }
+    if constexpr (TURNS > 1) skip_tiles(index + tiles.step, TURNS - 1);
+    Destination<typename C::In, typename C::Out, i64> to = output;
+    to.tensor += tile.part * part_size;
+    // dw of a group is a matrix of its own; elsewhere groups are columns of one.
+    if constexpr (C::DIRECTION == WGRAD)
+      to.tensor += i64(tile.group) * product.sizes.k * product.sizes.r * product.sizes.s * product.sizes.c;
+    else
+      to.group = tile.group;
+    ConvResults<C> results(product, tile);
+#pragma unroll
+    for (int i = 0; i < ROWS / 64; ++i) {
+      to.row = tile.row + first_row + 64 * i;
+      if (to.row < results.m) store_conv_strips<C>(sums[i], gathered, results, to, product, tile);
+    }
+  }
+}
+
+// One tile of C after the other, or of a part of it: `parts` share K, and write their sums `part_size`
+// elements apart. C is the configuration and what of the problem is compiled in.
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
+conv_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+           const typename C::In* __restrict__ scale, const typename C::In* __restrict__ bias,
+           const typename C::In* __restrict__ residual, typename C::Out* __restrict__ out, int n, int c,
+           int h, int w, int k, int r, int s, int p, int q, int stride, int pad, int dilation, int groups,
+           int tap_skip, int tap_shift, int row_classes, int column_classes, int grid_height, int grid_width,
+           int grid_top, int grid_left, int first_row_class, int first_column_class, int group_m, int parts,
+           i64 part_size) {
+  constexpr int CLUSTER = C::CLUSTER_M * C::CLUSTER_N;
+  u8* const ring = swizzled_shared();
+  u8* const staging = ring + C::STAGES * (C::TileA::BYTES + C::TileB::BYTES);
+  const u32 buffers = shared_address(ring), barriers = shared_address(staging + C::STAGING_BYTES);
+  if (threadIdx.x == 0) {
+    // Every warp that multiplies a stage releases it, in all blocks that may have copied to it.
+    prepare_barriers<C::STAGES, C::CONSUMERS>(barriers, CLUSTER * 4 * (C::PINGPONG ? 1 : C::CONSUMERS));
+  }
+  __syncthreads();
+  if constexpr (CLUSTER > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  const Sizes<i32> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
+                            row_classes, column_classes};
+  const PixelGrid grid = {grid_height, grid_width, grid_top, grid_left, C::DIRECTION == DGRAD ? 1 : stride};
+  const ConvProduct<C> product = {sizes, grid, first_row_class, first_column_class, parts};
+  const Tiles<C> tiles(product.m(), product.n(), product.times(), group_m);
+  // The same in all lanes, which the compiler cannot know of threadIdx.
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+  if (warpgroup == C::CONSUMERS) {
+    if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();
+    if (threadIdx.x == 128 * C::CONSUMERS) produce<C>(a_map, b_map, buffers, barriers, tiles, product);
+    __syncwarp();
+  } else {
+    if constexpr (C::CONSUMER_REGISTERS > 0) take_registers<C::CONSUMER_REGISTERS>();
+    consume<C>({out, scale, bias, residual, 0, 0, 0}, part_size, buffers, barriers, staging, tiles, warpgroup,
+               product);
+  }
+  if constexpr (CLUSTER > 1) {
+    // No block may exit while another copies to it or releases a stage of it.
+    cluster_arrive();
+    cluster_wait();
+  }
+}
+"""
+
+
+@functools.cache
+def _helpers() -> str:
+    shared = (
+        "types",
+        "ptx",
+        "epilogue",
+        "gemm",
+        "gemm_mma",
+        "ptx_hopper",
+        "gemm_wgmma",
+        "conv",
+        "conv_wgmma",
+    )
+    return helpers(*shared)
+
+
+# -- what is usual ------------------------------------------------------------------------------------------
+
+USUAL = (
+    # bm, bn, consumers; largest first
+    (128, 256, 2),
+    (256, 128, 2),
+    (128, 192, 2),
+    (128, 128, 2),
+    (256, 64, 2),
+    (128, 64, 2),
+    (64, 256, 1),
+    (64, 128, 1),
+    (64, 64, 1),
+)
+"""Tiles that libraries ship."""
+
+
+def _estimate(workload: Conv2d, device: Device, config: Config) -> float:
+    """Return about how long a configuration takes, in clocks of an SM that multiplies: to order them by."""
+    bm, bn, bk, split = (config[name] for name in ("bm", "bn", "bk", "split"))
+    whole = product(workload)
+    work = whole.work(bm, bn, bk, "by_tap") / (bm * bn)  # along K, of all tiles
+    rounds = ceil_div(whole.tiles(bm, bn) * split, device.sm_count)
+    each = work / (whole.tiles(bm, bn) * split)
+    # Multiplying a step costs with the tile's area, reading it with its edges; 2048 multiply-adds a clock.
+    clocks = rounds * each * (bm * bn + 48 * (bm + bn)) / 2048
+    # A second launch takes some microseconds; parts are written and read at about 2000 bytes a clock.
+    summing = 5000 + split * workload.outputs()[0].size / 250 if split > 1 else 0
+    return float(clocks + summing)
+
+
+# -- the variant --------------------------------------------------------------------------------------------
+
+
+class CudaWgmmaConv(CudaVariant[Conv2d]):
+    """Serves f16 and bf16 images of layout nhwc in all directions on Hopper."""
+
+    name = "cuda_wgmma"
+    operator = Conv2d
+    space = SPACE
+    minimum_cc = (9, 0)
+    maximum_cc = (9, 0)
+
+    def target(self, device: Device) -> str:
+        """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
+        return "sm_90a"
+
+    def limits(self, workload: Conv2d, device: Device) -> str | None:
+        """Return what keeps this problem from wgmma or from TMA, or None."""
+        w = workload
+        if w.dtype not in ("f16", "bf16") or w.layout != "nhwc":
+            return f"{self.key} multiplies f16 and bf16 of layout nhwc, not {w.dtype} of layout {w.layout}"
+        # Lines of x and w are of c channels, those of dy of k.
+        if w.c % 8 or (w.direction != "fprop" and w.k % 8):
+            return f"{self.key} copies by TMA: lines of channels must be multiples of 16 bytes"
+        if w.groups > 1 and ((w.c // w.groups) % PANEL_CHANNELS or (w.k // w.groups) % PANEL_CHANNELS):
+            return (
+                f"{self.key} copies {PANEL_CHANNELS} channels at a time: groups must have multiples of them"
+            )
+        if max(axis.reach for axis in axes(w)) > (most := _conv_pixels.MOST_OFFSET):
+            return f"{self.key} copies by TMA: taps must be within {most} pixels of the first"
+        whole = product(w)
+        if (
+            max(whole.m, whole.n, whole.depth, w.h + 2 * w.pad, w.w + 2 * w.pad, *w.inputs()[0].shape)
+            > MOST_EXTENT
+        ):
+            return f"{self.key} counts elements to {MOST_EXTENT} along a dimension"
+        try:
+            _conv_pixels.pixel_map(w, w.inputs()[0], PANEL_CHANNELS)
+        except InputError as error:
+            return f"{self.key} copies pixels by TMA: {error}"
+        if not any(tile_is_of_use(bm, bn, 1, w) for bm, bn, _ in USUAL):
+            return f"{w.outputs()[0].shape} has too many tiles for {self.key}"
+        return None
+
+    def default(self, workload: Conv2d, device: Device) -> Config:
+        """Return the usual tile and parts of K that are estimated best."""
+        ordered = sorted(
+            self._usual(workload, device), key=lambda config: _estimate(workload, device, config)
+        )
+        return self.space.first_valid(ordered, workload=workload, device=device)
+
+    def _usual(self, workload: Conv2d, device: Device) -> Iterator[Config]:
+        """Yield the usual tiles, as deep as shared memory and K allow; in pairs if they fill the device."""
+        whole, bk = product(workload), PANEL_CHANNELS
+        for (bm, bn, consumers), split in itertools.product(USUAL, _conv.SPLITS):
+            room = device.smem_per_block_bytes - _smem_bytes(workload, bm, bn, bk, consumers, 0)
+            of_k = max(2, 2 * ceil_div(_steps(workload, bk), split))
+            deepest = min(8, of_k, room // ((bm + bn) * LINE_BYTES + 16))
+            paired = bm < whole.m and whole.tiles(bm, bn) >= device.sm_count
+            cluster_m = 2 if paired else 1
+            groups = (1,) if split > 1 else (1, 4, 8)
+            yield Config(
+                {
+                    "bm": bm,
+                    "bn": bn,
+                    "bk": bk,
+                    "stages": int(deepest),
+                    "consumers": consumers,
+                    "pingpong": 0,
+                    "cluster_m": cluster_m,
+                    "cluster_n": 1,
+                    "split": split,
+                    "group_m": max(g for g in groups if g == 1 or g * cluster_m * bm < 2 * whole.m),
+                    "min_blocks": 1,
+                }
+            )
+
+    def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows, columns and K; wgrad rounds the channels of a tap up to 64."""
+        if workload.direction != "wgrad":
+            return _conv.tiles(workload, {**config, "walk": "by_tap"})
+        w, whole = workload, product(workload)
+        panels = whole.n // PANEL_CHANNELS
+        return (
+            Tiling(dimension="k", extent=whole.m, tile=config["bm"]),
+            Tiling(dimension="c", extent=w.c // w.groups, tile=PANEL_CHANNELS),
+            Tiling(dimension="r*s*c/64", extent=panels, tile=config["bn"] // PANEL_CHANNELS),
+            Tiling(dimension="n*p*q", extent=whole.depth, tile=config["bk"]),
+        )
+
+    def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
+        """Count tiles as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied."""
+        names = ("bm", "bn", "bk", "stages", "consumers", "split")
+        bm, bn, bk, stages, consumers, split = (table[name].astype(np.float64) for name in names)
+        size, whole = itemsize(workload.dtype), product(workload)
+        # Parts differ by a step at most; the shortest one of a class with most taps stands for all of those.
+        length = np.floor(_steps(workload, bk) / split) * bk
+        full = bm * bn * length
+        tiles = whole.tiles(bm, bn) * split
+        return Costs(
+            # By their work: those of other classes have fewer taps.
+            blocks=np.minimum(tiles, whole.work(bm, bn, bk, "by_tap") / np.maximum(1.0, full)),
+            full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
+            threads=_wgmma_tile.threads(consumers),
+            smem_bytes=_smem_bytes(workload, bm, bn, bk, consumers, stages),
+            mma_flop=2 * full,
+            mma_dtype=workload.dtype,
+            # Written and read once: how often wgmma reads an operand that its warps share is not published.
+            smem_traffic_bytes=2 * size * length * (bm + bn),
+            fill_bytes=self._fill_bytes(workload, table),
+            # Four warps issue each product of 64 rows, whether the tile has one consumer or all.
+            instructions=4 * bm / 64 * length * size / 32,
+            # As of gemm/cuda_wgmma: products of 64 x bn that add to the same sums, bn / 2 clocks each, and
+            # before the first one a copy, unless that is under way while the tile before is multiplied.
+            chain_clocks=np.where((tiles <= device.sm_count) & (length > 0), device.l2_latency, 0.0)
+            + length * size / 32 * bn / 2 / np.where(table["pingpong"] == 1, consumers, 1),
+            serial_launches=np.where(split > 1, 2, 1),
+        )
+
+    def _fill_bytes(self, workload: Conv2d, table: Table) -> Any:
+        """Return what the least block reads of filters, or of dy in wgrad: pixels may be in the padding.
+
+        Of what blocks of a cluster share, each reads a part; whether the rest passes the same port is not
+        known.
+        """
+        names = ("bm", "bn", "bk", "cluster_m", "cluster_n", "split")
+        bm, bn, bk, cluster_m, cluster_n, split = (table[name].astype(np.float64) for name in names)
+        whole, wgrad = product(workload), workload.direction == "wgrad"
+        extent, tile, parts = (whole.m, bm, cluster_n) if wgrad else (whole.n, bn, cluster_m)
+        steps = np.floor(_steps(workload, bk) / split)
+        last = extent - (ceil_div(extent, tile) - 1) * tile
+        if workload.direction == "fprop":  # parts are of filters, whose lines run along K
+            shortest = whole.depth - (ceil_div(whole.depth, bk) - 1) * bk
+            length = np.where(split == 1, whole.taps * whole.depth, steps * shortest)
+            return itemsize(workload.dtype) * np.maximum(0, last - (parts - 1) * tile / parts) * length
+        # Parts are of lines along K: of a short step, one may have none.
+        short_steps = np.where(whole.depth % bk == 0, 0, np.minimum(steps, whole.taps))
+        alone = (parts == 1) & (split == 1)
+        length = np.where(alone, whole.taps * whole.depth, (steps - short_steps) * bk / parts)
+        return itemsize(workload.dtype) * last * length
+
+    def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
+        """Products of warpgroups, bulk copies by boxes and by pixels, and registers that move if scarce."""
+        moved = ["USETMAXREG"] if _wgmma_tile.registers_move(config) else []
+        return ("HGMMA", "UTMALDG.3D", "UTMALDG.IM2COL", *moved)
+
+    def source(self, workload: Conv2d, config: Config) -> str:
+        """Return the kernel for this problem's direction and types and this configuration, for all sizes."""
+        names = ("bm", "bn", "bk", "stages", "consumers", "cluster_m", "cluster_n", "min_blocks")
+        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
+        stored, split = ctype(workload.dtype), config["split"]
+        widest = _conv.alignment(workload, "by_tap")[2]
+        k_contiguous_a = "false" if workload.direction == "wgrad" else "true"
+        k_contiguous_b = "true" if workload.direction == "fprop" else "false"
+        choices |= {
+            "In": stored,
+            "Out": stored if split == 1 else "float",
+            "Apply": _conv.epilogue(workload, split),
+            "DIRECTION": ("fprop", "dgrad", "wgrad").index(workload.direction),
+            "STRIDED": workload.direction == "dgrad" and workload.stride > 1,
+            "THREADS": _wgmma_tile.threads(config["consumers"]),
+            "PINGPONG": bool(config["pingpong"]),
+            "STAGING_BYTES": _wgmma_tile.staging_bytes(config["consumers"]),
+            "VEC_C": widest if split == 1 else min(widest, 4),
+            **_wgmma_tile.moved_registers(config, PRODUCER_REGISTERS),
+            "TileA": f"PanelTile<In, BM, BK, {k_contiguous_a}, CLUSTER_N>",
+            "TileB": f"PanelTile<In, BN, BK, {k_contiguous_b}, CLUSTER_M>",
+        }
+        return _helpers() + _gemm.constants("Choice", **choices) + SOURCE
+
+    def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
+        """Return the sums of the parts of K, if it is split."""
+        return _conv.scratch(workload, config["split"])
+
+    def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
+        """Return the product, of a block a tile or of as many as stay, and the sum of its parts if split."""
+        whole, split, out = product(workload), config["split"], workload.outputs()[0]
+        bm, bn, cluster_m, cluster_n = (config[name] for name in ("bm", "bn", "cluster_m", "cluster_n"))
+        classes = sum(c.count for c in whole.classes)
+        rows, columns = ceil_div(whole.m, bm * cluster_m), ceil_div(whole.n, bn * cluster_n)
+        clusters = rows * columns * classes * whole.groups * split
+        height, width = axes(workload)
+        grid = (height.pixels, width.pixels, height.first, width.first)
+        first_class = (axis.taps.index(max(axis.taps)) for axis in (height, width))
+        numbers = (*_conv.sizes(workload), *grid, *first_class, config["group_m"], split)
+        smem = _smem_bytes(workload, *(config[name] for name in ("bm", "bn", "bk", "consumers", "stages")))
+        first = Launch(
+            entry="conv_wgmma<Choice>",
+            grid=(clusters * cluster_m * cluster_n, 1, 1),
+            block=(_wgmma_tile.threads(config["consumers"]), 1, 1),
+            arguments=(
+                *_conv_pixels.maps(workload, config),
+                *_conv.epilogue_tensors(workload),
+                out.name if split == 1 else "partial",
+                *(Scalar("int", number) for number in numbers),
+                Scalar("long long", out.size),
+            ),
+            smem_bytes=int(smem),
+            cluster=cluster_m * cluster_n,
+            blocks_per_sm=config["min_blocks"],
+        )
+        return (
+            (first,) if split == 1 else (first, _conv.sum_of_parts(workload, split, wide=out.size >= 2**30))
+        )
+
+    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+        """Return a workload of few tiles that fills them, and ends within them, alike."""
+        steps = max(config["stages"] + 2, min(config["split"], 16))
+        bm, bn = config["bm"], config["bn"]
+        if workload.direction == "wgrad":  # rows and columns are the other way round there
+            bm, bn = bn, bm
+        tile = _conv.Tile(m=bm, n=bn, k=config["bk"], steps=steps, walk="by_tap")
+        small = _conv.miniature(workload, tile)
+        if small.groups == 1:
+            return small
+        c, k = (ceil_div(x // small.groups, PANEL_CHANNELS) * PANEL_CHANNELS for x in (small.c, small.k))
+        return dataclasses.replace(small, c=c * small.groups, k=k * small.groups)
+
+
+VARIANT = CudaWgmmaConv()

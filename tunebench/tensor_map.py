@@ -1,0 +1,127 @@
+"""How Hopper's copy engine sees a tensor: by boxes, or by columns of pixels as convolutions take."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tunebench.dtype import DType, itemsize
+from tunebench.errors import InputError
+
+__all__ = ["TENSOR_MAP_TYPES", "PixelBox", "TensorMap"]
+
+TENSOR_MAP_TYPES: Mapping[DType, str] = {
+    "f32": "FLOAT32",
+    "f16": "FLOAT16",
+    "bf16": "BFLOAT16",
+    "e4m3": "UINT8",
+    "i8": "UINT8",
+    "i32": "INT32",
+}
+"""What the driver calls the type of elements: CU_TENSOR_MAP_DATA_TYPE_ and this.
+
+It has no type of 8 bits but UINT8: to copy elements is all that is asked of it.
+"""
+
+CORNER_BITS = {1: 16, 2: 8, 3: 5}
+"""Bits of a signed corner, by the dimensions that pixels have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixelBox:
+    """Where a filter's tap may be in an image, for maps that bring columns of pixels ("im2col").
+
+    A copy begins at a pixel of this box and goes on to the next in it, a row after the other, an image after
+    the other, until it has as many as the map's box says. What it brings of each is what lies at the pixel
+    plus the copy's offsets (a tap's distance from the first), zeros if that is outside of the image.
+
+    Dimensions are the image's, innermost first (width, then height).
+
+    Attributes:
+        lower: First pixel of the box, from the image's first: negative in the padding.
+        upper: Past the last pixel of the box, from the image's end.
+        strides: From one pixel to the next.
+
+    Source: PTX ISA, "im2col mode"; CUDA Driver API, "cuTensorMapEncodeIm2col".
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMap:
+    """How Hopper's copy engine sees a tensor, passed by value in 128 bytes (a `CUtensorMap`).
+
+    Dimensions are in the engine's order, innermost first: the reverse of a shape. What a box has beyond the
+    tensor reads as zeros.
+
+    Attributes:
+        tensor: The name of the tensor.
+        dtype: Type of its elements, as stored.
+        extents: Elements along each dimension; with `pixel_box` channels, those of an image, images.
+        strides_bytes: From one index to the next, of every dimension but the innermost.
+        box: Elements along each dimension of what one copy brings; with `pixel_box` channels and pixels.
+        swizzle_bytes: Length of the lines whose 16-byte chunks are permuted in shared memory; 0 for none.
+        pixel_box: Which pixels a copy takes one after the other; None if it brings a box.
+
+    Raises:
+        InputError: if the driver would refuse to encode it.
+
+    Source: CUDA Driver API, "cuTensorMapEncodeTiled" and "cuTensorMapEncodeIm2col".
+    """
+
+    tensor: str
+    dtype: DType
+    extents: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: Literal[0, 32, 64, 128] = 128
+    pixel_box: PixelBox | None = None
+
+    def __post_init__(self) -> None:
+        rank, line_bytes = len(self.extents), self.box[0] * itemsize(self.dtype)
+        own = self._rules_of_a_box() if self.pixel_box is None else self._rules_of_pixels(self.pixel_box)
+        every = (
+            (len(self.strides_bytes) == rank - 1, "a stride for each dimension but the innermost"),
+            (all(0 < extent <= 2**32 for extent in self.extents), "extents from 1 to 2**32"),
+            (
+                all(0 < stride < 2**40 and stride % 16 == 0 for stride in self.strides_bytes),
+                "strides that are multiples of 16 bytes below 2**40",
+            ),
+            (line_bytes % 16 == 0, "lines of the box that are multiples of 16 bytes"),
+            (
+                not self.swizzle_bytes or line_bytes <= self.swizzle_bytes,
+                "lines of the box no longer than the swizzle",
+            ),
+        )
+        for holds, rule in itertools.chain(own, every):
+            if not holds:
+                raise InputError(f"a tensor map must have {rule}; got {self}")
+
+    def _rules_of_a_box(self) -> Iterable[tuple[bool, str]]:
+        rank = len(self.extents)
+        yield 1 <= rank <= 5 and len(self.box) == rank, "1 to 5 dimensions, and as many of the box"
+        yield all(0 < extent <= 256 for extent in self.box), "a box of 1 to 256 along each dimension"
+
+    def _rules_of_pixels(self, pixels: PixelBox) -> Iterable[tuple[bool, str]]:
+        corners, image = (pixels.lower, pixels.upper), self.extents[1:-1]
+        alike = all(len(fact) == len(image) for fact in (*corners, pixels.strides))
+        yield 1 <= len(image) <= 3 and alike, "channels, 1 to 3 dimensions of pixels, images"
+        yield (
+            len(self.box) == 2 and 0 < self.box[0] <= 256 and 0 < self.box[1] <= 1024,
+            "a box of 1 to 256 channels and 1 to 1024 pixels",
+        )
+        most = 1 << CORNER_BITS[len(image)] - 1
+        yield (
+            all(-most <= corner < most for both in corners for corner in both),
+            f"corners from {-most} to {most - 1} for pixels of {len(image)} dimensions",
+        )
+        yield (
+            all(size + up > low for size, low, up in zip(image, *corners, strict=True)),
+            "a pixel at least between its corners",
+        )
+        yield all(1 <= stride <= 8 for stride in pixels.strides), "strides of pixels from 1 to 8"
