@@ -187,6 +187,17 @@ __device__ __forceinline__ void settle(float (&sums)[N][4]) {
 #endif
 }
 
+// Has the compiler compute `value`, which is never -1, before what follows: it would have a wait for products come before
+// work that they should be under way together with, for want of anything that says otherwise.
+__device__ __forceinline__ void computed_by_now(float value) {
+#ifdef TUNEBENCH_EMULATE
+  (void)value;
+#else
+  asm volatile("{\n.reg .pred p;\nsetp.eq.f32 p, %0, 0fBF800000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(value), "r"(0)
+               : "memory");
+#endif
+}
+
 template <class T>
 constexpr bool IS_BF16 = false;
 template <>

@@ -283,6 +283,7 @@ __device__ __forceinline__ void attend(float (&results)[1][C::DIM / 8][4], MyRow
     release<1>(place.empty_of(stage_of_k));
     if (i == tile.keys.end - 1) release<1>(q_empty);
     exponentiate_tile<C>(scores, factors, mine, tile, i, unit);
+    computed_by_now(mine.states[0][0].total + mine.states[0][1].total);  // while products are under way
     wgmma_wait<0>();
     settle(results[0]);
     settle(scores[0]);  // rounded only now: the operand was in use
