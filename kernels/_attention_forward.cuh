@@ -67,7 +67,7 @@ struct RowState {
 
 // A warp puts together the parts of a row.
 template <class T, int HEAD_DIM, int THREADS>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 1)
 attention_combine(const float* __restrict__ partial, const float* __restrict__ partial_lse, T* __restrict__ o,
                   float* __restrict__ lse, i64 rows, int parts) {
   const int lane = threadIdx.x % 32;
