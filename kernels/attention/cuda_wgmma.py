@@ -462,7 +462,7 @@ class CudaWgmmaAttention(CudaVariant[Attention]):
     def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
         """Products of warpgroups, bulk tensor copies, exponentials, and registers that move where scarce."""
         moves = ["USETMAXREG"] if _registers_move(config["consumers"]) else []
-        return ("HGMMA", "UTMALDG", "MUFU.EX2", *moves)
+        return ("HGMMA", "UTMALDG", "MUFU", *moves)
 
     def source(self, workload: Attention, config: Config) -> str:
         """Return the kernel for this head_dim, type and configuration, for all other sizes."""
