@@ -158,7 +158,7 @@ class Share:
 
 
 def shares(workload: Attention, **choices: Any) -> Share:
-    """Return what blocks do, by columns of `bm`, `bn` and, where there is a choice, `pack_heads` and `split`."""
+    """Return what blocks do, by columns of `bm`, `bn` and, where there are, `pack_heads` and `split`."""
     columns = np.stack([np.asarray(column, np.int64) for column in choices.values()])
     unlike, rows_of = np.unique(columns, axis=1, return_inverse=True)
     each = [_share(workload, **dict(zip(choices, column, strict=True))) for column in unlike.T.tolist()]
@@ -201,7 +201,7 @@ def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tup
 
 
 def shrink(workload: Attention, bm: int, bn: int, pack_heads: int, key_tiles: int) -> Attention:
-    """Return a small problem with the same edges: two tiles of rows and some of keys, of one group of heads."""
+    """Return a small problem with the same edges: few tiles of rows and of keys, of one group of heads."""
 
     def keep(extent: int, tile: int, count: int) -> int:
         return min(extent, tile * count + extent % tile)

@@ -65,6 +65,18 @@ VERIFIED = (
     (ROW_TYPES, "layernorm:rows=5,cols=1023,dtype={dtype}"),
     (ROW_TYPES, "layernorm:rows=33,cols=40001,dtype={dtype}"),
     (ROW_TYPES, "layernorm:rows=4096,cols=1024,dtype={dtype}"),
+    (ROW_TYPES, "attention:batch=1,heads=1,seq_q=1,head_dim=8,dtype={dtype}"),
+    (
+        ROW_TYPES,
+        "attention:batch=2,heads=6,seq_q=131,head_dim=72,dtype={dtype},seq_k=259,heads_k=2,causal=true",
+    ),
+    (ROW_TYPES, "attention:batch=1,heads=4,seq_q=1000,head_dim=64,dtype={dtype}"),
+    (ROW_TYPES, "attention:batch=1,heads=8,seq_q=515,head_dim=128,dtype={dtype},heads_k=2,causal=true"),
+    (
+        ROW_TYPES,
+        "attention:batch=3,heads=8,seq_q=2,head_dim=128,dtype={dtype},seq_k=2049,heads_k=2,causal=true",
+    ),
+    (ROW_TYPES, "attention:batch=1,heads=2,seq_q=257,head_dim=256,dtype={dtype}"),
 )
 """Types and problems; every variant that can do one does it."""
 
@@ -93,6 +105,11 @@ MEASURED = (
     ("grouped_gemm:groups=8,m=32,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     (CONV.format(n=32, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
     (CONV.format(n=32, c=256, h=14, w=14, k=256, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
+    # llama-3-8b: a prompt, and a step of decoding 16 sequences; heads of 64 and long prompts besides
+    ("attention:batch=1,heads=32,seq_q=2048,head_dim=128,dtype=bf16,heads_k=8,causal=true", 60),
+    ("attention:batch=16,heads=32,seq_q=1,head_dim=128,dtype=bf16,seq_k=8192,heads_k=8", 60),
+    ("attention:batch=2,heads=16,seq_q=8192,head_dim=128,dtype=f16", 60),
+    ("attention:batch=8,heads=12,seq_q=1024,head_dim=64,dtype=f16,causal=true", 60),
     ("softmax:rows=16384,cols=4096,dtype=f16", 50),
     ("softmax:rows=4096,cols=1024,dtype=f32", 50),
     ("layernorm:rows=16384,cols=4096,dtype=f16", 50),

@@ -1,10 +1,10 @@
 """Forward attention in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16 and bf16, summed in f32.
 
-A block has `bm` rows of one head and walks over tiles of `bn` keys. Tiles of k and v come by cp.async into a ring
-of `stages` buffers, k and v by turns. A warp multiplies its rows of q with a tile of k, keeps the greatest score
-and the sum of exponentials of each row as tiles come, and multiplies the exponentials with the tile of v:
-they are operands in the registers where they were results. Where a mask is causal, tiles that no row of the
-block sees are left out, and only those at its edge are masked.
+A block has `bm` rows of one head and walks over tiles of `bn` keys. Tiles of k and v come by cp.async into
+a ring of `stages` buffers, k and v by turns. A warp multiplies its rows of q with a tile of k, keeps the
+greatest score and the sum of exponentials of each row as tiles come, and multiplies the exponentials with
+the tile of v: they are operands in the registers where they were results. Where a mask is causal, tiles
+that no row of the block sees are left out, and only those at its edge are masked.
 
 With few queries (decoding), keys are what there is to share: `split` blocks take a part of them each,
 `key_warps` warps of a block a part of each tile, and a second kernel puts the parts together; with
@@ -12,8 +12,8 @@ With few queries (decoding), keys are what there is to share: `split` blocks tak
 
 Limits: lines are copied by 16 bytes, so that head_dim must be a multiple of 8.
 
-Source: Dao, "FlashAttention-2", 2023; Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference",
-2023. PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async".
+Source: Dao, "FlashAttention-2", 2023; Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context
+inference", 2023. PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async".
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _threads(row_warps: Any, key_warps: Any) -> Any:
 
 
 def _smem_bytes(workload: Attention, bm: Any, bn: Any, stages: Any, hold_q: Any) -> Any:
-    """Return the shared memory of a block: the ring, and q before it or, if it is held, in its place at first."""
+    """Return the shared memory of a block: q, then the ring, which takes the place of a q that is held."""
     size = itemsize(workload.dtype) * _pitch(workload)
     return size * np.where(hold_q == 1, np.maximum(stages * bn, bm), stages * bn + bm)
 
@@ -140,8 +140,8 @@ SPARE_REGISTERS = 24
 """What defaults leave, so that they spill nothing on any architecture."""
 
 SOURCE = """
-// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C is the
-// problem and the configuration.
+// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C is
+// the problem and the configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 attention_mma(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
@@ -161,8 +161,8 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
   const int head = int(tile / u32(row_tiles)), row = (row_tiles - 1 - int(tile % u32(row_tiles))) * C::BM;
   const QueryRows<C::PACK_HEADS> rows(head, seq_q, group);
   const int last_row = min(row + C::BM, rows.count) - 1;
-  const KeyTiles tiles = key_tiles<C::BN, C::CAUSAL>(rows.query(row), rows.query(last_row), seq_q, seq_k, int(part),
-                                                     parts);
+  const KeyTiles tiles = key_tiles<C::BN, C::CAUSAL>(rows.query(row), rows.query(last_row), seq_q, seq_k,
+                                                     int(part), parts);
   const i64 keys_of_head = i64(C::PACK_HEADS ? head : head / group) * seq_k * C::HEAD_DIM;
   const In* const k_head = k + keys_of_head;
   const In* const v_head = v + keys_of_head;
@@ -197,8 +197,8 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
     }
   };
 
-  // The ring: number 2 i is tile i of k, 2 i + 1 tile i of v. A group of copies is closed also where nothing is left to
-  // copy: waiting counts groups.
+  // The ring: number 2 i is tile i of k, 2 i + 1 tile i of v. A group of copies is closed also where nothing
+  // is left to copy: waiting counts groups.
   int to_copy = 2 * tiles.begin, filled = 0, read = 0;
   const auto copy_next = [&] {
     if (to_copy < 2 * tiles.end) {
@@ -284,7 +284,9 @@ class CudaMmaAttention(CudaVariant[Attention]):
         if workload.head_dim % 8 or workload.head_dim > 256:
             return f"{self.key} takes head_dim up to 256 in multiples of 8, not {workload.head_dim}"
         if not any(_forward.tiles_fit(workload, bm, bn, 0, (16, 16)) for bm, bn, *_ in USUAL):
-            return f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
+            return (
+                f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
+            )
         return None
 
     def default(self, workload: Attention, device: Device) -> Config:
@@ -345,7 +347,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
             smem_traffic_bytes=512 * fragments + (share.tiles * bn * 2 + bm) * dim * size,
             fill_bytes=(2 * share.keys + share.rows) * workload.head_dim * size,
             instructions=products + fragments + scores / 32 + fma / paired,
-            # The results of a row add up 16 keys by one product after the other, when the first scores are there.
+            # The results of a row add up 16 keys by one product after the other.
             chain_clocks=first_product(device)
             + device.mma_latency * share.tiles * np.minimum(bn / key_warps, 2 * dim) / 16,
             serial_launches=1 + (table["split"] * table["key_warps"] > 1),
@@ -376,7 +378,9 @@ class CudaMmaAttention(CudaVariant[Attention]):
         """Return the attention, and what puts its parts together if keys are divided."""
         bm, pack, parts = config["bm"], config["pack_heads"], _parts(config)
         smem = _smem_bytes(workload, *(config[name] for name in ("bm", "bn", "stages", "hold_q")))
-        scratch = ("partial", "partial_lse") if parts > 1 else ("lse", "lse")  # in whose place nothing is written
+        scratch = (
+            ("partial", "partial_lse") if parts > 1 else ("lse", "lse")
+        )  # in whose place nothing is written
         sizes = (
             Scalar("int", int(ceil_div(_forward.rows(workload, pack), bm))),
             Scalar("int", config["split"]),

@@ -1,9 +1,10 @@
 """Forward attention in CUDA C++ on the ordinary units: any type, multiplied and summed in f32.
 
-A block has `bm` rows and walks over tiles of `bn` keys, all in shared memory as f32. `lanes` threads share `tm` rows:
-each has every `lanes`-th key of the scores, and every `lanes`-th group of four columns of the results.
-Exponentials go from one to the other by way of shared memory. Keys may be divided among `split` blocks, whose
-parts a second kernel puts together, and with `pack_heads` heads that share keys are rows of one tile.
+A block has `bm` rows and walks over tiles of `bn` keys, all in shared memory as f32. `lanes` threads share
+`tm` rows: each has every `lanes`-th key of the scores, and every `lanes`-th group of four columns of the
+results. Exponentials go from one to the other by way of shared memory. Keys may be divided among `split`
+blocks, whose parts a second kernel puts together, and with `pack_heads` heads that share keys are rows of
+one tile.
 
 It serves every alignment, head_dim up to 256, and architectures before sm_80.
 
@@ -47,7 +48,7 @@ def _result_dim(workload: Attention, lanes: Any) -> Any:
 
 
 def _smem_bytes(workload: Attention, bm: Any, bn: Any, lanes: Any) -> Any:
-    """Return the shared memory of a block: q, k, exponentials, v; lines of the first three have 4 floats more."""
+    """Return the shared memory of a block, all f32: q, k, exponentials and v, lines padded but those of v."""
     pitch = _score_dim(workload) + 4
     return 4 * ((bm + bn) * pitch + bm * (bn + 4) + bn * _result_dim(workload, lanes))
 
@@ -123,8 +124,8 @@ __device__ __forceinline__ void copy_lines(float* shared, int existing, const Li
   }
 }
 
-// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C is the
-// problem and the configuration.
+// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C is
+// the problem and the configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, 1)
 attention_simt(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
@@ -140,8 +141,8 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
   const int head = int(tile / u32(row_tiles)), row = (row_tiles - 1 - int(tile % u32(row_tiles))) * C::BM;
   const QueryRows<C::PACK_HEADS> rows(head, seq_q, group);
   const int last_row = min(row + C::BM, rows.count) - 1;
-  const KeyTiles tiles = key_tiles<C::BN, C::CAUSAL>(rows.query(row), rows.query(last_row), seq_q, seq_k, int(part),
-                                                     parts);
+  const KeyTiles tiles = key_tiles<C::BN, C::CAUSAL>(rows.query(row), rows.query(last_row), seq_q, seq_k,
+                                                     int(part), parts);
   const i64 keys_of_head = i64(C::PACK_HEADS ? head : head / group) * seq_k * C::HEAD_DIM;
 
   float* const rows_of_q = reinterpret_cast<float*>(dynamic_shared());
@@ -166,7 +167,8 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
     };
     __syncthreads();  // all have read the tiles before
     copy_lines<C::BN, C::HEAD_DIM, C::SCORE_DIM, PITCH, C::VEC, C::THREADS, In>(tile_k, left, line_of(k));
-    copy_lines<C::BN, C::HEAD_DIM, C::RESULT_DIM, C::RESULT_DIM, C::VEC, C::THREADS, In>(tile_v, left, line_of(v));
+    copy_lines<C::BN, C::HEAD_DIM, C::RESULT_DIM, C::RESULT_DIM, C::VEC, C::THREADS, In>(tile_v, left,
+                                                                                         line_of(v));
     __syncthreads();
 
     float scores[C::TM][TN] = {};
@@ -182,7 +184,8 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
 #pragma unroll
         for (int m = 0; m < C::TM; ++m)
 #pragma unroll
-          for (int n = 0; n < TN; ++n) scores[m][n] = multiply_add(of_q[m].at[e], of_k[n].at[e], scores[m][n]);
+          for (int n = 0; n < TN; ++n)
+            scores[m][n] = multiply_add(of_q[m].at[e], of_k[n].at[e], scores[m][n]);
     }
 #pragma unroll
     for (int m = 0; m < C::TM; ++m) {
@@ -217,7 +220,8 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
       for (int e = 0; e < 4; ++e)
 #pragma unroll
         for (int j = 0; j < GROUPS; ++j) {
-          const Vec<float, 4> of_v = load_vec<4>(tile_v + (key + e) * C::RESULT_DIM + (lane + j * C::LANES) * 4);
+          const float* const four = tile_v + (key + e) * C::RESULT_DIM + (lane + j * C::LANES) * 4;
+          const Vec<float, 4> of_v = load_vec<4>(four);
 #pragma unroll
           for (int m = 0; m < C::TM; ++m)
 #pragma unroll
@@ -234,7 +238,8 @@ attention_simt(const typename C::In* __restrict__ q, const typename C::In* __res
     if (row + my_row + m > last_row) continue;
     const i64 place = rows.at(row + my_row + m), in_part = i64(part) * all_rows + place;
     const float factor = states[m].inverse(), log2_sum = states[m].log2_sum(unit);
-    if (lane == 0) (C::IN_PARTS ? partial_lse + in_part : lse + place)[0] = C::IN_PARTS ? log2_sum : log2_sum * LN_2;
+    if (lane == 0 && C::IN_PARTS) partial_lse[in_part] = log2_sum;
+    if (lane == 0 && !C::IN_PARTS) lse[place] = log2_sum * LN_2;
 #pragma unroll
     for (int j = 0; j < GROUPS; ++j)
 #pragma unroll
@@ -265,7 +270,9 @@ class CudaSimtAttention(CudaVariant[Attention]):
         if workload.head_dim > 256:
             return f"{self.key} takes head_dim up to 256, not {workload.head_dim}"
         if not any(_forward.tiles_fit(workload, bm, bn, 0, (4, 8)) for bm, bn, *_ in USUAL):
-            return f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
+            return (
+                f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
+            )
         return None
 
     def default(self, workload: Attention, device: Device) -> Config:
@@ -320,7 +327,9 @@ class CudaSimtAttention(CudaVariant[Attention]):
 
     def source(self, workload: Attention, config: Config) -> str:
         """Return the kernel for this head_dim, type and configuration, for all other sizes."""
-        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in ("bm", "bn", "tm", "lanes")}
+        choices: dict[str, str | bool | int] = {
+            name.upper(): config[name] for name in ("bm", "bn", "tm", "lanes")
+        }
         choices |= {
             "In": ctype(workload.dtype),
             "HEAD_DIM": workload.head_dim,
@@ -338,7 +347,9 @@ class CudaSimtAttention(CudaVariant[Attention]):
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the attention, and what puts its parts together if keys are divided."""
         bm, pack, split = config["bm"], config["pack_heads"], config["split"]
-        scratch = ("partial", "partial_lse") if split > 1 else ("lse", "lse")  # in whose place nothing is written
+        scratch = (
+            ("partial", "partial_lse") if split > 1 else ("lse", "lse")
+        )  # in whose place nothing is written
         sizes = (
             Scalar("int", int(ceil_div(_forward.rows(workload, pack), bm))),
             Scalar("int", split),

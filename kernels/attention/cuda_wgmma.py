@@ -8,20 +8,19 @@ this tile's results, so that the exponentials of one tile are computed while res
 multiplied; with `pingpong` warpgroups issue their products by turns, so that exponentials of one meet
 products of another.
 
-Where a mask is causal, tiles of keys that no row sees are left out, the longest tiles of rows come first, and only
-tiles of keys at the edge are masked. `group_heads` heads are taken together: what runs at a time shares the keys of
-so many heads in L2.
+Where a mask is causal, tiles of keys that no row sees are left out, the longest tiles of rows come first,
+and only tiles of keys at the edge are masked. `group_heads` heads are taken together: what runs at a time
+shares the keys of so many heads in L2.
 
 Limits: TMA reads lines that begin at multiples of 16 bytes, so that head_dim must be a multiple of 8. What it
 lacks to a multiple of 64 is multiplied as zeros.
 
-Source: Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024, algorithms 1 and 2; PTX ISA,
-"wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg".
+Source: Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024, algorithms 1 and 2; PTX
+ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from tunebench._lazy import np
@@ -53,7 +52,7 @@ Four more than there where the first operand is in registers.
 """
 
 STAGING_BYTES = 4 * 16 * (32 + 8) * 4
-"""What the warps of a warpgroup gather results in: 16 rows of 32 columns of f32, and 8 to spread the banks."""
+"""What warps of a warpgroup gather results in: 16 rows of 32 columns of f32, and 8 to spread the banks."""
 
 GROUPS = (1, 4, 16, 64)
 
@@ -90,7 +89,7 @@ def _smem_bytes(workload: Attention, bn: Any, stages: Any, consumers: Any) -> An
 
 
 def registers_suffice(bn: Any, consumers: Any, workload: Attention) -> Any:
-    """Scores, exponentials and results must stay in registers, and sums of one wgmma in those launched with."""
+    """Scores, exponentials and results must stay in registers, sums of one wgmma in those launched with."""
     needed = _dim(workload) // 2 + bn // 2 + bn // 4 + OTHER_REGISTERS
     one = np.maximum(bn, _dim(workload)) // 2 + INSTRUCTION_REGISTERS
     return (needed <= _consumer_registers(consumers)) & (one <= _launched_registers(consumers))
@@ -167,12 +166,12 @@ struct Barriers {
   __device__ __forceinline__ u32 q_empty() const { return q_full() + 8; }
 };
 
-// Copies rows of q and tiles of k and v for as long as there are any, in the order in which they are multiplied: each tile
-// of k comes before the tile of v before it. One thread does.
+// Copies rows of q and tiles of k and v for as long as there are any, in the order in which they are
+// multiplied: each tile of k comes before the tile of v before it. One thread does.
 template <class C>
-__device__ __forceinline__ void produce(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map,
-                                        u32 rows_at, u32 tiles_at, const Barriers<C>& barriers,
-                                        const RowTiles<C>& tiles, int group) {
+__device__ __forceinline__ void produce(const TensorMap& q_map, const TensorMap& k_map,
+                                        const TensorMap& v_map, u32 rows_at, u32 tiles_at,
+                                        const Barriers<C>& barriers, const RowTiles<C>& tiles, int group) {
   Ring<C::STAGES> place = {barriers.ring};
   u32 q_parity = 0;
   prefetch_tensor_map(q_map);
@@ -190,13 +189,15 @@ __device__ __forceinline__ void produce(const TensorMap& q_map, const TensorMap&
       if (i < tile.keys.end) {
         mbarrier_wait(place.empty(), place.parity ^ 1);
         mbarrier_arrive_expect_tx(place.full(), C::TileK::BYTES);
-        C::TileK::copy(tiles_at + place.stage * C::TileK::BYTES, k_map, i * C::BN, 0, head, place.full(), 0, 0);
+        const u32 target = tiles_at + place.stage * C::TileK::BYTES;
+        C::TileK::copy(target, k_map, i * C::BN, 0, head, place.full(), 0, 0);
         place.advance();
       }
       if (i > 0) {
         mbarrier_wait(place.empty(), place.parity ^ 1);
         mbarrier_arrive_expect_tx(place.full(), C::TileV::BYTES);
-        C::TileV::copy(tiles_at + place.stage * C::TileV::BYTES, v_map, 0, (i - 1) * C::BN, head, place.full(), 0, 0);
+        const u32 target = tiles_at + place.stage * C::TileV::BYTES;
+        C::TileV::copy(target, v_map, 0, (i - 1) * C::BN, head, place.full(), 0, 0);
         place.advance();
       }
     }
@@ -205,7 +206,8 @@ __device__ __forceinline__ void produce(const TensorMap& q_map, const TensorMap&
 
 // Issues the products of 64 rows of q, those of this warpgroup, with the tile of k in this place.
 template <class C>
-__device__ __forceinline__ void issue_scores(float (&scores)[1][C::BN / 8][4], u32 rows_at, int first_row, u32 tile) {
+__device__ __forceinline__ void issue_scores(float (&scores)[1][C::BN / 8][4], u32 rows_at, int first_row,
+                                             u32 tile) {
 #pragma unroll
   for (int step = 0; step < ceil_div(C::HEAD_DIM, 16); ++step)
     wgmma_m64k16<typename C::In, C::BN, false, false>(scores[0], C::TileQ::operand(rows_at, first_row, step),
@@ -215,11 +217,12 @@ __device__ __forceinline__ void issue_scores(float (&scores)[1][C::BN / 8][4], u
 
 // Issues the products of exponentials with the tile of v in this place.
 template <class C>
-__device__ __forceinline__ void issue_results(float (&results)[1][C::DIM / 8][4], const u32 (&p)[C::BN / 16][4],
-                                              u32 tile) {
+__device__ __forceinline__ void issue_results(float (&results)[1][C::DIM / 8][4],
+                                              const u32 (&p)[C::BN / 16][4], u32 tile) {
 #pragma unroll
   for (int step = 0; step < C::BN / 16; ++step)
-    wgmma_m64k16_registers<typename C::In, C::DIM, true>(results[0], p[step], C::TileV::operand(tile, 0, step), true);
+    wgmma_m64k16_registers<typename C::In, C::DIM, true>(results[0], p[step],
+                                                         C::TileV::operand(tile, 0, step), true);
   wgmma_commit();
 }
 
@@ -249,8 +252,8 @@ __device__ __forceinline__ void round_tile(u32 (&p)[C::BN / 16][4], const float 
 // Computes 64 rows of a tile.
 template <class C, class Turns>
 __device__ __forceinline__ void attend(float (&results)[1][C::DIM / 8][4], MyRows& mine, const RowTile& tile,
-                                       u32 rows_at, int first_row, u32 tiles_at, Ring<C::STAGES>& place, Turns& turn,
-                                       u32 q_empty, float unit) {
+                                       u32 rows_at, int first_row, u32 tiles_at, Ring<C::STAGES>& place,
+                                       Turns& turn, u32 q_empty, float unit) {
   float scores[1][C::BN / 8][4], factors[1][2];
   u32 p[C::BN / 16][4];
   const auto tile_here = [&] {
@@ -310,7 +313,8 @@ __device__ __forceinline__ void consume(typename C::In* __restrict__ o, float* _
                                         const RowTiles<C>& tiles, int consumer, float unit) {
   using In = typename C::In;
   const int lane = int(threadIdx.x) % 32, in_group = int(threadIdx.x) % 128 / 32 * 16 + lane / 4;
-  float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
+  constexpr int FLOATS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
+  float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
   Ring<C::STAGES> place = {barriers.ring};
   Turn<C::PINGPONG ? C::CONSUMERS : 1> turn(barriers.turns(), C::PINGPONG ? consumer : 0);
   u32 q_parity = 0;
@@ -320,8 +324,10 @@ __device__ __forceinline__ void consume(typename C::In* __restrict__ o, float* _
     const int row = tile.row + 64 * consumer, left = tiles.seq_q - row;
     MyRows mine;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      mine.sees[0][half] = keys_seen<C::CAUSAL>(min(row + in_group + 8 * half, tiles.seq_q - 1), tiles.seq_q, tiles.seq_k);
+    for (int half = 0; half < 2; ++half) {
+      const int query = min(row + in_group + 8 * half, tiles.seq_q - 1);
+      mine.sees[0][half] = keys_seen<C::CAUSAL>(query, tiles.seq_q, tiles.seq_k);
+    }
     float results[1][C::DIM / 8][4] = {};
     mbarrier_wait(barriers.q_full(), q_parity);
     q_parity ^= 1;
@@ -346,8 +352,9 @@ __device__ __forceinline__ void consume(typename C::In* __restrict__ o, float* _
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, 1)
 attention_wgmma(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
-                const __grid_constant__ TensorMap v_map, typename C::In* __restrict__ o, float* __restrict__ lse,
-                int group, int seq_q, int seq_k, float unit, int heads, int row_tiles, int group_heads) {
+                const __grid_constant__ TensorMap v_map, typename C::In* __restrict__ o,
+                float* __restrict__ lse, int group, int seq_q, int seq_k, float unit, int heads,
+                int row_tiles, int group_heads) {
   u8* const rows = swizzled_shared();
   u8* const ring = rows + C::TileQ::BYTES;
   u8* const staging = ring + C::STAGES * C::TileK::BYTES;
@@ -397,7 +404,9 @@ class CudaWgmmaAttention(CudaVariant[Attention]):
         if workload.head_dim % 8 or workload.head_dim > 256:
             return f"{self.key} takes head_dim up to 256 in multiples of 8, not {workload.head_dim}"
         if not fits(64, 2, workload) and not fits(64, 1, workload):
-            return f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
+            return (
+                f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
+            )
         return None
 
     def default(self, workload: Attention, device: Device) -> Config:
@@ -453,8 +462,8 @@ class CudaWgmmaAttention(CudaVariant[Attention]):
             fill_bytes=(2 * share.keys + share.rows) * workload.head_dim * size,
             # Four warps issue each product of 64 rows.
             instructions=4 * consumers * share.tiles * (narrow + bn) / 16 + (scores + fma) / 32,
-            # A warpgroup adds 16 keys to its results by one product of 64 x dim: dim / 2 clocks of all tensor cores of
-            # its SM, and the next adds to the same sums.
+            # A warpgroup adds 16 keys to its results by one product of 64 x dim: dim / 2 clocks of all tensor
+            # cores of its SM, and the next adds to the same sums.
             chain_clocks=np.where(share.blocks <= device.sm_count, device.l2_latency, 0.0)
             + share.tiles * bn / 16 * dim / 2,
         )

@@ -1,13 +1,15 @@
-"""Forward attention on the CPU: blocks of rows in parallel, each against tiles of keys, softmax corrected on the way.
+"""Forward attention on the CPU: blocks of rows in parallel, each against tiles of keys.
 
-Rows are queries of all heads that share keys, query by query. A thread has a block of mr * m_panels of them and
-takes tiles of nr * n_panels keys one after the other, all as f32: the products with k and with v, or, `direct`, for few
-rows, dot products with keys as they lie in memory. With a causal mask, tiles that no row of a block sees are left out.
+Rows are queries of all heads that share keys, query by query. A thread has a block of mr * m_panels of them
+and takes tiles of nr * n_panels keys one after the other, all as f32: the products with k and with v, or,
+`direct`, for few rows, dot products with keys as they lie in memory. The softmax is corrected as tiles come.
+With a causal mask, tiles that no row of a block sees are left out.
 
-Packed tiles are multiplied by the micro-kernel of `_numba_product`; the exponential is a polynomial that vectorises.
+Packed tiles are multiplied by the micro-kernel of `_numba_product`; the exponential is a polynomial that
+vectorises.
 
-Source: Dao, "FlashAttention-2", 2023, algorithm 1; Goto and van de Geijn, "Anatomy of High-Performance Matrix
-Multiplication", 2008.
+Source: Dao, "FlashAttention-2", 2023, algorithm 1; Goto and van de Geijn, "Anatomy of High-Performance
+Matrix Multiplication", 2008.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ def buffers_fit(mr: Any, nr: Any, m_panels: Any, n_panels: Any, workload: Attent
 
 SPACE = Space(
     (
-        Parameter("form", ("packed", "direct"), "packed: products of packed tiles; direct: dot products, for few rows"),
+        Parameter(
+            "form",
+            ("packed", "direct"),
+            "packed: products of packed tiles; direct: dot products, for few rows",
+        ),
         Parameter("mr", (1, 2, 4, 6, 8, 12), "rows in registers"),
         Parameter("nr", (16, 32, 48), "keys, or columns of results, in registers"),
         Parameter("m_panels", (1, 2, 4, 8, 16, 32), "strips of mr rows in a block"),
@@ -187,9 +193,12 @@ def _block(workload: Attention, config: Config, room: Room, fastmath: frozenset[
 
     rows, keys, causal = room.rows, room.keys, workload.causal
     begin, finish = _begin(workload, room, fastmath), _finish(workload, room, fastmath)
-    multiply = _packed if config["form"] == "packed" else _direct
-    scores, results = multiply(workload, config, room, fastmath)
+    packed = config["form"] == "packed"
+    scores = (_packed_scores if packed else _direct_scores)(workload, config, room, fastmath)
+    results = (_packed_results if packed else _direct_results)(workload, config, room, fastmath)
     exponentiate = _exponentiate(room, fastmath)
+
+    dim = np.int64(room.dim)
 
     @jitted(fastmath)
     def block(arrays: Any, sizes: Any, head: int, first: int, buffer: Any) -> None:
@@ -201,7 +210,7 @@ def _block(workload: Attention, config: Config, room: Room, fastmath: frozenset[
         last = (first + count - 1) // group if causal else 0
         for key in range(0, before + last, keys):
             seen = min(keys, before + last - key)
-            at = (head * seq_k + key) * np.int64(room_dim)
+            at = (head * seq_k + key) * dim
             scores(k, at, count, seen, buffer)
             for row in range(count):
                 query = (first + row) // group if causal else 0
@@ -209,12 +218,11 @@ def _block(workload: Attention, config: Config, room: Room, fastmath: frozenset[
             results(v, at, count, seen, buffer)
         finish(o, lse, sizes, head, first, count, buffer)
 
-    room_dim = room.dim
     return block
 
 
 def _begin(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what puts rows of q, times what makes scores exponents of 2, into the buffer and clears the results."""
+    """Return what puts rows of q into the buffer, scaled so that scores are exponents of 2."""
     import numpy as np
 
     read, rows, dim, tops = load(workload.dtype), room.rows, room.dim, room.tops
@@ -306,29 +314,21 @@ def _finish(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callab
 # -- products -----------------------------------------------------------------------------------------------
 
 
-def _packed(
+def _packed_scores(
     workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return what computes scores and what adds to results, by products of packed tiles."""
+) -> Callable[..., None]:
+    """Return what computes scores by a product with packed keys."""
     import numpy as np
 
     read, mr, nr = load(workload.dtype), config["mr"], config["nr"]
-    rows, keys, dim, columns = room.rows, room.keys, room.dim, room.columns
-    first_k, first_v, first_score, first_result = room.k, room.v, room.scores, room.results
-    sizes = {"mr": mr, "nr": nr, "m_panels": config["m_panels"], "a_panel": "rows", "unroll": 1}
-    times_k = micro_kernel(Blocking(**sizes, n_panels=config["n_panels"], depth=dim))
-    times_v = micro_kernel(Blocking(**sizes, n_panels=columns // nr, depth=keys))
+    rows, keys, dim, first_k, first_score = room.rows, room.keys, room.dim, room.k, room.scores
+    multiply = micro_kernel(_blocking(config, config["n_panels"], dim))
     zero = np.float32(0)
 
     @jitted(fastmath)
     def pack_key(k: Any, source: int, buffer: Any, target: int) -> None:
         for d in range(dim):
             buffer[target + d * nr] = read(k[source + d])
-
-    @jitted(fastmath)
-    def pack_value(v: Any, source: int, count: int, buffer: Any, target: int) -> None:
-        for c in range(count):
-            buffer[target + c] = read(v[source + c])
 
     @jitted(fastmath)
     def scores(k: Any, at: int, count: int, seen: int, buffer: Any) -> None:
@@ -338,29 +338,61 @@ def _packed(
             buffer[first_score + i] = zero
         for n in range(0, seen, nr):
             for m in range(0, count, mr):
-                times_k(dim, buffer, m * dim, buffer, first_k + n * dim, buffer, first_score + m * keys + n)
+                target = first_score + m * keys + n
+                multiply(dim, buffer, m * dim, buffer, first_k + n * dim, buffer, target)
+
+    return scores
+
+
+def _packed_results(
+    workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
+) -> Callable[..., None]:
+    """Return what adds to results by a product with packed values."""
+    read, mr, nr = load(workload.dtype), config["mr"], config["nr"]
+    keys, dim, columns = room.keys, room.dim, room.columns
+    first_v, first_score, first_result = room.v, room.scores, room.results
+    multiply = micro_kernel(_blocking(config, columns // nr, keys))
+
+    @jitted(fastmath)
+    def pack_value(v: Any, source: int, count: int, buffer: Any, target: int) -> None:
+        for c in range(count):
+            buffer[target + c] = read(v[source + c])
 
     @jitted(fastmath)
     def results(v: Any, at: int, count: int, seen: int, buffer: Any) -> None:
         for n in range(0, dim, nr):
             for key in range(seen):
-                pack_value(v, at + key * dim + n, min(nr, dim - n), buffer, first_v + n * keys + key * nr)
+                target = first_v + n * keys + key * nr
+                pack_value(v, at + key * dim + n, min(nr, dim - n), buffer, target)
         for n in range(0, dim, nr):
             for m in range(0, count, mr):
-                at_results = first_result + m * columns + n
-                times_v(seen, buffer, first_score + m * keys, buffer, first_v + n * keys, buffer, at_results)
+                p, target = first_score + m * keys, first_result + m * columns + n
+                multiply(seen, buffer, p, buffer, first_v + n * keys, buffer, target)
 
-    return scores, results
+    return results
 
 
-def _direct(
+def _blocking(config: Config, n_panels: int, depth: int) -> Blocking:
+    """Return the sizes of a product of `mr` rows and `nr` columns in registers."""
+    return Blocking(
+        mr=config["mr"],
+        nr=config["nr"],
+        m_panels=config["m_panels"],
+        n_panels=n_panels,
+        depth=depth,
+        a_panel="rows",
+        unroll=1,
+    )
+
+
+def _direct_scores(
     workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return what computes scores and what adds to results, key by key as they lie in memory."""
+) -> Callable[..., None]:
+    """Return what computes scores key by key, as keys lie in memory."""
     import numpy as np
 
-    read, keys, dim, columns = load(workload.dtype), room.keys, room.dim, room.columns
-    first_score, first_result, zero = room.scores, room.results, np.float32(0)
+    read, keys, dim, first_score = load(workload.dtype), room.keys, room.dim, room.scores
+    zero = np.float32(0)
 
     @jitted(fastmath)
     def dot(buffer: Any, row: int, k: Any, source: int) -> Any:
@@ -370,7 +402,23 @@ def _direct(
         return total
 
     @jitted(fastmath)
-    def add(buffer: Any, target: int, p: int, v: Any, source: int) -> None:
+    def scores(k: Any, at: int, count: int, seen: int, buffer: Any) -> None:
+        for key in range(seen):
+            for row in range(count):
+                buffer[first_score + row * keys + key] = dot(buffer, row, k, at + key * dim)
+
+    return scores
+
+
+def _direct_results(
+    workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
+) -> Callable[..., None]:
+    """Return what adds values to results, four keys at a time, as they lie in memory."""
+    read, keys, dim, columns = load(workload.dtype), room.keys, room.dim, room.columns
+    first_score, first_result = room.scores, room.results
+
+    @jitted(fastmath)
+    def add_four(buffer: Any, target: int, p: int, v: Any, source: int) -> None:
         p0, p1, p2, p3 = buffer[p], buffer[p + 1], buffer[p + 2], buffer[p + 3]
         for d in range(dim):
             upper = p0 * read(v[source + d]) + p1 * read(v[source + dim + d])
@@ -384,22 +432,18 @@ def _direct(
             buffer[target + d] += factor * read(v[source + d])
 
     @jitted(fastmath)
-    def scores(k: Any, at: int, count: int, seen: int, buffer: Any) -> None:
-        for key in range(seen):
-            for row in range(count):
-                buffer[first_score + row * keys + key] = dot(buffer, row, k, at + key * dim)
-
-    @jitted(fastmath)
     def results(v: Any, at: int, count: int, seen: int, buffer: Any) -> None:
         whole = seen // 4 * 4
         for key in range(0, whole, 4):
             for row in range(count):
-                add(buffer, first_result + row * columns, first_score + row * keys + key, v, at + key * dim)
+                target, p = first_result + row * columns, first_score + row * keys + key
+                add_four(buffer, target, p, v, at + key * dim)
         for key in range(whole, seen):
             for row in range(count):
-                add_one(buffer, first_result + row * columns, first_score + row * keys + key, v, at + key * dim)
+                target, p = first_result + row * columns, first_score + row * keys + key
+                add_one(buffer, target, p, v, at + key * dim)
 
-    return scores, results
+    return results
 
 
 VARIANT = NumbaCpuAttention()

@@ -166,7 +166,7 @@ def test_resnet50_has_its_published_layers_and_work() -> None:
 def test_transformers_have_their_published_work() -> None:
     # Linear layers: 2 * parameters * tokens, with 12 * layers * hidden**2 parameters (LLaMA: 6.476e9 in all,
     # 131e6 of them the embedding, which is no product).
-    # Attention: 4 * pairs of tokens * hidden a layer; a causal mask leaves half of them, and each token itself.
+    # Attention: 4 * pairs of tokens * hidden a layer; a causal mask leaves half of them and the tokens.
     block_parameters = 12 * 12 * 768**2
     assert _gflop("bert-base", Gemm) * 1e9 == 2 * block_parameters * 512
     assert _gflop("bert-base", Attention) * 1e9 == 4 * 512**2 * 768 * 12
