@@ -27,9 +27,8 @@ from tunebench.workload import Workload
 WORKLOADS = {
     "attention": (
         "attention:batch=1,heads=2,seq_q=37,head_dim=24,dtype=f16,causal=true,seq_k=53",
-        "attention:batch=2,heads=3,seq_q=5,head_dim=64,dtype=bf16,seq_k=67,heads_k=1",
-        "attention:batch=1,heads=1,seq_q=19,head_dim=13,dtype=f32,seq_k=35,causal=true",
-        "attention:batch=1,heads=4,seq_q=1,head_dim=80,dtype=f16,seq_k=150,heads_k=2",
+        "attention:batch=1,heads=4,seq_q=3,head_dim=80,dtype=bf16,seq_k=150,heads_k=2",
+        "attention:batch=1,heads=1,seq_q=5,head_dim=13,dtype=f32,seq_k=35",
     ),
     "softmax": (
         "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
