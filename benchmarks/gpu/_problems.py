@@ -130,6 +130,18 @@ VERIFIED = (
     (ROW_TYPES, "rmsnorm:rows=1000,cols=777,dtype={dtype},prologue=residual,stats=true"),
     (ROW_TYPES, "rmsnorm:rows=2,cols=1048576,dtype={dtype}"),
     (ROW_TYPES, "rmsnorm:rows=1003,cols=1000,dtype={dtype},direction=backward"),
+    (ROW_TYPES, "attention:batch=1,heads=1,seq_q=1,head_dim=8,dtype={dtype}"),
+    (
+        ROW_TYPES,
+        "attention:batch=2,heads=6,seq_q=131,head_dim=72,dtype={dtype},seq_k=259,heads_k=2,causal=true",
+    ),
+    (ROW_TYPES, "attention:batch=1,heads=4,seq_q=1000,head_dim=64,dtype={dtype}"),
+    (ROW_TYPES, "attention:batch=1,heads=8,seq_q=515,head_dim=128,dtype={dtype},heads_k=2,causal=true"),
+    (
+        ROW_TYPES,
+        "attention:batch=3,heads=8,seq_q=2,head_dim=128,dtype={dtype},seq_k=2049,heads_k=2,causal=true",
+    ),
+    (ROW_TYPES, "attention:batch=1,heads=2,seq_q=257,head_dim=256,dtype={dtype}"),
 )
 """Types and problems; every variant that can do one does it."""
 
@@ -164,6 +176,11 @@ MEASURED = (
     ("elementwise:rows=8192,cols=4096,dtype=bf16,expression=silu(x)*y", 50),
     (CONV.format(n=32, c=256, h=28, w=28, k=1024, r=1, s=1, stride=1, pad=0) + ",layout=nhwc", 60),
     (CONV.format(n=32, c=192, h=56, w=56, k=192, r=3, s=3, stride=1, pad=1) + ",layout=nhwc,groups=192", 60),
+    # llama-3-8b: a prompt, and a step of decoding 16 sequences; heads of 64 and long prompts besides
+    ("attention:batch=1,heads=32,seq_q=2048,head_dim=128,dtype=bf16,heads_k=8,causal=true", 60),
+    ("attention:batch=16,heads=32,seq_q=1,head_dim=128,dtype=bf16,seq_k=8192,heads_k=8", 60),
+    ("attention:batch=2,heads=16,seq_q=8192,head_dim=128,dtype=f16", 60),
+    ("attention:batch=8,heads=12,seq_q=1024,head_dim=64,dtype=f16,causal=true", 60),
     ("softmax:rows=16384,cols=4096,dtype=f16", 50),
     ("softmax:rows=4096,cols=1024,dtype=f32", 50),
     ("softmax:rows=16384,cols=4096,dtype=f16,direction=backward", 50),

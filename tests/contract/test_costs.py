@@ -107,7 +107,7 @@ def longest(launch: LaunchCounts, config: Mapping[str, Any], name: str) -> float
         for block in launch.blocks
     )
     tiles = config.get("bm", 16) // 16 * (config.get("bn", 8) // 8)  # of all warps; each has as many
-    return products / tiles
+    return products / max(1, tiles)
 
 
 EXCESSIVE = [

@@ -64,6 +64,9 @@ PATHS = [
     "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
     "elementwise:rows=11,cols=131,dtype=f32,expression=alpha*gelu(x+bias)-tanh(x),vectors=bias,scalars=alpha",
     "elementwise:rows=12,cols=50,dtype=bf16,expression=silu(x)/max(exp(x),2)+x,out=f16",
+    "attention:batch=1,heads=4,seq_q=37,head_dim=20,dtype=f16,seq_k=45,heads_k=2,causal=true",
+    "attention:batch=2,heads=2,seq_q=1,head_dim=33,dtype=bf16,seq_k=131,heads_k=1",
+    "attention:batch=1,heads=2,seq_q=41,head_dim=16,dtype=f32",
 ]
 
 

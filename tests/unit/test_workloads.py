@@ -13,11 +13,12 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.workload import Workload
 from tunebench.workloads import Layer, batches, operator, operators, parse, register, suite, suites, workload
 from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-SUITES = ("bert-base", "gpt2", "llama-3-8b", "llama-7b", "mixtral-8x7b", "resnet50")
+SUITES = ("bert-base", "gpt2", "llama-3-8b", "llama-3-8b-decode", "llama-7b", "mixtral-8x7b", "resnet50")
 
 
 def test_operators_are_found_by_name() -> None:
@@ -69,7 +70,7 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
             "missing dtype; usage: gemm:m=N,n=N,k=N,dtype=f32|tf32|f16|bf16|e4m3|i8,[batch=N]",
         ),
         ("gemm", "neither operator:dimension=value,… nor suite/layer; operators: attention, conv2d, "),
-        ("", "suites: bert-base, gpt2, llama-3-8b, llama-7b, mixtral-8x7b, resnet50"),
+        ("", "suites: bert-base, gpt2, llama-3-8b, llama-3-8b-decode, llama-7b, mixtral-8x7b, resnet50"),
         ("resnet5/fc", "unknown suite 'resnet5'. Did you mean 'resnet50'?"),
         ("resnet50/conv31", "unknown layer of resnet50 'conv31'. Did you mean 'conv3_1'?"),
         ("resnet50/", "unknown layer of resnet50 ''"),
@@ -169,13 +170,14 @@ def test_resnet50_has_its_published_layers_and_work() -> None:
 def test_transformers_have_their_published_work() -> None:
     # Linear layers: 2 * parameters * tokens, with 12 * layers * hidden**2 parameters (LLaMA: 6.476e9 in all,
     # 131e6 of them the embedding, which is no product).
-    attention = {"bert-base": 4 * 512**2 * 768 * 12, "gpt2": 4 * 1024**2 * 768 * 12}
+    # Attention: 4 * pairs of tokens * hidden a layer; a causal mask leaves half of them and the tokens.
     block_parameters = 12 * 12 * 768**2
-    assert _gflop("bert-base", Gemm) * 1e9 == 2 * block_parameters * 512 + attention["bert-base"]
+    assert _gflop("bert-base", Gemm) * 1e9 == 2 * block_parameters * 512
+    assert _gflop("bert-base", Attention) * 1e9 == 4 * 512**2 * 768 * 12
     head = 2 * 768 * 50257 * 1024
-    assert _gflop("gpt2", Gemm) * 1e9 == 2 * block_parameters * 1024 + attention["gpt2"] + head
-    products = _gflop("llama-7b", Gemm) + _gflop("llama-7b", GatedGemm)
-    linear = products * 1e9 - 4 * 2048**2 * 4096 * 32
+    assert _gflop("gpt2", Gemm) * 1e9 == 2 * block_parameters * 1024 + head
+    assert _gflop("gpt2", Attention) * 1e9 == 4 * (1024 * 1025 // 2) * 768 * 12
+    linear = (_gflop("llama-7b", Gemm) + _gflop("llama-7b", GatedGemm)) * 1e9
     assert linear / 2 / 2048 + 32000 * 4096 + 65 * 4096 == pytest.approx(6.738e9, rel=1e-3)
 
 
@@ -188,8 +190,16 @@ def test_grouped_attention_and_experts_take_their_published_work(
     # 2 * active parameters * tokens; of Mixtral's 46.7e9 parameters a token meets 12.9e9. Embedding and the
     # 65 normalisations are no products.
     gflop = sum(_gflop(name, kind) for kind in (Gemm, GatedGemm, GroupedGemm))
-    linear = gflop * 1e9 - 4 * 2048**2 * 4096 * 32
-    assert linear / 2 / 2048 + embedding * 4096 + 65 * 4096 == pytest.approx(active, rel=1e-3)
+    assert gflop * 1e9 / 2 / 2048 + embedding * 4096 + 65 * 4096 == pytest.approx(active, rel=1e-3)
+
+
+def test_a_step_of_decoding_is_one_token_of_a_prompt() -> None:
+    step, prompt = (
+        _gflop(name, Gemm) + _gflop(name, GatedGemm) for name in ("llama-3-8b-decode", "llama-3-8b")
+    )
+    assert step * 2048 == pytest.approx(prompt)
+    (attention,) = (layer.workload for layer in suite("llama-3-8b-decode") if layer.name == "attention")
+    assert attention.traffic().total_bytes >= 2 * 8192 * 8 * 128 * 2
 
 
 @pytest.mark.parametrize(

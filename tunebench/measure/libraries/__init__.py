@@ -7,7 +7,8 @@ A module has either function, or both:
   write; empty where it has none.
 
 What a program needs beforehand (views, transposes without a copy) is done when it is asked for. It computes
-everything anew at each call, and returns the output, or a tuple of them in the order of `Workload.outputs`.
+everything anew at each call, and returns the output, or a tuple of them in the order of `Workload.outputs`;
+one that the library keeps to itself is left out at the end.
 Operators without a module, such as users' own, have no libraries.
 """
 

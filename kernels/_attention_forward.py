@@ -1,0 +1,221 @@
+"""What variants of forward attention share on the Python side: rows, tiles of keys, parts, arguments.
+
+A block has `bm` rows: queries of one head or, with `pack_heads`, of all heads that share keys. It takes those
+tiles of `bn` keys that any of its rows sees, or with `split` an even part of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.kernels._cuda import ctype
+from tunebench.variant import Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.attention import Attention
+
+__all__ = [
+    "LOG2_E",
+    "MAX_BLOCKS",
+    "Share",
+    "blocks",
+    "combine",
+    "padded",
+    "rows",
+    "scalars",
+    "scratch",
+    "shares",
+    "shrink",
+    "split_is_of_use",
+    "tiles",
+    "tiles_fit",
+]
+
+LOG2_E = math.log2(math.e)
+
+MAX_BLOCKS = 2**31 - 1
+"""Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+MAX_SCRATCH_BYTES = 2**30
+"""Most memory that results of parts may take."""
+
+LEAST_TILES = 2
+"""Tiles of keys that are worth a part of their own."""
+
+COMBINE_THREADS = 128
+"""Threads of a block of `attention_combine`; a warp has a row."""
+
+
+def padded(workload: Attention, multiple: int = 16) -> int:
+    """Return head_dim with the zeros that kernels add to it."""
+    return int(ceil_div(workload.head_dim, multiple) * multiple)
+
+
+def rows(workload: Attention, pack_heads: Any) -> Any:
+    """Return the rows that share keys: queries, of one head or of all of a group."""
+    return workload.seq_q * np.where(pack_heads == 1, workload.group, 1)
+
+
+def _heads(workload: Attention, pack_heads: Any) -> Any:
+    """Return how often there are such rows."""
+    return workload.batch * np.where(pack_heads == 1, workload.heads_k, workload.heads)
+
+
+def blocks(workload: Attention, bm: Any, pack_heads: Any) -> Any:
+    """Return the tiles of rows, of all heads."""
+    return _heads(workload, pack_heads) * ceil_div(rows(workload, pack_heads), bm)
+
+
+def scalars(workload: Attention) -> tuple[Scalar, ...]:
+    """Return the sizes and the factor that kernels take: group, seq_q, seq_k, unit."""
+    sizes = (workload.group, workload.seq_q, workload.seq_k)
+    return (*(Scalar("int", size) for size in sizes), Scalar("float", workload.scale * LOG2_E))
+
+
+def tiles(workload: Attention, bm: int, bn: int, pack_heads: int, dim_step: int) -> tuple[Tiling, ...]:
+    """Return how tiles cut rows, keys and head_dim."""
+    return (
+        Tiling(
+            dimension="seq_q*group" if pack_heads else "seq_q",
+            extent=int(rows(workload, pack_heads)),
+            tile=bm,
+        ),
+        Tiling(dimension="seq_k", extent=workload.seq_k, tile=bn),
+        Tiling(dimension="head_dim", extent=workload.head_dim, tile=dim_step),
+    )
+
+
+# -- parts of keys ------------------------------------------------------------------------------------------
+
+
+def split_is_of_use(workload: Attention, bm: Any, bn: Any, pack_heads: Any, split: Any, sm_count: int) -> Any:
+    """Keys are split only where blocks are few, into parts of some tiles."""
+    few = blocks(workload, 1.0 * bm, pack_heads) * (split // 2) < 2 * sm_count
+    return (split == 1) | (few & (ceil_div(workload.seq_k, bn) >= LEAST_TILES * split))
+
+
+def scratch_fits(workload: Attention, parts: Any) -> Any:
+    """Results of all parts must fit in the scratch."""
+    o_rows = float(workload.batch * workload.heads * workload.seq_q)
+    return (parts == 1) | (4 * o_rows * parts * (workload.head_dim + 1) <= MAX_SCRATCH_BYTES)
+
+
+def scratch(workload: Attention, parts: int) -> tuple[Tensor, ...]:
+    """Return where parts leave their results and the logarithms of their sums, if there are any."""
+    if parts == 1:
+        return ()
+    o_rows = workload.batch * workload.heads * workload.seq_q
+    return (
+        Tensor(name="partial", shape=(parts, o_rows, workload.head_dim), dtype="f32"),
+        Tensor(name="partial_lse", shape=(parts, o_rows), dtype="f32"),
+    )
+
+
+def combine(workload: Attention, parts: int) -> tuple[Launch, ...]:
+    """Return the launch that puts parts together, if there are any."""
+    if parts == 1:
+        return ()
+    o_rows = workload.batch * workload.heads * workload.seq_q
+    return (
+        Launch(
+            entry=f"attention_combine<{ctype(workload.dtype)}, {workload.head_dim}, {COMBINE_THREADS}>",
+            grid=(ceil_div(o_rows, COMBINE_THREADS // 32), 1, 1),
+            block=(COMBINE_THREADS, 1, 1),
+            arguments=(
+                "partial",
+                "partial_lse",
+                "o",
+                "lse",
+                Scalar("long long", o_rows),
+                Scalar("int", parts),
+            ),
+        ),
+    )
+
+
+# -- how much there is to do --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What blocks do, as columns.
+
+    Attributes:
+        tiles: Tiles of keys of a block that has most: of the last rows, which see all keys.
+        keys: Keys that exist in these, at least.
+        rows: Rows that exist of such a block.
+        full_blocks: How many blocks have as many tiles.
+        blocks: How many blocks of as many tiles would do all there is.
+    """
+
+    tiles: Any
+    keys: Any
+    rows: Any
+    full_blocks: Any
+    blocks: Any
+
+
+def shares(workload: Attention, **choices: Any) -> Share:
+    """Return what blocks do, by columns of `bm`, `bn` and, where there are, `pack_heads` and `split`."""
+    columns = np.stack([np.asarray(column, np.int64) for column in choices.values()])
+    unlike, rows_of = np.unique(columns, axis=1, return_inverse=True)
+    each = [_share(workload, **dict(zip(choices, column, strict=True))) for column in unlike.T.tolist()]
+    fields = (field.name for field in dataclasses.fields(Share))
+    found = {name: np.array([getattr(share, name) for share in each], np.float64) for name in fields}
+    return Share(**{name: column[rows_of.ravel()] for name, column in found.items()})
+
+
+def _share(workload: Attention, *, bm: int, bn: int, pack_heads: int = 0, split: int = 1) -> Share:
+    """Return what blocks do in one configuration."""
+    count, heads = int(rows(workload, pack_heads)), int(_heads(workload, pack_heads))
+    all_tiles, of_last = ceil_div(workload.seq_k, bn), count - (ceil_div(count, bm) - 1) * bm
+    most = ceil_div(all_tiles, split)
+    return Share(
+        tiles=most,
+        # The last tile of keys may be short, and be among these.
+        keys=most * bn - (all_tiles * bn - workload.seq_k),
+        rows=of_last,
+        full_blocks=heads * (all_tiles % split or split) * (1 if workload.causal else ceil_div(count, bm)),
+        blocks=heads * _tiles_of_head(workload, bm, bn, pack_heads) / most,
+    )
+
+
+def _tiles_of_head(workload: Attention, bm: int, bn: int, pack: int) -> int:
+    """Return the tiles of keys that the rows of a head, or of a group, take together."""
+    count = int(rows(workload, pack))
+    if not workload.causal:
+        return int(ceil_div(count, bm) * ceil_div(workload.seq_k, bn))
+    last = np.minimum(np.arange(bm, count + bm, bm), count) - 1
+    seen = last // (workload.group if pack else 1) + 1 + workload.seq_k - workload.seq_q
+    return int(ceil_div(seen, bn).sum())
+
+
+def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tuple[int, int]) -> Any:
+    """No tile may be twice as large as the problem if a smaller one exists; all must be in one grid."""
+    worthwhile = ((bm < 2 * rows(workload, pack_heads)) | (bm <= least[0])) & (
+        (bn < 2 * workload.seq_k) | (bn <= least[1])
+    )
+    return worthwhile & (blocks(workload, 1.0 * bm, pack_heads) <= MAX_BLOCKS / 128)
+
+
+def shrink(workload: Attention, bm: int, bn: int, pack_heads: int, key_tiles: int) -> Attention:
+    """Return a small problem with the same edges: few tiles of rows and of keys, of one group of heads."""
+
+    def keep(extent: int, tile: int, count: int) -> int:
+        return min(extent, tile * count + extent % tile)
+
+    group = workload.group
+    tall = max(1, ceil_div(bm, group)) if pack_heads else bm
+    seq_q = keep(workload.seq_q, tall, 1)
+    seq_k = max(keep(workload.seq_k, bn, key_tiles), seq_q if workload.causal else 1)
+    kept = min(workload.heads_k, 2 if group == 1 else 1)
+    return dataclasses.replace(
+        workload,
+        batch=min(workload.batch, 2 if kept == 1 and group < 3 else 1),
+        heads=kept * group,
+        heads_k=kept,
+        seq_q=seq_q,
+        seq_k=seq_k,
+    )

@@ -1,0 +1,72 @@
+#pragma once
+// Scores of attention in fragments, as mma.sync and wgmma leave them: lane l has rows g = l / 4 and g + 8 of each 16, and
+// of each 8 keys those from 2 (l % 4) on, two. Needs _types.cuh, _reduce.cuh and _attention_forward.cuh.
+
+// Puts minus infinity where a row does not see a key. `seen` has the keys that rows g and g + 8 see, from the tile's
+// first of this warp on.
+template <int IN_M, int KEYS>
+__device__ __forceinline__ void hide_scores(float (&scores)[IN_M][KEYS / 8][4], const int (&seen)[IN_M][2]) {
+  const int place = int(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < IN_M; ++i)
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (8 * j + place + e % 2 >= seen[i][e / 2]) scores[i][j][e] = no_key();
+}
+
+// Turns scores into exponentials relative to the greatest so far; `factors` are what sums so far, and results, are to be
+// multiplied by. `unit` turns scores into exponents of 2. Sums are of this thread's columns.
+template <int IN_M, int KEYS>
+__device__ __forceinline__ void exponentiate(float (&scores)[IN_M][KEYS / 8][4], RowState (&rows)[IN_M][2],
+                                             float (&factors)[IN_M][2], float unit) {
+#pragma unroll
+  for (int i = 0; i < IN_M; ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      RowState& row = rows[i][half];
+      float top = row.top;
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; ++j) top = fmaxf(top, fmaxf(scores[i][j][2 * half], scores[i][j][2 * half + 1]));
+      top = warp_reduce_max<4>(top);
+      const float factor = fast_exp2((row.top - top) * unit), shift = top * unit;
+      float total = f32_op(row.total * factor);
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; ++j)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          scores[i][j][e] = fast_exp2(multiply_add(scores[i][j][e], unit, -shift));
+          total = f32_op(total + scores[i][j][e]);
+        }
+      row.top = top, row.total = total, factors[i][half] = factor;
+    }
+}
+
+template <int IN_M, int COLUMNS>
+__device__ __forceinline__ void rescale(float (&results)[IN_M][COLUMNS / 8][4], const float (&factors)[IN_M][2]) {
+#pragma unroll
+  for (int i = 0; i < IN_M; ++i)
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) results[i][j][e] = f32_op(results[i][j][e] * factors[i][e / 2]);
+}
+
+// 16 rows by 16 keys of exponentials, those of `step`, as an operand: what was a result of a product is an operand of the
+// next as it stands.
+template <class T, int N>
+__device__ __forceinline__ void round_operand(u32 (&operand)[4], const float (&scores)[N][4], int step) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const float(&pair)[4] = scores[2 * step + r / 2];
+    operand[r] = pack2<T>(pair[r % 2 * 2], pair[r % 2 * 2 + 1]);
+  }
+}
+
+// Adds the sums of the four threads that share rows up.
+template <int IN_M>
+__device__ __forceinline__ void gather_sums(RowState (&rows)[IN_M][2]) {
+#pragma unroll
+  for (int m = 0; m < 2 * IN_M; ++m) rows[m / 2][m % 2].total = warp_reduce_sum<4>(rows[m / 2][m % 2].total);
+}

@@ -1,0 +1,421 @@
+"""Forward attention in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16 and bf16, summed in f32.
+
+A block has `bm` rows of one head and walks over tiles of `bn` keys. Tiles of k and v come by cp.async into
+a ring of `stages` buffers, k and v by turns. A warp multiplies its rows of q with a tile of k, keeps the
+greatest score and the sum of exponentials of each row as tiles come, and multiplies the exponentials with
+the tile of v: they are operands in the registers where they were results. Where a mask is causal, tiles
+that no row of the block sees are left out, and only those at its edge are masked.
+
+With few queries (decoding), keys are what there is to share: `split` blocks take a part of them each,
+`key_warps` warps of a block a part of each tile, and a second kernel puts the parts together; with
+`pack_heads` the heads that share keys (grouped queries) are rows of one tile.
+
+Limits: lines are copied by 16 bytes, so that head_dim must be a multiple of 8.
+
+Source: Dao, "FlashAttention-2", 2023; Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context
+inference", 2023. PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels import _attention_forward as _forward
+from tunebench.kernels._cuda import ctype, first_product, helpers
+from tunebench.kernels._gemm import constants
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.attention import Attention
+
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+
+MOST_REGISTERS = 255
+"""Of a thread."""
+
+OTHER_REGISTERS = 48
+"""What a thread needs besides scores, results and rows of q: fragments under way, addresses, sums."""
+
+
+def _dim(workload: Attention) -> int:
+    return _forward.padded(workload)
+
+
+def _pitch(workload: Attention) -> int:
+    """Return the elements from one line in shared memory to the next (see `PaddedLines`)."""
+    return _dim(workload) + 8
+
+
+def _threads(row_warps: Any, key_warps: Any) -> Any:
+    return 32 * row_warps * key_warps
+
+
+def _smem_bytes(workload: Attention, bm: Any, bn: Any, stages: Any, hold_q: Any) -> Any:
+    """Return the shared memory of a block: q, then the ring, which takes the place of a q that is held."""
+    size = itemsize(workload.dtype) * _pitch(workload)
+    return size * np.where(hold_q == 1, np.maximum(stages * bn, bm), stages * bn + bm)
+
+
+def _registers(workload: Attention, bm: Any, bn: Any, row_warps: Any, key_warps: Any, hold_q: Any) -> Any:
+    """Return the registers for results, scores and, if they are held, rows of q."""
+    dim, height = _dim(workload), bm // row_warps
+    return height * (dim + bn // key_warps) // 32 + hold_q * height * dim // 64
+
+
+def warps_cover_the_tile(bm: Any, bn: Any, row_warps: Any, key_warps: Any) -> Any:
+    """A warp must have 16 or 32 rows and 16 keys or more; only few rows leave keys to several warps."""
+    height = bm // row_warps
+    rows = (height * row_warps == bm) & ((height == 16) | (height == 32))
+    return rows & (bn // key_warps >= 16) & (row_warps * key_warps <= 8) & ((key_warps == 1) | (bm <= 32))
+
+
+def registers_suffice(
+    bm: Any, bn: Any, row_warps: Any, key_warps: Any, hold_q: Any, min_blocks: Any, workload: Attention
+) -> Any:
+    """Scores and results must stay in registers, and `min_blocks` must limit what the compiler would take."""
+    needed = _registers(workload, bm, bn, row_warps, key_warps, hold_q) + OTHER_REGISTERS
+    together = min_blocks * _threads(row_warps, key_warps)
+    return (needed <= MOST_REGISTERS) & (needed * together <= 65536) & ((min_blocks == 1) | (together > 256))
+
+
+def shared_memory_fits(
+    bm: Any, bn: Any, stages: Any, hold_q: Any, min_blocks: Any, workload: Attention, device: Device
+) -> Any:
+    """As many blocks as an SM is to hold must fit in its shared memory."""
+    smem = _smem_bytes(workload, bm, bn, stages, hold_q)
+    together = min_blocks * (smem + device.smem_reserved_bytes)
+    return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
+
+
+SPACE = Space(
+    (
+        Parameter("bm", (16, 32, 64, 128, 256), "rows of a block: queries, or queries of several heads"),
+        Parameter("bn", (16, 32, 64, 128), "keys of a tile"),
+        Parameter("row_warps", (1, 2, 4, 8), "warps of a block along its rows"),
+        Parameter("key_warps", (1, 2, 4), "warps that share the keys of a tile"),
+        Parameter("stages", (2, 3, 4, 6), "tiles of k or v in shared memory: one is multiplied, others come"),
+        Parameter("hold_q", (0, 1), "1: q stays in registers; 0: it is read again for each tile of keys"),
+        Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
+        Parameter("split", SPLITS, "blocks that share the keys"),
+        Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
+    ),
+    (
+        warps_cover_the_tile,
+        registers_suffice,
+        shared_memory_fits,
+        lambda pack_heads, workload: (pack_heads == 0) | (workload.group > 1),
+        lambda bm, bn, pack_heads, key_warps, workload: _forward.tiles_fit(
+            workload, bm, bn, pack_heads, (16, 16)
+        ),
+        lambda bm, bn, pack_heads, split, workload, device: _forward.split_is_of_use(
+            workload, bm, bn, pack_heads, split, device.sm_count
+        ),
+        lambda split, key_warps, workload: _forward.scratch_fits(workload, split * key_warps),
+        lambda bn, stages, workload: (stages == 2) | (stages <= 2 * ceil_div(workload.seq_k, bn)),
+    ),
+)
+
+USUAL = (
+    # bm, bn, row_warps, key_warps, stages, hold_q; largest first
+    (128, 64, 4, 1, 2, 1),
+    (128, 64, 4, 1, 2, 0),
+    (128, 32, 4, 1, 4, 0),
+    (64, 64, 4, 1, 2, 1),
+    (64, 64, 4, 1, 2, 0),
+    (64, 32, 4, 1, 2, 0),
+    (32, 64, 2, 2, 4, 0),
+    (32, 32, 2, 1, 2, 0),
+    (16, 64, 1, 4, 4, 0),
+    (16, 64, 1, 4, 2, 0),
+    (16, 32, 1, 2, 2, 0),
+    (16, 16, 1, 1, 2, 0),
+)
+"""Tiles that libraries ship, and those for few queries."""
+
+SPARE_REGISTERS = 24
+"""What defaults leave, so that they spill nothing on any architecture."""
+
+SOURCE = """
+// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C is
+// the problem and the configuration.
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
+attention_mma(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
+              const typename C::In* __restrict__ v, typename C::In* __restrict__ o, float* __restrict__ lse,
+              float* __restrict__ partial, float* __restrict__ partial_lse, int group, int seq_q, int seq_k,
+              float unit, int row_tiles, int parts, i64 all_rows) {
+  using In = typename C::In;
+  using TileQ = LineTile<In, C::BM, C::HEAD_DIM, true>;
+  using TileK = LineTile<In, C::BN, C::HEAD_DIM, true>;
+  using TileV = LineTile<In, C::BN, C::HEAD_DIM, false>;
+  constexpr int IN_M = C::BM / C::ROW_WARPS / 16, KEYS = C::BN / C::KEY_WARPS, DIM = TileQ::DIM;
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int warp_row = warp % C::ROW_WARPS * 16 * IN_M, warp_key = warp / C::ROW_WARPS * KEYS;
+
+  // Blocks with the most keys come first: of causal rows, the last.
+  const u32 tile = blockIdx.x / u32(parts), part = blockIdx.x % u32(parts);
+  const int head = int(tile / u32(row_tiles)), row = (row_tiles - 1 - int(tile % u32(row_tiles))) * C::BM;
+  const QueryRows<C::PACK_HEADS> rows(head, seq_q, group);
+  const int last_row = min(row + C::BM, rows.count) - 1;
+  const KeyTiles tiles = key_tiles<C::BN, C::CAUSAL>(rows.query(row), rows.query(last_row), seq_q, seq_k,
+                                                     int(part), parts);
+  const i64 keys_of_head = i64(C::PACK_HEADS ? head : head / group) * seq_k * C::HEAD_DIM;
+  const In* const k_head = k + keys_of_head;
+  const In* const v_head = v + keys_of_head;
+
+  In* const shared = reinterpret_cast<In*>(dynamic_shared());
+  In* const ring = C::HOLD_Q ? shared : shared + TileQ::ELEMENTS;
+  TileQ::template copy<C::THREADS>(
+      shared, [&](int line) { return q + rows.at(min(row + line, last_row)) * C::HEAD_DIM; },
+      [&](int line) { return row + line <= last_row; });
+  cp_async_commit();
+
+  u32 held[C::HOLD_Q ? DIM / 16 : 1][IN_M][4];
+  if constexpr (C::HOLD_Q) {
+    cp_async_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int step = 0; step < DIM / 16; ++step)
+#pragma unroll
+      for (int i = 0; i < IN_M; ++i)
+        load_fragment<TileQ, false>(held[step][i], shared, warp_row + 16 * i, 16 * step);
+    __syncthreads();  // all have read what the ring overwrites
+  }
+  const auto fragments_of_q = [&](u32(&registers)[IN_M][4], int step) {
+#pragma unroll
+    for (int i = 0; i < IN_M; ++i) {
+      if constexpr (C::HOLD_Q) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) registers[i][r] = held[step][i][r];
+      } else {
+        load_fragment<TileQ, false>(registers[i], shared, warp_row + 16 * i, 16 * step);
+      }
+    }
+  };
+
+  // The ring: number 2 i is tile i of k, 2 i + 1 tile i of v. A group of copies is closed also where nothing
+  // is left to copy: waiting counts groups.
+  int to_copy = 2 * tiles.begin, filled = 0, read = 0;
+  const auto copy_next = [&] {
+    if (to_copy < 2 * tiles.end) {
+      const int first = to_copy / 2 * C::BN, left = seq_k - first;
+      const In* const source = (to_copy % 2 ? v_head : k_head) + i64(first) * C::HEAD_DIM;
+      TileK::template copy<C::THREADS>(
+          ring + filled * TileK::ELEMENTS,
+          [&](int line) { return source + line * C::HEAD_DIM; },
+          [&](int line) { return line < left; });
+    }
+    ++to_copy;
+    filled = filled + 1 == C::STAGES ? 0 : filled + 1;
+    cp_async_commit();
+  };
+  // The next tile in the ring, once it is there for all and all have read the buffer that is filled now.
+  const auto next_tile = [&] {
+    cp_async_wait<C::STAGES - 2>();
+    __syncthreads();
+    copy_next();
+    const In* const found = ring + read * TileK::ELEMENTS;
+    read = read + 1 == C::STAGES ? 0 : read + 1;
+    return found;
+  };
+#pragma unroll
+  for (int i = 0; i < C::STAGES - 1; ++i) copy_next();
+
+  int sees[IN_M][2];
+#pragma unroll
+  for (int i = 0; i < IN_M; ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int of_thread = min(row + warp_row + 16 * i + 8 * half + lane / 4, last_row);
+      sees[i][half] = keys_seen<C::CAUSAL>(rows.query(of_thread), seq_q, seq_k);
+    }
+  RowState states[IN_M][2];
+  float results[IN_M][DIM / 8][4] = {};
+#pragma unroll 1
+  for (int i = tiles.begin; i < tiles.end; ++i) {
+    float scores[IN_M][KEYS / 8][4] = {};
+    const In* const tile_k = next_tile();
+    multiply_scores<TileK, IN_M, KEYS>(scores, fragments_of_q, tile_k, warp_key);
+    if (i >= tiles.whole) {
+      int seen[IN_M][2];
+#pragma unroll
+      for (int m = 0; m < 2 * IN_M; ++m) seen[m / 2][m % 2] = sees[m / 2][m % 2] - i * C::BN - warp_key;
+      hide_scores<IN_M, KEYS>(scores, seen);
+    }
+    float factors[IN_M][2];
+    exponentiate<IN_M, KEYS>(scores, states, factors, unit);
+    rescale<IN_M, DIM>(results, factors);
+    const In* const tile_v = next_tile();
+    multiply_values<TileV, IN_M, KEYS>(results, scores, tile_v, warp_key);
+  }
+  cp_async_wait<0>();
+
+  gather_sums(states);
+  if constexpr (C::IN_PARTS) {
+    const i64 first = (i64(part) * C::KEY_WARPS + warp / C::ROW_WARPS) * all_rows;
+    store_part<TileQ>(results, states, rows, row + warp_row, last_row, partial + first * C::HEAD_DIM,
+                                  partial_lse + first, unit);
+  } else {
+    __syncthreads();  // all have read the buffers that results are gathered in
+    store_rows<TileQ>(results, states, rows, row + warp_row, last_row, shared, warp_row, o, lse, unit);
+  }
+}
+"""
+
+
+class CudaMmaAttention(CudaVariant[Attention]):
+    """Serves f16 and bf16, forward, on sm_80 and later."""
+
+    name = "cuda_mma"
+    operator = Attention
+    space = SPACE
+    minimum_cc = (8, 0)
+
+    def limits(self, workload: Attention, device: Device) -> str | None:
+        """Return what keeps this problem from tensor cores or from cp.async, or None."""
+        if workload.direction != "forward":
+            return f"{self.key} computes o and lse, not gradients"
+        if workload.dtype not in ("f16", "bf16"):
+            return f"{self.key} multiplies f16 and bf16, not {workload.dtype}"
+        if workload.head_dim % 8 or workload.head_dim > 256:
+            return f"{self.key} takes head_dim up to 256 in multiples of 8, not {workload.head_dim}"
+        if not any(_forward.tiles_fit(workload, bm, bn, 0, (16, 16)) for bm, bn, *_ in USUAL):
+            return (
+                f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
+            )
+        return None
+
+    def default(self, workload: Attention, device: Device) -> Config:
+        """Return the largest usual tile of which each SM has one, or else the smallest, its keys divided."""
+        return self.space.first_valid(
+            self._usual(workload, device.sm_count), workload=workload, device=device
+        )
+
+    def _usual(self, workload: Attention, sm_count: int) -> Iterator[Config]:
+        """Yield the usual tiles: those that are enough for all SMs, then others, smallest first."""
+        pack = int(workload.group > 1 and workload.seq_q < 64)
+        tiles = [tile for tile in USUAL if _leaves_registers(workload, *tile)]
+        enough = [tile for tile in tiles if _forward.blocks(workload, tile[0], pack) >= sm_count]
+        few = sorted((tile for tile in tiles if tile not in enough), key=lambda tile: tile[0])
+        for tile in (*enough, *few):
+            blocks = int(_forward.blocks(workload, tile[0], pack))
+            wanted = 1 if tile in enough else ceil_div(2 * sm_count, blocks)
+            for split in sorted((s for s in SPLITS if s < 2 * wanted), reverse=True):
+                names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
+                values = dict(zip(names, tile, strict=True))
+                values["stages"] = min(tile[4], 2 * int(ceil_div(workload.seq_k, tile[1])))
+                yield Config({**values, "pack_heads": pack, "split": split, "min_blocks": 1})
+
+    def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows and keys; head_dim is filled up to what products take."""
+        return _forward.tiles(workload, config["bm"], config["bn"], config["pack_heads"], 16)
+
+    def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
+        """Count whole tiles: what lies beyond the edge, or is masked in a tile, is computed too.
+
+        Putting parts together comes on top and is not counted.
+        """
+        names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
+        bm, bn, row_warps, key_warps, stages, hold_q = (table[name].astype(np.float64) for name in names)
+        divided = {name: table[name] for name in ("bm", "bn", "pack_heads", "split")}
+        share, dim, size = _forward.shares(workload, **divided), _dim(workload), itemsize(workload.dtype)
+        scores = share.tiles * bm * bn
+        products = 2 * scores * dim / 2048  # of 16 x 8 x 16
+        # A warp reads k and v of its keys for all of its rows, and q once a tile or once.
+        lines = share.tiles * bn * row_warps * 2 + bm * key_warps * np.where(hold_q == 1, 1, share.tiles)
+        fragments = lines * dim / 256
+        # An exponential, what it is of, its sum, and the results so far multiplied.
+        fma = 2 * scores + share.tiles * bm * dim * key_warps
+        paired = 64 if device.compute_capability >= (10, 0) else 32
+        return Costs(
+            blocks=share.blocks,
+            full_blocks=share.full_blocks,
+            threads=_threads(row_warps, key_warps),
+            smem_bytes=_smem_bytes(workload, bm, bn, stages, hold_q),
+            registers=np.minimum(
+                bm / row_warps * (dim + bn / key_warps) / 32 + 16,
+                65536 // (_threads(row_warps, key_warps) * table["min_blocks"]),
+            ),
+            fma=fma,
+            mma_flop=4 * scores * dim,
+            mma_dtype=workload.dtype,
+            sfu=scores,
+            smem_traffic_bytes=512 * fragments + (share.tiles * bn * 2 + bm) * dim * size,
+            fill_bytes=(2 * share.keys + share.rows) * workload.head_dim * size,
+            instructions=products + fragments + scores / 32 + fma / paired,
+            # The results of a row add up 16 keys by one product after the other.
+            chain_clocks=first_product(device)
+            + device.mma_latency * share.tiles * np.minimum(bn / key_warps, 2 * dim) / 16,
+            serial_launches=1 + (table["split"] * table["key_warps"] > 1),
+        )
+
+    def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
+        """Tensor cores, copies past registers, ldmatrix, and exponentials by the special-function unit."""
+        return ("HMMA", "LDGSTS", "LDSM", "MUFU")
+
+    def source(self, workload: Attention, config: Config) -> str:
+        """Return the kernel for this head_dim, type and configuration, for all other sizes."""
+        names = ("bm", "bn", "row_warps", "key_warps", "stages", "min_blocks")
+        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
+        choices |= {
+            "In": ctype(workload.dtype),
+            "HEAD_DIM": workload.head_dim,
+            "THREADS": int(_threads(config["row_warps"], config["key_warps"])),
+            "CAUSAL": workload.causal,
+            "HOLD_Q": bool(config["hold_q"]),
+            "PACK_HEADS": bool(config["pack_heads"]),
+            "IN_PARTS": _parts(config) > 1,
+        }
+        shared = ("types", "ptx", "gemm", "gemm_mma", "reduce")
+        of_attention = ("attention_forward", "attention_fragment", "attention_mma")
+        return helpers(*shared, *of_attention) + constants("Choice", **choices) + SOURCE
+
+    def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
+        """Return the attention, and what puts its parts together if keys are divided."""
+        bm, pack, parts = config["bm"], config["pack_heads"], _parts(config)
+        smem = _smem_bytes(workload, *(config[name] for name in ("bm", "bn", "stages", "hold_q")))
+        scratch = (
+            ("partial", "partial_lse") if parts > 1 else ("lse", "lse")
+        )  # in whose place nothing is written
+        sizes = (
+            Scalar("int", int(ceil_div(_forward.rows(workload, pack), bm))),
+            Scalar("int", config["split"]),
+            Scalar("long long", workload.batch * workload.heads * workload.seq_q),
+        )
+        attention = Launch(
+            entry="attention_mma<Choice>",
+            grid=(int(_forward.blocks(workload, bm, pack)) * config["split"], 1, 1),
+            block=(int(_threads(config["row_warps"], config["key_warps"])), 1, 1),
+            arguments=("q", "k", "v", "o", "lse", *scratch, *_forward.scalars(workload), *sizes),
+            smem_bytes=int(smem),
+        )
+        return (attention, *_forward.combine(workload, parts))
+
+    def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
+        """Return where parts leave their results, if keys are divided."""
+        return _forward.scratch(workload, _parts(config))
+
+    def miniature(self, workload: Attention, config: Config) -> Attention:
+        """Return a problem of few tiles with the same edges."""
+        key_tiles = max(2, config["stages"] // 2) * min(config["split"], 8) + 1
+        return _forward.shrink(workload, config["bm"], config["bn"], config["pack_heads"], key_tiles)
+
+
+def _parts(config: Mapping[str, Any]) -> int:
+    """Return how many results there are of each row."""
+    return int(config["split"] * config["key_warps"])
+
+
+def _leaves_registers(
+    workload: Attention, bm: int, bn: int, row_warps: int, key_warps: int, stages: int, hold_q: int
+) -> bool:
+    """Tell whether a thread has some registers more than it surely needs."""
+    needed = _registers(workload, bm, bn, row_warps, key_warps, hold_q) + OTHER_REGISTERS
+    return bool(needed + SPARE_REGISTERS <= MOST_REGISTERS)
+
+
+VARIANT = CudaMmaAttention()

@@ -1,0 +1,377 @@
+"""Forward attention in CUDA C++ on the ordinary units: any type, multiplied and summed in f32.
+
+A block has `bm` rows and walks over tiles of `bn` keys, all in shared memory as f32. `lanes` threads share
+`tm` rows: each has every `lanes`-th key of the scores, and every `lanes`-th group of four columns of the
+results. Exponentials go from one to the other by way of shared memory. Keys may be divided among `split`
+blocks, whose parts a second kernel puts together, and with `pack_heads` heads that share keys are rows of
+one tile.
+
+It serves every alignment, head_dim up to 256, and architectures before sm_80.
+
+Source: Dao, "FlashAttention-2", 2023, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels import _attention_forward as _forward
+from tunebench.kernels._cuda import ctype, first_product, helpers
+from tunebench.kernels._gemm import alignment, constants
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.attention import Attention
+
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+
+OTHER_REGISTERS = 40
+"""What a thread needs besides scores, results and what it multiplies."""
+
+
+def _threads(bm: Any, tm: Any, lanes: Any) -> Any:
+    return bm // tm * lanes
+
+
+def _score_dim(workload: Attention) -> int:
+    """Return the columns of q and k in shared memory, by four."""
+    return _forward.padded(workload, 4)
+
+
+def _result_dim(workload: Attention, lanes: Any) -> Any:
+    """Return the columns of v in shared memory: as many groups of four for each lane."""
+    return ceil_div(workload.head_dim, 4 * lanes) * 4 * lanes
+
+
+def _smem_bytes(workload: Attention, bm: Any, bn: Any, lanes: Any) -> Any:
+    """Return the shared memory of a block, all f32: q, k, exponentials and v, lines padded but those of v."""
+    pitch = _score_dim(workload) + 4
+    return 4 * ((bm + bn) * pitch + bm * (bn + 4) + bn * _result_dim(workload, lanes))
+
+
+def threads_are_reasonable(bm: Any, bn: Any, tm: Any, lanes: Any) -> Any:
+    """A block must have 32 to 512 threads, each some scores of its rows."""
+    threads = _threads(bm, tm, lanes)
+    whole = (bm % tm == 0) & (bn % lanes == 0) & (bn >= lanes)
+    return whole & (threads >= 32) & (threads <= 512) & (bn // lanes <= 8)
+
+
+def registers_suffice(bm: Any, bn: Any, tm: Any, lanes: Any, workload: Attention) -> Any:
+    """Scores and results of a thread must stay in registers, with what it multiplies."""
+    columns = _result_dim(workload, lanes) // lanes
+    keys = bn // lanes
+    needed = tm * (keys + columns) + 4 * (tm + np.maximum(keys, columns // 4)) + OTHER_REGISTERS
+    return needed <= np.minimum(255, 65536 // _threads(bm, tm, lanes))
+
+
+SPACE = Space(
+    (
+        Parameter("bm", (4, 8, 16, 32, 64, 128), "rows of a block: queries, or queries of several heads"),
+        Parameter("bn", (8, 16, 32, 64, 128), "keys of a tile"),
+        Parameter("tm", (1, 2, 4, 8), "rows of a thread"),
+        Parameter("lanes", (8, 16, 32), "threads that share rows"),
+        Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
+        Parameter("split", SPLITS, "blocks that share the keys"),
+    ),
+    (
+        threads_are_reasonable,
+        registers_suffice,
+        lambda bm, bn, lanes, workload, device: (
+            _smem_bytes(workload, bm, bn, lanes) <= device.smem_per_block_bytes
+        ),
+        lambda pack_heads, workload: (pack_heads == 0) | (workload.group > 1),
+        lambda bm, bn, pack_heads, workload: _forward.tiles_fit(workload, bm, bn, pack_heads, (4, 8)),
+        lambda bm, bn, pack_heads, split, workload, device: _forward.split_is_of_use(
+            workload, bm, bn, pack_heads, split, device.sm_count
+        ),
+        lambda split, workload: _forward.scratch_fits(workload, split),
+    ),
+)
+
+USUAL = (
+    # bm, bn, tm, lanes; largest first
+    (64, 64, 4, 16),
+    (64, 32, 4, 16),
+    (32, 32, 4, 16),
+    (32, 16, 4, 16),
+    (16, 32, 2, 16),
+    (16, 16, 2, 16),
+    (16, 16, 4, 16),
+    (8, 64, 1, 32),
+    (8, 32, 1, 16),
+    (4, 64, 1, 32),
+    (4, 32, 1, 16),
+    (4, 16, 1, 16),
+    (4, 8, 1, 8),
+)
+"""Tiles of few and of many rows."""
+
+SOURCE = """
+// Copies LINES lines of HEAD_DIM elements as f32, zeros up to WIDTH and in lines that do not exist.
+template <int LINES, int HEAD_DIM, int WIDTH, int PITCH, int VEC, int THREADS, class T, class LineAt>
+__device__ __forceinline__ void copy_lines(float* shared, int existing, const LineAt& line_at) {
+  constexpr int PER_LINE = WIDTH / VEC;
+  for (int index = int(threadIdx.x); index < LINES * PER_LINE; index += THREADS) {
+    const int line = index / PER_LINE, at = index % PER_LINE * VEC;
+    Vec<T, VEC> values = {};
+    if (line < existing && at < HEAD_DIM) values = load_vec<VEC>(line_at(line) + at);
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) shared[line * PITCH + at + i] = to_float(values.at[i]);
+  }
+}
+
+// o = softmax(q k^T) v and the logarithm of the softmax's sums, or parts of them for attention_combine. C is
+// the problem and the configuration.
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, 1)
+attention_simt(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
+               const typename C::In* __restrict__ v, typename C::In* __restrict__ o, float* __restrict__ lse,
+               float* __restrict__ partial, float* __restrict__ partial_lse, int group, int seq_q, int seq_k,
+               float unit, int row_tiles, int parts, i64 all_rows) {
+  using In = typename C::In;
+  constexpr int TN = C::BN / C::LANES, GROUPS = C::RESULT_DIM / C::LANES / 4, PITCH = C::SCORE_DIM + 4;
+  const int lane = int(threadIdx.x) % C::LANES, my_row = int(threadIdx.x) / C::LANES * C::TM;
+
+  // Blocks with the most keys come first: of causal rows, the last.
+  const u32 tile = blockIdx.x / u32(parts), part = blockIdx.x % u32(parts);
+  const int head = int(tile / u32(row_tiles)), row = (row_tiles - 1 - int(tile % u32(row_tiles))) * C::BM;
+  const QueryRows<C::PACK_HEADS> rows(head, seq_q, group);
+  const int last_row = min(row + C::BM, rows.count) - 1;
+  const KeyTiles tiles = key_tiles<C::BN, C::CAUSAL>(rows.query(row), rows.query(last_row), seq_q, seq_k,
+                                                     int(part), parts);
+  const i64 keys_of_head = i64(C::PACK_HEADS ? head : head / group) * seq_k * C::HEAD_DIM;
+
+  float* const rows_of_q = reinterpret_cast<float*>(dynamic_shared());
+  float* const tile_k = rows_of_q + C::BM * PITCH;
+  float* const tile_p = tile_k + C::BN * PITCH;
+  float* const tile_v = tile_p + C::BM * (C::BN + 4);
+  copy_lines<C::BM, C::HEAD_DIM, C::SCORE_DIM, PITCH, C::VEC, C::THREADS, In>(
+      rows_of_q, last_row + 1 - row, [&](int line) { return q + rows.at(row + line) * C::HEAD_DIM; });
+
+  int sees[C::TM];
+  RowState states[C::TM];
+  float results[C::TM][GROUPS][4] = {};
+#pragma unroll
+  for (int m = 0; m < C::TM; ++m)
+    sees[m] = keys_seen<C::CAUSAL>(rows.query(min(row + my_row + m, last_row)), seq_q, seq_k);
+#pragma unroll 1
+  for (int i = tiles.begin; i < tiles.end; ++i) {
+    const int first = i * C::BN, left = seq_k - first;
+    const auto line_of = [&](const In* source) {
+      const In* const corner = source + keys_of_head + i64(first) * C::HEAD_DIM;
+      return [corner](int line) { return corner + line * C::HEAD_DIM; };
+    };
+    __syncthreads();  // all have read the tiles before
+    copy_lines<C::BN, C::HEAD_DIM, C::SCORE_DIM, PITCH, C::VEC, C::THREADS, In>(tile_k, left, line_of(k));
+    copy_lines<C::BN, C::HEAD_DIM, C::RESULT_DIM, C::RESULT_DIM, C::VEC, C::THREADS, In>(tile_v, left,
+                                                                                         line_of(v));
+    __syncthreads();
+
+    float scores[C::TM][TN] = {};
+#pragma unroll 4
+    for (int d = 0; d < C::SCORE_DIM; d += 4) {
+      Vec<float, 4> of_q[C::TM], of_k[TN];
+#pragma unroll
+      for (int m = 0; m < C::TM; ++m) of_q[m] = load_vec<4>(rows_of_q + (my_row + m) * PITCH + d);
+#pragma unroll
+      for (int n = 0; n < TN; ++n) of_k[n] = load_vec<4>(tile_k + (lane + n * C::LANES) * PITCH + d);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+#pragma unroll
+        for (int m = 0; m < C::TM; ++m)
+#pragma unroll
+          for (int n = 0; n < TN; ++n)
+            scores[m][n] = multiply_add(of_q[m].at[e], of_k[n].at[e], scores[m][n]);
+    }
+#pragma unroll
+    for (int m = 0; m < C::TM; ++m) {
+      float top = states[m].top;
+#pragma unroll
+      for (int n = 0; n < TN; ++n) {
+        if (first + lane + n * C::LANES >= sees[m]) scores[m][n] = no_key();
+        top = fmaxf(top, scores[m][n]);
+      }
+      top = warp_reduce_max<C::LANES>(top);
+      const float factor = fast_exp2((states[m].top - top) * unit);
+      float total = f32_op(states[m].total * factor);
+#pragma unroll
+      for (int n = 0; n < TN; ++n) {
+        const float p = fast_exp2(multiply_add(scores[m][n], unit, -top * unit));
+        total = f32_op(total + p);
+        tile_p[(my_row + m) * (C::BN + 4) + lane + n * C::LANES] = p;
+      }
+      states[m].top = top, states[m].total = total;
+#pragma unroll
+      for (int j = 0; j < GROUPS; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) results[m][j][e] = f32_op(results[m][j][e] * factor);
+    }
+    __syncwarp();  // threads that share rows are of one warp
+#pragma unroll 2
+    for (int key = 0; key < C::BN; key += 4) {
+      Vec<float, 4> of_p[C::TM];
+#pragma unroll
+      for (int m = 0; m < C::TM; ++m) of_p[m] = load_vec<4>(tile_p + (my_row + m) * (C::BN + 4) + key);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+#pragma unroll
+        for (int j = 0; j < GROUPS; ++j) {
+          const float* const four = tile_v + (key + e) * C::RESULT_DIM + (lane + j * C::LANES) * 4;
+          const Vec<float, 4> of_v = load_vec<4>(four);
+#pragma unroll
+          for (int m = 0; m < C::TM; ++m)
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+              results[m][j][c] = multiply_add(of_p[m].at[e], of_v.at[c], results[m][j][c]);
+        }
+    }
+    __syncwarp();
+  }
+
+#pragma unroll
+  for (int m = 0; m < C::TM; ++m) {
+    states[m].total = warp_reduce_sum<C::LANES>(states[m].total);
+    if (row + my_row + m > last_row) continue;
+    const i64 place = rows.at(row + my_row + m), in_part = i64(part) * all_rows + place;
+    const float factor = states[m].inverse(), log2_sum = states[m].log2_sum(unit);
+    if (lane == 0 && C::IN_PARTS) partial_lse[in_part] = log2_sum;
+    if (lane == 0 && !C::IN_PARTS) lse[place] = log2_sum * LN_2;
+#pragma unroll
+    for (int j = 0; j < GROUPS; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int column = (lane + j * C::LANES) * 4 + c;
+        if (column >= C::HEAD_DIM) continue;
+        if constexpr (C::IN_PARTS)
+          partial[in_part * C::HEAD_DIM + column] = results[m][j][c] * factor;
+        else
+          o[place * C::HEAD_DIM + column] = from_float<In>(results[m][j][c] * factor);
+      }
+  }
+}
+"""
+
+
+class CudaSimtAttention(CudaVariant[Attention]):
+    """Serves every type, forward, with head_dim up to 256."""
+
+    name = "cuda_simt"
+    operator = Attention
+    space = SPACE
+
+    def limits(self, workload: Attention, device: Device) -> str | None:
+        """Return what keeps this problem out, or None."""
+        if workload.direction != "forward":
+            return f"{self.key} computes o and lse, not gradients"
+        if workload.head_dim > 256:
+            return f"{self.key} takes head_dim up to 256, not {workload.head_dim}"
+        if not any(_forward.tiles_fit(workload, bm, bn, 0, (4, 8)) for bm, bn, *_ in USUAL):
+            return (
+                f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
+            )
+        return None
+
+    def default(self, workload: Attention, device: Device) -> Config:
+        """Return the largest usual tile of which each SM has one, or else the smallest, its keys divided."""
+        return self.space.first_valid(
+            self._usual(workload, device.sm_count), workload=workload, device=device
+        )
+
+    def _usual(self, workload: Attention, sm_count: int) -> Iterator[Config]:
+        """Yield the usual tiles: those that are enough for all SMs, then others, smallest first."""
+        pack = int(workload.group > 1 and workload.seq_q < 64)
+        enough = [tile for tile in USUAL if _forward.blocks(workload, tile[0], pack) >= sm_count]
+        few = sorted((tile for tile in USUAL if tile not in enough), key=lambda tile: tile[0])
+        for tile in (*enough, *few):
+            blocks = int(_forward.blocks(workload, tile[0], pack))
+            wanted = 1 if tile in enough else ceil_div(2 * sm_count, blocks)
+            for split in sorted((s for s in SPLITS if s < 2 * wanted), reverse=True):
+                values = dict(zip(("bm", "bn", "tm", "lanes"), tile, strict=True))
+                yield Config({**values, "pack_heads": pack, "split": split})
+
+    def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows and keys, and accesses head_dim."""
+        return _forward.tiles(workload, config["bm"], config["bn"], config["pack_heads"], 4)
+
+    def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
+        """Count whole tiles: what lies beyond the edge, or is masked in a tile, is computed too."""
+        bm, bn, tm, lanes = (table[name].astype(np.float64) for name in ("bm", "bn", "tm", "lanes"))
+        share = _forward.shares(
+            workload, **{name: table[name] for name in ("bm", "bn", "pack_heads", "split")}
+        )
+        score_dim, result_dim = _score_dim(workload), _result_dim(workload, lanes)
+        threads, scores = _threads(bm, tm, lanes), share.tiles * bm * bn
+        # Four columns of tm rows and of a thread's keys; four keys of tm rows, and its columns of v for each.
+        wide = (tm + bn / lanes) * score_dim / 4 + bn / 4 * (tm + result_dim / lanes)
+        accesses = share.tiles * threads * (wide + tm * bn / lanes)
+        return Costs(
+            blocks=share.blocks,
+            full_blocks=share.full_blocks,
+            threads=threads,
+            smem_bytes=_smem_bytes(workload, bm, bn, lanes),
+            registers=tm * (bn + result_dim) / lanes + 16,
+            # Products, the argument of an exponential, its sum, and the results so far multiplied.
+            fma=scores * (score_dim + result_dim + 2) + share.tiles * bm * result_dim,
+            sfu=scores,
+            # Of a warp's wide access at least 128 bytes are told apart.
+            smem_traffic_bytes=128 * accesses / 32,
+            accesses=accesses,
+            # A result adds up key after key, when the first scores are there.
+            chain_clocks=first_product(device) + device.fma_latency * share.tiles * bn,
+            serial_launches=1 + (table["split"] > 1),
+        )
+
+    def source(self, workload: Attention, config: Config) -> str:
+        """Return the kernel for this head_dim, type and configuration, for all other sizes."""
+        choices: dict[str, str | bool | int] = {
+            name.upper(): config[name] for name in ("bm", "bn", "tm", "lanes")
+        }
+        choices |= {
+            "In": ctype(workload.dtype),
+            "HEAD_DIM": workload.head_dim,
+            "SCORE_DIM": _score_dim(workload),
+            "RESULT_DIM": int(_result_dim(workload, config["lanes"])),
+            "VEC": min(alignment(workload.head_dim, workload.dtype), 16 // itemsize("f32")),
+            "THREADS": int(_threads(config["bm"], config["tm"], config["lanes"])),
+            "CAUSAL": workload.causal,
+            "PACK_HEADS": bool(config["pack_heads"]),
+            "IN_PARTS": config["split"] > 1,
+        }
+        shared = ("types", "gemm", "reduce", "attention_forward")
+        return helpers(*shared) + constants("Choice", **choices) + SOURCE
+
+    def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
+        """Return the attention, and what puts its parts together if keys are divided."""
+        bm, pack, split = config["bm"], config["pack_heads"], config["split"]
+        scratch = (
+            ("partial", "partial_lse") if split > 1 else ("lse", "lse")
+        )  # in whose place nothing is written
+        sizes = (
+            Scalar("int", int(ceil_div(_forward.rows(workload, pack), bm))),
+            Scalar("int", split),
+            Scalar("long long", workload.batch * workload.heads * workload.seq_q),
+        )
+        attention = Launch(
+            entry="attention_simt<Choice>",
+            grid=(int(_forward.blocks(workload, bm, pack)) * split, 1, 1),
+            block=(int(_threads(bm, config["tm"], config["lanes"])), 1, 1),
+            arguments=("q", "k", "v", "o", "lse", *scratch, *_forward.scalars(workload), *sizes),
+            smem_bytes=int(_smem_bytes(workload, bm, config["bn"], config["lanes"])),
+        )
+        return (attention, *_forward.combine(workload, split))
+
+    def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
+        """Return where parts leave their results, if keys are divided."""
+        return _forward.scratch(workload, config["split"])
+
+    def miniature(self, workload: Attention, config: Config) -> Attention:
+        """Return a problem of few tiles with the same edges."""
+        key_tiles = 2 * min(config["split"], 8) + 1
+        return _forward.shrink(workload, config["bm"], config["bn"], config["pack_heads"], key_tiles)
+
+
+VARIANT = CudaSimtAttention()

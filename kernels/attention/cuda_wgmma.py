@@ -1,0 +1,542 @@
+"""Forward attention in CUDA C++ on Hopper's tensor cores by wgmma (sm_90a): f16 and bf16, summed in f32.
+
+Blocks stay, one on each SM, and take one tile of rows (queries of one head) after the other. In each, one
+warpgroup has bulk tensor copies (TMA) bring the rows of q, and tiles of `bn` keys of k and v into a ring of
+`stages` buffers; one to three others have 64 rows each and multiply straight from there: scores from shared
+memory, results with exponentials in registers. Products of the next tile's scores are under way together with
+this tile's results, so that the exponentials of one tile are computed while results of the tile before it are
+multiplied; with `pingpong` warpgroups issue their products by turns, so that exponentials of one meet
+products of another.
+
+Where a mask is causal, tiles of keys that no row sees are left out, the longest tiles of rows come first,
+and only tiles of keys at the edge are masked. `group_heads` heads are taken together: what runs at a time
+shares the keys of so many heads in L2.
+
+Limits: TMA reads lines that begin at multiples of 16 bytes, so that head_dim must be a multiple of 8. What it
+lacks to a multiple of 64 is multiplied as zeros.
+
+Source: Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024, algorithms 1 and 2; PTX
+ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels import _attention_forward as _forward
+from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels._gemm import constants
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, TensorMap, Tiling, ceil_div
+from tunebench.workloads.operators.attention import Attention
+
+LINE = 64
+"""Elements of a line of a tile in shared memory: 128 bytes, the longest that is swizzled."""
+
+REGISTERS = 65536
+"""Of an SM."""
+
+PRODUCER_REGISTERS = 32
+"""What the copying warpgroup keeps."""
+
+OTHER_REGISTERS = 32
+"""What a multiplying thread needs besides scores, exponentials and results."""
+
+INSTRUCTION_REGISTERS = 30
+"""What one wgmma needs besides its sums, of the registers a thread is launched with (see gemm's).
+
+Four more than there where the first operand is in registers.
+"""
+
+STAGING_BYTES = 4 * 16 * (32 + 8) * 4
+"""What warps of a warpgroup gather results in: 16 rows of 32 columns of f32, and 8 to spread the banks."""
+
+GROUPS = (1, 4, 16, 64)
+
+
+def _dim(workload: Attention) -> int:
+    return _forward.padded(workload, LINE)
+
+
+def _threads(consumers: Any) -> Any:
+    return 128 * (consumers + 1)
+
+
+def _launched_registers(consumers: Any) -> Any:
+    """Return the registers a thread is launched with: what there is for all, by 8."""
+    return REGISTERS // _threads(consumers) // 8 * 8
+
+
+def _consumer_registers(consumers: Any) -> Any:
+    """Return the registers a multiplying thread may have when the copying ones have given theirs."""
+    block = (consumers + 1) * _launched_registers(consumers)
+    return np.minimum(240, (block - PRODUCER_REGISTERS) // consumers // 8 * 8)
+
+
+def _registers_move(consumers: int) -> bool:
+    """Tell whether they must: not where every thread is launched with as many as it can name."""
+    return bool(_launched_registers(consumers) < 240)
+
+
+def _smem_bytes(workload: Attention, bn: Any, stages: Any, consumers: Any) -> Any:
+    """Return the shared memory of a block: rows of q, the ring, room to gather results, barriers."""
+    line_bytes = _dim(workload) * itemsize(workload.dtype)
+    barriers = 2 * stages + consumers + 2
+    return (64 * consumers + stages * bn) * line_bytes + consumers * STAGING_BYTES + 8 * barriers
+
+
+def registers_suffice(bn: Any, consumers: Any, workload: Attention) -> Any:
+    """Scores, exponentials and results must stay in registers, sums of one wgmma in those launched with."""
+    needed = _dim(workload) // 2 + bn // 2 + bn // 4 + OTHER_REGISTERS
+    one = np.maximum(bn, _dim(workload)) // 2 + INSTRUCTION_REGISTERS
+    return (needed <= _consumer_registers(consumers)) & (one <= _launched_registers(consumers))
+
+
+def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention, device: Device) -> Any:
+    """The rows, the ring and what results are gathered in must fit in the shared memory of a block."""
+    return _smem_bytes(workload, bn, stages, consumers) <= device.smem_per_block_bytes
+
+
+def fits(bn: Any, consumers: Any, workload: Attention) -> Any:
+    """No tile may be twice as large as the problem if a smaller one exists; all must have a number."""
+    return _forward.tiles_fit(workload, 64 * consumers, bn, 0, (64, 64))
+
+
+SPACE = Space(
+    (
+        Parameter("bn", (64, 128, 192), "keys of a tile"),
+        Parameter("consumers", (1, 2, 3), "warpgroups that multiply, 64 rows each"),
+        Parameter("stages", (2, 3, 4, 5, 6, 8), "tiles of k or v in the ring"),
+        Parameter("pingpong", (0, 1), "1: warpgroups issue their products by turns"),
+        Parameter("group_heads", GROUPS, "heads that are taken together, row by row"),
+    ),
+    (
+        fits,
+        registers_suffice,
+        shared_memory_fits,
+        lambda consumers, pingpong: (pingpong == 0) | (consumers > 1),
+        lambda bn, stages, workload: (stages == 2) | (stages <= 4 * ceil_div(workload.seq_k, bn)),
+        lambda group_heads, workload: (group_heads == 1) | (group_heads <= workload.batch * workload.heads),
+    ),
+)
+
+USUAL = (
+    # bn, consumers, stages; largest first
+    (128, 3, 6),
+    (128, 2, 4),
+    (64, 3, 4),
+    (64, 2, 4),
+    (64, 2, 2),
+    (128, 1, 4),
+    (64, 1, 4),
+    (64, 1, 2),
+)
+"""Tiles that libraries ship, and smaller ones."""
+
+SOURCE = """
+// A tile of rows: which head, which of its rows, which tiles of keys.
+struct RowTile {
+  int head, row;
+  KeyTiles keys;
+};
+
+// Tiles of rows by number: `group_heads` heads together, of all of them the last rows first.
+template <class C>
+struct RowTiles {
+  int heads, row_tiles, group_heads, seq_q, seq_k;
+
+  __device__ __forceinline__ u32 count() const { return u32(heads) * u32(row_tiles); }
+  __device__ __forceinline__ RowTile at(u32 index) const {
+    const u32 per_group = u32(group_heads) * u32(row_tiles), first = index / per_group * u32(group_heads);
+    const u32 together = min(u32(group_heads), u32(heads) - first), within = index % per_group;
+    const int row = (row_tiles - 1 - int(within / together)) * C::BM, last = min(row + C::BM, seq_q) - 1;
+    return {int(first + within % together), row, key_tiles<C::BN, C::CAUSAL>(row, last, seq_q, seq_k, 0, 1)};
+  }
+};
+
+// Where the barriers are: those of the ring, of turns, and of the rows of q, full and empty.
+template <class C>
+struct Barriers {
+  u32 ring;
+  __device__ __forceinline__ u32 turns() const { return ring + 16 * C::STAGES; }
+  __device__ __forceinline__ u32 q_full() const { return turns() + 8 * C::CONSUMERS; }
+  __device__ __forceinline__ u32 q_empty() const { return q_full() + 8; }
+};
+
+// Copies rows of q and tiles of k and v for as long as there are any, in the order in which they are
+// multiplied: each tile of k comes before the tile of v before it. One thread does.
+template <class C>
+__device__ __forceinline__ void produce(const TensorMap& q_map, const TensorMap& k_map,
+                                        const TensorMap& v_map, u32 rows_at, u32 tiles_at,
+                                        const Barriers<C>& barriers, const RowTiles<C>& tiles, int group) {
+  Ring<C::STAGES> place = {barriers.ring};
+  u32 q_parity = 0;
+  prefetch_tensor_map(q_map);
+  prefetch_tensor_map(k_map);
+  prefetch_tensor_map(v_map);
+  for (u32 index = blockIdx.x; index < tiles.count(); index += gridDim.x) {
+    const RowTile tile = tiles.at(index);
+    const int head = tile.head / group;
+    mbarrier_wait(barriers.q_empty(), q_parity ^ 1);
+    q_parity ^= 1;
+    mbarrier_arrive_expect_tx(barriers.q_full(), C::TileQ::BYTES);
+    C::TileQ::copy(rows_at, q_map, tile.row, 0, tile.head, barriers.q_full(), 0, 0);
+#pragma unroll 1
+    for (int i = 0; i <= tile.keys.end; ++i) {
+      if (i < tile.keys.end) {
+        mbarrier_wait(place.empty(), place.parity ^ 1);
+        mbarrier_arrive_expect_tx(place.full(), C::TileK::BYTES);
+        const u32 target = tiles_at + place.stage * C::TileK::BYTES;
+        C::TileK::copy(target, k_map, i * C::BN, 0, head, place.full(), 0, 0);
+        place.advance();
+      }
+      if (i > 0) {
+        mbarrier_wait(place.empty(), place.parity ^ 1);
+        mbarrier_arrive_expect_tx(place.full(), C::TileV::BYTES);
+        const u32 target = tiles_at + place.stage * C::TileV::BYTES;
+        C::TileV::copy(target, v_map, 0, (i - 1) * C::BN, head, place.full(), 0, 0);
+        place.advance();
+      }
+    }
+  }
+}
+
+// Issues the products of 64 rows of q, those of this warpgroup, with the tile of k in this place.
+template <class C>
+__device__ __forceinline__ void issue_scores(float (&scores)[1][C::BN / 8][4], u32 rows_at, int first_row,
+                                             u32 tile) {
+#pragma unroll
+  for (int step = 0; step < ceil_div(C::HEAD_DIM, 16); ++step)
+    wgmma_m64k16<typename C::In, C::BN, false, false>(scores[0], C::TileQ::operand(rows_at, first_row, step),
+                                                      C::TileK::operand(tile, 0, step), step > 0);
+  wgmma_commit();
+}
+
+// Issues the products of exponentials with the tile of v in this place.
+template <class C>
+__device__ __forceinline__ void issue_results(float (&results)[1][C::DIM / 8][4],
+                                              const u32 (&p)[C::BN / 16][4], u32 tile) {
+#pragma unroll
+  for (int step = 0; step < C::BN / 16; ++step)
+    wgmma_m64k16_registers<typename C::In, C::DIM, true>(results[0], p[step],
+                                                         C::TileV::operand(tile, 0, step), true);
+  wgmma_commit();
+}
+
+// What a multiplying thread knows of its rows.
+struct MyRows {
+  int sees[1][2];  // keys that its rows see
+  RowState states[1][2];
+};
+
+// Turns the scores of a tile of keys into exponentials.
+template <class C>
+__device__ __forceinline__ void exponentiate_tile(float (&scores)[1][C::BN / 8][4], float (&factors)[1][2],
+                                                  MyRows& mine, const RowTile& tile, int i, float unit) {
+  if (i >= tile.keys.whole) {
+    const int seen[1][2] = {{mine.sees[0][0] - i * C::BN, mine.sees[0][1] - i * C::BN}};
+    hide_scores<1, C::BN>(scores, seen);
+  }
+  exponentiate<1, C::BN>(scores, mine.states, factors, unit);
+}
+
+template <class C>
+__device__ __forceinline__ void round_tile(u32 (&p)[C::BN / 16][4], const float (&scores)[1][C::BN / 8][4]) {
+#pragma unroll
+  for (int step = 0; step < C::BN / 16; ++step) round_operand<typename C::In>(p[step], scores[0], step);
+}
+
+// Computes 64 rows of a tile.
+template <class C, class Turns>
+__device__ __forceinline__ void attend(float (&results)[1][C::DIM / 8][4], MyRows& mine, const RowTile& tile,
+                                       u32 rows_at, int first_row, u32 tiles_at, Ring<C::STAGES>& place,
+                                       Turns& turn, u32 q_empty, float unit) {
+  float scores[1][C::BN / 8][4], factors[1][2];
+  u32 p[C::BN / 16][4];
+  const auto tile_here = [&] {
+    mbarrier_wait(place.full(), place.parity);
+    return tiles_at + place.stage * C::TileK::BYTES;
+  };
+  turn.take();
+  const u32 first = tile_here();
+  wgmma_fence();
+  issue_scores<C>(scores, rows_at, first_row, first);
+  turn.pass();
+  wgmma_wait<0>();
+  settle(scores[0]);
+  release<1>(place.empty());
+  place.advance();
+  if (tile.keys.end == 1) release<1>(q_empty);
+  exponentiate_tile<C>(scores, factors, mine, tile, 0, unit);
+  round_tile<C>(p, scores);
+#pragma unroll 1
+  for (int i = 1; i < tile.keys.end; ++i) {
+    turn.take();
+    const u32 of_k = tile_here(), stage_of_k = place.stage;
+    wgmma_fence();
+    issue_scores<C>(scores, rows_at, first_row, of_k);
+    place.advance();
+    issue_results<C>(results, p, tile_here());
+    turn.pass();
+    wgmma_wait<1>();
+    settle(scores[0]);
+    release<1>(place.empty_of(stage_of_k));
+    if (i == tile.keys.end - 1) release<1>(q_empty);
+    exponentiate_tile<C>(scores, factors, mine, tile, i, unit);
+    computed_by_now(mine.states[0][0].total + mine.states[0][1].total);  // while products are under way
+    wgmma_wait<0>();
+    settle(results[0]);
+    settle(scores[0]);  // rounded only now: the operand was in use
+    release<1>(place.empty());
+    place.advance();
+    rescale<1, C::DIM>(results, factors);
+    round_tile<C>(p, scores);
+  }
+  turn.take();
+  const u32 last = tile_here();
+  wgmma_fence();
+  issue_results<C>(results, p, last);
+  turn.pass();
+  wgmma_wait<0>();
+  settle(results[0]);
+  release<1>(place.empty());
+  place.advance();
+}
+
+// Computes this warpgroup's rows of each tile and stores them.
+template <class C>
+__device__ __forceinline__ void consume(typename C::In* __restrict__ o, float* __restrict__ lse, u32 rows_at,
+                                        u32 tiles_at, u8* staging, const Barriers<C>& barriers,
+                                        const RowTiles<C>& tiles, int consumer, float unit) {
+  using In = typename C::In;
+  const int lane = int(threadIdx.x) % 32, in_group = int(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+  constexpr int FLOATS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
+  float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
+  Ring<C::STAGES> place = {barriers.ring};
+  Turn<C::PINGPONG ? C::CONSUMERS : 1> turn(barriers.turns(), C::PINGPONG ? consumer : 0);
+  u32 q_parity = 0;
+#pragma unroll 1
+  for (u32 index = blockIdx.x; index < tiles.count(); index += gridDim.x) {
+    const RowTile tile = tiles.at(index);
+    const int row = tile.row + 64 * consumer, left = tiles.seq_q - row;
+    MyRows mine;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = min(row + in_group + 8 * half, tiles.seq_q - 1);
+      mine.sees[0][half] = keys_seen<C::CAUSAL>(query, tiles.seq_q, tiles.seq_k);
+    }
+    float results[1][C::DIM / 8][4] = {};
+    mbarrier_wait(barriers.q_full(), q_parity);
+    q_parity ^= 1;
+    attend<C>(results, mine, tile, rows_at, 64 * consumer, tiles_at, place, turn, barriers.q_empty(), unit);
+
+    gather_sums(mine.states);
+    const float inverse[1][2] = {{mine.states[0][0].inverse(), mine.states[0][1].inverse()}};
+    rescale<1, C::DIM>(results, inverse);
+    const i64 first = i64(tile.head) * tiles.seq_q + row;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (lane % 4 == 0 && in_group + 8 * half < left)
+        lse[first + in_group + 8 * half] = mine.states[0][half].log2_sum(unit) * LN_2;
+    if (left <= 0) continue;
+    const Finish<In, Identity, false> finish = {nullptr, C::HEAD_DIM};
+    const Target<In> target = {o + first * C::HEAD_DIM, C::HEAD_DIM, left, C::HEAD_DIM};
+    store_strips<C::DIM, 8>(results, gathered, target, finish);
+  }
+}
+
+// o = softmax(q k^T) v and the logarithm of the softmax's sums. C is the problem and the configuration.
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, 1)
+attention_wgmma(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                const __grid_constant__ TensorMap v_map, typename C::In* __restrict__ o,
+                float* __restrict__ lse, int group, int seq_q, int seq_k, float unit, int heads,
+                int row_tiles, int group_heads) {
+  u8* const rows = swizzled_shared();
+  u8* const ring = rows + C::TileQ::BYTES;
+  u8* const staging = ring + C::STAGES * C::TileK::BYTES;
+  const u32 rows_at = shared_address(rows), tiles_at = shared_address(ring);
+  const Barriers<C> barriers = {shared_address(staging + C::STAGING_BYTES)};
+  if (threadIdx.x == 0) {
+    mbarrier_init(barriers.q_full(), 1);
+    mbarrier_init(barriers.q_empty(), 4 * C::CONSUMERS);
+    prepare_barriers<C::STAGES, C::CONSUMERS>(barriers.ring, 4 * C::CONSUMERS);  // every warp releases
+  }
+  __syncthreads();
+  const RowTiles<C> tiles = {heads, row_tiles, group_heads, seq_q, seq_k};
+  // The same in all lanes, which the compiler cannot know of threadIdx.
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+  if (warpgroup == C::CONSUMERS) {
+    if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();
+    if (threadIdx.x == 128 * C::CONSUMERS)
+      produce<C>(q_map, k_map, v_map, rows_at, tiles_at, barriers, tiles, group);
+    __syncwarp();
+  } else {
+    if constexpr (C::CONSUMER_REGISTERS > 0) take_registers<C::CONSUMER_REGISTERS>();
+    consume<C>(o, lse, rows_at, tiles_at, staging, barriers, tiles, warpgroup, unit);
+  }
+}
+"""
+
+
+class CudaWgmmaAttention(CudaVariant[Attention]):
+    """Serves f16 and bf16, forward, on Hopper."""
+
+    name = "cuda_wgmma"
+    operator = Attention
+    space = SPACE
+    minimum_cc = (9, 0)
+    maximum_cc = (9, 0)
+
+    def target(self, device: Device) -> str:
+        """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
+        return "sm_90a"
+
+    def limits(self, workload: Attention, device: Device) -> str | None:
+        """Return what keeps this problem from wgmma or from TMA, or None."""
+        if workload.direction != "forward":
+            return f"{self.key} computes o and lse, not gradients"
+        if workload.dtype not in ("f16", "bf16"):
+            return f"{self.key} multiplies f16 and bf16, not {workload.dtype}"
+        if workload.head_dim % 8 or workload.head_dim > 256:
+            return f"{self.key} takes head_dim up to 256 in multiples of 8, not {workload.head_dim}"
+        if not fits(64, 2, workload) and not fits(64, 1, workload):
+            return (
+                f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
+            )
+        return None
+
+    def default(self, workload: Attention, device: Device) -> Config:
+        """Return the usual tile of which the busiest SM has the least to do."""
+
+        def work(tile: tuple[int, int, int]) -> float:
+            bn, consumers, _ = tile
+            rounds = ceil_div(_forward.blocks(workload, 64 * consumers, 0), device.sm_count)
+            # Two or three warpgroups hide what each waits for; wide tiles cost fewer corrections.
+            return float(rounds * (consumers + (1.0 if consumers == 1 else 0.2)) * (1 + 16 / bn))
+
+        group = max(g for g in (1, 4) if g == 1 or g <= workload.batch * workload.heads)
+        ordered = (
+            Config(
+                {
+                    "bn": bn,
+                    "consumers": consumers,
+                    "stages": min(stages, 2 * int(ceil_div(workload.seq_k, bn))),
+                    "pingpong": int(consumers > 1),
+                    "group_heads": group if workload.causal else 1,
+                }
+            )
+            for bn, consumers, stages in sorted(USUAL, key=work)
+        )
+        return self.space.first_valid(ordered, workload=workload, device=device)
+
+    def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows and keys; scores take head_dim by 16, and results by 64."""
+        return _forward.tiles(workload, 64 * config["consumers"], config["bn"], 0, 16)
+
+    def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
+        """Count tiles of rows as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied.
+
+        Of causal rows only one tile is sure to be the longest of a block.
+        """
+        names = ("bn", "stages", "consumers")
+        bn, stages, consumers = (table[name].astype(np.float64) for name in names)
+        share = _forward.shares(workload, bm=64 * table["consumers"], bn=table["bn"])
+        dim, narrow = _dim(workload), _forward.padded(workload)
+        size, scores = itemsize(workload.dtype), share.tiles * 64 * consumers * bn
+        fma = 2 * scores + share.tiles * 64 * consumers * dim
+        return Costs(
+            blocks=share.blocks,
+            full_blocks=1 if workload.causal else share.full_blocks,
+            threads=_threads(consumers),
+            smem_bytes=_smem_bytes(workload, bn, stages, consumers),
+            fma=fma,
+            mma_flop=2 * scores * (narrow + dim),
+            mma_dtype=workload.dtype,
+            sfu=scores,
+            # Written once, and read once by each warpgroup at least.
+            smem_traffic_bytes=size * dim * (share.tiles * bn * 2 + 64 * consumers),
+            fill_bytes=(2 * share.keys + share.rows) * workload.head_dim * size,
+            # Four warps issue each product of 64 rows.
+            instructions=4 * consumers * share.tiles * (narrow + bn) / 16 + (scores + fma) / 32,
+            # A warpgroup adds 16 keys to its results by one product of 64 x dim: dim / 2 clocks of all tensor
+            # cores of its SM, and the next adds to the same sums.
+            chain_clocks=np.where(share.blocks <= device.sm_count, device.l2_latency, 0.0)
+            + share.tiles * bn / 16 * dim / 2,
+        )
+
+    def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
+        """Products of warpgroups, bulk tensor copies, exponentials, and registers that move where scarce."""
+        moves = ["USETMAXREG"] if _registers_move(config["consumers"]) else []
+        return ("HGMMA", "UTMALDG", "MUFU", *moves)
+
+    def source(self, workload: Attention, config: Config) -> str:
+        """Return the kernel for this head_dim, type and configuration, for all other sizes."""
+        consumers = config["consumers"]
+        choices: dict[str, str | bool | int] = {
+            "In": ctype(workload.dtype),
+            "HEAD_DIM": workload.head_dim,
+            "DIM": _dim(workload),
+            "BM": 64 * consumers,
+            "BN": config["bn"],
+            "STAGES": config["stages"],
+            "CONSUMERS": consumers,
+            "PINGPONG": bool(config["pingpong"]),
+            "CAUSAL": workload.causal,
+            "THREADS": _threads(consumers),
+            "STAGING_BYTES": consumers * STAGING_BYTES,
+            "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
+            "CONSUMER_REGISTERS": int(_consumer_registers(consumers)) if _registers_move(consumers) else 0,
+            "TileQ": "PanelTile<In, BM, DIM, true, 1>",
+            "TileK": "PanelTile<In, BN, DIM, true, 1>",
+            "TileV": "PanelTile<In, DIM, BN, false, 1>",
+        }
+        shared = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma", "reduce")
+        of_attention = ("attention_forward", "attention_fragment")
+        return helpers(*shared, *of_attention) + constants("Choice", **choices) + SOURCE
+
+    def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
+        """Return one launch, of as many blocks as stay."""
+        consumers, heads = config["consumers"], workload.batch * workload.heads
+        row_tiles = int(ceil_div(workload.seq_q, 64 * consumers))
+        maps = (
+            _tensor_map(workload, "q", 64 * consumers),
+            _tensor_map(workload, "k", config["bn"]),
+            _tensor_map(workload, "v", config["bn"]),
+        )
+        sizes = (Scalar("int", heads), Scalar("int", row_tiles), Scalar("int", config["group_heads"]))
+        return (
+            Launch(
+                entry="attention_wgmma<Choice>",
+                grid=(heads * row_tiles, 1, 1),
+                block=(_threads(consumers), 1, 1),
+                arguments=(*maps, "o", "lse", *_forward.scalars(workload), *sizes),
+                smem_bytes=int(_smem_bytes(workload, config["bn"], config["stages"], consumers)),
+                blocks_per_sm=1,
+            ),
+        )
+
+    def miniature(self, workload: Attention, config: Config) -> Attention:
+        """Return a problem of few tiles with the same edges."""
+        key_tiles = config["stages"] // 2 + 1
+        return _forward.shrink(workload, 64 * config["consumers"], config["bn"], 0, key_tiles)
+
+
+def _tensor_map(workload: Attention, name: str, lines: int) -> TensorMap:
+    """Return how tiles of so many lines are copied: a box is one panel of `PanelTile`, lines of 128 bytes."""
+    (tensor,) = (tensor for tensor in workload.inputs() if tensor.name == name)
+    batch, heads, seq, length = tensor.shape
+    size = itemsize(tensor.dtype)
+    return TensorMap(
+        tensor=name,
+        dtype=tensor.dtype,
+        extents=(length, seq, batch * heads),
+        strides_bytes=(length * size, seq * length * size),
+        box=(LINE, lines, 1),
+    )
+
+
+VARIANT = CudaWgmmaAttention()
