@@ -85,7 +85,8 @@ __device__ __forceinline__ void each_element(const Body& body) {
 template <int LENGTH, class T, int R, int N>
 __device__ __forceinline__ void multiply_lines(float (&sums)[R][N][4], const T* x, int x_line, const T* u, int u_line) {
   using Line = Lines<T, LENGTH>;
-#pragma unroll
+  constexpr int AHEAD = LENGTH <= 128 ? LENGTH / 16 : 4;  // of longer lines the compiler would hold too much at once
+#pragma unroll AHEAD
   for (int at = 0; at < LENGTH; at += 16) {
     u32 left[R][4], right[2][2];
 #pragma unroll
@@ -159,36 +160,34 @@ __device__ __forceinline__ void store_rows(T* target, int room, T* tile, int lin
 }
 
 // Adds the product of dS and K to sums of dq in global memory, `room` rows of WIDTH. `ds` has a line of STEP queries for each
-// of KEYS keys, `keys` a line of LENGTH elements. Warps share queries out in sixteens first, then columns.
+// of KEYS keys, `keys` a line of LENGTH elements. Warps share queries out in sixteens first, then columns, of which each
+// takes some at a time: its sums of dk and dv stay in registers meanwhile.
 template <int LENGTH, int WIDTH, int KEYS, int STEP, int WARPS, class T>
 __device__ __forceinline__ void add_to_queries(float* dq_sums, int room, const T* ds, const T* keys) {
   constexpr int BY_QUERY = WARPS < STEP / 16 ? WARPS : STEP / 16, BY_COLUMN = WARPS / BY_QUERY;
-  constexpr int R = STEP / BY_QUERY / 16, COLUMNS = LENGTH / BY_COLUMN;
+  constexpr int R = STEP / BY_QUERY / 16, COLUMNS = LENGTH / BY_COLUMN, SOME = COLUMNS % 32 == 0 ? 32 : 16;
   static_assert(BY_QUERY * BY_COLUMN == WARPS && COLUMNS * BY_COLUMN == LENGTH && COLUMNS % 16 == 0, "warps share it");
-  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  const int row = warp / BY_COLUMN * 16 * R, column = warp % BY_COLUMN * COLUMNS;
-  float sums[R][COLUMNS / 8][4] = {};
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, row = warp / BY_COLUMN * 16 * R;
+#pragma unroll 1
+  for (int column = warp % BY_COLUMN * COLUMNS, end = column + COLUMNS; column < end; column += SOME) {
+    float sums[R][SOME / 8][4] = {};
+#pragma unroll 2
+    for (int key = 0; key < KEYS; key += 16) {
+      u32 left[R][4], right[2][2];
 #pragma unroll
-  for (int key = 0; key < KEYS; key += 16) {
-    u32 left[R][4], right[2][2];
+      for (int r = 0; r < R; ++r) load_left_across<Lines<T, STEP>>(left[r], ds, key, row + 16 * r);
 #pragma unroll
-    for (int r = 0; r < R; ++r) load_left_across<Lines<T, STEP>>(left[r], ds, key, row + 16 * r);
+      for (int at = 0; at < SOME; at += 16) {
+        load_right_across<Lines<T, LENGTH>>(right, keys, key, column + at);
 #pragma unroll
-    for (int at = 0; at < COLUMNS; at += 16) {
-      load_right_across<Lines<T, LENGTH>>(right, keys, key, column + at);
+        for (int r = 0; r < R; ++r)
 #pragma unroll
-      for (int r = 0; r < R; ++r)
-#pragma unroll
-        for (int side = 0; side < 2; ++side) mma_m16n8k16<T>(sums[r][at / 8 + side], left[r], right[side]);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < R; ++r)
-#pragma unroll
-    for (int n = 0; n < COLUMNS / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int query = row + 16 * r + e / 2 * 8 + lane / 4, at = column + 8 * n;
-        if (query < room && at < WIDTH) atomicAdd(dq_sums + query * WIDTH + at + lane % 4 * 2 + e % 2, sums[r][n][e]);
+          for (int side = 0; side < 2; ++side) mma_m16n8k16<T>(sums[r][at / 8 + side], left[r], right[side]);
       }
+    }
+    each_element<R, SOME / 8>([&](int r, int n, int i) {
+      const int query = row + 16 * r + i / 2 * 8 + lane / 4, at = column + 8 * n;
+      if (query < room && at < WIDTH) atomicAdd(dq_sums + query * WIDTH + at + lane % 4 * 2 + i % 2, sums[r][n][i]);
+    });
+  }
 }

@@ -22,6 +22,7 @@ algorithm 2; PTX ISA, "Warp-level matrix instructions" and "cp.async".
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from tunebench._lazy import np
@@ -117,14 +118,14 @@ SPACE = Space(
 )
 
 USUAL = (
-    # warps, rows, step, slice, stages, dq_rows; largest first
-    (4, 32, 64, 16, 2, 32),
-    (8, 16, 64, 16, 2, 32),
-    (8, 16, 64, 16, 1, 16),
-    (4, 16, 64, 16, 2, 16),
-    (4, 16, 32, 16, 2, 16),
-    (4, 16, 32, 16, 1, 16),
-    (4, 16, 16, 16, 1, 16),
+    # warps, rows, step, stages, dq_rows; largest first
+    (4, 32, 64, 2, 32),
+    (8, 16, 64, 2, 32),
+    (8, 16, 32, 2, 16),
+    (4, 16, 64, 2, 16),
+    (4, 16, 32, 2, 16),
+    (4, 16, 32, 1, 16),
+    (4, 16, 16, 1, 16),
 )
 """Tiles that fill registers and shared memory of one device or the other."""
 
@@ -278,6 +279,19 @@ attention_round(const float* __restrict__ dq_sums, typename C::In* __restrict__ 
 """
 
 
+def _usual(workload: Attention, dq: str) -> Iterator[Config]:
+    """Yield the usual tiles; long lines leave registers for short steps only."""
+    for warps, rows, step, stages, dq_rows in USUAL:
+        if step <= 32 or not _apart(workload):
+            values = {"warps": warps, "rows": rows, "step": step, "slice": 16, "stages": stages, "dq": dq}
+            values["dq_rows"] = dq_rows if dq == "second_pass" else 16
+            yield Config({**values, "together": "head"})
+
+
+def _blocks(workload: Attention, config: Config) -> int:
+    return int(backward.blocks(workload, "keys", config["warps"] * config["rows"]))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
     """A kernel over the scores: whose rows blocks own, what they add up, and in which rows of a table."""
@@ -326,7 +340,9 @@ class _Pass:
         found = found + (self.sums_p + self.sums_ds) * warps * step / 16 * deep
         by_query = np.minimum(warps, step / 16)
         by_column = warps / by_query
-        return found + self.adds_dq * warps * warps * rows / 16 * (step / by_query + deep * 16 / by_column) / 16
+        columns = deep / by_column  # in sixteens; a warp takes two at a time if it can
+        again = columns / np.where(columns % 2 == 0, 2, 1)
+        return found + self.adds_dq * warps * warps * rows / 16 * (step / by_query / 16 * again + columns)
 
 
 class CudaMmaAttentionBackward(CudaVariant[Attention]):
@@ -346,14 +362,11 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         return backward.serves(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:
-        """Return the first of the usual tiles that fits, with dq added up as libraries do."""
-        candidates = []
-        for dq in ("atomic", "second_pass"):
-            for warps, rows, step, part, stages, dq_rows in USUAL:
-                values = {"warps": warps, "rows": rows, "step": step, "slice": part, "stages": stages, "dq": dq}
-                values["dq_rows"] = dq_rows if dq == "second_pass" else 16
-                candidates.append(Config({**values, "together": "head"}))
-        return self.space.first_valid(candidates, workload=workload, device=device)
+        """Return the largest usual tile that gives each SM a block, with dq added up as libraries do."""
+        usual = [config for dq in ("atomic", "second_pass") for config in _usual(workload, dq)]
+        full = [config for config in usual if _blocks(workload, config) >= device.sm_count]
+        small = [config for config in reversed(usual) if config["step"] >= 32 or workload.seq_q <= 16]
+        return self.space.first_valid((*full, *small, *usual), workload=workload, device=device)
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks of keys cut either sequence, and instructions the head."""

@@ -25,6 +25,11 @@ from tunebench.workload import Workload
 # Odd and prime extents, so that every tile, vector and row is cut somewhere; one friendly size, so that the
 # widest accesses are taken too. Each variant does those that it does not refuse.
 WORKLOADS = {
+    "attention": (
+        "attention:batch=1,heads=4,seq_q=37,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward",
+        "attention:batch=2,heads=1,seq_q=101,head_dim=64,dtype=bf16,seq_k=69,direction=backward",
+        "attention:batch=1,heads=3,seq_q=35,head_dim=13,dtype=f32,seq_k=45,heads_k=1,causal=true,direction=backward",
+    ),
     "softmax": (
         "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
         "softmax:rows=5,cols=1000,dtype=f16",
@@ -178,7 +183,10 @@ def test_tiles_account_for_what_is_computed_beyond_the_edges(
         executed = float(np.broadcast_to(costs.blocks * column, len(table))[row])
         inside = workload.flops() / np.prod([tiling.used for tiling in tiles])
         # Costs count what is certain: however rows are split, and however steps among parts.
-        if workload.operator == "grouped_gemm" or config.get("split", 1) > 1:
+        if workload.operator == "attention":
+            # A mask leaves out tiles that tilings do not tell; a second pass multiplies 7 times, or 8, instead of 5.
+            assert executed <= 8 / 5 * inside * seen_share ** -1 * (1 + 1e-9)
+        elif workload.operator == "grouped_gemm" or config.get("split", 1) > 1:
             assert executed <= inside * (1 + 1e-9)
         else:
             assert executed == pytest.approx(inside)
