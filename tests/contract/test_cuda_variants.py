@@ -183,9 +183,8 @@ def test_tiles_account_for_what_is_computed_beyond_the_edges(
         executed = float(np.broadcast_to(costs.blocks * column, len(table))[row])
         inside = workload.flops() / np.prod([tiling.used for tiling in tiles])
         # Costs count what is certain: however rows are split, and however steps among parts.
-        if workload.operator == "attention":
-            # A mask leaves out tiles that tilings do not tell; a second pass multiplies 7 times, or 8, instead of 5.
-            assert executed <= 8 / 5 * inside * seen_share ** -1 * (1 + 1e-9)
+        if workload.operator == "attention":  # tiles at a causal edge are whole; a softmax comes on top
+            assert executed >= inside * (1 - 1e-9)
         elif workload.operator == "grouped_gemm" or config.get("split", 1) > 1:
             assert executed <= inside * (1 + 1e-9)
         else:
