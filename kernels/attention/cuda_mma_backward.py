@@ -10,7 +10,7 @@ cp.async into `stages` buffers of shared memory, where 16-byte chunks of a line 
 dq is a sum over keys. With dq=second_pass another kernel, whose blocks own queries, computes the scores once
 more: 7 products instead of 5, and results that are the same each time. With dq=atomic blocks of keys hand ds
 round in shared memory and add their share of dq to f32 sums in global memory, in any order; a last kernel
-rounds them. Where sums of dk and dv do not fit in registers together, from head_dim 168 on, each has a pass of
+rounds them. Where sums of dk and dv do not fit in registers together, from head_dim 136 on, each has a pass of
 its own.
 
 Limits: head_dim is a multiple of 8, so that lines are of 16 bytes, and at most 256.
@@ -35,7 +35,7 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
 MAX_HEAD_DIM = 256
-TOGETHER = 160
+TOGETHER = 128
 """Longest line of which a warp keeps 16 rows of dk and of dv in registers."""
 HELD = 176
 """Sums, and elements of a slice, that a thread may keep: with more the compiler spills."""
@@ -130,6 +130,11 @@ USUAL = (
 """Tiles that fill registers and shared memory of one device or the other."""
 
 SOURCE = """
+// Rows of the other side that a block meets together.
+struct Step {
+  int head, first, buffer;
+};
+
 // One side's gradients from a tile of its rows: dk and dv of keys (or one of them), or dq of queries. A warp has 16 R of the
 // rows X (k, or q) and Y (v, or do), and meets rows U (q, or k) and W (do, or v) of the other side, STEP at a time:
 //   S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D), and it adds up P W (dv) and dS U (dk, or dq).
@@ -157,35 +162,39 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
   const Sight<C::CAUSAL> sees = {seq_q, seq_k};
   const Range range = OF_QUERIES ? sees.keys_of(tile.first, BLOCK, STEP) : sees.queries_of(tile.first, STEP);
   const int steps = (OF_QUERIES ? 1 : group) * range.count;  // a head of keys meets each head of its group
-  const int first_head = OF_QUERIES ? tile.head / group : tile.head * group;
   const i64 corner = (i64(tile.head) * rows + tile.first) * WIDTH;
   copy_lines<In, BLOCK, LENGTH, WIDTH, C::THREADS>(x, (OF_QUERIES ? q : k) + corner, rows - tile.first);
   if constexpr (SUMS_DS)
     copy_lines<In, BLOCK, LENGTH, WIDTH, C::THREADS>(y, (OF_QUERIES ? dout : v) + corner, rows - tile.first);
 
-  // Where the rows of a step are: head of the other side, first row.
-  const auto place_of = [&](int step) {
-    return RowTile{first_head + step / max(1, range.count), (range.first + step % max(1, range.count)) * STEP};
+  // Where a step's rows are, and the buffer they are in: heads one after the other, the range of each.
+  const int start = range.first * STEP, end = start + range.count * STEP;
+  const auto first_step = [&] { return Step{OF_QUERIES ? tile.head / group : tile.head * group, start, 0}; };
+  const auto move_on = [&](Step& step) {
+    step.first += STEP;
+    if (step.first >= end) step.first = start, ++step.head;
+    step.buffer = step.buffer + 1 == C::STAGES ? 0 : step.buffer + 1;
   };
-  const auto copy_step = [&](int step) {
-    if (step < steps) {
-      const RowTile at = place_of(step);
-      const i64 row = i64(at.head) * others + at.first;
-      In* const u = buffers + step % C::STAGES * 2 * STEP * LINE;
-      copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u, (OF_QUERIES ? k : q) + row * WIDTH, others - at.first);
-      copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u + STEP * LINE, (OF_QUERIES ? v : dout) + row * WIDTH,
-                                                      others - at.first);
+  Step copied = first_step(), here = first_step();
+  int to_copy = steps;
+  const auto copy_next = [&] {
+    if (to_copy > 0) {
+      const i64 row = i64(copied.head) * others + copied.first;
+      const int room = others - copied.first, query = threadIdx.x;
+      In* const u = buffers + copied.buffer * 2 * STEP * LINE;
+      copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u, (OF_QUERIES ? k : q) + row * WIDTH, room);
+      copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u + STEP * LINE, (OF_QUERIES ? v : dout) + row * WIDTH, room);
       // A query beyond the last has terms of zero: its P is 1, and what P and dS are multiplied by is zero.
-      const int query = threadIdx.x;
       if (!OF_QUERIES && query < STEP)
-        cp_async_ca<8>(buffered_terms + (step % C::STAGES * STEP + query) * 2,
-                       terms + (query < others - at.first ? 2 * (row + query) : 0),
-                       query < others - at.first ? 8 : 0);
+        cp_async_ca<8>(buffered_terms + (copied.buffer * STEP + query) * 2,
+                       terms + (query < room ? 2 * (row + query) : 0), query < room ? 8 : 0);
+      move_on(copied);
+      --to_copy;
     }
     cp_async_commit();
   };
 #pragma unroll
-  for (int step = 0; step < C::STAGES - 1; ++step) copy_step(step);
+  for (int stage = 0; stage < C::STAGES - 1; ++stage) copy_next();
 
   const int lane = int(threadIdx.x) % 32, own = int(threadIdx.x) / 32 * 16 * R;  // first line of this warp
   Vec<float, 2> own_terms[R][2] = {};
@@ -199,21 +208,20 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
   const float exponent = scale * LOG2_E;
   float sums_p[R][LENGTH / 8][4] = {}, sums_ds[R][LENGTH / 8][4] = {};
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
+  for (int left = steps; left > 0; --left) {
     if constexpr (C::STAGES == 1) {
       __syncthreads();  // all have read the only buffer
-      copy_step(step);
+      copy_next();
       cp_async_wait<0>();
       __syncthreads();
     } else {
       cp_async_wait<C::STAGES - 2>();
       __syncthreads();  // this step is there for all, and all have read the buffer that is filled now
-      copy_step(step + C::STAGES - 1);
+      copy_next();
     }
-    const RowTile at = place_of(step);
-    const In* const u = buffers + step % C::STAGES * 2 * STEP * LINE;
+    const In* const u = buffers + here.buffer * 2 * STEP * LINE;
     const In* const w = u + STEP * LINE;
-    const bool all_seen = OF_QUERIES ? sees.all(tile.first, at.first, STEP) : sees.all(at.first, tile.first, BLOCK);
+    const bool all_seen = OF_QUERIES ? sees.all(tile.first, here.first, STEP) : sees.all(here.first, tile.first, BLOCK);
 #pragma unroll 1
     for (int slice = 0; slice < STEP; slice += SLICE) {
       float p[R][N][4] = {}, ds[R][N][4] = {};
@@ -222,9 +230,9 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
       // The terms of element e of operand n in rows r: of its row, or of its column.
       Vec<float, 4> column_terms[N];
       if constexpr (!OF_QUERIES) {
-        const float* const here = buffered_terms + (step % C::STAGES * STEP + slice + lane % 4 * 2) * 2;
+        const float* const of_lane = buffered_terms + (here.buffer * STEP + slice + lane % 4 * 2) * 2;
 #pragma unroll
-        for (int n = 0; n < N; ++n) column_terms[n] = load_vec<4>(here + 16 * n);
+        for (int n = 0; n < N; ++n) column_terms[n] = load_vec<4>(of_lane + 16 * n);
       }
       const auto term = [&](int r, int n, int e, int which) {
         return OF_QUERIES ? own_terms[r][e / 2].at[which] : column_terms[n].at[e % 2 * 2 + which];
@@ -235,7 +243,7 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
       if (!all_seen)
         each_element<R, N>([&](int r, int n, int e) {
           const int row = tile.first + own + 16 * r + e / 2 * 8 + lane / 4;
-          const int other = at.first + slice + 8 * n + lane % 4 * 2 + e % 2;
+          const int other = here.first + slice + 8 * n + lane % 4 * 2 + e % 2;
           if (!(OF_QUERIES ? sees(row, other) : sees(other, row))) p[r][n][e] = 0.0f;
         });
       if constexpr (SUMS_P) multiply_rounded<LENGTH>(sums_p, p, w, slice);
@@ -249,9 +257,10 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
     }
     if constexpr (ADDS_DQ) {
       __syncthreads();  // dS of all keys is there
-      add_to_queries<LENGTH, WIDTH, BLOCK, STEP, C::WARPS>(dq_sums + (i64(at.head) * seq_q + at.first) * WIDTH,
-                                                           seq_q - at.first, all_ds, x);
+      add_to_queries<LENGTH, WIDTH, BLOCK, STEP, C::WARPS>(dq_sums + (i64(here.head) * seq_q + here.first) * WIDTH,
+                                                           seq_q - here.first, all_ds, x);
     }
+    move_on(here);
   }
   cp_async_wait<0>();
   __syncthreads();  // nobody reads or fills the tiles any more
