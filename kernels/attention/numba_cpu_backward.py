@@ -52,7 +52,7 @@ SPACE = Space(
         Parameter("dq", ("by_head", "second_pass"), "added up by whoever has a head's keys, or computed apart"),
         Parameter("rows", (32, 64, 128, 256), "keys (or queries) of a block"),
         Parameter("others", (32, 64, 128, 256), "rows of the other side it meets at a time"),
-        Parameter("mr", (4, 8), "rows of a product in registers"),
+        Parameter("mr", (2, 4, 8), "rows of a product in registers"),
         Parameter("nr", (16, 32), "columns of a product in registers"),
         Parameter("unroll", (1, 4), "elements of a head that a turn of the innermost loop adds"),
     ),
@@ -117,7 +117,7 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
         edge = max(b for b in (32, 64, 128) if b == 32 or b < 2 * longest)
         values: dict[str, Any] = {"dq": "by_head" if enough else "second_pass", "rows": edge, "others": edge}
         usual = [
-            Config({**values, "mr": mr, "nr": nr, "unroll": 1}) for mr, nr in ((8, 32), (4, 32), (4, 16))
+            Config({**values, "mr": mr, "nr": nr, "unroll": 1}) for mr, nr in ((8, 32), (4, 16), (2, 16))
         ]
         smallest = Config({**usual[-1], "rows": 32, "others": 32})
         return self.space.first_valid((*usual, smallest), workload=workload, device=device)

@@ -48,6 +48,7 @@ PATHS = [
     "grouped_gemm:groups=5,m=37,n=41,k=67,dtype=f32",
     "grouped_gemm:groups=9,m=19,n=17,k=130,dtype=bf16,trans=nt,skew=zipf",
     "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
+    "attention:batch=1,heads=2,seq_q=37,head_dim=40,dtype=f16,seq_k=83,heads_k=1,causal=true,direction=backward",
 ]
 
 
@@ -119,6 +120,8 @@ SIZES = [
     "softmax:rows=1,cols=1,dtype=f32",
     "layernorm:rows=1,cols=1,dtype=f32",
     "layernorm:rows=65536,cols=8192,dtype=bf16",
+    "attention:batch=1,heads=1,seq_q=1,head_dim=1,dtype=f32,direction=backward",
+    "attention:batch=2,heads=32,seq_q=8192,head_dim=256,dtype=bf16,heads_k=8,causal=true,direction=backward",
     *(layer.text for name in suites() for layer in suite(name)),
 ]
 

@@ -32,6 +32,9 @@ PROBLEMS = (
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nhwc,direction=dgrad",
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nchw,direction=wgrad",
     "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=scale+bias+residual+relu",
+    "attention:batch=2,heads=4,seq_q=9,head_dim=8,dtype=f32,seq_k=13,heads_k=2,causal=true,direction=backward",
+    "attention:batch=1,heads=2,seq_q=33,head_dim=16,dtype=f32,causal=true,direction=backward",
+    "attention:batch=1,heads=2,seq_q=33,head_dim=16,dtype=bf16,direction=backward",
     "softmax:rows=5,cols=33,dtype=f32,prologue=scale+mask",
     "layernorm:rows=5,cols=33,dtype=f32",
 )
