@@ -72,3 +72,19 @@ attention_terms(const typename C::In* __restrict__ o, const typename C::In* __re
   sum = warp_reduce<C::LANES>(sum, Sum());
   if (row < rows && threadIdx.x % C::LANES == 0) store_vec(terms + 2 * row, Vec<float, 2>{-lse[row] * LOG2_E, sum});
 }
+
+// dq from its sums, 8 elements a thread.
+template <class C>
+__global__ void __launch_bounds__(TERMS_THREADS)
+attention_round(const float* __restrict__ dq_sums, typename C::In* __restrict__ dq, i64 vectors, float scale) {
+  const i64 vector = i64(blockIdx.x) * TERMS_THREADS + threadIdx.x;
+  if (vector >= vectors) return;
+  Vec<typename C::In, 8> rounded;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Vec<float, 4> part = load_vec<4>(dq_sums + vector * 8 + half * 4);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) rounded.at[half * 4 + e] = from_float<typename C::In>(scale * part.at[e]);
+  }
+  store_vec(dq + vector * 8, rounded);
+}

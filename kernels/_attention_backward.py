@@ -1,4 +1,4 @@
-"""What variants of attention's gradients share on the Python side: passes over the scores, and the work in them.
+"""What variants of attention's gradients share on the Python side: passes over the scores, and their work.
 
 A block has a tile of rows of one side, keys for dk and dv or queries for dq, and meets the rows of the other
 side that these see, or that see these, `step` at a time.
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from tunebench._lazy import np
 from tunebench.kernels._cuda import ctype
-from tunebench.space import Table
 from tunebench.variant import Costs, Launch, Scalar, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
@@ -22,7 +21,6 @@ __all__ = [
     "Work",
     "as_costs",
     "blocks",
-    "constants",
     "heads_of",
     "meetings",
     "problem",
@@ -120,7 +118,11 @@ def _of_head(workload: Attention, side: Side, tile: int, step: int) -> tuple[int
         unseen = np.maximum(0, first - before) // step if workload.causal else 0 * first
         met = ceil_div(workload.seq_q, step) - unseen
     else:
-        end = np.minimum(workload.seq_q, first + tile) + before if workload.causal else workload.seq_k + 0 * first
+        end = (
+            np.minimum(workload.seq_q, first + tile) + before
+            if workload.causal
+            else workload.seq_k + 0 * first
+        )
         met = ceil_div(end, step)
     return int(met.max()), int((met == met.max()).sum()), int(met.sum())
 
@@ -189,16 +191,6 @@ def serves(workload: Attention, key: str, least_tile: int) -> str | None:
     if most > MAX_BLOCKS or rows // 8 >= MAX_BLOCKS:
         return f"{key} would take more than {MAX_BLOCKS} blocks"
     return None
-
-
-def constants(name: str, **values: str | bool | int) -> str:
-    """Return a C++ struct of compile-time constants; text becomes a type."""
-    lines = []
-    for key, value in values.items():
-        kind = "bool" if isinstance(value, bool) else "int"
-        declared = f"using {key} =" if isinstance(value, str) else f"static constexpr {kind} {key} ="
-        lines.append(f"  {declared} {value if isinstance(value, str) else int(value)};")
-    return "\n".join([f"struct {name} {{", *lines, "};"]) + "\n"
 
 
 def problem(workload: Attention) -> dict[str, str | bool | int]:

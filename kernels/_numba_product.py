@@ -284,7 +284,7 @@ def strided_product(
     unroll: int = 1,
     adds: bool = True,
 ) -> Callable[..., None]:
-    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` for a product of mr rows and nr columns.
+    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` for a product of mr x nr sums.
 
     Operands and sums are f32: an address, and an offset from there. It is written in LLVM's vectors, since no
     loop over arrays keeps its sums in registers for sure.

@@ -2,16 +2,16 @@
 
 A first kernel sums do * o over each query's row. Then a block owns a tile of keys, `rows` for each of its
 `warps`, and meets the queries that see them, of all heads that share them, `step` at a time: scores and
-probabilities are computed anew, from lse, `slice` queries at a time, transposed, so that what comes out of one
-product is an operand of the next without leaving registers; dk and dv are added up there. Tiles travel by
-cp.async into `stages` buffers of shared memory, where 16-byte chunks of a line change places (or lines stand
-16 bytes further apart), so that ldmatrix reads them without bank conflicts, transposing where it must.
+probabilities are computed anew, from lse, `part` queries at a time, transposed, so that what comes out of
+one product is an operand of the next without leaving registers; dk and dv are added up there. Tiles travel
+by cp.async into `stages` buffers of shared memory, where 16-byte chunks of a line change places (or lines
+stand 16 bytes further apart), so that ldmatrix reads them without bank conflicts, transposing where it must.
 
 dq is a sum over keys. With dq=second_pass another kernel, whose blocks own queries, computes the scores once
 more: 7 products instead of 5, and results that are the same each time. With dq=atomic blocks of keys hand ds
 round in shared memory and add their share of dq to f32 sums in global memory, in any order; a last kernel
-rounds them. Where sums of dk and dv do not fit in registers together, from head_dim 136 on, each has a pass of
-its own.
+rounds them. Where sums of dk and dv do not fit in registers together, from head_dim 136 on, each has a pass
+of its own.
 
 Limits: head_dim is a multiple of 8, so that lines are of 16 bytes, and at most 256.
 
@@ -29,6 +29,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels import _attention_backward as backward
 from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -38,7 +39,7 @@ MAX_HEAD_DIM = 256
 TOGETHER = 128
 """Longest line of which a warp keeps 16 rows of dk and of dv in registers."""
 HELD = 176
-"""Sums, and elements of a slice, that a thread may keep: with more the compiler spills."""
+"""Sums, of gradients and of scores, that a thread may keep: with more the compiler spills."""
 
 
 def _depth(workload: Attention) -> int:
@@ -73,11 +74,11 @@ def shared_memory_fits(
     return np.maximum(keys, np.where(atomic, 0, queries)) <= device.smem_per_block_bytes
 
 
-def sums_fit(rows: Any, dq_rows: Any, slice: Any, workload: Attention) -> Any:
-    """Sums of a warp's rows, and two slices of scores, must fit in registers."""
+def sums_fit(rows: Any, dq_rows: Any, part: Any, workload: Attention) -> Any:
+    """Sums of a warp's rows, and of as many scores twice, must fit in registers."""
     gradients = 1 if _apart(workload) else 2
-    keys = rows * _depth(workload) // 32 * gradients + rows * slice // 16
-    queries = dq_rows * _depth(workload) // 32 + dq_rows * slice // 16
+    keys = rows * _depth(workload) // 32 * gradients + rows * part // 16
+    queries = dq_rows * _depth(workload) // 32 + dq_rows * part // 16
     return (keys <= HELD) & (queries <= HELD)
 
 
@@ -100,18 +101,22 @@ SPACE = Space(
         Parameter("warps", (4, 8), "warps of a block"),
         Parameter("rows", (16, 32), "keys of a warp, for dk and dv"),
         Parameter("step", (16, 32, 64, 128), "rows of the other side in one buffer"),
-        Parameter("slice", (16, 32), "of these, those whose scores a warp has in registers"),
+        Parameter("part", (16, 32), "of these, those whose scores a warp has in registers"),
         Parameter("stages", (1, 2, 3), "buffers: all but one are under way while it is multiplied"),
-        Parameter("dq", ("atomic", "second_pass"), "added up by blocks of keys, or computed by another kernel"),
+        Parameter(
+            "dq", ("atomic", "second_pass"), "added up by blocks of keys, or computed by another kernel"
+        ),
         Parameter("dq_rows", (16, 32), "queries of a warp in that kernel"),
-        Parameter("together", ("head", "length"), "blocks that run together: of a head, or as long as another"),
+        Parameter(
+            "together", ("head", "length"), "blocks that run together: of a head, or as long as another"
+        ),
     ),
     (
         tiles_are_of_use,
         sums_fit,
         shared_memory_fits,
         dq_is_of_use,
-        lambda step, slice: slice <= step,
+        lambda step, part: part <= step,
         # Without a mask all blocks are equally long.
         lambda together, workload: (together == "head") | workload.causal,
     ),
@@ -135,20 +140,20 @@ struct Step {
   int head, first, buffer;
 };
 
-// One side's gradients from a tile of its rows: dk and dv of keys (or one of them), or dq of queries. A warp has 16 R of the
-// rows X (k, or q) and Y (v, or do), and meets rows U (q, or k) and W (do, or v) of the other side, STEP at a time:
-//   S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D), and it adds up P W (dv) and dS U (dk, or dq).
-// C is the problem and the configuration.
+// One side's gradients from a tile of its rows: dk and dv of keys (or one of them), or dq of queries. A warp
+// has 16 R of the rows X (k, or q) and Y (v, or do), and meets rows U (q, or k) and W (do, or v) of the other
+// side STEP at a time: S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv) and
+// dS U (dk, or dq). C is the problem and the configuration.
 template <class C, bool OF_QUERIES, bool SUMS_P, bool SUMS_DS>
 __global__ void __launch_bounds__(C::THREADS, 1)
 attention_gradients(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
                     const typename C::In* __restrict__ v, const typename C::In* __restrict__ dout,
                     const float* __restrict__ terms, typename C::In* __restrict__ of_p,
-                    typename C::In* __restrict__ of_ds, float* __restrict__ dq_sums, int group, int seq_q, int seq_k,
-                    float scale) {
+                    typename C::In* __restrict__ of_ds, float* __restrict__ dq_sums, int group, int seq_q,
+                    int seq_k, float scale) {
   using In = typename C::In;
   constexpr int R = (OF_QUERIES ? C::DQ_ROWS : C::ROWS) / 16, BLOCK = 16 * R * C::WARPS;
-  constexpr int WIDTH = C::HEAD_DIM, LENGTH = C::DEPTH, STEP = C::STEP, SLICE = C::SLICE, N = SLICE / 8;
+  constexpr int WIDTH = C::HEAD_DIM, LENGTH = C::DEPTH, STEP = C::STEP, PART = C::PART, N = PART / 8;
   constexpr int LINE = Lines<In, LENGTH>::PITCH;
   constexpr bool ADDS_DQ = C::ADDS_DQ && !OF_QUERIES && SUMS_DS;
   In* const x = reinterpret_cast<In*>(dynamic_shared());
@@ -183,7 +188,8 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
       const int room = others - copied.first, query = threadIdx.x;
       In* const u = buffers + copied.buffer * 2 * STEP * LINE;
       copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u, (OF_QUERIES ? k : q) + row * WIDTH, room);
-      copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u + STEP * LINE, (OF_QUERIES ? v : dout) + row * WIDTH, room);
+      copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u + STEP * LINE, (OF_QUERIES ? v : dout) + row * WIDTH,
+                                                      room);
       // A query beyond the last has terms of zero: its P is 1, and what P and dS are multiplied by is zero.
       if (!OF_QUERIES && query < STEP)
         cp_async_ca<8>(buffered_terms + (copied.buffer * STEP + query) * 2,
@@ -221,16 +227,17 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
     }
     const In* const u = buffers + here.buffer * 2 * STEP * LINE;
     const In* const w = u + STEP * LINE;
-    const bool all_seen = OF_QUERIES ? sees.all(tile.first, here.first, STEP) : sees.all(here.first, tile.first, BLOCK);
+    const bool all_seen =
+        OF_QUERIES ? sees.all(tile.first, here.first, STEP) : sees.all(here.first, tile.first, BLOCK);
 #pragma unroll 1
-    for (int slice = 0; slice < STEP; slice += SLICE) {
+    for (int part = 0; part < STEP; part += PART) {
       float p[R][N][4] = {}, ds[R][N][4] = {};
-      multiply_lines<LENGTH>(p, x, own, u, slice);
-      if constexpr (SUMS_DS) multiply_lines<LENGTH>(ds, y, own, w, slice);
+      multiply_lines<LENGTH>(p, x, own, u, part);
+      if constexpr (SUMS_DS) multiply_lines<LENGTH>(ds, y, own, w, part);
       // The terms of element e of operand n in rows r: of its row, or of its column.
       Vec<float, 4> column_terms[N];
       if constexpr (!OF_QUERIES) {
-        const float* const of_lane = buffered_terms + (here.buffer * STEP + slice + lane % 4 * 2) * 2;
+        const float* const of_lane = buffered_terms + (here.buffer * STEP + part + lane % 4 * 2) * 2;
 #pragma unroll
         for (int n = 0; n < N; ++n) column_terms[n] = load_vec<4>(of_lane + 16 * n);
       }
@@ -243,22 +250,22 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
       if (!all_seen)
         each_element<R, N>([&](int r, int n, int e) {
           const int row = tile.first + own + 16 * r + e / 2 * 8 + lane / 4;
-          const int other = here.first + slice + 8 * n + lane % 4 * 2 + e % 2;
+          const int other = here.first + part + 8 * n + lane % 4 * 2 + e % 2;
           if (!(OF_QUERIES ? sees(row, other) : sees(other, row))) p[r][n][e] = 0.0f;
         });
-      if constexpr (SUMS_P) multiply_rounded<LENGTH>(sums_p, p, w, slice);
+      if constexpr (SUMS_P) multiply_rounded<LENGTH>(sums_p, p, w, part);
       if constexpr (SUMS_DS) {
         each_element<R, N>([&](int r, int n, int e) {
           ds[r][n][e] = f32_op(p[r][n][e] * f32_op(ds[r][n][e] - term(r, n, e, 1)));
         });
-        multiply_rounded<LENGTH>(sums_ds, ds, u, slice);
-        if constexpr (ADDS_DQ) store_rounded<Lines<In, STEP>>(all_ds, own, slice, ds, 1.0f);
+        multiply_rounded<LENGTH>(sums_ds, ds, u, part);
+        if constexpr (ADDS_DQ) store_rounded<Lines<In, STEP>>(all_ds, own, part, ds, 1.0f);
       }
     }
     if constexpr (ADDS_DQ) {
       __syncthreads();  // dS of all keys is there
-      add_to_queries<LENGTH, WIDTH, BLOCK, STEP, C::WARPS>(dq_sums + (i64(here.head) * seq_q + here.first) * WIDTH,
-                                                           seq_q - here.first, all_ds, x);
+      float* const of_step = dq_sums + (i64(here.head) * seq_q + here.first) * WIDTH;
+      add_to_queries<LENGTH, WIDTH, BLOCK, STEP, C::WARPS>(of_step, seq_q - here.first, all_ds, x);
     }
     move_on(here);
   }
@@ -269,22 +276,6 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
   if constexpr (SUMS_P) store_rows<LENGTH, WIDTH>(of_p + target, room, x, own, sums_p, 1.0f);
   if constexpr (SUMS_DS) store_rows<LENGTH, WIDTH>(of_ds + target, room, x, own, sums_ds, scale);
 }
-
-// dq from its sums, 8 elements a thread.
-template <class C>
-__global__ void __launch_bounds__(TERMS_THREADS)
-attention_round(const float* __restrict__ dq_sums, typename C::In* __restrict__ dq, i64 vectors, float scale) {
-  const i64 vector = i64(blockIdx.x) * TERMS_THREADS + threadIdx.x;
-  if (vector >= vectors) return;
-  Vec<typename C::In, 8> rounded;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const Vec<float, 4> part = load_vec<4>(dq_sums + vector * 8 + half * 4);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) rounded.at[half * 4 + e] = from_float<typename C::In>(scale * part.at[e]);
-  }
-  store_vec(dq + vector * 8, rounded);
-}
 """
 
 
@@ -292,7 +283,14 @@ def _usual(workload: Attention, dq: str) -> Iterator[Config]:
     """Yield the usual tiles; long lines leave registers for short steps only."""
     for warps, rows, step, stages, dq_rows in USUAL:
         if step <= 32 or not _apart(workload):
-            values = {"warps": warps, "rows": rows, "step": step, "slice": 16, "stages": stages, "dq": dq}
+            values: dict[str, Any] = {
+                "warps": warps,
+                "rows": rows,
+                "step": step,
+                "part": 16,
+                "stages": stages,
+                "dq": dq,
+            }
             values["dq_rows"] = dq_rows if dq == "second_pass" else 16
             yield Config({**values, "together": "head"})
 
@@ -313,7 +311,7 @@ class _Pass:
 
     def work(self, workload: Attention, table: Table) -> backward.Work:
         """Count whole tiles; of copies, the rows that exist."""
-        names = ("warps", "rows" if self.side == "keys" else "dq_rows", "step", "slice")
+        names = ("warps", "rows" if self.side == "keys" else "dq_rows", "step", "part")
         warps, rows, step, part = (table[name].astype(np.float64) for name in names)
         tile, depth, scores = warps * rows, float(_depth(workload)), 1 + self.sums_ds
         met = backward.meetings(workload, self.side, table["warps"] * table[names[1]], table["step"])
@@ -339,7 +337,9 @@ class _Pass:
         all_rows = backward.heads_of(workload, self.side) * backward.rows_of(workload, self.side)
         of_all = {"fill_bytes": own * all_rows + 2 * line_bytes * met.all_lines}
         of_all["smem_traffic_bytes"] = met.blocks * of_block["smem_traffic_bytes"]
-        figures = ({name: self.made * value for name, value in each.items()} for each in (of_step, of_block, of_all))
+        figures = (
+            {name: self.made * value for name, value in each.items()} for each in (of_step, of_block, of_all)
+        )
         return backward.Work(met, *figures)
 
     def _fragments(self, workload: Attention, warps: Any, rows: Any, step: Any, part: Any) -> Any:
@@ -392,8 +392,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         The kernels before and after the passes come on top and are not counted.
         """
         atomic = table["dq"] == "atomic"
-        names = ("warps", "rows", "dq_rows", "step")
-        warps, rows, dq_rows, step = (table[name].astype(np.float64) for name in names)
+        warps, rows, step = (table[name].astype(np.float64) for name in ("warps", "rows", "step"))
         apart = _apart(workload)
         of_keys = _Pass(side="keys", sums_p=not apart, sums_ds=True, adds_dq=atomic)
         of_queries = _Pass(side="queries", sums_p=False, sums_ds=True, made=~atomic)
@@ -420,16 +419,16 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
 
     def source(self, workload: Attention, config: Config) -> str:
         """Return the kernels for this problem's type and head_dim and this configuration."""
-        names = ("warps", "rows", "dq_rows", "step", "slice", "stages")
-        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
+        parameters = ("warps", "rows", "dq_rows", "step", "part", "stages")
+        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in parameters}
         choices |= {"THREADS": 32 * config["warps"], "DEPTH": _depth(workload)}
         choices |= {"ADDS_DQ": config["dq"] == "atomic", "BY_HEAD": config["together"] == "head"}
-        choice = backward.constants("Choice", **backward.problem(workload), **choices)
+        choice = constants("Choice", **backward.problem(workload), **choices)
         names = ("types", "ptx", "reduce", "gemm", "gemm_mma", "attention_backward", "attention_backward_mma")
         return helpers(*names) + choice + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
-        """Return the terms of queries, the passes over the scores, and the rounding of dq if it was added up."""
+        """Return the terms of queries, the passes over the scores, and the rounding of dq if there is one."""
         atomic = config["dq"] == "atomic"
         of_keys = [(True, False), (False, True)] if _apart(workload) else [(True, True)]
         passes = [self._pass(workload, config, "keys", *sums) for sums in of_keys]
@@ -437,7 +436,12 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         return (backward.terms_launch(workload, "dq_sums" if atomic else "terms"), *passes, last)
 
     def _pass(
-        self, workload: Attention, config: Config, side: Literal["keys", "queries"], sums_p: bool, sums_ds: bool
+        self,
+        workload: Attention,
+        config: Config,
+        side: Literal["keys", "queries"],
+        sums_p: bool,
+        sums_ds: bool,
     ) -> Launch:
         """Return one pass over the scores; what it does not write is not named twice."""
         atomic, of_queries = config["dq"] == "atomic", side == "queries"

@@ -1,9 +1,10 @@
 """attention's gradients in CUDA C++ on the ordinary units: f32, or any type multiplied in f32, on any GPU.
 
-A first kernel sums do * o over each query's row. Then blocks own tiles of keys, for dk and dv, and in another
-kernel tiles of queries, for dq: `rows` of them, which meet those of the other side `step` at a time, all in
-shared memory as f32. Scores are computed anew from lse in either kernel, so that nothing is added up in an order
-that chance decides; p and ds go through shared memory from the threads that have them to those that need them.
+A first kernel sums do * o over each query's row. Then blocks own tiles of keys, for dk and dv, and in
+another kernel tiles of queries, for dq: `rows` of them, which meet those of the other side `step` at a time,
+all in shared memory as f32. Scores are computed anew from lse in either kernel, so that nothing is added up
+in an order that chance decides; p and ds go through shared memory from the threads that have them to those
+that need them.
 
 Limits: the least tiles, 16 rows by 16, must fit in shared memory: head_dim up to about 240 where a block has
 64 KB. Terms of queries are read from global memory, through L1.
@@ -20,6 +21,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels import _attention_backward as backward
 from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -74,123 +76,21 @@ SPACE = Space(
     ),
 )
 
-USUAL = ((256, 64, 64), (256, 64, 32), (256, 32, 32), (128, 32, 16), (128, 16, 32), (64, 16, 16), (256, 16, 16))
+USUAL = (
+    (256, 64, 64),
+    (256, 64, 32),
+    (256, 32, 32),
+    (128, 32, 16),
+    (128, 16, 32),
+    (64, 16, 16),
+    (256, 16, 16),
+)
 """Threads, rows and step, largest first."""
 
 SOURCE = """
-// Threads laid over a tile: 16 along columns, the others along rows. A thread has every ACROSS-th row from its own on; of
-// scores every 16th column, of gradients every 16th run of four.
-template <class C>
-struct Threads {
-  static constexpr int ALONG = 16, ACROSS = C::THREADS / ALONG;
-  static __device__ __forceinline__ int row() { return int(threadIdx.x) / ALONG; }
-  static __device__ __forceinline__ int column() { return int(threadIdx.x) % ALONG; }
-};
-
-// Elements between lines of so many in shared memory: an odd number of fours, so that fours of one place in eight lines lie
-// in different banks.
-__host__ __device__ constexpr int pitch_of(int length) { return length / 4 % 2 == 0 ? length + 4 : length; }
-
-// Copies LINES lines of a matrix, of which `room` exist, as f32; the rest becomes zero.
-template <class C, int LINES>
-__device__ __forceinline__ void copy_widened(float* tile, const typename C::In* source, int room) {
-  constexpr int PER_LINE = C::DEPTH / C::VEC, WIDTH = C::VEC < 4 ? C::VEC : 4;
-#pragma unroll 4
-  for (int index = threadIdx.x; index < LINES * PER_LINE; index += C::THREADS) {
-    const int line = index / PER_LINE, at = index % PER_LINE * C::VEC;
-    Vec<typename C::In, C::VEC> held = {};
-    if (line < room && at < C::HEAD_DIM) held = load_vec<C::VEC>(source + line * C::HEAD_DIM + at);
-#pragma unroll
-    for (int first = 0; first < C::VEC; first += WIDTH) {
-      Vec<float, WIDTH> wide;
-#pragma unroll
-      for (int e = 0; e < WIDTH; ++e) wide.at[e] = to_float(held.at[first + e]);
-      store_vec(tile + line * pitch_of(C::DEPTH) + at + first, wide);
-    }
-  }
-}
-
-// sums += rows of `x` times rows of `u`, along the head.
-template <class C, int A, int B>
-__device__ __forceinline__ void multiply_rows(float (&sums)[A][B], const float* x, const float* u) {
-  constexpr int PITCH = pitch_of(C::DEPTH);
-  x += Threads<C>::row() * PITCH;
-  u += Threads<C>::column() * PITCH;
-#pragma unroll 2
-  for (int at = 0; at < C::DEPTH; at += 4) {
-    Vec<float, 4> left[A], right[B];
-#pragma unroll
-    for (int a = 0; a < A; ++a) left[a] = load_vec<4>(x + a * Threads<C>::ACROSS * PITCH + at);
-#pragma unroll
-    for (int b = 0; b < B; ++b) right[b] = load_vec<4>(u + b * Threads<C>::ALONG * PITCH + at);
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-#pragma unroll
-      for (int a = 0; a < A; ++a)
-#pragma unroll
-        for (int b = 0; b < B; ++b) sums[a][b] = multiply_add(left[a].at[e], right[b].at[e], sums[a][b]);
-  }
-}
-
-// A thread's part of a gradient: of its rows, fours of columns.
-template <class C, int A>
-struct Gradient {
-  static constexpr int FOURS = C::DEPTH / 4, EACH = ceil_div(FOURS, Threads<C>::ALONG);
-  Vec<float, 4> sums[A][EACH] = {};
-
-  static __device__ __forceinline__ bool takes(int i) {
-    return (i + 1) * Threads<C>::ALONG <= FOURS || Threads<C>::column() + i * Threads<C>::ALONG < FOURS;
-  }
-  static __device__ __forceinline__ int column(int i) { return 4 * (Threads<C>::column() + i * Threads<C>::ALONG); }
-
-  // Adds P W: lines of STEP factors by lines of the head.
-  __device__ __forceinline__ void add(const float* p, const float* w) {
-    constexpr int PITCH = pitch_of(C::DEPTH), PITCH_P = pitch_of(C::STEP);
-    p += Threads<C>::row() * PITCH_P;
-#pragma unroll 1
-    for (int j = 0; j < C::STEP; j += 4) {
-      Vec<float, 4> factors[A];
-#pragma unroll
-      for (int a = 0; a < A; ++a) factors[a] = load_vec<4>(p + a * Threads<C>::ACROSS * PITCH_P + j);
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-          if (!takes(i)) continue;
-          const Vec<float, 4> line = load_vec<4>(w + (j + e) * PITCH + column(i));
-#pragma unroll
-          for (int a = 0; a < A; ++a)
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-              sums[a][i].at[c] = multiply_add(factors[a].at[e], line.at[c], sums[a][i].at[c]);
-        }
-    }
-  }
-  // Stores it, by a factor, as `room` rows.
-  __device__ __forceinline__ void store(typename C::In* target, int room, float factor) const {
-    constexpr int WIDTH = C::VEC < 4 ? C::VEC : 4;
-#pragma unroll
-    for (int a = 0; a < A; ++a) {
-      const int row = Threads<C>::row() + a * Threads<C>::ACROSS;
-      if (row >= room) break;
-#pragma unroll
-      for (int i = 0; i < EACH; ++i)
-#pragma unroll
-        for (int c = 0; c < 4; c += WIDTH) {
-          if (!takes(i) || column(i) + c >= C::HEAD_DIM) continue;
-          Vec<typename C::In, WIDTH> rounded;
-#pragma unroll
-          for (int e = 0; e < WIDTH; ++e)
-            rounded.at[e] = from_float<typename C::In>(factor * sums[a][i].at[c + e]);
-          store_vec(target + row * C::HEAD_DIM + column(i) + c, rounded);
-        }
-    }
-  }
-};
-
-// One side's gradients from a tile of its rows: dk and dv of keys, or dq of queries. Its rows are X (k, or q) and Y (v, or
-// do), and it meets rows U (q, or k) and W (do, or v) of the other side, STEP at a time:
-//   S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D), and it adds up P W (dv) and dS U (dk, or dq).
+// One side's gradients from a tile of its rows: dk and dv of keys, or dq of queries. Its rows are X (k, or q)
+// and Y (v, or do), and it meets rows U (q, or k) and W (do, or v) of the other side STEP at a time:
+// S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv) and dS U (dk, or dq).
 // C is the problem and the configuration.
 template <class C, bool OF_QUERIES>
 __global__ void __launch_bounds__(C::THREADS, 1)
@@ -235,7 +135,8 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
 #pragma unroll
         for (int b = 0; b < B; ++b) {
           const int row = Threads<C>::row() + a * ACROSS, column = Threads<C>::column() + b * ALONG;
-          const int query = OF_QUERIES ? tile.first + row : at + column, key = OF_QUERIES ? at + column : tile.first + row;
+          const int query = OF_QUERIES ? tile.first + row : at + column;
+          const int key = OF_QUERIES ? at + column : tile.first + row;
           const i64 place = (OF_QUERIES ? i64(tile.head) : other_head) * seq_q + query;
           Vec<float, 2> term = {};
           if (query < seq_q) term = load_vec<2>(terms + 2 * place);
@@ -288,7 +189,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         The kernel before the passes comes on top and is not counted. Reads may hit in L1, so that nothing is
         certain to come from L2.
         """
-        threads, rows, step = (table[name].astype(np.float64) for name in SPACE.names)
+        threads, step = (table[name].astype(np.float64) for name in ("threads", "step"))
         works = tuple(self._work(workload, table, side, device) for side in ("keys", "queries"))
         return backward.as_costs(
             works,
@@ -315,7 +216,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         of_factors = gradients * step / 4 * a
         of_lines = gradients * step * (depth / 4)  # of a row of threads
         multiplied = rows * step * (depth * (2 + gradients) + 3)
-        # A warp has two rows of threads, whose fours of x, or of p, are one pass of 128 bytes; those of u are 16.
+        # A warp has two rows of threads: their fours of x, or p, take a pass of 128 bytes; of u 16 differ.
         traffic = warps * (2 * depth / 4 * (128 * a + 256 * b) + 128 * of_factors) + 16 * of_lines * warps
         # sm_100 on can do two multiply-adds by one instruction.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
@@ -334,8 +235,8 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         """Return the kernels for this problem's type and head_dim and this configuration."""
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in SPACE.names}
         choices |= {"DEPTH": _depth(workload), "ADDS_DQ": False}
-        choice = backward.constants("Choice", **backward.problem(workload), **choices)
-        return helpers("types", "reduce", "attention_backward") + choice + SOURCE
+        choice = constants("Choice", **backward.problem(workload), **choices)
+        return helpers("types", "reduce", "attention_backward", "attention_backward_simt") + choice + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the terms of queries, then dk and dv, then dq."""

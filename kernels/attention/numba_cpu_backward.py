@@ -1,18 +1,18 @@
-"""attention's gradients on the CPU: blocks of the scores are computed anew, and multiplied in vector registers.
+"""attention's gradients on the CPU: blocks of scores are computed anew, and multiplied in vector registers.
 
-A worker owns some rows of one side, keys for dk and dv: X and Y (k and v), packed across in f32, so that a row of
-a block of scores is a row of the other side's rows U and W (q and do) by them. Blocks of scores stay in the cache:
-S = U X^T, P = exp(scale S - lse), dP = W Y^T, dS = P * (dP - D); the rows' gradients are sums of P^T W (dv) and of
-dS^T U (dk), which need no packing, since they run along columns of a block.
+A worker owns some rows of one side, keys for dk and dv: X and Y (k and v), packed across in f32, so that a
+row of a block of scores is a row of the other side's U and W (q and do) by them. Blocks of scores stay in the
+cache: S = U X^T, P = exp(scale S - lse), dP = W Y^T, dS = P * (dP - D). The rows' gradients are sums of P^T W
+(dv) and of dS^T U (dk), which need no packing, since they run along columns of a block.
 
-With dq=by_head a worker has all keys of a head, and all heads that share them, so that nobody else adds to their dq:
-5 products. With dq=second_pass it has single blocks of keys, and then of queries, whose dq are sums of dS^T U
-likewise: 7 products, and work for more cores than there are heads of keys.
+With dq=by_head a worker has all keys of a head, and all heads that share them, so that nobody else adds to
+their dq: 5 products. With dq=second_pass it has single blocks of keys, and then of queries, whose dq are sums
+of dS^T U likewise: 7 products, and work for more cores than there are heads of keys.
 
 f16 and bf16 become f32 as they are read; p and ds are never rounded.
 
 Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", 2023,
-algorithm 2; the micro-kernel is that of `_numba_product`.
+algorithm 2.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def buffers_fit(rows: Any, others: Any, workload: Attention) -> Any:
 
 SPACE = Space(
     (
-        Parameter("dq", ("by_head", "second_pass"), "added up by whoever has a head's keys, or computed apart"),
+        Parameter(
+            "dq", ("by_head", "second_pass"), "added up by whoever has a head's keys, or computed apart"
+        ),
         Parameter("rows", (32, 64, 128, 256), "keys (or queries) of a block"),
         Parameter("others", (32, 64, 128, 256), "rows of the other side it meets at a time"),
         Parameter("mr", (2, 4, 8), "rows of a product in registers"),
@@ -67,7 +69,7 @@ SPACE = Space(
 
 def _pitch(workload: Attention) -> int:
     """Return the elements from a row of a head in f32 to the next: whole vectors."""
-    return ceil_div(workload.head_dim, LANES) * LANES
+    return int(ceil_div(workload.head_dim, LANES)) * LANES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,44 +144,24 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
         import numba
         import numpy as np
 
-        by_head, rows, causal = config["dq"] == "by_head", config["rows"], workload.causal
-        size = _buffer(workload, config).size
-        delta, address_of = _delta(workload, self.fastmath), address()
-        keys = _block(workload, config, "keys", by_head, self.fastmath)
-        queries = keys if by_head else _block(workload, config, "queries", False, self.fastmath)
-        clear, write = _clear(self.fastmath), _write(workload, self.fastmath)
+        size, address_of = _buffer(workload, config).size, address()
+        delta = _delta(workload, self.fastmath)
         # Asking while the kernel runs would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
-        scale, pitch, head_dim = np.float32(workload.scale), _pitch(workload), workload.head_dim
-
-        @jitted(self.fastmath)
-        def walk_keys(arrays: Any, sizes: Any, heads_k: int, buffer: Any, worker: int) -> None:
-            """Take every so many-th head of keys, or block of one."""
-            seq_q, seq_k, group, held = sizes
-            turn = 0
-            for head in range(heads_k):
-                if by_head and head % workers == worker:
-                    clear(arrays[9], head * group * held * pitch, group * held * pitch)
-                for first in range(0, seq_k, rows):
-                    if (head if by_head else turn) % workers == worker:
-                        keys(arrays, sizes, head, first, min(rows, seq_k - first), buffer)
-                    turn += 1
-                if by_head and head % workers == worker:
-                    for shared in range(head * group, (head + 1) * group):
-                        begin = shared * seq_q * head_dim
-                        write(arrays[9], shared * held * pitch, arrays[6], begin, seq_q, scale)
-
-        @jitted(self.fastmath)
-        def walk_queries(arrays: Any, sizes: Any, heads: int, buffer: Any, worker: int) -> None:
-            seq_q, turn = sizes[0], 0
-            for head in range(heads):
-                for first in range(0, seq_q, rows):
-                    if turn % workers == worker:
-                        queries(arrays, sizes, head, first, min(rows, seq_q - first), buffer)
-                    turn += 1
+        walk = _walk(workload, config, workers, self.fastmath)
 
         def backward(
-            q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, deltas: Any, dq_sums: Any
+            q: Any,
+            k: Any,
+            v: Any,
+            o: Any,
+            lse: Any,
+            do: Any,
+            dq: Any,
+            dk: Any,
+            dv: Any,
+            deltas: Any,
+            dq_sums: Any,
         ) -> None:
             heads, heads_k = q.shape[0] * q.shape[1], k.shape[0] * k.shape[1]
             sizes = (q.shape[2], k.shape[2], heads // heads_k, dq_sums.shape[2])
@@ -190,11 +172,61 @@ class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
                 inputs = address_of(q), address_of(k), address_of(v), address_of(do), address_of(lse)
                 outputs = address_of(deltas), address_of(dq), address_of(dk), address_of(dv)
                 arrays = (*inputs, *outputs, address_of(dq_sums))
-                walk_keys(arrays, sizes, heads_k, address_of(buffers[worker]), np.int64(worker))
-                if not by_head:
-                    walk_queries(arrays, sizes, heads, address_of(buffers[worker]), np.int64(worker))
+                walk(arrays, sizes, heads, address_of(buffers[worker]), np.int64(worker))
 
         return backward
+
+
+def _walk(workload: Attention, config: Config, workers: Any, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the jitted `(arrays, sizes, heads, buffer, worker)` that does a worker's share.
+
+    `arrays` are addresses of q, k, v, do, lse, deltas, dq, dk, dv and dq_sums; `sizes` are seq_q, seq_k, the
+    heads that share keys, and the queries that dq_sums has of each head.
+    """
+    rows = config["rows"]
+    if config["dq"] == "by_head":
+        return _walk_heads(workload, config, workers, fastmath)
+    keys, queries = (_block(workload, config, side, False, fastmath) for side in ("keys", "queries"))
+
+    @jitted(fastmath)
+    def walk(arrays: Any, sizes: Any, heads: int, buffer: Any, worker: int) -> None:
+        turn = 0
+        for head in range(heads // sizes[2]):
+            for first in range(0, sizes[1], rows):
+                if turn % workers == worker:
+                    keys(arrays, sizes, head, first, min(rows, sizes[1] - first), buffer)
+                turn += 1
+        for head in range(heads):
+            for first in range(0, sizes[0], rows):
+                if turn % workers == worker:
+                    queries(arrays, sizes, head, first, min(rows, sizes[0] - first), buffer)
+                turn += 1
+
+    return walk
+
+
+def _walk_heads(
+    workload: Attention, config: Config, workers: Any, fastmath: frozenset[str]
+) -> Callable[..., None]:
+    """Return the same for workers that take whole heads of keys, and add up dq of those that share them."""
+    import numpy as np
+
+    rows, pitch, head_dim = config["rows"], _pitch(workload), workload.head_dim
+    scale = np.float32(workload.scale)
+    keys = _block(workload, config, "keys", True, fastmath)
+    clear, write = _clear(fastmath), _write(workload, fastmath)
+
+    @jitted(fastmath)
+    def walk(arrays: Any, sizes: Any, heads: int, buffer: Any, worker: int) -> None:
+        seq_q, seq_k, group, held = sizes
+        for head in range(worker, heads // group, workers):
+            clear(arrays[9], head * group * held * pitch, group * held * pitch)
+            for first in range(0, seq_k, rows):
+                keys(arrays, sizes, head, first, min(rows, seq_k - first), buffer)
+            for shared in range(head * group, (head + 1) * group):
+                write(arrays[9], shared * held * pitch, arrays[6], shared * seq_q * head_dim, seq_q, scale)
+
+    return walk
 
 
 def _buffer(workload: Attention, config: Config) -> _Buffer:
@@ -204,13 +236,13 @@ def _buffer(workload: Attention, config: Config) -> _Buffer:
 
 
 def _block(
-    workload: Attention, config: Config, side: Literal["keys", "queries"], adds_dq: bool, fastmath: frozenset[str]
+    workload: Attention,
+    config: Config,
+    side: Literal["keys", "queries"],
+    adds_dq: bool,
+    fastmath: frozenset[str],
 ) -> Callable[..., None]:
-    """Return the jitted `(arrays, sizes, head, first, used, buffer)`: gradients of some rows of a side.
-
-    `arrays` are addresses of q, k, v, do, lse, deltas, dq, dk, dv and dq_sums; `sizes` are seq_q, seq_k, heads
-    that share keys, and the queries that dq_sums has of each head.
-    """
+    """Return the jitted `(arrays, sizes, head, first, used, buffer)`: gradients of some rows of a side."""
     import numpy as np
 
     of_keys, causal, rows, others = side == "keys", workload.causal, config["rows"], config["others"]
@@ -223,7 +255,7 @@ def _block(
 
     @jitted(fastmath)
     def block(arrays: Any, sizes: Any, head: int, first: int, used: int, buffer: Any) -> None:
-        seq_q, seq_k, group, held = sizes
+        seq_q, seq_k, group, _ = sizes
         before = seq_k - seq_q
         length, across = (seq_k, seq_q) if of_keys else (seq_q, seq_k)
         begin = head * length + first
@@ -254,33 +286,11 @@ def _meet(
     workload: Attention, config: Config, of_keys: bool, adds_dq: bool, fastmath: frozenset[str]
 ) -> Callable[..., None]:
     """Return the jitted function that adds what some rows of the other side contribute."""
-    head_dim, pitch, rows, mr, nr = (workload.head_dim, _pitch(workload), *(config[n] for n in ("rows", "mr", "nr")))
-    wide = nr if pitch % nr == 0 else LANES
+    head_dim, pitch = workload.head_dim, _pitch(workload)
     x_across, y_across, x, u, w, p, ds, of_p, of_ds, _ = _buffer(workload, config).places
     other, other_too = (0, 3) if of_keys else (1, 2)
-    along = {"a_strides": (pitch, 1), "b_pitch": nr, "sums_pitch": rows}
-    scores = strided_product(mr, nr, **along, unroll=config["unroll"], adds=False)
-    gradients = strided_product(mr, wide, a_strides=(1, rows), b_pitch=pitch, sums_pitch=pitch)
-    shares = strided_product(mr, wide, a_strides=(rows, 1), b_pitch=pitch, sums_pitch=pitch)
+    multiply_scores, multiply_gradients, add_shares = _products(workload, config, fastmath)
     widen, exponentiate = _widen(workload, fastmath), _exponentiate(workload, config, of_keys, fastmath)
-
-    @jitted(fastmath)
-    def multiply_scores(buffer: Any, left: int, right: int, to: int, count: int, used: int) -> None:
-        for n in range(0, used, nr):
-            for m in range(0, count, mr):
-                scores(head_dim, buffer, left + m * pitch, buffer, right + n * head_dim, buffer, to + m * rows + n)
-
-    @jitted(fastmath)
-    def multiply_gradients(buffer: Any, left: int, right: int, to: int, count: int, used: int) -> None:
-        for n in range(0, pitch, wide):
-            for m in range(0, used, mr):
-                gradients(count, buffer, left + m, buffer, right + n, buffer, to + m * pitch + n)
-
-    @jitted(fastmath)
-    def add_shares(buffer: Any, sums: Any, to: int, count: int, used: int) -> None:
-        for n in range(0, pitch, wide):
-            for m in range(0, count, mr):
-                shares(used, buffer, ds + m * rows, buffer, x + n, sums, to + m * pitch + n)
 
     @jitted(fastmath)
     def meet(
@@ -296,9 +306,53 @@ def _meet(
             multiply_gradients(buffer, p, w, of_p, count, used)
         multiply_gradients(buffer, ds, u, of_ds, count, used)
         if adds_dq:
-            add_shares(buffer, arrays[9], (head * sizes[3] + at) * pitch, count, used)
+            add_shares(buffer, ds, x, arrays[9], (head * sizes[3] + at) * pitch, count, used)
 
     return meet
+
+
+def _products(
+    workload: Attention, config: Config, fastmath: frozenset[str]
+) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+    """Return what computes scores, what adds to the rows' gradients, and what adds to those of the others.
+
+    Whole tiles are multiplied: what lies beyond `count` or `used` is never read where it would count.
+    """
+    head_dim, pitch = workload.head_dim, _pitch(workload)
+    rows, mr, nr = (config[name] for name in ("rows", "mr", "nr"))
+    wide = nr if pitch % nr == 0 else LANES
+    scores = strided_product(
+        mr,
+        nr,
+        a_strides=(pitch, 1),
+        b_pitch=nr,
+        sums_pitch=rows,
+        unroll=config["unroll"],
+        adds=False,
+    )
+    gradients = strided_product(mr, wide, a_strides=(1, rows), b_pitch=pitch, sums_pitch=pitch)
+    shares = strided_product(mr, wide, a_strides=(rows, 1), b_pitch=pitch, sums_pitch=pitch)
+
+    @jitted(fastmath)
+    def multiply_scores(buffer: Any, left: int, right: int, to: int, count: int, used: int) -> None:
+        for n in range(0, used, nr):
+            for m in range(0, count, mr):
+                row, strip = left + m * pitch, right + n * head_dim
+                scores(head_dim, buffer, row, buffer, strip, buffer, to + m * rows + n)
+
+    @jitted(fastmath)
+    def multiply_gradients(buffer: Any, left: int, right: int, to: int, count: int, used: int) -> None:
+        for n in range(0, pitch, wide):
+            for m in range(0, used, mr):
+                gradients(count, buffer, left + m, buffer, right + n, buffer, to + m * pitch + n)
+
+    @jitted(fastmath)
+    def add_shares(buffer: Any, left: int, right: int, sums: Any, to: int, count: int, used: int) -> None:
+        for n in range(0, pitch, wide):
+            for m in range(0, count, mr):
+                shares(used, buffer, left + m * rows, buffer, right + n, sums, to + m * pitch + n)
+
+    return multiply_scores, multiply_gradients, add_shares
 
 
 def _exponentiate(
@@ -307,24 +361,9 @@ def _exponentiate(
     """Return the jitted function that turns S and dP of a block into P and dS, zero where nothing is seen."""
     import numpy as np
 
-    causal, rows, power = workload.causal, config["rows"], exp2()
-    _, _, _, _, _, p, ds, _, _, terms = _buffer(workload, config).places
-    log2_e = np.float32(np.log2(np.e))
-    exponent, zero = np.float32(workload.scale) * log2_e, np.float32(0)
-
-    @jitted(fastmath)
-    def with_row(buffer: Any, p_at: int, ds_at: int, start: int, end: int, less: Any, delta: Any) -> None:
-        for j in range(start, end):
-            value = power(buffer[p_at + j] * exponent - less)
-            buffer[p_at + j] = value
-            buffer[ds_at + j] = value * (buffer[ds_at + j] - delta)
-
-    @jitted(fastmath)
-    def with_columns(buffer: Any, p_at: int, ds_at: int, start: int, end: int) -> None:
-        for j in range(start, end):
-            value = power(buffer[p_at + j] * exponent - buffer[terms + j])
-            buffer[p_at + j] = value
-            buffer[ds_at + j] = value * (buffer[ds_at + j] - buffer[terms + rows + j])
+    causal, rows, zero = workload.causal, config["rows"], np.float32(0)
+    _, _, _, _, _, p, ds, _, _, _ = _buffer(workload, config).places
+    line = (_line_of_query if of_keys else _line_of_key)(workload, config, fastmath)
 
     @jitted(fastmath)
     def hide(buffer: Any, p_at: int, ds_at: int, start: int, end: int) -> None:
@@ -343,15 +382,50 @@ def _exponentiate(
                 end = min(used, max(0, at + i + before + 1 - first))
             if causal and not of_keys:
                 start = min(used, max(0, at + i - before - first))
-            if of_keys:
-                with_row(buffer, p_at, ds_at, start, end, arrays[4][begin + i] * log2_e, arrays[5][begin + i])
-            else:
-                with_columns(buffer, p_at, ds_at, start, end)
+            line(arrays, begin + i, buffer, p_at, ds_at, start, end)
             if causal:
                 hide(buffer, p_at, ds_at, 0, start)
                 hide(buffer, p_at, ds_at, end, used)
 
     return exponentiate
+
+
+def _line_of_query(workload: Attention, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what does so to a line of one query and some keys."""
+    import numpy as np
+
+    power, log2_e = exp2(), np.float32(np.log2(np.e))
+    exponent = np.float32(workload.scale) * log2_e
+
+    @jitted(fastmath)
+    def elements(buffer: Any, p_at: int, ds_at: int, start: int, end: int, less: Any, delta: Any) -> None:
+        for j in range(start, end):
+            value = power(buffer[p_at + j] * exponent - less)
+            buffer[p_at + j] = value
+            buffer[ds_at + j] = value * (buffer[ds_at + j] - delta)
+
+    @jitted(fastmath)
+    def line(arrays: Any, row: int, buffer: Any, p_at: int, ds_at: int, start: int, end: int) -> None:
+        elements(buffer, p_at, ds_at, start, end, arrays[4][row] * log2_e, arrays[5][row])
+
+    return line
+
+
+def _line_of_key(workload: Attention, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what does so to a line of one key and some queries, whose terms the buffer has."""
+    import numpy as np
+
+    power, rows, terms = exp2(), config["rows"], _buffer(workload, config).places[-1]
+    exponent = np.float32(workload.scale) * np.float32(np.log2(np.e))
+
+    @jitted(fastmath)
+    def line(arrays: Any, row: int, buffer: Any, p_at: int, ds_at: int, start: int, end: int) -> None:
+        for j in range(start, end):
+            value = power(buffer[p_at + j] * exponent - buffer[terms + j])
+            buffer[p_at + j] = value
+            buffer[ds_at + j] = value * (buffer[ds_at + j] - buffer[terms + rows + j])
+
+    return line
 
 
 # -- rows in and out -----------------------------------------------------------------------------------------

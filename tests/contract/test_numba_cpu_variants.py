@@ -48,7 +48,7 @@ PATHS = [
     "grouped_gemm:groups=5,m=37,n=41,k=67,dtype=f32",
     "grouped_gemm:groups=9,m=19,n=17,k=130,dtype=bf16,trans=nt,skew=zipf",
     "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
-    "attention:batch=1,heads=2,seq_q=37,head_dim=40,dtype=f16,seq_k=83,heads_k=1,causal=true,direction=backward",
+    "attention:batch=1,heads=4,seq_q=39,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward",
 ]
 
 

@@ -32,7 +32,11 @@ def test_what_torch_differentiates_is_what_the_operator_says(text: str) -> None:
     call = backward.by_autograd(workload, {**t, "do": torch.tensor(do)})
     call()  # more than once: the graph is kept
     found = call()
-    given = {**inputs.exact(), **{name: known[name].value for name in ("o", "lse")}, "do": do.astype(np.float64)}
+    given = {
+        **inputs.exact(),
+        **{name: known[name].value for name in ("o", "lse")},
+        "do": do.astype(np.float64),
+    }
     expected = workload.reference(given)
     for name, gradient in zip(("dq", "dk", "dv"), found, strict=True):
         np.testing.assert_allclose(gradient.numpy(), expected[name].value, rtol=1e-4, atol=1e-5)

@@ -40,8 +40,8 @@ def by_torch(workload: Attention, t: Tensors) -> dict[str, Call]:
     if t["q"].device.type == "cpu":
         return {"torch": _of_processors(workload, t)}
     calls = {"torch": by_autograd(workload, t)}
-    cudnn = _by_cudnn(workload, t)
-    return calls if cudnn is None else {**calls, "torch cudnn": cudnn}
+    cudnn = _by_cudnn(workload, t) if workload.dtype != "f32" else None
+    return calls if cudnn is None else {**calls, "torch-cudnn": cudnn}
 
 
 def _of_processors(workload: Attention, t: Tensors) -> Call:
@@ -70,9 +70,7 @@ def by_autograd(workload: Attention, t: Tensors) -> Call:
 
     q, k, v = (t[name].detach().requires_grad_() for name in ("q", "k", "v"))
     aligned = workload.causal and workload.seq_q == workload.seq_k
-    mask = (
-        causal_lower_right(workload.seq_q, workload.seq_k) if workload.causal and not aligned else None
-    )
+    mask = causal_lower_right(workload.seq_q, workload.seq_k) if workload.causal and not aligned else None
     with torch.enable_grad():
         o = scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=aligned, enable_gqa=workload.group > 1
@@ -87,5 +85,5 @@ def _by_cudnn(workload: Attention, t: Tensors) -> Call | None:
     try:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return by_autograd(workload, t)
-    except RuntimeError:  # torch says so when it is asked, and in no other way
+    except RuntimeError:  # "No available kernel"
         return None
