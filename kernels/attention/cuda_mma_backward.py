@@ -142,8 +142,8 @@ struct Step {
 
 // One side's gradients from a tile of its rows: dk and dv of keys (or one of them), or dq of queries. A warp
 // has 16 R of the rows X (k, or q) and Y (v, or do), and meets rows U (q, or k) and W (do, or v) of the other
-// side STEP at a time: S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv) and
-// dS U (dk, or dq). C is the problem and the configuration.
+// side STEP at a time: S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv)
+// and dS U (dk, or dq). C is the problem and the configuration.
 template <class C, bool OF_QUERIES, bool SUMS_P, bool SUMS_DS>
 __global__ void __launch_bounds__(C::THREADS, 1)
 attention_gradients(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
