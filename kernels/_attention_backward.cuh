@@ -50,11 +50,12 @@ struct Sight {
 constexpr int TERMS_THREADS = 256;
 
 // What an exponent and a gradient need of each query: (-lse log2 e, sum of do * o). LANES lanes have a row, VEC elements an
-// access. Where blocks are going to add dq up, its sums are set to zero.
+// access; heads are `pitch` queries apart. Where blocks are going to add dq up, its sums are set to zero.
 template <class C>
 __global__ void __launch_bounds__(TERMS_THREADS)
 attention_terms(const typename C::In* __restrict__ o, const typename C::In* __restrict__ dout,
-                const float* __restrict__ lse, float* __restrict__ terms, float* __restrict__ dq_sums, i64 rows) {
+                const float* __restrict__ lse, float* __restrict__ terms, float* __restrict__ dq_sums, i64 rows,
+                int seq_q, int pitch) {
   using In = typename C::In;
   const i64 row = i64(blockIdx.x) * (TERMS_THREADS / C::LANES) + int(threadIdx.x) / C::LANES;
   float sum = 0.0f;
@@ -70,7 +71,10 @@ attention_terms(const typename C::In* __restrict__ o, const typename C::In* __re
     }
   }
   sum = warp_reduce<C::LANES>(sum, Sum());
-  if (row < rows && threadIdx.x % C::LANES == 0) store_vec(terms + 2 * row, Vec<float, 2>{-lse[row] * LOG2_E, sum});
+  if (row < rows && threadIdx.x % C::LANES == 0) {
+    const i64 head = row / seq_q, place = head * pitch + (row - head * seq_q);
+    store_vec(terms + 2 * place, Vec<float, 2>{-lse[row] * LOG2_E, sum});
+  }
 }
 
 // dq from its sums, 8 elements a thread.

@@ -216,20 +216,27 @@ def scalars(workload: Attention) -> tuple[Scalar, ...]:
     )
 
 
-def terms_scratch(workload: Attention) -> Tensor:
-    """Return where `attention_terms` leaves what it finds of each query."""
-    return Tensor(name="terms", shape=(workload.batch, workload.heads, workload.seq_q, 2), dtype="f32")
+def terms_scratch(workload: Attention, multiple: int = 1) -> Tensor:
+    """Return where `attention_terms` leaves what it finds of each query; heads are a multiple of queries apart."""
+    pitch = ceil_div(workload.seq_q, multiple) * multiple
+    return Tensor(name="terms", shape=(workload.batch, workload.heads, pitch, 2), dtype="f32")
 
 
-def terms_launch(workload: Attention, sums: str) -> Launch:
+def terms_launch(workload: Attention, sums: str, multiple: int = 1) -> Launch:
     """Return the kernel that comes first; `sums` is what it sets to zero, if the configuration has that."""
+    pitch = terms_scratch(workload, multiple).shape[2]
     rows = workload.batch * workload.heads * workload.seq_q
     a_block = TERMS_THREADS // int(problem(workload)["LANES"])
     return Launch(
         entry="attention_terms<Choice>",
         grid=(ceil_div(rows, a_block), 1, 1),
         block=(TERMS_THREADS, 1, 1),
-        arguments=("o", "do", "lse", "terms", sums, Scalar("long long", rows)),
+        arguments=(
+            *("o", "do", "lse", "terms", sums),
+            Scalar("long long", rows),
+            Scalar("int", workload.seq_q),
+            Scalar("int", pitch),
+        ),
     )
 
 

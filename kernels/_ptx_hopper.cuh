@@ -187,6 +187,17 @@ __device__ __forceinline__ void settle(float (&sums)[N][4]) {
 #endif
 }
 
+// Has the compiler compute `value`, which is never -1, before what follows: it would have a wait for products come before
+// work that they should be under way together with, for want of anything that says otherwise.
+__device__ __forceinline__ void computed_by_now(float value) {
+#ifdef TUNEBENCH_EMULATE
+  (void)value;
+#else
+  asm volatile("{\n.reg .pred p;\nsetp.eq.f32 p, %0, 0fBF800000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(value), "r"(0)
+               : "memory");
+#endif
+}
+
 template <class T>
 constexpr bool IS_BF16 = false;
 template <>
@@ -236,6 +247,21 @@ constexpr bool IS_BF16<bf16_t> = true;
     WGMMA_16_BIT(192, type, "%96", "%97", "%98", "%99", "%100"); \
   else                                                          \
     WGMMA_16_BIT(256, type, "%128", "%129", "%130", "%131", "%132")
+#define WGMMA_REGISTERS(n, type, of_a, of_b, add, major_b)                                            \
+  asm volatile(WGMMA_BEGIN(n, "k16.f32." type "." type, of_a, of_b, add) ", " major_b ";\n}"          \
+               : WGMMA_SUMS_##n(sums)                                                                 \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)),            \
+                 "n"(int(B_ALONG_N))                                                                  \
+               : "memory")
+#define WGMMA_REGISTERS_OF_ANY_N(type)                                              \
+  if constexpr (N == 64)                                                            \
+    WGMMA_REGISTERS(64, type, "{%32,%33,%34,%35}", "%36", "%37", "%38");            \
+  else if constexpr (N == 128)                                                      \
+    WGMMA_REGISTERS(128, type, "{%64,%65,%66,%67}", "%68", "%69", "%70");           \
+  else if constexpr (N == 192)                                                      \
+    WGMMA_REGISTERS(192, type, "{%96,%97,%98,%99}", "%100", "%101", "%102");        \
+  else                                                                              \
+    WGMMA_REGISTERS(256, type, "{%128,%129,%130,%131}", "%132", "%133", "%134")
 #endif
 
 // Widths that are written out.
@@ -258,6 +284,26 @@ __device__ __forceinline__ void wgmma_m64k16(float (&sums)[N / 8][4], u64 a, u64
     WGMMA_16_BIT_OF_ANY_N("bf16");
   } else {
     WGMMA_16_BIT_OF_ANY_N("f16");
+  }
+#endif
+}
+
+// The same with A in registers, 16 of K, as mma_m16n8k16 has it: of warp w,
+//   a[0] = A[16 w + g][2 t, 2 t + 1], a[1] = A[16 w + g + 8][the same], a[2] and a[3] likewise from 2 t + 8 on.
+// They must stay as they are until the product has been waited for.
+template <class T, int N, bool B_ALONG_N>
+__device__ __forceinline__ void wgmma_m64k16_registers(float (&sums)[N / 8][4], const u32 (&a)[4], u64 b,
+                                                       bool accumulate) {
+  static_assert(IS_WGMMA_WIDTH<N> && sizeof(T) == 2, "f16 or bf16");
+#ifdef TUNEBENCH_EMULATE
+  const auto value = [](const void* element) { return to_float(*static_cast<const T*>(element)); };
+  const char* const type = IS_BF16<T> ? "bf16" : "f16";
+  emulated::warpgroup_multiply({0, b, value, type, sizeof(T), N, false, B_ALONG_N, accumulate, a}, sums[0]);
+#else
+  if constexpr (IS_BF16<T>) {
+    WGMMA_REGISTERS_OF_ANY_N("bf16");
+  } else {
+    WGMMA_REGISTERS_OF_ANY_N("f16");
   }
 #endif
 }

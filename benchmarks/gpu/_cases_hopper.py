@@ -105,6 +105,43 @@ def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = F
     return Case(call, takes, body, gives, covers, boxes=(64, n), threads=64 + n, **HOPPER)
 
 
+def _product_of_registers(kind: Kind, n: int, *, b_along_n: bool = False) -> Case:
+    """As `_product`, where each thread gathers what it has of A in registers."""
+    of_b = "2048 * step, 8192" if b_along_n else "32 * step, 0"
+    call = f"wgmma_m64k16_registers<{ELEMENT[kind]}, {n}, {str(b_along_n).lower()}>"
+    body = f"""{BARRIERS}  __shared__ __align__(1024) u8 lines[{n} * 128];
+  __shared__ u32 pairs[64][33];
+  const u32 of_b = shared_address(lines), row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  if (threadIdx.x == 0) {{
+    mbarrier_init(barrier, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expect_tx(barrier, {n} * 128);
+    copy_box_3d(of_b, map0, 0, 64, int(blockIdx.x), barrier);
+  }}
+  if (threadIdx.x < 64) EACH(32) pairs[threadIdx.x][i] = m[i];
+  __syncthreads();
+  float sums[{n // 8}][4] = {{}};
+  if (threadIdx.x < 128) {{
+    u32 of_a[4][4];
+    EACH(16) of_a[i / 4][i % 4] = pairs[row + i % 2 * 8][i / 4 * 8 + threadIdx.x % 4 + i % 4 / 2 * 4];
+    mbarrier_wait(barrier, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {{
+      const u64 b = matrix_descriptor_128(of_b + {of_b}, 1024);
+      {call}(sums, of_a[step], b, step > 0);
+    }}
+    wgmma_commit();
+    computed_by_now(float(row));
+    wgmma_wait<0>();
+    settle(sums);
+  }}
+  EACH({n // 2}) d[i] = sums[i / 4][i % 4];"""
+    covers = ("wgmma_m64k16_registers", "computed_by_now")
+    takes, gives = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
+    return Case(call, takes, body, gives, covers, boxes=(n,), threads=64 + n, **HOPPER)
+
+
 def _registers() -> Case:
     """One warpgroup gives registers to the other; what both hold stays what it was."""
     body = """if (threadIdx.x < 128) {
@@ -174,6 +211,9 @@ CASES: tuple[Case, ...] = (
     _product("f16", 128, a_along_m=True),
     _product("f16", 128, b_along_n=True),
     _product("bf16", 256, a_along_m=True, b_along_n=True),
+    *(_product_of_registers("f16", n, b_along_n=True) for n in (64, 128, 192, 256)),
+    _product_of_registers("bf16", 128, b_along_n=True),
+    _product_of_registers("bf16", 256),
     *(_product("e4m3", n) for n in (64, 128, 192, 256)),
     _registers(),
     _cluster_barrier(),

@@ -152,13 +152,15 @@ void fence_mbarrier_init();
 void copy_box(unsigned target, const void* tensor_map, int rank, const int* corner, unsigned barrier, unsigned blocks);
 
 // D (64, n) = A (64, K) B (K, n), plus D if `accumulate`, of a warpgroup. K is 32 bytes of elements; A and B are given
-// by descriptors, and an element's value by a function.
+// by descriptors, and an element's value by a function. A of 16-bit elements may be in four registers of each thread
+// instead: they are read when the product happens.
 struct Product {
   unsigned long long a, b;
   float (*value)(const void* element);
   const char* type;  // of an element, as PTX names it
   int element_bytes, n;
   bool a_along_m, b_along_n, accumulate;
+  const unsigned* a_registers = nullptr;
 };
 void warpgroup_multiply(const Product& product, float* sums);
 void warpgroup_fence();

@@ -18,6 +18,7 @@ struct Record {
   Product product;
   int arrived;        // threads
   float* sums[128];
+  const unsigned* a_registers[128];
 };
 
 struct Warpgroup {
@@ -91,6 +92,18 @@ void read_operand(const Operand& operand, int block, float (*value)(const void*)
   });
 }
 
+// Reads A (64, 16) from registers: of thread t, lane l, register r has rows 16 (t / 32) + l / 4, plus 8 if r is odd, of
+// columns 2 (l % 4), plus 8 if r is 2 or 3, and the next. Section "Register Fragments", A of .m64nNk16.
+void read_registers(const Record& record, float* values) {
+  for (int t = 0; t < 128; ++t)
+    for (int r = 0; r < 4; ++r)
+      for (int i = 0; i < 2; ++i) {
+        const auto bits = static_cast<unsigned short>(record.a_registers[t][r] >> (16 * i));
+        const int row = t / 32 * 16 + t % 32 / 4 + r % 2 * 8, column = t % 4 * 2 + r / 2 * 8 + i;
+        values[row * 16 + column] = record.product.value(&bits);
+      }
+}
+
 // Tells who watches what a product reads, the `number`-th record of its warpgroup, when all have issued it.
 void tell(const Warpgroup& group, const Record& record, size_t number) {
   if (record.ends_group) return;
@@ -99,7 +112,7 @@ void tell(const Warpgroup& group, const Record& record, size_t number) {
   const auto reads = [&](unsigned, unsigned, unsigned address) {
     watch::product_reads(&group, number, bytes_at({group.block, address}, 16, "wgmma.mma_async"));
   };
-  for_each_chunk(decoded(product.a, product.a_along_m, bytes), 64, reads);
+  if (!product.a_registers) for_each_chunk(decoded(product.a, product.a_along_m, bytes), 64, reads);
   for_each_chunk(decoded(product.b, product.b_along_n, bytes), product.n, reads);
   char name[60];
   snprintf(name, sizeof name, "wgmma.m64n%dk%u.%s", product.n, 32 / bytes, product.type);
@@ -132,10 +145,14 @@ void perform(const Record& record, int block) {
   const watch::Unseen unseen;  // `value` is of the kernel's source
   const Product& product = record.product;
   const int n = product.n, steps = 32 / product.element_bytes;
-  const Operand of_a = decoded(product.a, product.a_along_m, unsigned(product.element_bytes));
   const Operand of_b = decoded(product.b, product.b_along_n, unsigned(product.element_bytes));
   std::vector<float> a(64 * size_t(steps)), b(size_t(steps * n)), d(64 * size_t(n));
-  read_operand(of_a, block, product.value, 64, a.data(), size_t(steps), 1);
+  if (product.a_registers) {
+    read_registers(record, a.data());
+  } else {
+    const Operand of_a = decoded(product.a, product.a_along_m, unsigned(product.element_bytes));
+    read_operand(of_a, block, product.value, 64, a.data(), size_t(steps), 1);
+  }
   read_operand(of_b, block, product.value, n, b.data(), 1, size_t(n));
   if (product.accumulate) for_each_sum(record, [&](float& sum, int at) { d[size_t(at)] = sum; });
   multiply(d.data(), a.data(), b.data(), n, steps);
@@ -166,7 +183,8 @@ void catch_up(Warpgroup& group) {
 bool same(const Record& one, const Record& other) {
   const Product &p = one.product, &q = other.product;
   return one.ends_group == other.ends_group && p.a == q.a && p.b == q.b && p.n == q.n && p.value == q.value &&
-         p.a_along_m == q.a_along_m && p.b_along_n == q.b_along_n && p.accumulate == q.accumulate;
+         p.a_along_m == q.a_along_m && p.b_along_n == q.b_along_n && p.accumulate == q.accumulate &&
+         !p.a_registers == !q.a_registers;
 }
 
 // Adds what this thread issues to what its warpgroup has.
@@ -180,6 +198,7 @@ void issue(const Record& mine, float* sums) {
   Record& record = group.records[number];
   if (!same(record, mine)) fail("wgmma: threads of the warpgroup issue different instructions, or with other operands");
   record.sums[rank_in_block(*current) % 128] = sums;
+  record.a_registers[rank_in_block(*current) % 128] = mine.product.a_registers;
   if (++record.arrived < 128) return;
   tell(group, record, current->progress.issued);
   catch_up(group);
@@ -201,13 +220,14 @@ void warpgroup_multiply(const Product& product, float* sums) {
   if (!current->progress.fenced)
     fail("wgmma.mma_async: no wgmma.fence since the registers were last free for other use");
   if (product.n < 8 || product.n > 256 || product.n % 8) fail("wgmma.mma_async: n is %d", product.n);
+  if (product.a_registers && product.element_bytes != 2) fail("wgmma.mma_async: registers of 16-bit elements alone");
   current->site = __builtin_return_address(0);
-  issue({false, product, 0, {}}, sums);
+  issue({false, product, 0, {}, {}}, sums);
 }
 
 void warpgroup_commit() {
   ++current->progress.groups;
-  issue({true, {}, 0, {}}, nullptr);
+  issue({true, {}, 0, {}, {}}, nullptr);
 }
 
 void warpgroup_wait(int groups_left) {
