@@ -57,6 +57,13 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "attention:batch=2,heads=8,seq_q=700,head_dim=256,dtype=bf16,heads_k=2",
         "attention:batch=2,heads=8,seq_q=77,head_dim=40,dtype=f32",
         "attention:batch=1,heads=3,seq_q=50,head_dim=33,dtype=f16,seq_k=333,heads_k=1,causal=true",
+        "attention:batch=4,heads=32,seq_q=4096,head_dim=128,dtype=bf16,heads_k=8,causal=true,direction=backward",
+        "attention:batch=8,heads=12,seq_q=512,head_dim=64,dtype=f16,direction=backward",
+        "attention:batch=2,heads=8,seq_q=1000,head_dim=80,dtype=f16,seq_k=1500,causal=true,direction=backward",
+        "attention:batch=2,heads=8,seq_q=700,head_dim=256,dtype=bf16,direction=backward",
+        "attention:batch=2,heads=8,seq_q=77,head_dim=40,dtype=f32,direction=backward",
+        "attention:batch=1,heads=3,seq_q=50,head_dim=33,dtype=f16,seq_k=333,heads_k=1,causal=true,"
+        "direction=backward",
     ),
     "gated_gemm": (
         "gated_gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt",

@@ -29,6 +29,7 @@ __all__ = [
     "expert",
     "micro_kernel",
     "registers_hold",
+    "strided_product",
     "walker",
 ]
 
@@ -262,17 +263,46 @@ def _pack(
 
 
 def micro_kernel(blocking: Blocking) -> Callable[..., None]:
-    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` that adds the product of two strips.
+    """Return the `strided_product` that adds the product of two packed strips to a tile's sums."""
+    return strided_product(
+        blocking.mr,
+        blocking.nr,
+        a_strides=blocking.a_strides,
+        b_pitch=blocking.nr,
+        sums_pitch=blocking.nc,
+        unroll=blocking.unroll,
+    )
 
-    Each strip is an address of f32 and an offset from there; rows of sums are `Blocking.nc` apart. It is
-    written in LLVM's vectors, since no loop over arrays keeps its sums in registers for sure.
+
+def strided_product(
+    mr: int,
+    nr: int,
+    *,
+    a_strides: tuple[int, int],
+    b_pitch: int,
+    sums_pitch: int,
+    unroll: int = 1,
+    adds: bool = True,
+) -> Callable[..., None]:
+    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` for a product of mr x nr sums.
+
+    Operands and sums are f32: an address, and an offset from there. It is written in LLVM's vectors, since no
+    loop over arrays keeps its sums in registers for sure.
+
+    Args:
+        mr: Rows.
+        nr: Columns, a multiple of `LANES`.
+        a_strides: Distances of neighbours in the left operand: across, and along the terms.
+        b_pitch: Distance of neighbouring terms in the right one, whose columns are contiguous.
+        sums_pitch: Distance of neighbouring rows of sums.
+        unroll: Terms a turn of the loop adds; `terms` must be a multiple of it.
+        adds: Whether the product is added to what is there, or takes its place.
     """
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
     from numba.extending import intrinsic
 
-    mr, nr, row = blocking.mr, blocking.nr, blocking.nc
     vector, index, lane = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64), ir.IntType(32)
     spread = ir.Constant(ir.VectorType(lane, LANES), [0] * LANES)
     undefined = ir.Constant(vector, ir.Undefined)
@@ -290,14 +320,14 @@ def micro_kernel(blocking: Blocking) -> Callable[..., None]:
 
         def add_term(p: Any) -> None:
             """Add the outer product of column p of the rows and row p of the columns."""
-            at = builder.mul(p, index(nr))
+            at = builder.mul(p, index(b_pitch))
             columns = [
                 builder.load(vector_at(b, builder.add(at, index(j * LANES))), align=4)
                 for j in range(nr // LANES)
             ]
-            at = builder.mul(p, index(blocking.a_strides[1]))
+            at = builder.mul(p, index(a_strides[1]))
             for i in range(mr):
-                factor = builder.load(builder.gep(a, [builder.add(at, index(i * blocking.a_strides[0]))]))
+                factor = builder.load(builder.gep(a, [builder.add(at, index(i * a_strides[0]))]))
                 factors = builder.insert_element(undefined, factor, lane(0))
                 factors = builder.shuffle_vector(factors, undefined, spread)
                 for j, column in enumerate(columns):
@@ -307,14 +337,15 @@ def micro_kernel(blocking: Blocking) -> Callable[..., None]:
         # LLVM turns these stack slots into registers.
         registers = {place: cgutils.alloca_once(builder, vector) for place in places}
         for i, j in places:
-            stored = vector_at(sums, index(i * row + j * LANES))
-            builder.store(builder.load(stored, align=4), registers[i, j])
-        step = index(blocking.unroll)
+            stored = vector_at(sums, index(i * sums_pitch + j * LANES))
+            before = builder.load(stored, align=4) if adds else ir.Constant(vector, None)
+            builder.store(before, registers[i, j])
+        step = index(unroll)
         with cgutils.for_range_slice(builder, index(0), terms, step, index) as (p, _):
-            for ahead in range(blocking.unroll):
+            for ahead in range(unroll):
                 add_term(builder.add(p, index(ahead)))
         for i, j in places:
-            stored = vector_at(sums, index(i * row + j * LANES))
+            stored = vector_at(sums, index(i * sums_pitch + j * LANES))
             builder.store(builder.load(registers[i, j]), stored, align=4)
         return context.get_dummy_value()
 

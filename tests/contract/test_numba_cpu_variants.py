@@ -67,6 +67,7 @@ PATHS = [
     "attention:batch=1,heads=4,seq_q=37,head_dim=20,dtype=f16,seq_k=45,heads_k=2,causal=true",
     "attention:batch=2,heads=2,seq_q=1,head_dim=33,dtype=bf16,seq_k=131,heads_k=1",
     "attention:batch=1,heads=2,seq_q=41,head_dim=16,dtype=f32",
+    "attention:batch=1,heads=4,seq_q=39,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward",
 ]
 
 
@@ -139,6 +140,8 @@ SIZES = [
     "softmax:rows=1,cols=1,dtype=f32",
     "layernorm:rows=1,cols=1,dtype=f32",
     "layernorm:rows=65536,cols=8192,dtype=bf16",
+    "attention:batch=1,heads=1,seq_q=1,head_dim=1,dtype=f32,direction=backward",
+    "attention:batch=2,heads=32,seq_q=8192,head_dim=256,dtype=bf16,heads_k=8,causal=true,direction=backward",
     *(layer.text for name in suites() for layer in suite(name)),
 ]
 

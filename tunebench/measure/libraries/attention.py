@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.measure.libraries import Call, single
+from tunebench.measure.libraries import _attention_backward as backward
 from tunebench.workloads.operators.attention import Attention
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ Tensors = Mapping[str, Any]
 
 def numpy_call(workload: Attention, inputs: Mapping[str, Array]) -> Call | None:
     """Multiply by NumPy's BLAS, with all scores in memory."""
-    if workload.direction != "forward":
-        return None
     t = single(inputs)
+    if workload.direction == "backward":
+        return lambda: backward.by_numpy(workload, t)
     # Heads that share keys follow one another: (batch, heads_k, group * seq_q, head_dim).
     rows = t["q"].reshape(workload.batch, workload.heads_k, -1, workload.head_dim)
     hidden = np.zeros((1, workload.seq_k), bool)
@@ -47,8 +48,8 @@ def torch_calls(workload: Attention, t: Tensors) -> dict[str, Call]:
 
     Which of its kernels torch takes by itself is torch's choice; cuDNN's counts where it takes the problem.
     """
-    if workload.direction != "forward":
-        return {}
+    if workload.direction == "backward":
+        return backward.by_torch(workload, t)
     calls = {"torch": _torch(workload, t)}
     if t["q"].is_cuda and workload.dtype != "f32":
         cudnn = _by_cudnn(calls["torch"])

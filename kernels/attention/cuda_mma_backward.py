@@ -1,0 +1,489 @@
+"""attention's gradients in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16 and bf16, summed in f32.
+
+A first kernel sums do * o over each query's row. Then a block owns a tile of keys, `rows` for each of its
+`warps`, and meets the queries that see them, of all heads that share them, `step` at a time: scores and
+probabilities are computed anew, from lse, `part` queries at a time, transposed, so that what comes out of
+one product is an operand of the next without leaving registers; dk and dv are added up there. Tiles travel
+by cp.async into `stages` buffers of shared memory, where 16-byte chunks of a line change places (or lines
+stand 16 bytes further apart), so that ldmatrix reads them without bank conflicts, transposing where it must.
+
+dq is a sum over keys. With dq=second_pass another kernel, whose blocks own queries, computes the scores once
+more: 7 products instead of 5, and results that are the same each time. With dq=atomic blocks of keys hand ds
+round in shared memory and add their share of dq to f32 sums in global memory, in any order; a last kernel
+rounds them. Where sums of dk and dv do not fit in registers together, from head_dim 136 on, each has a pass
+of its own.
+
+Limits: head_dim is a multiple of 8, so that lines are of 16 bytes, and at most 256.
+
+Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", 2023,
+algorithm 2; PTX ISA, "Warp-level matrix instructions" and "cp.async".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.kernels import _attention_backward as backward
+from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._gemm import constants
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.attention import Attention
+
+MAX_HEAD_DIM = 256
+TOGETHER = 128
+"""Longest line of which a warp keeps 16 rows of dk and of dv in registers."""
+HELD = 176
+"""Sums, of gradients and of scores, that a thread may keep: with more the compiler spills."""
+
+
+def _depth(workload: Attention) -> int:
+    """Return head_dim with the zeros that make it a multiple of what an instruction takes."""
+    return int(ceil_div(workload.head_dim, 16)) * 16
+
+
+def _apart(workload: Attention) -> bool:
+    """Return whether dk and dv have a pass each."""
+    return _depth(workload) > TOGETHER
+
+
+def _pitch(workload: Attention) -> int:
+    """Return the elements from a line in shared memory to the next."""
+    chunks = _depth(workload) // 8
+    return 8 * (chunks + (chunks & (chunks - 1) != 0))
+
+
+def _smem_bytes(workload: Attention, tile: Any, step: Any, stages: Any, adds_dq: Any) -> Any:
+    """Return the shared memory of a block: its rows, buffers with the queries' terms, and ds if need be."""
+    lines = 2 * _pitch(workload) * (2 * tile + 2 * stages * step)
+    return lines + 8 * stages * step + 2 * tile * step * adds_dq
+
+
+def shared_memory_fits(
+    warps: Any, rows: Any, dq: Any, dq_rows: Any, step: Any, stages: Any, workload: Attention, device: Device
+) -> Any:
+    """The tiles of either pass must fit in the shared memory of a block."""
+    atomic = dq == "atomic"
+    keys = _smem_bytes(workload, warps * rows, step, stages, atomic)
+    queries = _smem_bytes(workload, warps * dq_rows, step, stages, False)
+    return np.maximum(keys, np.where(atomic, 0, queries)) <= device.smem_per_block_bytes
+
+
+def sums_fit(rows: Any, dq_rows: Any, part: Any, workload: Attention) -> Any:
+    """Sums of a warp's rows, and of as many scores twice, must fit in registers."""
+    gradients = 1 if _apart(workload) else 2
+    keys = rows * _depth(workload) // 32 * gradients + rows * part // 16
+    queries = dq_rows * _depth(workload) // 32 + dq_rows * part // 16
+    return (keys <= HELD) & (queries <= HELD)
+
+
+def tiles_are_of_use(warps: Any, rows: Any, step: Any, workload: Attention) -> Any:
+    """Tiles must not be twice as large as the sequence if smaller ones exist."""
+    of_keys = (warps * rows <= 64) | (warps * rows < 2 * workload.seq_k)
+    return of_keys & ((step == 16) | (step < 2 * max(workload.seq_q, workload.seq_k)))
+
+
+def dq_is_of_use(warps: Any, dq: Any, dq_rows: Any, step: Any, workload: Attention) -> Any:
+    """A second pass has tiles of use; adding dq up needs a share of it for each warp, in whole operands."""
+    by_query = np.minimum(warps, step // 16)
+    shared = _depth(workload) % (16 * (warps // by_query)) == 0
+    of_use = (dq_rows == 16) | (warps * dq_rows < 2 * workload.seq_q)
+    return np.where(dq == "atomic", shared & (dq_rows == 16), of_use)
+
+
+SPACE = Space(
+    (
+        Parameter("warps", (4, 8), "warps of a block"),
+        Parameter("rows", (16, 32), "keys of a warp, for dk and dv"),
+        Parameter("step", (16, 32, 64, 128), "rows of the other side in one buffer"),
+        Parameter("part", (16, 32), "of these, those whose scores a warp has in registers"),
+        Parameter("stages", (1, 2, 3), "buffers: all but one are under way while it is multiplied"),
+        Parameter(
+            "dq", ("atomic", "second_pass"), "added up by blocks of keys, or computed by another kernel"
+        ),
+        Parameter("dq_rows", (16, 32), "queries of a warp in that kernel"),
+        Parameter(
+            "together", ("head", "length"), "blocks that run together: of a head, or as long as another"
+        ),
+    ),
+    (
+        tiles_are_of_use,
+        sums_fit,
+        shared_memory_fits,
+        dq_is_of_use,
+        lambda step, part: part <= step,
+        # Without a mask all blocks are equally long.
+        lambda together, workload: (together == "head") | workload.causal,
+    ),
+)
+
+USUAL = (
+    # warps, rows, step, stages, dq_rows; largest first
+    (4, 32, 64, 2, 32),
+    (8, 16, 64, 2, 32),
+    (8, 16, 32, 2, 16),
+    (4, 16, 64, 2, 16),
+    (4, 16, 32, 2, 16),
+    (4, 16, 32, 1, 16),
+    (4, 16, 16, 1, 16),
+)
+"""Tiles that fill registers and shared memory of one device or the other."""
+
+SOURCE = """
+// Rows of the other side that a block meets together.
+struct Step {
+  int head, first, buffer;
+};
+
+// One side's gradients from a tile of its rows: dk and dv of keys (or one of them), or dq of queries. A warp
+// has 16 R of the rows X (k, or q) and Y (v, or do), and meets rows U (q, or k) and W (do, or v) of the other
+// side STEP at a time: S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv)
+// and dS U (dk, or dq). C is the problem and the configuration.
+template <class C, bool OF_QUERIES, bool SUMS_P, bool SUMS_DS>
+__global__ void __launch_bounds__(C::THREADS, 1)
+attention_gradients(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
+                    const typename C::In* __restrict__ v, const typename C::In* __restrict__ dout,
+                    const float* __restrict__ terms, typename C::In* __restrict__ of_p,
+                    typename C::In* __restrict__ of_ds, float* __restrict__ dq_sums, int group, int seq_q,
+                    int seq_k, float scale) {
+  using In = typename C::In;
+  constexpr int R = (OF_QUERIES ? C::DQ_ROWS : C::ROWS) / 16, BLOCK = 16 * R * C::WARPS;
+  constexpr int WIDTH = C::HEAD_DIM, LENGTH = C::DEPTH, STEP = C::STEP, PART = C::PART, N = PART / 8;
+  constexpr int LINE = Lines<In, LENGTH>::PITCH;
+  constexpr bool ADDS_DQ = C::ADDS_DQ && !OF_QUERIES && SUMS_DS;
+  In* const x = reinterpret_cast<In*>(dynamic_shared());
+  In* const y = x + BLOCK * LINE;
+  In* const buffers = y + BLOCK * LINE;  // U and W, STAGES of each
+  float* const buffered_terms = reinterpret_cast<float*>(buffers + 2 * C::STAGES * STEP * LINE);
+  In* const all_ds = reinterpret_cast<In*>(buffered_terms + 2 * C::STAGES * STEP);  // if dq is added up here
+
+  const int rows = OF_QUERIES ? seq_q : seq_k, others = OF_QUERIES ? seq_k : seq_q;
+  const RowTile tile = row_tile_of_block<C::BY_HEAD, OF_QUERIES && C::CAUSAL>(rows, BLOCK);
+  const Sight<C::CAUSAL> sees = {seq_q, seq_k};
+  const Range range = OF_QUERIES ? sees.keys_of(tile.first, BLOCK, STEP) : sees.queries_of(tile.first, STEP);
+  const int steps = (OF_QUERIES ? 1 : group) * range.count;  // a head of keys meets each head of its group
+  const i64 corner = (i64(tile.head) * rows + tile.first) * WIDTH;
+  copy_lines<In, BLOCK, LENGTH, WIDTH, C::THREADS>(x, (OF_QUERIES ? q : k) + corner, rows - tile.first);
+  if constexpr (SUMS_DS)
+    copy_lines<In, BLOCK, LENGTH, WIDTH, C::THREADS>(y, (OF_QUERIES ? dout : v) + corner, rows - tile.first);
+
+  // Where a step's rows are, and the buffer they are in: heads one after the other, the range of each.
+  const int start = range.first * STEP, end = start + range.count * STEP;
+  const auto first_step = [&] { return Step{OF_QUERIES ? tile.head / group : tile.head * group, start, 0}; };
+  const auto move_on = [&](Step& step) {
+    step.first += STEP;
+    if (step.first >= end) step.first = start, ++step.head;
+    step.buffer = step.buffer + 1 == C::STAGES ? 0 : step.buffer + 1;
+  };
+  Step copied = first_step(), here = first_step();
+  int to_copy = steps;
+  const auto copy_next = [&] {
+    if (to_copy > 0) {
+      const i64 row = i64(copied.head) * others + copied.first;
+      const int room = others - copied.first, query = threadIdx.x;
+      In* const u = buffers + copied.buffer * 2 * STEP * LINE;
+      copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u, (OF_QUERIES ? k : q) + row * WIDTH, room);
+      copy_lines<In, STEP, LENGTH, WIDTH, C::THREADS>(u + STEP * LINE, (OF_QUERIES ? v : dout) + row * WIDTH,
+                                                      room);
+      // A query beyond the last has terms of zero: its P is 1, and what P and dS are multiplied by is zero.
+      if (!OF_QUERIES && query < STEP)
+        cp_async_ca<8>(buffered_terms + (copied.buffer * STEP + query) * 2,
+                       terms + (query < room ? 2 * (row + query) : 0), query < room ? 8 : 0);
+      move_on(copied);
+      --to_copy;
+    }
+    cp_async_commit();
+  };
+#pragma unroll
+  for (int stage = 0; stage < C::STAGES - 1; ++stage) copy_next();
+
+  const int lane = int(threadIdx.x) % 32, own = int(threadIdx.x) / 32 * 16 * R;  // first line of this warp
+  Vec<float, 2> own_terms[R][2] = {};
+  if constexpr (OF_QUERIES) {
+#pragma unroll
+    for (int i = 0; i < 2 * R; ++i) {
+      const int row = tile.first + own + 8 * i + lane / 4;
+      if (row < rows) own_terms[i / 2][i % 2] = load_vec<2>(terms + 2 * (i64(tile.head) * rows + row));
+    }
+  }
+  const float exponent = scale * LOG2_E;
+  float sums_p[R][LENGTH / 8][4] = {}, sums_ds[R][LENGTH / 8][4] = {};
+#pragma unroll 1
+  for (int left = steps; left > 0; --left) {
+    if constexpr (C::STAGES == 1) {
+      __syncthreads();  // all have read the only buffer
+      copy_next();
+      cp_async_wait<0>();
+      __syncthreads();
+    } else {
+      cp_async_wait<C::STAGES - 2>();
+      __syncthreads();  // this step is there for all, and all have read the buffer that is filled now
+      copy_next();
+    }
+    const In* const u = buffers + here.buffer * 2 * STEP * LINE;
+    const In* const w = u + STEP * LINE;
+    const bool all_seen =
+        OF_QUERIES ? sees.all(tile.first, here.first, STEP) : sees.all(here.first, tile.first, BLOCK);
+#pragma unroll 1
+    for (int part = 0; part < STEP; part += PART) {
+      float p[R][N][4] = {}, ds[R][N][4] = {};
+      multiply_lines<LENGTH>(p, x, own, u, part);
+      if constexpr (SUMS_DS) multiply_lines<LENGTH>(ds, y, own, w, part);
+      // The terms of element e of operand n in rows r: of its row, or of its column.
+      Vec<float, 4> column_terms[N];
+      if constexpr (!OF_QUERIES) {
+        const float* const of_lane = buffered_terms + (here.buffer * STEP + part + lane % 4 * 2) * 2;
+#pragma unroll
+        for (int n = 0; n < N; ++n) column_terms[n] = load_vec<4>(of_lane + 16 * n);
+      }
+      const auto term = [&](int r, int n, int e, int which) {
+        return OF_QUERIES ? own_terms[r][e / 2].at[which] : column_terms[n].at[e % 2 * 2 + which];
+      };
+      each_element<R, N>([&](int r, int n, int e) {
+        p[r][n][e] = fast_exp2(multiply_add(p[r][n][e], exponent, term(r, n, e, 0)));
+      });
+      if (!all_seen)
+        each_element<R, N>([&](int r, int n, int e) {
+          const int row = tile.first + own + 16 * r + e / 2 * 8 + lane / 4;
+          const int other = here.first + part + 8 * n + lane % 4 * 2 + e % 2;
+          if (!(OF_QUERIES ? sees(row, other) : sees(other, row))) p[r][n][e] = 0.0f;
+        });
+      if constexpr (SUMS_P) multiply_rounded<LENGTH>(sums_p, p, w, part);
+      if constexpr (SUMS_DS) {
+        each_element<R, N>([&](int r, int n, int e) {
+          ds[r][n][e] = f32_op(p[r][n][e] * f32_op(ds[r][n][e] - term(r, n, e, 1)));
+        });
+        multiply_rounded<LENGTH>(sums_ds, ds, u, part);
+        if constexpr (ADDS_DQ) store_rounded<Lines<In, STEP>>(all_ds, own, part, ds, 1.0f);
+      }
+    }
+    if constexpr (ADDS_DQ) {
+      __syncthreads();  // dS of all keys is there
+      float* const of_step = dq_sums + (i64(here.head) * seq_q + here.first) * WIDTH;
+      add_to_queries<LENGTH, WIDTH, BLOCK, STEP, C::WARPS>(of_step, seq_q - here.first, all_ds, x);
+    }
+    move_on(here);
+  }
+  cp_async_wait<0>();
+  __syncthreads();  // nobody reads or fills the tiles any more
+  const i64 target = corner + own * WIDTH;
+  const int room = rows - tile.first - own;
+  if constexpr (SUMS_P) store_rows<LENGTH, WIDTH>(of_p + target, room, x, own, sums_p, 1.0f);
+  if constexpr (SUMS_DS) store_rows<LENGTH, WIDTH>(of_ds + target, room, x, own, sums_ds, scale);
+}
+"""
+
+
+def _usual(workload: Attention, dq: str) -> Iterator[Config]:
+    """Yield the usual tiles; long lines leave registers for short steps only."""
+    for warps, rows, step, stages, dq_rows in USUAL:
+        if step <= 32 or not _apart(workload):
+            values: dict[str, Any] = {
+                "warps": warps,
+                "rows": rows,
+                "step": step,
+                "part": 16,
+                "stages": stages,
+                "dq": dq,
+            }
+            values["dq_rows"] = dq_rows if dq == "second_pass" else 16
+            yield Config({**values, "together": "head"})
+
+
+def _blocks(workload: Attention, config: Config) -> int:
+    return int(backward.blocks(workload, "keys", config["warps"] * config["rows"]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """A kernel over the scores: whose rows blocks own, what they add up, and in which rows of a table."""
+
+    side: Literal["keys", "queries"]
+    sums_p: bool
+    sums_ds: bool
+    adds_dq: Any = np.False_
+    made: Any = np.True_
+
+    def work(self, workload: Attention, table: Table) -> backward.Work:
+        """Count whole tiles; of copies, the rows that exist."""
+        names = ("warps", "rows" if self.side == "keys" else "dq_rows", "step", "part")
+        warps, rows, step, part = (table[name].astype(np.float64) for name in names)
+        tile, depth, scores = warps * rows, float(_depth(workload)), 1 + self.sums_ds
+        met = backward.meetings(workload, self.side, table["warps"] * table[names[1]], table["step"])
+        products = scores + self.sums_p + self.sums_ds + self.adds_dq
+        flop = 2 * tile * step * depth * products
+        fragments = self._fragments(workload, warps, rows, step, part)
+        copied = 4.0 * depth * step + 2 * tile * step * self.adds_dq
+        # Operands of 8 queries have a warp read their terms, 64 bytes in one pass.
+        copied = copied + (128 * warps * step / 8 if self.side == "keys" else 0)
+        of_step = {
+            "mma_flop": flop,
+            "sfu": tile * step,
+            "fma": tile * step * (1 + 2 * self.sums_ds),
+            "smem_traffic_bytes": 512 * fragments + copied,
+            "instructions": flop / 4096 + fragments + tile * step / 32,
+        }
+        line_bytes = 2.0 * workload.head_dim
+        own = scores * line_bytes
+        of_block = {
+            "smem_traffic_bytes": 2 * scores * tile * depth,
+            "fill_bytes": own * met.rows + 2 * line_bytes * met.lines,
+        }
+        all_rows = backward.heads_of(workload, self.side) * backward.rows_of(workload, self.side)
+        of_all = {"fill_bytes": own * all_rows + 2 * line_bytes * met.all_lines}
+        of_all["smem_traffic_bytes"] = met.blocks * of_block["smem_traffic_bytes"]
+        figures = (
+            {name: self.made * value for name, value in each.items()} for each in (of_step, of_block, of_all)
+        )
+        return backward.Work(met, *figures)
+
+    def _fragments(self, workload: Attention, warps: Any, rows: Any, step: Any, part: Any) -> Any:
+        """Return the fragments of 512 bytes that a block reads in a step."""
+        deep = _depth(workload) / 16
+        found = (1 + self.sums_ds) * warps * step / part * deep * (rows + part) / 16
+        found = found + (self.sums_p + self.sums_ds) * warps * step / 16 * deep
+        by_query = np.minimum(warps, step / 16)
+        by_column = warps / by_query
+        columns = deep / by_column  # in sixteens; a warp takes two at a time if it can
+        again = columns / np.where(columns % 2 == 0, 2, 1)
+        return found + self.adds_dq * warps * warps * rows / 16 * (step / by_query / 16 * again + columns)
+
+
+class CudaMmaAttentionBackward(CudaVariant[Attention]):
+    """Serves f16 and bf16 on sm_80 and later: causal or not, grouped queries, any lengths."""
+
+    name = "cuda_mma_backward"
+    operator = Attention
+    space = SPACE
+    minimum_cc = (8, 0)
+
+    def limits(self, workload: Attention, device: Device) -> str | None:
+        """Return what keeps this problem from tensor cores or from copies of 16 bytes, or None."""
+        if workload.dtype == "f32":
+            return f"{self.key} multiplies f16 and bf16; f32 has no tensor-core instruction"
+        if workload.head_dim % 8 or workload.head_dim > MAX_HEAD_DIM:
+            return f"{self.key} needs head_dim to be a multiple of 8 up to {MAX_HEAD_DIM}"
+        return backward.serves(workload, self.key, 64)
+
+    def default(self, workload: Attention, device: Device) -> Config:
+        """Return the largest usual tile that gives each SM a block, with dq added up as libraries do."""
+        usual = [config for dq in ("atomic", "second_pass") for config in _usual(workload, dq)]
+        full = [config for config in usual if _blocks(workload, config) >= device.sm_count]
+        small = [config for config in reversed(usual) if config["step"] >= 32 or workload.seq_q <= 16]
+        return self.space.first_valid((*full, *small, *usual), workload=workload, device=device)
+
+    def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks of keys cut either sequence, and instructions the head."""
+        keys = config["warps"] * config["rows"]
+        return (
+            Tiling(dimension="seq_k", extent=workload.seq_k, tile=keys),
+            Tiling(dimension="seq_q", extent=workload.seq_q, tile=config["step"]),
+            Tiling(dimension="head_dim", extent=workload.head_dim, tile=_depth(workload)),
+        )
+
+    def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
+        """Count whole tiles, and of a mask those that no row sees any of as nothing.
+
+        The kernels before and after the passes come on top and are not counted.
+        """
+        atomic = table["dq"] == "atomic"
+        warps, rows, step = (table[name].astype(np.float64) for name in ("warps", "rows", "step"))
+        apart = _apart(workload)
+        of_keys = _Pass(side="keys", sums_p=not apart, sums_ds=True, adds_dq=atomic)
+        of_queries = _Pass(side="queries", sums_p=False, sums_ds=True, made=~atomic)
+        passes = [of_keys, *([_Pass(side="keys", sums_p=True, sums_ds=False)] if apart else []), of_queries]
+        works = [one.work(workload, table) for one in passes]
+        met = works[0].met
+        sums = rows * _depth(workload) / 32 * (1 if apart else 2)
+        return backward.as_costs(
+            tuple(works),
+            "mma_flop",
+            ("mma_flop", "sfu", "fma", "smem_traffic_bytes", "fill_bytes", "instructions"),
+            threads=32 * warps,
+            smem_bytes=_smem_bytes(workload, warps * rows, step, table["stages"], atomic),
+            registers=sums + 16,
+            mma_dtype=workload.dtype,
+            # A sum of dk or dv takes one product for 16 queries, and the next waits for it.
+            chain_clocks=first_product(device) + met.most * step / 16 * device.mma_latency,
+            serial_launches=3 + apart,
+        )
+
+    def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
+        """Tensor cores, copies past registers, and ldmatrix."""
+        return ("HMMA", "LDGSTS", "LDSM")
+
+    def source(self, workload: Attention, config: Config) -> str:
+        """Return the kernels for this problem's type and head_dim and this configuration."""
+        parameters = ("warps", "rows", "dq_rows", "step", "part", "stages")
+        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in parameters}
+        choices |= {"THREADS": 32 * config["warps"], "DEPTH": _depth(workload)}
+        choices |= {"ADDS_DQ": config["dq"] == "atomic", "BY_HEAD": config["together"] == "head"}
+        choice = constants("Choice", **backward.problem(workload), **choices)
+        names = ("types", "ptx", "reduce", "gemm", "gemm_mma", "attention_backward", "attention_backward_mma")
+        return helpers(*names) + choice + SOURCE
+
+    def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
+        """Return the terms of queries, the passes over the scores, and the rounding of dq if there is one."""
+        atomic = config["dq"] == "atomic"
+        of_keys = [(True, False), (False, True)] if _apart(workload) else [(True, True)]
+        passes = [self._pass(workload, config, "keys", *sums) for sums in of_keys]
+        last = self._round(workload) if atomic else self._pass(workload, config, "queries", False, True)
+        return (backward.terms_launch(workload, "dq_sums" if atomic else "terms"), *passes, last)
+
+    def _pass(
+        self,
+        workload: Attention,
+        config: Config,
+        side: Literal["keys", "queries"],
+        sums_p: bool,
+        sums_ds: bool,
+    ) -> Launch:
+        """Return one pass over the scores; what it does not write is not named twice."""
+        atomic, of_queries = config["dq"] == "atomic", side == "queries"
+        tile = config["warps"] * config["dq_rows" if of_queries else "rows"]
+        flags = ", ".join(str(flag).lower() for flag in (of_queries, sums_p, sums_ds))
+        targets = ("dq" if of_queries else "dv", "dq" if of_queries else "dk")
+        adds = atomic and not of_queries
+        return Launch(
+            entry=f"attention_gradients<Choice, {flags}>",
+            grid=(int(backward.blocks(workload, side, tile)), 1, 1),
+            block=(32 * config["warps"], 1, 1),
+            arguments=(
+                *("q", "k", "v", "do", "terms"),
+                *targets,
+                "dq_sums" if adds else "terms",
+                *backward.scalars(workload),
+            ),
+            smem_bytes=int(_smem_bytes(workload, tile, config["step"], config["stages"], adds)),
+        )
+
+    def _round(self, workload: Attention) -> Launch:
+        vectors = workload.batch * workload.heads * workload.seq_q * workload.head_dim // 8
+        return Launch(
+            entry="attention_round<Choice>",
+            grid=(ceil_div(vectors, backward.TERMS_THREADS), 1, 1),
+            block=(backward.TERMS_THREADS, 1, 1),
+            arguments=("dq_sums", "dq", Scalar("long long", vectors), Scalar("float", workload.scale)),
+        )
+
+    def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
+        """Return the terms of queries, and the sums of dq if they are added up."""
+        terms = backward.terms_scratch(workload)
+        if config["dq"] != "atomic":
+            return (terms,)
+        shape = (workload.batch, workload.heads, workload.seq_q, workload.head_dim)
+        return (terms, Tensor(name="dq_sums", shape=shape, dtype="f32"))
+
+    def miniature(self, workload: Attention, config: Config) -> Attention:
+        """Return a problem of few tiles with the same edges."""
+        keys, queries = config["warps"] * config["rows"], config["warps"] * config["dq_rows"]
+        tile_q = queries if config["dq"] == "second_pass" else config["step"]
+        return backward.shrink(workload, max(tile_q, config["step"] * config["stages"] // 2), keys)
+
+
+VARIANT = CudaMmaAttentionBackward()

@@ -1,0 +1,273 @@
+"""attention's gradients in CUDA C++ on the ordinary units: f32, or any type multiplied in f32, on any GPU.
+
+A first kernel sums do * o over each query's row. Then blocks own tiles of keys, for dk and dv, and in
+another kernel tiles of queries, for dq: `rows` of them, which meet those of the other side `step` at a time,
+all in shared memory as f32. Scores are computed anew from lse in either kernel, so that nothing is added up
+in an order that chance decides; p and ds go through shared memory from the threads that have them to those
+that need them.
+
+Limits: the least tiles, 16 rows by 16, must fit in shared memory: head_dim up to about 240 where a block has
+64 KB. Terms of queries are read from global memory, through L1.
+
+Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", 2023,
+algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.kernels import _attention_backward as backward
+from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._gemm import constants
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.attention import Attention
+
+ALONG = 16
+"""Threads along the columns of a tile."""
+
+
+def _depth(workload: Attention) -> int:
+    """Return head_dim with the zeros that make it whole fours."""
+    return int(ceil_div(workload.head_dim, 4)) * 4
+
+
+def _pitch(length: Any) -> Any:
+    """Return the elements from a line of so many to the next: an odd number of fours."""
+    return np.where(length // 4 % 2 == 0, length + 4, length)
+
+
+def _smem_bytes(workload: Attention, rows: Any, step: Any) -> Any:
+    """Return the shared memory of a block: two tiles of either side, p and ds, all f32."""
+    return 4 * ((2 * rows + 2 * step) * _pitch(_depth(workload)) + 2 * rows * _pitch(step))
+
+
+def _sums(workload: Attention, threads: Any, rows: Any) -> Any:
+    """Return the sums that a thread keeps of one gradient."""
+    return rows // (threads // ALONG) * ceil_div(_depth(workload), 4 * ALONG) * 4
+
+
+def work_is_shared(threads: Any, rows: Any, step: Any, workload: Attention) -> Any:
+    """Each thread has some rows, no more than its registers hold."""
+    each = rows // (threads // ALONG)
+    return (rows * ALONG >= threads) & (each * step // ALONG <= 16) & (_sums(workload, threads, rows) <= 64)
+
+
+def tiles_are_of_use(rows: Any, step: Any, workload: Attention) -> Any:
+    """Tiles must not be twice as long as both sequences if smaller ones exist."""
+    longest = max(workload.seq_q, workload.seq_k)
+    return ((rows == 16) | (rows < 2 * longest)) & ((step == 16) | (step < 2 * longest))
+
+
+SPACE = Space(
+    (
+        Parameter("threads", (64, 128, 256), "threads of a block"),
+        Parameter("rows", (16, 32, 64), "keys, or queries, of a block"),
+        Parameter("step", (16, 32, 64), "rows of the other side that it meets at a time"),
+    ),
+    (
+        work_is_shared,
+        tiles_are_of_use,
+        lambda rows, step, workload, device: _smem_bytes(workload, rows, step) <= device.smem_per_block_bytes,
+    ),
+)
+
+USUAL = (
+    (256, 64, 64),
+    (256, 64, 32),
+    (256, 32, 32),
+    (128, 32, 16),
+    (128, 16, 32),
+    (64, 16, 16),
+    (256, 16, 16),
+)
+"""Threads, rows and step, largest first."""
+
+SOURCE = """
+// One side's gradients from a tile of its rows: dk and dv of keys, or dq of queries. Its rows are X (k, or q)
+// and Y (v, or do), and it meets rows U (q, or k) and W (do, or v) of the other side STEP at a time:
+// S = X U^T, P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv) and dS U (dk, or dq).
+// C is the problem and the configuration.
+template <class C, bool OF_QUERIES>
+__global__ void __launch_bounds__(C::THREADS, 1)
+attention_gradients(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
+                    const typename C::In* __restrict__ v, const typename C::In* __restrict__ dout,
+                    const float* __restrict__ terms, typename C::In* __restrict__ of_p,
+                    typename C::In* __restrict__ of_ds, int group, int seq_q, int seq_k, float scale) {
+  constexpr int ROWS = C::ROWS, STEP = C::STEP, PITCH = pitch_of(C::DEPTH), PITCH_P = pitch_of(STEP);
+  constexpr int ACROSS = Threads<C>::ACROSS, ALONG = Threads<C>::ALONG, A = ROWS / ACROSS, B = STEP / ALONG;
+  extern __shared__ __align__(16) float x[];
+  float* const y = x + ROWS * PITCH;
+  float* const u = y + ROWS * PITCH;
+  float* const w = u + STEP * PITCH;
+  float* const all_p = w + STEP * PITCH;
+  float* const all_ds = all_p + ROWS * PITCH_P;
+
+  const int rows = OF_QUERIES ? seq_q : seq_k, others = OF_QUERIES ? seq_k : seq_q;
+  const RowTile tile = row_tile_of_block<true, OF_QUERIES && C::CAUSAL>(rows, ROWS);
+  const Sight<C::CAUSAL> sees = {seq_q, seq_k};
+  const Range range = OF_QUERIES ? sees.keys_of(tile.first, ROWS, STEP) : sees.queries_of(tile.first, STEP);
+  const i64 corner = (i64(tile.head) * rows + tile.first) * C::HEAD_DIM;
+  copy_widened<C, ROWS>(x, (OF_QUERIES ? q : k) + corner, rows - tile.first);
+  copy_widened<C, ROWS>(y, (OF_QUERIES ? dout : v) + corner, rows - tile.first);
+
+  Gradient<C, A> of_p_here, of_ds_here;
+  const float exponent = scale * LOG2_E;
+#pragma unroll 1
+  for (int head = 0; head < (OF_QUERIES ? 1 : group); ++head) {  // of those that share these keys
+    const i64 other_head = OF_QUERIES ? tile.head / group : i64(tile.head) * group + head;
+#pragma unroll 1
+    for (int at = range.first * STEP; at < (range.first + range.count) * STEP; at += STEP) {
+      const i64 first = other_head * others + at;
+      __syncthreads();  // all are done with what the last step left
+      copy_widened<C, STEP>(u, (OF_QUERIES ? k : q) + first * C::HEAD_DIM, others - at);
+      copy_widened<C, STEP>(w, (OF_QUERIES ? v : dout) + first * C::HEAD_DIM, others - at);
+      __syncthreads();
+      float p[A][B] = {}, ds[A][B] = {};
+      multiply_rows<C>(p, x, u);
+      multiply_rows<C>(ds, y, w);
+#pragma unroll
+      for (int a = 0; a < A; ++a)
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+          const int row = Threads<C>::row() + a * ACROSS, column = Threads<C>::column() + b * ALONG;
+          const int query = OF_QUERIES ? tile.first + row : at + column;
+          const int key = OF_QUERIES ? at + column : tile.first + row;
+          const i64 place = (OF_QUERIES ? i64(tile.head) : other_head) * seq_q + query;
+          Vec<float, 2> term = {};
+          if (query < seq_q) term = load_vec<2>(terms + 2 * place);
+          float value = fast_exp2(multiply_add(p[a][b], exponent, term.at[0]));
+          if (!sees(query, key)) value = 0.0f;
+          if constexpr (!OF_QUERIES) all_p[row * PITCH_P + column] = value;
+          all_ds[row * PITCH_P + column] = f32_op(value * f32_op(ds[a][b] - term.at[1]));
+        }
+      __syncthreads();
+      if constexpr (!OF_QUERIES) of_p_here.add(all_p, w);
+      of_ds_here.add(all_ds, u);
+    }
+  }
+  if constexpr (!OF_QUERIES) of_p_here.store(of_p + corner, rows - tile.first, 1.0f);
+  of_ds_here.store(of_ds + corner, rows - tile.first, scale);
+}
+"""
+
+
+class CudaSimtAttentionBackward(CudaVariant[Attention]):
+    """Serves every type and length, causal or not, grouped queries."""
+
+    name = "cuda_simt_backward"
+    operator = Attention
+    space = SPACE
+
+    def limits(self, workload: Attention, device: Device) -> str | None:
+        """Return why the least tiles do not fit, or None."""
+        if _smem_bytes(workload, 16, 16) > device.smem_per_block_bytes or workload.head_dim > 512:
+            return f"{self.key} has no tiles that fit in shared memory for head_dim={workload.head_dim}"
+        return backward.serves(workload, self.key, 16)
+
+    def default(self, workload: Attention, device: Device) -> Config:
+        """Return the largest usual tile that gives each SM a block."""
+        usual = [Config(dict(zip(SPACE.names, values, strict=True))) for values in USUAL]
+        full = [c for c in usual if backward.blocks(workload, "keys", c["rows"]) >= device.sm_count]
+        return self.space.first_valid((*full, *reversed(usual)), workload=workload, device=device)
+
+    def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks of keys cut either sequence, and runs of four the head."""
+        return (
+            Tiling(dimension="seq_k", extent=workload.seq_k, tile=config["rows"]),
+            Tiling(dimension="seq_q", extent=workload.seq_q, tile=config["step"]),
+            Tiling(dimension="head_dim", extent=workload.head_dim, tile=_depth(workload)),
+        )
+
+    def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
+        """Count whole tiles, and of a mask those that no row sees any of as nothing.
+
+        The kernel before the passes comes on top and is not counted. Reads may hit in L1, so that nothing is
+        certain to come from L2.
+        """
+        threads, step = (table[name].astype(np.float64) for name in ("threads", "step"))
+        works = tuple(self._work(workload, table, side, device) for side in ("keys", "queries"))
+        return backward.as_costs(
+            works,
+            "fma",
+            ("fma", "sfu", "smem_traffic_bytes", "accesses", "instructions"),
+            threads=threads,
+            smem_bytes=_smem_bytes(workload, table["rows"], table["step"]),
+            registers=2 * _sums(workload, table["threads"], table["rows"]) + 16,
+            # f32 is added in the order of the source, one query after the other.
+            chain_clocks=first_product(device) + works[0].met.most * step * device.fma_latency,
+            serial_launches=3,
+        )
+
+    def _work(
+        self, workload: Attention, table: Table, side: Literal["keys", "queries"], device: Device
+    ) -> backward.Work:
+        """Count the products, and what is read of shared memory for them."""
+        threads, rows, step = (table[name].astype(np.float64) for name in SPACE.names)
+        met = backward.meetings(workload, side, table["rows"], table["step"])
+        depth, gradients, across = float(_depth(workload)), 2 if side == "keys" else 1, threads / ALONG
+        a, b, warps = rows / across, step / ALONG, threads / 32
+        # Fours of a thread: of its rows and columns for each score, of factors and lines for each gradient.
+        of_scores = 2 * depth / 4 * (a + b)
+        of_factors = gradients * step / 4 * a
+        of_lines = gradients * step * (depth / 4)  # of a row of threads
+        multiplied = rows * step * (depth * (2 + gradients) + 3)
+        # A warp has two rows of threads: their fours of x, or p, take a pass of 128 bytes; of u 16 differ.
+        traffic = warps * (2 * depth / 4 * (128 * a + 256 * b) + 128 * of_factors) + 16 * of_lines * warps
+        # sm_100 on can do two multiply-adds by one instruction.
+        packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
+        return backward.Work(
+            met,
+            {
+                "fma": multiplied,
+                "sfu": rows * step,
+                "smem_traffic_bytes": traffic,
+                "accesses": threads * (of_scores + of_factors) + across * of_lines,
+                "instructions": multiplied / 32 / packed + warps * (of_scores + of_factors),
+            },
+        )
+
+    def source(self, workload: Attention, config: Config) -> str:
+        """Return the kernels for this problem's type and head_dim and this configuration."""
+        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in SPACE.names}
+        choices |= {"DEPTH": _depth(workload), "ADDS_DQ": False}
+        choice = constants("Choice", **backward.problem(workload), **choices)
+        return helpers("types", "reduce", "attention_backward", "attention_backward_simt") + choice + SOURCE
+
+    def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
+        """Return the terms of queries, then dk and dv, then dq."""
+        return (
+            backward.terms_launch(workload, "terms"),
+            self._pass(workload, config, "keys"),
+            self._pass(workload, config, "queries"),
+        )
+
+    def _pass(self, workload: Attention, config: Config, side: Literal["keys", "queries"]) -> Launch:
+        of_queries = side == "queries"
+        return Launch(
+            entry=f"attention_gradients<Choice, {str(of_queries).lower()}>",
+            grid=(int(backward.blocks(workload, side, config["rows"])), 1, 1),
+            block=(config["threads"], 1, 1),
+            arguments=(
+                *("q", "k", "v", "do", "terms"),
+                *(("dq", "dq") if of_queries else ("dv", "dk")),
+                *backward.scalars(workload),
+            ),
+            smem_bytes=int(_smem_bytes(workload, config["rows"], config["step"])),
+        )
+
+    def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
+        """Return the terms of queries."""
+        return (backward.terms_scratch(workload),)
+
+    def miniature(self, workload: Attention, config: Config) -> Attention:
+        """Return a problem of few tiles with the same edges."""
+        tile = max(config["rows"], config["step"])
+        return backward.shrink(workload, tile, tile)
+
+
+VARIANT = CudaSimtAttentionBackward()

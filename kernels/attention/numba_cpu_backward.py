@@ -1,0 +1,531 @@
+"""attention's gradients on the CPU: blocks of scores are computed anew, and multiplied in vector registers.
+
+A worker owns some rows of one side, keys for dk and dv: X and Y (k and v), packed across in f32, so that a
+row of a block of scores is a row of the other side's U and W (q and do) by them. Blocks of scores stay in the
+cache: S = U X^T, P = exp(scale S - lse), dP = W Y^T, dS = P * (dP - D). The rows' gradients are sums of P^T W
+(dv) and of dS^T U (dk), which need no packing, since they run along columns of a block.
+
+With dq=by_head a worker has all keys of a head, and all heads that share them, so that nobody else adds to
+their dq: 5 products. With dq=second_pass it has single blocks of keys, and then of queries, whose dq are sums
+of dS^T U likewise: 7 products, and work for more cores than there are heads of keys.
+
+f16 and bf16 become f32 as they are read; p and ds are never rounded.
+
+Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", 2023,
+algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.kernels._numba_cpu import address, exp2, jitted, load, store
+from tunebench.kernels._numba_product import LANES, registers_hold, strided_product
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.attention import Attention
+
+BUFFER_BYTES = 4 << 20
+"""Most that blocks of a worker may take: what second-level caches have, or nearly so."""
+
+
+def blocks_are_of_use(rows: Any, others: Any, workload: Attention) -> Any:
+    """Blocks must not be twice as long as both sequences if shorter ones exist."""
+    longest = max(workload.seq_q, workload.seq_k)
+    return ((rows == 32) | (rows < 2 * longest)) & ((others == 32) | (others < 2 * longest))
+
+
+def buffers_fit(rows: Any, others: Any, workload: Attention) -> Any:
+    """Everything a worker holds should fit in its cache, unless blocks are the smallest."""
+    pitch = _pitch(workload)
+    elements = rows * (2 * workload.head_dim + 3 * pitch) + others * (2 * pitch + 2 * rows)
+    return (4 * elements <= BUFFER_BYTES) | ((rows == 32) & (others == 32))
+
+
+SPACE = Space(
+    (
+        Parameter(
+            "dq", ("by_head", "second_pass"), "added up by whoever has a head's keys, or computed apart"
+        ),
+        Parameter("rows", (32, 64, 128, 256), "keys (or queries) of a block"),
+        Parameter("others", (32, 64, 128, 256), "rows of the other side it meets at a time"),
+        Parameter("mr", (2, 4, 8), "rows of a product in registers"),
+        Parameter("nr", (16, 32), "columns of a product in registers"),
+        Parameter("unroll", (1, 4), "elements of a head that a turn of the innermost loop adds"),
+    ),
+    (
+        registers_hold,
+        blocks_are_of_use,
+        buffers_fit,
+        lambda unroll, workload: (unroll == 1) | (workload.head_dim % unroll == 0),
+    ),
+)
+
+
+def _pitch(workload: Attention) -> int:
+    """Return the elements from a row of a head in f32 to the next: whole vectors."""
+    return int(ceil_div(workload.head_dim, LANES)) * LANES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Buffer:
+    """Where a worker keeps what, in elements from its buffer's beginning."""
+
+    rows: int
+    others: int
+    head_dim: int
+    pitch: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of x and y across, x, u, w, P, dP, both gradients, and the terms of queries in columns."""
+        across, own, other = self.rows * self.head_dim, self.rows * self.pitch, self.others * self.pitch
+        scores = self.rows * self.others
+        return (across, across, own, other, other, scores, scores, own, own, 2 * self.rows)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where each begins."""
+        return tuple(sum(self.sizes[:i]) for i in range(len(self.sizes)))
+
+    @property
+    def size(self) -> int:
+        """Elements altogether."""
+        return sum(self.sizes)
+
+
+class NumbaCpuAttentionBackward(NumbaCpuVariant[Attention]):
+    """Serves every size and type, causal or not, grouped queries."""
+
+    name = "numba_cpu_backward"
+    operator = Attention
+    space = SPACE
+
+    def limits(self, workload: Attention, device: Device) -> str | None:
+        """Refuse the other direction."""
+        if workload.direction != "backward":
+            return f"{self.key} computes gradients; direction=forward has variants of its own"
+        return None
+
+    def default(self, workload: Attention, device: Device) -> Config:
+        """Return square blocks; heads are shared out whole where there are enough of them."""
+        enough = workload.batch * workload.heads_k >= device.sm_count
+        longest = max(workload.seq_q, workload.seq_k)
+        edge = max(b for b in (32, 64, 128) if b == 32 or b < 2 * longest)
+        values: dict[str, Any] = {"dq": "by_head" if enough else "second_pass", "rows": edge, "others": edge}
+        usual = [
+            Config({**values, "mr": mr, "nr": nr, "unroll": 1}) for mr, nr in ((8, 32), (4, 16), (2, 16))
+        ]
+        smallest = Config({**usual[-1], "rows": 32, "others": 32})
+        return self.space.first_valid((*usual, smallest), workload=workload, device=device)
+
+    def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
+        """Count the products of what is seen: five, or seven where scores are computed twice."""
+        products = np.where(table["dq"] == "by_head", 5.0, 7.0)
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=products / 10 * workload.flops())
+
+    def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
+        """Return room for D of each query, and for sums of dq: whole blocks of each head."""
+        heads = (workload.batch, workload.heads)
+        whole = ceil_div(workload.seq_q, config["others"]) * config["others"]
+        kept = whole if config["dq"] == "by_head" else 1
+        return (
+            Tensor(name="deltas", shape=(*heads, workload.seq_q), dtype="f32"),
+            Tensor(name="dq_sums", shape=(*heads, kept, _pitch(workload)), dtype="f32"),
+        )
+
+    def kernel(self, workload: Attention, config: Config) -> Callable[..., None]:
+        """Return the kernel `(q, k, v, o, lse, do, dq, dk, dv, deltas, dq_sums)`."""
+        import numba
+        import numpy as np
+
+        size, address_of = _buffer(workload, config).size, address()
+        delta = _delta(workload, self.fastmath)
+        # Asking while the kernel runs would put an address of this process into the machine code.
+        workers = np.int64(numba.config.NUMBA_NUM_THREADS)
+        walk = _walk(workload, config, workers, self.fastmath)
+
+        def backward(
+            q: Any,
+            k: Any,
+            v: Any,
+            o: Any,
+            lse: Any,
+            do: Any,
+            dq: Any,
+            dk: Any,
+            dv: Any,
+            deltas: Any,
+            dq_sums: Any,
+        ) -> None:
+            heads, heads_k = q.shape[0] * q.shape[1], k.shape[0] * k.shape[1]
+            sizes = (q.shape[2], k.shape[2], heads // heads_k, dq_sums.shape[2])
+            for head in numba.prange(heads):
+                delta(address_of(o), address_of(do), address_of(deltas), head, q.shape[2])
+            buffers = np.empty((workers, size), np.float32)
+            for worker in numba.prange(workers):
+                inputs = address_of(q), address_of(k), address_of(v), address_of(do), address_of(lse)
+                outputs = address_of(deltas), address_of(dq), address_of(dk), address_of(dv)
+                arrays = (*inputs, *outputs, address_of(dq_sums))
+                walk(arrays, sizes, heads, address_of(buffers[worker]), np.int64(worker))
+
+        return backward
+
+
+def _walk(workload: Attention, config: Config, workers: Any, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the jitted `(arrays, sizes, heads, buffer, worker)` that does a worker's share.
+
+    `arrays` are addresses of q, k, v, do, lse, deltas, dq, dk, dv and dq_sums; `sizes` are seq_q, seq_k, the
+    heads that share keys, and the queries that dq_sums has of each head.
+    """
+    rows = config["rows"]
+    if config["dq"] == "by_head":
+        return _walk_heads(workload, config, workers, fastmath)
+    keys, queries = (_block(workload, config, side, False, fastmath) for side in ("keys", "queries"))
+
+    @jitted(fastmath)
+    def walk(arrays: Any, sizes: Any, heads: int, buffer: Any, worker: int) -> None:
+        turn = 0
+        for head in range(heads // sizes[2]):
+            for first in range(0, sizes[1], rows):
+                if turn % workers == worker:
+                    keys(arrays, sizes, head, first, min(rows, sizes[1] - first), buffer)
+                turn += 1
+        for head in range(heads):
+            for first in range(0, sizes[0], rows):
+                if turn % workers == worker:
+                    queries(arrays, sizes, head, first, min(rows, sizes[0] - first), buffer)
+                turn += 1
+
+    return walk
+
+
+def _walk_heads(
+    workload: Attention, config: Config, workers: Any, fastmath: frozenset[str]
+) -> Callable[..., None]:
+    """Return the same for workers that take whole heads of keys, and add up dq of those that share them."""
+    import numpy as np
+
+    rows, pitch, head_dim = config["rows"], _pitch(workload), workload.head_dim
+    scale = np.float32(workload.scale)
+    keys = _block(workload, config, "keys", True, fastmath)
+    clear, write = _clear(fastmath), _write(workload, fastmath)
+
+    @jitted(fastmath)
+    def walk(arrays: Any, sizes: Any, heads: int, buffer: Any, worker: int) -> None:
+        seq_q, seq_k, group, held = sizes
+        for head in range(worker, heads // group, workers):
+            clear(arrays[9], head * group * held * pitch, group * held * pitch)
+            for first in range(0, seq_k, rows):
+                keys(arrays, sizes, head, first, min(rows, seq_k - first), buffer)
+            for shared in range(head * group, (head + 1) * group):
+                write(arrays[9], shared * held * pitch, arrays[6], shared * seq_q * head_dim, seq_q, scale)
+
+    return walk
+
+
+def _buffer(workload: Attention, config: Config) -> _Buffer:
+    return _Buffer(
+        rows=config["rows"], others=config["others"], head_dim=workload.head_dim, pitch=_pitch(workload)
+    )
+
+
+def _block(
+    workload: Attention,
+    config: Config,
+    side: Literal["keys", "queries"],
+    adds_dq: bool,
+    fastmath: frozenset[str],
+) -> Callable[..., None]:
+    """Return the jitted `(arrays, sizes, head, first, used, buffer)`: gradients of some rows of a side."""
+    import numpy as np
+
+    of_keys, causal, rows, others = side == "keys", workload.causal, config["rows"], config["others"]
+    head_dim, scale, unit = workload.head_dim, np.float32(workload.scale), np.float32(1)
+    x_across, y_across, x, _, _, _, _, of_p, of_ds, terms = _buffer(workload, config).places
+    own, own_too = (1, 2) if of_keys else (0, 3)
+    pack, widen = _pack(workload, config, fastmath), _widen(workload, fastmath)
+    clear, write, keep_terms = _clear(fastmath), _write(workload, fastmath), _keep_terms(fastmath)
+    meet = _meet(workload, config, of_keys, adds_dq, fastmath)
+
+    @jitted(fastmath)
+    def block(arrays: Any, sizes: Any, head: int, first: int, used: int, buffer: Any) -> None:
+        seq_q, seq_k, group, _ = sizes
+        before = seq_k - seq_q
+        length, across = (seq_k, seq_q) if of_keys else (seq_q, seq_k)
+        begin = head * length + first
+        pack(arrays[own], begin * head_dim, used, buffer, x_across)
+        pack(arrays[own_too], begin * head_dim, used, buffer, y_across)
+        if adds_dq:
+            widen(arrays[own], begin * head_dim, used, buffer, x)
+        if not of_keys:
+            keep_terms(arrays[4], arrays[5], begin, used, buffer, terms, rows)
+        clear(buffer, of_p, 2 * (of_ds - of_p))
+        start, end = 0, across
+        if causal and of_keys:
+            start = max(0, first - before) // others * others
+        if causal and not of_keys:
+            end = first + used + before
+        shared = head * group if of_keys else head // group
+        for other in range(shared, shared + (group if of_keys else 1)):
+            for at in range(start, end, others):
+                meet(arrays, sizes, other, at, min(others, end - at), first, used, buffer)
+        if of_keys:
+            write(buffer, of_p, arrays[8], begin * head_dim, used, unit)
+        write(buffer, of_ds, arrays[7] if of_keys else arrays[6], begin * head_dim, used, scale)
+
+    return block
+
+
+def _meet(
+    workload: Attention, config: Config, of_keys: bool, adds_dq: bool, fastmath: frozenset[str]
+) -> Callable[..., None]:
+    """Return the jitted function that adds what some rows of the other side contribute."""
+    head_dim, pitch = workload.head_dim, _pitch(workload)
+    x_across, y_across, x, u, w, p, ds, of_p, of_ds, _ = _buffer(workload, config).places
+    other, other_too = (0, 3) if of_keys else (1, 2)
+    multiply_scores, multiply_gradients, add_shares = _products(workload, config, fastmath)
+    widen, exponentiate = _widen(workload, fastmath), _exponentiate(workload, config, of_keys, fastmath)
+
+    @jitted(fastmath)
+    def meet(
+        arrays: Any, sizes: Any, head: int, at: int, count: int, first: int, used: int, buffer: Any
+    ) -> None:
+        begin = head * (sizes[0] if of_keys else sizes[1]) + at
+        widen(arrays[other], begin * head_dim, count, buffer, u)
+        widen(arrays[other_too], begin * head_dim, count, buffer, w)
+        multiply_scores(buffer, u, x_across, p, count, used)
+        multiply_scores(buffer, w, y_across, ds, count, used)
+        exponentiate(arrays, sizes, begin, at, count, first, used, buffer)
+        if of_keys:
+            multiply_gradients(buffer, p, w, of_p, count, used)
+        multiply_gradients(buffer, ds, u, of_ds, count, used)
+        if adds_dq:
+            add_shares(buffer, ds, x, arrays[9], (head * sizes[3] + at) * pitch, count, used)
+
+    return meet
+
+
+def _products(
+    workload: Attention, config: Config, fastmath: frozenset[str]
+) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+    """Return what computes scores, what adds to the rows' gradients, and what adds to those of the others.
+
+    Whole tiles are multiplied: what lies beyond `count` or `used` is never read where it would count.
+    """
+    head_dim, pitch = workload.head_dim, _pitch(workload)
+    rows, mr, nr = (config[name] for name in ("rows", "mr", "nr"))
+    wide = nr if pitch % nr == 0 else LANES
+    scores = strided_product(
+        mr,
+        nr,
+        a_strides=(pitch, 1),
+        b_pitch=nr,
+        sums_pitch=rows,
+        unroll=config["unroll"],
+        adds=False,
+    )
+    gradients = strided_product(mr, wide, a_strides=(1, rows), b_pitch=pitch, sums_pitch=pitch)
+    shares = strided_product(mr, wide, a_strides=(rows, 1), b_pitch=pitch, sums_pitch=pitch)
+
+    @jitted(fastmath)
+    def multiply_scores(buffer: Any, left: int, right: int, to: int, count: int, used: int) -> None:
+        for n in range(0, used, nr):
+            for m in range(0, count, mr):
+                row, strip = left + m * pitch, right + n * head_dim
+                scores(head_dim, buffer, row, buffer, strip, buffer, to + m * rows + n)
+
+    @jitted(fastmath)
+    def multiply_gradients(buffer: Any, left: int, right: int, to: int, count: int, used: int) -> None:
+        for n in range(0, pitch, wide):
+            for m in range(0, used, mr):
+                gradients(count, buffer, left + m, buffer, right + n, buffer, to + m * pitch + n)
+
+    @jitted(fastmath)
+    def add_shares(buffer: Any, left: int, right: int, sums: Any, to: int, count: int, used: int) -> None:
+        for n in range(0, pitch, wide):
+            for m in range(0, count, mr):
+                shares(used, buffer, left + m * rows, buffer, right + n, sums, to + m * pitch + n)
+
+    return multiply_scores, multiply_gradients, add_shares
+
+
+def _exponentiate(
+    workload: Attention, config: Config, of_keys: bool, fastmath: frozenset[str]
+) -> Callable[..., None]:
+    """Return the jitted function that turns S and dP of a block into P and dS, zero where nothing is seen."""
+    import numpy as np
+
+    causal, rows, zero = workload.causal, config["rows"], np.float32(0)
+    _, _, _, _, _, p, ds, _, _, _ = _buffer(workload, config).places
+    line = (_line_of_query if of_keys else _line_of_key)(workload, config, fastmath)
+
+    @jitted(fastmath)
+    def hide(buffer: Any, p_at: int, ds_at: int, start: int, end: int) -> None:
+        for j in range(start, end):
+            buffer[p_at + j] = zero
+            buffer[ds_at + j] = zero
+
+    @jitted(fastmath)
+    def exponentiate(
+        arrays: Any, sizes: Any, begin: int, at: int, count: int, first: int, used: int, buffer: Any
+    ) -> None:
+        before = sizes[1] - sizes[0]
+        for i in range(count):
+            p_at, ds_at, start, end = p + i * rows, ds + i * rows, 0, used
+            if causal and of_keys:
+                end = min(used, max(0, at + i + before + 1 - first))
+            if causal and not of_keys:
+                start = min(used, max(0, at + i - before - first))
+            line(arrays, begin + i, buffer, p_at, ds_at, start, end)
+            if causal:
+                hide(buffer, p_at, ds_at, 0, start)
+                hide(buffer, p_at, ds_at, end, used)
+
+    return exponentiate
+
+
+def _line_of_query(workload: Attention, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what does so to a line of one query and some keys."""
+    import numpy as np
+
+    power, log2_e = exp2(), np.float32(np.log2(np.e))
+    exponent = np.float32(workload.scale) * log2_e
+
+    @jitted(fastmath)
+    def elements(buffer: Any, p_at: int, ds_at: int, start: int, end: int, less: Any, delta: Any) -> None:
+        for j in range(start, end):
+            value = power(buffer[p_at + j] * exponent - less)
+            buffer[p_at + j] = value
+            buffer[ds_at + j] = value * (buffer[ds_at + j] - delta)
+
+    @jitted(fastmath)
+    def line(arrays: Any, row: int, buffer: Any, p_at: int, ds_at: int, start: int, end: int) -> None:
+        elements(buffer, p_at, ds_at, start, end, arrays[4][row] * log2_e, arrays[5][row])
+
+    return line
+
+
+def _line_of_key(workload: Attention, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return what does so to a line of one key and some queries, whose terms the buffer has."""
+    import numpy as np
+
+    power, rows, terms = exp2(), config["rows"], _buffer(workload, config).places[-1]
+    exponent = np.float32(workload.scale) * np.float32(np.log2(np.e))
+
+    @jitted(fastmath)
+    def line(arrays: Any, row: int, buffer: Any, p_at: int, ds_at: int, start: int, end: int) -> None:
+        for j in range(start, end):
+            value = power(buffer[p_at + j] * exponent - buffer[terms + j])
+            buffer[p_at + j] = value
+            buffer[ds_at + j] = value * (buffer[ds_at + j] - buffer[terms + rows + j])
+
+    return line
+
+
+# -- rows in and out -----------------------------------------------------------------------------------------
+
+
+def _delta(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the jitted function that sums do * o over each query's row of a head."""
+    import numpy as np
+
+    read, head_dim, zero = load(workload.dtype), workload.head_dim, np.float32(0)
+
+    @jitted(fastmath)
+    def product(o: Any, do: Any, begin: int) -> Any:
+        total = zero
+        for d in range(begin, begin + head_dim):
+            total += read(o[d]) * read(do[d])
+        return total
+
+    @jitted(fastmath)
+    def delta(o: Any, do: Any, deltas: Any, head: int, seq_q: int) -> None:
+        for row in range(head * seq_q, (head + 1) * seq_q):
+            deltas[row] = product(o, do, row * head_dim)
+
+    return delta
+
+
+def _pack(workload: Attention, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the jitted function that packs rows across: strips of nr of them, element after element."""
+    read, head_dim, nr = load(workload.dtype), workload.head_dim, config["nr"]
+
+    @jitted(fastmath)
+    def pack(source: Any, begin: int, used: int, buffer: Any, to: int) -> None:
+        for i in range(used):
+            base = to + i // nr * (nr * head_dim) + i % nr
+            for d in range(head_dim):
+                buffer[base + d * nr] = read(source[begin + i * head_dim + d])
+
+    return pack
+
+
+def _widen(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the jitted function that copies rows as f32."""
+    read, head_dim, pitch = load(workload.dtype), workload.head_dim, _pitch(workload)
+
+    @jitted(fastmath)
+    def widen_row(source: Any, begin: int, buffer: Any, to: int) -> None:
+        for d in range(head_dim):
+            buffer[to + d] = read(source[begin + d])
+
+    @jitted(fastmath)
+    def widen(source: Any, begin: int, used: int, buffer: Any, to: int) -> None:
+        for i in range(used):
+            widen_row(source, begin + i * head_dim, buffer, to + i * pitch)
+
+    return widen
+
+
+def _keep_terms(fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the jitted function that keeps lse, as an exponent of 2, and D of the queries in columns."""
+    import numpy as np
+
+    log2_e = np.float32(np.log2(np.e))
+
+    @jitted(fastmath)
+    def keep_terms(lse: Any, deltas: Any, begin: int, used: int, buffer: Any, to: int, rows: int) -> None:
+        for i in range(used):
+            buffer[to + i] = lse[begin + i] * log2_e
+            buffer[to + rows + i] = deltas[begin + i]
+
+    return keep_terms
+
+
+def _clear(fastmath: frozenset[str]) -> Callable[..., None]:
+    import numpy as np
+
+    zero = np.float32(0)
+
+    @jitted(fastmath)
+    def clear(array: Any, begin: int, count: int) -> None:
+        for i in range(begin, begin + count):
+            array[i] = zero
+
+    return clear
+
+
+def _write(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the jitted function that rounds rows of sums, by a factor."""
+    rounded, head_dim, pitch = store(workload.dtype), workload.head_dim, _pitch(workload)
+
+    @jitted(fastmath)
+    def write_row(sums: Any, at: int, target: Any, begin: int, factor: Any) -> None:
+        for d in range(head_dim):
+            target[begin + d] = rounded(sums[at + d] * factor)
+
+    @jitted(fastmath)
+    def write(sums: Any, at: int, target: Any, begin: int, used: int, factor: Any) -> None:
+        for i in range(used):
+            write_row(sums, at + i * pitch, target, begin + i * head_dim, factor)
+
+    return write
+
+
+VARIANT = NumbaCpuAttentionBackward()
