@@ -144,8 +144,8 @@ class Elementwise(Workload):
         """Return each operation by itself, if there are two or more.
 
         Their results are called step0, step1 and so on where others read them. What is the same for all rows
-        is no kernel of its own, but stays a part of those that use it. There are no parts if one of them could
-        not be checked alone, because no inputs can be drawn for it.
+        is no kernel of its own, but stays a part of those that use it. There are no parts if one of them
+        could not be checked alone, because no inputs can be drawn for it.
         """
         whole, prefix = set(self.whole_names), "step"
         kernels = [step for step in steps(self.tree) if whole & set(names(step))]
