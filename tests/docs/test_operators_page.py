@@ -1,0 +1,30 @@
+"""The page of operators and their kernels lists what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tunebench import kernels, workloads
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "operators.md"
+
+
+def tables() -> list[dict[str, str]]:
+    """Return each table of the page: what follows an operator in its row."""
+    found = []
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        rows = re.findall(r"^\| `(\w+)` \|(.*)$", table, flags=re.MULTILINE)
+        found.append(dict(rows))
+    return found
+
+
+def test_every_operator_is_in_both_tables() -> None:
+    assert [set(table) for table in tables()] == [set(workloads.operators())] * 2
+
+
+def test_the_variants_are_those_there_are() -> None:
+    listed = {
+        f"{operator}/{name}" for operator, row in tables()[1].items() for name in re.findall(r"`(\w+)`", row)
+    }
+    assert listed == {variant.key for variant in kernels.variants()}
