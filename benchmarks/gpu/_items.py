@@ -59,11 +59,12 @@ TOLD = 40
 
 @dataclass
 class Session:
-    """What every step has: the device, the report, the folder, and when it must end."""
+    """What every step has: the device, the report, the folder, what to match, and when it must end."""
 
     device: Device
     report: Report
     folder: Path
+    match: str = ""
     until: float = 0.0
 
     @property

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["MEASURED", "RECORDED", "SANITIZED", "VERIFIED"]
+import _checkout  # noqa: F401
+
+from tunebench.workloads import parse
+
+__all__ = ["MEASURED", "RECORDED", "SANITIZED", "VERIFIED", "measured"]
 
 PRODUCT_TYPES = ("f32", "tf32", "f16", "bf16")
 GEMM_TYPES = (*PRODUCT_TYPES, "e4m3")
@@ -146,10 +150,56 @@ VERIFIED = (
 """Types and problems; every variant that can do one does it."""
 
 SANITIZED = tuple((types, text) for types, text in VERIFIED if "=1024" not in text and "=4096" not in text)
+LAYER = CONV.format(n=32, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc"
+DEEP = CONV.format(n=32, c=256, h=14, w=14, k=256, r=3, s=3, stride=1, pad=1) + ",layout=nhwc"
+STRIDED = CONV.format(n=32, c=128, h=56, w=56, k=128, r=3, s=3, stride=2, pad=1) + ",layout=nhwc"
+PROMPT = "attention:batch=1,heads=32,seq_q=2048,head_dim=128,dtype=bf16,heads_k=8,causal=true"
+LONG = "attention:batch=2,heads=16,seq_q=8192,head_dim=128,dtype=f16"
+
 MEASURED = (
     ("gemm:m=4096,n=4096,k=4096,dtype=f16", 80),
-    ("gemm:m=8192,n=8192,k=8192,dtype=bf16", 60),
+    (LAYER, 60),
+    (f"{LAYER},direction=dgrad", 50),
+    (f"{LAYER},direction=wgrad", 50),
+    (f"{LAYER},epilogue=scale+bias+residual+relu", 50),
+    (DEEP, 60),
+    (f"{DEEP},direction=dgrad", 50),
+    (f"{DEEP},direction=wgrad", 50),
+    (f"{STRIDED},direction=dgrad", 50),
+    (CONV.format(n=32, c=256, h=28, w=28, k=1024, r=1, s=1, stride=1, pad=0) + ",layout=nhwc", 60),
+    (CONV.format(n=32, c=192, h=56, w=56, k=192, r=3, s=3, stride=1, pad=1) + ",layout=nhwc,groups=192", 60),
+    # llama-3-8b: a prompt, and a step of decoding 16 sequences; heads of 64 and long prompts besides
+    (PROMPT, 60),
+    (f"{PROMPT},direction=backward", 50),
+    ("attention:batch=16,heads=32,seq_q=1,head_dim=128,dtype=bf16,seq_k=8192,heads_k=8", 60),
+    (LONG, 60),
+    (f"{LONG},direction=backward", 50),
+    ("attention:batch=8,heads=12,seq_q=1024,head_dim=64,dtype=f16,causal=true", 60),
+    ("softmax:rows=16384,cols=4096,dtype=f16", 50),
+    ("softmax:rows=16384,cols=4096,dtype=f16,prologue=scale+mask", 50),
+    ("softmax:rows=4096,cols=1024,dtype=f32", 50),
+    ("softmax:rows=16384,cols=4096,dtype=f16,direction=backward", 50),
+    ("softmax:rows=8,cols=131072,dtype=f16", 50),
+    ("cross_entropy:rows=8192,cols=128256,dtype=bf16", 40),
+    ("cross_entropy:rows=1024,cols=50257,dtype=f16,direction=backward", 40),
+    ("layernorm:rows=16384,cols=4096,dtype=f16", 50),
+    ("layernorm:rows=4096,cols=1024,dtype=f32", 50),
+    ("layernorm:rows=16384,cols=4096,dtype=f16,prologue=bias+residual", 50),
+    ("layernorm:rows=8192,cols=768,dtype=f16,prologue=residual,stats=true", 50),
+    ("layernorm:rows=8192,cols=768,dtype=f16,direction=backward", 50),
+    ("rmsnorm:rows=16384,cols=4096,dtype=bf16", 50),
+    ("rmsnorm:rows=2048,cols=4096,dtype=bf16,prologue=residual", 50),
+    ("rmsnorm:rows=16,cols=4096,dtype=bf16,prologue=residual", 50),
+    ("rmsnorm:rows=8192,cols=4096,dtype=bf16,direction=backward", 50),
+    ("rmsnorm:rows=1,cols=1048576,dtype=f32", 50),
+    ("elementwise:rows=8192,cols=4096,dtype=f16,expression=gelu(x+bias)*y+z,vectors=bias", 50),
+    ("elementwise:rows=8192,cols=4096,dtype=bf16,expression=silu(x)*y", 50),
+    # llama-3-8b: the gated half of its feed-forward layer, for a prompt and for 16 sequences
+    ("gated_gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt", 50),
+    ("gated_gemm:m=16,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     ("gemm:m=4096,n=3072,k=768,dtype=f16,epilogue=bias+gelu", 60),
+    ("gemm:m=4096,n=4096,k=4096,dtype=f16,epilogue=bias+silu+residual", 50),
+    ("gemm:m=8192,n=8192,k=8192,dtype=bf16", 60),
     ("gemm:m=2048,n=2048,k=2048,dtype=f32", 60),
     ("gemm:m=4096,n=4096,k=4096,dtype=tf32", 50),
     ("gemm:m=4096,n=4096,k=4096,dtype=e4m3,trans=nt", 50),
@@ -159,8 +209,6 @@ MEASURED = (
     # llama-3-8b: a prompt, and steps of decoding 1 and 16 sequences
     ("gemm:m=2048,n=4096,k=4096,dtype=bf16,trans=nt", 50),
     ("gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt", 50),
-    ("gated_gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt", 50),
-    ("gated_gemm:m=16,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     ("gemm:m=2048,n=4096,k=14336,dtype=bf16,trans=nt", 50),
     ("gemm:m=1,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     ("gemm:m=1,n=4096,k=14336,dtype=bf16,trans=nt", 50),
@@ -170,33 +218,23 @@ MEASURED = (
     ("grouped_gemm:groups=8,m=4096,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     ("grouped_gemm:groups=8,m=4096,n=4096,k=14336,dtype=bf16,trans=nt,skew=zipf", 50),
     ("grouped_gemm:groups=8,m=32,n=14336,k=4096,dtype=bf16,trans=nt", 50),
-    (CONV.format(n=32, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
-    (CONV.format(n=32, c=256, h=14, w=14, k=256, r=3, s=3, stride=1, pad=1) + ",layout=nhwc", 60),
-    ("elementwise:rows=8192,cols=4096,dtype=f16,expression=gelu(x+bias)*y+z,vectors=bias", 50),
-    ("elementwise:rows=8192,cols=4096,dtype=bf16,expression=silu(x)*y", 50),
-    (CONV.format(n=32, c=256, h=28, w=28, k=1024, r=1, s=1, stride=1, pad=0) + ",layout=nhwc", 60),
-    (CONV.format(n=32, c=192, h=56, w=56, k=192, r=3, s=3, stride=1, pad=1) + ",layout=nhwc,groups=192", 60),
-    # llama-3-8b: a prompt, and a step of decoding 16 sequences; heads of 64 and long prompts besides
-    ("attention:batch=1,heads=32,seq_q=2048,head_dim=128,dtype=bf16,heads_k=8,causal=true", 60),
-    ("attention:batch=16,heads=32,seq_q=1,head_dim=128,dtype=bf16,seq_k=8192,heads_k=8", 60),
-    ("attention:batch=2,heads=16,seq_q=8192,head_dim=128,dtype=f16", 60),
-    ("attention:batch=8,heads=12,seq_q=1024,head_dim=64,dtype=f16,causal=true", 60),
-    ("softmax:rows=16384,cols=4096,dtype=f16", 50),
-    ("softmax:rows=4096,cols=1024,dtype=f32", 50),
-    ("softmax:rows=16384,cols=4096,dtype=f16,direction=backward", 50),
-    ("softmax:rows=8,cols=131072,dtype=f16", 50),
-    ("cross_entropy:rows=8192,cols=128256,dtype=bf16", 40),
-    ("cross_entropy:rows=1024,cols=50257,dtype=f16,direction=backward", 40),
-    ("layernorm:rows=16384,cols=4096,dtype=f16", 50),
-    ("layernorm:rows=4096,cols=1024,dtype=f32", 50),
-    ("layernorm:rows=8192,cols=768,dtype=f16,prologue=residual,stats=true", 50),
-    ("layernorm:rows=8192,cols=768,dtype=f16,direction=backward", 50),
-    ("rmsnorm:rows=2048,cols=4096,dtype=bf16,prologue=residual", 50),
-    ("rmsnorm:rows=16,cols=4096,dtype=bf16,prologue=residual", 50),
-    ("rmsnorm:rows=8192,cols=4096,dtype=bf16,direction=backward", 50),
-    ("rmsnorm:rows=1,cols=1048576,dtype=f32", 50),
 )
 """Problems to tune, with trials; `{dtype}` is f16."""
+
+PART_TRIALS = 30
+"""Trials of what a fused problem comes to as separate kernels."""
+
+
+def measured() -> list[tuple[str, int]]:
+    """Return the problems to tune with their trials, each followed by what it comes to unfused."""
+    listed = {str(parse(text.format(dtype="f16"))): trials for text, trials in MEASURED}
+    found: dict[str, int] = {}
+    for text, trials in listed.items():
+        found[text] = trials
+        for part in map(str, parse(text).unfused()):
+            found.setdefault(part, listed.get(part, PART_TRIALS))
+    return list(found.items())
+
 
 RECORDED = (
     ("softmax:rows=4096,cols=4096,dtype=f16", "softmax/cuda_block", 1000),
@@ -210,5 +248,9 @@ RECORDED = (
         "conv2d/cuda_implicit_gemm_mma",
         1000,
     ),
+    (LAYER, "conv2d/cuda_wgmma", 1000),
+    ("attention:batch=4,heads=16,seq_q=1024,head_dim=128,dtype=f16,causal=true", "attention/cuda_mma", 1000),
+    ("rmsnorm:rows=8192,cols=4096,dtype=bf16,direction=backward", "rmsnorm/cuda_backward", 1000),
+    ("elementwise:rows=8192,cols=4096,dtype=bf16,expression=silu(x)*y", "elementwise/cuda_vector", 1000),
 )
 """Problems and variants whose spaces are measured: whole, or so many configurations at random."""

@@ -10,8 +10,9 @@ import _checkout  # noqa: F401
 
 from tunebench.db.record import Entry
 from tunebench.outcome import Measured
+from tunebench.workloads import parse
 
-__all__ = ["best_of_each", "ratios"]
+__all__ = ["bandwidth_shares", "best_of_each", "fusion_gains", "ratios", "worth_comparing"]
 
 WORTH_COMPARING = 4.0
 """Variants that take so many times as long as the best one are not compared again."""
@@ -73,6 +74,39 @@ def ratios(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 path: {name: us / own_us for name, us in compared.items()} for path, own_us in paths.items()
             }
     return {"by_workload": by_workload, "geometric_means": _means(by_workload.values())}
+
+
+def fusion_gains(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return what fusing gained: by workload, the times of the whole and of its parts, and their ratio.
+
+    Args:
+        rows: Reports of tuning, one a workload; a fused one counts where all of its parts were measured.
+    """
+    times = {row["workload"]: row["median_us"] for row in rows if row.get("median_us")}
+    found = {}
+    for text, whole_us in times.items():
+        parts = [times.get(str(part)) for part in parse(text).unfused()]
+        if parts and None not in parts:
+            parts_us = math.fsum(us for us in parts if us is not None)
+            found[text] = {"whole_us": whole_us, "parts_us": parts_us, "gain": parts_us / whole_us}
+    return found
+
+
+def bandwidth_shares(rows: Iterable[Mapping[str, Any]], copy_gb_s: float | None) -> dict[str, float]:
+    """Return, by workload that no product of matrices is in, its compulsory traffic over what a copy moves.
+
+    Args:
+        rows: Reports of tuning, one a workload.
+        copy_gb_s: Bytes that a large copy reads and writes, in GB/s; without it nothing is told.
+    """
+    if not copy_gb_s:
+        return {}
+    found = {}
+    for row in rows:
+        workload = parse(row["workload"])
+        if row.get("median_us") and workload.category != "dot product":
+            found[row["workload"]] = workload.traffic().total_bytes / row["median_us"] / 1e3 / copy_gb_s
+    return found
 
 
 def _means(found: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:

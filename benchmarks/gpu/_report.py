@@ -30,14 +30,21 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "report.json"
         self.steps: dict[str, Any] = {}
+        self.before: dict[str, Any] = {}
         if self._path.is_file():
             self.steps = json.loads(self._path.read_text(encoding="utf-8"))
 
     def begin(self, step: str) -> None:
-        """Start a step over: its entry and its lines go."""
+        """Start a step over: its lines go, and its entry, which stays in `before` for what may be taken over."""
+        self.before[step] = self.steps.get(step, {})
         self.steps[step] = {"complete": False}
         (self._folder / f"{step}.jsonl").unlink(missing_ok=True)
         self._write()
+
+    def rows_of_others(self, step: str, workloads: Iterable[str]) -> list[dict[str, Any]]:
+        """Return the rows that a step had before it was begun again, of workloads that are not given."""
+        done = set(workloads)
+        return [row for row in self.before.get(step, {}).get("rows", []) if row["workload"] not in done]
 
     def put(self, step: str, **facts: Any) -> None:
         """Add facts to a step's entry, and write the report."""

@@ -47,8 +47,8 @@ from _items import (
     shuffled,
     texts,
 )
-from _problems import MEASURED, RECORDED, SANITIZED, VERIFIED
-from _ratio import best_of_each, ratios, worth_comparing
+from _problems import RECORDED, SANITIZED, VERIFIED, measured
+from _ratio import bandwidth_shares, best_of_each, fusion_gains, ratios, worth_comparing
 from _report import Report
 
 from tunebench.compile import unavailable
@@ -134,7 +134,8 @@ def _output(command: list[str]) -> str:
 
 def verify(session: Session) -> None:
     """Run every variant on every problem and hold each result to its tolerance."""
-    items, refused = items_to_verify(texts(VERIFIED), CONFIGURATIONS, session.device)
+    listed = [text for text in texts(VERIFIED) if session.match in text]
+    items, refused = items_to_verify(listed, CONFIGURATIONS, session.device)
     tell = Tally(session, "verify", len(items), refused)
     with executor(session.device, ONCE) as on:
         for item, result in run_items(items, on, session.device, session.until):
@@ -150,8 +151,9 @@ def sanitize(session: Session) -> None:
         session.report.say("sanitize: compute-sanitizer is not on the PATH")
         return
     small: dict[str, list[str]] = {}
+    listed = [text for text in texts(SANITIZED) if session.match in text]
     for variant in variants():
-        mine = [text for text in texts(SANITIZED) if variant.refuses(parse(text), session.device) is None]
+        mine = [text for text in listed if variant.refuses(parse(text), session.device) is None]
         if isinstance(variant, GpuVariant) and mine:
             small[variant.key] = mine
     jobs = [(checker, key) for checker in TOOLS for key in small]
@@ -183,12 +185,12 @@ def _check(tool: str, checker: str, key: str, problems: list[str], until: float)
 
 def measure(session: Session) -> None:
     """Tune each problem; a part of the time that is left is for each."""
-    rows: list[dict[str, Any]] = []
+    listed = [(text, trials) for text, trials in measured() if session.match in text]
+    rows = session.report.rows_of_others("measure", dict(listed))
     problems: list[str] = []
     undone: list[str] = []
-    for place, (text, trials) in enumerate(MEASURED):
-        text = text.format(dtype="f16")
-        limit_s = session.left_s / (len(MEASURED) - place) * 1.5
+    for place, (text, trials) in enumerate(listed):
+        limit_s = session.left_s / (len(listed) - place) * 1.5
         if session.left_s < 10:
             undone.append(text)
             continue
@@ -216,7 +218,13 @@ def measure(session: Session) -> None:
                 f"default {_us(report.default_us)}, bound {_us(report.bound_us)}, {dict(report.trials)}"
             )
         session.report.put("measure", rows=rows, problems=problems[:TOLD])
-    session.report.put("measure", complete=not undone, undone=undone)
+    copy_gb_s = session.report.steps.get("facts", {}).get("ceilings", {}).get("copy_gb_s")
+    fused, shares = fusion_gains(rows), bandwidth_shares(rows, copy_gb_s)
+    for text, gain in fused.items():
+        session.report.say(f"measure: {text}: {gain['gain']:.2f} times as fast as its parts")
+    for text, share in shares.items():
+        session.report.say(f"measure: {text}: {share:.3f} of a copy's bandwidth")
+    session.report.put("measure", complete=not undone, undone=undone, fusion=fused, of_copy_bandwidth=shares)
 
 
 def _paths(session: Session, text: str) -> dict[str, dict[str, Any]]:
@@ -242,10 +250,11 @@ def _stop_after(seconds: float) -> Callable[[Progress], None]:
 
 def compare(session: Session) -> None:
     """Hold the best configurations against what others have."""
-    rows: list[dict[str, Any]] = []
     problems: list[str] = []
     undone: list[str] = []
-    best = [row for row in session.report.steps.get("measure", {}).get("rows", []) if row["variant"]]
+    known = session.report.steps.get("measure", {}).get("rows", [])
+    best = [row for row in known if row["variant"] and session.match in row["workload"]]
+    rows = session.report.rows_of_others("compare", [row["workload"] for row in best])
     for place, row in enumerate(best):
         if session.left_s < 20:
             undone.append(row["workload"])
@@ -284,8 +293,10 @@ def record(session: Session) -> None:
     """Measure whole spaces and hold each time to its bound; the spaces take turns, in parts."""
     spaces: list[list[Item]] = []
     missing: list[str] = []
-    for text, key, most in RECORDED:
-        text = text.format(dtype="f16")
+    listed = ((text.format(dtype="f16"), key, most) for text, key, most in RECORDED)
+    for text, key, most in listed:
+        if session.match not in text:
+            continue
         found = [c for c in gpu_candidates(text, session.device)[0] if c.variant.key == key]
         missing += [] if found else [f"{key} does not do {text}"]
         spaces += [shuffled(text, c)[:most] for c in found]
@@ -343,6 +354,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("acceptance"), help="folder for the report")
     parser.add_argument("--minutes", type=float, default=25.0, help="time for all steps together")
     parser.add_argument("--only", default=",".join(STEPS), help=f"steps, of {', '.join(STEPS)}")
+    parser.add_argument(
+        "--match", default="", help="verify, sanitize, measure, compare, record: problems with it"
+    )
     given = parser.parse_args(arguments)
     given.steps = [step for step in STEPS if step in given.only.split(",")]
     unknown = set(given.only.split(",")) - set(STEPS)
@@ -355,7 +369,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the steps, and tell in the end what was wrong."""
     given = parsed(arguments)
     device = find_device(given.arch)
-    session = Session(device, Report(given.out), given.out)
+    session = Session(device, Report(given.out), given.out, given.match)
     start = time.monotonic()
     limits = ends(given.steps, given.minutes)
     for step in given.steps:

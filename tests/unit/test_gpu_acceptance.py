@@ -101,7 +101,8 @@ def test_what_one_step_meets_keeps_no_other_from_running(
     "text",
     [
         *acceptance.texts(_problems.VERIFIED),
-        *(text.format(dtype="f16") for text, *_ in (*_problems.MEASURED, *_problems.RECORDED)),
+        *(text for text, _ in _problems.measured()),
+        *(text.format(dtype="f16") for text, *_ in _problems.RECORDED),
     ],
 )
 def test_every_listed_problem_is_one_and_is_done_by_a_variant(text: str) -> None:
@@ -402,6 +403,47 @@ def test_ratios_are_told_by_workload_and_path_with_geometric_means() -> None:
     assert means["simt"]["torch"] == {"ratio": pytest.approx(0.5**0.5), "workloads": 2}
     assert means["best of all"]["torch"] == {"ratio": pytest.approx(1.0), "workloads": 2}
     assert means["best of all"]["fastest"] == {"ratio": pytest.approx(0.5), "workloads": 2}
+
+
+FUSED = "softmax:rows=64,cols=100,dtype=f32,prologue=scale"
+
+
+def test_fusing_is_told_where_all_parts_were_measured() -> None:
+    parts = [str(part) for part in parse(FUSED).unfused()]
+    assert len(parts) == 2
+    rows = [
+        {"workload": text, "median_us": us} for text, us in zip([FUSED, *parts], (4.0, 3.0, 5.0), strict=True)
+    ]
+    assert _ratio.fusion_gains(rows) == {FUSED: {"whole_us": 4.0, "parts_us": 8.0, "gain": 2.0}}
+    assert _ratio.fusion_gains(rows[:2]) == {}
+    assert _ratio.fusion_gains([*rows[:2], {"workload": parts[1], "median_us": None}]) == {}
+
+
+def test_what_moves_data_is_held_against_a_copy() -> None:
+    rows = [
+        {"workload": SOFTMAX, "median_us": 2.0},
+        {"workload": "gemm:m=8,n=8,k=8,dtype=f16", "median_us": 1.0},
+    ]
+    moved = 2 * 64 * 100 * 4
+    assert _ratio.bandwidth_shares(rows, 100.0) == {SOFTMAX: pytest.approx(moved / 2e-6 / 1e9 / 100.0)}
+    assert _ratio.bandwidth_shares(rows, None) == {}
+
+
+def test_every_fused_problem_is_measured_with_its_parts() -> None:
+    listed = [text for text, _ in _problems.measured()]
+    assert len(listed) == len(set(listed)) > len(_problems.MEASURED)
+    for text in listed:
+        assert {str(part) for part in parse(text).unfused()} <= set(listed)
+
+
+def test_a_step_that_runs_again_keeps_what_others_found(tmp_path: Path) -> None:
+    report = Report(tmp_path)
+    report.begin("measure")
+    report.put("measure", rows=[{"workload": "one"}, {"workload": "two"}])
+    again = Report(tmp_path)
+    again.begin("measure")
+    assert again.steps["measure"] == {"complete": False}
+    assert again.rows_of_others("measure", ["two", "three"]) == [{"workload": "one"}]
 
 
 def test_a_comparison_goes_on_without_who_is_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
