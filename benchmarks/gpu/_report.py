@@ -35,7 +35,7 @@ class Report:
             self.steps = json.loads(self._path.read_text(encoding="utf-8"))
 
     def begin(self, step: str) -> None:
-        """Start a step over: its lines go, and its entry, which stays in `before` for what may be taken over."""
+        """Start a step over: its lines go, and its entry, which stays in `before` to be taken over."""
         self.before[step] = self.steps.get(step, {})
         self.steps[step] = {"complete": False}
         (self._folder / f"{step}.jsonl").unlink(missing_ok=True)

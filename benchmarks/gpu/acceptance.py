@@ -354,9 +354,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("acceptance"), help="folder for the report")
     parser.add_argument("--minutes", type=float, default=25.0, help="time for all steps together")
     parser.add_argument("--only", default=",".join(STEPS), help=f"steps, of {', '.join(STEPS)}")
-    parser.add_argument(
-        "--match", default="", help="verify, sanitize, measure, compare, record: problems with it"
-    )
+    parser.add_argument("--match", default="", help="only problems whose text has this in it")
     given = parser.parse_args(arguments)
     given.steps = [step for step in STEPS if step in given.only.split(",")]
     unknown = set(given.only.split(",")) - set(STEPS)
