@@ -19,12 +19,21 @@ FUSED = {
     "conv2d": "conv2d:n=2,c=3,h=5,w=4,k=6,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias",
     "elementwise": "elementwise:rows=4,cols=5,dtype=f32,"
     "expression=s*gelu(x+b)*min(x+b,y/2),vectors=b,scalars=s",
+    "gated_gemm": "gated_gemm:m=5,n=4,k=3,dtype=f32,trans=nt",
     "gemm": "gemm:m=5,n=4,k=3,dtype=f16,batch=2,out=f32,epilogue=bias",
+    "layernorm": "layernorm:rows=4,cols=5,dtype=f32,prologue=residual",
+    "rmsnorm": "rmsnorm:rows=4,cols=5,dtype=f16,prologue=residual",
     "softmax": "softmax:rows=4,cols=5,dtype=bf16,prologue=scale",
 }
+ALSO = ("softmax:rows=4,cols=5,dtype=f32,prologue=scale,direction=backward",)
+RENAMED: dict[str, tuple[dict[str, str], ...]] = {
+    "gated_gemm": ({"b": "b_gate"}, {"b": "b_up"}, {"gate": "step0", "up": "step1"})
+}
+"""What inputs of the parts are called in the whole, where that is another name."""
 
 
 def fused_workloads() -> Iterator[Workload]:
+    yield from map(parse, ALSO)
     for text in FUSED.values():
         workload = parse(text)
         dimensions = [name for name in ("epilogue", "prologue") if name in workload.dimensions()]
@@ -44,6 +53,8 @@ def composed(whole: Workload, inputs: Mapping[str, Any]) -> Any:
     value: Any = None
     for index, part in enumerate(whole.unfused()):
         known = {**inputs, **results}
+        for name, called in RENAMED.get(whole.operator, ({},) * (index + 1))[index].items():
+            known[name] = known[called]
         tensors = part.inputs()
         given = {tensor.name: known[tensor.name] for tensor in tensors if tensor.name in known}
         if index and whole.leeway.fusions:

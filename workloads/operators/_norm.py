@@ -11,6 +11,7 @@ from tunebench._lazy import np
 from tunebench.dtype import underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
     from tunebench.workload import Array, Array64
@@ -115,6 +116,16 @@ class Norm(Workload):
         """Count `element_flops` an element, and 1 for each term of a sum before it."""
         added = self.has_bias + self.has_residual
         return (self.element_flops[self.direction] + added) * self.rows * self.cols
+
+    def unfused(self) -> tuple[Workload, ...]:
+        """Return the sum before it as an elementwise chain, and the normalisation alone."""
+        if self.prologue == "none":
+            return ()
+        shape = (self.rows, self.cols)
+        return (
+            neighbour(self.prologue, "x", shape, self.dtype, vectors="bias"),
+            self.changed(prologue="none"),
+        )
 
     def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
         """Draw a factor from 0.5 to 2, as rows of any size have; it is positive.

@@ -11,6 +11,8 @@ from tunebench.dtype import storage, underflow, unit_roundoff
 from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
 from tunebench.workloads.operators import _accumulation as accumulation
 from tunebench.workloads.operators._activation import SLOPES, STEPS, apply
+from tunebench.workloads.operators.elementwise import Elementwise
+from tunebench.workloads.operators.gemm import Gemm
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -64,6 +66,14 @@ class GatedGemm(Workload):
     def flops(self) -> int:
         """Count the products and sums of both matrices; the gating is left out, as is the custom."""
         return 4 * self.m * self.n * self.k
+
+    def unfused(self) -> tuple[Workload, ...]:
+        """Return the two products, each alone, and what gates one by the other as an elementwise chain."""
+        product = Gemm(m=self.m, n=self.n, k=self.k, dtype=self.dtype, trans=self.trans, out=self.out)
+        gating = Elementwise(
+            rows=self.m, cols=self.n, dtype=self.out, expression=f"{self.activation}(gate)*up"
+        )
+        return (product, product, gating)
 
     # -- the right answer ---------------------------------------------------------------------
 

@@ -149,14 +149,13 @@ class Softmax(Workload):
         return factor * value, np.abs(factor) * scale
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return the prologue as an elementwise chain, and softmax alone."""
+        """Return the prologue as an elementwise chain, and softmax alone; gradients are scaled afterwards."""
         if self.prologue == "none":
             return ()
-        shape = (self.rows, self.cols)
-        return (
-            neighbour(self.prologue, "x", shape, self.dtype, scalars="scale"),
-            self.changed(prologue="none"),
-        )
+        written = "dx" if self.is_backward else "x"
+        alone = self.changed(prologue="none")
+        chain = neighbour(self.prologue, written, (self.rows, self.cols), self.dtype, scalars="scale")
+        return (alone, chain) if self.is_backward else (chain, alone)
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and f32 arithmetic on exponents or on a row's sum."""
