@@ -673,8 +673,8 @@ def _run_conv2d(workload: Conv2d, inputs: Mapping[str, Array], terms: int | None
     y = np.zeros((workload.n, workload.h, workload.w, workload.k), np.float32)
     for c in range(workload.c if terms is None else terms):
         y += x[..., c, None] * w[:, 0, 0, c]
-    y = y + inputs["bias"].astype(np.float32) + inputs["residual"].astype(np.float32)
-    return np.maximum(y, np.float32(0)).astype(numpy_dtype(storage(workload.dtype)))
+    scale, bias, residual = (inputs[name].astype(np.float32) for name in ("scale", "bias", "residual"))
+    return np.maximum(y * scale + bias + residual, np.float32(0)).astype(numpy_dtype(storage(workload.dtype)))
 
 
 def _run_softmax(workload: Softmax, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
