@@ -46,7 +46,7 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
 PRODUCER_REGISTERS = 56
-"""What the copying warpgroup keeps: it also counts pixels and taps."""
+"""What the copying warpgroup keeps: it counts pixels and taps. With 40, code for clusters spills."""
 
 
 def _steps(workload: Conv2d, bk: Any) -> Any:
@@ -300,12 +300,12 @@ USUAL = (
 def _estimate(workload: Conv2d, device: Device, config: Config) -> float:
     """Return about how long a configuration takes, in clocks of an SM that multiplies: to order them by."""
     bm, bn, bk, split = (config[name] for name in ("bm", "bn", "bk", "split"))
-    whole = product(workload)
-    work = whole.work(bm, bn, bk, "by_tap") / (bm * bn)  # along K, of all tiles
-    rounds = ceil_div(whole.tiles(bm, bn) * split, device.sm_count)
-    each = work / (whole.tiles(bm, bn) * split)
+    whole, sms = product(workload), device.sm_count
+    # Along K, on the busiest SM: of tiles that take longest, which begin first, or of all.
+    longest = ceil_div(whole.tiles(bm, bn, most_taps=True) * split, sms) * _steps(workload, bk) * bk / split
+    length = max(longest, whole.work(bm, bn, bk, "by_tap") / (bm * bn) / sms)
     # Multiplying a step costs with the tile's area, reading it with its edges; 2048 multiply-adds a clock.
-    clocks = rounds * each * (bm * bn + 48 * (bm + bn)) / 2048
+    clocks = length * (bm * bn + 48 * (bm + bn)) / 2048
     # A second launch takes some microseconds; parts are written and read at about 2000 bytes a clock.
     summing = 5000 + split * workload.outputs()[0].size / 250 if split > 1 else 0
     return float(clocks + summing)
