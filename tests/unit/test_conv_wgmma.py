@@ -81,7 +81,7 @@ def met(workload: Conv2d, image: int, output: int, taps: int) -> set[tuple[int, 
     return {(pixel, out, tap) for pixel, out, tap in found if 0 <= pixel < image}
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(workload=problems())
 def test_every_pixel_meets_every_tap_that_reaches_it(workload: Conv2d) -> None:
     w = workload
@@ -126,7 +126,7 @@ def test_pixels_of_well_known_layers() -> None:
 # -------------------------------------------------------------------------------------------------- space
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(workload=problems(), device=st.sampled_from(HOPPERS))
 def test_the_default_is_a_valid_configuration(workload: Conv2d, device: Any) -> None:
     config = VARIANT.default(workload, device)
@@ -174,7 +174,7 @@ def test_a_layer_has_thousands_of_configurations() -> None:
         assert 2000 <= len(VARIANT.configs(layer, H100)) <= 30_000
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(workload=problems())
 def test_no_launch_exceeds_what_the_device_has(workload: Conv2d) -> None:
     table = VARIANT.configs(workload, H100)
@@ -205,7 +205,7 @@ def test_no_launch_exceeds_what_the_device_has(workload: Conv2d) -> None:
             assert math.prod(tensor_map.extents) == tensor.size
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(workload=problems(), choice=st.integers(0, 10**6))
 def test_a_miniature_takes_the_same_paths(workload: Conv2d, choice: int) -> None:
     table = VARIANT.configs(workload, H100)
@@ -218,7 +218,7 @@ def test_a_miniature_takes_the_same_paths(workload: Conv2d, choice: int) -> None
 # -------------------------------------------------------------------------------------------------- costs
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(workload=problems())
 def test_costs_cover_the_work(workload: Conv2d) -> None:
     table = VARIANT.configs(workload, H100)
@@ -354,20 +354,14 @@ def changed(old: str, new: str) -> Any:
 
 
 FAULTS = {
-    "one tap for ever": (0, "if (++column == taps.columns.taps) column = 0, ++row;", ""),
     "taps in the other order": (1, "taps.at(row, column)", "taps.at(column, row)"),
-    "no dilation": (1, "columns.first + column * columns.step", "columns.first + column"),
     "no stride": (1, "left + (index - rest * width) * stride", "left + (index - rest * width)"),
     "the other block's pixels": (2, "int(shared.part_of_a) * TileA::BOX_LINES", "0"),
-    "channels of the first group": (3, "of_group = tile.group * depth", "of_group = 0"),
-    "parts from the first step on": (4, "int channel = (steps.begin", "int channel = 0 * (steps.begin"),
     "filters not mirrored": (5, "rows.tap_first + row * rows.tap_step", "rows.taps - 1 - row"),
     "all classes are the first": (6, "down * sizes.column_classes + across}", "0}"),
     "pixels beyond the image": (6, "return rest - image * height < rows.extent", "return true"),
-    "sums of the tile before": (7, "[C::BN / 8][4] = {};", "[C::BN / 8][4];"),
     "stages of other tiles not passed over": (8, "skip_tiles(index + tiles.step, TURNS - 1)", "void()"),
     "a tap a tile": (9, "divide(first_panel + panel, of_tap), row", "divide(first_panel, of_tap), row"),
-    "columns beyond the channels": (9, "(tap + 1) * z.c : 0", "(tap + 2) * z.c : 0"),
     "the other block's pixels of B": (11, "int(shared.part_of_b) * TileB::BOX_LINES", "0"),
     "parts on top of each other": (11, "to.tensor += tile.part * part_size;", ""),
 }
