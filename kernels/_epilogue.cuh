@@ -1,5 +1,6 @@
 #pragma once
-// What is applied to an accumulated f32 value before it is rounded and stored. Needs nothing else.
+// What is applied to an accumulated f32 value before it is rounded and stored. Needs nothing else. IS_LONG tells what takes
+// tens of instructions, which are better not repeated often.
 
 // 1 / (1 + e^-x), by two special functions: within a few units in the last place, and where x is negative within about |x|
 // of them, which is what rounding the exponent costs. Below -87.3 the result is flushed to zero.
@@ -17,10 +18,12 @@ __device__ __forceinline__ float fast_sigmoid(float x) {
 }
 
 struct Identity {
+  static constexpr bool IS_LONG = false;
   __device__ __forceinline__ float operator()(float value) const { return value; }
 };
 
 struct Relu {
+  static constexpr bool IS_LONG = false;
   // A NaN stays one, so that a broken result is not hidden.
   __device__ __forceinline__ float operator()(float value) const { return value < 0.0f ? 0.0f : value; }
 };
@@ -28,12 +31,14 @@ struct Relu {
 // The exact form: x times the normal distribution function. Source: Hendrycks and Gimpel, "Gaussian Error Linear
 // Units", 2016.
 struct Gelu {
+  static constexpr bool IS_LONG = true;
   __device__ __forceinline__ float operator()(float value) const {
     return 0.5f * value * (1.0f + erff(value * 0.70710678118654752f));
   }
 };
 
 struct Sigmoid {
+  static constexpr bool IS_LONG = true;
   __device__ __forceinline__ float operator()(float value) const { return fast_sigmoid(value); }
 };
 
@@ -41,5 +46,6 @@ struct Sigmoid {
 // neural network function approximation in reinforcement learning", 2017; Ramachandran, Zoph and Le, "Searching for
 // activation functions", 2017 (there: swish).
 struct Silu {
+  static constexpr bool IS_LONG = true;
   __device__ __forceinline__ float operator()(float value) const { return value * fast_sigmoid(value); }
 };

@@ -104,6 +104,9 @@ constexpr int MATRICES_OF<TilePair<Tile>> = 2;
 // Sums of integers are results as they are.
 template <class Out, class Activation, bool HAS_BIAS, bool HAS_RESIDUAL = false>
 struct Finish {
+  // Accesses to c whose parts of the residual a thread reads at once: each has code of its own.
+  static constexpr int AT_ONCE = !HAS_RESIDUAL ? 1 : Activation::IS_LONG ? 2 : 4;
+
   const Out* bias;                // of the tile's first column; not read without HAS_BIAS
   int columns;                    // of the tile that exist
   const Out* residual = nullptr;  // of the tile's first element; not read without HAS_RESIDUAL
@@ -112,32 +115,27 @@ struct Finish {
   // Of WIDTH neighbours; WIDTH divides the number of columns, so that all of them exist or none.
   template <int WIDTH>
   __device__ __forceinline__ Vec<float, WIDTH> bias_of(int column) const {
+    Vec<float, WIDTH> values = {};
     if constexpr (HAS_BIAS) {
-      if (column < columns) return read<WIDTH>(bias + column);
-    }
-    return {};
-  }
-  // Of WIDTH neighbours that exist.
-  template <int WIDTH>
-  __device__ __forceinline__ Vec<float, WIDTH> residual_of(int row, int column) const {
-    if constexpr (HAS_RESIDUAL) return read<WIDTH>(residual + row * pitch + column);
-    return {};
-  }
-  __device__ __forceinline__ Out operator()(float sum, float bias_value, float residual_value) const {
-    const float value = Activation()(HAS_BIAS ? sum + bias_value : sum);
-    return from_float<Out>(HAS_RESIDUAL ? value + residual_value : value);
-  }
-  __device__ __forceinline__ i32 operator()(i32 sum, float, float) const { return sum; }
-
- private:
-  template <int WIDTH>
-  static __device__ __forceinline__ Vec<float, WIDTH> read(const Out* stored) {
-    const Vec<Out, WIDTH> narrow = load_vec<WIDTH>(stored);
-    Vec<float, WIDTH> values;
+      if (column < columns) {
+        const Vec<Out, WIDTH> stored = load_vec<WIDTH>(bias + column);
 #pragma unroll
-    for (int e = 0; e < WIDTH; ++e) values.at[e] = to_float(narrow.at[e]);
+        for (int e = 0; e < WIDTH; ++e) values.at[e] = to_float(stored.at[e]);
+      }
+    }
     return values;
   }
+  // Of WIDTH neighbours that exist, as they are stored: some may be under way at a time.
+  template <int WIDTH>
+  __device__ __forceinline__ Vec<Out, WIDTH> residual_of(int row, int column) const {
+    if constexpr (HAS_RESIDUAL) return load_vec<WIDTH>(residual + row * pitch + column);
+    return {};
+  }
+  __device__ __forceinline__ Out operator()(float sum, float bias_value, Out residual_value) const {
+    const float value = Activation()(HAS_BIAS ? sum + bias_value : sum);
+    return from_float<Out>(HAS_RESIDUAL ? value + to_float(residual_value) : value);
+  }
+  __device__ __forceinline__ i32 operator()(i32 sum, float, Out) const { return sum; }
 };
 
 // As the problem C asks for.

@@ -288,7 +288,7 @@ __device__ __forceinline__ void store_fragments(const Sum (&sums)[Grid::M / 16][
       for (int i = 0; i < Grid::M / 8; ++i) {
         const int row = Grid::row() + 8 * i + lane / 4;
         if (row >= target.rows) continue;
-        const Vec<float, WIDTH> residual = finish.template residual_of<WIDTH>(row, column);
+        const Vec<Out, WIDTH> residual = finish.template residual_of<WIDTH>(row, column);
         Vec<Out, WIDTH> wide;
 #pragma unroll
         for (int e = 0; e < WIDTH; ++e)
@@ -310,6 +310,8 @@ template <class Grid, int VEC, class Sum, class Out, class Finishing>
 __device__ __forceinline__ void store_staged(const Sum (&sums)[Grid::M / 16][Grid::N / 8][4], Sum* staging,
                                              const Target<Out>& target, const Finishing& finish) {
   constexpr int PITCH = STAGING_PITCH<Grid>, PER_ROW = Grid::N / VEC, WIDTH = VEC < 4 ? VEC : 4;
+  constexpr int ACCESSES = 16 * PER_ROW, TURNS = ACCESSES / 32;
+  constexpr int AT_ONCE = Finishing::AT_ONCE < TURNS ? Finishing::AT_ONCE : TURNS;  // all are powers of two
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < Grid::M / 16; ++i) {
@@ -322,19 +324,29 @@ __device__ __forceinline__ void store_staged(const Sum (&sums)[Grid::M / 16][Gri
     __syncwarp();
     // Not unrolled: an activation is long, and what it needs here is in shared memory rather than in registers.
 #pragma unroll 1
-    for (int index = lane; index < 16 * PER_ROW; index += 32) {
-      const int at = index % PER_ROW * VEC, row = Grid::row() + 16 * i + index / PER_ROW, column = Grid::column() + at;
-      if (row >= target.rows || column >= target.columns) continue;
-      const Vec<float, VEC> bias = finish.template bias_of<VEC>(column);
-      const Vec<float, VEC> residual = finish.template residual_of<VEC>(row, column);
-      Vec<Out, VEC> wide;
+    for (int first = lane; first < ACCESSES; first += 32 * AT_ONCE) {
+      const auto row = [&](int turn) { return Grid::row() + 16 * i + (first + 32 * turn) / PER_ROW; };
+      const auto column = [&](int turn) { return Grid::column() + (first + 32 * turn) % PER_ROW * VEC; };
+      const auto inside = [&](int turn) { return row(turn) < target.rows && column(turn) < target.columns; };
+      Vec<Out, VEC> residual[AT_ONCE] = {};
 #pragma unroll
-      for (int j = 0; j < VEC; j += WIDTH) {
-        const Vec<Sum, WIDTH> part = load_vec<WIDTH>(staging + index / PER_ROW * PITCH + at + j);
+      for (int turn = 0; turn < AT_ONCE; ++turn)
+        if (inside(turn)) residual[turn] = finish.template residual_of<VEC>(row(turn), column(turn));
 #pragma unroll
-        for (int e = 0; e < WIDTH; ++e) wide.at[j + e] = finish(part.at[e], bias.at[j + e], residual.at[j + e]);
+      for (int turn = 0; turn < AT_ONCE; ++turn) {
+        if (!inside(turn)) continue;
+        const Sum* const staged = staging + (row(turn) - Grid::row() - 16 * i) * PITCH + column(turn) - Grid::column();
+        const Vec<float, VEC> bias = finish.template bias_of<VEC>(column(turn));
+        Vec<Out, VEC> wide;
+#pragma unroll
+        for (int j = 0; j < VEC; j += WIDTH) {
+          const Vec<Sum, WIDTH> part = load_vec<WIDTH>(staged + j);
+#pragma unroll
+          for (int e = 0; e < WIDTH; ++e)
+            wide.at[j + e] = finish(part.at[e], bias.at[j + e], residual[turn].at[j + e]);
+        }
+        store_vec(target.corner + row(turn) * target.pitch + column(turn), wide);
       }
-      store_vec(target.corner + row * target.pitch + column, wide);
     }
     __syncwarp();
   }

@@ -135,7 +135,7 @@ finish_tiles(const Wide<typename C::In>* __restrict__ partial, const typename C:
       for (int e = 0; e < WIDTH; ++e) sum.at[e] += part.at[e];
     }
     const Vec<float, WIDTH> bias_values = finish.template bias_of<WIDTH>(column);
-    const Vec<float, WIDTH> added = finish.template residual_of<WIDTH>(row, column);
+    const Vec<Out, WIDTH> added = finish.template residual_of<WIDTH>(row, column);
     Vec<Out, WIDTH> wide;
 #pragma unroll
     for (int e = 0; e < WIDTH; ++e) wide.at[e] = finish(sum.at[e], bias_values.at[e], added.at[e]);

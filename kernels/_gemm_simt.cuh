@@ -175,7 +175,7 @@ __device__ __forceinline__ void store_sums(const Sum (&sums)[Grid::M][Grid::N], 
     for (int i = 0; i < Grid::M; ++i) {
       const int row = Grid::row() + i / Grid::CHUNK_M * Grid::STEP_M + i % Grid::CHUNK_M;
       if (row >= target.rows) continue;
-      const Vec<float, WIDTH> residual = finish.template residual_of<WIDTH>(row, column);
+      const Vec<Out, WIDTH> residual = finish.template residual_of<WIDTH>(row, column);
       Vec<Out, WIDTH> wide;
 #pragma unroll
       for (int e = 0; e < WIDTH; ++e) wide.at[e] = finish(sums[i][j + e], bias.at[e], residual.at[e]);
