@@ -232,11 +232,19 @@ def test_a_slightly_wrong_operation_is_not_within_the_error_analysis(place: int)
 # -- the kernels ---------------------------------------------------------------------------------------------
 
 
+def over_all_exponents(workload: Elementwise) -> tuple[dict[str, Any], dict[str, Reference]]:
+    """Return inputs whose x makes exponentials large and small, beyond what tuning draws, and references."""
+    inputs, _ = drawn(workload)
+    x = np.linspace(-80, 79, inputs["x"].size).reshape(inputs["x"].shape)
+    inputs["x"] = x.astype(inputs["x"].dtype)
+    return inputs, workload.reference({name: np.asarray(v, np.float64) for name, v in inputs.items()})
+
+
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_cuda_computes_every_function(dtype: str) -> None:
     workload = chain(f"rows=6,cols=33,dtype={dtype},expression={EVERY}*s+v,vectors=v,scalars=s,out=f32")
-    inputs, references = drawn(workload)
+    inputs, references = over_all_exponents(workload)
     config = cuda_vector.VARIANT.default(workload, representative("sm_90"))
     got = emulate(cuda_vector.VARIANT, workload, config, inputs)
     assert worst_error(workload, got, references) <= 1
@@ -244,14 +252,11 @@ def test_cuda_computes_every_function(dtype: str) -> None:
 
 @pytest.mark.parametrize("functions", ["poly", "libm"])
 def test_a_processor_computes_every_function(functions: str) -> None:
-    """Also where exponentials are large or small: kernels are held to more than what tuning draws."""
     import numba
 
     workload = chain(f"rows=2,cols=4096,dtype=f32,expression={EVERY}*s+v,vectors=v,scalars=s")
     config = Config({"chunk": 256, "row_block": 2, "functions": functions})
-    inputs, _ = drawn(workload)
-    inputs["x"][:] = np.linspace(-80, 79, 8192, dtype=np.float32).reshape(2, 4096)
-    references = workload.reference({name: np.asarray(v, np.float64) for name, v in inputs.items()})
+    inputs, references = over_all_exponents(workload)
     got = np.full((2, 4096), np.nan, np.float32)
     kernel = numba.njit(numba_cpu.VARIANT.kernel(workload, config))
     arguments = [inputs[t.name] if t.shape else np.float32(inputs[t.name]) for t in workload.inputs()]
