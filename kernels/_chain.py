@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunebench.expression import Name, Node, Number, names, steps
+from tunebench.expression import Apply, Name, Node, Number, names, steps
 from tunebench.workloads.operators.elementwise import Elementwise
 
 __all__ = ["Spelling", "compiled", "least_operations", "lines", "variable"]
@@ -83,14 +83,34 @@ def lines(workload: Elementwise) -> tuple[int, int]:
 def least_operations(workload: Elementwise) -> tuple[float, dict[str, int]]:
     """Return what must be executed for each element at least: multiply-adds, and functions by name.
 
-    One instruction may be a product and a sum. What depends on no element may be computed once for many, and
-    a compiler may know better than to add or multiply a number.
+    One instruction may be a product and a sum. What depends on no element may be computed once for many, what
+    differs by signs or by the order of terms once for both, and a compiler may know better than to add or
+    multiply a number.
     """
-    whole = set(workload.whole_names)
-    done = [step for step in steps(workload.tree) if whole & set(names(step))]
+    whole, seen = set(workload.whole_names), set[Any]()
     counts: dict[str, int] = {}
-    for step in done:
-        if not any(isinstance(argument, Number) for argument in step.arguments):
-            counts[step.operation] = counts.get(step.operation, 0) + 1
-    products = counts.get("mul", 0) + counts.get("square", 0)
-    return float(max(products, counts.get("add", 0) + counts.get("sub", 0))), counts
+    for step in steps(workload.tree):
+        number = any(isinstance(argument, Number) for argument in step.arguments)
+        if number or not whole & set(names(step)) or _likeness(step) in seen:
+            continue
+        seen.add(_likeness(step))
+        operation = _ALIKE.get(step.operation, step.operation)
+        counts[operation] = counts.get(operation, 0) + 1
+    return float(max(counts.get("mul", 0), counts.get("add", 0))), counts
+
+
+_ALIKE = {"sub": "add", "square": "mul"}
+
+
+def _likeness(node: Node) -> Any:
+    """Return what is equal for all that a compiler may compute as one."""
+    if not isinstance(node, Apply):
+        return node
+    if node.operation in ("neg", "abs"):
+        return _likeness(node.arguments[0])
+    arguments = [_likeness(argument) for argument in node.arguments]
+    if node.operation == "square":
+        arguments *= 2
+    if node.operation != "div":
+        arguments.sort(key=repr)
+    return (_ALIKE.get(node.operation, node.operation), *arguments)

@@ -303,6 +303,9 @@ def test_what_must_be_executed_at_least() -> None:
 
     assert least("x*y+z*x-y")[0] == 2  # two products, of which two sums may be a part
     assert least("(x+y)*(x+y)")[0] == 1  # the sum is computed once
+    assert least("max(x*y,y*x)+max(x*x,square(x))")[0] == 2  # in any order
+    assert least("max(x-y,abs(y-x))*max(-x*y,x*-y)")[0] == 2  # with any sign
+    assert least("exp(x+y)-exp(y+x)")[1]["exp"] == 1
     assert least("2*x+1")[0] == 0  # a compiler may know better
     assert least("x*(a*b+a)", ",vectors=a+b")[0] == 1  # what is the same for all rows may be computed once
     assert least("exp(x)*exp(x)+exp(y)")[1]["exp"] == 2

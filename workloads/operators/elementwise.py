@@ -220,14 +220,14 @@ def neighbour(
         vectors: Names of inputs that are the same for all rows, joined by ``+``, whether fused or not.
         scalars: Names of numbers, likewise.
     """
-    expression, steps = first, fused.split("+")
-    for name in steps:
+    expression, applied = first, fused.split("+")
+    for name in applied:
         if name in FUNCTIONS:
             expression = f"{name}({expression})"
         else:
             expression += f"*{name}" if name == "scale" else f"+{name}"
     lists = {
-        key: "+".join(name for name in given.split("+") if name in steps)
+        key: "+".join(name for name in given.split("+") if name in applied)
         for key, given in (("vectors", vectors), ("scalars", scalars))
     }
     rows, cols = shape
