@@ -43,6 +43,7 @@ WORKLOADS = (
     "layernorm:rows=4096,cols=1024,dtype=bf16",
     "layernorm:rows=1000,cols=1000,dtype=f16",
     "layernorm:rows=1000,cols=1000,dtype=f16,direction=backward",
+    "layernorm:rows=4,cols=100000,dtype=f32",
     "rmsnorm:rows=4,cols=100000,dtype=f16,prologue=residual,stats=true",
     "rmsnorm:rows=1000,cols=1000,dtype=f32,direction=backward",
 )

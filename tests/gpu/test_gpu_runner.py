@@ -190,6 +190,10 @@ SMALL = (
     "conv2d:n=2,c=16,h=9,w=11,k=24,r=3,s=3,stride=1,pad=1,dtype={dtype},layout=nhwc",
     "softmax:rows=33,cols=1000,dtype={dtype},prologue=scale+mask",
     "layernorm:rows=33,cols=1000,dtype={dtype}",
+    "layernorm:rows=33,cols=1000,dtype={dtype},prologue=bias+residual,stats=true",
+    "layernorm:rows=33,cols=1000,dtype={dtype},direction=backward",
+    "rmsnorm:rows=3,cols=40000,dtype={dtype},prologue=residual",
+    "rmsnorm:rows=33,cols=1000,dtype={dtype},direction=backward",
 )
 
 
