@@ -235,7 +235,8 @@ def costs(workload: Norm, table: Table, device: Device) -> Costs:
     Of each element the normal form, g, its means, dx and, if they are summed here, the gradients of weights.
     A full block is one that takes as many groups of rows as any.
     """
-    rows, sums = table["rows"], table["sums"]
+    # A block with room for more rows than there are is as full as any.
+    rows, sums = np.minimum(table["rows"], workload.rows), table["sums"]
     groups = ceil_div(workload.rows, rows)
     grid = np.where(sums == "apart", groups, np.minimum(table["blocks"], groups))
     turns = ceil_div(groups, grid)
@@ -246,10 +247,12 @@ def costs(workload: Norm, table: Table, device: Device) -> Costs:
     each = (2.5 if own == 2 else 2.0) + 0.5 * own * summed + (1.0 if own == 2 else 0.5) * again
     far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
     met = turns * (table["row_threads"] > LANES)
+    # A thread adds the products g n of a row one to the other; rows may overlap.
+    adds = ceil_div(workload.cols, table["row_threads"] * table["vector"]) * table["vector"] - 1
     return Costs(
         blocks=workload.rows / (rows * turns),
         full_blocks=full,
-        threads=table["row_threads"] * rows,
+        threads=table["row_threads"] * table["rows"],
         smem_bytes=np.where(shared, 4.0 * own * workload.cols, 0.0),
         fma=each * elements,
         # Each sum is read and written; four bytes a lane, without conflicts.
@@ -258,6 +261,8 @@ def costs(workload: Norm, table: Table, device: Device) -> Costs:
         fill_bytes=2.0 * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0 * turns),
         accesses=elements * ((2.0 * table["reads"] + 1.0) / table["vector"] + 2.0 * own * shared),
         # Nobody else reads a row; the means of each are met by way of shared memory.
-        chain_clocks=(device.l2_latency if far else device.l1_latency) + met * device.smem_latency,
+        chain_clocks=(device.l2_latency if far else device.l1_latency)
+        + met * device.smem_latency
+        + adds * device.fma_latency,
         serial_launches=np.where(summed, 2, 3),
     )

@@ -207,7 +207,8 @@ def row_costs(
         kept: Elements that wait for each of a row.
         read_again: Inputs that are read a second time if the row is not kept; all of them if None.
     """
-    rows, elements = table["rows"], table["rows"] * float(workload.cols)
+    rows = np.minimum(table["rows"], workload.rows)  # a block with room for more is as full as any
+    elements = rows * float(workload.cols)
     shared, online = table["cache"] == "shared", table["cache"] == "online"
     # A sector at either end may have come with a neighbour's row.
     fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * row_tensors)
@@ -220,6 +221,8 @@ def row_costs(
         full_blocks=workload.rows // rows,
         threads=table["row_threads"] * rows,
         smem_bytes=np.where(shared, 4.0 * kept(workload) * elements, 0.0) + scratch_bytes,
+        threads=table["row_threads"] * table["rows"],
+        smem_bytes=np.where(shared, 4.0 * elements, 0.0) + scratch_bytes,
         fma=elements * np.where(online, fma[1], fma[0]),
         sfu=elements * np.where(online, sfu[1], sfu[0]),
         # Written once and read after each reduction, four bytes a lane, without conflicts.
@@ -234,11 +237,11 @@ def row_costs(
 def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int, reductions: int) -> Any:
     """Return the clocks from a row's first load on: what a thread adds up, and what its block reduces.
 
-    Nobody else reads the row, so that it comes from L2. Reductions within a warp are not counted, nor is what
-    a row that is read twice needs to add up.
+    Nobody else reads the row, so that it comes from L2. Reductions within a warp are not counted. A row that
+    is read twice is summed up once, however many figures of it go along.
     """
     vectors = ceil_div(workload.cols, table["row_threads"] * table["vector"])
-    adds = np.where(table["cache"] == "online", 0, sums * (vectors - 1))
+    adds = np.where(table["cache"] == "online", 1, sums) * (vectors - 1)
     met = reductions * (table["row_threads"] > 32)  # by way of shared memory
     far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
     first = device.l2_latency if far else device.l1_latency
