@@ -235,11 +235,11 @@ def row_costs(
 def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int, reductions: int) -> Any:
     """Return the clocks from a row's first load on: what a thread adds up, and what its block reduces.
 
-    Nobody else reads the row, so that it comes from L2. Reductions within a warp are not counted. A row that
-    is read twice is summed up once, however many figures of it go along.
+    Nobody else reads the row, so that it comes from L2. Reductions within a warp are not counted. Where a
+    row is not kept, all sums are taken together: then one addition a vector waits for the one before.
     """
     vectors = ceil_div(workload.cols, table["row_threads"] * table["vector"])
-    adds = np.where(table["cache"] == "online", 1, sums) * (vectors - 1)
+    adds = np.where(table["cache"] == "online", min(sums, 1), sums) * (vectors - 1)
     met = reductions * (table["row_threads"] > 32)  # by way of shared memory
     far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
     first = device.l2_latency if far else device.l1_latency

@@ -145,6 +145,9 @@ def part_costs(
         # A sector at either end may have come with a neighbour's part.
         fill_bytes=np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * row_tensors),
         accesses=elements * row_tensors / vector,
-        chain_clocks=device.l2_latency + np.where(met, reductions * device.smem_latency, 0.0),
+        # The first load; a thread's additions, one a vector; what the threads of a block leave each other.
+        chain_clocks=device.l2_latency
+        + device.fma_latency * (ceil_div(elements, table["threads"] * vector) - 1.0)
+        + np.where(met, reductions * device.smem_latency, 0.0),
         serial_launches=2,
     )

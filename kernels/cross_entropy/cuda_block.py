@@ -94,6 +94,10 @@ class CudaBlockCrossEntropy(CudaVariant[CrossEntropy]):
             row_outputs=0,
         )
 
+    def claims(self, workload: CrossEntropy, config: Config) -> tuple[str, ...]:
+        """Exponentials by special functions."""
+        return ("MUFU",)
+
     def source(self, workload: CrossEntropy, config: Config) -> str:
         """Return both kernels; the entry says which is instantiated."""
         return helpers("types", "reduce", "row_block", "softmax", "cross_entropy") + KERNELS

@@ -128,6 +128,10 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
             chain_clocks=device.l2_latency,
         )
 
+    def claims(self, workload: CrossEntropy, config: Config) -> tuple[str, ...]:
+        """Exponentials by special functions."""
+        return ("MUFU",)
+
     def source(self, workload: CrossEntropy, config: Config) -> str:
         """Return the kernel."""
         return helpers("types", "reduce", "row_block") + KERNELS

@@ -70,6 +70,10 @@ class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
         """Return maximum and sum of each part."""
         return (Tensor(name="partial", shape=(workload.rows, config["split"], 2), dtype="f32"),)
 
+    def claims(self, workload: CrossEntropy, config: Config) -> tuple[str, ...]:
+        """Exponentials by special functions."""
+        return ("MUFU",)
+
     def source(self, workload: CrossEntropy, config: Config) -> str:
         """Return both kernels."""
         names = ("types", "reduce", "row_block", "softmax", "row_split", "softmax_split", "cross_entropy")

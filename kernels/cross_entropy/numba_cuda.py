@@ -75,8 +75,12 @@ class NumbaCudaCrossEntropy(NumbaCudaVariant[CrossEntropy]):
             smem_bytes=4.0 * rows * threads,
             fma=elements,
             fill_bytes=np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0),
-            # From L2, where nobody else reads the row; twice from what threads leave each other.
-            chain_clocks=(device.l2_latency if far else device.l1_latency) + 2 * device.smem_latency,
+            accesses=elements,
+            # From L2, where nobody else reads the row; a thread's sum, an element after the other;
+            # twice from what threads leave each other.
+            chain_clocks=(device.l2_latency if far else device.l1_latency)
+            + (ceil_div(workload.cols, threads) - 1) * device.fma_latency
+            + 2 * device.smem_latency,
         )
 
     def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:

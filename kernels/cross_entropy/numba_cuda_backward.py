@@ -75,6 +75,7 @@ class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
             threads=table["threads"],
             fma=piece,
             fill_bytes=own_bytes,
+            accesses=2.0 * piece,
             chain_clocks=device.l1_latency,
         )
 

@@ -118,6 +118,10 @@ class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
             read_again=1 if log else 2,
         )
 
+    def claims(self, workload: Softmax, config: Config) -> tuple[str, ...]:
+        """Exponentials by special functions, where there are any."""
+        return ("MUFU",) if workload.log else ()
+
     def source(self, workload: Softmax, config: Config) -> str:
         """Return all three kernels; the entry says which is instantiated."""
         return helpers("types", "reduce", "row_block", "softmax_backward") + KERNELS

@@ -85,6 +85,10 @@ class CudaSplitSoftmaxBackward(CudaVariant[Softmax]):
         """Return the sum of each part."""
         return (Tensor(name="partial", shape=(workload.rows, config["split"]), dtype="f32"),)
 
+    def claims(self, workload: Softmax, config: Config) -> tuple[str, ...]:
+        """Exponentials by special functions, where there are any."""
+        return ("MUFU",) if workload.log else ()
+
     def source(self, workload: Softmax, config: Config) -> str:
         """Return both kernels."""
         return helpers("types", "reduce", "row_block", "softmax_backward", "row_split") + KERNELS

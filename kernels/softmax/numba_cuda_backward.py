@@ -72,8 +72,12 @@ class NumbaCudaSoftmaxBackward(NumbaCudaVariant[Softmax]):
             smem_bytes=4.0 * rows * threads,
             fma=2.0 * elements,
             fill_bytes=np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * 2),
-            # From L2, where nobody else reads the row; then from what threads leave each other.
-            chain_clocks=(device.l2_latency if far else device.l1_latency) + device.smem_latency,
+            accesses=elements * (4.0 if workload.log else 5.0),
+            # From L2, where nobody else reads the row; a thread's sum, an element after the other;
+            # then from what threads leave each other.
+            chain_clocks=(device.l2_latency if far else device.l1_latency)
+            + (ceil_div(workload.cols, threads) - 1) * device.fma_latency
+            + device.smem_latency,
         )
 
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:
