@@ -56,7 +56,7 @@ def test_workloads_lists_operators_and_suites(shown: Any, told: Any) -> None:
 
 def test_workloads_shows_one_operator(shown: Any, told: Any) -> None:
     found = told("workloads", "softmax")
-    assert found["dimensions"] == ["rows", "cols", "dtype", "prologue"]
+    assert found["dimensions"] == ["rows", "cols", "dtype", "prologue", "log", "direction"]
     assert found["usage"] in shown("workloads", "softmax")
 
 
