@@ -13,6 +13,7 @@ from test_conv2d_variants import A100, H100, SIMT, conv, emulated, needs_compile
 from tunebench import workloads
 from tunebench.bound import bound
 from tunebench.device import representative
+from tunebench.explanation.grid import blocks_and_waves
 from tunebench.kernels.conv2d.cuda_winograd import VARIANT, product_of
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -63,6 +64,17 @@ def test_the_bound_is_of_the_products_that_are_made() -> None:
     assert direct.min() >= textbook
     for m, saved in ((2, 2.25), (4, 4.0)):
         assert ours[table["m"] == m].min() == pytest.approx(textbook / saved, rel=0.1)
+
+
+def test_blocks_and_waves_are_those_of_the_products() -> None:
+    config = VARIANT.default(LAYER, A100)
+    table = VARIANT.configs(LAYER, A100)
+    costs = VARIANT.costs(LAYER, table.take(np.array([table.row(config)])), A100)
+    block, waves = blocks_and_waves(VARIANT, LAYER, config, costs, A100)
+    assert block is not None
+    assert waves is not None
+    assert waves.blocks == VARIANT.launches(LAYER, config)[2].grid[0] == 36 * 13
+    assert block.smem_bytes > 0
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])

@@ -55,7 +55,8 @@ class Shares:
     Attributes:
         gflop_s: 1e9 FLOPs of the textbook algorithm a second.
         of_bound: The bound over the time: never above 1.
-        of_roofline: The roofline's time over the time: above 1 where a cache spares memory some bytes.
+        of_roofline: The roofline's time over the time: above 1 where a cache spares memory some bytes, or the
+            algorithm some of the textbook's operations.
     """
 
     gflop_s: float

@@ -85,7 +85,8 @@ def blocks_and_waves(
 ) -> tuple[Block, Waves] | tuple[None, None]:
     """Return what a block of a configuration takes, and how all of them fill the SMs.
 
-    Both are of the launch that does the work, the first; None if it is not launched in blocks.
+    Both are of the launch that does the work: the first that its costs may be of. None if it is not launched
+    in blocks.
 
     Args:
         variant: The implementation.
@@ -96,13 +97,20 @@ def blocks_and_waves(
     """
     if not isinstance(variant, CudaVariant | NumbaCudaVariant):
         return None, None
-    launch = variant.launches(workload, config)[0]
+    launch = _main(variant.launches(workload, config), costs)
     block = _block(launch, costs, device)
     resident = max(1, block.occupancy.blocks) if block.occupancy is not None else 1
     if launch.blocks_per_sm:
         resident = min(resident, launch.blocks_per_sm)
     waves = Waves(blocks=math.prod(launch.grid), sm_count=device.sm_count, blocks_per_sm=resident)
     return block, waves
+
+
+def _main(launches: tuple[Launch, ...], costs: Costs) -> Launch:
+    """Return the first launch with the threads and the shared memory of `costs`, or the first of all."""
+    threads, smem_bytes = float(np.max(costs.threads)), float(np.max(costs.smem_bytes))
+    alike = (one for one in launches if math.prod(one.block) == threads and one.smem_bytes >= smem_bytes)
+    return next(alike, launches[0])
 
 
 def _block(launch: Launch, costs: Costs, device: Device) -> Block:
