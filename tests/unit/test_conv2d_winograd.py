@@ -114,15 +114,14 @@ def test_spaces_are_large_enough_to_search_and_small_enough_to_enumerate() -> No
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-def test_transforms_compile_without_spills(architecture: str) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"epilogue": "scale+bias+relu"}, {"layout": "nchw", "direction": "dgrad"}]
+)
+def test_transforms_compile_without_spills(changes: dict[str, Any]) -> None:
     from tunebench.compile.nvrtc import compile_cuda
 
-    device = representative(architecture)
-    for workload in (
-        replace(LAYER, epilogue="scale+bias+relu"),
-        replace(LAYER, layout="nchw", direction="dgrad"),
-    ):
-        binary = compile_cuda(VARIANT, workload, VARIANT.default(workload, device), device)
-        assert len(binary.entries) == len(VARIANT.launches(workload, VARIANT.default(workload, device)))
-        assert binary.resources.spill_bytes == 0
+    workload, device = replace(LAYER, **changes), representative("sm_75")
+    config = VARIANT.default(workload, device)
+    binary = compile_cuda(VARIANT, workload, config, device)
+    assert len(binary.entries) == len(VARIANT.launches(workload, config))
+    assert binary.resources.spill_bytes == 0
