@@ -29,9 +29,8 @@ def some_config(workload: Conv2d, m: int, device: Any = H100) -> Any:
 ODD = (
     (4, "n=2,c=37,h=9,w=7,k=24,pad=1,layout=nhwc,epilogue=scale+bias+residual+relu"),
     (4, "n=2,c=21,h=6,w=11,k=34,pad=1,layout=nchw,direction=dgrad"),
-    (4, "n=1,c=33,h=7,w=5,k=9,pad=0,layout=nchw,epilogue=bias+relu"),
     (2, "n=2,c=11,h=9,w=10,k=19,pad=0,layout=nhwc,direction=dgrad"),
-    (2, "n=1,c=17,h=1,w=7,k=20,pad=2,layout=nchw"),
+    (2, "n=1,c=17,h=1,w=7,k=20,pad=2,layout=nchw,epilogue=bias+relu"),
 )
 
 
