@@ -210,6 +210,8 @@ def test_the_example_fails_where_the_kernel_does(tmp_path: Path, driver: Path, e
 
 # -- every kernel, launched by the example -------------------------------------------------------------------
 
+DEPTHWISE = "conv2d:n=9,c=64,h=9,w=9,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,groups=64"
+ONE_TAP = "conv2d:n=2,c=16,h=9,w=9,k=24,r=1,s=1,stride=1,pad=0,layout=nhwc"
 PROBLEMS = {
     "gemm": "gemm:m=4096,n=1096,k=64,dtype=f16,epilogue=bias+residual",
     "gated_gemm": "gated_gemm:m=300,n=328,k=64,dtype=bf16",
@@ -217,6 +219,11 @@ PROBLEMS = {
     "conv2d": "conv2d:n=2,c=16,h=9,w=9,k=24,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,direction=wgrad",
     "cross_entropy": "cross_entropy:rows=50,cols=300,dtype=bf16",
     "cross_entropy/cuda_flat_backward": "cross_entropy:rows=50,cols=77,dtype=f16,direction=backward",
+    "conv2d/cuda_depthwise": f"{DEPTHWISE},direction=wgrad",
+    "conv2d/cuda_gemm_mma": f"{ONE_TAP},dtype=f16,direction=wgrad",
+    "conv2d/cuda_gemm_simt": f"{ONE_TAP},dtype=f32,epilogue=bias",
+    "conv2d/cuda_gemm_wgmma": f"{ONE_TAP},dtype=f16,direction=dgrad",
+    "conv2d/cuda_winograd": "conv2d:n=2,c=40,h=9,w=9,k=24,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc",
     "softmax": "softmax:rows=50,cols=77,dtype=bf16,prologue=scale+mask",
     "softmax/cuda_block_backward": "softmax:rows=50,cols=77,dtype=bf16,prologue=scale,direction=backward",
     "softmax/cuda_split": "softmax:rows=3,cols=3001,dtype=f16,prologue=scale+mask",
