@@ -404,6 +404,7 @@ def test_wide_indices_compile() -> None:
     [
         "n=2,c=5,h=6,w=5,k=3,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual+relu",
         "n=1,c=6,h=9,w=7,k=10,r=2,s=3,stride=2,pad=2,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=scale+bias+residual",
+        "n=1,c=4,h=5,w=4,k=4,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nhwc,groups=4,epilogue=scale+bias",
     ],
 )
 def test_numba_simulates_right(text: str) -> None:
