@@ -237,6 +237,7 @@ class CudaWgmmaAttentionBackward(CudaVariant[Attention]):
             ("mma_flop", "sfu", "fma", "smem_traffic_bytes", "fill_bytes", "instructions"),
             threads=_threads(consumers),
             smem_bytes=_smem_bytes(workload, bn, table["stages"], consumers),
+            registers=np.minimum(_dim(workload) + 16, _launched_registers(consumers)),
             mma_dtype=workload.dtype,
             # A warpgroup adds 16 queries to its sums of dk by one product of 64 x dim: dim / 2 clocks of all
             # tensor cores of its SM, and the next adds to the same sums.
