@@ -217,7 +217,7 @@ def scalars(workload: Attention) -> tuple[Scalar, ...]:
 
 
 def terms_scratch(workload: Attention, multiple: int = 1) -> Tensor:
-    """Return where `attention_terms` leaves what it finds of queries; heads are a multiple of them apart."""
+    """Return where `attention_terms` leaves what it finds; heads are a multiple of queries apart."""
     pitch = ceil_div(workload.seq_q, multiple) * multiple
     return Tensor(name="terms", shape=(workload.batch, workload.heads, pitch, 2), dtype="f32")
 

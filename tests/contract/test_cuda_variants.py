@@ -30,7 +30,7 @@ WORKLOADS = {
         "attention:batch=1,heads=4,seq_q=3,head_dim=80,dtype=bf16,seq_k=150,heads_k=2",
         "attention:batch=1,heads=1,seq_q=5,head_dim=13,dtype=f32,seq_k=35",
         "attention:batch=1,heads=4,seq_q=37,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward",
-        "attention:batch=2,heads=1,seq_q=101,head_dim=64,dtype=bf16,seq_k=69,direction=backward",
+        "attention:batch=1,heads=1,seq_q=70,head_dim=64,dtype=bf16,seq_k=37,direction=backward",
         "attention:batch=1,heads=3,seq_q=35,head_dim=13,dtype=f32,seq_k=45,heads_k=1,causal=true,direction=backward",
     ),
     "cross_entropy": (

@@ -1,0 +1,363 @@
+"""attention's gradients in CUDA C++ on Hopper's tensor cores by wgmma (sm_90a): f16 and bf16, summed in f32.
+
+A first kernel sums do * o over each query's row. Then a block owns a tile of keys, 64 for each of its
+`consumers`, and meets the queries that see them, of all heads that share them, `bn` at a time: one warpgroup
+has bulk tensor copies (TMA) bring them, and their terms, into a ring of `stages` buffers; the others compute
+scores and probabilities anew, transposed, straight from there, and add dk and dv up by products whose left
+operand is what came out of the products before, in registers. Probabilities are computed while dp is
+multiplied, and with `early` their gradients while dv is. A last kernel, the same with sides exchanged, has
+tiles of queries and gives dq: 7 products instead of 5, and results that are the same each time.
+
+Limits: TMA reads lines that begin at multiples of 16 bytes, so that head_dim must be a multiple of 8; sums of
+dk and dv of longer lines than 128 do not fit in registers. What head_dim lacks to a multiple of 64 is
+multiplied as zeros.
+
+Source: Shah, Bikshandi, Zhang, Thakkar, Ramani and Dao, "FlashAttention-3", 2024, section 3.4 and appendix B;
+PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels import _attention_backward as backward
+from tunebench.kernels._cuda import helpers
+from tunebench.kernels._gemm import constants
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, TensorMap, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.attention import Attention
+
+LINE = 64
+"""Elements of a line of a tile in shared memory: 128 bytes, the longest that is swizzled."""
+
+MAX_HEAD_DIM = 128
+REGISTERS = 65536
+"""Of an SM."""
+PRODUCER_REGISTERS = 32
+"""What the copying warpgroup keeps."""
+OTHER_REGISTERS = 32
+"""What a multiplying thread needs besides sums, scores and dp."""
+INSTRUCTION_REGISTERS = 30
+"""What one wgmma needs besides its sums, of the registers a thread is launched with (see gemm's).
+
+Four more than there where the first operand is in registers.
+"""
+STAGING_BYTES = 4 * 16 * (32 + 8) * 4
+"""What warps of a warpgroup gather results in: 16 rows of 32 columns of f32, and 8 to spread the banks."""
+TERMS_APART = 2
+"""Heads of the terms are a multiple of so many queries apart: 16 bytes, as TMA needs."""
+
+
+def _dim(workload: Attention) -> int:
+    """Return head_dim with the zeros that make it whole lines."""
+    return int(ceil_div(workload.head_dim, LINE)) * LINE
+
+
+def _narrow(workload: Attention) -> int:
+    """Return what of it scores are summed over."""
+    return int(ceil_div(workload.head_dim, 16)) * 16
+
+
+def _threads(consumers: Any) -> Any:
+    return 128 * (consumers + 1)
+
+
+def _launched_registers(consumers: Any) -> Any:
+    """Return the registers a thread is launched with: what there is for all, by 8."""
+    return np.minimum(255, REGISTERS // _threads(consumers)) // 8 * 8
+
+
+def _consumer_registers(consumers: Any) -> Any:
+    """Return the registers a multiplying thread may have when the copying ones have given theirs."""
+    block = (consumers + 1) * _launched_registers(consumers)
+    return np.minimum(240, (block - PRODUCER_REGISTERS) // consumers // 8 * 8)
+
+
+def _registers_move(consumers: int) -> bool:
+    """Tell whether they must: not where every thread is launched with as many as it can name."""
+    return bool(_launched_registers(consumers) < 240)
+
+
+def _smem_bytes(workload: Attention, bn: Any, stages: Any, consumers: Any) -> Any:
+    """Return the shared memory of a block: its rows, the ring, terms, room to gather results, barriers."""
+    line_bytes = _dim(workload) * itemsize(workload.dtype)
+    lines = 2 * 64 * consumers + stages * 2 * bn
+    return lines * line_bytes + 8 * stages * bn + consumers * STAGING_BYTES + 8 * (2 * stages + consumers + 1)
+
+
+def registers_suffice(bn: Any, consumers: Any, early: Any, workload: Attention) -> Any:
+    """Sums of dk and dv, scores and dp must stay in registers; sums of one wgmma in those launched with."""
+    needed = _dim(workload) + bn + early * bn // 4 + OTHER_REGISTERS
+    one = np.maximum(bn, _dim(workload)) // 2 + INSTRUCTION_REGISTERS
+    return (needed <= _consumer_registers(consumers)) & (one <= _launched_registers(consumers))
+
+
+def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention, device: Device) -> Any:
+    """The rows, the ring and what results are gathered in must fit in the shared memory of a block."""
+    return _smem_bytes(workload, bn, stages, consumers) <= device.smem_per_block_bytes
+
+
+def tiles_are_of_use(bn: Any, consumers: Any, workload: Attention) -> Any:
+    """Tiles must not be twice as long as both sequences if smaller ones exist."""
+    longest = max(workload.seq_q, workload.seq_k)
+    return ((consumers == 1) | (64 * consumers < 2 * longest)) & ((bn == 64) | (bn < 2 * longest))
+
+
+SPACE = Space(
+    (
+        Parameter("bn", (64, 128), "rows of the other side in a stage"),
+        Parameter("consumers", (1, 2, 3), "warpgroups that multiply, 64 rows each"),
+        Parameter("stages", (1, 2, 3, 4), "steps in the ring"),
+        Parameter("early", (0, 1), "1: dv is multiplied while the gradients of scores are computed"),
+        Parameter(
+            "together", ("head", "length"), "blocks that run together: of a head, or as long as another"
+        ),
+    ),
+    (
+        tiles_are_of_use,
+        registers_suffice,
+        shared_memory_fits,
+        # Without a mask all blocks are equally long.
+        lambda together, workload: (together == "head") | workload.causal,
+    ),
+)
+
+USUAL = ((64, 2, 3), (64, 2, 2), (64, 1, 3), (64, 1, 2), (64, 1, 1))
+"""bn, consumers and stages, largest first."""
+
+SOURCE = """
+// One side's gradients from a tile of its rows: dk and dv of keys, or dq of queries. Its rows are X (k, or q)
+// and Y (v, or do), and it meets rows U (q, or k) and W (do, or v) of the other side BN at a time: S = X U^T,
+// P = exp(scale S - lse), dP = Y W^T, dS = P * (dP - D). It adds up P W (dv) and dS U (dk, or dq).
+template <class C, bool OF_QUERIES>
+__global__ void __launch_bounds__(C::THREADS, 1)
+attention_gradients(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap y_map,
+                    const __grid_constant__ TensorMap u_map, const __grid_constant__ TensorMap w_map,
+                    const __grid_constant__ TensorMap terms_map, const float* __restrict__ terms,
+                    typename C::In* __restrict__ of_p, typename C::In* __restrict__ of_ds, int group,
+                    int seq_q, int seq_k, float scale, int terms_pitch) {
+  u8* const own = swizzled_shared();
+  u8* const stages = own + 2 * C::TileX::BYTES;
+  u8* const staged_terms = stages + 2 * C::STAGES * C::TileU::BYTES;
+  u8* const staging = staged_terms + 8 * C::STAGES * C::BN;
+  const u32 barriers = shared_address(staging + C::CONSUMERS * C::STAGING_BYTES), x_at = shared_address(own);
+  const Places<C> at = {x_at, x_at + C::TileX::BYTES, barriers, barriers + 8 * (2 * C::STAGES + C::CONSUMERS),
+                        shared_address(stages)};
+  if (threadIdx.x == 0) {
+    mbarrier_init(at.own_full, 1);
+    prepare_barriers<C::STAGES, C::CONSUMERS>(barriers, 4 * C::CONSUMERS);  // every warp releases
+  }
+  __syncthreads();
+  const Sight<C::CAUSAL> sees = {seq_q, seq_k};
+  const int rows = OF_QUERIES ? seq_q : seq_k;
+  const RowTile tile = row_tile_of_block<C::BY_HEAD, OF_QUERIES && C::CAUSAL>(rows, C::BM);
+  const Range range =
+      OF_QUERIES ? sees.keys_of(tile.first, C::BM, C::BN) : sees.queries_of(tile.first, C::BN);
+  const Part part = {tile, range, OF_QUERIES ? 1 : group, OF_QUERIES ? tile.head / group : tile.head * group};
+  // The same in all lanes, which the compiler cannot know of threadIdx.
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+  if (warpgroup == C::CONSUMERS) {
+    if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();
+    if (threadIdx.x == 128 * C::CONSUMERS)
+      produce<C, OF_QUERIES>(x_map, y_map, u_map, w_map, terms_map, at, shared_address(staged_terms), part);
+    __syncwarp();
+  } else {
+    if constexpr (C::CONSUMER_REGISTERS > 0) take_registers<C::CONSUMER_REGISTERS>();
+    constexpr int STAGED = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
+    float* const of_warp = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * STAGED;
+    const float* const columns = reinterpret_cast<const float*>(staged_terms);
+    consume<C, OF_QUERIES>(terms, of_p, of_ds, at, columns, of_warp, part, sees, warpgroup, terms_pitch,
+                           scale);
+  }
+}
+"""
+
+
+class CudaWgmmaAttentionBackward(CudaVariant[Attention]):
+    """Serves f16 and bf16 on Hopper: causal or not, grouped queries, any lengths."""
+
+    name = "cuda_wgmma_backward"
+    operator = Attention
+    space = SPACE
+    minimum_cc = (9, 0)
+    maximum_cc = (9, 0)
+
+    def target(self, device: Device) -> str:
+        """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
+        return "sm_90a"
+
+    def limits(self, workload: Attention, device: Device) -> str | None:
+        """Return what keeps this problem from wgmma or from TMA, or None."""
+        if workload.dtype not in ("f16", "bf16"):
+            return f"{self.key} multiplies f16 and bf16, not {workload.dtype}"
+        if workload.head_dim % 8 or workload.head_dim > MAX_HEAD_DIM:
+            return (
+                f"{self.key} takes head_dim up to {MAX_HEAD_DIM} in multiples of 8, not {workload.head_dim}"
+            )
+        return backward.serves(workload, self.key, 64)
+
+    def default(self, workload: Attention, device: Device) -> Config:
+        """Return the usual tile of which the busiest SM has the least to do."""
+
+        def work(tile: tuple[int, int, int]) -> float:
+            _, consumers, stages = tile
+            rounds = ceil_div(backward.blocks(workload, "keys", 64 * consumers), device.sm_count)
+            # Two warpgroups hide what each waits for, and more stages what both do.
+            return float(rounds * (consumers + (1.0 if consumers == 1 else 0.2)) * (1 + 0.1 / stages))
+
+        usual = (
+            Config({"bn": bn, "consumers": consumers, "stages": stages, "early": early, "together": "head"})
+            for bn, consumers, stages in sorted(USUAL, key=work)
+            for early in (1, 0)
+        )
+        return self.space.first_valid(usual, workload=workload, device=device)
+
+    def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks of keys cut either sequence; scores take head_dim by 16, gradients by 64."""
+        return (
+            Tiling(dimension="seq_k", extent=workload.seq_k, tile=64 * config["consumers"]),
+            Tiling(dimension="seq_q", extent=workload.seq_q, tile=config["bn"]),
+            Tiling(dimension="head_dim", extent=workload.head_dim, tile=_narrow(workload)),
+        )
+
+    def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
+        """Count whole tiles, and of a mask those that no row sees any of as nothing.
+
+        The kernel before the passes comes on top and is not counted.
+        """
+        bn, consumers = (table[name].astype(np.float64) for name in ("bn", "consumers"))
+        works = tuple(self._work(workload, table, side) for side in ("keys", "queries"))
+        return backward.as_costs(
+            works,
+            "mma_flop",
+            ("mma_flop", "sfu", "fma", "smem_traffic_bytes", "fill_bytes", "instructions"),
+            threads=_threads(consumers),
+            smem_bytes=_smem_bytes(workload, bn, table["stages"], consumers),
+            registers=np.minimum(_dim(workload) + 16, _launched_registers(consumers)),
+            mma_dtype=workload.dtype,
+            # A warpgroup adds 16 queries to its sums of dk by one product of 64 x dim: dim / 2 clocks of all
+            # tensor cores of its SM, and the next adds to the same sums.
+            chain_clocks=device.l2_latency + works[0].met.most * bn / 16 * _dim(workload) / 2,
+            serial_launches=3,
+        )
+
+    def _work(self, workload: Attention, table: Table, side: Literal["keys", "queries"]) -> backward.Work:
+        """Count the products, exponentials, and what is copied."""
+        bn, consumers = (table[name].astype(np.float64) for name in ("bn", "consumers"))
+        met = backward.meetings(workload, side, 64 * table["consumers"], table["bn"])
+        dim, narrow, gradients = _dim(workload), _narrow(workload), 2 if side == "keys" else 1
+        scores, line_bytes = 64 * consumers * bn, itemsize(workload.dtype) * workload.head_dim
+        of_step = {
+            "mma_flop": 2 * scores * (2 * narrow + gradients * dim),
+            "sfu": scores,
+            "fma": 3 * scores,
+            # Written once at least.
+            "smem_traffic_bytes": 2 * bn * dim * itemsize(workload.dtype),
+            # Four warps issue each product of 64 rows.
+            "instructions": 4 * consumers * (2 * narrow + gradients * bn) / 16 + 4 * scores / 32,
+        }
+        all_rows = backward.heads_of(workload, side) * backward.rows_of(workload, side)
+        of_block = {"fill_bytes": 2.0 * line_bytes * (met.rows + met.lines)}
+        return backward.Work(
+            met, of_step, of_block, {"fill_bytes": 2.0 * line_bytes * (all_rows + met.all_lines)}
+        )
+
+    def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
+        """Products of warpgroups, bulk tensor copies, exponentials, and registers that move where scarce."""
+        moves = ["USETMAXREG"] if _registers_move(config["consumers"]) else []
+        return ("HGMMA", "UTMALDG", "MUFU", *moves)
+
+    def source(self, workload: Attention, config: Config) -> str:
+        """Return the kernels for this head_dim, type and configuration, for all other sizes."""
+        consumers = config["consumers"]
+        choices: dict[str, str | bool | int] = {
+            "DIM": _dim(workload),
+            "BM": 64 * consumers,
+            "BN": config["bn"],
+            "STAGES": config["stages"],
+            "CONSUMERS": consumers,
+            "EARLY": bool(config["early"]),
+            "BY_HEAD": config["together"] == "head",
+            "ADDS_DQ": False,
+            "THREADS": _threads(consumers),
+            "STAGING_BYTES": STAGING_BYTES,
+            "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
+            "CONSUMER_REGISTERS": int(_consumer_registers(consumers)) if _registers_move(consumers) else 0,
+            "TileX": "PanelTile<In, BM, DIM, true, 1>",
+            "TileU": "PanelTile<In, BN, DIM, true, 1>",
+            "TileUAcross": "PanelTile<In, DIM, BN, false, 1>",
+        }
+        shared = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma", "reduce")
+        choice = constants("Choice", **backward.problem(workload), **choices)
+        return helpers(*shared, "attention_backward", "attention_backward_wgmma") + choice + SOURCE
+
+    def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
+        """Return the terms of queries, then dk and dv, then dq."""
+        return (
+            backward.terms_launch(workload, "terms", TERMS_APART),
+            self._pass(workload, config, "keys"),
+            self._pass(workload, config, "queries"),
+        )
+
+    def _pass(self, workload: Attention, config: Config, side: Literal["keys", "queries"]) -> Launch:
+        consumers, bn, of_queries = config["consumers"], config["bn"], side == "queries"
+        own, others = (("q", "do"), ("k", "v")) if of_queries else (("k", "v"), ("q", "do"))
+        names = [(name, 64 * consumers) for name in own] + [(name, bn) for name in others]
+        return Launch(
+            entry=f"attention_gradients<Choice, {str(of_queries).lower()}>",
+            grid=(int(backward.blocks(workload, side, 64 * consumers)), 1, 1),
+            block=(_threads(consumers), 1, 1),
+            arguments=(
+                *(_tensor_map(workload, name, lines) for name, lines in names),
+                _terms_map(workload, bn),
+                "terms",
+                *(("dq", "dq") if of_queries else ("dv", "dk")),
+                *backward.scalars(workload),
+                Scalar("int", self.scratch(workload, config)[0].shape[2]),
+            ),
+            smem_bytes=int(_smem_bytes(workload, bn, config["stages"], consumers)),
+        )
+
+    def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
+        """Return the terms of queries."""
+        return (backward.terms_scratch(workload, TERMS_APART),)
+
+    def miniature(self, workload: Attention, config: Config) -> Attention:
+        """Return a problem of few tiles with the same edges."""
+        return backward.shrink(
+            workload, max(64 * config["consumers"], config["bn"]), 64 * config["consumers"]
+        )
+
+
+def _tensor_map(workload: Attention, name: str, lines: int) -> TensorMap:
+    """Return how tiles of so many lines are copied: a box is one panel of `PanelTile`, lines of 128 bytes."""
+    (tensor,) = (tensor for tensor in workload.inputs() if tensor.name == name)
+    batch, heads, seq, length = tensor.shape
+    size = itemsize(tensor.dtype)
+    return TensorMap(
+        tensor=name,
+        dtype=tensor.dtype,
+        extents=(length, seq, batch * heads),
+        strides_bytes=(length * size, seq * length * size),
+        box=(LINE, lines, 1),
+    )
+
+
+def _terms_map(workload: Attention, queries: int) -> TensorMap:
+    """Return how the terms of so many queries are copied; of queries that do not exist come zeros."""
+    batch, heads, pitch, _ = backward.terms_scratch(workload, TERMS_APART).shape
+    return TensorMap(
+        tensor="terms",
+        dtype="f32",
+        extents=(2 * workload.seq_q, batch * heads),
+        strides_bytes=(8 * pitch,),
+        box=(2 * queries, 1),
+        swizzle_bytes=0,
+    )
+
+
+VARIANT = CudaWgmmaAttentionBackward()
