@@ -32,8 +32,6 @@ from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_d
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
-SPLITS = (1, 2, 4, 8, 16, 32, 64)
-
 MOST_REGISTERS = 255
 """Of a thread."""
 
@@ -100,7 +98,7 @@ SPACE = Space(
         Parameter("stages", (2, 3, 4, 6), "tiles of k or v in shared memory: one is multiplied, others come"),
         Parameter("hold_q", (0, 1), "1: q stays in registers; 0: it is read again for each tile of keys"),
         Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
-        Parameter("split", SPLITS, "blocks that share the keys"),
+        Parameter("split", _forward.SPLITS, "blocks that share the keys"),
         Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
     ),
     (
@@ -304,7 +302,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
         for tile in (*enough, *few):
             blocks = int(_forward.blocks(workload, tile[0], pack))
             wanted = 1 if tile in enough else ceil_div(2 * sm_count, blocks)
-            for split in sorted((s for s in SPLITS if s < 2 * wanted), reverse=True):
+            for split in sorted((s for s in _forward.SPLITS if s < 2 * wanted), reverse=True):
                 names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
                 values = dict(zip(names, tile, strict=True))
                 values["stages"] = min(tile[4], 2 * int(ceil_div(workload.seq_k, tile[1])))
