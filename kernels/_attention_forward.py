@@ -49,7 +49,7 @@ LEAST_TILES = 2
 """Tiles of keys that are worth a part of their own."""
 
 COMBINE_THREADS = 128
-"""Threads of a block of `attention_combine`; a warp has a row."""
+"""Threads of a block of `attention_combine`, which has a row."""
 
 
 def padded(workload: Attention, multiple: int = 16) -> int:
@@ -125,7 +125,7 @@ def combine(workload: Attention, parts: int) -> tuple[Launch, ...]:
     return (
         Launch(
             entry=f"attention_combine<{ctype(workload.dtype)}, {workload.head_dim}, {COMBINE_THREADS}>",
-            grid=(ceil_div(o_rows, COMBINE_THREADS // 32), 1, 1),
+            grid=(o_rows, 1, 1),
             block=(COMBINE_THREADS, 1, 1),
             arguments=(
                 "partial",

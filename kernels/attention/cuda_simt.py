@@ -287,7 +287,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
         for tile in (*enough, *few):
             blocks = int(_forward.blocks(workload, tile[0], pack))
             wanted = 1 if tile in enough else ceil_div(2 * sm_count, blocks)
-            for split in sorted((s for s in _forward.SPLITS if s < 2 * wanted), reverse=True):
+            for split in sorted((s for s in _forward.SPLITS if s <= wanted), reverse=True):
                 values = dict(zip(("bm", "bn", "tm", "lanes"), tile, strict=True))
                 yield Config({**values, "pack_heads": pack, "split": split})
 
