@@ -63,7 +63,7 @@ struct RowState {
 
 // ---- parts of keys -----------------------------------------------------------------------------------------
 // partial (parts, rows, HEAD_DIM) f32 is o of each part of the keys, partial_lse (parts, rows) f32 the logarithm, base
-// 2, of its sum; minus infinity says that a part saw no key, and has written no o.
+// 2, of its sum: minus infinity where a row sees no key of a part, and o is zero.
 
 // A block puts together the parts of a row: each of its warps some of them.
 template <class T, int HEAD_DIM, int THREADS>
