@@ -63,30 +63,29 @@ struct RowState {
 
 // ---- parts of keys -----------------------------------------------------------------------------------------
 // partial (parts, rows, HEAD_DIM) f32 is o of each part of the keys, partial_lse (parts, rows) f32 the logarithm, base
-// 2, of its sum; minus infinity says that a part saw no key, and has written no o.
+// 2, of its sum: minus infinity where a row sees no key of a part, and o is zero.
 
-// A warp puts together the parts of a row.
+// A block puts together the parts of a row: each of its warps some of them.
 template <class T, int HEAD_DIM, int THREADS>
 __global__ void __launch_bounds__(THREADS, 1)
 attention_combine(const float* __restrict__ partial, const float* __restrict__ partial_lse, T* __restrict__ o,
                   float* __restrict__ lse, i64 rows, int parts) {
-  const int lane = threadIdx.x % 32;
-  const i64 row = i64(blockIdx.x) * (THREADS / 32) + int(threadIdx.x) / 32;
-  if (row >= rows) return;
+  constexpr int WARPS = THREADS / 32, EACH = ceil_div(HEAD_DIM, 32);
+  __shared__ float of_warps[WARPS][HEAD_DIM];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const i64 row = blockIdx.x;
   float top = no_key();
   for (int part = lane; part < parts; part += 32) top = fmaxf(top, partial_lse[part * rows + row]);
   top = warp_reduce_max(top);
   float total = 0.0f;
   for (int part = lane; part < parts; part += 32) total += fast_exp2(partial_lse[part * rows + row] - top);
-  total = warp_reduce_sum(total);
-  const float all = top + log2f(total);
-  if (lane == 0) lse[row] = all * LN_2;
+  const float all = top + log2f(warp_reduce_sum(total));
+  if (threadIdx.x == 0) lse[row] = all * LN_2;
 
-  constexpr int EACH = ceil_div(HEAD_DIM, 32);
   float sums[EACH] = {};
-  for (int part = 0; part < parts; ++part) {
+#pragma unroll 4
+  for (int part = warp; part < parts; part += WARPS) {
     const float weight = fast_exp2(partial_lse[part * rows + row] - all);
-    if (weight == 0.0f) continue;
     const float* const source = partial + (part * rows + row) * HEAD_DIM;
 #pragma unroll
     for (int i = 0; i < EACH; ++i)
@@ -95,5 +94,12 @@ attention_combine(const float* __restrict__ partial, const float* __restrict__ p
   }
 #pragma unroll
   for (int i = 0; i < EACH; ++i)
-    if (HEAD_DIM % 32 == 0 || lane + 32 * i < HEAD_DIM) o[row * HEAD_DIM + lane + 32 * i] = from_float<T>(sums[i]);
+    if (HEAD_DIM % 32 == 0 || lane + 32 * i < HEAD_DIM) of_warps[warp][lane + 32 * i] = sums[i];
+  __syncthreads();
+  for (int column = threadIdx.x; column < HEAD_DIM; column += THREADS) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) sum += of_warps[w][column];
+    o[row * HEAD_DIM + column] = from_float<T>(sum);
+  }
 }

@@ -19,6 +19,7 @@ from tunebench.workloads.operators.attention import Attention
 __all__ = [
     "LOG2_E",
     "MAX_BLOCKS",
+    "SPLITS",
     "Share",
     "blocks",
     "combine",
@@ -38,6 +39,9 @@ LOG2_E = math.log2(math.e)
 MAX_BLOCKS = 2**31 - 1
 """Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
 
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Blocks that may share the keys of some rows."""
+
 MAX_SCRATCH_BYTES = 2**30
 """Most memory that results of parts may take."""
 
@@ -45,7 +49,7 @@ LEAST_TILES = 2
 """Tiles of keys that are worth a part of their own."""
 
 COMBINE_THREADS = 128
-"""Threads of a block of `attention_combine`; a warp has a row."""
+"""Threads of a block of `attention_combine`, which has a row."""
 
 
 def padded(workload: Attention, multiple: int = 16) -> int:
@@ -121,7 +125,7 @@ def combine(workload: Attention, parts: int) -> tuple[Launch, ...]:
     return (
         Launch(
             entry=f"attention_combine<{ctype(workload.dtype)}, {workload.head_dim}, {COMBINE_THREADS}>",
-            grid=(ceil_div(o_rows, COMBINE_THREADS // 32), 1, 1),
+            grid=(o_rows, 1, 1),
             block=(COMBINE_THREADS, 1, 1),
             arguments=(
                 "partial",
@@ -193,11 +197,11 @@ def _tiles_of_head(workload: Attention, bm: int, bn: int, pack: int) -> int:
 
 
 def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tuple[int, int]) -> Any:
-    """No tile may be twice as large as the problem if a smaller one exists; all must be in one grid."""
+    """No tile may be twice as large as the problem if a smaller one exists; all parts must be in one grid."""
     worthwhile = ((bm < 2 * rows(workload, pack_heads)) | (bm <= least[0])) & (
         (bn < 2 * workload.seq_k) | (bn <= least[1])
     )
-    return worthwhile & (blocks(workload, 1.0 * bm, pack_heads) <= MAX_BLOCKS / 128)
+    return worthwhile & (blocks(workload, 1.0 * bm, pack_heads) <= MAX_BLOCKS / SPLITS[-1])
 
 
 def shrink(workload: Attention, bm: int, bn: int, pack_heads: int, key_tiles: int) -> Attention:

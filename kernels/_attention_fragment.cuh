@@ -70,3 +70,54 @@ __device__ __forceinline__ void gather_sums(RowState (&rows)[IN_M][2]) {
 #pragma unroll
   for (int m = 0; m < 2 * IN_M; ++m) rows[m / 2][m % 2].total = warp_reduce_sum<4>(rows[m / 2][m % 2].total);
 }
+
+// Adds up what warps have that share rows, each of keys of its own: in the first ROW_WARPS warps. All threads of the block
+// call it; `exchange` is shared, EXCHANGE_FLOATS, and nobody needs it for anything else.
+template <int ROW_WARPS, int KEY_WARPS, int IN_M, int COLUMNS>
+constexpr int EXCHANGE_FLOATS = (KEY_WARPS - 1) * ROW_WARPS * 32 * IN_M * (COLUMNS / 2 + 4);
+
+template <int ROW_WARPS, int KEY_WARPS, int COLUMNS, int IN_M>
+__device__ __forceinline__ void merge_keys(float (&results)[IN_M][COLUMNS / 8][4], RowState (&rows)[IN_M][2],
+                                           float* exchange, float unit) {
+  // Lanes of a place have the same part of the rows: fours of numbers go from one to the other, side by side.
+  constexpr int FIRST = 32 * ROW_WARPS, OTHERS = (KEY_WARPS - 1) * FIRST;
+  const int thread = int(threadIdx.x);
+  if (thread >= FIRST) {
+    float* const target = exchange + 4 * (thread - FIRST);
+#pragma unroll
+    for (int i = 0; i < IN_M; ++i) {
+#pragma unroll
+      for (int j = 0; j < COLUMNS / 8; ++j) {
+        const float(&four)[4] = results[i][j];
+        store_vec(target + (i * COLUMNS / 8 + j) * 4 * OTHERS, Vec<float, 4>{four[0], four[1], four[2], four[3]});
+      }
+      store_vec(target + (IN_M * COLUMNS / 8 + i) * 4 * OTHERS,
+                Vec<float, 4>{rows[i][0].top, rows[i][0].total, rows[i][1].top, rows[i][1].total});
+    }
+  }
+  __syncthreads();
+  if (thread >= FIRST) return;
+#pragma unroll
+  for (int warp = 0; warp < KEY_WARPS - 1; ++warp) {
+    const float* const source = exchange + 4 * (thread + warp * FIRST);
+#pragma unroll
+    for (int i = 0; i < IN_M; ++i) {
+      const Vec<float, 4> other = load_vec<4>(source + (IN_M * COLUMNS / 8 + i) * 4 * OTHERS);
+      float mine[2], theirs[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        RowState& row = rows[i][half];
+        const float top = fmaxf(row.top, other.at[2 * half]);
+        mine[half] = fast_exp2((row.top - top) * unit), theirs[half] = fast_exp2((other.at[2 * half] - top) * unit);
+        row.top = top, row.total = row.total * mine[half] + other.at[2 * half + 1] * theirs[half];
+      }
+#pragma unroll
+      for (int j = 0; j < COLUMNS / 8; ++j) {
+        const Vec<float, 4> four = load_vec<4>(source + (i * COLUMNS / 8 + j) * 4 * OTHERS);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          results[i][j][e] = results[i][j][e] * mine[e / 2] + four.at[e] * theirs[e / 2];
+      }
+    }
+  }
+}

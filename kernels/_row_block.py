@@ -220,7 +220,8 @@ def row_costs(
         blocks=workload.rows / rows,
         full_blocks=workload.rows // rows,
         threads=table["row_threads"] * table["rows"],
-        smem_bytes=np.where(shared, 4.0 * kept(workload) * table["rows"] * workload.cols, 0.0) + scratch_bytes,
+        smem_bytes=np.where(shared, 4.0 * kept(workload) * table["rows"] * workload.cols, 0.0)
+        + scratch_bytes,
         fma=elements * np.where(online, fma[1], fma[0]),
         sfu=elements * np.where(online, sfu[1], sfu[0]),
         # Written once and read after each reduction, four bytes a lane, without conflicts.

@@ -6,9 +6,9 @@ greatest score and the sum of exponentials of each row as tiles come, and multip
 the tile of v: they are operands in the registers where they were results. Where a mask is causal, tiles
 that no row of the block sees are left out, and only those at its edge are masked.
 
-With few queries (decoding), keys are what there is to share: `split` blocks take a part of them each,
-`key_warps` warps of a block a part of each tile, and a second kernel puts the parts together; with
-`pack_heads` the heads that share keys (grouped queries) are rows of one tile.
+With few queries (decoding), keys are what there is to share: `key_warps` warps of a block take a part of
+each tile, and merge at the end; `split` blocks take some of the tiles each, and a second kernel puts their
+parts together; with `pack_heads` the heads that share keys (grouped queries) are rows of one tile.
 
 Limits: lines are copied by 16 bytes, so that head_dim must be a multiple of 8.
 
@@ -18,7 +18,7 @@ inference", 2023. PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from tunebench._lazy import np
@@ -31,8 +31,6 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
-
-SPLITS = (1, 2, 4, 8, 16, 32, 64)
 
 MOST_REGISTERS = 255
 """Of a thread."""
@@ -54,10 +52,18 @@ def _threads(row_warps: Any, key_warps: Any) -> Any:
     return 32 * row_warps * key_warps
 
 
-def _smem_bytes(workload: Attention, bm: Any, bn: Any, stages: Any, hold_q: Any) -> Any:
-    """Return the shared memory of a block: q, then the ring, which takes the place of a q that is held."""
-    size = itemsize(workload.dtype) * _pitch(workload)
-    return size * np.where(hold_q == 1, np.maximum(stages * bn, bm), stages * bn + bm)
+def _smem_bytes(
+    workload: Attention, bm: Any, bn: Any, row_warps: Any, key_warps: Any, stages: Any, hold_q: Any
+) -> Any:
+    """Return the shared memory of a block.
+
+    That is q, then the ring, which takes the place of a q that is held; in place of the ring, what warps of
+    other keys hand over at the end.
+    """
+    line_bytes = itemsize(workload.dtype) * _pitch(workload)
+    tiles = np.where(hold_q == 1, np.maximum(stages * bn, bm), stages * bn + bm)
+    exchange = 4 * (key_warps - 1) * row_warps * 32 * (bm // row_warps // 16) * (_dim(workload) // 2 + 4)
+    return np.maximum(line_bytes * tiles, np.where(key_warps > 1, line_bytes * bm + exchange, 0))
 
 
 def _registers(workload: Attention, bm: Any, bn: Any, row_warps: Any, key_warps: Any, hold_q: Any) -> Any:
@@ -83,10 +89,18 @@ def registers_suffice(
 
 
 def shared_memory_fits(
-    bm: Any, bn: Any, stages: Any, hold_q: Any, min_blocks: Any, workload: Attention, device: Device
+    bm: Any,
+    bn: Any,
+    row_warps: Any,
+    key_warps: Any,
+    stages: Any,
+    hold_q: Any,
+    min_blocks: Any,
+    workload: Attention,
+    device: Device,
 ) -> Any:
     """As many blocks as an SM is to hold must fit in its shared memory."""
-    smem = _smem_bytes(workload, bm, bn, stages, hold_q)
+    smem = _smem_bytes(workload, bm, bn, row_warps, key_warps, stages, hold_q)
     together = min_blocks * (smem + device.smem_reserved_bytes)
     return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
 
@@ -100,7 +114,7 @@ SPACE = Space(
         Parameter("stages", (2, 3, 4, 6), "tiles of k or v in shared memory: one is multiplied, others come"),
         Parameter("hold_q", (0, 1), "1: q stays in registers; 0: it is read again for each tile of keys"),
         Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
-        Parameter("split", SPLITS, "blocks that share the keys"),
+        Parameter("split", _forward.SPLITS, "blocks that share the keys"),
         Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
     ),
     (
@@ -114,7 +128,7 @@ SPACE = Space(
         lambda bm, bn, pack_heads, split, workload, device: _forward.split_is_of_use(
             workload, bm, bn, pack_heads, split, device.sm_count
         ),
-        lambda split, key_warps, workload: _forward.scratch_fits(workload, split * key_warps),
+        lambda split, workload: _forward.scratch_fits(workload, split),
         lambda bn, stages, workload: (stages == 2) | (stages <= 2 * ceil_div(workload.seq_k, bn)),
     ),
 )
@@ -253,14 +267,19 @@ attention_mma(const typename C::In* __restrict__ q, const typename C::In* __rest
     multiply_values<TileV, IN_M, KEYS>(results, scores, tile_v, warp_key);
   }
   cp_async_wait<0>();
+  __syncthreads();  // all have read the buffers in whose place results are merged and gathered
+  if constexpr (C::KEY_WARPS > 1) {
+    float* const exchange = reinterpret_cast<float*>(shared + TileQ::ELEMENTS);
+    merge_keys<C::ROW_WARPS, C::KEY_WARPS, DIM>(results, states, exchange, unit);
+    if (warp >= C::ROW_WARPS) return;
+  }
 
   gather_sums(states);
   if constexpr (C::IN_PARTS) {
-    const i64 first = (i64(part) * C::KEY_WARPS + warp / C::ROW_WARPS) * all_rows;
+    const i64 first = i64(part) * all_rows;
     store_part<TileQ>(results, states, rows, row + warp_row, last_row, partial + first * C::HEAD_DIM,
                                   partial_lse + first, unit);
   } else {
-    __syncthreads();  // all have read the buffers that results are gathered in
     store_rows<TileQ>(results, states, rows, row + warp_row, last_row, shared, warp_row, o, lse, unit);
   }
 }
@@ -304,7 +323,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
         for tile in (*enough, *few):
             blocks = int(_forward.blocks(workload, tile[0], pack))
             wanted = 1 if tile in enough else ceil_div(2 * sm_count, blocks)
-            for split in sorted((s for s in SPLITS if s < 2 * wanted), reverse=True):
+            for split in sorted((s for s in _forward.SPLITS if s <= wanted), reverse=True):
                 names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
                 values = dict(zip(names, tile, strict=True))
                 values["stages"] = min(tile[4], 2 * int(ceil_div(workload.seq_k, tile[1])))
@@ -335,7 +354,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=_threads(row_warps, key_warps),
-            smem_bytes=_smem_bytes(workload, bm, bn, stages, hold_q),
+            smem_bytes=_smem_bytes(workload, bm, bn, row_warps, key_warps, stages, hold_q),
             registers=np.minimum(
                 bm / row_warps * (dim + bn / key_warps) / 32 + 16,
                 65536 // (_threads(row_warps, key_warps) * table["min_blocks"]),
@@ -350,7 +369,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
             # The results of a row add up 16 keys by one product after the other.
             chain_clocks=first_product(device)
             + device.mma_latency * share.tiles * np.minimum(bn / key_warps, 2 * dim) / 16,
-            serial_launches=1 + (table["split"] * table["key_warps"] > 1),
+            serial_launches=1 + (table["split"] > 1),
         )
 
     def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
@@ -368,7 +387,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
             "CAUSAL": workload.causal,
             "HOLD_Q": bool(config["hold_q"]),
             "PACK_HEADS": bool(config["pack_heads"]),
-            "IN_PARTS": _parts(config) > 1,
+            "IN_PARTS": config["split"] > 1,
         }
         shared = ("types", "ptx", "gemm", "gemm_mma", "reduce")
         of_attention = ("attention_forward", "attention_fragment", "attention_mma")
@@ -376,19 +395,20 @@ class CudaMmaAttention(CudaVariant[Attention]):
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the attention, and what puts its parts together if keys are divided."""
-        bm, pack, parts = config["bm"], config["pack_heads"], _parts(config)
-        smem = _smem_bytes(workload, *(config[name] for name in ("bm", "bn", "stages", "hold_q")))
+        bm, pack, parts = config["bm"], config["pack_heads"], config["split"]
+        names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
+        smem = _smem_bytes(workload, *(config[name] for name in names))
         scratch = (
             ("partial", "partial_lse") if parts > 1 else ("lse", "lse")
         )  # in whose place nothing is written
         sizes = (
             Scalar("int", int(ceil_div(_forward.rows(workload, pack), bm))),
-            Scalar("int", config["split"]),
+            Scalar("int", parts),
             Scalar("long long", workload.batch * workload.heads * workload.seq_q),
         )
         attention = Launch(
             entry="attention_mma<Choice>",
-            grid=(int(_forward.blocks(workload, bm, pack)) * config["split"], 1, 1),
+            grid=(int(_forward.blocks(workload, bm, pack)) * parts, 1, 1),
             block=(int(_threads(config["row_warps"], config["key_warps"])), 1, 1),
             arguments=("q", "k", "v", "o", "lse", *scratch, *_forward.scalars(workload), *sizes),
             smem_bytes=int(smem),
@@ -397,17 +417,12 @@ class CudaMmaAttention(CudaVariant[Attention]):
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
         """Return where parts leave their results, if keys are divided."""
-        return _forward.scratch(workload, _parts(config))
+        return _forward.scratch(workload, config["split"])
 
     def miniature(self, workload: Attention, config: Config) -> Attention:
         """Return a problem of few tiles with the same edges."""
         key_tiles = max(2, config["stages"] // 2) * min(config["split"], 8) + 1
         return _forward.shrink(workload, config["bm"], config["bn"], config["pack_heads"], key_tiles)
-
-
-def _parts(config: Mapping[str, Any]) -> int:
-    """Return how many results there are of each row."""
-    return int(config["split"] * config["key_warps"])
 
 
 def _leaves_registers(

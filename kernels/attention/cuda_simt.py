@@ -27,8 +27,6 @@ from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_d
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
-SPLITS = (1, 2, 4, 8, 16, 32, 64)
-
 OTHER_REGISTERS = 40
 """What a thread needs besides scores, results and what it multiplies."""
 
@@ -75,7 +73,7 @@ SPACE = Space(
         Parameter("tm", (1, 2, 4, 8), "rows of a thread"),
         Parameter("lanes", (8, 16, 32), "threads that share rows"),
         Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
-        Parameter("split", SPLITS, "blocks that share the keys"),
+        Parameter("split", _forward.SPLITS, "blocks that share the keys"),
     ),
     (
         threads_are_reasonable,
@@ -289,7 +287,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
         for tile in (*enough, *few):
             blocks = int(_forward.blocks(workload, tile[0], pack))
             wanted = 1 if tile in enough else ceil_div(2 * sm_count, blocks)
-            for split in sorted((s for s in SPLITS if s < 2 * wanted), reverse=True):
+            for split in sorted((s for s in _forward.SPLITS if s <= wanted), reverse=True):
                 values = dict(zip(("bm", "bn", "tm", "lanes"), tile, strict=True))
                 yield Config({**values, "pack_heads": pack, "split": split})
 

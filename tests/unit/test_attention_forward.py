@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tunebench import kernels
+from tunebench.compile import unavailable
+from tunebench.compile.disassembly import find_disassembler, sass
 from tunebench.compile.emulate import find_compiler, watch
 from tunebench.device import representative
 from tunebench.measure.verify import InputSet, worst_error
@@ -19,6 +21,10 @@ from tunebench.workloads.operators.attention import Attention
 H100 = representative("sm_90")
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+
+needs_disassembler = pytest.mark.skipif(
+    bool(unavailable("cuda")) or find_disassembler() is None, reason="no NVRTC or no nvdisasm here"
+)
 
 
 def variant(name: str) -> CudaVariant[Any]:
@@ -101,5 +107,22 @@ def test_few_queries_share_keys_among_blocks_and_heads_among_rows() -> None:
     assert default["pack_heads"] == 1
     assert default["split"] > 1
     (first, second) = variant("cuda_mma").launches(workload, default)
-    assert first.grid[0] >= 2 * H100.sm_count
+    assert first.grid[0] >= H100.sm_count
     assert second.entry.startswith("attention_combine")
+
+
+@needs_disassembler
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_exponentials_are_computed_while_products_are_under_way(head_dim: int) -> None:
+    """In machine code, where no result would tell (docs/decisions/0023)."""
+    from tunebench.compile.nvrtc import compile_cuda
+
+    workload = attention(f"batch=4,heads=32,seq_q=4096,head_dim={head_dim},dtype=f16")
+    wgmma = variant("cuda_wgmma")
+    config = wgmma.default(workload, H100)
+    code = sass(compile_cuda(wgmma, workload, config, H100).payload)
+    # Waiting for all products but the latest group, the exponentials of a tile, and waiting for that group.
+    _, _, after = code.partition("WARPGROUP.DEPBAR.LE gsb0, 0x1")
+    between, _, _ = after.partition("WARPGROUP.DEPBAR.LE gsb0, 0x0")
+    assert between.count("MUFU.EX2") >= 64 * config["bn"] // 128
+    assert "HGMMA" not in between
