@@ -212,7 +212,11 @@ def test_the_example_fails_where_the_kernel_does(tmp_path: Path, driver: Path, e
 
 DEPTHWISE = "conv2d:n=9,c=64,h=9,w=9,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,groups=64"
 ONE_TAP = "conv2d:n=2,c=16,h=9,w=9,k=24,r=1,s=1,stride=1,pad=0,layout=nhwc"
+BACKWARD = "attention:direction=backward,batch=1,heads=2"
 PROBLEMS = {
+    "attention/cuda_mma_backward": f"{BACKWARD},seq_q=70,head_dim=40,dtype=f16",
+    "attention/cuda_simt_backward": f"{BACKWARD},seq_q=70,head_dim=13,dtype=f32",
+    "attention/cuda_wgmma_backward": f"{BACKWARD},seq_q=71,head_dim=64,dtype=bf16",
     "gemm": "gemm:m=4096,n=1096,k=64,dtype=f16,epilogue=bias+residual",
     "gated_gemm": "gated_gemm:m=300,n=328,k=64,dtype=bf16",
     "grouped_gemm": "grouped_gemm:groups=7,m=100,n=72,k=64,dtype=bf16,skew=zipf",
