@@ -36,9 +36,12 @@ SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "do
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests; what needs a GPU, g++ or PostgreSQL skips itself, with a reason, where there is none."""
+    """Run the tests; what needs a GPU, g++ or PostgreSQL skips itself, with a reason, where there is none.
+
+    Files are divided among processes, so that what a file has made once serves all of its tests.
+    """
     session.install("-e", ".[cuda,postgres,dev]")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile", *session.posargs)
 
 
 @nox.session
