@@ -214,9 +214,11 @@ DEPTHWISE = "conv2d:n=9,c=64,h=9,w=9,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layou
 ONE_TAP = "conv2d:n=2,c=16,h=9,w=9,k=24,r=1,s=1,stride=1,pad=0,layout=nhwc"
 BACKWARD = "attention:direction=backward,batch=1,heads=2"
 PROBLEMS = {
+    "attention": "attention:batch=1,heads=2,seq_q=70,head_dim=64,dtype=f16",
     "attention/cuda_mma_backward": f"{BACKWARD},seq_q=70,head_dim=40,dtype=f16",
     "attention/cuda_simt_backward": f"{BACKWARD},seq_q=70,head_dim=13,dtype=f32",
     "attention/cuda_wgmma_backward": f"{BACKWARD},seq_q=71,head_dim=64,dtype=bf16",
+    "elementwise": "elementwise:rows=50,cols=77,dtype=f16,expression=s*gelu(x+b)*y,vectors=b,scalars=s",
     "gemm": "gemm:m=4096,n=1096,k=64,dtype=f16,epilogue=bias+residual",
     "gated_gemm": "gated_gemm:m=300,n=328,k=64,dtype=bf16",
     "grouped_gemm": "grouped_gemm:groups=7,m=100,n=72,k=64,dtype=bf16,skew=zipf",
