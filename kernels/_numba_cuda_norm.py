@@ -1,107 +1,29 @@
-"""layernorm and rmsnorm in Numba-CUDA, forward: what both share.
+"""layernorm and rmsnorm in Numba-CUDA, forward: what both share besides what kernels of rows do.
 
-A row has one x-line of a block, whose threads reduce through shared memory. What is normalised may be a sum,
-which is made again in each pass: the one that is written is rounded.
+What is normalised may be a sum, which is made again in each pass: the one that is written is rounded.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from tunebench._lazy import np
-from tunebench.device import Device
-from tunebench.dtype import itemsize
-from tunebench.space import Config, Constraint, Parameter, Table
-from tunebench.variant import Argument, Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.variant import Argument
 from tunebench.workloads.operators._norm import Norm
 
-__all__ = [
-    "CONSTRAINTS",
-    "PARAMETERS",
-    "costs",
-    "default_shape",
-    "kernel",
-    "launches",
-    "limits",
-    "miniature",
-    "tiles",
-]
-
-N = TypeVar("N", bound=Norm)
-
-PARAMETERS = (
-    Parameter("threads", (8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
-    Parameter("rows", (1, 2, 4, 8, 16), "rows of a block"),
-)
-CONSTRAINTS: tuple[Constraint, ...] = (
-    lambda threads, rows: (threads * rows >= 32) & (threads * rows <= 1024),
-    # Threads without an element are of no use.
-    lambda threads, workload: (threads == 8) | (threads < 2 * workload.cols),
-)
+__all__ = ["arguments", "kernel"]
 
 
-def limits(variant: NumbaCudaVariant[Any], workload: Norm) -> str | None:
-    """Refuse bf16, which Numba-CUDA converts by functions that only a driver can link, and gradients."""
-    if workload.is_backward:
-        return f"{variant.key} does not compute gradients"
-    return f"{variant.key} does not do bf16" if workload.dtype == "bf16" else None
-
-
-def default_shape(workload: Norm) -> dict[str, int]:
-    """Return up to 256 threads a row, and blocks of at least 128."""
-    threads = next((t for t in (8, 16, 32, 64, 128) if workload.cols <= 4 * t), 256)
-    while threads > 8 and threads >= 2 * workload.cols:
-        threads //= 2
-    return {"threads": threads, "rows": max(1, 128 // threads)}
-
-
-def tiles(workload: Norm, config: Config) -> tuple[Tiling, ...]:
-    """Return how blocks cut rows, and threads their elements."""
-    return (
-        Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
-        Tiling(dimension="cols", extent=workload.cols, tile=config["threads"]),
-    )
-
-
-def costs(workload: Norm, table: Table, device: Device, fma: float, reductions: int) -> Costs:
-    """Return what any such kernel must do, with `fma` multiply-adds an element and so many reductions."""
-    rows, threads = table["rows"], table["threads"]
-    elements = rows * float(workload.cols)
-    # A short row may have come to L1 with its neighbour's.
-    far = workload.cols * itemsize(workload.dtype) > 64
-    tensors = 1 + workload.has_residual
-    return Costs(
-        blocks=workload.rows / rows,
-        full_blocks=workload.rows // rows,
-        threads=threads * rows,
-        smem_bytes=4.0 * rows * threads,
-        fma=fma * elements,
-        fill_bytes=tensors * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0),
-        # From L2, where nobody else reads the row; then from what threads leave each other.
-        chain_clocks=(device.l2_latency if far else device.l1_latency) + reductions * device.smem_latency,
-    )
-
-
-def launches(workload: Norm, config: Config) -> tuple[Launch, ...]:
-    """Launch one block for every `rows` rows; another tensor of its rank stands for what there is not."""
+def arguments(workload: Norm) -> tuple[Argument, ...]:
+    """Return what the kernel takes; another tensor of its rank stands for what there is not."""
     there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
     others = {"beta": "gamma", "bias": "gamma", "residual": "x", "z": "x", "mean": "gamma", "rstd": "gamma"}
     names = ("x", "gamma", "beta", "bias", "residual", "y", "z", "mean", "rstd")
-    arguments: tuple[Argument, ...] = tuple(name if name in there else others[name] for name in names)
-    grid = (ceil_div(workload.rows, config["rows"]), 1, 1)
-    return (Launch(grid=grid, block=(config["threads"], config["rows"], 1), arguments=arguments),)
-
-
-def miniature(workload: N, config: Config) -> N:
-    """Return one full block and a cut one, with rows of at most three elements a thread and one more."""
-    rows, cols = config["rows"] + 1, 3 * config["threads"] + 1
-    return dataclasses.replace(workload, rows=min(workload.rows, rows), cols=min(workload.cols, cols))
+    return tuple(name if name in there else others[name] for name in names)
 
 
 def kernel(workload: Norm, threads: int, rows: int, online: bool) -> Callable[..., None]:  # noqa: C901 - may call nothing
-    """Return the kernel that takes what `launches` passes; `online`: mean and variance are found together."""
+    """Return the kernel that takes `arguments`; `online`: mean and variance are found together."""
     import math
 
     import numpy as np

@@ -8,80 +8,25 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import itemsize
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.kernels._numba_cuda_rows import NumbaCudaRows, row_costs
+from tunebench.space import Config, Table
+from tunebench.variant import Costs, Launch
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
-SPACE = Space(
-    (
-        Parameter("threads", (8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
-        Parameter("rows", (1, 2, 4, 8, 16), "rows of a block"),
-    ),
-    (
-        lambda threads, rows: (threads * rows >= 32) & (threads * rows <= 1024),
-        # Threads without an element are of no use.
-        lambda threads, workload: (threads == 8) | (threads < 2 * workload.cols),
-    ),
-)
 
-
-class NumbaCudaCrossEntropy(NumbaCudaVariant[CrossEntropy]):
+class NumbaCudaCrossEntropy(NumbaCudaRows[CrossEntropy]):
     """Serves every size of the forward direction in f32 and f16."""
 
     name = "numba_cuda"
     operator = CrossEntropy
-    space = SPACE
-
-    def limits(self, workload: CrossEntropy, device: Device) -> str | None:
-        """Refuse gradients, and bf16: Numba-CUDA converts it by functions that only a driver can link."""
-        if workload.is_backward:
-            return f"{self.key} does direction=forward only"
-        return f"{self.key} does not do bf16" if workload.dtype == "bf16" else None
-
-    def default(self, workload: CrossEntropy, device: Device) -> Config:
-        """Return up to 256 threads a row, and blocks of at least 128."""
-        threads = next((t for t in (8, 16, 32, 64, 128) if workload.cols <= 4 * t), 256)
-        while threads > 8 and threads >= 2 * workload.cols:
-            threads //= 2
-        return Config({"threads": threads, "rows": max(1, 128 // threads)})
-
-    def tiles(self, workload: CrossEntropy, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
-        return (
-            Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
-            Tiling(dimension="cols", extent=workload.cols, tile=config["threads"]),
-        )
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
-        """Count the difference and the sum of each element, in case they are done at once.
-
-        Exponentials are the compiler's choice of instructions and count as none.
-        """
-        rows, threads = table["rows"], table["threads"]
-        elements = rows * float(workload.cols)
-        # A short row may have come to L1 with its neighbour's.
-        far = workload.cols * itemsize(workload.dtype) > 64
-        return Costs(
-            blocks=workload.rows / rows,
-            full_blocks=workload.rows // rows,
-            threads=threads * rows,
-            smem_bytes=4.0 * rows * threads,
-            fma=elements,
-            fill_bytes=np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0),
-            accesses=elements,
-            # From L2, where nobody else reads the row; a thread's sum, an element after the other;
-            # twice from what threads leave each other.
-            chain_clocks=(device.l2_latency if far else device.l1_latency)
-            + (ceil_div(workload.cols, threads) - 1) * device.fma_latency
-            + 2 * device.smem_latency,
-        )
+        """Count the difference and the sum of each element, in case they are done at once."""
+        return row_costs(workload, table, device, row_tensors=1, fma=1.0, accesses=1.0, reductions=2)
 
     def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:
         """Return the kernel `(x, target, loss, lse)`."""
@@ -134,21 +79,7 @@ class NumbaCudaCrossEntropy(NumbaCudaVariant[CrossEntropy]):
 
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""
-        return (
-            Launch(
-                grid=(ceil_div(workload.rows, config["rows"]), 1, 1),
-                block=(config["threads"], config["rows"], 1),
-                arguments=("x", "target", "loss", "lse"),
-            ),
-        )
-
-    def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
-        """Return one full block and a cut one, with rows of at most three elements a thread and one more."""
-        return dataclasses.replace(
-            workload,
-            rows=min(workload.rows, config["rows"] + 1),
-            cols=min(workload.cols, 3 * config["threads"] + 1),
-        )
+        return self.launch(workload, config, "x", "target", "loss", "lse")
 
 
 VARIANT = NumbaCudaCrossEntropy()

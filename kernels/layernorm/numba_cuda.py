@@ -10,21 +10,13 @@ Source: Welford, "Note on a Method for Calculating Corrected Sums of Squares and
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cuda_norm import (
-    CONSTRAINTS,
-    PARAMETERS,
-    costs,
-    default_shape,
-    kernel,
-    launches,
-    limits,
-    miniature,
-    tiles,
-)
+from tunebench.kernels._numba_cuda_norm import arguments, kernel
+from tunebench.kernels._numba_cuda_rows import CONSTRAINTS, PARAMETERS, NumbaCudaRows, row_costs
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+from tunebench.variant import Costs, Launch
 from tunebench.workloads.operators.layernorm import LayerNorm
 
 SPACE = Space(
@@ -33,29 +25,19 @@ SPACE = Space(
 )
 
 
-class NumbaCudaLayerNorm(NumbaCudaVariant[LayerNorm]):
+class NumbaCudaLayerNorm(NumbaCudaRows[LayerNorm]):
     """Serves every size and prologue in f32 and f16, forward."""
 
     name = "numba_cuda"
     operator = LayerNorm
     space = SPACE
-
-    def limits(self, workload: LayerNorm, device: Device) -> str | None:
-        """Refuse bf16 and gradients."""
-        return limits(self, workload)
-
-    def default(self, workload: LayerNorm, device: Device) -> Config:
-        """Return up to 256 threads a row, and blocks of at least 128."""
-        return Config({**default_shape(workload), "passes": 3})
-
-    def tiles(self, workload: LayerNorm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
-        return tiles(workload, config)
+    more: ClassVar[dict[str, Any]] = {"passes": 3}
 
     def costs(self, workload: LayerNorm, table: Table, device: Device) -> Costs:
         """Count the sums, deviation, square and affine map of each element, in case two are done at once."""
-        added = 0.5 * (workload.has_bias + workload.has_residual)
-        return costs(workload, table, device, fma=2.5 + added, reductions=2)
+        fma = 2.5 + 0.5 * (workload.has_bias + workload.has_residual)
+        tensors = 1 + workload.has_residual
+        return row_costs(workload, table, device, row_tensors=tensors, fma=fma, reductions=2)
 
     def kernel(self, workload: LayerNorm, config: Config) -> Callable[..., None]:
         """Return the kernel for this prologue."""
@@ -63,11 +45,7 @@ class NumbaCudaLayerNorm(NumbaCudaVariant[LayerNorm]):
 
     def launches(self, workload: LayerNorm, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""
-        return launches(workload, config)
-
-    def miniature(self, workload: LayerNorm, config: Config) -> LayerNorm:
-        """Return one full block and a cut one, with rows of a few elements a thread."""
-        return miniature(workload, config)
+        return self.launch(workload, config, *arguments(workload))
 
 
 VARIANT = NumbaCudaLayerNorm()

@@ -8,47 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cuda_norm import (
-    CONSTRAINTS,
-    PARAMETERS,
-    costs,
-    default_shape,
-    kernel,
-    launches,
-    limits,
-    miniature,
-    tiles,
-)
-from tunebench.space import Config, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+from tunebench.kernels._numba_cuda_norm import arguments, kernel
+from tunebench.kernels._numba_cuda_rows import NumbaCudaRows, row_costs
+from tunebench.space import Config, Table
+from tunebench.variant import Costs, Launch
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
-SPACE = Space(PARAMETERS, CONSTRAINTS)
 
-
-class NumbaCudaRmsNorm(NumbaCudaVariant[RmsNorm]):
+class NumbaCudaRmsNorm(NumbaCudaRows[RmsNorm]):
     """Serves every size and prologue in f32 and f16, forward."""
 
     name = "numba_cuda"
     operator = RmsNorm
-    space = SPACE
-
-    def limits(self, workload: RmsNorm, device: Device) -> str | None:
-        """Refuse bf16 and gradients."""
-        return limits(self, workload)
-
-    def default(self, workload: RmsNorm, device: Device) -> Config:
-        """Return up to 256 threads a row, and blocks of at least 128."""
-        return Config(default_shape(workload))
-
-    def tiles(self, workload: RmsNorm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
-        return tiles(workload, config)
 
     def costs(self, workload: RmsNorm, table: Table, device: Device) -> Costs:
         """Count the sum, square and two products of each element, in case two are done at once."""
-        added = 0.5 * (workload.has_bias + workload.has_residual)
-        return costs(workload, table, device, fma=1.5 + added, reductions=1)
+        fma = 1.5 + 0.5 * (workload.has_bias + workload.has_residual)
+        return row_costs(workload, table, device, row_tensors=1 + workload.has_residual, fma=fma)
 
     def kernel(self, workload: RmsNorm, config: Config) -> Callable[..., None]:
         """Return the kernel for this prologue."""
@@ -56,11 +32,7 @@ class NumbaCudaRmsNorm(NumbaCudaVariant[RmsNorm]):
 
     def launches(self, workload: RmsNorm, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""
-        return launches(workload, config)
-
-    def miniature(self, workload: RmsNorm, config: Config) -> RmsNorm:
-        """Return one full block and a cut one, with rows of a few elements a thread."""
-        return miniature(workload, config)
+        return self.launch(workload, config, *arguments(workload))
 
 
 VARIANT = NumbaCudaRmsNorm()

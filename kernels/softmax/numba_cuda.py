@@ -7,81 +7,40 @@ result.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import itemsize
+from tunebench.kernels._numba_cuda_rows import CONSTRAINTS, PARAMETERS, NumbaCudaRows, row_costs
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
 SPACE = Space(
-    (
-        Parameter("threads", (8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
-        Parameter("rows", (1, 2, 4, 8, 16), "rows of a block"),
-        Parameter("passes", (2, 3), "2: maximum and sum together; 3: one after the other"),
-    ),
-    (
-        lambda threads, rows: (threads * rows >= 32) & (threads * rows <= 1024),
-        # Threads without an element are of no use.
-        lambda threads, workload: (threads == 8) | (threads < 2 * workload.cols),
-    ),
+    (*PARAMETERS, Parameter("passes", (2, 3), "2: maximum and sum together; 3: one after the other")),
+    CONSTRAINTS,
 )
 
 
-class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
+class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
     """Serves every size of the forward direction in f32 and f16, prologue fused."""
 
     name = "numba_cuda"
     operator = Softmax
     space = SPACE
-
-    def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse gradients, and bf16: Numba-CUDA converts it by functions that only a driver can link."""
-        if workload.is_backward:
-            return f"{self.key} does direction=forward only"
-        return f"{self.key} does not do bf16" if workload.dtype == "bf16" else None
-
-    def default(self, workload: Softmax, device: Device) -> Config:
-        """Return up to 256 threads a row, and blocks of at least 128."""
-        threads = next((t for t in (8, 16, 32, 64, 128) if workload.cols <= 4 * t), 256)
-        while threads > 8 and threads >= 2 * workload.cols:
-            threads //= 2
-        return Config({"threads": threads, "rows": max(1, 128 // threads), "passes": 3})
-
-    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
-        return (
-            Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
-            Tiling(dimension="cols", extent=workload.cols, tile=config["threads"]),
-        )
+    more: ClassVar[dict[str, Any]] = {"passes": 3}
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count the difference, the sum and the product of each element, in case two are done at once.
-
-        Exponentials are the compiler's choice of instructions and count as none.
-        """
-        rows, threads = table["rows"], table["threads"]
-        elements = rows * float(workload.cols)
-        # A short row may have come to L1 with its neighbour's.
-        far = workload.cols * itemsize(workload.dtype) > 64
+        """Count the difference, the sum and the product of each element, in case two are done at once."""
         tensors = 1 + workload.has_mask
-        return Costs(
-            blocks=workload.rows / rows,
-            full_blocks=workload.rows // rows,
-            threads=threads * rows,
-            smem_bytes=4.0 * rows * threads,
-            fma=1.5 * elements,
-            fill_bytes=np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * tensors),
-            accesses=elements * (table["passes"] * tensors + 1.0),
-            # From L2, where nobody else reads the row; a thread's sum, an element after the other;
-            # twice from what threads leave each other.
-            chain_clocks=(device.l2_latency if far else device.l1_latency)
-            + (ceil_div(workload.cols, threads) - 1) * device.fma_latency
-            + 2 * device.smem_latency,
+        return row_costs(
+            workload,
+            table,
+            device,
+            row_tensors=tensors,
+            fma=1.5,
+            accesses=table["passes"] * tensors + 1.0,
+            reductions=2,
         )
 
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
@@ -160,21 +119,7 @@ class NumbaCudaSoftmax(NumbaCudaVariant[Softmax]):
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows; a missing mask is passed as x and not read."""
         scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
-        return (
-            Launch(
-                grid=(ceil_div(workload.rows, config["rows"]), 1, 1),
-                block=(config["threads"], config["rows"], 1),
-                arguments=("x", scale, "mask" if workload.has_mask else "x", "y"),
-            ),
-        )
-
-    def miniature(self, workload: Softmax, config: Config) -> Softmax:
-        """Return one full block and a cut one, with rows of at most three elements a thread and one more."""
-        return dataclasses.replace(
-            workload,
-            rows=min(workload.rows, config["rows"] + 1),
-            cols=min(workload.cols, 3 * config["threads"] + 1),
-        )
+        return self.launch(workload, config, "x", scale, "mask" if workload.has_mask else "x", "y")
 
 
 VARIANT = NumbaCudaSoftmax()

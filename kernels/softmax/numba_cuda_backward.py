@@ -5,80 +5,27 @@ A thread adds up its terms of the row's sum, then reads its elements again and w
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import itemsize
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
+from tunebench.kernels._numba_cuda_rows import NumbaCudaRows, row_costs
+from tunebench.space import Config, Table
+from tunebench.variant import Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
 
-SPACE = Space(
-    (
-        Parameter("threads", (8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
-        Parameter("rows", (1, 2, 4, 8, 16), "rows of a block"),
-    ),
-    (
-        lambda threads, rows: (threads * rows >= 32) & (threads * rows <= 1024),
-        # Threads without an element are of no use.
-        lambda threads, workload: (threads == 8) | (threads < 2 * workload.cols),
-    ),
-)
 
-
-class NumbaCudaSoftmaxBackward(NumbaCudaVariant[Softmax]):
+class NumbaCudaSoftmaxBackward(NumbaCudaRows[Softmax]):
     """Serves every size of the backward direction in f32 and f16, scale fused."""
 
     name = "numba_cuda_backward"
     operator = Softmax
-    space = SPACE
-
-    def limits(self, workload: Softmax, device: Device) -> str | None:
-        """Refuse what is no gradient, and bf16, which Numba-CUDA converts by functions of a driver's."""
-        if not workload.is_backward:
-            return f"{self.key} does direction=backward only"
-        return f"{self.key} does not do bf16" if workload.dtype == "bf16" else None
-
-    def default(self, workload: Softmax, device: Device) -> Config:
-        """Return up to 256 threads a row, and blocks of at least 128."""
-        threads = next((t for t in (8, 16, 32, 64, 128) if workload.cols <= 4 * t), 256)
-        while threads > 8 and threads >= 2 * workload.cols:
-            threads //= 2
-        return Config({"threads": threads, "rows": max(1, 128 // threads)})
-
-    def tiles(self, workload: Softmax, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, and threads their elements."""
-        return (
-            Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
-            Tiling(dimension="cols", extent=workload.cols, tile=config["threads"]),
-        )
+    backward = True
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
-        """Count two multiply-adds an element: the sum's, and one of the result.
-
-        Exponentials are the compiler's choice of instructions and count as none.
-        """
-        rows, threads = table["rows"], table["threads"]
-        elements = rows * float(workload.cols)
-        # A short row may have come to L1 with its neighbour's.
-        far = workload.cols * itemsize(workload.dtype) > 64
-        return Costs(
-            blocks=workload.rows / rows,
-            full_blocks=workload.rows // rows,
-            threads=threads * rows,
-            smem_bytes=4.0 * rows * threads,
-            fma=2.0 * elements,
-            fill_bytes=np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * 2),
-            accesses=elements * (4.0 if workload.log else 5.0),
-            # From L2, where nobody else reads the row; a thread's sum, an element after the other;
-            # then from what threads leave each other.
-            chain_clocks=(device.l2_latency if far else device.l1_latency)
-            + (ceil_div(workload.cols, threads) - 1) * device.fma_latency
-            + device.smem_latency,
-        )
+        """Count two multiply-adds an element: the sum's, and one of the result."""
+        accesses = 4.0 if workload.log else 5.0
+        return row_costs(workload, table, device, row_tensors=2, fma=2.0, accesses=accesses)
 
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:
         """Return the kernel `(y, dy, scale, dx)`."""
@@ -121,21 +68,8 @@ class NumbaCudaSoftmaxBackward(NumbaCudaVariant[Softmax]):
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""
-        scale: Argument = "scale" if workload.has_scale else Scalar("float", 1.0)
-        return (
-            Launch(
-                grid=(ceil_div(workload.rows, config["rows"]), 1, 1),
-                block=(config["threads"], config["rows"], 1),
-                arguments=("y", "dy", scale, "dx"),
-            ),
-        )
-
-    def miniature(self, workload: Softmax, config: Config) -> Softmax:
-        """Return one full block and a cut one, with rows of at most three elements a thread and one more."""
-        return dataclasses.replace(
-            workload,
-            rows=min(workload.rows, config["rows"] + 1),
-            cols=min(workload.cols, 3 * config["threads"] + 1),
+        return self.launch(
+            workload, config, "y", "dy", "scale" if workload.has_scale else Scalar("float", 1.0), "dx"
         )
 
 
