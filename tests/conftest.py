@@ -37,6 +37,7 @@ def _own_places(_places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEBENCH_DB", str(_places / f"{next(_databases)}.db"))
     monkeypatch.setenv("TUNEBENCH_CACHE", str(_places / "cache"))
     monkeypatch.delenv("TUNEBENCH_DEBUG", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # processes that share the tests have one
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

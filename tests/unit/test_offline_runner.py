@@ -121,16 +121,15 @@ def test_what_the_host_s_compiler_refuses_is_not_verified() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "text",
+    ("key", "text"),
     [
-        "softmax:rows=100000,cols=300,dtype=f16",
-        "layernorm:rows=50000,cols=100,dtype=f32",
-        "rmsnorm:rows=50000,cols=100,dtype=bf16,direction=backward",
+        ("softmax/cuda_block", "softmax:rows=100000,cols=300,dtype=f16"),
+        ("layernorm/cuda_block", "layernorm:rows=50000,cols=100,dtype=f32"),
+        ("rmsnorm/cuda_backward", "rmsnorm:rows=50000,cols=100,dtype=bf16,direction=backward"),
     ],
 )
-def test_a_large_problem_is_verified_on_a_small_one(text: str) -> None:
-    workload = parse(text)
-    variant = kernels.variant(f"{workload.operator}/cuda_block")
+def test_a_large_problem_is_verified_on_a_small_one(key: str, text: str) -> None:
+    workload, variant = parse(text), kernels.variant(key)
     assert isinstance(variant, CudaVariant)
     config = variant.default(workload, H100)
     outcome = run(variant, workload, config)
