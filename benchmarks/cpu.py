@@ -1,6 +1,6 @@
 """What tuning gains on this machine's CPU: best against default, median, NumPy and torch.
 
-    python benchmarks/cpu.py [--trials 50] [--workload TEXT ...] [--db FILE] [--out FILE.json]
+    python benchmarks/cpu.py [--trials 20] [--workload TEXT ...] [--db FILE] [--out FILE.json]
 
 The search is a random sample of the valid configurations, so that the default's percentile and the median can
 be taken from it. An aborted configuration counts with the faster of its two samples, which flatters it.
@@ -100,7 +100,7 @@ def figures(report: Report, db: Path) -> dict[str, Any]:
 def main() -> None:
     """Tune each workload and print its row as it comes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--workload", action="append", help="instead of the usual ones")
     parser.add_argument("--db", type=Path, default=Path(tempfile.mkdtemp()) / "cpu.db")
     parser.add_argument("--out", type=Path)
