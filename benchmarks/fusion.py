@@ -6,6 +6,9 @@
 The parts are what `Workload.unfused` says: a product and its epilogue as one elementwise chain, say. With
 `--finest` elementwise parts are divided further, an operation a kernel, as programs run without a compiler.
 
+The best configurations of the whole and of its parts are then timed again, in turn and in one process, so
+that a drift of the machine meets all alike; torch was timed in turn with the whole when that was tuned.
+
 Caches are flushed before each run, so that a part reads what the one before it has written from memory:
 where that would still be in the last-level cache the gain is flattered. With `--cache warm` all that fits is
 in the cache, inputs too, for the whole and for its parts.
@@ -18,15 +21,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tunebench import tune
-from tunebench.device import find
+from tunebench._environment import cache_folder
+from tunebench.compile import BinaryCache, compile_config
+from tunebench.device import Device, find
 from tunebench.errors import InputError
+from tunebench.kernels import variant
 from tunebench.measure.timing import Protocol
+from tunebench.measure.worker import Setup, measure
+from tunebench.measure.worker import start as start_worker
+from tunebench.outcome import Measured
+from tunebench.task import Task
 from tunebench.tuning import Plan, Report
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -45,8 +56,12 @@ WORKLOADS = (
 )
 RESULTS = Path(__file__).parent / "results" / "fusion"
 
+ROUNDS = 5
+"""Turns of the whole and of its parts."""
+
 Row = dict[str, Any]
 Tune = Callable[[Workload], Report]
+Timed = Callable[[Sequence[Report]], list[float]]
 
 
 def parsed(texts: Iterable[str], skipped: dict[str, str]) -> Iterator[Workload]:
@@ -71,23 +86,30 @@ def parts_of(workload: Workload, finest: bool) -> tuple[Workload, ...]:
     return tuple(single for part in parts for single in part.unfused() or (part,))
 
 
-def row(workload: Workload, finest: bool, tuned: Tune) -> Row:
+def row(workload: Workload, finest: bool, tuned: Tune, timed: Timed) -> Row:
     """Tune a workload and its parts, each different part once, and return what they take.
+
+    Args:
+        workload: The whole.
+        finest: Whether elementwise parts are divided further.
+        tuned: Finds the best configuration of a workload.
+        timed: Times the best configurations of several reports together.
 
     Raises:
         InputError: if no variant can do one of them on the device.
     """
     whole, parts = tuned(workload), parts_of(workload, finest)
     reports = {part: tuned(part) for part in dict.fromkeys(parts)}
-    times = [_us(reports[part]) for part in parts]
+    times = timed([whole, *reports.values()])
+    whole_us, us = times[0], dict(zip(reports, times[1:], strict=True))
+    parts_us = sum(us[part] for part in parts)
     torch = next((one.median_us for one in whole.baselines if one.name == "torch"), None)
     return {
         "workload": str(workload),
-        "whole": _found(whole),
-        "parts": [{"workload": str(part), **_found(reports[part])} for part in parts],
-        "parts_us": sum(times),
-        "gain": sum(times) / _us(whole),
-        "torch_us": torch,
+        "whole": {"us": whole_us, **_found(whole)},
+        "parts": [{"workload": str(part), "us": us[part], **_found(reports[part])} for part in parts],
+        "parts_us": parts_us,
+        "gain": parts_us / whole_us,
         "gain_over_torch": torch / _us(whole) if torch is not None else None,
     }
 
@@ -100,8 +122,6 @@ def _us(report: Report) -> float:
 
 def _found(report: Report) -> dict[str, Any]:
     return {
-        "us": _us(report),
-        "ci_us": report.ci_us,
         "how": report.how,
         "variant": report.variant,
         "config": str(report.config),
@@ -110,9 +130,9 @@ def _found(report: Report) -> dict[str, Any]:
 
 def lines(found: Row) -> Iterator[str]:
     """Yield a row as text."""
-    torch = found["torch_us"]
+    over_torch = found["gain_over_torch"]
     yield found["workload"]
-    against = f", torch {torch:.0f} us ({found['gain_over_torch']:.2f}x)" if torch is not None else ""
+    against = f", {over_torch:.2f}x over torch" if over_torch is not None else ""
     yield (
         f"  {found['whole']['us']:.0f} us fused, {found['parts_us']:.0f} us in parts: "
         f"{found['gain']:.2f}x{against}"
@@ -126,6 +146,35 @@ def tuner(given: argparse.Namespace) -> Tune:
     protocol = dataclasses.replace(Plan().protocol, cache=given.cache)
     plan = Plan(trials=given.trials, protocol=protocol)
     return lambda workload: tune(workload, device=given.device, db=given.db, plan=plan)
+
+
+def in_turn(device: Device, protocol: Protocol) -> Timed:
+    """Return what times the best configurations of reports, one after the other, `ROUNDS` times over.
+
+    Predictions, and reports of nothing that succeeded, keep what they say.
+    """
+
+    def timed(reports: Sequence[Report]) -> list[float]:
+        if any(report.how != "measured" for report in reports):
+            return [_us(report) for report in reports]
+        runner: Literal["cpu", "cuda"] = "cpu" if device.kind == "cpu" else "cuda"
+        start_worker(Setup(runner=runner, device=device, protocol=protocol))
+        cache, ready = BinaryCache(cache_folder() / "binaries"), []
+        for report in reports:
+            chosen, problem = variant(str(report.variant)), parse(report.workload)
+            config = chosen.space.parse(str(report.config))
+            task = Task(variant=chosen, workload=problem, config=config, device=device, seed=1)
+            ready.append((task, compile_config(chosen, problem, config, device, cache)))
+        samples: list[list[float]] = [[] for _ in ready]
+        for _ in range(ROUNDS):
+            for (task, binary), taken in zip(ready, samples, strict=True):
+                outcome = measure(task, binary, None).outcome
+                if not isinstance(outcome, Measured):
+                    raise InputError(f"{task.workload} with {task.config}: {outcome.kind}")
+                taken += outcome.samples_us
+        return [statistics.median(taken) for taken in samples]
+
+    return timed
 
 
 def save(path: Path, given: argparse.Namespace, rows: list[Row], skipped: Mapping[str, str]) -> None:
@@ -149,9 +198,10 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     out = given.out or RESULTS / f"{find(given.device).architecture}.json"
     tuned, rows, skipped = tuner(given), list[Row](), dict[str, str]()
+    timed = in_turn(find(given.device), dataclasses.replace(Plan().protocol, cache=given.cache))
     for workload in parsed(given.workload or WORKLOADS, skipped):
         try:
-            rows.append(row(workload, given.finest, tuned))
+            rows.append(row(workload, given.finest, tuned, timed))
         except InputError as error:
             skipped[str(workload)] = str(error)
             continue

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from tunebench.device import local_cpu
 from tunebench.errors import InputError
+from tunebench.kernels import variant
+from tunebench.measure.timing import Protocol
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -20,6 +23,10 @@ import fusion
 
 CHAIN = "elementwise:rows=4,cols=8,dtype=f32,expression=gelu(x+b)*y,vectors=b"
 GEMM = "gemm:m=4,n=8,k=2,dtype=f32,epilogue=bias+gelu"
+
+
+def as_reported(reports: Any) -> list[float]:
+    return [fusion._us(one) for one in reports]
 
 
 def report(us: float | None, torch: float | None = None) -> Any:
@@ -35,14 +42,14 @@ def test_the_whole_is_held_against_the_sum_of_its_parts_and_torch() -> None:
         asked.append(str(workload))
         return report(10.0, 35.0) if str(workload) == GEMM else report(7.0)
 
-    found = fusion.row(parse(GEMM), False, tuned)
+    found = fusion.row(parse(GEMM), False, tuned, as_reported)
     assert asked == [
         GEMM,
         "gemm:m=4,n=8,k=2,dtype=f32",
         "elementwise:rows=4,cols=8,dtype=f32,expression=gelu(c+bias),vectors=bias",
     ]
     assert (found["parts_us"], found["gain"], found["gain_over_torch"]) == (14.0, 1.4, 3.5)
-    assert list(fusion.lines(found))[1] == "  10 us fused, 14 us in parts: 1.40x, torch 35 us (3.50x)"
+    assert list(fusion.lines(found))[1] == "  10 us fused, 14 us in parts: 1.40x, 3.50x over torch"
 
 
 def test_the_finest_parts_are_operations_of_which_equal_ones_are_tuned_once() -> None:
@@ -55,10 +62,10 @@ def test_the_finest_parts_are_operations_of_which_equal_ones_are_tuned_once() ->
         asked.append(workload)
         return report(1.0)
 
-    found = fusion.row(twice, False, tuned)
+    found = fusion.row(twice, False, tuned, as_reported)
     assert len(asked) == len(set(asked))
     assert found["parts_us"] == 5.0
-    assert found["torch_us"] is None
+    assert found["gain_over_torch"] is None
 
 
 def test_what_cannot_be_compared_is_named(
@@ -70,6 +77,7 @@ def test_what_cannot_be_compared_is_named(
         return report(3.0)
 
     monkeypatch.setattr(fusion, "tuner", lambda given: tuned)
+    monkeypatch.setattr(fusion, "in_turn", lambda device, protocol: as_reported)
     out = tmp_path / "folder" / "out.json"
     plain = "gemm:m=4,n=8,k=2,dtype=f32"
     texts = (CHAIN, GEMM, plain, "nothing:m=1")
@@ -84,7 +92,25 @@ def test_what_cannot_be_compared_is_named(
 
 def test_a_workload_of_which_nothing_runs_is_refused() -> None:
     with pytest.raises(InputError, match="no configuration of w succeeded"):
-        fusion.row(parse(CHAIN), False, lambda workload: report(None))
+        fusion.row(parse(CHAIN), False, lambda workload: report(None), as_reported)
+
+
+def test_the_best_are_timed_in_turn() -> None:
+    workload, device = parse("elementwise:rows=64,cols=64,dtype=f32,expression=x+y"), local_cpu()
+    config = str(variant("elementwise/numba_cpu").default(workload, device))
+    facts = {
+        "how": "measured",
+        "variant": "elementwise/numba_cpu",
+        "config": config,
+        "workload": str(workload),
+    }
+    measured: Any = SimpleNamespace(**facts, median_us=1e9)
+    timed = fusion.in_turn(device, Protocol(min_samples=3, max_samples=3))
+    times = timed([measured, measured])
+    assert len(times) == 2
+    assert all(0 < us < 1e6 for us in times)
+    predicted: Any = SimpleNamespace(how="predicted", median_us=7.0)
+    assert timed([measured, predicted]) == [1e9, 7.0]
 
 
 def test_every_usual_workload_that_exists_is_fused() -> None:
