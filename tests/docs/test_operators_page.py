@@ -20,11 +20,14 @@ def tables() -> list[dict[str, str]]:
 
 
 def test_every_operator_is_in_both_tables() -> None:
-    assert [set(table) for table in tables()] == [set(workloads.operators())] * 2
+    known = workloads.operators().items()
+    shipped = {name for name, cls in known if cls.__module__.startswith("tunebench.workloads.")}
+    assert [set(table) for table in tables()] == [shipped] * 2
 
 
 def test_the_variants_are_those_there_are() -> None:
     listed = {
         f"{operator}/{name}" for operator, row in tables()[1].items() for name in re.findall(r"`(\w+)`", row)
     }
-    assert listed == {variant.key for variant in kernels.variants()}
+    shipped = (v for v in kernels.variants() if type(v).__module__.startswith("tunebench.kernels."))
+    assert listed == {variant.key for variant in shipped}
