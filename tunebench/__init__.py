@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.errors import LookupMiss, TunebenchError
     from tunebench.explanation import Explanation, explain
+    from tunebench.forecast import Prediction, predict, predict_all
     from tunebench.tuning import Plan, Report, tune
     from tunebench.workloads import parse
 
@@ -26,12 +27,15 @@ __all__ = [
     "Explanation",
     "LookupMiss",
     "Plan",
+    "Prediction",
     "Report",
     "TunebenchError",
     "__version__",
     "explain",
     "lookup",
     "parse",
+    "predict",
+    "predict_all",
     "tune",
 ]
 
@@ -41,11 +45,14 @@ _HOME = {
     "Explanation": "tunebench.explanation",
     "LookupMiss": "tunebench.errors",
     "Plan": "tunebench.tuning",
+    "Prediction": "tunebench.forecast",
     "Report": "tunebench.tuning",
     "TunebenchError": "tunebench.errors",
     "explain": "tunebench.explanation",
     "lookup": "tunebench.answer",
     "parse": "tunebench.workloads",
+    "predict": "tunebench.forecast",
+    "predict_all": "tunebench.forecast",
     "tune": "tunebench.tuning",
 }
 

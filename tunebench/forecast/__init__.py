@@ -1,8 +1,11 @@
-"""How long a configuration will probably take: a belief, never shown as measured and never used to prune.
+"""How long something will probably take: a belief, never shown as measured and never used to prune.
 
-`predict_us` is the whole interface; what stands behind it may be replaced by a model that has learned.
+`predict` is of a workload as the kernels of a vendor library run it; `predict_us` is of configurations of
+kernels of this package. Neither needs the device.
 """
 
+from tunebench.forecast.library import predict, predict_all
+from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
 from tunebench.forecast.utilisation import predict_us
 
-__all__ = ["predict_us"]
+__all__ = ["Basis", "Binding", "Prediction", "Predictions", "predict", "predict_all", "predict_us"]
