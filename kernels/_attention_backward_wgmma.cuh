@@ -1,7 +1,8 @@
 #pragma once
 // Gradients of attention on Hopper's tensor cores (sm_90a): one warpgroup has rows copied into a ring, others multiply them
 // with their own straight from there. Needs _types.cuh, _ptx.cuh, _epilogue.cuh, _gemm.cuh, _gemm_mma.cuh,
-// _ptx_hopper.cuh, _gemm_wgmma.cuh, _reduce.cuh and _attention_backward.cuh.
+// _ptx_hopper.cuh, _gemm_wgmma.cuh, _reduce.cuh, _attention_operand.cuh, _attention_wgmma.cuh and
+// _attention_backward.cuh.
 //
 // C is the problem and the configuration. Rows of one's own are X (k, or q) and Y (v, or do), those of the other side U (q,
 // or k) and W (do, or v).
@@ -42,37 +43,6 @@ __device__ __forceinline__ void produce(const TensorMap& x_map, const TensorMap&
       C::TileU::copy(at.w(place.stage), w_map, row, 0, head, place.full(), 0, 0);
       if constexpr (!OF_QUERIES) copy_box_2d(terms + place.stage * 8 * C::BN, terms_map, 2 * row, head, place.full());
       place.advance();
-    }
-}
-
-// Issues the products of this warpgroup's 64 lines of one tile with all lines of another, along the head.
-template <class C>
-__device__ __forceinline__ void issue_scores(float (&scores)[C::BN / 8][4], u32 own, int first_row, u32 other) {
-#pragma unroll
-  for (int step = 0; step < ceil_div(C::HEAD_DIM, 16); ++step)
-    wgmma_m64k16<typename C::In, C::BN, false, false>(scores, C::TileX::operand(own, first_row, step),
-                                                      C::TileU::operand(other, 0, step), step > 0);
-  wgmma_commit();
-}
-
-// Issues the products of rounded scores with a tile's lines.
-template <class C>
-__device__ __forceinline__ void issue_gradient(float (&sums)[C::DIM / 8][4], const u32 (&p)[C::BN / 16][4], u32 lines) {
-#pragma unroll
-  for (int step = 0; step < C::BN / 16; ++step)
-    wgmma_m64k16_registers<typename C::In, C::DIM, true>(sums, p[step], C::TileUAcross::operand(lines, 0, step), true);
-  wgmma_commit();
-}
-
-// Scores as a left operand: what was a result of a product is an operand of the next as it stands.
-template <class C>
-__device__ __forceinline__ void round_scores(u32 (&p)[C::BN / 16][4], const float (&scores)[C::BN / 8][4]) {
-#pragma unroll
-  for (int step = 0; step < C::BN / 16; ++step)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float(&pair)[4] = scores[2 * step + i / 2];
-      p[step][i] = pack2<typename C::In>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
     }
 }
 
@@ -139,8 +109,8 @@ __device__ __forceinline__ void consume(const float* __restrict__ terms, typenam
     u32 rounded_p[C::BN / 16][4], rounded_ds[C::BN / 16][4];
     mbarrier_wait(place.full(), place.parity);
     wgmma_fence();
-    issue_scores<C>(p, at.x, mine, u);
-    issue_scores<C>(ds, at.y, mine, w);
+    issue_scores<C, typename C::TileX, typename C::TileU>(p, at.x, mine, u);
+    issue_scores<C, typename C::TileX, typename C::TileU>(ds, at.y, mine, w);
     wgmma_wait<1>();
     settle(p);
     each_score<N, OF_QUERIES>(own_terms, columns, [&](int n, int i, float less, float) {
@@ -158,7 +128,7 @@ __device__ __forceinline__ void consume(const float* __restrict__ terms, typenam
     if constexpr (EARLY) {
       round_scores<C>(rounded_p, p);
       wgmma_fence();
-      issue_gradient<C>(sums_p[0], rounded_p, w);
+      issue_sums<C, typename C::TileUAcross>(sums_p[0], rounded_p, w);
     }
     wgmma_wait<EARLY ? 1 : 0>();
     settle(ds);
@@ -168,8 +138,8 @@ __device__ __forceinline__ void consume(const float* __restrict__ terms, typenam
     if constexpr (!OF_QUERIES && !EARLY) round_scores<C>(rounded_p, p);
     round_scores<C>(rounded_ds, ds);
     wgmma_fence();
-    if constexpr (!OF_QUERIES && !EARLY) issue_gradient<C>(sums_p[0], rounded_p, w);
-    issue_gradient<C>(sums_ds[0], rounded_ds, u);
+    if constexpr (!OF_QUERIES && !EARLY) issue_sums<C, typename C::TileUAcross>(sums_p[0], rounded_p, w);
+    issue_sums<C, typename C::TileUAcross>(sums_ds[0], rounded_ds, u);
     wgmma_wait<0>();
     settle(sums_p[0]);
     settle(sums_ds[0]);

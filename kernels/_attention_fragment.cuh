@@ -53,17 +53,6 @@ __device__ __forceinline__ void rescale(float (&results)[IN_M][COLUMNS / 8][4], 
       for (int e = 0; e < 4; ++e) results[i][j][e] = f32_op(results[i][j][e] * factors[i][e / 2]);
 }
 
-// 16 rows by 16 keys of exponentials, those of `step`, as an operand: what was a result of a product is an operand of the
-// next as it stands.
-template <class T, int N>
-__device__ __forceinline__ void round_operand(u32 (&operand)[4], const float (&scores)[N][4], int step) {
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const float(&pair)[4] = scores[2 * step + r / 2];
-    operand[r] = pack2<T>(pair[r % 2 * 2], pair[r % 2 * 2 + 1]);
-  }
-}
-
 // Adds the sums of the four threads that share rows up.
 template <int IN_M>
 __device__ __forceinline__ void gather_sums(RowState (&rows)[IN_M][2]) {

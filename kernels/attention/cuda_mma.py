@@ -25,6 +25,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _attention_forward as _forward
+from tunebench.kernels._attention import multiplies_lines, padded
 from tunebench.kernels._cuda import ctype, first_product, helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -39,13 +40,9 @@ OTHER_REGISTERS = 48
 """What a thread needs besides scores, results and rows of q: fragments under way, addresses, sums."""
 
 
-def _dim(workload: Attention) -> int:
-    return _forward.padded(workload)
-
-
 def _pitch(workload: Attention) -> int:
     """Return the elements from one line in shared memory to the next (see `PaddedLines`)."""
-    return _dim(workload) + 8
+    return padded(workload) + 8
 
 
 def _threads(row_warps: Any, key_warps: Any) -> Any:
@@ -62,13 +59,13 @@ def _smem_bytes(
     """
     line_bytes = itemsize(workload.dtype) * _pitch(workload)
     tiles = np.where(hold_q == 1, np.maximum(stages * bn, bm), stages * bn + bm)
-    exchange = 4 * (key_warps - 1) * row_warps * 32 * (bm // row_warps // 16) * (_dim(workload) // 2 + 4)
+    exchange = 4 * (key_warps - 1) * row_warps * 32 * (bm // row_warps // 16) * (padded(workload) // 2 + 4)
     return np.maximum(line_bytes * tiles, np.where(key_warps > 1, line_bytes * bm + exchange, 0))
 
 
 def _registers(workload: Attention, bm: Any, bn: Any, row_warps: Any, key_warps: Any, hold_q: Any) -> Any:
     """Return the registers for results, scores and, if they are held, rows of q."""
-    dim, height = _dim(workload), bm // row_warps
+    dim, height = padded(workload), bm // row_warps
     return height * (dim + bn // key_warps) // 32 + hold_q * height * dim // 64
 
 
@@ -298,10 +295,8 @@ class CudaMmaAttention(CudaVariant[Attention]):
         """Return what keeps this problem from tensor cores or from cp.async, or None."""
         if workload.direction != "forward":
             return f"{self.key} computes o and lse, not gradients"
-        if workload.dtype not in ("f16", "bf16"):
-            return f"{self.key} multiplies f16 and bf16, not {workload.dtype}"
-        if workload.head_dim % 8 or workload.head_dim > 256:
-            return f"{self.key} takes head_dim up to 256 in multiples of 8, not {workload.head_dim}"
+        if refused := multiplies_lines(workload, self.key, 256):
+            return refused
         if not any(_forward.tiles_fit(workload, bm, bn, 0, (16, 16)) for bm, bn, *_ in USUAL):
             return (
                 f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
@@ -341,7 +336,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
         names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
         bm, bn, row_warps, key_warps, stages, hold_q = (table[name].astype(np.float64) for name in names)
         divided = {name: table[name] for name in ("bm", "bn", "pack_heads", "split")}
-        share, dim, size = _forward.shares(workload, **divided), _dim(workload), itemsize(workload.dtype)
+        share, dim, size = _forward.shares(workload, **divided), padded(workload), itemsize(workload.dtype)
         scores = share.tiles * bm * bn
         products = 2 * scores * dim / 2048  # of 16 x 8 x 16
         # A warp reads k and v of its keys for all of its rows, and q once a tile or once.
@@ -389,7 +384,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
             "PACK_HEADS": bool(config["pack_heads"]),
             "IN_PARTS": config["split"] > 1,
         }
-        shared = ("types", "ptx", "gemm", "gemm_mma", "reduce")
+        shared = ("types", "ptx", "gemm", "gemm_mma", "reduce", "attention_operand")
         of_attention = ("attention_forward", "attention_fragment", "attention_mma")
         return helpers(*shared, *of_attention) + constants("Choice", **choices) + SOURCE
 

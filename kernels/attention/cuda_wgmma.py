@@ -27,72 +27,27 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _attention_forward as _forward
+from tunebench.kernels import _attention_wgmma as _wgmma
+from tunebench.kernels._attention import multiplies_lines, padded
 from tunebench.kernels._cuda import ctype, helpers
 from tunebench.kernels._gemm import constants
+from tunebench.kernels._wgmma_tile import threads
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, TensorMap, Tiling, ceil_div
+from tunebench.variant import Costs, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.attention import Attention
-
-LINE = 64
-"""Elements of a line of a tile in shared memory: 128 bytes, the longest that is swizzled."""
-
-REGISTERS = 65536
-"""Of an SM."""
-
-PRODUCER_REGISTERS = 32
-"""What the copying warpgroup keeps."""
-
-OTHER_REGISTERS = 32
-"""What a multiplying thread needs besides scores, exponentials and results."""
-
-INSTRUCTION_REGISTERS = 30
-"""What one wgmma needs besides its sums, of the registers a thread is launched with (see gemm's).
-
-Four more than there where the first operand is in registers.
-"""
-
-STAGING_BYTES = 4 * 16 * (32 + 8) * 4
-"""What warps of a warpgroup gather results in: 16 rows of 32 columns of f32, and 8 to spread the banks."""
 
 GROUPS = (1, 4, 16, 64)
 
 
-def _dim(workload: Attention) -> int:
-    return _forward.padded(workload, LINE)
-
-
-def _threads(consumers: Any) -> Any:
-    return 128 * (consumers + 1)
-
-
-def _launched_registers(consumers: Any) -> Any:
-    """Return the registers a thread is launched with: what there is for all, by 8."""
-    return REGISTERS // _threads(consumers) // 8 * 8
-
-
-def _consumer_registers(consumers: Any) -> Any:
-    """Return the registers a multiplying thread may have when the copying ones have given theirs."""
-    block = (consumers + 1) * _launched_registers(consumers)
-    return np.minimum(240, (block - PRODUCER_REGISTERS) // consumers // 8 * 8)
-
-
-def _registers_move(consumers: int) -> bool:
-    """Tell whether they must: not where every thread is launched with as many as it can name."""
-    return bool(_launched_registers(consumers) < 240)
-
-
 def _smem_bytes(workload: Attention, bn: Any, stages: Any, consumers: Any) -> Any:
-    """Return the shared memory of a block: rows of q, the ring, room to gather results, barriers."""
-    line_bytes = _dim(workload) * itemsize(workload.dtype)
+    """Return the shared memory of a block: rows of q and the ring, besides what all such blocks have."""
     barriers = 2 * stages + consumers + 2
-    return (64 * consumers + stages * bn) * line_bytes + consumers * STAGING_BYTES + 8 * barriers
+    return _wgmma.smem_bytes(workload, 64 * consumers + stages * bn, barriers, consumers)
 
 
 def registers_suffice(bn: Any, consumers: Any, workload: Attention) -> Any:
     """Scores, exponentials and results must stay in registers, sums of one wgmma in those launched with."""
-    needed = _dim(workload) // 2 + bn // 2 + bn // 4 + OTHER_REGISTERS
-    one = np.maximum(bn, _dim(workload)) // 2 + INSTRUCTION_REGISTERS
-    return (needed <= _consumer_registers(consumers)) & (one <= _launched_registers(consumers))
+    return _wgmma.registers_suffice(workload, bn, consumers, _wgmma.dim(workload) // 2 + bn // 2 + bn // 4)
 
 
 def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention, device: Device) -> Any:
@@ -204,28 +159,6 @@ __device__ __forceinline__ void produce(const TensorMap& q_map, const TensorMap&
   }
 }
 
-// Issues the products of 64 rows of q, those of this warpgroup, with the tile of k in this place.
-template <class C>
-__device__ __forceinline__ void issue_scores(float (&scores)[1][C::BN / 8][4], u32 rows_at, int first_row,
-                                             u32 tile) {
-#pragma unroll
-  for (int step = 0; step < ceil_div(C::HEAD_DIM, 16); ++step)
-    wgmma_m64k16<typename C::In, C::BN, false, false>(scores[0], C::TileQ::operand(rows_at, first_row, step),
-                                                      C::TileK::operand(tile, 0, step), step > 0);
-  wgmma_commit();
-}
-
-// Issues the products of exponentials with the tile of v in this place.
-template <class C>
-__device__ __forceinline__ void issue_results(float (&results)[1][C::DIM / 8][4],
-                                              const u32 (&p)[C::BN / 16][4], u32 tile) {
-#pragma unroll
-  for (int step = 0; step < C::BN / 16; ++step)
-    wgmma_m64k16_registers<typename C::In, C::DIM, true>(results[0], p[step],
-                                                         C::TileV::operand(tile, 0, step), true);
-  wgmma_commit();
-}
-
 // What a multiplying thread knows of its rows.
 struct MyRows {
   int sees[1][2];  // keys that its rows see
@@ -243,12 +176,6 @@ __device__ __forceinline__ void exponentiate_tile(float (&scores)[1][C::BN / 8][
   exponentiate<1, C::BN>(scores, mine.states, factors, unit);
 }
 
-template <class C>
-__device__ __forceinline__ void round_tile(u32 (&p)[C::BN / 16][4], const float (&scores)[1][C::BN / 8][4]) {
-#pragma unroll
-  for (int step = 0; step < C::BN / 16; ++step) round_operand<typename C::In>(p[step], scores[0], step);
-}
-
 // Computes 64 rows of a tile.
 template <class C, class Turns>
 __device__ __forceinline__ void attend(float (&results)[1][C::DIM / 8][4], MyRows& mine, const RowTile& tile,
@@ -263,7 +190,7 @@ __device__ __forceinline__ void attend(float (&results)[1][C::DIM / 8][4], MyRow
   turn.take();
   const u32 first = tile_here();
   wgmma_fence();
-  issue_scores<C>(scores, rows_at, first_row, first);
+  issue_scores<C, typename C::TileQ, typename C::TileK>(scores[0], rows_at, first_row, first);
   turn.pass();
   wgmma_wait<0>();
   settle(scores[0]);
@@ -271,15 +198,15 @@ __device__ __forceinline__ void attend(float (&results)[1][C::DIM / 8][4], MyRow
   place.advance();
   if (tile.keys.end == 1) release<1>(q_empty);
   exponentiate_tile<C>(scores, factors, mine, tile, 0, unit);
-  round_tile<C>(p, scores);
+  round_scores<C>(p, scores[0]);
 #pragma unroll 1
   for (int i = 1; i < tile.keys.end; ++i) {
     turn.take();
     const u32 of_k = tile_here(), stage_of_k = place.stage;
     wgmma_fence();
-    issue_scores<C>(scores, rows_at, first_row, of_k);
+    issue_scores<C, typename C::TileQ, typename C::TileK>(scores[0], rows_at, first_row, of_k);
     place.advance();
-    issue_results<C>(results, p, tile_here());
+    issue_sums<C, typename C::TileV>(results[0], p, tile_here());
     turn.pass();
     wgmma_wait<1>();
     settle(scores[0]);
@@ -293,12 +220,12 @@ __device__ __forceinline__ void attend(float (&results)[1][C::DIM / 8][4], MyRow
     release<1>(place.empty());
     place.advance();
     rescale<1, C::DIM>(results, factors);
-    round_tile<C>(p, scores);
+    round_scores<C>(p, scores[0]);
   }
   turn.take();
   const u32 last = tile_here();
   wgmma_fence();
-  issue_results<C>(results, p, last);
+  issue_sums<C, typename C::TileV>(results[0], p, last);
   turn.pass();
   wgmma_wait<0>();
   settle(results[0]);
@@ -382,27 +309,18 @@ attention_wgmma(const __grid_constant__ TensorMap q_map, const __grid_constant__
 """
 
 
-class CudaWgmmaAttention(CudaVariant[Attention]):
+class CudaWgmmaAttention(_wgmma.CudaWgmma):
     """Serves f16 and bf16, forward, on Hopper."""
 
     name = "cuda_wgmma"
-    operator = Attention
     space = SPACE
-    minimum_cc = (9, 0)
-    maximum_cc = (9, 0)
-
-    def target(self, device: Device) -> str:
-        """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
-        return "sm_90a"
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return what keeps this problem from wgmma or from TMA, or None."""
         if workload.direction != "forward":
             return f"{self.key} computes o and lse, not gradients"
-        if workload.dtype not in ("f16", "bf16"):
-            return f"{self.key} multiplies f16 and bf16, not {workload.dtype}"
-        if workload.head_dim % 8 or workload.head_dim > 256:
-            return f"{self.key} takes head_dim up to 256 in multiples of 8, not {workload.head_dim}"
+        if refused := multiplies_lines(workload, self.key, 256):
+            return refused
         if not fits(64, 2, workload) and not fits(64, 1, workload):
             return (
                 f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
@@ -414,9 +332,8 @@ class CudaWgmmaAttention(CudaVariant[Attention]):
 
         def work(tile: tuple[int, int, int]) -> float:
             bn, consumers, _ = tile
-            rounds = ceil_div(_forward.blocks(workload, 64 * consumers, 0), device.sm_count)
-            # Two or three warpgroups hide what each waits for; wide tiles cost fewer corrections.
-            return float(rounds * (consumers + (1.0 if consumers == 1 else 0.2)) * (1 + 16 / bn))
+            busy = _wgmma.time_of_busiest(_forward.blocks(workload, 64 * consumers, 0), consumers, device)
+            return busy * (1 + 16 / bn)  # wide tiles cost fewer corrections
 
         group = max(g for g in (1, 4) if g == 1 or g <= workload.batch * workload.heads)
         ordered = (
@@ -445,13 +362,13 @@ class CudaWgmmaAttention(CudaVariant[Attention]):
         names = ("bn", "stages", "consumers")
         bn, stages, consumers = (table[name].astype(np.float64) for name in names)
         share = _forward.shares(workload, bm=64 * table["consumers"], bn=table["bn"])
-        dim, narrow = _dim(workload), _forward.padded(workload)
+        dim, narrow = _wgmma.dim(workload), padded(workload)
         size, scores = itemsize(workload.dtype), share.tiles * 64 * consumers * bn
         fma = 2 * scores + share.tiles * 64 * consumers * dim
         return Costs(
             blocks=share.blocks,
             full_blocks=1 if workload.causal else share.full_blocks,
-            threads=_threads(consumers),
+            threads=threads(consumers),
             smem_bytes=_smem_bytes(workload, bn, stages, consumers),
             fma=fma,
             mma_flop=2 * scores * (narrow + dim),
@@ -468,51 +385,36 @@ class CudaWgmmaAttention(CudaVariant[Attention]):
             + share.tiles * bn / 16 * dim / 2,
         )
 
-    def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
-        """Products of warpgroups, bulk tensor copies, exponentials, and registers that move where scarce."""
-        moves = ["USETMAXREG"] if _registers_move(config["consumers"]) else []
-        return ("HGMMA", "UTMALDG", "MUFU", *moves)
-
     def source(self, workload: Attention, config: Config) -> str:
         """Return the kernel for this head_dim, type and configuration, for all other sizes."""
-        consumers = config["consumers"]
         choices: dict[str, str | bool | int] = {
             "In": ctype(workload.dtype),
             "HEAD_DIM": workload.head_dim,
-            "DIM": _dim(workload),
-            "BM": 64 * consumers,
-            "BN": config["bn"],
-            "STAGES": config["stages"],
-            "CONSUMERS": consumers,
+            **_wgmma.choices(workload, config),
             "PINGPONG": bool(config["pingpong"]),
             "CAUSAL": workload.causal,
-            "THREADS": _threads(consumers),
-            "STAGING_BYTES": consumers * STAGING_BYTES,
-            "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
-            "CONSUMER_REGISTERS": int(_consumer_registers(consumers)) if _registers_move(consumers) else 0,
             "TileQ": "PanelTile<In, BM, DIM, true, 1>",
             "TileK": "PanelTile<In, BN, DIM, true, 1>",
             "TileV": "PanelTile<In, DIM, BN, false, 1>",
         }
-        shared = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma", "reduce")
-        of_attention = ("attention_forward", "attention_fragment")
-        return helpers(*shared, *of_attention) + constants("Choice", **choices) + SOURCE
+        of_forward = ("attention_forward", "attention_fragment")
+        return helpers(*_wgmma.HELPERS, *of_forward) + constants("Choice", **choices) + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return one launch, of as many blocks as stay."""
         consumers, heads = config["consumers"], workload.batch * workload.heads
         row_tiles = int(ceil_div(workload.seq_q, 64 * consumers))
         maps = (
-            _tensor_map(workload, "q", 64 * consumers),
-            _tensor_map(workload, "k", config["bn"]),
-            _tensor_map(workload, "v", config["bn"]),
+            _wgmma.tensor_map(workload, "q", 64 * consumers),
+            _wgmma.tensor_map(workload, "k", config["bn"]),
+            _wgmma.tensor_map(workload, "v", config["bn"]),
         )
         sizes = (Scalar("int", heads), Scalar("int", row_tiles), Scalar("int", config["group_heads"]))
         return (
             Launch(
                 entry="attention_wgmma<Choice>",
                 grid=(heads * row_tiles, 1, 1),
-                block=(_threads(consumers), 1, 1),
+                block=(threads(consumers), 1, 1),
                 arguments=(*maps, "o", "lse", *_forward.scalars(workload), *sizes),
                 smem_bytes=int(_smem_bytes(workload, config["bn"], config["stages"], consumers)),
                 blocks_per_sm=1,
@@ -523,20 +425,6 @@ class CudaWgmmaAttention(CudaVariant[Attention]):
         """Return a problem of few tiles with the same edges."""
         key_tiles = config["stages"] // 2 + 1
         return _forward.shrink(workload, 64 * config["consumers"], config["bn"], 0, key_tiles)
-
-
-def _tensor_map(workload: Attention, name: str, lines: int) -> TensorMap:
-    """Return how tiles of so many lines are copied: a box is one panel of `PanelTile`, lines of 128 bytes."""
-    (tensor,) = (tensor for tensor in workload.inputs() if tensor.name == name)
-    batch, heads, seq, length = tensor.shape
-    size = itemsize(tensor.dtype)
-    return TensorMap(
-        tensor=name,
-        dtype=tensor.dtype,
-        extents=(length, seq, batch * heads),
-        strides_bytes=(length * size, seq * length * size),
-        box=(LINE, lines, 1),
-    )
 
 
 VARIANT = CudaWgmmaAttention()

@@ -24,76 +24,30 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _attention_backward as backward
-from tunebench.kernels._cuda import helpers
+from tunebench.kernels import _attention_wgmma as _wgmma
+from tunebench.kernels._attention import multiplies_lines, padded
+from tunebench.kernels._cuda import flag, helpers
 from tunebench.kernels._gemm import constants
+from tunebench.kernels._wgmma_tile import launched_registers, threads
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, TensorMap, Tiling, ceil_div
+from tunebench.variant import Costs, Launch, Scalar, TensorMap, Tiling
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
-LINE = 64
-"""Elements of a line of a tile in shared memory: 128 bytes, the longest that is swizzled."""
-
 MAX_HEAD_DIM = 128
-REGISTERS = 65536
-"""Of an SM."""
-PRODUCER_REGISTERS = 32
-"""What the copying warpgroup keeps."""
-OTHER_REGISTERS = 32
-"""What a multiplying thread needs besides sums, scores and dp."""
-INSTRUCTION_REGISTERS = 30
-"""What one wgmma needs besides its sums, of the registers a thread is launched with (see gemm's).
-
-Four more than there where the first operand is in registers.
-"""
-STAGING_BYTES = 4 * 16 * (32 + 8) * 4
-"""What warps of a warpgroup gather results in: 16 rows of 32 columns of f32, and 8 to spread the banks."""
 TERMS_APART = 2
 """Heads of the terms are a multiple of so many queries apart: 16 bytes, as TMA needs."""
 
 
-def _dim(workload: Attention) -> int:
-    """Return head_dim with the zeros that make it whole lines."""
-    return int(ceil_div(workload.head_dim, LINE)) * LINE
-
-
-def _narrow(workload: Attention) -> int:
-    """Return what of it scores are summed over."""
-    return int(ceil_div(workload.head_dim, 16)) * 16
-
-
-def _threads(consumers: Any) -> Any:
-    return 128 * (consumers + 1)
-
-
-def _launched_registers(consumers: Any) -> Any:
-    """Return the registers a thread is launched with: what there is for all, by 8."""
-    return np.minimum(255, REGISTERS // _threads(consumers)) // 8 * 8
-
-
-def _consumer_registers(consumers: Any) -> Any:
-    """Return the registers a multiplying thread may have when the copying ones have given theirs."""
-    block = (consumers + 1) * _launched_registers(consumers)
-    return np.minimum(240, (block - PRODUCER_REGISTERS) // consumers // 8 * 8)
-
-
-def _registers_move(consumers: int) -> bool:
-    """Tell whether they must: not where every thread is launched with as many as it can name."""
-    return bool(_launched_registers(consumers) < 240)
-
-
 def _smem_bytes(workload: Attention, bn: Any, stages: Any, consumers: Any) -> Any:
-    """Return the shared memory of a block: its rows, the ring, terms, room to gather results, barriers."""
-    line_bytes = _dim(workload) * itemsize(workload.dtype)
-    lines = 2 * 64 * consumers + stages * 2 * bn
-    return lines * line_bytes + 8 * stages * bn + consumers * STAGING_BYTES + 8 * (2 * stages + consumers + 1)
+    """Return the shared memory of a block: rows, the ring and terms, besides what all such blocks have."""
+    lines, barriers = 2 * 64 * consumers + stages * 2 * bn, 2 * stages + consumers + 1
+    return _wgmma.smem_bytes(workload, lines, barriers, consumers) + 8 * stages * bn
 
 
 def registers_suffice(bn: Any, consumers: Any, early: Any, workload: Attention) -> Any:
     """Sums of dk and dv, scores and dp must stay in registers; sums of one wgmma in those launched with."""
-    needed = _dim(workload) + bn + early * bn // 4 + OTHER_REGISTERS
-    one = np.maximum(bn, _dim(workload)) // 2 + INSTRUCTION_REGISTERS
-    return (needed <= _consumer_registers(consumers)) & (one <= _launched_registers(consumers))
+    return _wgmma.registers_suffice(workload, bn, consumers, _wgmma.dim(workload) + bn + early * bn // 4)
 
 
 def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention, device: Device) -> Any:
@@ -144,7 +98,7 @@ attention_gradients(const __grid_constant__ TensorMap x_map, const __grid_consta
   u8* const stages = own + 2 * C::TileX::BYTES;
   u8* const staged_terms = stages + 2 * C::STAGES * C::TileU::BYTES;
   u8* const staging = staged_terms + 8 * C::STAGES * C::BN;
-  const u32 barriers = shared_address(staging + C::CONSUMERS * C::STAGING_BYTES), x_at = shared_address(own);
+  const u32 barriers = shared_address(staging + C::STAGING_BYTES), x_at = shared_address(own);
   const Places<C> at = {x_at, x_at + C::TileX::BYTES, barriers, barriers + 8 * (2 * C::STAGES + C::CONSUMERS),
                         shared_address(stages)};
   if (threadIdx.x == 0) {
@@ -177,37 +131,26 @@ attention_gradients(const __grid_constant__ TensorMap x_map, const __grid_consta
 """
 
 
-class CudaWgmmaAttentionBackward(CudaVariant[Attention]):
+class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
     """Serves f16 and bf16 on Hopper: causal or not, grouped queries, any lengths."""
 
     name = "cuda_wgmma_backward"
-    operator = Attention
     space = SPACE
-    minimum_cc = (9, 0)
-    maximum_cc = (9, 0)
-
-    def target(self, device: Device) -> str:
-        """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
-        return "sm_90a"
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return what keeps this problem from wgmma or from TMA, or None."""
-        if workload.dtype not in ("f16", "bf16"):
-            return f"{self.key} multiplies f16 and bf16, not {workload.dtype}"
-        if workload.head_dim % 8 or workload.head_dim > MAX_HEAD_DIM:
-            return (
-                f"{self.key} takes head_dim up to {MAX_HEAD_DIM} in multiples of 8, not {workload.head_dim}"
-            )
-        return backward.serves(workload, self.key, 64)
+        refused = multiplies_lines(workload, self.key, MAX_HEAD_DIM)
+        return refused or backward.serves(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the usual tile of which the busiest SM has the least to do."""
 
         def work(tile: tuple[int, int, int]) -> float:
             _, consumers, stages = tile
-            rounds = ceil_div(backward.blocks(workload, "keys", 64 * consumers), device.sm_count)
-            # Two warpgroups hide what each waits for, and more stages what both do.
-            return float(rounds * (consumers + (1.0 if consumers == 1 else 0.2)) * (1 + 0.1 / stages))
+            busy = _wgmma.time_of_busiest(
+                backward.blocks(workload, "keys", 64 * consumers), consumers, device
+            )
+            return busy * (1 + 0.1 / stages)  # more stages hide what all wait for
 
         usual = (
             Config({"bn": bn, "consumers": consumers, "stages": stages, "early": early, "together": "head"})
@@ -221,7 +164,7 @@ class CudaWgmmaAttentionBackward(CudaVariant[Attention]):
         return (
             Tiling(dimension="seq_k", extent=workload.seq_k, tile=64 * config["consumers"]),
             Tiling(dimension="seq_q", extent=workload.seq_q, tile=config["bn"]),
-            Tiling(dimension="head_dim", extent=workload.head_dim, tile=_narrow(workload)),
+            Tiling(dimension="head_dim", extent=workload.head_dim, tile=padded(workload)),
         )
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
@@ -235,13 +178,13 @@ class CudaWgmmaAttentionBackward(CudaVariant[Attention]):
             works,
             "mma_flop",
             ("mma_flop", "sfu", "fma", "smem_traffic_bytes", "fill_bytes", "instructions"),
-            threads=_threads(consumers),
+            threads=threads(consumers),
             smem_bytes=_smem_bytes(workload, bn, table["stages"], consumers),
-            registers=np.minimum(_dim(workload) + 16, _launched_registers(consumers)),
+            registers=np.minimum(_wgmma.dim(workload) + 16, launched_registers(consumers, 1)),
             mma_dtype=workload.dtype,
             # A warpgroup adds 16 queries to its sums of dk by one product of 64 x dim: dim / 2 clocks of all
             # tensor cores of its SM, and the next adds to the same sums.
-            chain_clocks=device.l2_latency + works[0].met.most * bn / 16 * _dim(workload) / 2,
+            chain_clocks=device.l2_latency + works[0].met.most * bn / 16 * _wgmma.dim(workload) / 2,
             serial_launches=3,
         )
 
@@ -249,7 +192,7 @@ class CudaWgmmaAttentionBackward(CudaVariant[Attention]):
         """Count the products, exponentials, and what is copied."""
         bn, consumers = (table[name].astype(np.float64) for name in ("bn", "consumers"))
         met = backward.meetings(workload, side, 64 * table["consumers"], table["bn"])
-        dim, narrow, gradients = _dim(workload), _narrow(workload), 2 if side == "keys" else 1
+        dim, narrow, gradients = _wgmma.dim(workload), padded(workload), 2 if side == "keys" else 1
         scores, line_bytes = 64 * consumers * bn, itemsize(workload.dtype) * workload.head_dim
         of_step = {
             "mma_flop": 2 * scores * (2 * narrow + gradients * dim),
@@ -266,34 +209,20 @@ class CudaWgmmaAttentionBackward(CudaVariant[Attention]):
             met, of_step, of_block, {"fill_bytes": 2.0 * line_bytes * (all_rows + met.all_lines)}
         )
 
-    def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:
-        """Products of warpgroups, bulk tensor copies, exponentials, and registers that move where scarce."""
-        moves = ["USETMAXREG"] if _registers_move(config["consumers"]) else []
-        return ("HGMMA", "UTMALDG", "MUFU", *moves)
-
     def source(self, workload: Attention, config: Config) -> str:
         """Return the kernels for this head_dim, type and configuration, for all other sizes."""
-        consumers = config["consumers"]
         choices: dict[str, str | bool | int] = {
-            "DIM": _dim(workload),
-            "BM": 64 * consumers,
-            "BN": config["bn"],
-            "STAGES": config["stages"],
-            "CONSUMERS": consumers,
+            **backward.problem(workload),
+            **_wgmma.choices(workload, config),
             "EARLY": bool(config["early"]),
             "BY_HEAD": config["together"] == "head",
             "ADDS_DQ": False,
-            "THREADS": _threads(consumers),
-            "STAGING_BYTES": STAGING_BYTES,
-            "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
-            "CONSUMER_REGISTERS": int(_consumer_registers(consumers)) if _registers_move(consumers) else 0,
             "TileX": "PanelTile<In, BM, DIM, true, 1>",
             "TileU": "PanelTile<In, BN, DIM, true, 1>",
             "TileUAcross": "PanelTile<In, DIM, BN, false, 1>",
         }
-        shared = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma", "reduce")
-        choice = constants("Choice", **backward.problem(workload), **choices)
-        return helpers(*shared, "attention_backward", "attention_backward_wgmma") + choice + SOURCE
+        of_backward = ("attention_backward", "attention_backward_wgmma")
+        return helpers(*_wgmma.HELPERS, *of_backward) + constants("Choice", **choices) + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the terms of queries, then dk and dv, then dq."""
@@ -308,11 +237,11 @@ class CudaWgmmaAttentionBackward(CudaVariant[Attention]):
         own, others = (("q", "do"), ("k", "v")) if of_queries else (("k", "v"), ("q", "do"))
         names = [(name, 64 * consumers) for name in own] + [(name, bn) for name in others]
         return Launch(
-            entry=f"attention_gradients<Choice, {str(of_queries).lower()}>",
+            entry=f"attention_gradients<Choice, {flag(of_queries)}>",
             grid=(int(backward.blocks(workload, side, 64 * consumers)), 1, 1),
-            block=(_threads(consumers), 1, 1),
+            block=(threads(consumers), 1, 1),
             arguments=(
-                *(_tensor_map(workload, name, lines) for name, lines in names),
+                *(_wgmma.tensor_map(workload, name, lines) for name, lines in names),
                 _terms_map(workload, bn),
                 "terms",
                 *(("dq", "dq") if of_queries else ("dv", "dk")),
@@ -331,20 +260,6 @@ class CudaWgmmaAttentionBackward(CudaVariant[Attention]):
         return backward.shrink(
             workload, max(64 * config["consumers"], config["bn"]), 64 * config["consumers"]
         )
-
-
-def _tensor_map(workload: Attention, name: str, lines: int) -> TensorMap:
-    """Return how tiles of so many lines are copied: a box is one panel of `PanelTile`, lines of 128 bytes."""
-    (tensor,) = (tensor for tensor in workload.inputs() if tensor.name == name)
-    batch, heads, seq, length = tensor.shape
-    size = itemsize(tensor.dtype)
-    return TensorMap(
-        tensor=name,
-        dtype=tensor.dtype,
-        extents=(length, seq, batch * heads),
-        strides_bytes=(length * size, seq * length * size),
-        box=(LINE, lines, 1),
-    )
 
 
 def _terms_map(workload: Attention, queries: int) -> TensorMap:
