@@ -10,13 +10,14 @@ import dataclasses
 from typing import Any, Literal
 
 from tunebench._lazy import np
+from tunebench.kernels._attention import kept
 from tunebench.kernels._cuda import ctype
+from tunebench.kernels._gemm import MAX_BLOCKS, alignment
 from tunebench.variant import Costs, Launch, Scalar, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = [
-    "MAX_BLOCKS",
     "Meetings",
     "Work",
     "as_costs",
@@ -34,8 +35,6 @@ __all__ = [
 
 Side = Literal["keys", "queries"]
 
-MAX_BLOCKS = 2**31 - 1
-"""Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
 MAX_SEQUENCE = 2**30
 """Longest sequence: what tiles add to a row's number stays within 32 bits."""
 TERMS_THREADS = 256
@@ -195,7 +194,7 @@ def serves(workload: Attention, key: str, least_tile: int) -> str | None:
 
 def problem(workload: Attention) -> dict[str, str | bool | int]:
     """Return the constants that the problem decides; sizes but head_dim are arguments."""
-    vec = min(workload.head_dim & -workload.head_dim, 16 // (4 if workload.dtype == "f32" else 2))
+    vec = alignment(workload.head_dim, workload.dtype)
     accesses = ceil_div(workload.head_dim, vec)
     return {
         "In": ctype(workload.dtype),
@@ -242,14 +241,10 @@ def terms_launch(workload: Attention, sums: str, multiple: int = 1) -> Launch:
 
 def shrink(workload: Attention, tile_q: int, tile_k: int) -> Attention:
     """Return a small problem with the same edges: two tiles of either side and what is left, two heads."""
-
-    def keep(extent: int, tile: int, tiles: int) -> int:
-        return min(extent, tile * tiles + extent % tile)
-
     small = workload
     for tiles in (2, 1):
-        seq_q = keep(workload.seq_q, tile_q, tiles)
-        seq_k = keep(workload.seq_k, tile_k, tiles)
+        seq_q = kept(workload.seq_q, tile_q, tiles)
+        seq_k = kept(workload.seq_k, tile_k, tiles)
         if workload.causal:  # the diagonal stays where it is among the tiles, or nearly so
             seq_q = min(seq_q, seq_k)
         group = min(2, workload.group)

@@ -11,19 +11,19 @@ import math
 from typing import Any
 
 from tunebench._lazy import np
+from tunebench.kernels._attention import kept
 from tunebench.kernels._cuda import ctype
+from tunebench.kernels._gemm import MAX_BLOCKS
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = [
     "LOG2_E",
-    "MAX_BLOCKS",
     "SPLITS",
     "Share",
     "blocks",
     "combine",
-    "padded",
     "rows",
     "scalars",
     "scratch",
@@ -36,9 +36,6 @@ __all__ = [
 
 LOG2_E = math.log2(math.e)
 
-MAX_BLOCKS = 2**31 - 1
-"""Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
-
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Blocks that may share the keys of some rows."""
 
@@ -50,11 +47,6 @@ LEAST_TILES = 2
 
 COMBINE_THREADS = 128
 """Threads of a block of `attention_combine`, which has a row."""
-
-
-def padded(workload: Attention, multiple: int = 16) -> int:
-    """Return head_dim with the zeros that kernels add to it."""
-    return int(ceil_div(workload.head_dim, multiple) * multiple)
 
 
 def rows(workload: Attention, pack_heads: Any) -> Any:
@@ -206,20 +198,16 @@ def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tup
 
 def shrink(workload: Attention, bm: int, bn: int, pack_heads: int, key_tiles: int) -> Attention:
     """Return a small problem with the same edges: few tiles of rows and of keys, of one group of heads."""
-
-    def keep(extent: int, tile: int, count: int) -> int:
-        return min(extent, tile * count + extent % tile)
-
     group = workload.group
     tall = max(1, ceil_div(bm, group)) if pack_heads else bm
-    seq_q = keep(workload.seq_q, tall, 1)
-    seq_k = max(keep(workload.seq_k, bn, key_tiles), seq_q if workload.causal else 1)
-    kept = min(workload.heads_k, 2 if group == 1 else 1)
+    seq_q = kept(workload.seq_q, tall, 1)
+    seq_k = max(kept(workload.seq_k, bn, key_tiles), seq_q if workload.causal else 1)
+    heads_k = min(workload.heads_k, 2 if group == 1 else 1)
     return dataclasses.replace(
         workload,
-        batch=min(workload.batch, 2 if kept == 1 and group < 3 else 1),
-        heads=kept * group,
-        heads_k=kept,
+        batch=min(workload.batch, 2 if heads_k == 1 and group < 3 else 1),
+        heads=heads_k * group,
+        heads_k=heads_k,
         seq_q=seq_q,
         seq_k=seq_k,
     )

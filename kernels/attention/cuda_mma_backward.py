@@ -28,7 +28,8 @@ from typing import Any, Literal
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels import _attention_backward as backward
-from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._attention import multiplies_lines, padded
+from tunebench.kernels._cuda import first_product, flag, helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
@@ -42,19 +43,14 @@ HELD = 176
 """Sums, of gradients and of scores, that a thread may keep: with more the compiler spills."""
 
 
-def _depth(workload: Attention) -> int:
-    """Return head_dim with the zeros that make it a multiple of what an instruction takes."""
-    return int(ceil_div(workload.head_dim, 16)) * 16
-
-
 def _apart(workload: Attention) -> bool:
     """Return whether dk and dv have a pass each."""
-    return _depth(workload) > TOGETHER
+    return padded(workload) > TOGETHER
 
 
 def _pitch(workload: Attention) -> int:
     """Return the elements from a line in shared memory to the next."""
-    chunks = _depth(workload) // 8
+    chunks = padded(workload) // 8
     return 8 * (chunks + (chunks & (chunks - 1) != 0))
 
 
@@ -77,8 +73,8 @@ def shared_memory_fits(
 def sums_fit(rows: Any, dq_rows: Any, part: Any, workload: Attention) -> Any:
     """Sums of a warp's rows, and of as many scores twice, must fit in registers."""
     gradients = 1 if _apart(workload) else 2
-    keys = rows * _depth(workload) // 32 * gradients + rows * part // 16
-    queries = dq_rows * _depth(workload) // 32 + dq_rows * part // 16
+    keys = rows * padded(workload) // 32 * gradients + rows * part // 16
+    queries = dq_rows * padded(workload) // 32 + dq_rows * part // 16
     return (keys <= HELD) & (queries <= HELD)
 
 
@@ -91,7 +87,7 @@ def tiles_are_of_use(warps: Any, rows: Any, step: Any, workload: Attention) -> A
 def dq_is_of_use(warps: Any, dq: Any, dq_rows: Any, step: Any, workload: Attention) -> Any:
     """A second pass has tiles of use; adding dq up needs a share of it for each warp, in whole operands."""
     by_query = np.minimum(warps, step // 16)
-    shared = _depth(workload) % (16 * (warps // by_query)) == 0
+    shared = padded(workload) % (16 * (warps // by_query)) == 0
     of_use = (dq_rows == 16) | (warps * dq_rows < 2 * workload.seq_q)
     return np.where(dq == "atomic", shared & (dq_rows == 16), of_use)
 
@@ -313,7 +309,7 @@ class _Pass:
         """Count whole tiles; of copies, the rows that exist."""
         names = ("warps", "rows" if self.side == "keys" else "dq_rows", "step", "part")
         warps, rows, step, part = (table[name].astype(np.float64) for name in names)
-        tile, depth, scores = warps * rows, float(_depth(workload)), 1 + self.sums_ds
+        tile, depth, scores = warps * rows, float(padded(workload)), 1 + self.sums_ds
         met = backward.meetings(workload, self.side, table["warps"] * table[names[1]], table["step"])
         products = scores + self.sums_p + self.sums_ds + self.adds_dq
         flop = 2 * tile * step * depth * products
@@ -344,7 +340,7 @@ class _Pass:
 
     def _fragments(self, workload: Attention, warps: Any, rows: Any, step: Any, part: Any) -> Any:
         """Return the fragments of 512 bytes that a block reads in a step."""
-        deep = _depth(workload) / 16
+        deep = padded(workload) / 16
         found = (1 + self.sums_ds) * warps * step / part * deep * (rows + part) / 16
         found = found + (self.sums_p + self.sums_ds) * warps * step / 16 * deep
         by_query = np.minimum(warps, step / 16)
@@ -364,11 +360,8 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return what keeps this problem from tensor cores or from copies of 16 bytes, or None."""
-        if workload.dtype == "f32":
-            return f"{self.key} multiplies f16 and bf16; f32 has no tensor-core instruction"
-        if workload.head_dim % 8 or workload.head_dim > MAX_HEAD_DIM:
-            return f"{self.key} needs head_dim to be a multiple of 8 up to {MAX_HEAD_DIM}"
-        return backward.serves(workload, self.key, 64)
+        refused = multiplies_lines(workload, self.key, MAX_HEAD_DIM)
+        return refused or backward.serves(workload, self.key, 64)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile that gives each SM a block, with dq added up as libraries do."""
@@ -383,7 +376,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         return (
             Tiling(dimension="seq_k", extent=workload.seq_k, tile=keys),
             Tiling(dimension="seq_q", extent=workload.seq_q, tile=config["step"]),
-            Tiling(dimension="head_dim", extent=workload.head_dim, tile=_depth(workload)),
+            Tiling(dimension="head_dim", extent=workload.head_dim, tile=padded(workload)),
         )
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
@@ -399,7 +392,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         passes = [of_keys, *([_Pass(side="keys", sums_p=True, sums_ds=False)] if apart else []), of_queries]
         works = [one.work(workload, table) for one in passes]
         met = works[0].met
-        sums = rows * _depth(workload) / 32 * (1 if apart else 2)
+        sums = rows * padded(workload) / 32 * (1 if apart else 2)
         return backward.as_costs(
             tuple(works),
             "mma_flop",
@@ -421,7 +414,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         """Return the kernels for this problem's type and head_dim and this configuration."""
         parameters = ("warps", "rows", "dq_rows", "step", "part", "stages")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in parameters}
-        choices |= {"THREADS": 32 * config["warps"], "DEPTH": _depth(workload)}
+        choices |= {"THREADS": 32 * config["warps"], "DEPTH": padded(workload)}
         choices |= {"ADDS_DQ": config["dq"] == "atomic", "BY_HEAD": config["together"] == "head"}
         choice = constants("Choice", **backward.problem(workload), **choices)
         names = ("types", "ptx", "reduce", "gemm", "gemm_mma", "attention_backward", "attention_backward_mma")
@@ -446,7 +439,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         """Return one pass over the scores; what it does not write is not named twice."""
         atomic, of_queries = config["dq"] == "atomic", side == "queries"
         tile = config["warps"] * config["dq_rows" if of_queries else "rows"]
-        flags = ", ".join(str(flag).lower() for flag in (of_queries, sums_p, sums_ds))
+        flags = ", ".join(flag(value) for value in (of_queries, sums_p, sums_ds))
         targets = ("dq" if of_queries else "dv", "dq" if of_queries else "dk")
         adds = atomic and not of_queries
         return Launch(

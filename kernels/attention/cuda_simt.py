@@ -20,6 +20,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _attention_forward as _forward
+from tunebench.kernels._attention import padded
 from tunebench.kernels._cuda import ctype, first_product, helpers
 from tunebench.kernels._gemm import alignment, constants
 from tunebench.space import Config, Parameter, Space, Table
@@ -35,11 +36,6 @@ def _threads(bm: Any, tm: Any, lanes: Any) -> Any:
     return bm // tm * lanes
 
 
-def _score_dim(workload: Attention) -> int:
-    """Return the columns of q and k in shared memory, by four."""
-    return _forward.padded(workload, 4)
-
-
 def _result_dim(workload: Attention, lanes: Any) -> Any:
     """Return the columns of v in shared memory: as many groups of four for each lane."""
     return ceil_div(workload.head_dim, 4 * lanes) * 4 * lanes
@@ -47,7 +43,7 @@ def _result_dim(workload: Attention, lanes: Any) -> Any:
 
 def _smem_bytes(workload: Attention, bm: Any, bn: Any, lanes: Any) -> Any:
     """Return the shared memory of a block, all f32: q, k, exponentials and v, lines padded but those of v."""
-    pitch = _score_dim(workload) + 4
+    pitch = padded(workload, 4) + 4
     return 4 * ((bm + bn) * pitch + bm * (bn + 4) + bn * _result_dim(workload, lanes))
 
 
@@ -301,7 +297,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
         share = _forward.shares(
             workload, **{name: table[name] for name in ("bm", "bn", "pack_heads", "split")}
         )
-        score_dim, result_dim = _score_dim(workload), _result_dim(workload, lanes)
+        score_dim, result_dim = padded(workload, 4), _result_dim(workload, lanes)
         threads, scores = _threads(bm, tm, lanes), share.tiles * bm * bn
         # Four columns of tm rows and of a thread's keys; four keys of tm rows, and its columns of v for each.
         wide = (tm + bn / lanes) * score_dim / 4 + bn / 4 * (tm + result_dim / lanes)
@@ -331,7 +327,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
         choices |= {
             "In": ctype(workload.dtype),
             "HEAD_DIM": workload.head_dim,
-            "SCORE_DIM": _score_dim(workload),
+            "SCORE_DIM": padded(workload, 4),
             "RESULT_DIM": int(_result_dim(workload, config["lanes"])),
             "VEC": min(alignment(workload.head_dim, workload.dtype), 16 // itemsize("f32")),
             "THREADS": int(_threads(config["bm"], config["tm"], config["lanes"])),

@@ -20,7 +20,8 @@ from typing import Any, Literal
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels import _attention_backward as backward
-from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._attention import padded
+from tunebench.kernels._cuda import first_product, flag, helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
@@ -31,11 +32,6 @@ ALONG = 16
 """Threads along the columns of a tile."""
 
 
-def _depth(workload: Attention) -> int:
-    """Return head_dim with the zeros that make it whole fours."""
-    return int(ceil_div(workload.head_dim, 4)) * 4
-
-
 def _pitch(length: Any) -> Any:
     """Return the elements from a line of so many to the next: an odd number of fours."""
     return np.where(length // 4 % 2 == 0, length + 4, length)
@@ -43,12 +39,12 @@ def _pitch(length: Any) -> Any:
 
 def _smem_bytes(workload: Attention, rows: Any, step: Any) -> Any:
     """Return the shared memory of a block: two tiles of either side, p and ds, all f32."""
-    return 4 * ((2 * rows + 2 * step) * _pitch(_depth(workload)) + 2 * rows * _pitch(step))
+    return 4 * ((2 * rows + 2 * step) * _pitch(padded(workload, 4)) + 2 * rows * _pitch(step))
 
 
 def _sums(workload: Attention, threads: Any, rows: Any) -> Any:
     """Return the sums that a thread keeps of one gradient."""
-    return rows // (threads // ALONG) * ceil_div(_depth(workload), 4 * ALONG) * 4
+    return rows // (threads // ALONG) * ceil_div(padded(workload, 4), 4 * ALONG) * 4
 
 
 def work_is_shared(threads: Any, rows: Any, step: Any, workload: Attention) -> Any:
@@ -180,7 +176,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         return (
             Tiling(dimension="seq_k", extent=workload.seq_k, tile=config["rows"]),
             Tiling(dimension="seq_q", extent=workload.seq_q, tile=config["step"]),
-            Tiling(dimension="head_dim", extent=workload.head_dim, tile=_depth(workload)),
+            Tiling(dimension="head_dim", extent=workload.head_dim, tile=padded(workload, 4)),
         )
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
@@ -209,7 +205,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         """Count the products, and what is read of shared memory for them."""
         threads, rows, step = (table[name].astype(np.float64) for name in SPACE.names)
         met = backward.meetings(workload, side, table["rows"], table["step"])
-        depth, gradients, across = float(_depth(workload)), 2 if side == "keys" else 1, threads / ALONG
+        depth, gradients, across = float(padded(workload, 4)), 2 if side == "keys" else 1, threads / ALONG
         a, b, warps = rows / across, step / ALONG, threads / 32
         # Fours of a thread: of its rows and columns for each score, of factors and lines for each gradient.
         of_scores = 2 * depth / 4 * (a + b)
@@ -234,7 +230,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
     def source(self, workload: Attention, config: Config) -> str:
         """Return the kernels for this problem's type and head_dim and this configuration."""
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in SPACE.names}
-        choices |= {"DEPTH": _depth(workload), "ADDS_DQ": False}
+        choices |= {"DEPTH": padded(workload, 4), "ADDS_DQ": False}
         choice = constants("Choice", **backward.problem(workload), **choices)
         return helpers("types", "reduce", "attention_backward", "attention_backward_simt") + choice + SOURCE
 
@@ -249,7 +245,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
     def _pass(self, workload: Attention, config: Config, side: Literal["keys", "queries"]) -> Launch:
         of_queries = side == "queries"
         return Launch(
-            entry=f"attention_gradients<Choice, {str(of_queries).lower()}>",
+            entry=f"attention_gradients<Choice, {flag(of_queries)}>",
             grid=(int(backward.blocks(workload, side, config["rows"])), 1, 1),
             block=(config["threads"], 1, 1),
             arguments=(
