@@ -153,38 +153,31 @@ class Share:
     blocks: Any
 
 
-def shares(workload: Attention, **choices: Any) -> Share:
-    """Return what blocks do, by columns of `bm`, `bn` and, where there are, `pack_heads` and `split`."""
-    columns = np.stack([np.asarray(column, np.int64) for column in choices.values()])
-    unlike, rows_of = np.unique(columns, axis=1, return_inverse=True)
-    each = [_share(workload, **dict(zip(choices, column, strict=True))) for column in unlike.T.tolist()]
-    fields = (field.name for field in dataclasses.fields(Share))
-    found = {name: np.array([getattr(share, name) for share in each], np.float64) for name in fields}
-    return Share(**{name: column[rows_of.ravel()] for name, column in found.items()})
-
-
-def _share(workload: Attention, *, bm: int, bn: int, pack_heads: int = 0, split: int = 1) -> Share:
-    """Return what blocks do in one configuration."""
-    count, heads = int(rows(workload, pack_heads)), int(_heads(workload, pack_heads))
-    all_tiles, of_last = ceil_div(workload.seq_k, bn), count - (ceil_div(count, bm) - 1) * bm
-    most = ceil_div(all_tiles, split)
+def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split: Any = 1) -> Share:
+    """Return what blocks do, by columns."""
+    bm, bn, pack_heads, split = np.broadcast_arrays(bm, bn, pack_heads, split)
+    count, heads = rows(workload, pack_heads), 1.0 * _heads(workload, pack_heads)
+    all_tiles, row_tiles = ceil_div(workload.seq_k, bn), ceil_div(count, bm)
+    most, over = ceil_div(all_tiles, split), all_tiles % split
+    together = row_tiles * all_tiles
+    if workload.causal:
+        unlike, of_row = np.unique(np.stack((bm, bn, pack_heads)), axis=1, return_inverse=True)
+        together = np.array([_tiles_seen(workload, *each) for each in unlike.T.tolist()])[of_row.ravel()]
     return Share(
         tiles=most,
         # The last tile of keys may be short, and be among these.
         keys=most * bn - (all_tiles * bn - workload.seq_k),
-        rows=of_last,
-        full_blocks=heads * (all_tiles % split or split) * (1 if workload.causal else ceil_div(count, bm)),
-        blocks=heads * _tiles_of_head(workload, bm, bn, pack_heads) / most,
+        rows=count - (row_tiles - 1) * bm,
+        full_blocks=heads * np.where(over > 0, over, split) * (1 if workload.causal else row_tiles),
+        blocks=heads * together / most,
     )
 
 
-def _tiles_of_head(workload: Attention, bm: int, bn: int, pack: int) -> int:
-    """Return the tiles of keys that the rows of a head, or of a group, take together."""
-    count = int(rows(workload, pack))
-    if not workload.causal:
-        return int(ceil_div(count, bm) * ceil_div(workload.seq_k, bn))
+def _tiles_seen(workload: Attention, bm: int, bn: int, pack_heads: int) -> int:
+    """Return the tiles of keys that the rows of a head, or of a group, see together under a causal mask."""
+    count = int(rows(workload, pack_heads))
     last = np.minimum(np.arange(bm, count + bm, bm), count) - 1
-    seen = last // (workload.group if pack else 1) + 1 + workload.seq_k - workload.seq_q
+    seen = last // (workload.group if pack_heads else 1) + 1 + workload.seq_k - workload.seq_q
     return int(ceil_div(seen, bn).sum())
 
 
