@@ -8,30 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunebench._lazy import np
+from tunebench.device import Device
 from tunebench.kernels._attention import kept
 from tunebench.kernels._cuda import ctype
 from tunebench.kernels._gemm import MAX_BLOCKS
+from tunebench.space import Config, Constraint, Parameter, Value
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = [
+    "CONSTRAINTS",
     "LOG2_E",
-    "SPLITS",
+    "PARAMETERS",
     "Share",
     "blocks",
-    "combine",
+    "launches",
+    "problem",
     "rows",
     "scalars",
     "scratch",
+    "serves",
     "shares",
     "shrink",
-    "split_is_of_use",
     "tiles",
     "tiles_fit",
+    "usual",
 ]
 
 LOG2_E = math.log2(math.e)
@@ -64,6 +70,15 @@ def blocks(workload: Attention, bm: Any, pack_heads: Any) -> Any:
     return _heads(workload, pack_heads) * ceil_div(rows(workload, pack_heads), bm)
 
 
+def serves(workload: Attention, key: str, fits: Any) -> str | None:
+    """Return why a forward variant cannot do a problem, or None; `fits` tells whether any tile does."""
+    if workload.direction != "forward":
+        return f"{key} computes o and lse, not gradients"
+    if not fits:
+        return f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {key}"
+    return None
+
+
 def scalars(workload: Attention) -> tuple[Scalar, ...]:
     """Return the sizes and the factor that kernels take: group, seq_q, seq_k, unit."""
     sizes = (workload.group, workload.seq_q, workload.seq_k)
@@ -86,47 +101,111 @@ def tiles(workload: Attention, bm: int, bn: int, pack_heads: int, dim_step: int)
 # -- parts of keys ------------------------------------------------------------------------------------------
 
 
-def split_is_of_use(workload: Attention, bm: Any, bn: Any, pack_heads: Any, split: Any, sm_count: int) -> Any:
+def _heads_are_shared(pack_heads: Any, workload: Attention) -> Any:
+    """Heads make one tile only where they share keys."""
+    return (pack_heads == 0) | (workload.group > 1)
+
+
+def _split_is_of_use(
+    bm: Any, bn: Any, pack_heads: Any, split: Any, workload: Attention, device: Device
+) -> Any:
     """Keys are split only where blocks are few, into parts of some tiles."""
-    few = blocks(workload, 1.0 * bm, pack_heads) * (split // 2) < 2 * sm_count
+    few = blocks(workload, 1.0 * bm, pack_heads) * (split // 2) < 2 * device.sm_count
     return (split == 1) | (few & (ceil_div(workload.seq_k, bn) >= LEAST_TILES * split))
 
 
-def scratch_fits(workload: Attention, parts: Any) -> Any:
+def _scratch_fits(split: Any, workload: Attention) -> Any:
     """Results of all parts must fit in the scratch."""
-    o_rows = float(workload.batch * workload.heads * workload.seq_q)
-    return (parts == 1) | (4 * o_rows * parts * (workload.head_dim + 1) <= MAX_SCRATCH_BYTES)
+    o_rows = float(_rows_of_o(workload))
+    return (split == 1) | (4 * o_rows * split * (workload.head_dim + 1) <= MAX_SCRATCH_BYTES)
+
+
+PARAMETERS = (
+    Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
+    Parameter("split", SPLITS, "blocks that share the keys"),
+)
+CONSTRAINTS: tuple[Constraint, ...] = (_heads_are_shared, _split_is_of_use, _scratch_fits)
+
+
+def usual(
+    workload: Attention, device: Device, tiles: Sequence[Mapping[str, Value]]
+) -> Iterator[dict[str, Value]]:
+    """Yield tiles that are enough for all SMs, then others, the lowest first, keys of which are split.
+
+    Args:
+        workload: The problem.
+        device: Whose SMs they are.
+        tiles: Values of `bm` and other parameters, largest tile first.
+    """
+    pack = int(workload.group > 1 and workload.seq_q < 64)
+    counts = [int(blocks(workload, tile["bm"], pack)) for tile in tiles]
+    each = list(zip(tiles, counts, strict=True))
+    few = sorted((one for one in each if one[1] < device.sm_count), key=lambda one: one[0]["bm"])
+    for tile, count in (*(one for one in each if one[1] >= device.sm_count), *few):
+        wanted = 1 if count >= device.sm_count else ceil_div(2 * device.sm_count, count)
+        for split in reversed([split for split in SPLITS if split <= wanted]):
+            yield {**tile, "pack_heads": pack, "split": split}
+
+
+def problem(workload: Attention, config: Config) -> dict[str, str | bool | int]:
+    """Return the constants that the problem decides, and `PARAMETERS`; other sizes are arguments."""
+    return {
+        "In": ctype(workload.dtype),
+        "HEAD_DIM": workload.head_dim,
+        "CAUSAL": workload.causal,
+        "PACK_HEADS": bool(config["pack_heads"]),
+        "IN_PARTS": config["split"] > 1,
+    }
+
+
+def launches(
+    workload: Attention, config: Config, entry: str, threads: int, smem_bytes: int
+) -> tuple[Launch, ...]:
+    """Return the launch of a kernel with `PARAMETERS`, and what puts its parts together if keys are split."""
+    bm, pack, parts = config["bm"], config["pack_heads"], config["split"]
+    sizes = (
+        Scalar("int", int(ceil_div(rows(workload, pack), bm))),
+        Scalar("int", parts),
+        Scalar("long long", _rows_of_o(workload)),
+    )
+    # Where there are no parts, nothing is written in their place.
+    partial = ("partial", "partial_lse") if parts > 1 else ("lse", "lse")
+    attention = Launch(
+        entry=entry,
+        grid=(int(blocks(workload, bm, pack)) * parts, 1, 1),
+        block=(threads, 1, 1),
+        arguments=("q", "k", "v", "o", "lse", *partial, *scalars(workload), *sizes),
+        smem_bytes=smem_bytes,
+    )
+    return (attention, _combine(workload, parts)) if parts > 1 else (attention,)
+
+
+def _rows_of_o(workload: Attention) -> int:
+    return workload.batch * workload.heads * workload.seq_q
 
 
 def scratch(workload: Attention, parts: int) -> tuple[Tensor, ...]:
     """Return where parts leave their results and the logarithms of their sums, if there are any."""
     if parts == 1:
         return ()
-    o_rows = workload.batch * workload.heads * workload.seq_q
+    o_rows = _rows_of_o(workload)
     return (
         Tensor(name="partial", shape=(parts, o_rows, workload.head_dim), dtype="f32"),
         Tensor(name="partial_lse", shape=(parts, o_rows), dtype="f32"),
     )
 
 
-def combine(workload: Attention, parts: int) -> tuple[Launch, ...]:
-    """Return the launch that puts parts together, if there are any."""
-    if parts == 1:
-        return ()
-    o_rows = workload.batch * workload.heads * workload.seq_q
-    return (
-        Launch(
-            entry=f"attention_combine<{ctype(workload.dtype)}, {workload.head_dim}, {COMBINE_THREADS}>",
-            grid=(o_rows, 1, 1),
-            block=(COMBINE_THREADS, 1, 1),
-            arguments=(
-                "partial",
-                "partial_lse",
-                "o",
-                "lse",
-                Scalar("long long", o_rows),
-                Scalar("int", parts),
-            ),
+def _combine(workload: Attention, parts: int) -> Launch:
+    """Return the launch that puts parts together."""
+    o_rows = _rows_of_o(workload)
+    return Launch(
+        entry=f"attention_combine<{ctype(workload.dtype)}, {workload.head_dim}, {COMBINE_THREADS}>",
+        grid=(o_rows, 1, 1),
+        block=(COMBINE_THREADS, 1, 1),
+        arguments=(
+            *("partial", "partial_lse", "o", "lse"),
+            Scalar("long long", o_rows),
+            Scalar("int", parts),
         ),
     )
 

@@ -18,7 +18,6 @@ inference", 2023. PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from tunebench._lazy import np
@@ -26,10 +25,10 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _attention_forward as _forward
 from tunebench.kernels._attention import multiplies_lines, padded
-from tunebench.kernels._cuda import ctype, first_product, helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
@@ -110,22 +109,15 @@ SPACE = Space(
         Parameter("key_warps", (1, 2, 4), "warps that share the keys of a tile"),
         Parameter("stages", (2, 3, 4, 6), "tiles of k or v in shared memory: one is multiplied, others come"),
         Parameter("hold_q", (0, 1), "1: q stays in registers; 0: it is read again for each tile of keys"),
-        Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
-        Parameter("split", _forward.SPLITS, "blocks that share the keys"),
+        *_forward.PARAMETERS,
         Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
     ),
     (
         warps_cover_the_tile,
         registers_suffice,
         shared_memory_fits,
-        lambda pack_heads, workload: (pack_heads == 0) | (workload.group > 1),
-        lambda bm, bn, pack_heads, key_warps, workload: _forward.tiles_fit(
-            workload, bm, bn, pack_heads, (16, 16)
-        ),
-        lambda bm, bn, pack_heads, split, workload, device: _forward.split_is_of_use(
-            workload, bm, bn, pack_heads, split, device.sm_count
-        ),
-        lambda split, workload: _forward.scratch_fits(workload, split),
+        lambda bm, bn, pack_heads, workload: _forward.tiles_fit(workload, bm, bn, pack_heads, (16, 16)),
+        *_forward.CONSTRAINTS,
         lambda bn, stages, workload: (stages == 2) | (stages <= 2 * ceil_div(workload.seq_k, bn)),
     ),
 )
@@ -293,36 +285,23 @@ class CudaMmaAttention(CudaVariant[Attention]):
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return what keeps this problem from tensor cores or from cp.async, or None."""
-        if workload.direction != "forward":
-            return f"{self.key} computes o and lse, not gradients"
-        if refused := multiplies_lines(workload, self.key, 256):
-            return refused
-        if not any(_forward.tiles_fit(workload, bm, bn, 0, (16, 16)) for bm, bn, *_ in USUAL):
-            return (
-                f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
-            )
-        return None
+        fits = any(_forward.tiles_fit(workload, bm, bn, 0, (16, 16)) for bm, bn, *_ in USUAL)
+        return _forward.serves(workload, self.key, fits) or multiplies_lines(workload, self.key, 256)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile of which each SM has one, or else the smallest, its keys divided."""
-        return self.space.first_valid(
-            self._usual(workload, device.sm_count), workload=workload, device=device
-        )
-
-    def _usual(self, workload: Attention, sm_count: int) -> Iterator[Config]:
-        """Yield the usual tiles: those that are enough for all SMs, then others, smallest first."""
-        pack = int(workload.group > 1 and workload.seq_q < 64)
-        tiles = [tile for tile in USUAL if _leaves_registers(workload, *tile)]
-        enough = [tile for tile in tiles if _forward.blocks(workload, tile[0], pack) >= sm_count]
-        few = sorted((tile for tile in tiles if tile not in enough), key=lambda tile: tile[0])
-        for tile in (*enough, *few):
-            blocks = int(_forward.blocks(workload, tile[0], pack))
-            wanted = 1 if tile in enough else ceil_div(2 * sm_count, blocks)
-            for split in sorted((s for s in _forward.SPLITS if s <= wanted), reverse=True):
-                names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
-                values = dict(zip(names, tile, strict=True))
-                values["stages"] = min(tile[4], 2 * int(ceil_div(workload.seq_k, tile[1])))
-                yield Config({**values, "pack_heads": pack, "split": split, "min_blocks": 1})
+        names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
+        tiles = [
+            {
+                **dict(zip(names, tile, strict=True)),
+                "stages": min(tile[4], 2 * int(ceil_div(workload.seq_k, tile[1]))),
+                "min_blocks": 1,
+            }
+            for tile in USUAL
+            if _leaves_registers(workload, *tile)
+        ]
+        usual = _forward.usual(workload, device, tiles)
+        return self.space.first_valid(usual, workload=workload, device=device)
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut rows and keys; head_dim is filled up to what products take."""
@@ -376,13 +355,9 @@ class CudaMmaAttention(CudaVariant[Attention]):
         names = ("bm", "bn", "row_warps", "key_warps", "stages", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
         choices |= {
-            "In": ctype(workload.dtype),
-            "HEAD_DIM": workload.head_dim,
+            **_forward.problem(workload, config),
             "THREADS": int(_threads(config["row_warps"], config["key_warps"])),
-            "CAUSAL": workload.causal,
             "HOLD_Q": bool(config["hold_q"]),
-            "PACK_HEADS": bool(config["pack_heads"]),
-            "IN_PARTS": config["split"] > 1,
         }
         shared = ("types", "ptx", "gemm", "gemm_mma", "reduce", "attention_operand")
         of_attention = ("attention_forward", "attention_fragment", "attention_mma")
@@ -390,25 +365,10 @@ class CudaMmaAttention(CudaVariant[Attention]):
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the attention, and what puts its parts together if keys are divided."""
-        bm, pack, parts = config["bm"], config["pack_heads"], config["split"]
         names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q")
-        smem = _smem_bytes(workload, *(config[name] for name in names))
-        scratch = (
-            ("partial", "partial_lse") if parts > 1 else ("lse", "lse")
-        )  # in whose place nothing is written
-        sizes = (
-            Scalar("int", int(ceil_div(_forward.rows(workload, pack), bm))),
-            Scalar("int", parts),
-            Scalar("long long", workload.batch * workload.heads * workload.seq_q),
-        )
-        attention = Launch(
-            entry="attention_mma<Choice>",
-            grid=(int(_forward.blocks(workload, bm, pack)) * parts, 1, 1),
-            block=(int(_threads(config["row_warps"], config["key_warps"])), 1, 1),
-            arguments=("q", "k", "v", "o", "lse", *scratch, *_forward.scalars(workload), *sizes),
-            smem_bytes=int(smem),
-        )
-        return (attention, *_forward.combine(workload, parts))
+        smem = int(_smem_bytes(workload, *(config[name] for name in names)))
+        threads = int(_threads(config["row_warps"], config["key_warps"]))
+        return _forward.launches(workload, config, "attention_mma<Choice>", threads, smem)
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
         """Return where parts leave their results, if keys are divided."""

@@ -13,7 +13,6 @@ Source: Dao, "FlashAttention-2", 2023, algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from tunebench._lazy import np
@@ -21,10 +20,10 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _attention_forward as _forward
 from tunebench.kernels._attention import padded
-from tunebench.kernels._cuda import ctype, first_product, helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.kernels._gemm import alignment, constants
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
@@ -68,8 +67,7 @@ SPACE = Space(
         Parameter("bn", (8, 16, 32, 64, 128), "keys of a tile"),
         Parameter("tm", (1, 2, 4, 8), "rows of a thread"),
         Parameter("lanes", (8, 16, 32), "threads that share rows"),
-        Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
-        Parameter("split", _forward.SPLITS, "blocks that share the keys"),
+        *_forward.PARAMETERS,
     ),
     (
         threads_are_reasonable,
@@ -77,12 +75,8 @@ SPACE = Space(
         lambda bm, bn, lanes, workload, device: (
             _smem_bytes(workload, bm, bn, lanes) <= device.smem_per_block_bytes
         ),
-        lambda pack_heads, workload: (pack_heads == 0) | (workload.group > 1),
         lambda bm, bn, pack_heads, workload: _forward.tiles_fit(workload, bm, bn, pack_heads, (4, 8)),
-        lambda bm, bn, pack_heads, split, workload, device: _forward.split_is_of_use(
-            workload, bm, bn, pack_heads, split, device.sm_count
-        ),
-        lambda split, workload: _forward.scratch_fits(workload, split),
+        *_forward.CONSTRAINTS,
     ),
 )
 
@@ -259,33 +253,17 @@ class CudaSimtAttention(CudaVariant[Attention]):
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return what keeps this problem out, or None."""
-        if workload.direction != "forward":
-            return f"{self.key} computes o and lse, not gradients"
-        if workload.head_dim > 256:
-            return f"{self.key} takes head_dim up to 256, not {workload.head_dim}"
-        if not any(_forward.tiles_fit(workload, bm, bn, 0, (4, 8)) for bm, bn, *_ in USUAL):
-            return (
-                f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
-            )
-        return None
+        fits = any(_forward.tiles_fit(workload, bm, bn, 0, (4, 8)) for bm, bn, *_ in USUAL)
+        reason = _forward.serves(workload, self.key, fits)
+        if reason is None and workload.head_dim > 256:
+            reason = f"{self.key} takes head_dim up to 256, not {workload.head_dim}"
+        return reason
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the largest usual tile of which each SM has one, or else the smallest, its keys divided."""
-        return self.space.first_valid(
-            self._usual(workload, device.sm_count), workload=workload, device=device
-        )
-
-    def _usual(self, workload: Attention, sm_count: int) -> Iterator[Config]:
-        """Yield the usual tiles: those that are enough for all SMs, then others, smallest first."""
-        pack = int(workload.group > 1 and workload.seq_q < 64)
-        enough = [tile for tile in USUAL if _forward.blocks(workload, tile[0], pack) >= sm_count]
-        few = sorted((tile for tile in USUAL if tile not in enough), key=lambda tile: tile[0])
-        for tile in (*enough, *few):
-            blocks = int(_forward.blocks(workload, tile[0], pack))
-            wanted = 1 if tile in enough else ceil_div(2 * sm_count, blocks)
-            for split in sorted((s for s in _forward.SPLITS if s <= wanted), reverse=True):
-                values = dict(zip(("bm", "bn", "tm", "lanes"), tile, strict=True))
-                yield Config({**values, "pack_heads": pack, "split": split})
+        tiles = [dict(zip(("bm", "bn", "tm", "lanes"), tile, strict=True)) for tile in USUAL]
+        usual = _forward.usual(workload, device, tiles)
+        return self.space.first_valid(usual, workload=workload, device=device)
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut rows and keys, and accesses head_dim."""
@@ -325,38 +303,20 @@ class CudaSimtAttention(CudaVariant[Attention]):
             name.upper(): config[name] for name in ("bm", "bn", "tm", "lanes")
         }
         choices |= {
-            "In": ctype(workload.dtype),
-            "HEAD_DIM": workload.head_dim,
+            **_forward.problem(workload, config),
             "SCORE_DIM": padded(workload, 4),
             "RESULT_DIM": int(_result_dim(workload, config["lanes"])),
             "VEC": min(alignment(workload.head_dim, workload.dtype), 16 // itemsize("f32")),
             "THREADS": int(_threads(config["bm"], config["tm"], config["lanes"])),
-            "CAUSAL": workload.causal,
-            "PACK_HEADS": bool(config["pack_heads"]),
-            "IN_PARTS": config["split"] > 1,
         }
         shared = ("types", "gemm", "reduce", "attention_forward")
         return helpers(*shared) + constants("Choice", **choices) + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the attention, and what puts its parts together if keys are divided."""
-        bm, pack, split = config["bm"], config["pack_heads"], config["split"]
-        scratch = (
-            ("partial", "partial_lse") if split > 1 else ("lse", "lse")
-        )  # in whose place nothing is written
-        sizes = (
-            Scalar("int", int(ceil_div(_forward.rows(workload, pack), bm))),
-            Scalar("int", split),
-            Scalar("long long", workload.batch * workload.heads * workload.seq_q),
-        )
-        attention = Launch(
-            entry="attention_simt<Choice>",
-            grid=(int(_forward.blocks(workload, bm, pack)) * split, 1, 1),
-            block=(int(_threads(bm, config["tm"], config["lanes"])), 1, 1),
-            arguments=("q", "k", "v", "o", "lse", *scratch, *_forward.scalars(workload), *sizes),
-            smem_bytes=int(_smem_bytes(workload, bm, config["bn"], config["lanes"])),
-        )
-        return (attention, *_forward.combine(workload, split))
+        threads = int(_threads(config["bm"], config["tm"], config["lanes"]))
+        smem = int(_smem_bytes(workload, config["bm"], config["bn"], config["lanes"]))
+        return _forward.launches(workload, config, "attention_simt<Choice>", threads, smem)
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
         """Return where parts leave their results, if keys are divided."""

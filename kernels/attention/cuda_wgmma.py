@@ -317,15 +317,8 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
 
     def limits(self, workload: Attention, device: Device) -> str | None:
         """Return what keeps this problem from wgmma or from TMA, or None."""
-        if workload.direction != "forward":
-            return f"{self.key} computes o and lse, not gradients"
-        if refused := multiplies_lines(workload, self.key, 256):
-            return refused
-        if not fits(64, 2, workload) and not fits(64, 1, workload):
-            return (
-                f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {self.key}"
-            )
-        return None
+        fitting = fits(64, 2, workload) or fits(64, 1, workload)
+        return _forward.serves(workload, self.key, fitting) or multiplies_lines(workload, self.key, 256)
 
     def default(self, workload: Attention, device: Device) -> Config:
         """Return the usual tile of which the busiest SM has the least to do."""
