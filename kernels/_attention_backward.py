@@ -11,19 +11,25 @@ from typing import Any, Literal
 
 from tunebench._lazy import np
 from tunebench.kernels._attention import kept
-from tunebench.kernels._cuda import ctype
+from tunebench.kernels._cuda import ctype, flag
 from tunebench.kernels._gemm import MAX_BLOCKS, alignment
-from tunebench.variant import Costs, Launch, Scalar, ceil_div
+from tunebench.space import Parameter
+from tunebench.variant import Argument, Costs, Launch, Scalar, TensorMap, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = [
+    "TOGETHER",
     "Meetings",
+    "Side",
     "Work",
     "as_costs",
     "blocks",
     "heads_of",
+    "is_of_use",
+    "lengths_differ",
     "meetings",
+    "pass_launch",
     "problem",
     "rows_of",
     "scalars",
@@ -31,6 +37,7 @@ __all__ = [
     "shrink",
     "terms_launch",
     "terms_scratch",
+    "tiles",
 ]
 
 Side = Literal["keys", "queries"]
@@ -126,6 +133,32 @@ def _of_head(workload: Attention, side: Side, tile: int, step: int) -> tuple[int
     return int(met.max()), int((met == met.max()).sum()), int(met.sum())
 
 
+# -- spaces --------------------------------------------------------------------------------------------------
+
+TOGETHER = Parameter(
+    "together", ("head", "length"), "blocks that run together: of a head, or as long as another"
+)
+
+
+def lengths_differ(together: Any, workload: Attention) -> Any:
+    """Without a mask all blocks are equally long."""
+    return (together == "head") | workload.causal
+
+
+def is_of_use(workload: Attention, tile: Any, least: int) -> Any:
+    """Tiles must not be twice as long as both sequences if smaller ones exist."""
+    return (tile == least) | (tile < 2 * max(workload.seq_q, workload.seq_k))
+
+
+def tiles(workload: Attention, keys: int, queries: int, head: int) -> tuple[Tiling, ...]:
+    """Return how blocks of keys cut either sequence, and products the head."""
+    return (
+        Tiling(dimension="seq_k", extent=workload.seq_k, tile=keys),
+        Tiling(dimension="seq_q", extent=workload.seq_q, tile=queries),
+        Tiling(dimension="head_dim", extent=workload.head_dim, tile=head),
+    )
+
+
 # -- costs ---------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +245,43 @@ def scalars(workload: Attention) -> tuple[Scalar, ...]:
         Scalar("int", workload.seq_q),
         Scalar("int", workload.seq_k),
         Scalar("float", workload.scale),
+    )
+
+
+def pass_launch(
+    workload: Attention,
+    side: Side,
+    *,
+    tile: int,
+    threads: int,
+    smem_bytes: int,
+    inputs: tuple[Argument | TensorMap, ...] = ("q", "k", "v", "do"),
+    flags: tuple[bool, ...] = (),
+    more: tuple[Argument, ...] = (),
+) -> Launch:
+    """Return one pass over the scores, by blocks of `tile` rows of a side.
+
+    Args:
+        workload: The problem.
+        side: Whose gradients it computes.
+        tile: Rows of a block.
+        threads: Threads of a block.
+        smem_bytes: Shared memory of a block.
+        inputs: What it reads, besides the terms of queries.
+        flags: Template arguments after the side.
+        more: Arguments after those that all passes have.
+    """
+    of_queries = side == "queries"
+    return Launch(
+        entry=f"attention_gradients<{', '.join(['Choice', *map(flag, (of_queries, *flags))])}>",
+        grid=(int(blocks(workload, side, tile)), 1, 1),
+        block=(threads, 1, 1),
+        arguments=(
+            *(*inputs, "terms"),
+            *(("dq", "dq") if of_queries else ("dv", "dk")),
+            *(*scalars(workload), *more),
+        ),
+        smem_bytes=smem_bytes,
     )
 
 

@@ -1,9 +1,6 @@
 #pragma once
 // Products of attention's gradients on tensor cores (sm_80 on): a warp's own rows, by rows of the other side in shared memory.
-// Needs _types.cuh, _ptx.cuh, _reduce.cuh, _gemm.cuh, _gemm_mma.cuh and _attention_backward.cuh.
-//
-// What stands in fragments after one product is an operand of the next: S = X U^T gives lane (g, t) the elements
-// [g][2t, 2t + 1] that the left operand of P W wants.
+// Needs _types.cuh, _ptx.cuh, _reduce.cuh, _gemm.cuh, _gemm_mma.cuh, _attention_operand.cuh and _attention_backward.cuh.
 
 // Where element (line, at) of lines of LENGTH 16-bit elements stands, so that eight lines' chunks of 16 bytes, one of each,
 // lie in different banks: they change places if their number is a power of two, else each line is a chunk longer.
@@ -38,6 +35,8 @@ __device__ __forceinline__ void copy_lines(T* tile, const T* source, int room) {
 }
 
 // ---- fragments of 16-bit elements from lines in shared memory (see _ptx.cuh) --------------------------------
+// As load_fragment of _gemm_mma.cuh has them, by addresses that cost fewer registers: with its own there was a spill
+// (sm_80).
 
 // A (16, 16): line i of the tile is row i of A.
 template <class Line, class T>
@@ -111,10 +110,7 @@ __device__ __forceinline__ void multiply_rounded(float (&sums)[R][LENGTH / 8][4]
   for (int n = 0; n < N; n += 2) {
     u32 left[R][4], right[2][2];
 #pragma unroll
-    for (int r = 0; r < R; ++r)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        left[r][i] = pack2<T>(p[r][n + i / 2][i % 2 * 2], p[r][n + i / 2][i % 2 * 2 + 1]);
+    for (int r = 0; r < R; ++r) round_operand<T>(left[r], p[r], n / 2);
 #pragma unroll
     for (int at = 0; at < LENGTH; at += 16) {
       load_right_across<Line>(right, w, first_line + 8 * n, at);

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels import _attention_backward as backward
 from tunebench.kernels._attention import multiplies_lines, padded
-from tunebench.kernels._cuda import first_product, flag, helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
@@ -81,7 +81,7 @@ def sums_fit(rows: Any, dq_rows: Any, part: Any, workload: Attention) -> Any:
 def tiles_are_of_use(warps: Any, rows: Any, step: Any, workload: Attention) -> Any:
     """Tiles must not be twice as large as the sequence if smaller ones exist."""
     of_keys = (warps * rows <= 64) | (warps * rows < 2 * workload.seq_k)
-    return of_keys & ((step == 16) | (step < 2 * max(workload.seq_q, workload.seq_k)))
+    return of_keys & backward.is_of_use(workload, step, 16)
 
 
 def dq_is_of_use(warps: Any, dq: Any, dq_rows: Any, step: Any, workload: Attention) -> Any:
@@ -103,9 +103,7 @@ SPACE = Space(
             "dq", ("atomic", "second_pass"), "added up by blocks of keys, or computed by another kernel"
         ),
         Parameter("dq_rows", (16, 32), "queries of a warp in that kernel"),
-        Parameter(
-            "together", ("head", "length"), "blocks that run together: of a head, or as long as another"
-        ),
+        backward.TOGETHER,
     ),
     (
         tiles_are_of_use,
@@ -113,8 +111,7 @@ SPACE = Space(
         shared_memory_fits,
         dq_is_of_use,
         lambda step, part: part <= step,
-        # Without a mask all blocks are equally long.
-        lambda together, workload: (together == "head") | workload.causal,
+        backward.lengths_differ,
     ),
 )
 
@@ -145,8 +142,8 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 attention_gradients(const typename C::In* __restrict__ q, const typename C::In* __restrict__ k,
                     const typename C::In* __restrict__ v, const typename C::In* __restrict__ dout,
                     const float* __restrict__ terms, typename C::In* __restrict__ of_p,
-                    typename C::In* __restrict__ of_ds, float* __restrict__ dq_sums, int group, int seq_q,
-                    int seq_k, float scale) {
+                    typename C::In* __restrict__ of_ds, int group, int seq_q, int seq_k, float scale,
+                    float* __restrict__ dq_sums) {
   using In = typename C::In;
   constexpr int R = (OF_QUERIES ? C::DQ_ROWS : C::ROWS) / 16, BLOCK = 16 * R * C::WARPS;
   constexpr int WIDTH = C::HEAD_DIM, LENGTH = C::DEPTH, STEP = C::STEP, PART = C::PART, N = PART / 8;
@@ -277,18 +274,12 @@ attention_gradients(const typename C::In* __restrict__ q, const typename C::In* 
 
 def _usual(workload: Attention, dq: str) -> Iterator[Config]:
     """Yield the usual tiles; long lines leave registers for short steps only."""
-    for warps, rows, step, stages, dq_rows in USUAL:
-        if step <= 32 or not _apart(workload):
-            values: dict[str, Any] = {
-                "warps": warps,
-                "rows": rows,
-                "step": step,
-                "part": 16,
-                "stages": stages,
-                "dq": dq,
-            }
-            values["dq_rows"] = dq_rows if dq == "second_pass" else 16
-            yield Config({**values, "together": "head"})
+    for tile in USUAL:
+        values = dict(zip(("warps", "rows", "step", "stages", "dq_rows"), tile, strict=True))
+        if dq == "atomic":
+            values["dq_rows"] = 16
+        if values["step"] <= 32 or not _apart(workload):
+            yield Config({**values, "part": 16, "dq": dq, "together": "head"})
 
 
 def _blocks(workload: Attention, config: Config) -> int:
@@ -299,7 +290,7 @@ def _blocks(workload: Attention, config: Config) -> int:
 class _Pass:
     """A kernel over the scores: whose rows blocks own, what they add up, and in which rows of a table."""
 
-    side: Literal["keys", "queries"]
+    side: backward.Side
     sums_p: bool
     sums_ds: bool
     adds_dq: Any = np.False_
@@ -373,11 +364,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks of keys cut either sequence, and instructions the head."""
         keys = config["warps"] * config["rows"]
-        return (
-            Tiling(dimension="seq_k", extent=workload.seq_k, tile=keys),
-            Tiling(dimension="seq_q", extent=workload.seq_q, tile=config["step"]),
-            Tiling(dimension="head_dim", extent=workload.head_dim, tile=padded(workload)),
-        )
+        return backward.tiles(workload, keys, config["step"], padded(workload))
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
         """Count whole tiles, and of a mask those that no row sees any of as nothing.
@@ -417,8 +404,8 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         choices |= {"THREADS": 32 * config["warps"], "DEPTH": padded(workload)}
         choices |= {"ADDS_DQ": config["dq"] == "atomic", "BY_HEAD": config["together"] == "head"}
         choice = constants("Choice", **backward.problem(workload), **choices)
-        names = ("types", "ptx", "reduce", "gemm", "gemm_mma", "attention_backward", "attention_backward_mma")
-        return helpers(*names) + choice + SOURCE
+        shared = ("types", "ptx", "reduce", "gemm", "gemm_mma", "attention_operand")
+        return helpers(*shared, "attention_backward", "attention_backward_mma") + choice + SOURCE
 
     def launches(self, workload: Attention, config: Config) -> tuple[Launch, ...]:
         """Return the terms of queries, the passes over the scores, and the rounding of dq if there is one."""
@@ -429,30 +416,19 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         return (backward.terms_launch(workload, "dq_sums" if atomic else "terms"), *passes, last)
 
     def _pass(
-        self,
-        workload: Attention,
-        config: Config,
-        side: Literal["keys", "queries"],
-        sums_p: bool,
-        sums_ds: bool,
+        self, workload: Attention, config: Config, side: backward.Side, sums_p: bool, sums_ds: bool
     ) -> Launch:
         """Return one pass over the scores; what it does not write is not named twice."""
-        atomic, of_queries = config["dq"] == "atomic", side == "queries"
-        tile = config["warps"] * config["dq_rows" if of_queries else "rows"]
-        flags = ", ".join(flag(value) for value in (of_queries, sums_p, sums_ds))
-        targets = ("dq" if of_queries else "dv", "dq" if of_queries else "dk")
-        adds = atomic and not of_queries
-        return Launch(
-            entry=f"attention_gradients<Choice, {flags}>",
-            grid=(int(backward.blocks(workload, side, tile)), 1, 1),
-            block=(32 * config["warps"], 1, 1),
-            arguments=(
-                *("q", "k", "v", "do", "terms"),
-                *targets,
-                "dq_sums" if adds else "terms",
-                *backward.scalars(workload),
-            ),
+        adds = config["dq"] == "atomic" and side == "keys"
+        tile = config["warps"] * config["rows" if side == "keys" else "dq_rows"]
+        return backward.pass_launch(
+            workload,
+            side,
+            tile=tile,
+            threads=32 * config["warps"],
             smem_bytes=int(_smem_bytes(workload, tile, config["step"], config["stages"], adds)),
+            flags=(sums_p, sums_ds),
+            more=("dq_sums" if adds else "terms",),
         )
 
     def _round(self, workload: Attention) -> Launch:

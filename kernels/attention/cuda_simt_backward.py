@@ -15,13 +15,13 @@ algorithm 2.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels import _attention_backward as backward
 from tunebench.kernels._attention import padded
-from tunebench.kernels._cuda import first_product, flag, helpers
+from tunebench.kernels._cuda import first_product, helpers
 from tunebench.kernels._gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
@@ -55,8 +55,7 @@ def work_is_shared(threads: Any, rows: Any, step: Any, workload: Attention) -> A
 
 def tiles_are_of_use(rows: Any, step: Any, workload: Attention) -> Any:
     """Tiles must not be twice as long as both sequences if smaller ones exist."""
-    longest = max(workload.seq_q, workload.seq_k)
-    return ((rows == 16) | (rows < 2 * longest)) & ((step == 16) | (step < 2 * longest))
+    return backward.is_of_use(workload, rows, 16) & backward.is_of_use(workload, step, 16)
 
 
 SPACE = Space(
@@ -173,11 +172,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks of keys cut either sequence, and runs of four the head."""
-        return (
-            Tiling(dimension="seq_k", extent=workload.seq_k, tile=config["rows"]),
-            Tiling(dimension="seq_q", extent=workload.seq_q, tile=config["step"]),
-            Tiling(dimension="head_dim", extent=workload.head_dim, tile=padded(workload, 4)),
-        )
+        return backward.tiles(workload, config["rows"], config["step"], padded(workload, 4))
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
         """Count whole tiles, and of a mask those that no row sees any of as nothing.
@@ -199,9 +194,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
             serial_launches=3,
         )
 
-    def _work(
-        self, workload: Attention, table: Table, side: Literal["keys", "queries"], device: Device
-    ) -> backward.Work:
+    def _work(self, workload: Attention, table: Table, side: backward.Side, device: Device) -> backward.Work:
         """Count the products, and what is read of shared memory for them."""
         threads, rows, step = (table[name].astype(np.float64) for name in SPACE.names)
         met = backward.meetings(workload, side, table["rows"], table["step"])
@@ -242,17 +235,12 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
             self._pass(workload, config, "queries"),
         )
 
-    def _pass(self, workload: Attention, config: Config, side: Literal["keys", "queries"]) -> Launch:
-        of_queries = side == "queries"
-        return Launch(
-            entry=f"attention_gradients<Choice, {flag(of_queries)}>",
-            grid=(int(backward.blocks(workload, side, config["rows"])), 1, 1),
-            block=(config["threads"], 1, 1),
-            arguments=(
-                *("q", "k", "v", "do", "terms"),
-                *(("dq", "dq") if of_queries else ("dv", "dk")),
-                *backward.scalars(workload),
-            ),
+    def _pass(self, workload: Attention, config: Config, side: backward.Side) -> Launch:
+        return backward.pass_launch(
+            workload,
+            side,
+            tile=config["rows"],
+            threads=config["threads"],
             smem_bytes=int(_smem_bytes(workload, config["rows"], config["step"])),
         )
 

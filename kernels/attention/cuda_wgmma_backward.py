@@ -18,7 +18,7 @@ PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg".
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -26,7 +26,7 @@ from tunebench.dtype import itemsize
 from tunebench.kernels import _attention_backward as backward
 from tunebench.kernels import _attention_wgmma as _wgmma
 from tunebench.kernels._attention import multiplies_lines, padded
-from tunebench.kernels._cuda import flag, helpers
+from tunebench.kernels._cuda import helpers
 from tunebench.kernels._gemm import constants
 from tunebench.kernels._wgmma_tile import launched_registers, threads
 from tunebench.space import Config, Parameter, Space, Table
@@ -57,8 +57,7 @@ def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention
 
 def tiles_are_of_use(bn: Any, consumers: Any, workload: Attention) -> Any:
     """Tiles must not be twice as long as both sequences if smaller ones exist."""
-    longest = max(workload.seq_q, workload.seq_k)
-    return ((consumers == 1) | (64 * consumers < 2 * longest)) & ((bn == 64) | (bn < 2 * longest))
+    return backward.is_of_use(workload, 64 * consumers, 64) & backward.is_of_use(workload, bn, 64)
 
 
 SPACE = Space(
@@ -67,16 +66,13 @@ SPACE = Space(
         Parameter("consumers", (1, 2, 3), "warpgroups that multiply, 64 rows each"),
         Parameter("stages", (1, 2, 3, 4), "steps in the ring"),
         Parameter("early", (0, 1), "1: dv is multiplied while the gradients of scores are computed"),
-        Parameter(
-            "together", ("head", "length"), "blocks that run together: of a head, or as long as another"
-        ),
+        backward.TOGETHER,
     ),
     (
         tiles_are_of_use,
         registers_suffice,
         shared_memory_fits,
-        # Without a mask all blocks are equally long.
-        lambda together, workload: (together == "head") | workload.causal,
+        backward.lengths_differ,
     ),
 )
 
@@ -161,11 +157,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
 
     def tiles(self, workload: Attention, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks of keys cut either sequence; scores take head_dim by 16, gradients by 64."""
-        return (
-            Tiling(dimension="seq_k", extent=workload.seq_k, tile=64 * config["consumers"]),
-            Tiling(dimension="seq_q", extent=workload.seq_q, tile=config["bn"]),
-            Tiling(dimension="head_dim", extent=workload.head_dim, tile=padded(workload)),
-        )
+        return backward.tiles(workload, 64 * config["consumers"], config["bn"], padded(workload))
 
     def costs(self, workload: Attention, table: Table, device: Device) -> Costs:
         """Count whole tiles, and of a mask those that no row sees any of as nothing.
@@ -188,7 +180,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
             serial_launches=3,
         )
 
-    def _work(self, workload: Attention, table: Table, side: Literal["keys", "queries"]) -> backward.Work:
+    def _work(self, workload: Attention, table: Table, side: backward.Side) -> backward.Work:
         """Count the products, exponentials, and what is copied."""
         bn, consumers = (table[name].astype(np.float64) for name in ("bn", "consumers"))
         met = backward.meetings(workload, side, 64 * table["consumers"], table["bn"])
@@ -232,23 +224,19 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
             self._pass(workload, config, "queries"),
         )
 
-    def _pass(self, workload: Attention, config: Config, side: Literal["keys", "queries"]) -> Launch:
-        consumers, bn, of_queries = config["consumers"], config["bn"], side == "queries"
-        own, others = (("q", "do"), ("k", "v")) if of_queries else (("k", "v"), ("q", "do"))
+    def _pass(self, workload: Attention, config: Config, side: backward.Side) -> Launch:
+        consumers, bn = config["consumers"], config["bn"]
+        own, others = (("q", "do"), ("k", "v")) if side == "queries" else (("k", "v"), ("q", "do"))
         names = [(name, 64 * consumers) for name in own] + [(name, bn) for name in others]
-        return Launch(
-            entry=f"attention_gradients<Choice, {flag(of_queries)}>",
-            grid=(int(backward.blocks(workload, side, 64 * consumers)), 1, 1),
-            block=(threads(consumers), 1, 1),
-            arguments=(
-                *(_wgmma.tensor_map(workload, name, lines) for name, lines in names),
-                _terms_map(workload, bn),
-                "terms",
-                *(("dq", "dq") if of_queries else ("dv", "dk")),
-                *backward.scalars(workload),
-                Scalar("int", self.scratch(workload, config)[0].shape[2]),
-            ),
+        maps = (_wgmma.tensor_map(workload, name, lines) for name, lines in names)
+        return backward.pass_launch(
+            workload,
+            side,
+            tile=64 * consumers,
+            threads=threads(consumers),
             smem_bytes=int(_smem_bytes(workload, bn, config["stages"], consumers)),
+            inputs=(*maps, _terms_map(workload, bn)),
+            more=(Scalar("int", self.scratch(workload, config)[0].shape[2]),),
         )
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
