@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, exp2, jitted, load, rank, store
-from tunebench.kernels._numba_product import BUFFER_BYTES, Blocking, micro_kernel, registers_hold
+from tunebench.kernels._numba_attention import clearer, packer, widener, writer
+from tunebench.kernels._numba_cpu import address, exp2, jitted, load, rank
+from tunebench.kernels._numba_product import BUFFER_BYTES, registers_hold, strided_product
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
 from tunebench.workloads.operators.attention import Attention
@@ -226,7 +227,7 @@ def _begin(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callabl
     import numpy as np
 
     read, rows, dim, tops = load(workload.dtype), room.rows, room.dim, room.tops
-    first_result, all_results = room.results, room.rows * room.columns
+    first_result, all_results, clear = room.results, room.rows * room.columns, clearer(fastmath)
     unit, zero = np.float32(workload.scale * math.log2(math.e)), np.float32(0)
     lowest = np.float32(-1e30)  # finite: a row that has seen no key has no NaN
 
@@ -237,10 +238,8 @@ def _begin(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callabl
             source = ((head * group + (first + row) % group) * seq_q + (first + row) // group) * dim
             for d in range(dim):
                 buffer[row * dim + d] = read(q[source + d]) * unit
-        for i in range(count * dim, rows * dim):
-            buffer[i] = zero
-        for i in range(all_results):
-            buffer[first_result + i] = zero
+        clear(buffer, count * dim, (rows - count) * dim)
+        clear(buffer, first_result, all_results)
         for row in range(rows):
             buffer[tops + row] = lowest
             buffer[tops + rows + row] = zero
@@ -293,7 +292,7 @@ def _finish(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callab
     """Return what divides results by sums and stores them, and the logarithms of the sums."""
     import numpy as np
 
-    rounded, rows, dim, columns = store(workload.dtype), room.rows, room.dim, room.columns
+    rows, dim, columns, write = room.rows, room.dim, room.columns, writer(workload.dtype, fastmath)
     first_result, tops = room.results, room.tops
     one, ln_2 = np.float32(1), np.float32(math.log(2))
 
@@ -305,8 +304,7 @@ def _finish(workload: Attention, room: Room, fastmath: frozenset[str]) -> Callab
             total = buffer[tops + rows + row]
             factor = one / total
             lse[place] = buffer[tops + row] * ln_2 + np.log(total)
-            for d in range(dim):
-                o[place * dim + d] = rounded(buffer[first_result + row * columns + d] * factor)
+            write(buffer, first_result + row * columns, dim, o, place * dim, factor)
 
     return finish
 
@@ -318,24 +316,13 @@ def _packed_scores(
     workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
 ) -> Callable[..., None]:
     """Return what computes scores by a product with packed keys."""
-    import numpy as np
-
-    read, mr, nr = load(workload.dtype), config["mr"], config["nr"]
-    rows, keys, dim, first_k, first_score = room.rows, room.keys, room.dim, room.k, room.scores
-    multiply = micro_kernel(_blocking(config, config["n_panels"], dim))
-    zero = np.float32(0)
-
-    @jitted(fastmath)
-    def pack_key(k: Any, source: int, buffer: Any, target: int) -> None:
-        for d in range(dim):
-            buffer[target + d * nr] = read(k[source + d])
+    mr, nr, keys, dim = config["mr"], config["nr"], room.keys, room.dim
+    first_k, first_score, pack = room.k, room.scores, packer(workload.dtype, dim, nr, fastmath)
+    multiply = strided_product(mr, nr, a_strides=(dim, 1), b_pitch=nr, sums_pitch=keys, adds=False)
 
     @jitted(fastmath)
     def scores(k: Any, at: int, count: int, seen: int, buffer: Any) -> None:
-        for key in range(seen):
-            pack_key(k, at + key * dim, buffer, first_k + key // nr * nr * dim + key % nr)
-        for i in range(rows * keys):
-            buffer[first_score + i] = zero
+        pack(k, at, seen, buffer, first_k)
         for n in range(0, seen, nr):
             for m in range(0, count, mr):
                 target = first_score + m * keys + n
@@ -348,41 +335,23 @@ def _packed_results(
     workload: Attention, config: Config, room: Room, fastmath: frozenset[str]
 ) -> Callable[..., None]:
     """Return what adds to results by a product with packed values."""
-    read, mr, nr = load(workload.dtype), config["mr"], config["nr"]
-    keys, dim, columns = room.keys, room.dim, room.columns
+    mr, nr, keys, dim, columns = config["mr"], config["nr"], room.keys, room.dim, room.columns
     first_v, first_score, first_result = room.v, room.scores, room.results
-    multiply = micro_kernel(_blocking(config, columns // nr, keys))
-
-    @jitted(fastmath)
-    def pack_value(v: Any, source: int, count: int, buffer: Any, target: int) -> None:
-        for c in range(count):
-            buffer[target + c] = read(v[source + c])
+    widen = widener(workload.dtype, fastmath)
+    multiply = strided_product(mr, nr, a_strides=(keys, 1), b_pitch=nr, sums_pitch=columns)
 
     @jitted(fastmath)
     def results(v: Any, at: int, count: int, seen: int, buffer: Any) -> None:
         for n in range(0, dim, nr):
             for key in range(seen):
                 target = first_v + n * keys + key * nr
-                pack_value(v, at + key * dim + n, min(nr, dim - n), buffer, target)
+                widen(v, at + key * dim + n, min(nr, dim - n), buffer, target)
         for n in range(0, dim, nr):
             for m in range(0, count, mr):
                 p, target = first_score + m * keys, first_result + m * columns + n
                 multiply(seen, buffer, p, buffer, first_v + n * keys, buffer, target)
 
     return results
-
-
-def _blocking(config: Config, n_panels: int, depth: int) -> Blocking:
-    """Return the sizes of a product of `mr` rows and `nr` columns in registers."""
-    return Blocking(
-        mr=config["mr"],
-        nr=config["nr"],
-        m_panels=config["m_panels"],
-        n_panels=n_panels,
-        depth=depth,
-        a_panel="rows",
-        unroll=1,
-    )
 
 
 def _direct_scores(

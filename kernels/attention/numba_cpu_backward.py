@@ -23,7 +23,8 @@ from typing import Any, Literal
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, exp2, jitted, load, store
+from tunebench.kernels._numba_attention import clearer, packer, widener, writer
+from tunebench.kernels._numba_cpu import address, exp2, jitted, load
 from tunebench.kernels._numba_product import LANES, registers_hold, strided_product
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
@@ -214,7 +215,7 @@ def _walk_heads(
     rows, pitch, head_dim = config["rows"], _pitch(workload), workload.head_dim
     scale = np.float32(workload.scale)
     keys = _block(workload, config, "keys", True, fastmath)
-    clear, write = _clear(fastmath), _write(workload, fastmath)
+    clear, write = clearer(fastmath), _write(workload, fastmath)
 
     @jitted(fastmath)
     def walk(arrays: Any, sizes: Any, heads: int, buffer: Any, worker: int) -> None:
@@ -249,8 +250,8 @@ def _block(
     head_dim, scale, unit = workload.head_dim, np.float32(workload.scale), np.float32(1)
     x_across, y_across, x, _, _, _, _, of_p, of_ds, terms = _buffer(workload, config).places
     own, own_too = (1, 2) if of_keys else (0, 3)
-    pack, widen = _pack(workload, config, fastmath), _widen(workload, fastmath)
-    clear, write, keep_terms = _clear(fastmath), _write(workload, fastmath), _keep_terms(fastmath)
+    pack, widen = packer(workload.dtype, head_dim, config["nr"], fastmath), _widen(workload, fastmath)
+    clear, write, keep_terms = clearer(fastmath), _write(workload, fastmath), _keep_terms(fastmath)
     meet = _meet(workload, config, of_keys, adds_dq, fastmath)
 
     @jitted(fastmath)
@@ -452,33 +453,14 @@ def _delta(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]
     return delta
 
 
-def _pack(workload: Attention, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the jitted function that packs rows across: strips of nr of them, element after element."""
-    read, head_dim, nr = load(workload.dtype), workload.head_dim, config["nr"]
-
-    @jitted(fastmath)
-    def pack(source: Any, begin: int, used: int, buffer: Any, to: int) -> None:
-        for i in range(used):
-            base = to + i // nr * (nr * head_dim) + i % nr
-            for d in range(head_dim):
-                buffer[base + d * nr] = read(source[begin + i * head_dim + d])
-
-    return pack
-
-
 def _widen(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]:
     """Return the jitted function that copies rows as f32."""
-    read, head_dim, pitch = load(workload.dtype), workload.head_dim, _pitch(workload)
-
-    @jitted(fastmath)
-    def widen_row(source: Any, begin: int, buffer: Any, to: int) -> None:
-        for d in range(head_dim):
-            buffer[to + d] = read(source[begin + d])
+    head_dim, pitch, widen_row = workload.head_dim, _pitch(workload), widener(workload.dtype, fastmath)
 
     @jitted(fastmath)
     def widen(source: Any, begin: int, used: int, buffer: Any, to: int) -> None:
         for i in range(used):
-            widen_row(source, begin + i * head_dim, buffer, to + i * pitch)
+            widen_row(source, begin + i * head_dim, head_dim, buffer, to + i * pitch)
 
     return widen
 
@@ -498,32 +480,14 @@ def _keep_terms(fastmath: frozenset[str]) -> Callable[..., None]:
     return keep_terms
 
 
-def _clear(fastmath: frozenset[str]) -> Callable[..., None]:
-    import numpy as np
-
-    zero = np.float32(0)
-
-    @jitted(fastmath)
-    def clear(array: Any, begin: int, count: int) -> None:
-        for i in range(begin, begin + count):
-            array[i] = zero
-
-    return clear
-
-
 def _write(workload: Attention, fastmath: frozenset[str]) -> Callable[..., None]:
     """Return the jitted function that rounds rows of sums, by a factor."""
-    rounded, head_dim, pitch = store(workload.dtype), workload.head_dim, _pitch(workload)
-
-    @jitted(fastmath)
-    def write_row(sums: Any, at: int, target: Any, begin: int, factor: Any) -> None:
-        for d in range(head_dim):
-            target[begin + d] = rounded(sums[at + d] * factor)
+    head_dim, pitch, write_row = workload.head_dim, _pitch(workload), writer(workload.dtype, fastmath)
 
     @jitted(fastmath)
     def write(sums: Any, at: int, target: Any, begin: int, used: int, factor: Any) -> None:
         for i in range(used):
-            write_row(sums, at + i * pitch, target, begin + i * head_dim, factor)
+            write_row(sums, at + i * pitch, head_dim, target, begin + i * head_dim, factor)
 
     return write
 
