@@ -34,38 +34,12 @@ __device__ __forceinline__ void copy_lines(T* tile, const T* source, int room) {
   }
 }
 
-// ---- fragments of 16-bit elements from lines in shared memory (see _ptx.cuh) --------------------------------
-// As load_fragment of _gemm_mma.cuh has them, by addresses that cost fewer registers: with its own there was a spill
-// (sm_80).
-
-// A (16, 16): line i of the tile is row i of A.
-template <class Line, class T>
-__device__ __forceinline__ void load_left(u32 (&a)[4], const T* tile, int line, int at) {
-  const int lane = int(threadIdx.x) % 32;
-  ldmatrix_x4(a, tile + Line::offset(line + lane % 16, at + lane / 16 * 8));
-}
-// A (16, 16): line i is column i of A.
-template <class Line, class T>
-__device__ __forceinline__ void load_left_across(u32 (&a)[4], const T* tile, int line, int at) {
-  const int lane = int(threadIdx.x) % 32;
-  ldmatrix_x4_trans(a, tile + Line::offset(line + lane / 16 * 8 + lane % 8, at + lane / 8 % 2 * 8));
-}
-// Two B (16, 8) side by side: line i is column i.
-template <class Line, class T>
-__device__ __forceinline__ void load_right(u32 (&b)[2][2], const T* tile, int line, int at) {
-  const int lane = int(threadIdx.x) % 32;
-  u32 both[4];
-  ldmatrix_x4(both, tile + Line::offset(line + lane / 16 * 8 + lane % 8, at + lane / 8 % 2 * 8));
-  b[0][0] = both[0], b[0][1] = both[1], b[1][0] = both[2], b[1][1] = both[3];
-}
-// Two B (16, 8) side by side: line i is row i.
-template <class Line, class T>
-__device__ __forceinline__ void load_right_across(u32 (&b)[2][2], const T* tile, int line, int at) {
-  const int lane = int(threadIdx.x) % 32;
-  u32 both[4];
-  ldmatrix_x4_trans(both, tile + Line::offset(line + lane % 16, at + lane / 16 * 8));
-  b[0][0] = both[0], b[0][1] = both[1], b[1][0] = both[2], b[1][1] = both[3];
-}
+// Such lines as an operand whose summed dimension runs ALONG them, or across them (see load_fragment).
+template <class T, int LENGTH, bool ALONG>
+struct LinesOf {
+  static constexpr bool ALONG_K = ALONG, BY_LDMATRIX = true;
+  using Layout = Lines<T, LENGTH>;
+};
 
 // body(r, n, i) for each of this thread's elements i of operands (16, 8) n of rows r.
 template <int R, int N, class Body>
@@ -78,25 +52,32 @@ __device__ __forceinline__ void each_element(const Body& body) {
       for (int i = 0; i < 4; ++i) body(r, n, i);
 }
 
+// sums of two operands (16, 8) side by side += one left operand times both right ones, as load_fragment has them.
+template <class T>
+__device__ __forceinline__ void multiply_pair(float (&first)[4], float (&second)[4], const u32 (&left)[4],
+                                              const u32 (&right)[4]) {
+  const u32 of_first[2] = {right[0], right[1]}, of_second[2] = {right[2], right[3]};
+  mma_m16n8k16<T>(first, left, of_first);
+  mma_m16n8k16<T>(second, left, of_second);
+}
+
 // ---- products of a warp --------------------------------------------------------------------------------------
 
 // sums (16 R, 8 N) += X U^T: lines of `x` from x_line on by lines of `u` from u_line on, LENGTH elements each.
 template <int LENGTH, class T, int R, int N>
 __device__ __forceinline__ void multiply_lines(float (&sums)[R][N][4], const T* x, int x_line, const T* u, int u_line) {
-  using Line = Lines<T, LENGTH>;
+  using Along = LinesOf<T, LENGTH, true>;
   constexpr int AHEAD = LENGTH <= 128 ? LENGTH / 16 : 4;  // of longer lines the compiler would hold too much at once
 #pragma unroll AHEAD
   for (int at = 0; at < LENGTH; at += 16) {
-    u32 left[R][4], right[2][2];
+    u32 left[R][4], right[4];
 #pragma unroll
-    for (int r = 0; r < R; ++r) load_left<Line>(left[r], x, x_line + 16 * r, at);
+    for (int r = 0; r < R; ++r) load_fragment<Along, false>(left[r], x, x_line + 16 * r, at);
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
-      load_right<Line>(right, u, u_line + 8 * n, at);
+      load_fragment<Along, true>(right, u, u_line + 8 * n, at);
 #pragma unroll
-      for (int r = 0; r < R; ++r)
-#pragma unroll
-        for (int side = 0; side < 2; ++side) mma_m16n8k16<T>(sums[r][n + side], left[r], right[side]);
+      for (int r = 0; r < R; ++r) multiply_pair<T>(sums[r][n], sums[r][n + 1], left[r], right);
     }
   }
 }
@@ -105,19 +86,16 @@ __device__ __forceinline__ void multiply_lines(float (&sums)[R][N][4], const T* 
 template <int LENGTH, class T, int R, int N>
 __device__ __forceinline__ void multiply_rounded(float (&sums)[R][LENGTH / 8][4], const float (&p)[R][N][4], const T* w,
                                                  int first_line) {
-  using Line = Lines<T, LENGTH>;
 #pragma unroll
   for (int n = 0; n < N; n += 2) {
-    u32 left[R][4], right[2][2];
+    u32 left[R][4], right[4];
 #pragma unroll
     for (int r = 0; r < R; ++r) round_operand<T>(left[r], p[r], n / 2);
 #pragma unroll
     for (int at = 0; at < LENGTH; at += 16) {
-      load_right_across<Line>(right, w, first_line + 8 * n, at);
+      load_fragment<LinesOf<T, LENGTH, false>, true>(right, w, at, first_line + 8 * n);
 #pragma unroll
-      for (int r = 0; r < R; ++r)
-#pragma unroll
-        for (int side = 0; side < 2; ++side) mma_m16n8k16<T>(sums[r][at / 8 + side], left[r], right[side]);
+      for (int r = 0; r < R; ++r) multiply_pair<T>(sums[r][at / 8], sums[r][at / 8 + 1], left[r], right);
     }
   }
 }
@@ -169,16 +147,14 @@ __device__ __forceinline__ void add_to_queries(float* dq_sums, int room, const T
     float sums[R][SOME / 8][4] = {};
 #pragma unroll 2
     for (int key = 0; key < KEYS; key += 16) {
-      u32 left[R][4], right[2][2];
+      u32 left[R][4], right[4];
 #pragma unroll
-      for (int r = 0; r < R; ++r) load_left_across<Lines<T, STEP>>(left[r], ds, key, row + 16 * r);
+      for (int r = 0; r < R; ++r) load_fragment<LinesOf<T, STEP, false>, false>(left[r], ds, row + 16 * r, key);
 #pragma unroll
       for (int at = 0; at < SOME; at += 16) {
-        load_right_across<Lines<T, LENGTH>>(right, keys, key, column + at);
+        load_fragment<LinesOf<T, LENGTH, false>, true>(right, keys, column + at, key);
 #pragma unroll
-        for (int r = 0; r < R; ++r)
-#pragma unroll
-          for (int side = 0; side < 2; ++side) mma_m16n8k16<T>(sums[r][at / 8 + side], left[r], right[side]);
+        for (int r = 0; r < R; ++r) multiply_pair<T>(sums[r][at / 8], sums[r][at / 8 + 1], left[r], right);
       }
     }
     each_element<R, SOME / 8>([&](int r, int n, int i) {
