@@ -6,9 +6,10 @@ A module has either function, or both:
 - ``torch_calls(workload, tensors)``: torch's own programs by name, ``"torch"`` for what its users would
   write; empty where it has none.
 
-What a program needs beforehand (views, transposes without a copy) is done when it is asked for. It computes
-everything anew at each call, and returns the output, or a tuple of them in the order of `Workload.outputs`;
-one that the library keeps to itself is left out at the end.
+What a program needs beforehand (views, transposes without a copy) is done when it is asked for; what its
+library may refuse, in its first call. It computes everything anew at each call, and returns the output, or a
+tuple of them in the order of `Workload.outputs`; one that the library keeps to itself is left out at the
+end. A problem that a program's library refuses makes it raise: whoever calls it keeps the reason.
 Operators without a module, such as users' own, have no libraries.
 """
 
