@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.expression import Apply, Name, Node, Number, steps
-from tunebench.measure.libraries import Call, single
+from tunebench.measure.libraries import Call, single, torch_type
 from tunebench.workloads.operators.elementwise import Elementwise
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, Call]:
             for name in ("abs", "exp", "log", "rsqrt", "sigmoid", "sqrt", "square", "tanh")
         },
     }
-    out = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[workload.out]
+    out = torch_type(workload.out)
     call = _program(workload, t, torch_has, float)
     if workload.out == workload.dtype:
         return {"torch": call}
