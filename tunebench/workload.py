@@ -2,31 +2,34 @@
 
 An operator is a frozen dataclass whose fields are its dimensions, in canonical order, so that
 `gemm:m=64,n=64,k=64,dtype=f16` and `Gemm(m=64, n=64, k=64, dtype="f16")` are the same thing.
-Field types say what a dimension may hold: `Size` and `Count` (integers), `bool`, `Name`, `Names`,
-`Expression`, or a `Literal`.
+Field types say what a dimension may hold (see `tunebench.dimension`): `Size` and `Count` (integers), `bool`,
+`Name`, `Names`, `Expression`, or a `Literal`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    final,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args, get_origin, get_type_hints
 
-from tunebench import expression
+from tunebench.dimension import (
+    MAX_SIZE,
+    AtLeast,
+    Count,
+    Expression,
+    Name,
+    Names,
+    Size,
+    checked,
+    defaults_to,
+    items_of,
+    placeholder,
+    text_of,
+    value_of,
+)
 from tunebench.dtype import DType, is_integer, itemsize
 from tunebench.errors import InputError, UnknownName
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     Array64 = NDArray[np.float64]
 
 __all__ = [
+    "MAX_SIZE",
     "AtLeast",
     "Category",
     "Count",
@@ -54,41 +58,6 @@ __all__ = [
     "Workload",
     "defaults_to",
 ]
-
-MAX_SIZE = 2**31 - 1
-"""Largest value of one integer dimension: kernels index a dimension with 32 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """Lower limit of an integer dimension."""
-
-    minimum: int
-
-
-Size = Annotated[int, AtLeast(1)]
-"""An extent: 1 or more."""
-Count = Annotated[int, AtLeast(0)]
-"""An amount that may be nothing, such as padding."""
-Name = Annotated[str, "name"]
-"""A registered name: letters, digits, `_`, `-`, `.` and `+`."""
-
-Names = Annotated[str, "names"]
-"""Names of inputs, joined by `+`, each once; in alphabetical order once it is a dimension's value."""
-Expression = Annotated[str, "expression"]
-"""An elementwise expression such as `gelu(x+bias)*y`, in canonical form once it is a dimension's value.
-
-See `tunebench.expression` for the grammar.
-"""
-
-_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
-_NAMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*(?:\+[A-Za-z][A-Za-z0-9_]*)*)?")
-_PLACEHOLDERS = {"expression": "EXPRESSION", "names": "NAME+NAME"}
-
-
-def defaults_to(dimension: str) -> Any:
-    """Declare a dimension whose default is the value of an earlier one (`out` follows `dtype`)."""
-    return dataclasses.field(default=None, metadata={"follows": dimension})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +196,8 @@ class Workload(ABC):
             follows = dimension.metadata.get("follows")
             if value is None and follows is not None:
                 value = self.default_of(dimension.name, getattr(self, follows))
-            checked = _checked(self.operator, dimension.name, value, self._types()[dimension.name])
-            object.__setattr__(self, dimension.name, checked)
+            value = checked(self.operator, dimension.name, value, self._types()[dimension.name])
+            object.__setattr__(self, dimension.name, value)
         self.check()
 
     def check(self) -> None:  # noqa: B027 - most operators have nothing to add
@@ -384,7 +353,7 @@ class Workload(ABC):
             InputError: naming what is doubled or malformed.
         """
         given: dict[str, str] = {}
-        for item in filter(None, _items(text)):
+        for item in filter(None, items_of(text)):
             name, equals, value = item.partition("=")
             if not equals or not value:
                 raise InputError(f"{cls.operator}: {item!r} is not of the form dimension=value")
@@ -410,8 +379,8 @@ class Workload(ABC):
         ]
         if missing:
             raise InputError(f"{cls.operator}: missing {', '.join(missing)}; usage: {cls.usage()}")
-        types = cls._types()
-        return cls(**{name: _value(cls.operator, name, value, types[name]) for name, value in given.items()})
+        of, types = cls.operator, cls._types()
+        return cls(**{name: value_of(of, name, value, types[name]) for name, value in given.items()})
 
     @classmethod
     def usage(cls) -> str:
@@ -419,7 +388,7 @@ class Workload(ABC):
         types = cls._types()
         parts = []
         for dimension in dataclasses.fields(cls):
-            text = f"{dimension.name}={_placeholder(types[dimension.name])}"
+            text = f"{dimension.name}={placeholder(types[dimension.name])}"
             parts.append(text if dimension.default is dataclasses.MISSING else f"[{text}]")
         return f"{cls.operator}:{','.join(parts)}"
 
@@ -438,86 +407,5 @@ class Workload(ABC):
 
     def __str__(self) -> str:
         """Return the canonical text: dimensions in declared order, defaults omitted."""
-        parts = (f"{name}={_text(value)}" for name, value in self._given().items())
+        parts = (f"{name}={text_of(value)}" for name, value in self._given().items())
         return f"{self.operator}:{','.join(parts)}"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _placeholder(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "|".join(map(str, get_args(kind)))
-    if kind is bool:
-        return "true|false"
-    return _PLACEHOLDERS.get(_note(kind), "NAME") if _base(kind) is str else "N"
-
-
-def _base(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
-
-
-def _note(kind: Any) -> Any:
-    """Return what tells apart dimensions that are text."""
-    return get_args(kind)[1] if get_origin(kind) is Annotated else None
-
-
-def _items(text: str) -> list[str]:
-    """Split at the commas that stand in no parentheses."""
-    items, depth = [""], 0
-    for character in text:
-        depth = max(0, depth + (character == "(") - (character == ")"))
-        if character == "," and not depth:
-            items.append("")
-        else:
-            items[-1] += character
-    return items
-
-
-def _value(operator: str, name: str, value: Any, kind: Any) -> Any:
-    """Turn a dimension given as text into its value; what is no text passes through."""
-    if not isinstance(value, str):
-        return value
-    if _base(kind) is bool:
-        if value.lower() in {"true", "false", "1", "0"}:
-            return value.lower() in {"true", "1"}
-        raise InputError(f"{operator}: {name}={value!r} must be true or false")
-    if _base(kind) is int:
-        if not re.fullmatch(r"-?[0-9]+", value) or len(value) > 12:
-            raise InputError(f"{operator}: {name}={value!r} must be a whole number up to {MAX_SIZE}")
-        return int(value)
-    return value
-
-
-def _checked(operator: str, name: str, value: Any, kind: Any) -> Any:
-    """Return the value of a dimension in its one form."""
-    if _note(kind) == "expression" and isinstance(value, str):
-        try:
-            return expression.canonical(value)
-        except InputError as error:
-            raise InputError(f"{operator}: {name}: {error}") from None
-    if _note(kind) == "names" and isinstance(value, str):
-        given = sorted(filter(None, value.split("+")))
-        if not _NAMES.fullmatch(value) or len(set(given)) != len(given):
-            raise InputError(f"{operator}: {name}={value!r} must be names joined by +, each once")
-        return "+".join(given)
-    _check_dimension(operator, name, value, kind)
-    return value
-
-
-def _check_dimension(operator: str, name: str, value: Any, kind: Any) -> None:
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise UnknownName(f"value of {operator} dimension {name}", str(value), map(str, get_args(kind)))
-    elif kind is bool:
-        if not isinstance(value, bool):
-            raise InputError(f"{operator}: {name}={value!r} must be true or false")
-    elif _base(kind) is int:
-        minimum = next((note.minimum for note in get_args(kind) if isinstance(note, AtLeast)), 0)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_SIZE:
-            raise InputError(
-                f"{operator}: {name}={value!r} must be a whole number from {minimum} to {MAX_SIZE}"
-            )
-    elif not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise InputError(f"{operator}: {name}={value!r} must be a name of letters, digits, _ . + or -")

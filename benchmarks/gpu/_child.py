@@ -128,7 +128,10 @@ def _others(workload: Workload, device: Device) -> tuple[list[Contender], list[C
         return [], []
     gpu.allow_for(workload)
     tensors = gpu.tensors(workload.draw(np.random.default_rng(1)))
-    calls = torch_calls(workload, tensors)
+    try:
+        calls = torch_calls(workload, tensors)
+    except Exception as error:  # libraries may raise anything; the reason is told where others' times are
+        return [Contender("torch", functools.partial(_refuse, error))], []
     ready = [Contender(name, functools.partial(_timed, gpu, call)) for name, call in calls.items()]
     program = in_triton(workload, tensors, device) if importlib.util.find_spec("triton") else None
     if program is not None:
@@ -137,6 +140,10 @@ def _others(workload: Workload, device: Device) -> tuple[list[Contender], list[C
         return ready, []
     compiled = torch.compile(calls["torch"], mode="max-autotune-no-cudagraphs", dynamic=False)
     return ready, [Contender("torch.compile", functools.partial(_timed, gpu, compiled))]
+
+
+def _refuse(error: Exception) -> Callable[[], Sequence[float]]:
+    raise error
 
 
 def _timed(gpu: TorchGpu, call: Callable[[], object]) -> Callable[[], Sequence[float]]:

@@ -9,6 +9,7 @@ from typing import Any
 import _checkout  # noqa: F401
 
 from tunebench.device import Device
+from tunebench.measure.libraries import torch_type
 from tunebench.workload import Workload
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
@@ -83,8 +84,7 @@ def _gemm(workload: Gemm, t: Tensors, device: Device) -> Program | None:
     from _triton_gemm import matmul
 
     a, b = factors(workload, t)
-    types = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32}
-    c = torch.full((workload.m, workload.n), -1, dtype=types[workload.out], device=a.device)
+    c = torch.full((workload.m, workload.n), -1, dtype=torch_type(workload.out), device=a.device)
     precision = "tf32" if workload.dtype == "tf32" else "ieee"
     return Program(lambda: matmul(a, b, c, precision), c)
 

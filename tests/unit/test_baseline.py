@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from cuda_cases import Toy
 
+from tunebench.device import find
 from tunebench.measure import baseline, libraries
+from tunebench.measure.timing import Protocol
 from tunebench.measure.verify import InputSet, worst_error
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -121,3 +123,19 @@ def test_torch_is_no_baseline_for_what_it_lacks(text: str) -> None:
     pytest.importorskip("torch")
     workload = parse(f"gemm:{text}")
     assert baseline.torch_cpu(workload, workload.draw(np.random.default_rng(0))) == {}
+
+
+@pytest.mark.parametrize("when", ["asked for", "called"])
+def test_a_library_that_refuses_is_told_with_its_reason_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("No available kernel")
+
+    calls = {"torch": refuse, "torch-other": lambda: None}
+    monkeypatch.setattr(baseline, "torch_cpu", refuse if when == "asked for" else lambda *_: calls)
+    protocol = Protocol(min_samples=2, max_samples=2, max_s=0.01)
+    found = baseline.measure_baselines(parse("softmax:rows=8,cols=8,dtype=f32"), find("cpu"), protocol, 0)
+    timed = {one.name for one in found if isinstance(one, baseline.Baseline)}
+    assert timed == ({"numpy"} if when == "asked for" else {"numpy", "torch-other"})
+    assert found[-1] == baseline.Failed(name="torch", reason="RuntimeError: No available kernel")

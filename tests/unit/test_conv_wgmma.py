@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import math
 import re
-import struct
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from kernel_checks import HGMMA, USETMAXREG, UTMALDG, assert_right, changed, opcodes
 
 from tunebench import workloads
 from tunebench.bound import bound
@@ -290,15 +289,6 @@ def configured(workload: Conv2d, choices: dict[str, int]) -> Config:
     return VARIANT.space.check(config, workload=workload, device=H100)
 
 
-def assert_right(workload: Conv2d, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-    references = workload.reference({name: value.astype(np.float64) for name, value in inputs.items()})
-    ((name, reference),) = references.items()
-    tolerance = workload.tolerance()
-    allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-    error = np.abs(outputs[name].astype(np.float64) - reference.value)
-    assert np.all(error <= allowed)
-
-
 @needs_compiler
 @pytest.mark.parametrize(("text", "choices"), CASES)
 def test_results_are_right_in_every_order(text: str, choices: dict[str, int]) -> None:
@@ -341,18 +331,6 @@ def test_what_no_tap_meets_does_not_count_even_if_it_is_no_number() -> None:
     assert not np.any(np.isfinite(y[:, 1:, 1:]))
 
 
-def changed(old: str, new: str) -> Any:
-    """Return the variant with a source that is wrong on purpose."""
-
-    class Changed(type(VARIANT)):  # type: ignore[misc]
-        def source(self, workload: Conv2d, config: Config) -> str:
-            text = super().source(workload, config)
-            assert text.count(old) == 1, old
-            return str(text.replace(old, new))
-
-    return Changed()
-
-
 FAULTS = {
     "taps in the other order": (1, "taps.at(row, column)", "taps.at(column, row)"),
     "no stride": (1, "left + (index - rest * width) * stride", "left + (index - rest * width)"),
@@ -376,7 +354,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     workload = conv(text)
     config = configured(workload, choices)
     inputs = workload.draw(np.random.default_rng(2))
-    wrong, found = changed(old, new), 0
+    wrong, found = changed(VARIANT, old, new), 0
     for order in ORDERS:
         try:
             made = emulate(wrong, workload, config, inputs, order=order, timeout_s=20)
@@ -389,18 +367,6 @@ def test_planted_faults_are_found(fault: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------- machine code
-
-HGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1B4, 0x1C8
-"""Lower 9 bits of an instruction of 128, as nvdisasm decodes them for sm_90a."""
-
-
-def opcodes(payload: bytes) -> collections.Counter[int]:
-    found: collections.Counter[int] = collections.Counter()
-    for section in cubin._sections(payload):
-        if section.name.startswith(".text."):
-            found.update(word & 0x1FF for word, _ in struct.iter_unpack("<QQ", section.data))
-    return found
-
 
 LAYER = "n=32,c=256,h=28,w=28,k=512,r=3,s=3,pad=1,stride="
 

@@ -588,6 +588,33 @@ def test_the_plot_holds_ceilings_and_points(tmp_path: Path) -> None:
         draw(found, tmp_path / "roofline.txt")
 
 
+@pytest.mark.parametrize(
+    ("variant", "beaten"), [("cuda_winograd", True), ("cuda_implicit_gemm", False)], ids=str
+)
+def test_an_algorithm_of_fewer_operations_is_told_apart_from_the_roofline(
+    nothing_known: Path, capsys: pytest.CaptureFixture[str], variant: str, beaten: bool
+) -> None:
+    text = "conv2d:n=32,c=256,h=28,w=28,k=256,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc"
+    found = explain(text, H100, variant=variant, db=nothing_known)
+    shares = found.shares(found.predicted_us)
+    assert found.roofline.limit == "math"
+    assert shares.of_bound <= 1
+    assert (shares.of_roofline > 1) is beaten
+    command = [
+        "explain",
+        "-w",
+        text,
+        "--device",
+        "h100-sxm",
+        "--variant",
+        variant,
+        "--db",
+        str(nothing_known),
+    ]
+    assert cli.run(command) == 0
+    assert ("the algorithm takes fewer" in capsys.readouterr().out.replace("\n", " ")) is beaten
+
+
 def test_fusing_is_held_against_its_parts() -> None:
     found = explain("gemm:m=512,n=3072,k=768,dtype=f16,epilogue=bias+gelu", "h100-sxm")
     assert found.fusing is not None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import assert_right, changed
 
 from tunebench import workloads
 from tunebench.bound import bound
@@ -323,14 +324,6 @@ def configured(variant: Any, workload: Gemm, choices: dict[str, int]) -> Config:
     return table.config(found[len(found) // 2])  # type: ignore[no-any-return]
 
 
-def assert_right(workload: Gemm, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-    reference = workload.reference({name: value.astype(np.float64) for name, value in inputs.items()})["c"]
-    tolerance = workload.tolerance()
-    allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-    error = np.abs(outputs["c"].astype(np.float64) - reference.value)
-    assert np.all(error <= allowed)
-
-
 @needs_compiler
 @pytest.mark.parametrize(("variant", "text", "choices"), CASES)
 def test_results_are_right_in_every_order(variant: Any, text: str, choices: dict[str, int]) -> None:
@@ -444,18 +437,6 @@ def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, 
     inputs = workload.draw(np.random.default_rng(1))
     config = configured(variant, workload, choices)
     assert_right(workload, inputs, emulate(variant, workload, config, inputs, sanitize=True))
-
-
-def changed(variant: Any, old: str, new: str) -> Any:
-    """Return a variant whose source is wrong on purpose."""
-
-    class Changed(type(variant)):  # type: ignore[misc]
-        def source(self, workload: Gemm, config: Config) -> str:
-            text = super().source(workload, config)
-            assert text.count(old) == 1, old
-            return str(text.replace(old, new))
-
-    return Changed()
 
 
 FAULTS = {

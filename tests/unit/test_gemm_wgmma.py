@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import re
-import struct
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import HGMMA, QGMMA, USETMAXREG, UTMALDG, assert_right, changed, opcodes
 
 from tunebench import workloads
 from tunebench.bound import bound
@@ -256,14 +255,6 @@ def configured(workload: Gemm, choices: dict[str, int]) -> Config:
     return VARIANT.space.check(config, workload=workload, device=H100)
 
 
-def assert_right(workload: Gemm, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-    reference = workload.reference({name: value.astype(np.float64) for name, value in inputs.items()})["c"]
-    tolerance = workload.tolerance()
-    allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-    error = np.abs(outputs["c"].astype(np.float64) - reference.value)
-    assert np.all(error <= allowed)
-
-
 @needs_compiler
 @pytest.mark.parametrize(("text", "choices"), CASES)
 def test_results_are_right_in_every_order(text: str, choices: dict[str, int]) -> None:
@@ -272,18 +263,6 @@ def test_results_are_right_in_every_order(text: str, choices: dict[str, int]) ->
     inputs = workload.draw(np.random.default_rng(0))
     for order in ORDERS:
         assert_right(workload, inputs, emulate(VARIANT, workload, config, inputs, order=order, seed=1))
-
-
-def changed(old: str, new: str) -> Any:
-    """Return the variant with a source that is wrong on purpose."""
-
-    class Changed(type(VARIANT)):  # type: ignore[misc]
-        def source(self, workload: Gemm, config: Config) -> str:
-            text = super().source(workload, config)
-            assert text.count(old) == 1, old
-            return str(text.replace(old, new))
-
-    return Changed()
 
 
 FAULTS = {
@@ -342,7 +321,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     workload = gemm(text)
     config = configured(workload, choices)
     inputs = workload.draw(np.random.default_rng(2))
-    wrong, found = changed(old, new), 0
+    wrong, found = changed(VARIANT, old, new), 0
     for order in ORDERS:
         try:
             assert_right(
@@ -356,17 +335,6 @@ def test_planted_faults_are_found(fault: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------- machine code
-
-HGMMA, QGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1F3, 0x1B4, 0x1C8
-"""Lower 9 bits of an instruction of 128, as nvdisasm decodes them for sm_90a."""
-
-
-def opcodes(payload: bytes) -> collections.Counter[int]:
-    found: collections.Counter[int] = collections.Counter()
-    for section in cubin._sections(payload):
-        if section.name.startswith(".text."):
-            found.update(word & 0x1FF for word, _ in struct.iter_unpack("<QQ", section.data))
-    return found
 
 
 @needs_nvrtc

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import changed
 
 from tunebench import workloads
 from tunebench.bound import bound
@@ -404,18 +405,6 @@ def test_numba_finds_the_tiles_of_any_split(trans: str, split: tuple[int, ...]) 
     inputs = inputs_of(workload, split)
     config = Config({"bm": 16, "bn": 16, "tm": 2, "tn": 2, "bk": 4})
     assert share(workload, inputs, simulate(NUMBA, workload, config, inputs)["c"]) <= 1
-
-
-def changed(variant: Any, old: str, new: str) -> Any:
-    """Return a variant whose source is wrong on purpose."""
-
-    class Changed(type(variant)):  # type: ignore[misc]
-        def source(self, workload: GroupedGemm, config: Config) -> str:
-            text = super().source(workload, config)
-            assert text.count(old) == 1, old
-            return str(text.replace(old, new))
-
-    return Changed()
 
 
 FAULTS = {

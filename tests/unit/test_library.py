@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunebench.device import find
-from tunebench.measure.baseline import Baseline
+from tunebench.measure.baseline import Baseline, Failed
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed
 from tunebench.tuning.library import Libraries
@@ -46,3 +46,17 @@ def test_one_that_fails_is_not_tried_again_and_the_reason_kept(
     assert libraries.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0]),)
     assert libraries.failure is not None
     assert ("SIGSEGV" in libraries.failure) or ("out of memory" in libraries.failure)
+
+
+def test_one_that_fails_in_a_round_has_no_time_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy, torch = (Baseline.of(name, [3.0, 4.0, 5.0]) for name in ("numpy", "torch"))
+    answers = iter(
+        [[numpy, torch], [numpy, Failed(name="torch", reason="RuntimeError: No available kernel")]]
+    )
+    libraries = Libraries(PROBLEM, find("cpu"), QUICK, rounds=2)
+    monkeypatch.setattr(libraries._caller, "call", lambda *_: next(answers))
+    for _ in range(2):
+        libraries.time(0)
+    assert libraries.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0] * 2),)
+    assert libraries.failure is None
+    assert libraries.failures == {"torch": "torch could not be timed: RuntimeError: No available kernel"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_cases import Toy
 
 from tunebench.dtype import numpy_dtype
 from tunebench.measure import sampled
@@ -207,3 +208,8 @@ def test_what_falls_into_few_parts_is_checked_whole() -> None:
     assert is_sampled(large)
     assert sampled._affordable_parts(large) == 4
     assert sampled._affordable_parts(large.changed(seq_q=2048)) == 46
+
+
+def test_a_copy_has_no_operations_and_is_checked_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "flops", lambda toy: 0)
+    assert isinstance(check_of(draw(Toy(n=3), 0)), EveryElement)

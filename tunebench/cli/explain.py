@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_BEATEN = {
+    "math": "which has the textbook's operations: the algorithm takes fewer",
+    "memory": "which has all bytes from memory: a cache spares it some",
+}
+"""Why a time may be below the roofline's, by what limits that."""
+
 
 def command(
     workload: Problem,
@@ -131,9 +137,10 @@ def _times(found: Explanation) -> Iterator[tuple[str, str]]:
 
 def _with_shares(found: Explanation, us: float) -> str:
     shares = found.shares(us)
+    beaten = f" ({_BEATEN[found.roofline.limit]})" if shares.of_roofline > 1 else ""
     return (
         f"{_us(us)}, {_rate(shares.gflop_s)}: {shares.of_bound:.0%} of the bound, "
-        f"{shares.of_roofline:.0%} of the roofline"
+        f"{shares.of_roofline:.0%} of the roofline{beaten}"
     )
 
 

@@ -1,7 +1,8 @@
 """Arithmetic intensity against what the device can do: the roofline.
 
 It knows the operator and the device, no configuration but for the pipe that is used. Unlike the bound it is
-no floor: a last-level cache may spare memory some of the bytes.
+no floor: a last-level cache may spare memory some of the bytes, and an algorithm (Winograd's) take fewer
+operations than the textbook's, of which its FLOPs are.
 
 Source: Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 """

@@ -8,9 +8,10 @@ stands for cuBLAS and cuDNN, which it calls. What they are asked for is in `tune
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -24,9 +25,15 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Baseline", "measure_baselines"]
+__all__ = ["Baseline", "Failed", "measure_baselines"]
 
+T = TypeVar("T")
 Tensors = Mapping[str, Any]
+CallsOf = Callable[[Workload, Tensors], Mapping[str, libraries.Call]]
+SamplerOf = Callable[[libraries.Call], Callable[[], float]]
+
+LONGEST_REASON = 500
+"""Characters of a reason that are kept: some libraries tell all that is on their stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,28 +59,86 @@ class Baseline:
         return cls(name=name, median_us=median_us, ci_us=ci_us, samples_us=tuple(samples_us))
 
 
-def measure_baselines(workload: Workload, device: Device, protocol: Protocol, seed: int) -> list[Baseline]:
-    """Time every library that does this workload, fastest first; none for an operator libraries lack."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A library that could not be timed: it refuses the problem, or failed at it.
+
+    Attributes:
+        name: Which library.
+        reason: Why, as it said.
+    """
+
+    name: str
+    reason: str
+
+
+def measure_baselines(
+    workload: Workload, device: Device, protocol: Protocol, seed: int
+) -> list[Baseline | Failed]:
+    """Time every library that does this workload; none for an operator that libraries lack.
+
+    Returns:
+        Those that were timed, fastest first, then those that failed, which end nothing.
+    """
     inputs = workload.draw(np.random.default_rng(seed))
-    found = []
+    found: list[Baseline | Failed] = []
+    for library, calls_of, sampler_of in _libraries(workload, device, protocol):
+        calls = _or_failed(library, functools.partial(calls_of, workload, inputs))
+        if isinstance(calls, Failed):
+            found.append(calls)
+            continue
+        for name, call in calls.items():
+            found.append(_or_failed(name, functools.partial(_time, name, sampler_of, call, protocol)))
+    return sorted(found, key=lambda one: one.median_us if isinstance(one, Baseline) else math.inf)
+
+
+def _libraries(
+    workload: Workload, device: Device, protocol: Protocol
+) -> Iterator[tuple[str, CallsOf, SamplerOf]]:
+    """Yield each library with what gives its programs by name, and what makes one ready to be sampled."""
     if device.kind == "cpu":
         from tunebench.measure.cpu import Stopwatch
 
         stopwatch = Stopwatch(device, protocol)
-        numpy = libraries.numpy_call(workload, inputs)
-        calls = ({} if numpy is None else {"numpy": numpy}) | torch_cpu(workload, inputs)
-        for name, call in calls.items():
-            found.append(_time(name, functools.partial(stopwatch.time_us, call), protocol))
-    else:
-        found += _torch_gpu(workload, inputs, device, protocol)
-    return sorted(found, key=lambda baseline: baseline.median_us)
+
+        def on_cpu(call: libraries.Call) -> Callable[[], float]:
+            return functools.partial(stopwatch.time_us, call)
+
+        yield "numpy", numpy_cpu, on_cpu
+        yield "torch", torch_cpu, on_cpu
+        return
+    from tunebench.measure._torch_gpu import TorchGpu
+
+    try:
+        gpu = TorchGpu(device)
+    except (MissingDependency, DeviceError):  # torch is not installed, or sees no GPU
+        return
+    gpu.allow_for(workload)
+    yield (
+        "torch",
+        lambda workload, inputs: libraries.torch_calls(workload, gpu.tensors(inputs)),
+        lambda call: gpu.sampler(call, protocol).sample_us,
+    )
 
 
-def _time(name: str, sample_us: Callable[[], float], protocol: Protocol) -> Baseline:
-    return Baseline.of(name, collect(sample_us, protocol).samples_us)
+def _or_failed(name: str, do: Callable[[], T]) -> T | Failed:
+    try:
+        return do()
+    except Exception as error:  # libraries may raise anything; the reason is kept, and the others go on
+        return Failed(name=name, reason=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
 
 
-# -- torch -------------------------------------------------------------------------------------------
+def _time(name: str, sampler_of: SamplerOf, call: libraries.Call, protocol: Protocol) -> Baseline:
+    return Baseline.of(name, collect(sampler_of(call), protocol).samples_us)
+
+
+# -- on a processor ----------------------------------------------------------------------------------
+
+
+def numpy_cpu(workload: Workload, inputs: Tensors) -> dict[str, libraries.Call]:
+    """Return NumPy's program for a workload, if there is one."""
+    call = libraries.numpy_call(workload, inputs)
+    return {} if call is None else {"numpy": call}
 
 
 def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, libraries.Call]:
@@ -101,19 +166,3 @@ def _tensor(torch: Any, value: Array) -> Any:
     if value.dtype.name == "float8_e4m3fn":
         return torch.from_numpy(value.view(np.int8)).view(torch.float8_e4m3fn)
     return torch.from_numpy(value) if value.shape else float(value)
-
-
-def _torch_gpu(workload: Workload, inputs: Tensors, device: Device, protocol: Protocol) -> list[Baseline]:
-    """Time torch on a GPU; nothing where it is not installed, or sees no GPU."""
-    from tunebench.measure._torch_gpu import TorchGpu
-
-    try:
-        gpu = TorchGpu(device)
-    except (MissingDependency, DeviceError):
-        return []
-    gpu.allow_for(workload)
-    tensors = gpu.tensors(inputs)
-    return [
-        _time(name, gpu.sampler(call, protocol).sample_us, protocol)
-        for name, call in libraries.torch_calls(workload, tensors).items()
-    ]

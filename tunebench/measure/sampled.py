@@ -85,7 +85,7 @@ def is_sampled(workload: Workload) -> bool:
 
 
 def _affordable_parts(workload: Workload) -> int:
-    return max(FEWEST_PARTS, int(PARTS_FLOPS / workload.flops() * workload.part_count()))
+    return max(FEWEST_PARTS, int(PARTS_FLOPS / max(1, workload.flops()) * workload.part_count()))
 
 
 def _has_blocks(workload: Workload) -> bool:

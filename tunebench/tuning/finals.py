@@ -44,9 +44,9 @@ class Finals:
         """Those with a verdict: all that went through to the end."""
 
     @property
-    def failure(self) -> str | None:
-        """Why libraries were given up, if they were."""
-        return self._libraries.failure
+    def failures(self) -> dict[str, str]:
+        """Why libraries have no times, by name; those of all under `baselines`."""
+        return self._libraries.failures
 
     def baselines(self) -> tuple[Baseline, ...]:
         """Return what the libraries took, fastest first."""

@@ -8,7 +8,7 @@ from typing import Self
 
 from tunebench.device import Device
 from tunebench.kernels import load_file, loaded_files
-from tunebench.measure.baseline import Baseline, measure_baselines
+from tunebench.measure.baseline import Baseline, Failed, measure_baselines
 from tunebench.measure.timing import Protocol
 from tunebench.search.executor.local import Caller, Stage
 from tunebench.workload import Workload
@@ -43,6 +43,8 @@ class Libraries:
         )
         self.failure: str | None = None
         """Why they were given up, if they were."""
+        self.failed: dict[str, str] = {}
+        """Why single ones could not be timed, by name: they count in no round."""
         self.rounds: list[dict[str, Baseline]] = []
         """What each round has found, by the name of the library."""
 
@@ -56,13 +58,20 @@ class Libraries:
             self.failure = f"libraries could not be timed: {type(error).__name__}: {error}"
             return
         if isinstance(answer, list):
-            self.rounds.append({baseline.name: baseline for baseline in answer})
+            self.rounds.append({one.name: one for one in answer if isinstance(one, Baseline)})
+            self.failed |= {one.name: one.reason for one in answer if isinstance(one, Failed)}
         else:
             self.failure = f"libraries could not be timed: {answer.reason}"
 
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why libraries have no times, by name; those of all under `baselines`."""
+        failures = {name: f"{name} could not be timed: {reason}" for name, reason in self.failed.items()}
+        return failures if self.failure is None else {**failures, "baselines": self.failure}
+
     def baselines(self) -> tuple[Baseline, ...]:
         """Return what all rounds together say, fastest first."""
-        names = dict.fromkeys(name for found in self.rounds for name in found)
+        names = dict.fromkeys(name for found in self.rounds for name in found if name not in self.failed)
         pooled = (
             Baseline.of(name, [us for found in self.rounds if name in found for us in found[name].samples_us])
             for name in names

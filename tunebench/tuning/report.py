@@ -121,7 +121,8 @@ class Report:
         seconds: Wall time, and its parts: compile, verify, measure (summed over workers) and overhead.
         database: Where the records are.
         interrupted: Whether the run was stopped before its budget was spent.
-        skipped: Variants that were not tried, each with the reason; `baselines` if libraries failed.
+        skipped: Variants that were not tried, and libraries that could not be timed, each with the reason;
+            `baselines` if all libraries were given up.
         warm: Records of other devices and of related problems that the search began with.
         unlikely: Open configurations that the calibrated pruner passed over: unlikely to win, never proved.
         unlikely_winners: How many of those are expected to be faster than the best, all the same.

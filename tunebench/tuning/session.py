@@ -306,15 +306,11 @@ class Session:
             seconds=seconds,
             database=str(self.store.location),
             interrupted=self.interrupted,
-            skipped=self._skipped(skipped),
+            skipped={**skipped, **(self.finals.failures if self.finals is not None else {})},
             warm=self._sources(),
             unlikely=sum(one.count for one in unlikely),
             unlikely_winners=sum(one.winners for one in unlikely),
         )
-
-    def _skipped(self, variants: Mapping[str, str]) -> dict[str, str]:
-        failure = self.finals.failure if self.finals is not None else None
-        return {**variants, "baselines": failure} if failure is not None else dict(variants)
 
     def _certificate(self, best_us: float | None) -> Certificate | None:
         """Return what is proved; of times that are predicted, nothing is."""

@@ -6,9 +6,10 @@ A module has either function, or both:
 - ``torch_calls(workload, tensors)``: torch's own programs by name, ``"torch"`` for what its users would
   write; empty where it has none.
 
-What a program needs beforehand (views, transposes without a copy) is done when it is asked for. It computes
-everything anew at each call, and returns the output, or a tuple of them in the order of `Workload.outputs`;
-one that the library keeps to itself is left out at the end.
+What a program needs beforehand (views, transposes without a copy) is done when it is asked for; what its
+library may refuse, in its first call. It computes everything anew at each call, and returns the output, or a
+tuple of them in the order of `Workload.outputs`; one that the library keeps to itself is left out at the
+end. A problem that a program's library refuses makes it raise: whoever calls it keeps the reason.
 Operators without a module, such as users' own, have no libraries.
 """
 
@@ -21,12 +22,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
+from tunebench.dtype import DType
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["Call", "numpy_call", "single", "torch_calls"]
+__all__ = ["Call", "numpy_call", "single", "torch_calls", "torch_type"]
 
 Call = Callable[[], Any]
 
@@ -56,6 +58,13 @@ def torch_calls(workload: Workload, tensors: Mapping[str, Any]) -> Mapping[str, 
 def single(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return inputs in f32: half types are not what NumPy is fast at."""
     return {name: np.asarray(value, dtype=np.float32) for name, value in inputs.items()}
+
+
+def torch_type(dtype: DType) -> Any:
+    """Return torch's type of the outputs that are stored so."""
+    import torch
+
+    return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32}[dtype]
 
 
 def _module(workload: Workload) -> ModuleType | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +37,14 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array, Array]:
 def by_torch(workload: Attention, t: Tensors) -> dict[str, Call]:
     """Return the function behind torch's gradients on a processor; on a GPU, its automatic differentiation.
 
-    On a GPU torch chooses among its backends, and has another by cuDNN where that serves the problem.
+    On a GPU torch chooses among its backends, and has another by cuDNN, which refuses some problems.
     """
     if t["q"].device.type == "cpu":
         return {"torch": _of_processors(workload, t)}
-    calls = {"torch": by_autograd(workload, t)}
-    cudnn = _by_cudnn(workload, t) if workload.dtype != "f32" else None
-    return calls if cudnn is None else {**calls, "torch-cudnn": cudnn}
+    chosen = by_autograd(workload, t)
+    if workload.dtype == "f32":
+        return {"torch": chosen}
+    return {"torch": chosen, "torch-cudnn": by_autograd(workload, t, cudnn=True)}
 
 
 def _of_processors(workload: Attention, t: Tensors) -> Call:
@@ -59,31 +62,36 @@ def _of_processors(workload: Attention, t: Tensors) -> Call:
     return lambda: gradients(*inputs, 0.0, aligned, attn_mask=mask)
 
 
-def by_autograd(workload: Attention, t: Tensors) -> Call:
-    """Differentiate torch's attention, computed once beforehand, over and over.
+def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> Call:
+    """Differentiate torch's attention, computed once in the first call, over and over.
 
     It computes o and lse itself, from q, k and v; the work is the same.
+
+    Args:
+        workload: What to compute.
+        t: A torch tensor for each input by name.
+        cudnn: Whether by cuDNN's kernels alone; it then raises where they refuse the problem.
     """
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
-    q, k, v = (t[name].detach().requires_grad_() for name in ("q", "k", "v"))
     aligned = workload.causal and workload.seq_q == workload.seq_k
     mask = causal_lower_right(workload.seq_q, workload.seq_k) if workload.causal and not aligned else None
-    with torch.enable_grad():
-        o = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=aligned, enable_gqa=workload.group > 1
-        )
-    return lambda: torch.autograd.grad(o, (q, k, v), t["do"], retain_graph=True)
 
+    @functools.cache
+    def attended() -> tuple[Any, tuple[Any, ...]]:
+        only = sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if cudnn else contextlib.nullcontext()
+        with torch.inference_mode(False), torch.enable_grad(), only:  # wherever it is called from
+            q, k, v = (t[name].detach().requires_grad_() for name in ("q", "k", "v"))
+            o = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=aligned, enable_gqa=workload.group > 1
+            )
+        return o, (q, k, v)
 
-def _by_cudnn(workload: Attention, t: Tensors) -> Call | None:
-    """Return the same by cuDNN alone, or None if it does not serve the problem."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    def gradients() -> Any:
+        o, operands = attended()
+        return torch.autograd.grad(o, operands, t["do"], retain_graph=True)
 
-    try:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return by_autograd(workload, t)
-    except RuntimeError:  # "No available kernel"
-        return None
+    return gradients

@@ -12,7 +12,7 @@ from tunebench.workloads.operators.attention import Attention
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["by_numpy", "by_torch"]
+__all__ = ["by_cudnn", "by_numpy", "by_torch"]
 
 Tensors = Mapping[str, Any]
 
@@ -35,14 +35,12 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array]:
 def by_torch(workload: Attention, t: Tensors) -> dict[str, Call]:
     """Return torch's scaled_dot_product_attention, which keeps lse to itself; on a GPU cuDNN's, too.
 
-    Which of its kernels torch takes by itself is torch's choice; cuDNN's counts where it takes the problem.
+    Which of its kernels torch takes by itself is torch's choice; cuDNN's refuse some problems.
     """
-    calls = {"torch": _fused(workload, t)}
-    if t["q"].is_cuda and workload.dtype != "f32":
-        cudnn = _by_cudnn(calls["torch"])
-        if cudnn is not None:
-            calls["torch-cudnn"] = cudnn
-    return calls
+    fused = _fused(workload, t)
+    if not t["q"].is_cuda or workload.dtype == "f32":
+        return {"torch": fused}
+    return {"torch": fused, "torch-cudnn": by_cudnn(fused)}
 
 
 def _fused(workload: Attention, t: Tensors) -> Call:
@@ -58,16 +56,12 @@ def _fused(workload: Attention, t: Tensors) -> Call:
     return lambda: scaled_dot_product_attention(t["q"], t["k"], t["v"], **options)
 
 
-def _by_cudnn(call: Call) -> Call | None:
-    """Return the same by cuDNN's kernels, or None if they refuse it."""
+def by_cudnn(call: Call) -> Call:
+    """Return the same by cuDNN's kernels alone; it raises where they refuse the problem."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def run() -> Any:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return call()
 
-    try:
-        run()
-    except RuntimeError:  # "No available kernel"
-        return None
     return run

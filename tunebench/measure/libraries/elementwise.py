@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.expression import Apply, Name, Node, Number, steps
-from tunebench.measure.libraries import Call, single
+from tunebench.expression import Apply, Number, steps
+from tunebench.measure.libraries import Call, single, torch_type
 from tunebench.workloads.operators.elementwise import Elementwise
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, Call]:
 
     device = t[workload.whole_names[0]].device
 
+    @functools.cache  # made in the first call: later ones copy nothing to the device
     def number(value: float) -> Any:
         return torch.tensor(value, device=device)
 
@@ -74,7 +76,7 @@ def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, Call]:
             for name in ("abs", "exp", "log", "rsqrt", "sigmoid", "sqrt", "square", "tanh")
         },
     }
-    out = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[workload.out]
+    out = torch_type(workload.out)
     call = _program(workload, t, torch_has, float)
     if workload.out == workload.dtype:
         return {"torch": call}
@@ -84,18 +86,23 @@ def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, Call]:
 def _program(
     workload: Elementwise, tensors: Tensors, operations: Operations, number: Callable[[float], Any]
 ) -> Call:
-    """Return a program that does each different operation once, of which a plain copy has none."""
+    """Return a program that does each different operation once, of which a plain copy has none.
+
+    Which operation takes what is found beforehand: small problems would show it.
+    """
+    ordered = steps(workload.tree)
+    if not ordered:
+        (name,) = workload.whole_names
+        return lambda: tensors[name] + number(0)
+    leaves = dict.fromkeys(x for step in ordered for x in step.arguments if not isinstance(x, Apply))
+    given = [number(x.value) if isinstance(x, Number) else tensors[x.name] for x in leaves]
+    places = {node: place for place, node in enumerate((*leaves, *ordered))}
+    calls = [(operations[step.operation], [places[x] for x in step.arguments]) for step in ordered]
 
     def run() -> Any:
-        known: dict[Node, Any] = {}
-
-        def value(node: Node) -> Any:
-            if isinstance(node, Name):
-                return tensors[node.name]
-            return number(node.value) if isinstance(node, Number) else known[node]
-
-        for step in steps(workload.tree):
-            known[step] = operations[step.operation](*map(value, step.arguments))
-        return value(workload.tree) if isinstance(workload.tree, Apply) else value(workload.tree) + number(0)
+        values = list(given)
+        for operation, arguments in calls:
+            values.append(operation(*(values[place] for place in arguments)))
+        return values[-1]
 
     return run

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunebench._lazy import np
 from tunebench.dtype import storage
 from tunebench.measure.libraries import Call, single
+from tunebench.measure.libraries._activation import IN_NUMPY, in_torch
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> Call:
     """Multiply by NumPy's BLAS, in f32."""
     t = single(inputs)
     gate, up = (t[b] if workload.trans == "nn" else t[b].T for b in ("b_gate", "b_up"))
-    activate = _ACTIVATIONS[workload.activation]
+    activate = IN_NUMPY[workload.activation]
 
     def run() -> Array:
         c: Array = t["a"] @ gate
@@ -30,30 +29,6 @@ def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> Call:
         return c
 
     return run
-
-
-def _silu(x: Array) -> None:
-    x *= 0.5 * (1 + np.tanh(0.5 * x))  # no power overflows
-
-
-def _gelu(x: Array) -> None:  # NumPy has no erf: the tanh form costs it less than erf would
-    x *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def _relu(x: Array) -> None:
-    np.maximum(x, 0, out=x)
-
-
-def _sigmoid(x: Array) -> None:
-    x[...] = 0.5 * (1 + np.tanh(0.5 * x))
-
-
-_ACTIVATIONS: dict[str, Callable[[Array], None]] = {
-    "silu": _silu,
-    "gelu": _gelu,
-    "relu": _relu,
-    "sigmoid": _sigmoid,
-}
 
 
 def torch_calls(workload: GatedGemm, t: Mapping[str, Any]) -> dict[str, Call]:
@@ -66,12 +41,7 @@ def torch_calls(workload: GatedGemm, t: Mapping[str, Any]) -> dict[str, Call]:
     import torch
     from torch.nn import functional
 
-    activate = {
-        "silu": functional.silu,
-        "gelu": functional.gelu,
-        "relu": functional.relu,
-        "sigmoid": torch.sigmoid,
-    }[workload.activation]
+    activate = in_torch(workload.activation)
     gate, up = (t[b].transpose(0, 1) if workload.trans == "nn" else t[b] for b in ("b_gate", "b_up"))
     both = torch.cat((gate, up))
 

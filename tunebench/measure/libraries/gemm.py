@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.dtype import storage
-from tunebench.measure.libraries import Call
+from tunebench.measure.libraries import Call, torch_type
+from tunebench.measure.libraries._activation import IN_NUMPY, in_torch
 from tunebench.workloads.operators.gemm import Gemm
 
 if TYPE_CHECKING:
@@ -32,12 +32,7 @@ def _numpy_gemm(workload: Gemm, t: Tensors) -> Array:
     c: Array = a @ b
     if workload.has_bias:
         c += t["bias"]
-    if workload.activation == "relu":
-        np.maximum(c, 0, out=c)
-    elif workload.activation == "gelu":  # NumPy has no erf: the tanh form costs it less than erf would
-        c *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (c + 0.044715 * c**3)))
-    elif workload.activation == "silu":
-        c *= 0.5 * (1 + np.tanh(0.5 * c))  # the same, and no power overflows
+    IN_NUMPY[workload.activation](c)
     if workload.has_residual:
         c += t["residual"]
     return c
@@ -69,12 +64,7 @@ def _torch_in_steps(workload: Gemm, a: Any, b: Any, t: Tensors, fusible: bool) -
     """Return the product with its bias if torch has that in one, then activation and residual."""
     from torch.nn import functional
 
-    activate: Callable[[Any], Any] = {
-        "none": lambda c: c,
-        "relu": functional.relu,
-        "gelu": functional.gelu,
-        "silu": functional.silu,
-    }[workload.activation]
+    activate = in_torch(workload.activation)
 
     def product() -> Any:
         if workload.batch == 1 and fusible:
@@ -107,5 +97,5 @@ def _torch_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
     if workload.dtype == "i8" or workload.trans != "nt" or not hasattr(torch, "_scaled_mm"):
         return None
     one = torch.ones((), device=a.device)
-    out = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[workload.out]
+    out = torch_type(workload.out)
     return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)

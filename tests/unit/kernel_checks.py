@@ -1,0 +1,47 @@
+"""What tests of single kernels share: faults on purpose, results held to tolerance, instructions counted."""
+
+from __future__ import annotations
+
+import collections
+import struct
+from typing import Any
+
+import numpy as np
+
+from tunebench.compile import cubin
+from tunebench.space import Config
+from tunebench.workload import Workload
+
+HGMMA, QGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1F3, 0x1B4, 0x1C8
+"""Lower 9 bits of an instruction of 128, as nvdisasm decodes them for sm_90a."""
+
+
+def changed(variant: Any, old: str, new: str) -> Any:
+    """Return a variant whose source is wrong on purpose."""
+
+    class Changed(type(variant)):  # type: ignore[misc]
+        def source(self, workload: Any, config: Config) -> str:
+            text = super().source(workload, config)
+            assert text.count(old) == 1, old
+            return str(text.replace(old, new))
+
+    return Changed()
+
+
+def assert_right(workload: Workload, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    """Hold every element of every output to the operator's tolerance; a NaN is right nowhere."""
+    tolerance = workload.tolerance()
+    exact = {name: value.astype(np.float64) for name, value in inputs.items()}
+    for name, reference in workload.reference(exact).items():
+        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+        error = np.abs(outputs[name].astype(np.float64) - reference.value)
+        assert np.all(error <= allowed), name
+
+
+def opcodes(payload: bytes) -> collections.Counter[int]:
+    """Return how often the code of a cubin of sm_90a has each instruction."""
+    found: collections.Counter[int] = collections.Counter()
+    for section in cubin._sections(payload):
+        if section.name.startswith(".text."):
+            found.update(word & 0x1FF for word, _ in struct.iter_unpack("<QQ", section.data))
+    return found

@@ -1,0 +1,157 @@
+"""What a dimension of a workload may hold, and how it reads as text.
+
+Operators annotate their fields with the types here, a `Literal`, or `bool`; everything else follows from the
+annotation: the text of a value and back, what is refused, and the placeholder in an operator's usage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from tunebench import expression
+from tunebench.errors import InputError, UnknownName
+
+__all__ = [
+    "MAX_SIZE",
+    "AtLeast",
+    "Count",
+    "Expression",
+    "Name",
+    "Names",
+    "Size",
+    "checked",
+    "defaults_to",
+    "items_of",
+    "placeholder",
+    "text_of",
+    "value_of",
+]
+
+MAX_SIZE = 2**31 - 1
+"""Largest value of one integer dimension: kernels index a dimension with 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Lower limit of an integer dimension."""
+
+    minimum: int
+
+
+Size = Annotated[int, AtLeast(1)]
+"""An extent: 1 or more."""
+Count = Annotated[int, AtLeast(0)]
+"""An amount that may be nothing, such as padding."""
+Name = Annotated[str, "name"]
+"""A registered name: letters, digits, `_`, `-`, `.` and `+`."""
+
+Names = Annotated[str, "names"]
+"""Names of inputs, joined by `+`, each once; in alphabetical order once it is a dimension's value."""
+Expression = Annotated[str, "expression"]
+"""An elementwise expression such as `gelu(x+bias)*y`, in canonical form once it is a dimension's value.
+
+See `tunebench.expression` for the grammar.
+"""
+
+_NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+_NAMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*(?:\+[A-Za-z][A-Za-z0-9_]*)*)?")
+_PLACEHOLDERS = {"expression": "EXPRESSION", "names": "NAME+NAME"}
+
+
+def defaults_to(dimension: str) -> Any:
+    """Declare a dimension whose default is the value of an earlier one (`out` follows `dtype`)."""
+    return dataclasses.field(default=None, metadata={"follows": dimension})
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def placeholder(kind: Any) -> str:
+    """Return what stands for a value of a type in an operator's usage."""
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if kind is bool:
+        return "true|false"
+    return _PLACEHOLDERS.get(_note(kind), "NAME") if _base(kind) is str else "N"
+
+
+def _base(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _note(kind: Any) -> Any:
+    """Return what tells apart dimensions that are text."""
+    return get_args(kind)[1] if get_origin(kind) is Annotated else None
+
+
+def items_of(text: str) -> list[str]:
+    """Split `m=64,n=64,…` at the commas that stand in no parentheses."""
+    items, depth = [""], 0
+    for character in text:
+        depth = max(0, depth + (character == "(") - (character == ")"))
+        if character == "," and not depth:
+            items.append("")
+        else:
+            items[-1] += character
+    return items
+
+
+def value_of(operator: str, name: str, value: Any, kind: Any) -> Any:
+    """Turn a dimension given as text into its value; what is no text passes through.
+
+    Raises:
+        InputError: if the text is not of a value of the type.
+    """
+    if not isinstance(value, str):
+        return value
+    if _base(kind) is bool:
+        if value.lower() in {"true", "false", "1", "0"}:
+            return value.lower() in {"true", "1"}
+        raise InputError(f"{operator}: {name}={value!r} must be true or false")
+    if _base(kind) is int:
+        if not re.fullmatch(r"-?[0-9]+", value) or len(value) > 12:
+            raise InputError(f"{operator}: {name}={value!r} must be a whole number up to {MAX_SIZE}")
+        return int(value)
+    return value
+
+
+def checked(operator: str, name: str, value: Any, kind: Any) -> Any:
+    """Return the value of a dimension in its one form.
+
+    Raises:
+        InputError: if the dimension cannot have it.
+    """
+    if _note(kind) == "expression" and isinstance(value, str):
+        try:
+            return expression.canonical(value)
+        except InputError as error:
+            raise InputError(f"{operator}: {name}: {error}") from None
+    if _note(kind) == "names" and isinstance(value, str):
+        given = sorted(filter(None, value.split("+")))
+        if not _NAMES.fullmatch(value) or len(set(given)) != len(given):
+            raise InputError(f"{operator}: {name}={value!r} must be names joined by +, each once")
+        return "+".join(given)
+    _check_dimension(operator, name, value, kind)
+    return value
+
+
+def _check_dimension(operator: str, name: str, value: Any, kind: Any) -> None:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise UnknownName(f"value of {operator} dimension {name}", str(value), map(str, get_args(kind)))
+    elif kind is bool:
+        if not isinstance(value, bool):
+            raise InputError(f"{operator}: {name}={value!r} must be true or false")
+    elif _base(kind) is int:
+        minimum = next((note.minimum for note in get_args(kind) if isinstance(note, AtLeast)), 0)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_SIZE:
+            raise InputError(
+                f"{operator}: {name}={value!r} must be a whole number from {minimum} to {MAX_SIZE}"
+            )
+    elif not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InputError(f"{operator}: {name}={value!r} must be a name of letters, digits, _ . + or -")
