@@ -30,6 +30,23 @@ def parameter_sizes(payload: bytes, symbol: str) -> list[int]:
     return [found[ordinal] for ordinal in sorted(found)]
 
 
+def planted(variant: CudaVariant[Any], old: str, new: str) -> Any:
+    """Return the variant with a source that is wrong on purpose: `new` in place of `old`.
+
+    Where `old` does not stand exactly once the source is a LookupError, which no test
+    takes for a wrong result.
+    """
+
+    class Changed(type(variant)):  # type: ignore[misc]
+        def source(self, workload: Any, config: Config) -> str:
+            text = super().source(workload, config)
+            if text.count(old) != 1:
+                raise LookupError(f"{text.count(old)} places to plant a fault in: {old!r}")
+            return str(text.replace(old, new))
+
+    return Changed()
+
+
 def folder_of_header(name: str) -> Path:
     """Return the folder of a header that comes with the CUDA runtime, or skip the test."""
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_cases import planted
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -341,18 +342,6 @@ def test_what_no_tap_meets_does_not_count_even_if_it_is_no_number() -> None:
     assert not np.any(np.isfinite(y[:, 1:, 1:]))
 
 
-def changed(old: str, new: str) -> Any:
-    """Return the variant with a source that is wrong on purpose."""
-
-    class Changed(type(VARIANT)):  # type: ignore[misc]
-        def source(self, workload: Conv2d, config: Config) -> str:
-            text = super().source(workload, config)
-            assert text.count(old) == 1, old
-            return str(text.replace(old, new))
-
-    return Changed()
-
-
 FAULTS = {
     "taps in the other order": (1, "taps.at(row, column)", "taps.at(column, row)"),
     "no stride": (1, "left + (index - rest * width) * stride", "left + (index - rest * width)"),
@@ -376,7 +365,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     workload = conv(text)
     config = configured(workload, choices)
     inputs = workload.draw(np.random.default_rng(2))
-    wrong, found = changed(old, new), 0
+    wrong, found = planted(VARIANT, old, new), 0
     for order in ORDERS:
         try:
             made = emulate(wrong, workload, config, inputs, order=order, timeout_s=20)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_cases import planted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -399,7 +400,7 @@ def test_planted_faults_of_divided_products_are_found(fault: str) -> None:
     case, old, new = DIVIDED_FAULTS[fault]
     variant, workload, config = divided(case)
     inputs = workload.draw(np.random.default_rng(4))
-    wrong = changed(variant, old, new)
+    wrong = planted(variant, old, new)
     found = 0
     for order in ORDERS:
         try:
@@ -446,23 +447,15 @@ def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, 
     assert_right(workload, inputs, emulate(variant, workload, config, inputs, sanitize=True))
 
 
-def changed(variant: Any, old: str, new: str) -> Any:
-    """Return a variant whose source is wrong on purpose."""
-
-    class Changed(type(variant)):  # type: ignore[misc]
-        def source(self, workload: Gemm, config: Config) -> str:
-            text = super().source(workload, config)
-            assert text.count(old) == 1, old
-            return str(text.replace(old, new))
-
-    return Changed()
-
-
 FAULTS = {
     "simt barrier": (CASES[0], "    else\n      __syncthreads();  // all have read the only buffer\n", ""),
     "mma barrier": (CASES[4], "    __syncthreads();  // this tile is there", "    // this tile is there"),
-    "mma wait": (CASES[4], "cp_async_wait<C::STAGES - 2>();", "cp_async_wait<C::STAGES - 1>();"),
-    "edge of c": (CASES[5], "if (row >= target.rows) continue;\n        Vec<Out, WIDTH>", "Vec<Out, WIDTH>"),
+    "mma wait": (CASES[4], "cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();"),
+    "edge of c": (
+        CASES[5],
+        "if (row >= target.rows) continue;\n        const Vec<Out, WIDTH> residual",
+        "const Vec<Out, WIDTH> residual",
+    ),
     "lanes of b": (CASES[6], "OF_B ? matrix / 2 : matrix % 2, k_half", "matrix % 2, k_half"),
 }
 """A case, and what to replace in its kernel by what, for a fault that a case must find."""
@@ -475,7 +468,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     workload = gemm(text)
     config = configured(variant, workload, choices)
     inputs = workload.draw(np.random.default_rng(2))
-    wrong = changed(variant, old, new)
+    wrong = planted(variant, old, new)
     found = 0
     for order in ORDERS:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_cases import planted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -274,18 +275,6 @@ def test_results_are_right_in_every_order(text: str, choices: dict[str, int]) ->
         assert_right(workload, inputs, emulate(VARIANT, workload, config, inputs, order=order, seed=1))
 
 
-def changed(old: str, new: str) -> Any:
-    """Return the variant with a source that is wrong on purpose."""
-
-    class Changed(type(VARIANT)):  # type: ignore[misc]
-        def source(self, workload: Gemm, config: Config) -> str:
-            text = super().source(workload, config)
-            assert text.count(old) == 1, old
-            return str(text.replace(old, new))
-
-    return Changed()
-
-
 FAULTS = {
     "no wait for a full stage": (0, "    mbarrier_wait(place.full(), place.parity);\n", ""),
     "no wait for an empty stage": (0, "      mbarrier_wait(place.empty(), place.parity ^ 1);\n", ""),
@@ -296,8 +285,8 @@ FAULTS = {
     ),
     "too few bytes expected": (
         0,
-        "C::TileA::BYTES + C::TileB::BYTES);\n      const",
-        "C::TileA::BYTES);\n      const",
+        "mbarrier_arrive_expect_tx(place.full(), BYTES)",
+        "mbarrier_arrive_expect_tx(place.full(), C::TileA::BYTES)",
     ),
     "released before it is multiplied": (0, "if (step > 0) release<", "release<"),
     "released by nobody": (
@@ -327,8 +316,8 @@ FAULTS = {
     "too many registers": (9, "take_registers<C::CONSUMER_REGISTERS>", "take_registers<240>"),
     "rows beyond the edge": (
         1,
-        "if (row >= target.rows) continue;\n        Vec<Out, WIDTH>",
-        "Vec<Out, WIDTH>",
+        "if (row >= target.rows) continue;\n        const Vec<Out, WIDTH> residual",
+        "const Vec<Out, WIDTH> residual",
     ),
 }
 """The number of a case, and what to replace in its kernel by what, for a fault that the case must find."""
@@ -342,7 +331,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     workload = gemm(text)
     config = configured(workload, choices)
     inputs = workload.draw(np.random.default_rng(2))
-    wrong, found = changed(old, new), 0
+    wrong, found = planted(VARIANT, old, new), 0
     for order in ORDERS:
         try:
             assert_right(

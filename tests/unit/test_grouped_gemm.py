@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_cases import planted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -406,18 +407,6 @@ def test_numba_finds_the_tiles_of_any_split(trans: str, split: tuple[int, ...]) 
     assert share(workload, inputs, simulate(NUMBA, workload, config, inputs)["c"]) <= 1
 
 
-def changed(variant: Any, old: str, new: str) -> Any:
-    """Return a variant whose source is wrong on purpose."""
-
-    class Changed(type(variant)):  # type: ignore[misc]
-        def source(self, workload: GroupedGemm, config: Config) -> str:
-            text = super().source(workload, config)
-            assert text.count(old) == 1, old
-            return str(text.replace(old, new))
-
-    return Changed()
-
-
 FAULTS = {
     "barrier between tiles": (CASES[0], "    __syncthreads();  // all have done", "    // all have done"),
     "rows of the group": (
@@ -439,7 +428,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     (variant, text, choices), old, new = FAULTS[fault]
     workload = problem_of(text)
     config, inputs = configured(variant, workload, choices), inputs_of(workload, EDGES["edges"])
-    wrong, found = changed(variant, old, new), 0
+    wrong, found = planted(variant, old, new), 0
     for order in ORDERS:
         try:
             found += share(workload, inputs, emulate(wrong, workload, config, inputs, order=order)["c"]) > 1
