@@ -97,12 +97,6 @@ def parts_are_few(split: Any, group_m: Any, min_blocks: Any) -> Any:
     return (split == 1) | ((group_m == 1) & (min_blocks == 1))
 
 
-def registers_suffice(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_blocks: Any) -> Any:
-    """A consumer's sums must fit in the registers that the copying warpgroup leaves."""
-    room = _wgmma_tile.consumer_registers(consumers, min_blocks, PRODUCER_REGISTERS)
-    return _wgmma_tile.sums(bm, bn, consumers, pingpong) + _wgmma_tile.OTHER_REGISTERS <= room
-
-
 def _smem_bytes(workload: Conv2d, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any) -> Any:
     return _wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages)
 
@@ -133,8 +127,7 @@ SPACE = Space(
     (
         tile_is_of_use,
         _wgmma_tile.consumers_share_the_tile,
-        _wgmma_tile.sums_stay_in_registers,
-        registers_suffice,
+        _wgmma_tile.sums_stay_in_registers(producer_registers=PRODUCER_REGISTERS),
         steps_are_of_use,
         stages_have_tiles,
         cluster_has_tiles,
