@@ -148,14 +148,7 @@ gated_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict
   gate<typename C::Activation>(results, sums);
   const Target<Out> target = {c + i64(row) * n + column, n, m - row, n - column};
   const Finish<Out, Identity, false> finish = {nullptr, n - column};
-  if constexpr (C::STAGED) {
-    cp_async_wait<0>();
-    __syncthreads();  // all have read the buffers that results are gathered in
-    float* const staging = reinterpret_cast<float*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
-    store_staged<Grid, C::VEC_C>(results, staging, target, finish);
-  } else {
-    store_fragments<Grid, C::VEC_C>(results, target, finish);
-  }
+  store_results<Grid, C::STAGED, C::VEC_C>(results, shared, target, finish);
 }
 """
 

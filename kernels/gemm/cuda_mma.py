@@ -134,7 +134,6 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
   static_assert(Grid::THREADS == C::THREADS, "the launch has a warp for each part of the tile");
 
   In* const shared = reinterpret_cast<In*>(dynamic_shared());
-  Sum* const staging = reinterpret_cast<Sum*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
   const i64 pitch_a = C::A_K_CONTIGUOUS ? k : m, pitch_b = C::B_K_CONTIGUOUS ? k : n;
   const int steps = tiles_of(k, C::BK);
   C::Division::each_segment(tiles, steps, parts, [&](const Segment& segment) {
@@ -151,13 +150,7 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
     if constexpr (sizeof(In) == 1) straighten<Grid, !C::A_K_CONTIGUOUS, !C::B_K_CONTIGUOUS>(sums);
 
     const auto store = [&](auto width, const auto& target, const auto& finish) {
-      if constexpr (C::STAGED) {
-        cp_async_wait<0>();
-        __syncthreads();  // all have read the buffers that results are gathered in
-        store_staged<Grid, decltype(width)::value>(sums, staging, target, finish);
-      } else {
-        store_fragments<Grid, decltype(width)::value>(sums, target, finish);
-      }
+      store_results<Grid, C::STAGED, decltype(width)::value>(sums, shared, target, finish);
     };
     if (C::Division::SOME_PARTS && segment.slot >= 0) {
       if constexpr (C::Division::SOME_PARTS)

@@ -116,14 +116,7 @@ grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restri
     multiply_ahead<Grid, C::STAGES, C::BK>(sums, of_a, of_b, k, shared);
 
     const Finish<Out, Identity, false> finish = {nullptr, n - column};
-    if constexpr (C::STAGED) {
-      cp_async_wait<0>();
-      __syncthreads();  // all have read the buffers that results are gathered in
-      float* const staging = reinterpret_cast<float*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
-      store_staged<Grid, C::VEC_C>(sums, staging, target, finish);
-    } else {
-      store_fragments<Grid, C::VEC_C>(sums, target, finish);
-    }
+    store_results<Grid, C::STAGED, C::VEC_C>(sums, shared, target, finish);
   }
 }
 """
