@@ -130,7 +130,7 @@ SPACE = Space(
         _mma_tile.warps_cover_the_tile,
         _mma_tile.work_is_worth_the_warps,
         tile_is_of_use,
-        lambda bm, bn: (bm <= 8 * bn) & (bn <= 8 * bm),
+        _mma_tile.tile_is_compact,
         lambda bk, workload: bk * itemsize(workload.dtype) <= 128,
         _conv.walk_is_of_use,
         lambda bk, walk, workload: _conv.step_is_of_use(bk, walk, 16, workload),
