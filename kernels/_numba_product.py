@@ -30,6 +30,7 @@ __all__ = [
     "micro_kernel",
     "registers_hold",
     "strided_product",
+    "usual_sums",
     "walker",
 ]
 
@@ -116,6 +117,12 @@ def registers_hold(mr: Any, nr: Any, device: Device) -> Any:
     return mr * (nr // lanes) + nr // lanes + 1 <= count
 
 
+def usual_sums(device: Device) -> tuple[int, int]:
+    """Return the rows and columns of sums that fill the vector registers best."""
+    found = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}
+    return found.get(device.architecture, (2, 16))
+
+
 def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constraint, ...]:
     """Return the constraints of `PARAMETERS`.
 
@@ -142,9 +149,7 @@ def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constra
 def expert(extents: tuple[int, int, int], device: Device, a_panel: Literal["rows", "columns"]) -> Config:
     """Return what fills the registers, makes tiles near 128 x 256, and leaves each core some tiles."""
     m, n, k = extents
-    mr, nr = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}.get(
-        device.architecture, (2, 16)
-    )
+    mr, nr = usual_sums(device)
     mr = max(value for value in (1, 2, 4, 6, 8) if value == 1 or (value <= mr and value < 2 * m))
     nr = nr if nr < 2 * n else 16
     fitting_m = [value for value in (1, 2, 4, 8, 16) if value == 1 or value * mr < 2 * m]

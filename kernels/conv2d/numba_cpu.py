@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_conv import depthwise_limit, finisher
+from tunebench.kernels._numba_conv import depthwise_limit, epilogue_tensors, finisher
 from tunebench.kernels._numba_cpu import address, jitted, load
 from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
 from tunebench.space import Config, Space, Table
@@ -71,19 +71,11 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
         """Pass the output for a missing scale, bias or residual (which is then not read)."""
         first, second = (tensor.name for tensor in workload.inputs()[:2])
-        if workload.direction == "dgrad":
-            first, second = "dy", "w"
-        out = workload.outputs()[0].name
-        added = (
-            name if is_there else out
-            for name, is_there in (
-                ("scale", workload.has_scale),
-                ("bias", workload.has_bias),
-                ("residual", workload.has_residual),
-            )
-        )
         sizes = (workload.stride, workload.pad, workload.dilation, workload.groups)
-        return (first, second, *added, out, *(Scalar("long long", size) for size in sizes))
+        return (
+            *(first, second, *epilogue_tensors(workload), workload.outputs()[0].name),
+            *(Scalar("long long", size) for size in sizes),
+        )
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:
         """Return the kernel `(images, others, scale, bias, residual, out, stride, pad, dilation, groups)`.

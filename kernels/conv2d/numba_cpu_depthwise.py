@@ -18,7 +18,7 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._conv import pairs_inside
-from tunebench.kernels._numba_conv import depthwise_limit, finisher
+from tunebench.kernels._numba_conv import depthwise_limit, epilogue_tensors, finisher
 from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
@@ -72,13 +72,10 @@ class NumbaCpuDepthwise(NumbaCpuVariant[Conv2d]):
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
         """Pass the output for a missing scale, bias or residual (which is then not read)."""
-        w, out = workload, workload.outputs()[0].name
-        known = [tensor.name for tensor in w.inputs()]
-        added = (name if name in known else out for name in ("scale", "bias", "residual"))
+        w = workload
+        first, second = (tensor.name for tensor in w.inputs()[:2])
         return (
-            *known[:2],
-            *added,
-            out,
+            *(first, second, *epilogue_tensors(w), w.outputs()[0].name),
             *(Scalar("long long", size) for size in (w.stride, w.pad, w.dilation)),
         )
 
