@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import inlined, jitted
+from tunebench.dtype import DType
+from tunebench.kernels._numba_cpu import inlined, jitted, load
 from tunebench.space import Config, Constraint, Parameter
 from tunebench.variant import ceil_div
 
@@ -29,6 +30,7 @@ __all__ = [
     "expert",
     "micro_kernel",
     "registers_hold",
+    "stored_line",
     "strided_product",
     "usual_sums",
     "walker",
@@ -109,6 +111,31 @@ class Operand:
 
     line: Callable[[int], Callable[..., None]]
     along: Literal["depth", "free"]
+
+
+def stored_line(dtype: DType, place: Callable[..., Any]) -> Callable[[int], Callable[..., None]]:
+    """Return the `line` of an operand whose lines lie in memory one element after the other.
+
+    Args:
+        dtype: Type of its elements.
+        place: `inlined` function `(operands, z, fixed)` that returns the address of a tensor, and where in it
+            the line begins.
+    """
+    read = load(dtype)
+
+    def line(stride: int) -> Callable[..., None]:
+        @jitted()
+        def pack_line(
+            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            source, of_line = place(operands, z, fixed)
+            begin = of_line + start
+            for t in range(count):
+                panel[offset + t * stride] = read(source[begin + t])
+
+        return pack_line
+
+    return line
 
 
 def registers_hold(mr: Any, nr: Any, device: Device) -> Any:
