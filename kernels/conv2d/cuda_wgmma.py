@@ -35,7 +35,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.kernels import _conv, _conv_pixels, _gemm, _wgmma_tile
+from tunebench.kernels import _conv, _conv_miniature, _conv_pixels, _gemm, _wgmma_tile
 from tunebench.kernels._conv_pixels import PANEL_CHANNELS, axes, product
 from tunebench.kernels._cuda import ctype, helpers
 from tunebench.kernels._wgmma_tile import LINE_BYTES, MOST_EXTENT
@@ -415,8 +415,8 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         bm, bn = config["bm"], config["bn"]
         if workload.direction == "wgrad":  # rows and columns are the other way round there
             bm, bn = bn, bm
-        tile = _conv.Tile(m=bm, n=bn, k=config["bk"], steps=steps, walk="by_tap")
-        small = _conv.miniature(workload, tile)
+        tile = _conv_miniature.Tile(m=bm, n=bn, k=config["bk"], steps=steps, walk="by_tap")
+        small = _conv_miniature.miniature(workload, tile)
         if small.groups == 1:
             return small
         c, k = (ceil_div(x // small.groups, PANEL_CHANNELS) * PANEL_CHANNELS for x in (small.c, small.k))

@@ -23,7 +23,7 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels import _conv, _winograd
+from tunebench.kernels import _conv, _conv_miniature, _winograd
 from tunebench.kernels._cuda import helpers
 from tunebench.kernels.gemm.cuda_simt import VARIANT as PRODUCT
 from tunebench.space import Config, Constraint, Parameter, Space, Table
@@ -382,10 +382,13 @@ class CudaWinograd(CudaVariant[Conv2d]):
         steps = max(steps, 1 + ceil_div(_winograd.fewest_channels(m, w), config["bk"]))
         small = w
         for of_tiles, of_results in ((2, 2), (1, 2), (1, 1)):
-            few = _conv.least(terms, config["bk"], steps), _conv.least(results, bn, of_results)
+            few = (
+                _conv_miniature.least(terms, config["bk"], steps),
+                _conv_miniature.least(results, bn, of_results),
+            )
             c, k = few if w.direction == "fprop" else (few[1], few[0])
-            tall = _conv.least(height, m, 2)
-            wide = _conv.least(width, m, max(1, bm * of_tiles // 2))
+            tall = _conv_miniature.least(height, m, 2)
+            wide = _conv_miniature.least(width, m, max(1, bm * of_tiles // 2))
             grow = 2 - 2 * w.pad if w.direction == "fprop" else 0
             least = 3 - 2 * w.pad
             h, width_of_image = (max(1, least, extent + grow) for extent in (tall, wide))
