@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,15 @@ def parameter_sizes(payload: bytes, symbol: str) -> list[int]:
             _, ordinal, _, packed = struct.unpack("<IHHI", data)
             found[ordinal] = packed >> 18
     return [found[ordinal] for ordinal in sorted(found)]
+
+
+def opcodes(payload: bytes, bits: int) -> collections.Counter[int]:
+    """Count the instructions of a cubin, each of 128 bits, by so many of their lower ones."""
+    found: collections.Counter[int] = collections.Counter()
+    for section in cubin._sections(payload):
+        if section.name.startswith(".text."):
+            found.update(word % 2**bits for word, _ in struct.iter_unpack("<QQ", section.data))
+    return found
 
 
 def planted(variant: CudaVariant[Any], old: str, new: str) -> Any:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import math
 import re
-import struct
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cases import planted
+from cuda_cases import opcodes, planted
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -383,14 +381,6 @@ HGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1B4, 0x1C8
 """Lower 9 bits of an instruction of 128, as nvdisasm decodes them for sm_90a."""
 
 
-def opcodes(payload: bytes) -> collections.Counter[int]:
-    found: collections.Counter[int] = collections.Counter()
-    for section in cubin._sections(payload):
-        if section.name.startswith(".text."):
-            found.update(word & 0x1FF for word, _ in struct.iter_unpack("<QQ", section.data))
-    return found
-
-
 LAYER = "n=32,c=256,h=28,w=28,k=512,r=3,s=3,pad=1,stride="
 
 
@@ -418,7 +408,7 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
     assert set(cubin.spills(made.log).values()) == {0}
     # C7508 to C7510 and their like: setmaxnreg ignored, products made to wait for each other.
     assert not re.findall(r"\(C\d+\).*|.*[Pp]erformance.*", made.log)
-    counted = opcodes(made.cubin)
+    counted = opcodes(made.cubin, 9)
     rows = _wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
     assert counted[HGMMA] == config["bk"] // 16 * rows // 64
     assert counted[UTMALDG] >= 2

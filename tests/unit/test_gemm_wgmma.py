@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import re
-import struct
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cases import planted
+from cuda_cases import opcodes, planted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -350,14 +348,6 @@ HGMMA, QGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1F3, 0x1B4, 0x1C8
 """Lower 9 bits of an instruction of 128, as nvdisasm decodes them for sm_90a."""
 
 
-def opcodes(payload: bytes) -> collections.Counter[int]:
-    found: collections.Counter[int] = collections.Counter()
-    for section in cubin._sections(payload):
-        if section.name.startswith(".text."):
-            found.update(word & 0x1FF for word, _ in struct.iter_unpack("<QQ", section.data))
-    return found
-
-
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("text", "choices"),
@@ -380,7 +370,7 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
     assert cubin.spills(made.log) == dict.fromkeys(made.symbols, 0)
     # C7508 to C7510 and their like: setmaxnreg ignored, products made to wait for each other.
     assert not re.findall(r"\(C\d+\).*|.*[Pp]erformance.*", made.log)
-    counted = opcodes(made.cubin)
+    counted = opcodes(made.cubin, 9)
     per_step = (
         config["bk"]
         * itemsize(workload.dtype)
