@@ -27,19 +27,10 @@ from tunebench.kernels._numba_product import (
     usual_sums,
 )
 from tunebench.kernels._numba_sandwich import sandwich
+from tunebench.kernels._winograd import results, summed
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
-
-
-def summed(workload: Conv2d) -> int:
-    """Return the channels that an output sums over."""
-    return workload.c if workload.direction == "fprop" else workload.k
-
-
-def results(workload: Conv2d) -> int:
-    """Return the channels of an output."""
-    return workload.k if workload.direction == "fprop" else workload.c
 
 
 def tile_count(workload: Conv2d, m: Any) -> Any:
@@ -96,10 +87,6 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
             return f"{self.key} takes layout=nhwc"
         if workload.dtype == "tf32":
             return f"{self.key} multiplies in f32"
-        if summed(workload) < _winograd.fewest_channels(2, workload):
-            return (
-                f"{self.key} needs {_winograd.fewest_channels(2, workload)} channels or more to be accurate"
-            )
         return _winograd.limits(workload)
 
     def default(self, workload: Conv2d, device: Device) -> Config:
