@@ -133,8 +133,8 @@ struct Sharing {
 template <class C>
 __device__ __forceinline__ u32 claim(const Ring<C::STAGES>& place, u32 buffers) {
   mbarrier_wait(place.empty(), place.parity ^ 1);
-  mbarrier_arrive_expect_tx(place.full(), C::TileA::BYTES + C::TileB::BYTES);
-  return buffers + place.stage * (C::TileA::BYTES + C::TileB::BYTES);
+  mbarrier_arrive_expect_tx(place.full(), STAGE_BYTES<C>);
+  return buffers + place.stage * STAGE_BYTES<C>;
 }
 
 // fprop and dgrad: the steps of one tile.
@@ -290,5 +290,72 @@ __device__ __forceinline__ void store_conv_strips(const float (&sums)[1][C::BN /
     }
     __syncwarp();
     store_conv_strips<C, FIRST + STRIP>(sums, staging, results, to, product, tile);
+  }
+}
+
+// ---- roles ---------------------------------------------------------------------------------------------------------
+
+// Copies tiles of A and B, stage by stage, for as long as there are any. One thread does.
+template <class C>
+__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 buffers,
+                                        u32 barriers, const Tiles<C>& tiles,
+                                        const ConvProduct<C>& product) {
+  const Sharing<C> shared(tiles);
+  Ring<C::STAGES> place = {barriers};
+  prefetch_tensor_map(a_map);
+  prefetch_tensor_map(b_map);
+#pragma unroll 1
+  for (u32 index = tiles.first; index < tiles.end; index += tiles.step) {
+    const ConvTile tile = product.tile(tiles.corner(index));
+    if constexpr (C::DIRECTION == WGRAD)
+      copy_pixels_of_taps<C>(a_map, b_map, buffers, place, shared, product, tile);
+    else
+      copy_taps<C>(a_map, b_map, buffers, place, shared, product, tile);
+  }
+}
+
+// Multiplies this warpgroup's share of the tiles and stores it.
+template <class C>
+__device__ __forceinline__ void consume(const Destination<typename C::In, typename C::Out, i64>& output,
+                                        i64 part_size, u32 buffers, u32 barriers, u8* staging,
+                                        const Tiles<C>& tiles, int consumer, const ConvProduct<C>& product) {
+  constexpr int ROWS = ROWS_OF_CONSUMER<C>, TURNS = C::PINGPONG ? C::CONSUMERS : 1;
+  const int first_row = C::PINGPONG ? 0 : consumer * ROWS, first_turn = C::PINGPONG ? consumer : 0;
+  constexpr int FLOATS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
+  float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
+  Ring<C::STAGES> place = {barriers};
+  Turn<TURNS> turn(barriers + 16 * C::STAGES, first_turn);
+  // Passes over the stages of tiles that other warpgroups multiply.
+  const auto skip_tiles = [&](u32 index, int count) {
+    for (int i = 0; i < count; ++i, index += tiles.step)
+      if (index < tiles.end) place.skip(product.steps(product.tile(tiles.corner(index))).count);
+  };
+  skip_tiles(tiles.first, first_turn);
+#pragma unroll 1
+  for (u32 index = tiles.first + first_turn * tiles.step; index < tiles.end; index += TURNS * tiles.step) {
+    const ConvTile tile = product.tile(tiles.corner(index));
+    const u32 steps = product.steps(tile).count;
+    // Nothing is kept from tile to tile: what comes between needs the registers.
+    float sums[ROWS / 64][1][C::BN / 8][4] = {};
+    if (steps > 0) {
+      multiply<C>(sums, buffers, first_row, place, steps, turn);
+    } else {  // no tap reaches these pixels
+      turn.take();
+      turn.pass();
+    }
+    if constexpr (TURNS > 1) skip_tiles(index + tiles.step, TURNS - 1);
+    Destination<typename C::In, typename C::Out, i64> to = output;
+    to.tensor += tile.part * part_size;
+    // dw of a group is a matrix of its own; elsewhere groups are columns of one.
+    if constexpr (C::DIRECTION == WGRAD)
+      to.tensor += i64(tile.group) * product.sizes.k * product.sizes.r * product.sizes.s * product.sizes.c;
+    else
+      to.group = tile.group;
+    ConvResults<C> results(product, tile);
+#pragma unroll
+    for (int i = 0; i < ROWS / 64; ++i) {
+      to.row = tile.row + first_row + 64 * i;
+      if (to.row < results.m) store_conv_strips<C>(sums[i], gathered, results, to, product, tile);
+    }
   }
 }

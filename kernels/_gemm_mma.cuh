@@ -351,3 +351,17 @@ __device__ __forceinline__ void store_staged(const Sum (&sums)[Grid::M / 16][Gri
     __syncwarp();
   }
 }
+
+// Stores a block's results, straight or, if STAGED, by way of `shared`, where the tiles were.
+template <class Grid, bool STAGED, int VEC, class Sum, class Out, class Finishing>
+__device__ __forceinline__ void store_results(const Sum (&sums)[Grid::M / 16][Grid::N / 8][4], void* shared,
+                                              const Target<Out>& target, const Finishing& finish) {
+  if constexpr (STAGED) {
+    cp_async_wait<0>();
+    __syncthreads();  // all have read the buffers that results are gathered in
+    Sum* const staging = static_cast<Sum*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
+    store_staged<Grid, VEC>(sums, staging, target, finish);
+  } else {
+    store_fragments<Grid, VEC>(sums, target, finish);
+  }
+}

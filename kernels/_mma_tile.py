@@ -6,23 +6,32 @@ of workloads that have dtype and k.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
-from tunebench.space import Constraint
+from tunebench.space import Config, Constraint
+from tunebench.variant import ceil_div
 
 __all__ = [
     "COPY_BYTES",
     "MAX_SUMS",
+    "choices",
+    "copies_are_few",
+    "fill_bytes",
     "instructions",
     "least_bk",
     "min_blocks_is_of_use",
     "shared_memory_fits",
     "smem_bytes",
+    "smem_bytes_of",
+    "stages_have_tiles",
     "steps_are_of_use",
     "threads",
+    "tile_is_compact",
+    "usual_bk",
     "warps_cover_the_tile",
     "work_is_worth_the_warps",
 ]
@@ -32,6 +41,9 @@ MAX_SUMS = 128
 
 COPY_BYTES = 4
 """Least that cp.async copies."""
+
+MAX_COPIES = 32
+"""Copies of a thread to the tiles of a step, each with an address of its own: with more, sums are spilled."""
 
 
 def threads(warps_m: Any, warps_n: Any) -> Any:
@@ -60,9 +72,32 @@ def smem_bytes(
     return np.maximum(tiles, results)
 
 
+def smem_bytes_of(config: Any, dtype: DType, matrices: int = 1) -> Any:
+    """Return `smem_bytes` of a configuration or of a table of them."""
+    names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "staged")
+    return smem_bytes(dtype, *(config[name] for name in names), matrices=matrices)
+
+
+def choices(config: Config, widths: tuple[int, int, int]) -> dict[str, str | bool | int]:
+    """Return the constants that the configuration decides, and the accesses to a, b and c."""
+    names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "min_blocks")
+    return {
+        **{name.upper(): config[name] for name in names},
+        "THREADS": threads(config["warps_m"], config["warps_n"]),
+        "STAGED": bool(config["staged"]),
+        **dict(zip(("VEC_A", "VEC_B", "VEC_C"), widths, strict=True)),
+    }
+
+
 def least_bk(dtype: DType) -> int:
     """Return the shortest step: one instruction of 8-bit elements, two of tf32."""
     return max(16, 32 // itemsize(dtype))
+
+
+def usual_bk(line_bytes: int, workload: Any) -> int:
+    """Return the longest step of so many bytes that `steps_are_of_use` admits, or the shortest one."""
+    least, wanted = least_bk(workload.dtype), line_bytes // itemsize(workload.dtype)
+    return max(b for b in (16, 32, 64, 128) if b == least or (least < b <= wanted and b < 2 * workload.k))
 
 
 def instructions(
@@ -85,7 +120,32 @@ def instructions(
     return rounds * (rows / 16 * columns / 8), rounds * (rows / 16 + columns / 16)
 
 
+def fill_bytes(
+    workload: Any, widths: tuple[int, int, int], bm: Any, bn: Any, length: Any, matrices: int = 1
+) -> Any:
+    """Return what the least block, at the corner of c, copies past L1: only copies of 16 bytes do.
+
+    Args:
+        workload: The problem, with m and n.
+        widths: Elements of an access to a, b and c.
+        bm: Rows of the tile.
+        bn: Columns of the tile.
+        length: Elements along k.
+        matrices: Matrices b, each with as many columns.
+    """
+    size = itemsize(workload.dtype)
+    rows = workload.m - (ceil_div(workload.m, bm) - 1) * bm
+    columns = workload.n - (ceil_div(workload.n, bn) - 1) * bn
+    wide_a, wide_b = (width * size == 16 for width in widths[:2])
+    return (wide_a * rows + wide_b * matrices * columns) * length * size
+
+
 # -- constraints --------------------------------------------------------------------------------------------
+
+
+def tile_is_compact(bm: Any, bn: Any) -> Any:
+    """A block's results must be at most 8 times as many one way as the other."""
+    return (bm <= 8 * bn) & (bn <= 8 * bm)
 
 
 def warps_cover_the_tile(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
@@ -106,20 +166,47 @@ def steps_are_of_use(bk: Any, workload: Any) -> Any:
     return (bk >= least) & (bk * itemsize(workload.dtype) <= 128) & ((bk == least) | (bk < 2 * workload.k))
 
 
-def shared_memory_fits(
-    bm: Any,
-    bn: Any,
-    bk: Any,
-    warps_m: Any,
-    warps_n: Any,
-    stages: Any,
-    staged: Any,
-    workload: Any,
-    device: Device,
-) -> Any:
-    """The buffers must fit in the shared memory of a block."""
-    smem = smem_bytes(workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged)
-    return smem <= device.smem_per_block_bytes
+def stages_have_tiles(bk: Any, stages: Any, workload: Any) -> Any:
+    """There must be as many steps of k as buffers under way."""
+    return (stages == 2) | (stages <= ceil_div(workload.k, bk) + 1)
+
+
+def copies_are_few(widths: Callable[[Any], tuple[int, int, int]], matrices: int = 1) -> Constraint:
+    """Return the constraint on copies.
+
+    Args:
+        widths: Returns the elements of an access to a, b and c.
+        matrices: Matrices b, each with a tile of its own.
+    """
+
+    def holds(bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, workload: Any) -> Any:
+        """A thread must fill its share of the tiles by 32 copies or fewer."""
+        vec_a, vec_b, _ = widths(workload)
+        copies = bm * bk // vec_a + matrices * bn * bk // vec_b
+        return copies <= MAX_COPIES * threads(warps_m, warps_n)
+
+    return holds
+
+
+def shared_memory_fits(matrices: int = 1) -> Constraint:
+    """Return the constraint on shared memory of a block that multiplies by `matrices` matrices b."""
+
+    def holds(
+        bm: Any,
+        bn: Any,
+        bk: Any,
+        warps_m: Any,
+        warps_n: Any,
+        stages: Any,
+        staged: Any,
+        workload: Any,
+        device: Device,
+    ) -> Any:
+        """The buffers must fit in the shared memory of a block."""
+        smem = smem_bytes(workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged, matrices=matrices)
+        return smem <= device.smem_per_block_bytes
+
+    return holds
 
 
 def min_blocks_is_of_use(other_registers: int, matrices: int = 1) -> Constraint:

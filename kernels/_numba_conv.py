@@ -8,7 +8,7 @@ from typing import Any
 from tunebench.kernels._numba_cpu import inlined, load, store
 from tunebench.workloads.operators.conv2d import Conv2d
 
-__all__ = ["depthwise_limit", "finisher"]
+__all__ = ["depthwise_limit", "epilogue_tensors", "finisher"]
 
 MOST_TAPS = 11
 """Taps along an axis that a compiler still writes out one after the other."""
@@ -24,6 +24,12 @@ def depthwise_limit(workload: Conv2d) -> str | None:
     if max(w.r, w.s) > MOST_TAPS:
         return f"does filters of up to {MOST_TAPS} x {MOST_TAPS} taps"
     return None
+
+
+def epilogue_tensors(workload: Conv2d) -> tuple[str, ...]:
+    """Return the names of scale, bias and residual: the output's for one that is not there, and not read."""
+    known, out = {tensor.name for tensor in workload.inputs()}, workload.outputs()[0].name
+    return tuple(name if name in known else out for name in ("scale", "bias", "residual"))
 
 
 def finisher(workload: Conv2d) -> Callable[..., Any]:

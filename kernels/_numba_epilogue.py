@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from tunebench.kernels._numba_cpu import exp2, inlined
+from tunebench.workloads.operators._activation import Activation
 
-__all__ = ["Activation", "activation"]
-
-Activation = Literal["none", "relu", "gelu", "silu", "sigmoid"]
+__all__ = ["activation"]
 
 
 def activation(name: Activation) -> Callable[[Any], Any]:

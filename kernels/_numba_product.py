@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import inlined, jitted
+from tunebench.dtype import DType
+from tunebench.kernels._numba_cpu import inlined, jitted, load
 from tunebench.space import Config, Constraint, Parameter
 from tunebench.variant import ceil_div
 
@@ -29,7 +30,9 @@ __all__ = [
     "expert",
     "micro_kernel",
     "registers_hold",
+    "stored_line",
     "strided_product",
+    "usual_sums",
     "walker",
 ]
 
@@ -110,10 +113,41 @@ class Operand:
     along: Literal["depth", "free"]
 
 
+def stored_line(dtype: DType, place: Callable[..., Any]) -> Callable[[int], Callable[..., None]]:
+    """Return the `line` of an operand whose lines lie in memory one element after the other.
+
+    Args:
+        dtype: Type of its elements.
+        place: `inlined` function `(operands, z, fixed)` that returns the address of a tensor, and where in it
+            the line begins.
+    """
+    read = load(dtype)
+
+    def line(stride: int) -> Callable[..., None]:
+        @jitted()
+        def pack_line(
+            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            source, of_line = place(operands, z, fixed)
+            begin = of_line + start
+            for t in range(count):
+                panel[offset + t * stride] = read(source[begin + t])
+
+        return pack_line
+
+    return line
+
+
 def registers_hold(mr: Any, nr: Any, device: Device) -> Any:
     """Sums (mr * nr), a row of nr elements and one factor must fit in the vector registers."""
     count, lanes = _REGISTERS.get(device.architecture, (16, 4))
     return mr * (nr // lanes) + nr // lanes + 1 <= count
+
+
+def usual_sums(device: Device) -> tuple[int, int]:
+    """Return the rows and columns of sums that fill the vector registers best."""
+    found = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}
+    return found.get(device.architecture, (2, 16))
 
 
 def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constraint, ...]:
@@ -142,9 +176,7 @@ def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constra
 def expert(extents: tuple[int, int, int], device: Device, a_panel: Literal["rows", "columns"]) -> Config:
     """Return what fills the registers, makes tiles near 128 x 256, and leaves each core some tiles."""
     m, n, k = extents
-    mr, nr = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}.get(
-        device.architecture, (2, 16)
-    )
+    mr, nr = usual_sums(device)
     mr = max(value for value in (1, 2, 4, 6, 8) if value == 1 or (value <= mr and value < 2 * m))
     nr = nr if nr < 2 * n else 16
     fitting_m = [value for value in (1, 2, 4, 8, 16) if value == 1 or value * mr < 2 * m]
@@ -274,6 +306,41 @@ def micro_kernel(blocking: Blocking) -> Callable[..., None]:
     )
 
 
+class _Vectors:
+    """Vectors of `LANES` f32 in memory and in registers, as LLVM has them."""
+
+    def __init__(self, builder: Any) -> None:
+        from llvmlite import ir
+        from numba.core import cgutils
+
+        self.builder, self.kind = builder, ir.VectorType(ir.FloatType(), LANES)
+        self.zero = ir.Constant(self.kind, None)
+        self._undefined, self._first = ir.Constant(self.kind, ir.Undefined), ir.Constant(ir.IntType(32), 0)
+        self._spread = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        self._fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(self.kind, [self.kind] * 3), f"llvm.fma.v{LANES}f32"
+        )
+
+    def _at(self, base: Any, offset: Any) -> Any:
+        return self.builder.bitcast(self.builder.gep(base, [offset]), self.kind.as_pointer())
+
+    def load(self, base: Any, offset: Any) -> Any:
+        return self.builder.load(self._at(base, offset), align=4)
+
+    def store(self, value: Any, base: Any, offset: Any) -> None:
+        self.builder.store(value, self._at(base, offset), align=4)
+
+    def spread(self, base: Any, offset: Any) -> Any:
+        """Return one element in all lanes."""
+        element = self.builder.load(self.builder.gep(base, [offset]))
+        lowest = self.builder.insert_element(self._undefined, element, self._first)
+        return self.builder.shuffle_vector(lowest, self._undefined, self._spread)
+
+    def multiply_add(self, a: Any, b: Any, held: Any) -> None:
+        """Add a product to what a stack slot holds, which LLVM turns into a register."""
+        self.builder.store(self.builder.call(self._fma, [a, b, self.builder.load(held)]), held)
+
+
 def strided_product(
     mr: int,
     nr: int,
@@ -303,50 +370,32 @@ def strided_product(
     from numba.core import cgutils
     from numba.extending import intrinsic
 
-    vector, index, lane = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64), ir.IntType(32)
-    spread = ir.Constant(ir.VectorType(lane, LANES), [0] * LANES)
-    undefined = ir.Constant(vector, ir.Undefined)
-    places = [(i, j) for i in range(mr) for j in range(nr // LANES)]
+    index = ir.IntType(64)
+    places = {(i, j): index(i * sums_pitch + j * LANES) for i in range(mr) for j in range(nr // LANES)}
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        terms = arguments[0]
         a, b, sums = (builder.gep(arguments[i], [arguments[i + 1]]) for i in (1, 3, 5))
-        multiply_add = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
-        )
-
-        def vector_at(base: Any, offset: Any) -> Any:
-            return builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
+        vectors = _Vectors(builder)
 
         def add_term(p: Any) -> None:
             """Add the outer product of column p of the rows and row p of the columns."""
             at = builder.mul(p, index(b_pitch))
-            columns = [
-                builder.load(vector_at(b, builder.add(at, index(j * LANES))), align=4)
-                for j in range(nr // LANES)
-            ]
+            columns = [vectors.load(b, builder.add(at, index(j * LANES))) for j in range(nr // LANES)]
             at = builder.mul(p, index(a_strides[1]))
             for i in range(mr):
-                factor = builder.load(builder.gep(a, [builder.add(at, index(i * a_strides[0]))]))
-                factors = builder.insert_element(undefined, factor, lane(0))
-                factors = builder.shuffle_vector(factors, undefined, spread)
+                factors = vectors.spread(a, builder.add(at, index(i * a_strides[0])))
                 for j, column in enumerate(columns):
-                    held = registers[i, j]
-                    builder.store(builder.call(multiply_add, [factors, column, builder.load(held)]), held)
+                    vectors.multiply_add(factors, column, registers[i, j])
 
-        # LLVM turns these stack slots into registers.
-        registers = {place: cgutils.alloca_once(builder, vector) for place in places}
-        for i, j in places:
-            stored = vector_at(sums, index(i * sums_pitch + j * LANES))
-            before = builder.load(stored, align=4) if adds else ir.Constant(vector, None)
-            builder.store(before, registers[i, j])
-        step = index(unroll)
-        with cgutils.for_range_slice(builder, index(0), terms, step, index) as (p, _):
+        registers = {place: cgutils.alloca_once(builder, vectors.kind) for place in places}
+        for place, offset in places.items():
+            builder.store(vectors.load(sums, offset) if adds else vectors.zero, registers[place])
+        loop = cgutils.for_range_slice(builder, index(0), arguments[0], index(unroll), index)
+        with loop as (p, _):
             for ahead in range(unroll):
                 add_term(builder.add(p, index(ahead)))
-        for i, j in places:
-            stored = vector_at(sums, index(i * sums_pitch + j * LANES))
-            builder.store(builder.load(registers[i, j]), stored, align=4)
+        for place, offset in places.items():
+            vectors.store(builder.load(registers[place]), sums, offset)
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]

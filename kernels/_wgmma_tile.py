@@ -1,4 +1,4 @@
-"""How warpgroups that multiply by wgmma share a block's tile, and what that takes: gemm, gated_gemm, conv2d.
+"""How warpgroups that multiply by wgmma share a block's tile, and what that takes: gemm and its kin, conv2d.
 
 Constraints here are of spaces with parameters bm, bn, consumers, pingpong, min_blocks.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.dtype import DType, itemsize
-from tunebench.space import Config
+from tunebench.space import Config, Constraint
 from tunebench.variant import TensorMap, ceil_div
 from tunebench.workload import Tensor
 
@@ -170,10 +170,19 @@ def consumers_share_the_tile(bm: Any, consumers: Any, pingpong: Any) -> Any:
     return together & ((of_one == 64) | (of_one == 128)) & ((pingpong == 0) | (consumers > 1))
 
 
-def sums_stay_in_registers(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_blocks: Any) -> Any:
-    """A consumer's sums must fit in its registers, and those of one wgmma in what it is launched with."""
-    needed = sums(bm, bn, consumers, pingpong) + OTHER_REGISTERS
-    one = bn // 2 + INSTRUCTION_REGISTERS
-    return (needed <= consumer_registers(consumers, min_blocks)) & (
-        one <= launched_registers(consumers, min_blocks)
-    )
+def sums_stay_in_registers(matrices: int = 1, producer_registers: int = PRODUCER_REGISTERS) -> Constraint:
+    """Return the constraint on what a consumer keeps.
+
+    Args:
+        matrices: Matrices b, each with sums of its own.
+        producer_registers: What the copying warpgroup keeps.
+    """
+
+    def holds(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_blocks: Any) -> Any:
+        """A consumer's sums must fit in its registers, and those of one wgmma in what it is launched with."""
+        needed = matrices * sums(bm, bn, consumers, pingpong) + OTHER_REGISTERS
+        one = bn // 2 + INSTRUCTION_REGISTERS
+        room = consumer_registers(consumers, min_blocks, producer_registers)
+        return (needed <= room) & (one <= launched_registers(consumers, min_blocks))
+
+    return holds

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from tunebench.workloads.operators.conv2d import Conv2d
 
-__all__ = ["POINTS", "Transform", "fewest_channels", "limits", "transform"]
+__all__ = ["POINTS", "Transform", "fewest_channels", "limits", "results", "summed", "transform"]
 
 POINTS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
 """By m: the pairs of opposite points, besides 0 and infinity; dyadic, so that most products are exact."""
@@ -84,6 +84,16 @@ def _polynomial(roots: list[float]) -> tuple[float, ...]:
     return tuple(found)
 
 
+def summed(workload: Conv2d) -> int:
+    """Return the channels that an output sums over."""
+    return workload.c if workload.direction == "fprop" else workload.k
+
+
+def results(workload: Conv2d) -> int:
+    """Return the channels of an output."""
+    return workload.k if workload.direction == "fprop" else workload.c
+
+
 def fewest_channels(m: int, workload: Conv2d) -> int:
     """Return with how many summed channels an f32 result keeps well within conv2d's tolerance."""
     return {2: 16, 4: 128}[m] if _fewest_taps(workload) < 4 else {2: 8, 4: 32}[m]
@@ -113,4 +123,6 @@ def limits(workload: Conv2d) -> str | None:
         return "gradients of filters are not done by Winograd's tiles"
     if w.pad > 2:
         return "Winograd's tiles need pad up to 2"
+    if summed(w) < (fewest := fewest_channels(2, w)):
+        return f"Winograd's tiles need {fewest} channels or more to be accurate"
     return None

@@ -29,7 +29,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import storage
 from tunebench.errors import InputError
-from tunebench.kernels import _conv
+from tunebench.kernels import _conv, _conv_miniature
 from tunebench.kernels._cuda import ctype, helpers
 from tunebench.kernels._depthwise import (
     MAX_SPAN,
@@ -356,9 +356,9 @@ class CudaDepthwise(CudaVariant[Conv2d]):
     def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return a workload of two tiles each way that ends within them as a large one does."""
         w, (tall, wide) = workload, axes(workload)
-        c = _conv.least(w.c, config["channels"] * config["vec"], 2)
-        height = _conv.least(tall.extent, config["down"] * config["rows"] * tall.unit, 2)
-        width = _conv.least(wide.extent, config["across"] * config["columns"] * wide.unit, 2)
+        c = _conv_miniature.least(w.c, config["channels"] * config["vec"], 2)
+        height = _conv_miniature.least(tall.extent, config["down"] * config["rows"] * tall.unit, 2)
+        width = _conv_miniature.least(wide.extent, config["across"] * config["columns"] * wide.unit, 2)
         if w.direction != "dgrad":
             height, width = (
                 max(1, (extent - 1) * w.stride + (taps - 1) * w.dilation + 1 - 2 * w.pad)

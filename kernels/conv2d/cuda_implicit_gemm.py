@@ -23,7 +23,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
-from tunebench.kernels import _conv
+from tunebench.kernels import _conv, _conv_miniature
 from tunebench.kernels._conv import alignment, product
 from tunebench.kernels._cuda import first_product, helpers
 from tunebench.space import Config, Parameter, Space, Table
@@ -350,8 +350,10 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
         """Return a workload of few tiles that fills them, and ends within them, alike."""
         # A step to begin with, one that is loaded early, and the last; for each part, up to a few.
         steps = max(3, min(config["split"], 16))
-        tile = _conv.Tile(m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"])
-        return _conv.miniature(workload, tile)
+        tile = _conv_miniature.Tile(
+            m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"]
+        )
+        return _conv_miniature.miniature(workload, tile)
 
 
 VARIANT = CudaImplicitGemm()

@@ -24,7 +24,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _conv, _mma_tile
+from tunebench.kernels import _conv, _conv_miniature, _mma_tile
 from tunebench.kernels._conv import alignment, product
 from tunebench.kernels._cuda import first_product, helpers
 from tunebench.space import Config, Parameter, Space, Table
@@ -130,7 +130,7 @@ SPACE = Space(
         _mma_tile.warps_cover_the_tile,
         _mma_tile.work_is_worth_the_warps,
         tile_is_of_use,
-        lambda bm, bn: (bm <= 8 * bn) & (bn <= 8 * bm),
+        _mma_tile.tile_is_compact,
         lambda bk, workload: bk * itemsize(workload.dtype) <= 128,
         _conv.walk_is_of_use,
         lambda bk, walk, workload: _conv.step_is_of_use(bk, walk, 16, workload),
@@ -374,8 +374,10 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
         """Return a workload of few tiles that fills them, and ends within them, alike."""
         # Every buffer is used again; for each part of K a step, up to a few.
         steps = max(config["stages"] + 2, min(config["split"], 16))
-        tile = _conv.Tile(m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"])
-        return _conv.miniature(workload, tile)
+        tile = _conv_miniature.Tile(
+            m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"]
+        )
+        return _conv_miniature.miniature(workload, tile)
 
 
 VARIANT = CudaImplicitGemmMma()

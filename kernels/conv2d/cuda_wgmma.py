@@ -27,7 +27,6 @@ CUTLASS 3, implicit GEMM on sm_90.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +35,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.kernels import _conv, _conv_pixels, _gemm, _wgmma_tile
+from tunebench.kernels import _conv, _conv_miniature, _conv_pixels, _gemm, _wgmma_tile
 from tunebench.kernels._conv_pixels import PANEL_CHANNELS, axes, product
 from tunebench.kernels._cuda import ctype, helpers
 from tunebench.kernels._wgmma_tile import LINE_BYTES, MOST_EXTENT
@@ -97,12 +96,6 @@ def parts_are_few(split: Any, group_m: Any, min_blocks: Any) -> Any:
     return (split == 1) | ((group_m == 1) & (min_blocks == 1))
 
 
-def registers_suffice(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_blocks: Any) -> Any:
-    """A consumer's sums must fit in the registers that the copying warpgroup leaves."""
-    room = _wgmma_tile.consumer_registers(consumers, min_blocks, PRODUCER_REGISTERS)
-    return _wgmma_tile.sums(bm, bn, consumers, pingpong) + _wgmma_tile.OTHER_REGISTERS <= room
-
-
 def _smem_bytes(workload: Conv2d, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any) -> Any:
     return _wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages)
 
@@ -133,8 +126,7 @@ SPACE = Space(
     (
         tile_is_of_use,
         _wgmma_tile.consumers_share_the_tile,
-        _wgmma_tile.sums_stay_in_registers,
-        registers_suffice,
+        _wgmma_tile.sums_stay_in_registers(producer_registers=PRODUCER_REGISTERS),
         steps_are_of_use,
         stages_have_tiles,
         cluster_has_tiles,
@@ -150,71 +142,6 @@ SPACE = Space(
 # -- source -------------------------------------------------------------------------------------------------
 
 SOURCE = """
-// Copies tiles of A and B, stage by stage, for as long as there are any. One thread does.
-template <class C>
-__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 buffers,
-                                        u32 barriers, const Tiles<C>& tiles,
-                                        const ConvProduct<C>& product) {
-  const Sharing<C> shared(tiles);
-  Ring<C::STAGES> place = {barriers};
-  prefetch_tensor_map(a_map);
-  prefetch_tensor_map(b_map);
-#pragma unroll 1
-  for (u32 index = tiles.first; index < tiles.end; index += tiles.step) {
-    const ConvTile tile = product.tile(tiles.corner(index));
-    if constexpr (C::DIRECTION == WGRAD)
-      copy_pixels_of_taps<C>(a_map, b_map, buffers, place, shared, product, tile);
-    else
-      copy_taps<C>(a_map, b_map, buffers, place, shared, product, tile);
-  }
-}
-
-// Multiplies this warpgroup's share of the tiles and stores it.
-template <class C>
-__device__ __forceinline__ void consume(const Destination<typename C::In, typename C::Out, i64>& output,
-                                        i64 part_size, u32 buffers, u32 barriers, u8* staging,
-                                        const Tiles<C>& tiles, int consumer, const ConvProduct<C>& product) {
-  constexpr int ROWS = C::PINGPONG ? C::BM : C::BM / C::CONSUMERS, TURNS = C::PINGPONG ? C::CONSUMERS : 1;
-  const int first_row = C::PINGPONG ? 0 : consumer * ROWS, first_turn = C::PINGPONG ? consumer : 0;
-  constexpr int FLOATS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
-  float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
-  Ring<C::STAGES> place = {barriers};
-  Turn<TURNS> turn(barriers + 16 * C::STAGES, first_turn);
-  // Passes over the stages of tiles that other warpgroups multiply.
-  const auto skip_tiles = [&](u32 index, int count) {
-    for (int i = 0; i < count; ++i, index += tiles.step)
-      if (index < tiles.end) place.skip(product.steps(product.tile(tiles.corner(index))).count);
-  };
-  skip_tiles(tiles.first, first_turn);
-#pragma unroll 1
-  for (u32 index = tiles.first + first_turn * tiles.step; index < tiles.end; index += TURNS * tiles.step) {
-    const ConvTile tile = product.tile(tiles.corner(index));
-    const u32 steps = product.steps(tile).count;
-    // Nothing is kept from tile to tile: what comes between needs the registers.
-    float sums[ROWS / 64][1][C::BN / 8][4] = {};
-    if (steps > 0) {
-      multiply<C>(sums, buffers, first_row, place, steps, turn);
-    } else {  // no tap reaches these pixels
-      turn.take();
-      turn.pass();
-    }
-    if constexpr (TURNS > 1) skip_tiles(index + tiles.step, TURNS - 1);
-    Destination<typename C::In, typename C::Out, i64> to = output;
-    to.tensor += tile.part * part_size;
-    // dw of a group is a matrix of its own; elsewhere groups are columns of one.
-    if constexpr (C::DIRECTION == WGRAD)
-      to.tensor += i64(tile.group) * product.sizes.k * product.sizes.r * product.sizes.s * product.sizes.c;
-    else
-      to.group = tile.group;
-    ConvResults<C> results(product, tile);
-#pragma unroll
-    for (int i = 0; i < ROWS / 64; ++i) {
-      to.row = tile.row + first_row + 64 * i;
-      if (to.row < results.m) store_conv_strips<C>(sums[i], gathered, results, to, product, tile);
-    }
-  }
-}
-
 // One tile of C after the other, or of a part of it: `parts` share K, and write their sums `part_size`
 // elements apart. C is the configuration and what of the problem is compiled in.
 template <class C>
@@ -226,58 +153,22 @@ conv_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
            int tap_skip, int tap_shift, int row_classes, int column_classes, int grid_height, int grid_width,
            int grid_top, int grid_left, int first_row_class, int first_column_class, int group_m, int parts,
            i64 part_size) {
-  constexpr int CLUSTER = C::CLUSTER_M * C::CLUSTER_N;
   u8* const ring = swizzled_shared();
-  u8* const staging = ring + C::STAGES * (C::TileA::BYTES + C::TileB::BYTES);
+  u8* const staging = ring + C::STAGES * STAGE_BYTES<C>;
   const u32 buffers = shared_address(ring), barriers = shared_address(staging + C::STAGING_BYTES);
-  if (threadIdx.x == 0) {
-    // Every warp that multiplies a stage releases it, in all blocks that may have copied to it.
-    prepare_barriers<C::STAGES, C::CONSUMERS>(barriers, CLUSTER * 4 * (C::PINGPONG ? 1 : C::CONSUMERS));
-  }
-  __syncthreads();
-  if constexpr (CLUSTER > 1) {
-    cluster_arrive();
-    cluster_wait();
-  }
   const Sizes<i32> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
                             row_classes, column_classes};
   const PixelGrid grid = {grid_height, grid_width, grid_top, grid_left, C::DIRECTION == DGRAD ? 1 : stride};
   const ConvProduct<C> product = {sizes, grid, first_row_class, first_column_class, parts};
   const Tiles<C> tiles(product.m(), product.n(), product.times(), group_m);
-  // The same in all lanes, which the compiler cannot know of threadIdx.
-  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
-  if (warpgroup == C::CONSUMERS) {
-    if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();
-    if (threadIdx.x == 128 * C::CONSUMERS) produce<C>(a_map, b_map, buffers, barriers, tiles, product);
-    __syncwarp();
-  } else {
-    if constexpr (C::CONSUMER_REGISTERS > 0) take_registers<C::CONSUMER_REGISTERS>();
-    consume<C>({out, scale, bias, residual, 0, 0, 0}, part_size, buffers, barriers, staging, tiles, warpgroup,
-               product);
-  }
-  if constexpr (CLUSTER > 1) {
-    // No block may exit while another copies to it or releases a stage of it.
-    cluster_arrive();
-    cluster_wait();
-  }
+  const Destination<typename C::In, typename C::Out, i64> output = {out, scale, bias, residual, 0, 0, 0};
+  by_role<C>(
+      barriers, [&] { produce<C>(a_map, b_map, buffers, barriers, tiles, product); },
+      [&](int consumer) {
+        consume<C>(output, part_size, buffers, barriers, staging, tiles, consumer, product);
+      });
 }
 """
-
-
-@functools.cache
-def _helpers() -> str:
-    shared = (
-        "types",
-        "ptx",
-        "epilogue",
-        "gemm",
-        "gemm_mma",
-        "ptx_hopper",
-        "gemm_wgmma",
-        "conv",
-        "conv_wgmma",
-    )
-    return helpers(*shared)
 
 
 # -- what is usual ------------------------------------------------------------------------------------------
@@ -479,7 +370,9 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             "TileA": f"PanelTile<In, BM, BK, {k_contiguous_a}, CLUSTER_N>",
             "TileB": f"PanelTile<In, BN, BK, {k_contiguous_b}, CLUSTER_M>",
         }
-        return _helpers() + _gemm.constants("Choice", **choices) + SOURCE
+        of_gemm = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
+        shared = helpers(*of_gemm, "conv", "conv_wgmma")
+        return shared + _gemm.constants("Choice", **choices) + SOURCE
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
         """Return the sums of the parts of K, if it is split."""
@@ -522,8 +415,8 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         bm, bn = config["bm"], config["bn"]
         if workload.direction == "wgrad":  # rows and columns are the other way round there
             bm, bn = bn, bm
-        tile = _conv.Tile(m=bm, n=bn, k=config["bk"], steps=steps, walk="by_tap")
-        small = _conv.miniature(workload, tile)
+        tile = _conv_miniature.Tile(m=bm, n=bn, k=config["bk"], steps=steps, walk="by_tap")
+        small = _conv_miniature.miniature(workload, tile)
         if small.groups == 1:
             return small
         c, k = (ceil_div(x // small.groups, PANEL_CHANNELS) * PANEL_CHANNELS for x in (small.c, small.k))

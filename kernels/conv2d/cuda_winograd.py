@@ -23,7 +23,7 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels import _conv, _winograd
+from tunebench.kernels import _conv, _conv_miniature, _winograd
 from tunebench.kernels._cuda import helpers
 from tunebench.kernels.gemm.cuda_simt import VARIANT as PRODUCT
 from tunebench.space import Config, Constraint, Parameter, Space, Table
@@ -45,7 +45,7 @@ AFFORDABLE_FMA = 20_000_000
 
 def _channels(workload: Conv2d) -> tuple[int, int]:
     """Return the channels that an output sums over, and those that outputs have."""
-    return (workload.c, workload.k) if workload.direction == "fprop" else (workload.k, workload.c)
+    return _winograd.summed(workload), _winograd.results(workload)
 
 
 def _outputs(workload: Conv2d) -> tuple[int, int]:
@@ -81,7 +81,7 @@ def tile_is_of_use(m: Any, workload: Conv2d) -> Any:
     """A tile must be accurate with so few channels, and what is passed on must fit in memory."""
     of_use = np.zeros(np.shape(m), dtype=bool)
     for size in (2, 4):
-        accurate = _channels(workload)[0] >= _winograd.fewest_channels(size, workload)
+        accurate = _winograd.summed(workload) >= _winograd.fewest_channels(size, workload)
         of_use |= (m == size) & (accurate and _scratch_bytes(workload, size) <= MAX_SCRATCH_BYTES)
     return of_use
 
@@ -276,10 +276,6 @@ class CudaWinograd(CudaVariant[Conv2d]):
             return reason
         if workload.dtype != "f32":
             return f"{self.key} transforms in f32, and does no {workload.dtype}"
-        if _channels(workload)[0] < _winograd.fewest_channels(2, workload):
-            return (
-                f"{self.key} needs {_winograd.fewest_channels(2, workload)} channels or more to be accurate"
-            )
         if workload.n * workload.h * workload.w >= 2**31:
             return f"{self.key} does fewer than 2**31 pixels"
         sizes = [m for m in (2, 4) if tile_is_of_use(np.array([m]), workload)[0]]
@@ -382,10 +378,13 @@ class CudaWinograd(CudaVariant[Conv2d]):
         steps = max(steps, 1 + ceil_div(_winograd.fewest_channels(m, w), config["bk"]))
         small = w
         for of_tiles, of_results in ((2, 2), (1, 2), (1, 1)):
-            few = _conv.least(terms, config["bk"], steps), _conv.least(results, bn, of_results)
+            few = (
+                _conv_miniature.least(terms, config["bk"], steps),
+                _conv_miniature.least(results, bn, of_results),
+            )
             c, k = few if w.direction == "fprop" else (few[1], few[0])
-            tall = _conv.least(height, m, 2)
-            wide = _conv.least(width, m, max(1, bm * of_tiles // 2))
+            tall = _conv_miniature.least(height, m, 2)
+            wide = _conv_miniature.least(width, m, max(1, bm * of_tiles // 2))
             grow = 2 - 2 * w.pad if w.direction == "fprop" else 0
             least = 3 - 2 * w.pad
             h, width_of_image = (max(1, least, extent + grow) for extent in (tall, wide))

@@ -17,9 +17,17 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_conv import depthwise_limit, finisher
-from tunebench.kernels._numba_cpu import address, jitted, load
-from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
+from tunebench.kernels._numba_conv import depthwise_limit, epilogue_tensors, finisher
+from tunebench.kernels._numba_cpu import address, inlined, jitted, load
+from tunebench.kernels._numba_product import (
+    PARAMETERS,
+    Blocking,
+    Operand,
+    constraints,
+    expert,
+    stored_line,
+    walker,
+)
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -71,19 +79,11 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
         """Pass the output for a missing scale, bias or residual (which is then not read)."""
         first, second = (tensor.name for tensor in workload.inputs()[:2])
-        if workload.direction == "dgrad":
-            first, second = "dy", "w"
-        out = workload.outputs()[0].name
-        added = (
-            name if is_there else out
-            for name, is_there in (
-                ("scale", workload.has_scale),
-                ("bias", workload.has_bias),
-                ("residual", workload.has_residual),
-            )
-        )
         sizes = (workload.stride, workload.pad, workload.dilation, workload.groups)
-        return (first, second, *added, out, *(Scalar("long long", size) for size in sizes))
+        return (
+            *(first, second, *epilogue_tensors(workload), workload.outputs()[0].name),
+            *(Scalar("long long", size) for size in sizes),
+        )
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:
         """Return the kernel `(images, others, scale, bias, residual, out, stride, pad, dilation, groups)`.
@@ -292,30 +292,23 @@ def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
 
 def _filters(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     """Return what packs filters: all taps and channels of one, or for dgrad what one tap or channel meets."""
-    read = load(workload.inputs()[1].dtype)
-    fprop, last = workload.direction == "fprop", workload.layout == "nhwc"
+    stored = workload.inputs()[1].dtype
+    read = load(stored)
+
+    @inlined
+    def whole(operands: Any, z: int, fixed: int) -> Any:
+        inputs, _, _, _, shape, target = operands
+        return inputs[1], (z * shape[3] + fixed) * (shape[2] * target[3])
+
+    @inlined
+    def over_channels(operands: Any, z: int, term: int) -> Any:
+        inputs, _, taps, _, shape, target = operands
+        own, results = shape[2], shape[3]
+        kind, group = z % target[4], z // target[4]
+        tap, which = taps[(kind * target[3] + term // own) * 3], group * own + term % own
+        return inputs[1], (which * target[3] + tap) * results
 
     def line(stride: int) -> Callable[..., None]:
-        @jitted()
-        def whole(operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int) -> None:
-            inputs, _, _, _, shape, target = operands
-            filters, terms = inputs[1], shape[2] * target[3]
-            begin = (z * shape[3] + fixed) * terms + start
-            for t in range(count):
-                panel[offset + t * stride] = read(filters[begin + t])
-
-        @jitted()
-        def over_channels(
-            operands: Any, z: int, term: int, start: int, count: int, panel: Any, offset: int
-        ) -> None:
-            inputs, _, taps, _, shape, target = operands
-            filters, own, results = inputs[1], shape[2], shape[3]
-            kind, group = z % target[4], z // target[4]
-            tap, which = taps[(kind * target[3] + term // own) * 3], group * own + term % own
-            begin = (which * target[3] + tap) * results + start
-            for t in range(count):
-                panel[offset + t * stride] = read(filters[begin + t])
-
         @jitted()
         def over_terms(
             operands: Any, z: int, channel: int, start: int, count: int, panel: Any, offset: int
@@ -332,27 +325,24 @@ def _filters(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
                 if tap == met:
                     tap, which = 0, which + 1
 
-        chosen: Callable[..., None] = whole if fprop else over_channels if last else over_terms
-        return chosen
+        return over_terms
 
-    return line
+    if workload.direction == "fprop":
+        return stored_line(stored, whole)
+    return stored_line(stored, over_channels) if workload.layout == "nhwc" else line
 
 
 def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     """Return what packs dy for wgrad: the filters of one pixel, or the pixels of one filter."""
-    read = load(workload.inputs()[1].dtype)
-    last = workload.layout == "nhwc"
+    stored = workload.inputs()[1].dtype
+    read = load(stored)
+
+    @inlined
+    def over_filters(operands: Any, z: int, pixel: int) -> Any:
+        gradients, results, groups = operands[0][1], operands[4][3], operands[4][4]
+        return gradients, (pixel * groups + z) * results
 
     def line(stride: int) -> Callable[..., None]:
-        @jitted()
-        def over_filters(
-            operands: Any, z: int, pixel: int, start: int, count: int, panel: Any, offset: int
-        ) -> None:
-            gradients, results, groups = operands[0][1], operands[4][3], operands[4][4]
-            begin = (pixel * groups + z) * results + start
-            for t in range(count):
-                panel[offset + t * stride] = read(gradients[begin + t])
-
         @jitted()
         def over_pixels(
             operands: Any, z: int, which: int, start: int, count: int, panel: Any, offset: int
@@ -367,10 +357,9 @@ def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
                     panel[offset + (done + t) * stride] = read(gradients[begin + t])
                 done, place, image = done + run, 0, image + 1
 
-        chosen: Callable[..., None] = over_filters if last else over_pixels
-        return chosen
+        return over_pixels
 
-    return line
+    return stored_line(stored, over_filters) if workload.layout == "nhwc" else line
 
 
 def _write(workload: Conv2d) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._conv import pairs_inside
-from tunebench.kernels._numba_conv import depthwise_limit, finisher
+from tunebench.kernels._numba_conv import depthwise_limit, epilogue_tensors, finisher
 from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
@@ -72,13 +72,10 @@ class NumbaCpuDepthwise(NumbaCpuVariant[Conv2d]):
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
         """Pass the output for a missing scale, bias or residual (which is then not read)."""
-        w, out = workload, workload.outputs()[0].name
-        known = [tensor.name for tensor in w.inputs()]
-        added = (name if name in known else out for name in ("scale", "bias", "residual"))
+        w = workload
+        first, second = (tensor.name for tensor in w.inputs()[:2])
         return (
-            *known[:2],
-            *added,
-            out,
+            *(first, second, *epilogue_tensors(w), w.outputs()[0].name),
             *(Scalar("long long", size) for size in (w.stride, w.pad, w.dilation)),
         )
 
@@ -194,34 +191,31 @@ def _whole_filter(workload: Conv2d, config: Config, fastmath: frozenset[str]) ->
     together = workload.r if config["taps"] == "all" else 1
     parts = workload.r // together
 
-    @jitted(fastmath)
-    def rows_of_filter(
-        x: Any, begin: int, right: int, down: int, taps: Any, tap: int, pitch: int, sums: Any, count: int
-    ) -> None:
-        for t in range(count):
-            total = zero
-            for a in range(together):
-                for b in range(s):
-                    total += read(x[begin + a * down + b * right + t]) * taps[tap + (a * s + b) * pitch + t]
-            sums[t] = total
+    def rows_of_filter(begins: bool) -> Callable[..., None]:
+        """Return what sums up `together` rows of the filter, or adds them to what is there."""
 
-    @jitted(fastmath)
-    def more_rows(
-        x: Any, begin: int, right: int, down: int, taps: Any, tap: int, pitch: int, sums: Any, count: int
-    ) -> None:
-        for t in range(count):
-            total = sums[t]
-            for a in range(together):
-                for b in range(s):
-                    total += read(x[begin + a * down + b * right + t]) * taps[tap + (a * s + b) * pitch + t]
-            sums[t] = total
+        @jitted(fastmath)
+        def rows(
+            x: Any, begin: int, right: int, down: int, taps: Any, tap: int, pitch: int, sums: Any, count: int
+        ) -> None:
+            for t in range(count):
+                total = zero if begins else sums[t]
+                for a in range(together):
+                    for b in range(s):
+                        pixel = read(x[begin + a * down + b * right + t])
+                        total += pixel * taps[tap + (a * s + b) * pitch + t]
+                sums[t] = total
+
+        return rows
+
+    first_rows, more_rows = rows_of_filter(True), rows_of_filter(False)
 
     @jitted(fastmath)
     def whole(
         x: Any, begin: int, right: int, wide: int, taps: Any, first: int, pitch: int, sums: Any, count: int
     ) -> None:
         down = right * wide
-        rows_of_filter(x, begin, right, down, taps, first, pitch, sums, count)
+        first_rows(x, begin, right, down, taps, first, pitch, sums, count)
         for part in range(1, parts):
             tap = first + part * together * s * pitch
             more_rows(x, begin + part * down, right, down, taps, tap, pitch, sums, count)

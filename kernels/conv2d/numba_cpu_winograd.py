@@ -16,23 +16,21 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels import _winograd
-from tunebench.kernels._numba_conv import finisher
+from tunebench.kernels._numba_conv import epilogue_tensors, finisher
 from tunebench.kernels._numba_cpu import address, jitted, load
-from tunebench.kernels._numba_product import BUFFER_BYTES, LANES, Blocking, micro_kernel, registers_hold
+from tunebench.kernels._numba_product import (
+    BUFFER_BYTES,
+    LANES,
+    Blocking,
+    micro_kernel,
+    registers_hold,
+    usual_sums,
+)
 from tunebench.kernels._numba_sandwich import sandwich
+from tunebench.kernels._winograd import results, summed
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
-
-
-def summed(workload: Conv2d) -> int:
-    """Return the channels that an output sums over."""
-    return workload.c if workload.direction == "fprop" else workload.k
-
-
-def results(workload: Conv2d) -> int:
-    """Return the channels of an output."""
-    return workload.k if workload.direction == "fprop" else workload.c
 
 
 def tile_count(workload: Conv2d, m: Any) -> Any:
@@ -89,18 +87,12 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
             return f"{self.key} takes layout=nhwc"
         if workload.dtype == "tf32":
             return f"{self.key} multiplies in f32"
-        if summed(workload) < _winograd.fewest_channels(2, workload):
-            return (
-                f"{self.key} needs {_winograd.fewest_channels(2, workload)} channels or more to be accurate"
-            )
         return _winograd.limits(workload)
 
     def default(self, workload: Conv2d, device: Device) -> Config:
         """Return the larger tile if it is accurate, and blocks that leave each core some."""
         m = 4 if summed(workload) >= _winograd.fewest_channels(4, workload) else 2
-        mr, nr = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}.get(
-            device.architecture, (2, 16)
-        )
+        mr, nr = usual_sums(device)
         depth = max(d for d in (64, 128, 256) if d == 64 or d < 2 * summed(workload))
         sizes = {"m": m, "mr": mr, "nr": nr if nr < 2 * results(workload) else 16, "unroll": 1}
         tiles = int(tile_count(workload, m))
@@ -127,9 +119,7 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
         images = "x" if workload.direction == "fprop" else "dy"
         pad = workload.pad if workload.direction == "fprop" else 2 - workload.pad
         out = workload.outputs()[0].name
-        given = {tensor.name for tensor in workload.inputs()}
-        added = (name if name in given else out for name in ("scale", "bias", "residual"))
-        return (images, "w", *added, out, Scalar("long long", pad))
+        return (images, "w", *epilogue_tensors(workload), out, Scalar("long long", pad))
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:
         """Return the kernel `(images, filters, scale, bias, residual, out, pad)`."""

@@ -28,14 +28,6 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
-MAX_COPIES = 32
-"""Copies of a thread to the tiles of a step, each with an address of its own: with more, sums are spilled."""
-
-
-def tile_is_compact(bm: Any, bn: Any) -> Any:
-    """A block's columns of both matrices must be at most 8 times its rows, or the other way round."""
-    return (bm <= 8 * bn) & (bn <= 8 * bm)
-
 
 def sums_stay_in_registers(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
     """A thread must have no more sums, of both products, than its registers hold."""
@@ -45,36 +37,6 @@ def sums_stay_in_registers(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
 def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
     """A block must have 8 warps or fewer, and give each 32 x 32 sums if it has more than 4."""
     return _mma_tile.work_is_worth_the_warps(bm, MATRICES * bn, warps_m, warps_n)
-
-
-def copies_are_few(bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, workload: GatedGemm) -> Any:
-    """A thread must fill its share of the tiles by 32 copies or fewer."""
-    vec_a, vec_b, _ = _gated.widths(workload)
-    copies = bm * bk // vec_a + MATRICES * bn * bk // vec_b
-    return copies <= MAX_COPIES * _mma_tile.threads(warps_m, warps_n)
-
-
-def stages_have_tiles(bk: Any, stages: Any, workload: GatedGemm) -> Any:
-    """There must be as many steps of k as buffers under way."""
-    return (stages == 2) | (stages <= ceil_div(workload.k, bk) + 1)
-
-
-def shared_memory_fits(
-    bm: Any,
-    bn: Any,
-    bk: Any,
-    warps_m: Any,
-    warps_n: Any,
-    stages: Any,
-    staged: Any,
-    workload: GatedGemm,
-    device: Device,
-) -> Any:
-    """The buffers must fit in the shared memory of a block."""
-    smem = _mma_tile.smem_bytes(
-        workload.dtype, bm, bn, bk, warps_m, warps_n, stages, staged, matrices=MATRICES
-    )
-    return smem <= device.smem_per_block_bytes
 
 
 SPACE = Space(
@@ -91,14 +53,14 @@ SPACE = Space(
     ),
     (
         _gated.fits,
-        tile_is_compact,
+        _mma_tile.tile_is_compact,
         _mma_tile.warps_cover_the_tile,
         sums_stay_in_registers,
         work_is_worth_the_warps,
         _mma_tile.steps_are_of_use,
-        stages_have_tiles,
-        copies_are_few,
-        shared_memory_fits,
+        _mma_tile.stages_have_tiles,
+        _mma_tile.copies_are_few(_gated.widths, MATRICES),
+        _mma_tile.shared_memory_fits(MATRICES),
         _mma_tile.min_blocks_is_of_use(64, MATRICES),
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
     ),
@@ -148,14 +110,7 @@ gated_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict
   gate<typename C::Activation>(results, sums);
   const Target<Out> target = {c + i64(row) * n + column, n, m - row, n - column};
   const Finish<Out, Identity, false> finish = {nullptr, n - column};
-  if constexpr (C::STAGED) {
-    cp_async_wait<0>();
-    __syncthreads();  // all have read the buffers that results are gathered in
-    float* const staging = reinterpret_cast<float*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
-    store_staged<Grid, C::VEC_C>(results, staging, target, finish);
-  } else {
-    store_fragments<Grid, C::VEC_C>(results, target, finish);
-  }
+  store_results<Grid, C::STAGED, C::VEC_C>(results, shared, target, finish);
 }
 """
 
@@ -192,12 +147,8 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
 
     def _usual(self, workload: GatedGemm) -> Iterator[Config]:
         """Yield the usual tiles, as deep as k allows."""
-        least = _mma_tile.least_bk(workload.dtype)
         for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
-            wanted = line_bytes // itemsize(workload.dtype)
-            bk = max(
-                b for b in (16, 32, 64, 128) if b == least or (least < b <= wanted and b < 2 * workload.k)
-            )
+            bk = _mma_tile.usual_bk(line_bytes, workload)
             yield Config(
                 {
                     "bm": bm,
@@ -228,24 +179,16 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
             blocks=blocks,
             full_blocks=blocks,
             threads=threads,
-            smem_bytes=_smem_bytes(workload, table),
+            smem_bytes=_mma_tile.smem_bytes_of(table, workload.dtype, MATRICES),
             registers=np.minimum(MATRICES * bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=MATRICES * 2 * bm * bn * padded_k,
             mma_dtype=workload.dtype,
             smem_traffic_bytes=512 * fragments + padded_k * size * (bm + MATRICES * bn),
-            fill_bytes=self._fill_bytes(workload, bm, bn),
+            fill_bytes=_mma_tile.fill_bytes(workload, _gated.widths(workload), bm, bn, workload.k, MATRICES),
             instructions=products + fragments,
             # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum.
             chain_clocks=first_product(device) + padded_k * size / 32 * device.mma_latency,
         )
-
-    def _fill_bytes(self, workload: GatedGemm, bm: Any, bn: Any) -> Any:
-        """Return what the least block, at the corner of c, copies past L1: only copies of 16 bytes do."""
-        size = itemsize(workload.dtype)
-        rows = workload.m - (ceil_div(workload.m, bm) - 1) * bm
-        columns = workload.n - (ceil_div(workload.n, bn) - 1) * bn
-        wide_a, wide_b = (width * size == 16 for width in _gated.widths(workload)[:2])
-        return (wide_a * rows + wide_b * MATRICES * columns) * workload.k * size
 
     def claims(self, workload: GatedGemm, config: Config) -> tuple[str, ...]:
         """Tensor cores, copies past registers, and ldmatrix, which a's tiles are always read by."""
@@ -253,14 +196,7 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
 
     def source(self, workload: GatedGemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
-        vec_a, vec_b, vec_c = _gated.widths(workload)
-        names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "min_blocks")
-        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
-        choices |= {
-            "THREADS": _mma_tile.threads(config["warps_m"], config["warps_n"]),
-            "STAGED": bool(config["staged"]),
-        }
-        choices |= {"VEC_A": vec_a, "VEC_B": vec_b, "VEC_C": vec_c}
+        choices = _mma_tile.choices(config, _gated.widths(workload))
         choice = constants("Choice", **_gated.problem(workload), **choices)
         return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma", "gated") + choice + SOURCE
 
@@ -272,19 +208,13 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
                 grid=(int(_gated.blocks(workload, config["bm"], config["bn"])), 1, 1),
                 block=(_mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
                 arguments=_gated.arguments(workload, config["group_m"]),
-                smem_bytes=int(_smem_bytes(workload, config)),
+                smem_bytes=int(_mma_tile.smem_bytes_of(config, workload.dtype, MATRICES)),
             ),
         )
 
     def miniature(self, workload: GatedGemm, config: Config) -> GatedGemm:
         """Return a problem of few tiles with the same edges."""
         return _gated.shrink(workload, config, config["stages"])
-
-
-def _smem_bytes(workload: GatedGemm, config: Any) -> Any:
-    """Return the shared memory of a block, of a configuration or of a table of them."""
-    names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "staged")
-    return _mma_tile.smem_bytes(workload.dtype, *(config[name] for name in names), matrices=MATRICES)
 
 
 VARIANT = CudaMmaGatedGemm()

@@ -28,15 +28,12 @@ MAX_SUMS = 64
 
 
 def _smem_bytes(workload: GatedGemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
-    """Return the shared memory of a block: a transposed tile has 4 more floats a line."""
-    b_pitch = bn + 4 * (workload.trans == "nt")
-    return 4 * stages * bk * (bm + 4 + MATRICES * b_pitch)
+    return _simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages, MATRICES)
 
 
 def _widths(bk: Any, workload: GatedGemm) -> tuple[Any, Any]:
-    """Return the elements an access to a and to either b moves: as many as alignment and the step allow."""
-    a, b, _ = _gated.widths(workload)
-    return np.minimum(a, bk), np.minimum(b, bk) if workload.trans == "nt" else b
+    """Return the elements an access to a and to either b moves."""
+    return _simt_tile.widths(_gated.widths(workload), workload.trans, bk)
 
 
 def sums_stay_in_registers(tm: Any, tn: Any) -> Any:
@@ -166,24 +163,17 @@ class CudaSimtGatedGemm(CudaVariant[GatedGemm]):
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
         threads, blocks = _simt_tile.threads(bm, bn, tm, tn), _gated.blocks(workload, bm, bn)
         padded_k = ceil_div(workload.k, bk) * bk
-        # Reading a chunk takes a pass of 128 bytes at least, more if the lanes' chunks are more.
-        chunk_m, chunk_n = np.minimum(tm, 4), np.minimum(tn, 4)
-        pass_m = np.maximum(128.0, 32 // table["lanes_n"] * chunk_m * 4)
-        pass_n = np.maximum(128.0, table["lanes_n"] * chunk_n * 4)
-        of_a, of_b, lines = tm / chunk_m, MATRICES * tn / chunk_n, bm + MATRICES * bn
-        # sm_100 on can do two multiply-adds by one instruction.
-        packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
+        term = _simt_tile.term(table, device, MATRICES)
         return Costs(
             blocks=blocks,
             full_blocks=blocks,
             threads=threads,
             smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),
             registers=np.minimum(MATRICES * tm * tn + 16, 65536 // threads),
-            fma=MATRICES * bm * bn * padded_k,
-            smem_traffic_bytes=padded_k * (threads / 32 * (of_a * pass_m + of_b * pass_n) + 4 * lines),
-            # A chunk is one load of a thread; tiles are stored four values at a time, or fewer.
-            accesses=padded_k * (threads * (of_a + of_b) + lines / 4),
-            instructions=threads / 32 * padded_k * (MATRICES * tm * tn / packed + of_a + of_b),
+            fma=padded_k * term.fma,
+            smem_traffic_bytes=padded_k * term.smem_bytes,
+            accesses=padded_k * term.accesses,
+            instructions=padded_k * term.instructions,
             # f32 is added in the order of the source, one term after the other.
             chain_clocks=first_product(device) + padded_k * device.fma_latency,
         )

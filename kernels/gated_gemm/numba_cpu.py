@@ -21,6 +21,7 @@ from tunebench.kernels._numba_product import (
     Operand,
     constraints,
     expert,
+    stored_line,
     walker,
 )
 from tunebench.space import Config, Space, Table
@@ -95,21 +96,13 @@ class NumbaCpuGatedGemm(NumbaCpuVariant[GatedGemm]):
 
 def _line_of_a(workload: GatedGemm) -> Callable[[int], Callable[..., None]]:
     """Return what packs a part of a row of a."""
-    read = load(workload.inputs()[0].dtype)
 
-    def line(stride: int) -> Callable[..., None]:
-        @jitted()
-        def pack_line(
-            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
-        ) -> None:
-            source, _, _, _, k = operands
-            begin = fixed * k + start
-            for t in range(count):
-                panel[offset + t * stride] = read(source[begin + t])
+    @inlined
+    def place(operands: Any, z: int, fixed: int) -> Any:
+        source, _, _, _, k = operands
+        return source, fixed * k
 
-        return pack_line
-
-    return line
+    return stored_line(workload.inputs()[0].dtype, place)
 
 
 def _line_of_b(workload: GatedGemm, nr: int) -> Callable[[int], Callable[..., None]]:

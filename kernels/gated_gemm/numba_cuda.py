@@ -17,44 +17,20 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import storage
 from tunebench.kernels import _gated, _numba_tile
-from tunebench.kernels._cuda import first_product
 from tunebench.kernels._gated import MATRICES
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators.gated_gemm import GatedGemm
-
-USUAL = ((64, 64, 4, 4), (32, 32, 2, 2), (16, 32, 1, 2), (16, 16, 1, 1))
-"""Tiles (bm, bn, tm, tn), largest first: those of gemm."""
-
-
-def _smem_bytes(bm: Any, bn: Any, bk: Any) -> Any:
-    """Return the shared memory of a block: a last element pads each line of a tile."""
-    return _numba_tile.smem_bytes(bm, bn, bk) + 4 * bk * (bn + 1)
-
-
-def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    """A block has 64 to 1024 threads, and a thread at most 32 results, both sums of all in registers."""
-    count = _numba_tile.threads(bm, bn, tm, tn)
-    fit = count * (MATRICES * tm * tn + 32) <= 65536
-    return (count >= 64) & (count <= 1024) & (tm * tn <= 32) & fit
-
 
 SPACE = Space(
     (
-        Parameter("bm", (16, 32, 64, 128), "rows of c a block computes"),
-        Parameter("bn", (16, 32, 64, 128), "columns of c a block computes"),
-        Parameter("tm", (1, 2, 4, 8), "rows of c a thread computes"),
-        Parameter("tn", (1, 2, 4, 8), "columns of c a thread computes"),
-        Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
+        *_numba_tile.PARAMETERS,
         Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
     ),
     (
         _gated.fits,
-        threads_are_reasonable,
-        lambda bm, bn, bk: _smem_bytes(bm, bn, bk) <= _numba_tile.MAX_STATIC_SMEM_BYTES,
-        lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
+        *_numba_tile.constraints(MATRICES),
         lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
     ),
 )
@@ -69,19 +45,14 @@ class NumbaCudaGatedGemm(NumbaCudaVariant[GatedGemm]):
 
     def limits(self, workload: GatedGemm, device: Device) -> str | None:
         """Return what keeps this problem out, or None."""
-        if storage(workload.dtype) != "f32" or workload.out != "f32":
-            return f"{self.key} takes and gives f32, not {workload.dtype} to {workload.out}"
-        return _gated.too_many_blocks(workload, (tile[:2] for tile in USUAL))
+        if reason := _numba_tile.refusal(workload):
+            return f"{self.key} {reason}"
+        return _gated.too_many_blocks(workload, (tile[:2] for tile in _numba_tile.USUAL))
 
     def default(self, workload: GatedGemm, device: Device) -> Config:
         """Return the largest of the usual tiles that still gives every SM a block."""
-        usable = [tile for tile in USUAL if _gated.fits(tile[0], tile[1], workload)]
-        full = [tile for tile in usable if _gated.blocks(workload, *tile[:2]) >= device.sm_count]
-        bm, bn, tm, tn = (full or usable[-1:])[0]
-        bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
-        return Config(
-            {"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk, "group_m": 8 if bm < workload.m else 1}
-        )
+        config = _numba_tile.usual(workload, device, _gated.fits, _gated.blocks)
+        return Config({**config, "group_m": 8 if config["bm"] < workload.m else 1})
 
     def tiles(self, workload: GatedGemm, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut m, n and k."""
@@ -89,21 +60,8 @@ class NumbaCudaGatedGemm(NumbaCudaVariant[GatedGemm]):
 
     def costs(self, workload: GatedGemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
-        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        padded_k = ceil_div(workload.k, bk) * bk
-        threads, tiles = _numba_tile.threads(bm, bn, tm, tn), _gated.blocks(workload, bm, bn)
-        reads, lines = tm + MATRICES * tn, bm + MATRICES * bn
-        return Costs(
-            blocks=tiles,
-            full_blocks=tiles,
-            threads=threads,
-            smem_bytes=_smem_bytes(bm, bn, bk),
-            fma=MATRICES * bm * bn * padded_k,
-            # Each value is read on its own, in a pass of 128 bytes.
-            smem_traffic_bytes=threads / 32 * padded_k * 128 * reads + 4 * padded_k * lines,
-            accesses=padded_k * (threads * reads + lines),
-            chain_clocks=first_product(device) + padded_k * device.fma_latency,
-        )
+        tiles = _gated.blocks(workload, table["bm"], table["bn"])
+        return _numba_tile.costs(workload, table, device, tiles, MATRICES)
 
     def launches(self, workload: GatedGemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch of a block a tile."""

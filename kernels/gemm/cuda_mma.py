@@ -45,20 +45,6 @@ LAUNCH_US = 3.5
 READ_US = 1.5
 """What a read from memory takes where memory gives all it has, about."""
 
-MAX_COPIES = 32
-"""Copies of a thread to the tiles of a step, each with an address of its own: with more, sums are spilled."""
-
-
-def tile_is_compact(bm: Any, bn: Any) -> Any:
-    """A block's results must be at most 8 times as many one way as the other."""
-    return (bm <= 8 * bn) & (bn <= 8 * bm)
-
-
-def copies_are_few(bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, workload: Gemm) -> Any:
-    """A thread must fill its share of the tiles by 32 copies or fewer."""
-    vec_a, vec_b, _ = _gemm.widths(workload)
-    return bm * bk // vec_a + bn * bk // vec_b <= MAX_COPIES * _mma_tile.threads(warps_m, warps_n)
-
 
 def _converts(workload: Gemm, device: Device) -> bool:
     """Return whether e4m3 becomes f16 to be multiplied: so it does in machine code for sm_90 and sm_100."""
@@ -86,15 +72,15 @@ SPACE = Space(
     ),
     (
         _gemm.fits,
-        tile_is_compact,
+        _mma_tile.tile_is_compact,
         _mma_tile.warps_cover_the_tile,
         _mma_tile.work_is_worth_the_warps,
         _mma_tile.steps_are_of_use,
         _gemm.split_is_of_use,
         _gemm.stream_is_of_use,
         stages_have_tiles,
-        copies_are_few,
-        _mma_tile.shared_memory_fits,
+        _mma_tile.copies_are_few(_gemm.widths),
+        _mma_tile.shared_memory_fits(),
         _mma_tile.min_blocks_is_of_use(64),
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
         _gemm.parts_are_few,
@@ -134,7 +120,6 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
   static_assert(Grid::THREADS == C::THREADS, "the launch has a warp for each part of the tile");
 
   In* const shared = reinterpret_cast<In*>(dynamic_shared());
-  Sum* const staging = reinterpret_cast<Sum*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
   const i64 pitch_a = C::A_K_CONTIGUOUS ? k : m, pitch_b = C::B_K_CONTIGUOUS ? k : n;
   const int steps = tiles_of(k, C::BK);
   C::Division::each_segment(tiles, steps, parts, [&](const Segment& segment) {
@@ -151,13 +136,7 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
     if constexpr (sizeof(In) == 1) straighten<Grid, !C::A_K_CONTIGUOUS, !C::B_K_CONTIGUOUS>(sums);
 
     const auto store = [&](auto width, const auto& target, const auto& finish) {
-      if constexpr (C::STAGED) {
-        cp_async_wait<0>();
-        __syncthreads();  // all have read the buffers that results are gathered in
-        store_staged<Grid, decltype(width)::value>(sums, staging, target, finish);
-      } else {
-        store_fragments<Grid, decltype(width)::value>(sums, target, finish);
-      }
+      store_results<Grid, C::STAGED, decltype(width)::value>(sums, shared, target, finish);
     };
     if (C::Division::SOME_PARTS && segment.slot >= 0) {
       if constexpr (C::Division::SOME_PARTS)
@@ -201,29 +180,30 @@ class CudaMmaGemm(CudaVariant[Gemm]):
 
     def _usual(self, workload: Gemm, device: Device) -> Iterator[Config]:
         """Yield the usual tiles and divisions of k, as deep as k allows."""
-        least = _mma_tile.least_bk(workload.dtype)
         most_sums = _mma_tile.MAX_SUMS
         if _converts(workload, device):
             most_sums = CONVERTED_SUMS if workload.trans == "nt" else PAIRED_SUMS
         for (bm, bn, warps_m, warps_n, line_bytes, deepest), split in itertools.product(USUAL, _gemm.SPLITS):
-            wanted = line_bytes // itemsize(workload.dtype)
-            bk = max(
-                b for b in (16, 32, 64, 128) if b == least or (least < b <= wanted and b < 2 * workload.k)
-            )
+            bk = _mma_tile.usual_bk(line_bytes, workload)
             if bm * bn // _mma_tile.threads(warps_m, warps_n) > most_sums:
                 continue
             steps = ceil_div(ceil_div(workload.k, bk), split)
-            values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk}
-            values |= {
-                "split_k": split,
-                "stream_k": 0,
-                "stages": max(2, min(deepest, steps + 1)),
-                "staged": 1,
-            }
             groups = (1,) if split > 1 else (1, 4, 8)
-            values["group_m"] = max(g for g in groups if g == 1 or g * bm < 2 * workload.m)
-            values |= {"staged": 1, "min_blocks": 1}
-            yield Config({name: values[name] for name in SPACE.names})
+            yield Config(
+                {
+                    "bm": bm,
+                    "bn": bn,
+                    "warps_m": warps_m,
+                    "warps_n": warps_n,
+                    "bk": bk,
+                    "split_k": split,
+                    "stream_k": 0,
+                    "stages": max(2, min(deepest, steps + 1)),
+                    "staged": 1,
+                    "group_m": max(g for g in groups if g == 1 or g * bm < 2 * workload.m),
+                    "min_blocks": 1,
+                }
+            )
 
     def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut m, n and k."""
@@ -245,28 +225,18 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=threads,
-            smem_bytes=_mma_tile.smem_bytes(
-                workload.dtype, bm, bn, bk, warps_m, warps_n, *(table[name] for name in ("stages", "staged"))
-            ),
+            smem_bytes=_mma_tile.smem_bytes_of(table, workload.dtype),
             registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=2 * bm * bn * length,
             mma_dtype=workload.dtype,
             smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
-            fill_bytes=self._fill_bytes(workload, bm, bn, share.length),
+            fill_bytes=_mma_tile.fill_bytes(workload, _gemm.widths(workload), bm, bn, share.length),
             instructions=products + fragments,
             # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum.
             # Parts of a stream follow one another: a barrier stands between the stores of one and the next.
             chain_clocks=first_product(device) + length * size / 32 * device.mma_latency,
             serial_launches=share.launches,
         )
-
-    def _fill_bytes(self, workload: Gemm, bm: Any, bn: Any, length: Any) -> Any:
-        """Return what the least block, at the corner of c, copies past L1: only copies of 16 bytes do."""
-        size = itemsize(workload.dtype)
-        rows = workload.m - (ceil_div(workload.m, bm) - 1) * bm
-        columns = workload.n - (ceil_div(workload.n, bn) - 1) * bn
-        wide_a, wide_b = (width * size == 16 for width in _gemm.widths(workload)[:2])
-        return (wide_a * rows + wide_b * columns) * length * size
 
     def claims(self, workload: Gemm, config: Config) -> tuple[str, ...]:
         """Tensor cores, copies past registers, and ldmatrix, which transposes no 32-bit elements."""
@@ -277,27 +247,19 @@ class CudaMmaGemm(CudaVariant[Gemm]):
 
     def source(self, workload: Gemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
-        vec_a, vec_b, vec_c = _gemm.widths(workload)
-        names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "min_blocks")
-        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
-        choices |= {
-            "THREADS": _mma_tile.threads(config["warps_m"], config["warps_n"]),
-            "STAGED": bool(config["staged"]),
-            "Division": _gemm.division(config),
-        }
-        choices |= {"VEC_A": vec_a, "VEC_B": vec_b, "VEC_C": vec_c}
+        choices = _mma_tile.choices(config, _gemm.widths(workload))
+        choices["Division"] = _gemm.division(config)
         choice = _gemm.constants("Choice", **_gemm.problem(workload), **choices)
         return helpers("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma") + choice + SOURCE
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return the product, and what adds its parts up if k is divided."""
-        names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "staged")
         product = Launch(
             entry="gemm_mma<Choice>",
             grid=(1, 1, 1),
             block=(_mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
             arguments=(),
-            smem_bytes=int(_mma_tile.smem_bytes(workload.dtype, *(config[name] for name in names))),
+            smem_bytes=int(_mma_tile.smem_bytes_of(config, workload.dtype)),
         )
         return _gemm.divided_launches(workload, config, product)
 
@@ -324,11 +286,7 @@ def _estimate_us(workload: Gemm, config: Config, device: Device) -> float:
     dtype = "f16" if _converts(workload, device) else workload.dtype
     rate = device.mma_flop_per_clock.get(dtype, 1024.0) / 2 * device.max_clock_mhz
     # Memory gives its bandwidth only to as many bytes under way as it gives in the time of one read.
-    names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "staged")
-    smem = (
-        int(_mma_tile.smem_bytes(workload.dtype, *(config[name] for name in names)))
-        + device.smem_reserved_bytes
-    )
+    smem = int(_mma_tile.smem_bytes_of(config, workload.dtype)) + device.smem_reserved_bytes
     resident = min(blocks, device.sm_count * max(1, device.smem_per_sm_bytes // smem))
     lines = min(bm, workload.m) + min(bn, workload.n)
     under_way = resident * (config["stages"] - 1) * lines * bk * itemsize(workload.dtype)

@@ -27,19 +27,10 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
 
-def _smem_bytes(workload: Gemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
-    """Return the shared memory of a block: a transposed tile has 4 more floats a line."""
-    a_pitch = bm + 4 * (workload.trans[0] == "n")
-    b_pitch = bn + 4 * (workload.trans[1] == "t")
-    return 4 * stages * bk * (a_pitch + b_pitch)
-
-
 def _widths(vec: Any, bk: Any, workload: Gemm) -> tuple[Any, Any]:
     """Return the elements an access to a and to b really moves."""
-    a, b, _ = _gemm.widths(workload)
-    line_a = np.minimum(a, bk) if workload.trans[0] == "n" else a
-    line_b = np.minimum(b, bk) if workload.trans[1] == "t" else b
-    return np.minimum(vec, line_a), np.minimum(vec, line_b)
+    a, b = _simt_tile.widths(_gemm.widths(workload), workload.trans, bk)
+    return np.minimum(vec, a), np.minimum(vec, b)
 
 
 def width_is_of_use(vec: Any, bk: Any, workload: Gemm) -> Any:
@@ -56,7 +47,7 @@ def loads_fit_in_registers(bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, vec: Any
 
 def shared_memory_fits(bm: Any, bn: Any, bk: Any, stages: Any, workload: Gemm, device: Device) -> Any:
     """The tiles must fit in the shared memory of a block."""
-    return _smem_bytes(workload, bm, bn, bk, stages) <= device.smem_per_block_bytes
+    return _simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages) <= device.smem_per_block_bytes
 
 
 def registers_suffice(
@@ -74,8 +65,8 @@ def min_blocks_is_of_use(
 ) -> Any:
     """`min_blocks` must fit on an SM, and limit what the compiler would take of itself."""
     threads = min_blocks * _simt_tile.threads(bm, bn, tm, tn)
-    smem = min_blocks * (_smem_bytes(workload, bm, bn, bk, stages) + device.smem_reserved_bytes)
-    fit = (threads <= device.threads_per_sm) & (smem <= device.smem_per_sm_bytes)
+    smem = _simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages) + device.smem_reserved_bytes
+    fit = (threads <= device.threads_per_sm) & (min_blocks * smem <= device.smem_per_sm_bytes)
     return (min_blocks == 1) | (fit & (threads * (2 * tm * tn + 48) > device.registers_per_sm))
 
 
@@ -218,28 +209,19 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         on top and is not counted.
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        threads = _simt_tile.threads(bm, bn, tm, tn)
+        threads, term = _simt_tile.threads(bm, bn, tm, tn), _simt_tile.term(table, device)
         share = _gemm.shares(workload, table)
         length = share.steps * bk
-        warp_steps = threads / 32 * length
-        # Reading a chunk takes a pass of 128 bytes at least, more if the lanes' chunks are more.
-        chunk_m, chunk_n = np.minimum(tm, 4), np.minimum(tn, 4)
-        pass_m = np.maximum(128.0, 32 // table["lanes_n"] * chunk_m * 4)
-        pass_n = np.maximum(128.0, table["lanes_n"] * chunk_n * 4)
-        reads = warp_steps * (tm / chunk_m * pass_m + tn / chunk_n * pass_n)
-        # sm_100 on can do two multiply-adds by one instruction.
-        packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
         return Costs(
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=threads,
-            smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),
+            smem_bytes=_simt_tile.smem_bytes(workload.trans, bm, bn, bk, table["stages"]),
             registers=np.minimum(tm * tn + 16, 65536 // (threads * table["min_blocks"])),
-            fma=bm * bn * length,
-            smem_traffic_bytes=reads + 4 * length * (bm + bn),
-            # A chunk is one load of a thread; tiles are stored four values at a time, or fewer.
-            accesses=length * (threads * (tm / chunk_m + tn / chunk_n) + (bm + bn) / 4),
-            instructions=warp_steps * (tm * tn / packed + tm / chunk_m + tn / chunk_n),
+            fma=length * term.fma,
+            smem_traffic_bytes=length * term.smem_bytes,
+            accesses=length * term.accesses,
+            instructions=length * term.instructions,
             chain_clocks=self._chain(workload, length, device),
             serial_launches=share.launches,
         )
@@ -272,7 +254,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
             grid=(1, 1, 1),
             block=(_simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
             arguments=(),
-            smem_bytes=_smem_bytes(workload, bm, bn, config["bk"], config["stages"]),
+            smem_bytes=_simt_tile.smem_bytes(workload.trans, bm, bn, config["bk"], config["stages"]),
         )
         return _gemm.divided_launches(workload, config, product)
 

@@ -19,64 +19,15 @@ CUDA" (warp specialisation, pingpong and cooperative kernels).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels import _gemm, _wgmma_tile
 from tunebench.kernels._cuda import helpers
-from tunebench.kernels._wgmma_tile import LINE_BYTES, MOST_EXTENT
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, TensorMap, Tiling, ceil_div
+from tunebench.kernels._wgmma_gemm import WgmmaGemm, constraints, fits
+from tunebench.kernels._wgmma_tile import MOST_EXTENT
+from tunebench.space import Config, Parameter, Space
+from tunebench.variant import Argument, Scalar
 from tunebench.workloads.operators.gemm import Gemm
-
-
-def _smem_bytes(workload: Gemm, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any, staged: Any) -> Any:
-    """Return the shared memory of a block: the ring, room to gather results, barriers."""
-    return _wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages, staged)
-
-
-def fits(bm: Any, bn: Any, workload: Gemm) -> Any:
-    """No tile may be twice as large as the problem if a smaller one exists; all must have a number."""
-    worthwhile = ((bm < 2 * workload.m) | (bm == 64)) & ((bn < 2 * workload.n) | (bn == 64))
-    return worthwhile & (_gemm.blocks(workload, 1.0 * bm, 1.0 * bn) <= _gemm.MAX_BLOCKS / 4)
-
-
-def shared_memory_fits(
-    bm: Any,
-    bn: Any,
-    bk: Any,
-    consumers: Any,
-    stages: Any,
-    staged: Any,
-    min_blocks: Any,
-    workload: Gemm,
-    device: Device,
-) -> Any:
-    """As many blocks as an SM is to hold must fit in its shared memory."""
-    smem = _smem_bytes(workload, bm, bn, bk, consumers, stages, staged)
-    together = min_blocks * (smem + device.smem_reserved_bytes)
-    return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
-
-
-def steps_are_lines(bk: Any, workload: Gemm) -> Any:
-    """A step must be one line or two, and no step of two may be twice as long as k."""
-    lines = bk * itemsize(workload.dtype) / LINE_BYTES
-    return (lines == 1) | ((lines == 2) & (bk < 2 * workload.k))
-
-
-def stages_have_tiles(bk: Any, stages: Any, workload: Gemm) -> Any:
-    """The ring must not hold more than two tiles' steps."""
-    return (stages == 2) | (stages <= 2 * ceil_div(workload.k, bk))
-
-
-def cluster_has_tiles(bm: Any, bn: Any, cluster_m: Any, cluster_n: Any, workload: Gemm) -> Any:
-    """Clusters are of one or two blocks, and there must be a tile for each."""
-    both_busy = ((cluster_m == 1) | (bm < workload.m)) & ((cluster_n == 1) | (bn < workload.n))
-    return (cluster_m * cluster_n <= 2) & both_busy
-
 
 SPACE = Space(
     (
@@ -92,16 +43,7 @@ SPACE = Space(
         Parameter("group_m", (1, 4, 8, 16), "rows of tiles that blocks running together share"),
         Parameter("min_blocks", (1, 2), "blocks on an SM"),
     ),
-    (
-        fits,
-        _wgmma_tile.consumers_share_the_tile,
-        _wgmma_tile.sums_stay_in_registers,
-        steps_are_lines,
-        stages_have_tiles,
-        cluster_has_tiles,
-        shared_memory_fits,
-        lambda bm, cluster_m, group_m, workload: (group_m == 1) | (group_m * cluster_m * bm < 2 * workload.m),
-    ),
+    (fits, *constraints()),
 )
 
 USUAL = (
@@ -147,18 +89,14 @@ gemm_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
 """
 
 
-class CudaWgmmaGemm(CudaVariant[Gemm]):
+class CudaWgmmaGemm(WgmmaGemm[Gemm]):
     """Serves f16, bf16 and e4m3 on Hopper."""
 
     name = "cuda_wgmma"
     operator = Gemm
     space = SPACE
-    minimum_cc = (9, 0)
-    maximum_cc = (9, 0)
-
-    def target(self, device: Device) -> str:
-        """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
-        return "sm_90a"
+    entry = "gemm_wgmma"
+    usual = USUAL
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
         """Return what keeps this problem from wgmma or from TMA, or None."""
@@ -174,132 +112,20 @@ class CudaWgmmaGemm(CudaVariant[Gemm]):
             return f"c ({workload.batch}, {workload.m}, {workload.n}) has too many tiles for {self.key}"
         return None
 
-    def default(self, workload: Gemm, device: Device) -> Config:
-        """Return the usual tile of which the busiest SM has the least to do."""
-
-        def work(config: Config) -> int:
-            bm, bn = config["bm"], config["bn"]
-            rounds = ceil_div(_gemm.blocks(workload, bm, bn), device.sm_count)
-            # Multiplying a tile costs with its area, reading it with its edges.
-            return int(rounds * (bm * bn + 48 * (bm + bn)))
-
-        ordered = sorted(self._usual(workload, device), key=work)
-        return self.space.first_valid(ordered, workload=workload, device=device)
-
-    def _usual(self, workload: Gemm, device: Device) -> Iterator[Config]:
-        """Yield the usual tiles, as deep as shared memory and k allow; in pairs if they fill the device."""
-        for bm, bn, consumers in USUAL:
-            bk = LINE_BYTES // itemsize(workload.dtype)
-            room = device.smem_per_block_bytes - _smem_bytes(workload, bm, bn, bk, consumers, 0, 1)
-            of_k = max(2, 2 * ceil_div(workload.k, bk))
-            deepest = min(8, of_k, room // ((bm + bn) * LINE_BYTES + 16))
-            paired = bm < workload.m and _gemm.blocks(workload, bm, bn) >= device.sm_count
-            cluster_m = 2 if paired else 1
-            yield Config(
-                {
-                    "bm": bm,
-                    "bn": bn,
-                    "bk": bk,
-                    "stages": int(deepest),
-                    "consumers": consumers,
-                    "pingpong": 0,
-                    "cluster_m": cluster_m,
-                    "cluster_n": 1,
-                    "staged": 1,
-                    "group_m": max(g for g in (1, 4, 8) if g == 1 or g * cluster_m * bm < 2 * workload.m),
-                    "min_blocks": 1,
-                }
-            )
-
-    def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut m, n and k."""
-        return _gemm.tiles(workload, config)
-
-    def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
-        """Count tiles as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied."""
-        names = ("bm", "bn", "bk", "stages", "consumers", "cluster_m", "cluster_n", "staged")
-        bm, bn, bk, stages, consumers, cluster_m, cluster_n, staged = (
-            table[name].astype(np.float64) for name in names
-        )
-        size = itemsize(workload.dtype)
-        padded_k = ceil_div(workload.k, bk) * bk
-        tiles = _gemm.blocks(workload, bm, bn)
-        return Costs(
-            blocks=tiles,
-            full_blocks=tiles,
-            threads=_wgmma_tile.threads(consumers),
-            smem_bytes=_smem_bytes(workload, bm, bn, bk, consumers, stages, staged),
-            mma_flop=2 * bm * bn * padded_k,
-            mma_dtype=workload.dtype,
-            # Written and read once: how often wgmma reads an operand that its warps share is not published.
-            smem_traffic_bytes=2 * size * padded_k * (bm + bn),
-            fill_bytes=self._fill_bytes(workload, bm, bn, bk, cluster_m, cluster_n),
-            # Four warps issue each product of 64 rows, whether the tile has one consumer or all.
-            instructions=4 * bm / 64 * padded_k * size / 32,
-            # A warpgroup adds 32 bytes of k by one product of 64 x bn: bn / 2 clocks of all tensor cores of
-            # its SM, and the next adds to the same sums. In pingpong a block has as many tiles under way as
-            # consumers. A tile waits for its first copy, but that may be while the tile before is multiplied,
-            # unless there is none.
-            chain_clocks=np.where(tiles <= device.sm_count, device.l2_latency, 0.0)
-            + padded_k * size / 32 * bn / 2 / np.where(table["pingpong"] == 1, consumers, 1),
-        )
-
-    def _fill_bytes(self, workload: Gemm, bm: Any, bn: Any, bk: Any, cluster_m: Any, cluster_n: Any) -> Any:
-        """Return what the least block, at the corner of c, reads (see `_wgmma_tile.least_copied`)."""
-        k, trans = workload.k, workload.trans
-        of_a = _wgmma_tile.least_copied(workload.m, bm, k, bk, cluster_n, trans[0] == "n")
-        of_b = _wgmma_tile.least_copied(workload.n, bn, k, bk, cluster_m, trans[1] == "t")
-        return (of_a + of_b) * itemsize(workload.dtype)
-
-    def claims(self, workload: Gemm, config: Config) -> tuple[str, ...]:
-        """Products of warpgroups, bulk tensor copies, and registers that move where they are scarce."""
-        product = "QGMMA" if workload.dtype == "e4m3" else "HGMMA"
-        return (product, "UTMALDG", *(["USETMAXREG"] if _wgmma_tile.registers_move(config) else []))
+    def product(self, workload: Gemm) -> Gemm:
+        """Return the problem itself."""
+        return workload
 
     def source(self, workload: Gemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
-        names = ("bm", "bn", "bk", "stages", "consumers", "cluster_m", "cluster_n", "min_blocks")
-        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
-        consumers = config["consumers"]
-        choices |= {
-            "THREADS": _wgmma_tile.threads(consumers),
-            "PINGPONG": bool(config["pingpong"]),
-            "STAGED": bool(config["staged"]),
-            "STAGING_BYTES": _wgmma_tile.staging_bytes(consumers, config["staged"]),
-            "VEC_C": _gemm.widths(workload)[2],
-            **_wgmma_tile.moved_registers(config),
-            "TileA": "PanelTile<In, BM, BK, A_K_CONTIGUOUS, CLUSTER_N>",
-            "TileB": "PanelTile<In, BN, BK, B_K_CONTIGUOUS, CLUSTER_M>",
-        }
-        choice = _gemm.constants("Choice", **_gemm.problem(workload), **choices)
+        choice = _gemm.constants("Choice", **_gemm.problem(workload), **self.choices(workload, config))
         shared = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
         return helpers(*shared) + choice + SOURCE
 
-    def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
-        """Return one launch, of a block a tile or of as many as stay."""
-        cluster_m, cluster_n = config["cluster_m"], config["cluster_n"]
-        clusters = _gemm.blocks(workload, config["bm"] * cluster_m, config["bn"] * cluster_n)
-        names = ("bm", "bn", "bk", "consumers", "stages", "staged")
-        smem = _smem_bytes(workload, *(config[name] for name in names))
-        return (
-            Launch(
-                entry="gemm_wgmma<Choice>",
-                grid=(clusters * cluster_m * cluster_n, 1, 1),
-                block=(_wgmma_tile.threads(config["consumers"]), 1, 1),
-                arguments=self._arguments(workload, config),
-                smem_bytes=int(smem),
-                cluster=cluster_m * cluster_n,
-                blocks_per_sm=config["min_blocks"],
-            ),
-        )
-
-    def _arguments(self, workload: Gemm, config: Config) -> tuple[Argument | TensorMap, ...]:
-        a, b = workload.inputs()[:2]
-        bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
-        a_map = _wgmma_tile.panel_map(a, workload.trans[0] == "n", bm, bk, config["cluster_n"])
-        b_map = _wgmma_tile.panel_map(b, workload.trans[1] == "t", bn, bk, config["cluster_m"])
+    def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
+        """Return what the epilogue adds, c and sizes."""
         _, _, *others, group_m = _gemm.arguments(workload, config["group_m"])
-        return (a_map, b_map, *others, Scalar("int", workload.batch), group_m)
+        return (*others, Scalar("int", workload.batch), group_m)
 
     def miniature(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""

@@ -12,7 +12,15 @@ from tunebench.device import Device
 from tunebench.kernels._gemm import added
 from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
 from tunebench.kernels._numba_epilogue import activation
-from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
+from tunebench.kernels._numba_product import (
+    PARAMETERS,
+    Blocking,
+    Operand,
+    constraints,
+    expert,
+    stored_line,
+    walker,
+)
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workloads.operators.gemm import Gemm
@@ -82,21 +90,13 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
 
 def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
     """Return what packs a part of a row of a or b, as it is stored."""
-    read = load(workload.inputs()[which].dtype)
 
-    def line(stride: int) -> Callable[..., None]:
-        @jitted()
-        def pack_line(
-            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
-        ) -> None:
-            arrays, _, lines, lengths, _, _ = operands
-            source, begin = arrays[which], (z * lines[which] + fixed) * lengths[which] + start
-            for t in range(count):
-                panel[offset + t * stride] = read(source[begin + t])
+    @inlined
+    def place(operands: Any, z: int, fixed: int) -> Any:
+        arrays, _, lines, lengths, _, _ = operands
+        return arrays[which], (z * lines[which] + fixed) * lengths[which]
 
-        return pack_line
-
-    return line
+    return stored_line(workload.inputs()[which].dtype, place)
 
 
 def _write(workload: Gemm) -> Callable[..., None]:

@@ -17,27 +17,19 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import storage
 from tunebench.kernels import _gemm, _numba_tile
-from tunebench.kernels._cuda import first_product
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators.gemm import Gemm
 
 SPACE = Space(
     (
-        Parameter("bm", (16, 32, 64, 128), "rows of c a block computes"),
-        Parameter("bn", (16, 32, 64, 128), "columns of c a block computes"),
-        Parameter("tm", (1, 2, 4, 8), "rows of c a thread computes"),
-        Parameter("tn", (1, 2, 4, 8), "columns of c a thread computes"),
-        Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
+        *_numba_tile.PARAMETERS,
         Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
     ),
     (
         _gemm.fits,
-        _numba_tile.threads_are_reasonable,
-        _numba_tile.static_smem_fits,
-        lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
+        *_numba_tile.constraints(),
         lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
     ),
 )
@@ -52,19 +44,14 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
         """Return what keeps this problem out, or None."""
-        if storage(workload.dtype) != "f32" or workload.out != "f32":
-            return f"{self.key} takes and gives f32, not {workload.dtype} to {workload.out}"
+        if reason := _numba_tile.refusal(workload):
+            return f"{self.key} {reason}"
         return _gemm.too_many_blocks(workload, (tile[:2] for tile in _numba_tile.USUAL))
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the largest of the usual tiles that still gives every SM a block."""
-        usable = [tile for tile in _numba_tile.USUAL if _gemm.fits(tile[0], tile[1], workload)]
-        full = [tile for tile in usable if _gemm.blocks(workload, *tile[:2]) >= device.sm_count]
-        bm, bn, tm, tn = (full or usable[-1:])[0]
-        bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
-        return Config(
-            {"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk, "group_m": 8 if bm < workload.m else 1}
-        )
+        config = _numba_tile.usual(workload, device, _gemm.fits, _gemm.blocks)
+        return Config({**config, "group_m": 8 if config["bm"] < workload.m else 1})
 
     def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut m, n and k."""
@@ -72,20 +59,8 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
-        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        padded_k = ceil_div(workload.k, bk) * bk
-        threads, tiles = _numba_tile.threads(bm, bn, tm, tn), _gemm.blocks(workload, bm, bn)
-        return Costs(
-            blocks=tiles,
-            full_blocks=tiles,
-            threads=threads,
-            smem_bytes=_numba_tile.smem_bytes(bm, bn, bk),
-            fma=bm * bn * padded_k,
-            # Each value is read on its own, in a pass of 128 bytes.
-            smem_traffic_bytes=threads / 32 * padded_k * 128 * (tm + tn) + 4 * padded_k * (bm + bn),
-            accesses=padded_k * (threads * (tm + tn) + bm + bn),
-            chain_clocks=first_product(device) + padded_k * device.fma_latency,
-        )
+        tiles = _gemm.blocks(workload, table["bm"], table["bn"])
+        return _numba_tile.costs(workload, table, device, tiles)
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch of a block a tile."""

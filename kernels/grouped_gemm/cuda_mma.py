@@ -39,11 +39,6 @@ def sums_are_few(bm: Any, bn: Any, warps_m: Any, warps_n: Any, workload: Grouped
     return few | (workload.dtype != "e4m3")
 
 
-def stages_have_tiles(bk: Any, stages: Any, workload: GroupedGemm) -> Any:
-    """There must be as many steps of k as buffers under way."""
-    return (stages == 2) | (stages <= ceil_div(workload.k, bk) + 1)
-
-
 SPACE = Space(
     (
         Parameter("bm", (16, 32, 64, 128), "rows of a group that a tile has"),
@@ -64,8 +59,8 @@ SPACE = Space(
         sums_are_few,
         _mma_tile.work_is_worth_the_warps,
         _mma_tile.steps_are_of_use,
-        stages_have_tiles,
-        _mma_tile.shared_memory_fits,
+        _mma_tile.stages_have_tiles,
+        _mma_tile.shared_memory_fits(),
         _mma_tile.min_blocks_is_of_use(72),
         lambda bm, bn: bn <= 8 * bm,
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
@@ -116,14 +111,7 @@ grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restri
     multiply_ahead<Grid, C::STAGES, C::BK>(sums, of_a, of_b, k, shared);
 
     const Finish<Out, Identity, false> finish = {nullptr, n - column};
-    if constexpr (C::STAGED) {
-      cp_async_wait<0>();
-      __syncthreads();  // all have read the buffers that results are gathered in
-      float* const staging = reinterpret_cast<float*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
-      store_staged<Grid, C::VEC_C>(sums, staging, target, finish);
-    } else {
-      store_fragments<Grid, C::VEC_C>(sums, target, finish);
-    }
+    store_results<Grid, C::STAGED, C::VEC_C>(sums, shared, target, finish);
   }
 }
 """
@@ -168,13 +156,7 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
             # Longer steps of what is converted on the way spill.
             longest = 64 if workload.dtype == "e4m3" else line_bytes
-            wanted, least = (
-                min(line_bytes, longest) // itemsize(workload.dtype),
-                _mma_tile.least_bk(workload.dtype),
-            )
-            bk = max(
-                b for b in (16, 32, 64, 128) if b == least or (least < b <= wanted and b < 2 * workload.k)
-            )
+            bk = _mma_tile.usual_bk(min(line_bytes, longest), workload)
             yield Config(
                 {
                     "bm": bm,
@@ -210,9 +192,7 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=threads,
-            smem_bytes=_mma_tile.smem_bytes(
-                workload.dtype, bm, bn, bk, warps_m, warps_n, *(table[name] for name in ("stages", "staged"))
-            ),
+            smem_bytes=_mma_tile.smem_bytes_of(table, workload.dtype),
             registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=share.tiles * 2 * bm * bn * padded_k,
             mma_dtype=workload.dtype,
@@ -233,27 +213,19 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
 
     def source(self, workload: GroupedGemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
-        vec_a, vec_b, vec_c = _grouped.widths(workload)
-        names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "min_blocks")
-        choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
-        choices |= {
-            "THREADS": _mma_tile.threads(config["warps_m"], config["warps_n"]),
-            "STAGED": bool(config["staged"]),
-        }
-        choices |= {"VEC_A": vec_a, "VEC_B": vec_b, "VEC_C": vec_c}
+        choices = _mma_tile.choices(config, _grouped.widths(workload))
         choice = constants("Choice", **_grouped.problem(workload), **choices)
         return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma", "grouped") + choice + SOURCE
 
     def launches(self, workload: GroupedGemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch for all groups."""
-        names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages", "staged")
         return (
             Launch(
                 entry="grouped_mma<Choice>",
                 grid=_grouped.grid(workload, config["bm"], config["bn"], config["tiles_a_block"]),
                 block=(_mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
                 arguments=_grouped.arguments(workload, config["group_m"]),
-                smem_bytes=int(_mma_tile.smem_bytes(workload.dtype, *(config[name] for name in names))),
+                smem_bytes=int(_mma_tile.smem_bytes_of(config, workload.dtype)),
             ),
         )
 

@@ -25,14 +25,12 @@ from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 
 def _smem_bytes(workload: GroupedGemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
-    """Return the shared memory of a block: a transposed tile, as a's is, has 4 more floats a line."""
-    return 4 * stages * bk * (bm + 4 + bn + 4 * (workload.trans == "nt"))
+    return _simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages)
 
 
 def _widths(bk: Any, workload: GroupedGemm) -> tuple[Any, Any]:
-    """Return the elements an access to a and to b moves: as many as alignment and the step allow."""
-    a, b, _ = _grouped.widths(workload)
-    return np.minimum(a, bk), np.minimum(b, bk) if workload.trans == "nt" else b
+    """Return the elements an access to a and to b moves."""
+    return _simt_tile.widths(_grouped.widths(workload), workload.trans, bk)
 
 
 def loads_fit_in_registers(bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, workload: GroupedGemm) -> Any:
@@ -171,27 +169,21 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
         threads = _simt_tile.threads(bm, bn, tm, tn)
         padded_k = ceil_div(workload.k, bk) * bk
-        warp_steps = threads / 32 * padded_k
-        # Reading a chunk takes a pass of 128 bytes at least, more if the lanes' chunks are more.
-        chunk_m, chunk_n = np.minimum(tm, 4), np.minimum(tn, 4)
-        pass_m = np.maximum(128.0, 32 // table["lanes_n"] * chunk_m * 4)
-        pass_n = np.maximum(128.0, table["lanes_n"] * chunk_n * 4)
-        reads = warp_steps * (tm / chunk_m * pass_m + tn / chunk_n * pass_n)
-        # sm_100 on can do two multiply-adds by one instruction.
-        packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
+        term = _simt_tile.term(table, device)
         share = _grouped.share(workload, bm, bn, table["tiles_a_block"].astype(np.float64), device)
+        length = share.tiles * padded_k
         return Costs(
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=threads,
             smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),
             registers=np.minimum(tm * tn + 16, 65536 // threads),
-            fma=share.tiles * bm * bn * padded_k,
-            smem_traffic_bytes=share.tiles * (reads + 4 * padded_k * (bm + bn)),
-            accesses=share.tiles * padded_k * (threads * (tm / chunk_m + tn / chunk_n) + (bm + bn) / 4),
-            instructions=share.tiles * warp_steps * (tm * tn / packed + tm / chunk_m + tn / chunk_n),
+            fma=length * term.fma,
+            smem_traffic_bytes=length * term.smem_bytes,
+            accesses=length * term.accesses,
+            instructions=length * term.instructions,
             # Tiles follow one another: a barrier stands between the stores of one and the next.
-            chain_clocks=first_product(device) + share.tiles * padded_k * device.fma_latency,
+            chain_clocks=first_product(device) + length * device.fma_latency,
         )
 
     def source(self, workload: GroupedGemm, config: Config) -> str:

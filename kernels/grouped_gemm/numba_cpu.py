@@ -11,8 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, jitted, load, store
-from tunebench.kernels._numba_product import PARAMETERS, Blocking, Operand, constraints, expert, walker
+from tunebench.kernels._numba_cpu import address, inlined, jitted, store
+from tunebench.kernels._numba_product import (
+    PARAMETERS,
+    Blocking,
+    Operand,
+    constraints,
+    expert,
+    stored_line,
+    walker,
+)
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
@@ -83,40 +91,23 @@ def _line_of_a(workload: GroupedGemm) -> Callable[[int], Callable[..., None]]:
     """Return what packs a part of a row of a, counted from the first of its group."""
     import numpy as np
 
-    read = load(workload.inputs()[0].dtype)
+    @inlined
+    def place(operands: Any, z: int, fixed: int) -> Any:
+        arrays, offsets, _, k, _, _ = operands
+        return arrays[0], (np.int64(offsets[z]) + fixed) * k
 
-    def line(stride: int) -> Callable[..., None]:
-        @jitted()
-        def pack_line(
-            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
-        ) -> None:
-            arrays, offsets, _, k, _, _ = operands
-            source, begin = arrays[0], (np.int64(offsets[z]) + fixed) * k + start
-            for t in range(count):
-                panel[offset + t * stride] = read(source[begin + t])
-
-        return pack_line
-
-    return line
+    return stored_line(workload.inputs()[0].dtype, place)
 
 
 def _line_of_b(workload: GroupedGemm) -> Callable[[int], Callable[..., None]]:
     """Return what packs a part of a line of a group's matrix, as it is stored."""
-    read = load(workload.inputs()[1].dtype)
 
-    def line(stride: int) -> Callable[..., None]:
-        @jitted()
-        def pack_line(
-            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
-        ) -> None:
-            arrays, _, _, _, lines, length = operands
-            source, begin = arrays[1], (z * lines + fixed) * length + start
-            for t in range(count):
-                panel[offset + t * stride] = read(source[begin + t])
+    @inlined
+    def place(operands: Any, z: int, fixed: int) -> Any:
+        arrays, _, _, _, lines, length = operands
+        return arrays[1], (z * lines + fixed) * length
 
-        return pack_line
-
-    return line
+    return stored_line(workload.inputs()[1].dtype, place)
 
 
 def _write(workload: GroupedGemm) -> Callable[..., None]:

@@ -17,28 +17,12 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import storage
 from tunebench.kernels import _grouped, _numba_tile
-from tunebench.kernels._cuda import first_product
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.space import Config, Space, Table
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-SPACE = Space(
-    (
-        Parameter("bm", (16, 32, 64, 128), "rows of a group that a tile has"),
-        Parameter("bn", (16, 32, 64, 128), "columns of c a tile has"),
-        Parameter("tm", (1, 2, 4, 8), "rows of c a thread computes"),
-        Parameter("tn", (1, 2, 4, 8), "columns of c a thread computes"),
-        Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
-    ),
-    (
-        _grouped.fits,
-        _numba_tile.threads_are_reasonable,
-        _numba_tile.static_smem_fits,
-        lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
-    ),
-)
+SPACE = Space(_numba_tile.PARAMETERS, (_grouped.fits, *_numba_tile.constraints()))
 
 
 class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
@@ -50,17 +34,13 @@ class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
 
     def limits(self, workload: GroupedGemm, device: Device) -> str | None:
         """Return what keeps this problem out, or None."""
-        if storage(workload.dtype) != "f32" or workload.out != "f32":
-            return f"{self.key} takes and gives f32, not {workload.dtype} to {workload.out}"
+        if reason := _numba_tile.refusal(workload):
+            return f"{self.key} {reason}"
         return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in _numba_tile.USUAL))
 
     def default(self, workload: GroupedGemm, device: Device) -> Config:
         """Return the largest of the usual tiles that gives every SM one if groups are of one size."""
-        usable = [tile for tile in _numba_tile.USUAL if _grouped.fits(tile[0], tile[1], workload)]
-        full = [tile for tile in usable if _grouped.usual_tiles(workload, *tile[:2]) >= device.sm_count]
-        bm, bn, tm, tn = (full or usable[-1:])[0]
-        bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
-        return Config({"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk})
+        return Config(_numba_tile.usual(workload, device, _grouped.fits, _grouped.usual_tiles))
 
     def tiles(self, workload: GroupedGemm, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut m, n and k, if one group has all rows."""
@@ -71,20 +51,8 @@ class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
 
         Parts of a tile beyond its group, or the edge of c, and of the last step of k are computed as zeros.
         """
-        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        padded_k = ceil_div(workload.k, bk) * bk
-        threads, tiles = _numba_tile.threads(bm, bn, tm, tn), _grouped.least_tiles(workload, bm, bn)
-        return Costs(
-            blocks=tiles,
-            full_blocks=tiles,
-            threads=threads,
-            smem_bytes=_numba_tile.smem_bytes(bm, bn, bk),
-            fma=bm * bn * padded_k,
-            # Each value is read on its own, in a pass of 128 bytes.
-            smem_traffic_bytes=threads / 32 * padded_k * 128 * (tm + tn) + 4 * padded_k * (bm + bn),
-            accesses=padded_k * (threads * (tm + tn) + bm + bn),
-            chain_clocks=first_product(device) + padded_k * device.fma_latency,
-        )
+        tiles = _grouped.least_tiles(workload, table["bm"], table["bn"])
+        return _numba_tile.costs(workload, table, device, tiles)
 
     def launches(self, workload: GroupedGemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch for all groups, of a block a tile."""

@@ -16,13 +16,18 @@ HGMMA, QGMMA, UTMALDG, USETMAXREG = 0x1F0, 0x1F3, 0x1B4, 0x1C8
 """Lower 9 bits of an instruction of 128, as nvdisasm decodes them for sm_90a."""
 
 
-def changed(variant: Any, old: str, new: str) -> Any:
-    """Return a variant whose source is wrong on purpose."""
+def planted(variant: Any, old: str, new: str) -> Any:
+    """Return the variant with a source that is wrong on purpose: `new` in place of `old`.
+
+    Where `old` does not stand exactly once the source is a LookupError, which no test
+    takes for a wrong result.
+    """
 
     class Changed(type(variant)):  # type: ignore[misc]
         def source(self, workload: Any, config: Config) -> str:
             text = super().source(workload, config)
-            assert text.count(old) == 1, old
+            if text.count(old) != 1:
+                raise LookupError(f"{text.count(old)} places to plant a fault in: {old!r}")
             return str(text.replace(old, new))
 
     return Changed()
@@ -38,10 +43,10 @@ def assert_right(workload: Workload, inputs: dict[str, Any], outputs: dict[str, 
         assert np.all(error <= allowed), name
 
 
-def opcodes(payload: bytes) -> collections.Counter[int]:
-    """Return how often the code of a cubin of sm_90a has each instruction."""
+def opcodes(payload: bytes, bits: int) -> collections.Counter[int]:
+    """Count the instructions of a cubin, each of 128 bits, by so many of their lower ones."""
     found: collections.Counter[int] = collections.Counter()
     for section in cubin._sections(payload):
         if section.name.startswith(".text."):
-            found.update(word & 0x1FF for word, _ in struct.iter_unpack("<QQ", section.data))
+            found.update(word % 2**bits for word, _ in struct.iter_unpack("<QQ", section.data))
     return found

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-import collections
 import dataclasses
-import struct
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import assert_right, changed
+from kernel_checks import assert_right, opcodes, planted
 
 from tunebench import workloads
 from tunebench.bound import bound
-from tunebench.compile import cubin, unavailable
+from tunebench.compile import unavailable
 from tunebench.compile.emulate import ORDERS, EmulationFailed, emulate, find_compiler
 from tunebench.device import described, representative
 from tunebench.dtype import itemsize
@@ -392,7 +390,7 @@ def test_planted_faults_of_divided_products_are_found(fault: str) -> None:
     case, old, new = DIVIDED_FAULTS[fault]
     variant, workload, config = divided(case)
     inputs = workload.draw(np.random.default_rng(4))
-    wrong = changed(variant, old, new)
+    wrong = planted(variant, old, new)
     found = 0
     for order in ORDERS:
         try:
@@ -442,8 +440,12 @@ def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, 
 FAULTS = {
     "simt barrier": (CASES[0], "    else\n      __syncthreads();  // all have read the only buffer\n", ""),
     "mma barrier": (CASES[4], "    __syncthreads();  // this tile is there", "    // this tile is there"),
-    "mma wait": (CASES[4], "cp_async_wait<C::STAGES - 2>();", "cp_async_wait<C::STAGES - 1>();"),
-    "edge of c": (CASES[5], "if (row >= target.rows) continue;\n        Vec<Out, WIDTH>", "Vec<Out, WIDTH>"),
+    "mma wait": (CASES[4], "cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();"),
+    "edge of c": (
+        CASES[5],
+        "if (row >= target.rows) continue;\n        const Vec<Out, WIDTH> residual",
+        "const Vec<Out, WIDTH> residual",
+    ),
     "lanes of b": (CASES[6], "OF_B ? matrix / 2 : matrix % 2, k_half", "matrix % 2, k_half"),
 }
 """A case, and what to replace in its kernel by what, for a fault that a case must find."""
@@ -456,7 +458,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     workload = gemm(text)
     config = configured(variant, workload, choices)
     inputs = workload.draw(np.random.default_rng(2))
-    wrong = changed(variant, old, new)
+    wrong = planted(variant, old, new)
     found = 0
     for order in ORDERS:
         try:
@@ -492,14 +494,14 @@ def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -
     table = variant.configs(workload, device)
     costs = variant.costs(workload, table.take(np.array([table.row(config)])), device)
     assert np.all(costs.registers <= binary.resources.registers)
-    opcodes = instructions(binary.payload)
+    counted = opcodes(binary.payload, 12)
     on_tensor_cores = variant is MMA
-    assert (opcodes[HMMA] > 0) == on_tensor_cores
-    assert (opcodes[LDGSTS] > 0) == on_tensor_cores
+    assert (counted[HMMA] > 0) == on_tensor_cores
+    assert (counted[LDGSTS] > 0) == on_tensor_cores
     if not on_tensor_cores:
-        assert opcodes[FFMA] >= config["tm"] * config["tn"] * config["bk"]
+        assert counted[FFMA] >= config["tm"] * config["tn"] * config["bk"]
     elif workload.dtype == "bf16":
-        assert opcodes[LDSM] > 0
+        assert counted[LDSM] > 0
 
 
 @needs_nvrtc
@@ -513,11 +515,11 @@ def test_eight_bits_are_multiplied_by_tensor_cores(dtype: str, architecture: str
         pytest.skip(str(MMA.refuses(workload, device)))
     binary = compile_cuda(MMA, workload, MMA.default(workload, device), device)
     assert binary.resources.spill_bytes == 0
-    opcodes = instructions(binary.payload)
+    counted = opcodes(binary.payload, 12)
     # sm_90 has no instruction of this kind for e4m3.
     on_tensor_cores = IMMA if dtype == "i8" else QMMA if architecture == "sm_89" else HMMA
-    assert opcodes[on_tensor_cores] > 0
-    assert opcodes[LDSM] > 0
+    assert counted[on_tensor_cores] > 0
+    assert counted[LDSM] > 0
 
 
 def test_few_rows_share_out_k() -> None:
@@ -537,11 +539,3 @@ def test_few_rows_share_out_k() -> None:
 
 HMMA, IMMA, QMMA, LDGSTS, LDSM, FFMA = 0x23C, 0x237, 0x27A, 0xFAE, 0x83B, 0x223
 """Lower 12 bits of an instruction of 128, as nvdisasm decodes them for sm_80 and sm_90."""
-
-
-def instructions(payload: bytes) -> collections.Counter[int]:
-    found: collections.Counter[int] = collections.Counter()
-    for section in cubin._sections(payload):
-        if section.name.startswith(".text."):
-            found.update(word & 0xFFF for word, _ in struct.iter_unpack("<QQ", section.data))
-    return found

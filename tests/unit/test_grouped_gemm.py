@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import changed
+from kernel_checks import planted
 
 from tunebench import workloads
 from tunebench.bound import bound
@@ -428,7 +428,7 @@ def test_planted_faults_are_found(fault: str) -> None:
     (variant, text, choices), old, new = FAULTS[fault]
     workload = problem_of(text)
     config, inputs = configured(variant, workload, choices), inputs_of(workload, EDGES["edges"])
-    wrong, found = changed(variant, old, new), 0
+    wrong, found = planted(variant, old, new), 0
     for order in ORDERS:
         try:
             found += share(workload, inputs, emulate(wrong, workload, config, inputs, order=order)["c"]) > 1

@@ -7,7 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tunebench.device import local_cpu, representative
 from tunebench.kernels import _winograd
+from tunebench.kernels.conv2d.cuda_winograd import VARIANT as CUDA
+from tunebench.kernels.conv2d.numba_cpu_winograd import VARIANT as CPU
 from tunebench.workloads import parse
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -78,6 +81,8 @@ def test_outputs_of_few_taps_need_more_channels(changes: str, channels: tuple[in
         ("direction=wgrad", "gradients of filters"),
         ("direction=dgrad,pad=3", "pad up to 2"),
         ("pad=3", "pad up to 2"),
+        ("c=7", "8 channels"),
+        ("r=9,s=9,h=1,w=1,c=4,pad=5", "3 x 3 filters"),
     ],
 )
 def test_what_is_no_such_convolution_is_refused(changes: str, says: str) -> None:
@@ -85,6 +90,8 @@ def test_what_is_no_such_convolution_is_refused(changes: str, says: str) -> None
     workload = Conv2d.from_dimensions(base | Conv2d.split_dimensions(changes))
     assert isinstance(workload, Conv2d)
     assert says in str(_winograd.limits(workload))
+    assert says in str(CPU.limits(workload, local_cpu()))
+    assert says in str(CUDA.limits(workload, representative("sm_80")))
     plain = parse(f"conv2d:{','.join(f'{name}={value}' for name, value in base.items())}")
     assert isinstance(plain, Conv2d)
     assert _winograd.limits(plain) is None

@@ -67,13 +67,16 @@ class GatedGemm(Workload):
         """Count the products and sums of both matrices; the gating is left out, as is the custom."""
         return 4 * self.m * self.n * self.k
 
+    def product(self) -> Gemm:
+        """Return one of the two products, with c as its result."""
+        return Gemm(m=self.m, n=self.n, k=self.k, dtype=self.dtype, trans=self.trans, out=self.out)
+
     def unfused(self) -> tuple[Workload, ...]:
         """Return the two products, each alone, and what gates one by the other as an elementwise chain."""
-        product = Gemm(m=self.m, n=self.n, k=self.k, dtype=self.dtype, trans=self.trans, out=self.out)
         gating = Elementwise(
             rows=self.m, cols=self.n, dtype=self.out, expression=f"{self.activation}(gate)*up"
         )
-        return (product, product, gating)
+        return (self.product(), self.product(), gating)
 
     # -- the right answer ---------------------------------------------------------------------
 
