@@ -1,8 +1,9 @@
 """Rows of layernorm and rmsnorm on the CPU: what their Numba variants share, forward and backward.
 
 Forward, a row is read for its statistics, by chunks that stay in the first cache, and again for its result.
-What is normalised may be a sum, which is made again where a row is not kept in f32: the one that is written
-is rounded. Each innermost loop writes few arrays, so that LLVM's checks of what overlaps stay within limits.
+What is normalised may be a sum, which is written by the way. Later passes read the sum that is written, if it
+is f32; where it is rounded, and the row is not kept in f32, they make it again. Each innermost loop writes
+few arrays, so that LLVM's checks of what overlaps stay within limits.
 """
 
 from __future__ import annotations
@@ -59,19 +60,18 @@ def _forward_row(
     """Return what computes row i of `cols` elements; `kept` has room for as many f32."""
     import numpy as np
 
-    read, write, keep = load(workload.dtype), store(workload.dtype), config["keep"] == 1
-    part, moments = _summed(workload), statistics(workload, config, fastmath)
+    read, write = load(workload.dtype), store(workload.dtype)
+    again, moments = _again(workload, config), statistics(workload, config, fastmath)
     centred, stats = "mean" in workload.statistics, workload.stats
     one, eps = np.float32(1), np.float32(workload.eps)
 
     @jitted(fastmath)
     def normalise(
-        parts: Any, weights: Any, y: Any, begin: int, cols: int, kept: Any, mean: Any, rstd: Any
+        parts: Any, weights: Any, y: Any, z: Any, begin: int, cols: int, kept: Any, mean: Any, rstd: Any
     ) -> None:
-        x, bias, residual = parts
         gamma, beta = weights
         for j in range(cols):
-            value = kept[j] if keep else part(x, bias, residual, begin, j)
+            value = again(parts, z, begin, kept, j)
             if centred:
                 y[begin + j] = write((value - mean) * rstd * read(gamma[j]) + read(beta[j]))
             else:
@@ -87,7 +87,7 @@ def _forward_row(
             mean_of[i] = mean
         if stats:
             rstd_of[i] = rstd
-        normalise(parts, weights, y, begin, cols, kept, mean, rstd)
+        normalise(parts, weights, y, z, begin, cols, kept, mean, rstd)
 
     return row
 
@@ -100,7 +100,8 @@ def _summed(workload: Norm) -> Callable[..., Any]:
     read, has_bias, has_residual = load(workload.dtype), workload.has_bias, workload.has_residual
 
     @inlined
-    def part(x: Any, bias: Any, residual: Any, begin: int, j: int) -> Any:
+    def part(parts: Any, begin: int, j: int) -> Any:
+        x, bias, residual = parts
         value = read(x[begin + j])
         if has_bias:
             value += read(bias[j])
@@ -111,45 +112,56 @@ def _summed(workload: Norm) -> Callable[..., Any]:
     return part
 
 
+def _taken(workload: Norm, config: Config) -> Callable[..., Any]:
+    """Return what makes an element for the first time, and stores what is kept of it."""
+    part, write, keep = _summed(workload), store(workload.dtype), config["keep"] == 1
+    has_residual = workload.has_residual
+
+    @inlined
+    def taken(parts: Any, z: Any, begin: int, kept: Any, j: int) -> Any:
+        value = part(parts, begin, j)
+        if keep:
+            kept[j] = value
+        if has_residual:
+            z[begin + j] = write(value)
+        return value
+
+    return taken
+
+
+def _again(workload: Norm, config: Config) -> Callable[..., Any]:
+    """Return what has an element once more: as it was kept, as it was written, or made again."""
+    part, keep = _summed(workload), config["keep"] == 1
+    written = workload.has_residual and workload.dtype == "f32"
+
+    @inlined
+    def again(parts: Any, z: Any, begin: int, kept: Any, j: int) -> Any:
+        if keep:
+            value = kept[j]
+        elif written:
+            value = z[begin + j]
+        else:
+            value = part(parts, begin, j)
+        return value
+
+    return again
+
+
 def _first(workload: Norm, config: Config, fastmath: Fastmath, square: bool) -> Callable[..., Any]:
     """Return what sums `count` elements, or their squares, and stores what is kept of them."""
     import numpy as np
 
-    part, write, keep, zero = _summed(workload), store(workload.dtype), config["keep"] == 1, np.float32(0)
-    has_residual = workload.has_residual
+    taken, zero = _taken(workload, config), np.float32(0)
 
     @jitted(fastmath)
     def first(parts: Any, z: Any, begin: int, kept: Any, start: int, count: int) -> Any:
-        x, bias, residual = parts
         total = zero
         for j in range(start, start + count):
-            value = part(x, bias, residual, begin, j)
-            if keep:
-                kept[j] = value
-            if has_residual:
-                z[begin + j] = write(value)
+            value = taken(parts, z, begin, kept, j)
             total += value * value if square else value
         return total
 
     return first
-
-
-def _squares_about(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
-    """Return the sum of squared deviations of `count` elements from a mean."""
-    import numpy as np
-
-    part, keep, zero = _summed(workload), config["keep"] == 1, np.float32(0)
-
-    @jitted(fastmath)
-    def squares_about(parts: Any, begin: int, kept: Any, start: int, count: int, mean: Any) -> Any:
-        x, bias, residual = parts
-        total = zero
-        for j in range(start, start + count):
-            deviation = (kept[j] if keep else part(x, bias, residual, begin, j)) - mean
-            total += deviation * deviation
-        return total
-
-    return squares_about
 
 
 def squares(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
@@ -172,11 +184,16 @@ def two_pass(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[...
     """Return what finds the mean of a row, then its sum of squared deviations."""
     import numpy as np
 
-    first, squares_about = (
-        _first(workload, config, fastmath, square=False),
-        _squares_about(workload, config, fastmath),
-    )
+    first, again = _first(workload, config, fastmath, square=False), _again(workload, config)
     chunk, zero = config["chunk"], np.float32(0)
+
+    @jitted(fastmath)
+    def squares_about(parts: Any, z: Any, begin: int, kept: Any, start: int, count: int, mean: Any) -> Any:
+        total = zero
+        for j in range(start, start + count):
+            deviation = again(parts, z, begin, kept, j) - mean
+            total += deviation * deviation
+        return total
 
     @jitted(fastmath)
     def of_row(parts: Any, z: Any, begin: int, cols: int, kept: Any) -> Any:
@@ -185,31 +202,50 @@ def two_pass(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[...
             total += first(parts, z, begin, kept, start, min(cols - start, chunk))
         mean = total / np.float32(cols)
         for start in range(0, cols, chunk):
-            squared += squares_about(parts, begin, kept, start, min(cols - start, chunk), mean)
+            squared += squares_about(parts, z, begin, kept, start, min(cols - start, chunk), mean)
         return mean, squared
 
     return of_row
 
 
+LEADING = 8
+"""The mean of one in so many elements of a chunk serves for the first, where there is no other yet."""
+
+
 def merged(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., Any]:
-    """Return what merges means and sums of squared deviations of a row's chunks."""
+    """Return what merges means and sums of squared deviations of a row's chunks, each read once.
+
+    Both of a chunk are found about the mean of what came before it. Where that is far from the chunk's own,
+    digits of the chunk's squares cancel, but what the distance adds to those of the row is as large. Of the
+    first chunk, the squares about that of its leading part are no more than `LEADING` + 1 times its own.
+    """
     import numpy as np
 
-    first, squares_about = (
-        _first(workload, config, fastmath, square=False),
-        _squares_about(workload, config, fastmath),
-    )
-    chunk, zero = config["chunk"], np.float32(0)
+    taken, first = _taken(workload, config), _first(workload, config, fastmath, square=False)
+    chunk, zero, leading_part = config["chunk"], np.float32(0), max(16, config["chunk"] // LEADING)
+
+    @jitted(fastmath)
+    def moments_about(parts: Any, z: Any, begin: int, kept: Any, start: int, count: int, mean: Any) -> Any:
+        total, squared = zero, zero
+        for j in range(start, start + count):
+            deviation = taken(parts, z, begin, kept, j) - mean
+            total += deviation
+            squared += deviation * deviation
+        return total, squared
 
     @jitted(fastmath)
     def of_row(parts: Any, z: Any, begin: int, cols: int, kept: Any) -> Any:
-        mean, squared, seen = zero, zero, zero
+        leading = min(cols, leading_part)
+        mean = first(parts, z, begin, kept, 0, leading) / np.float32(leading)
+        squared, seen = zero, zero
         for start in range(0, cols, chunk):
             terms = min(cols - start, chunk)
             count = np.float32(terms)
-            own = first(parts, z, begin, kept, start, terms) / count
-            share, shift = count / (seen + count), own - mean
-            squared += squares_about(parts, begin, kept, start, terms, own) + shift * shift * seen * share
+            total, about = moments_about(parts, z, begin, kept, start, terms, mean)
+            share, shift = count / (seen + count), total / count
+            own = about - total * shift
+            # Of elements that are all alike rounding may leave less than nothing.
+            squared += (zero if own < zero else own) + shift * shift * seen * share
             mean, seen = mean + shift * share, seen + count
         return mean, squared
 

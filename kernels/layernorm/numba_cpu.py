@@ -1,9 +1,9 @@
 """layernorm on the CPU: rows in parallel, statistics in passes over chunks that stay in the first cache.
 
 `statistics=two_pass` sums a whole row for its mean, then squares of deviations for its variance.
-`statistics=merged` takes both of a chunk while it is at hand and merges them into those of the row, so that a
-long row comes from memory once for them; each chunk has its own mean, so nothing cancels. Bias and residual
-are added on the way. Rows are as in `tunebench.kernels._numba_norm`, which rmsnorm shares.
+`statistics=merged` takes both of a chunk in one pass, about the mean of what came before it, and merges them
+into those of the row. Bias and residual are added on the way. Rows are as in `tunebench.kernels._numba_norm`,
+which rmsnorm shares.
 
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
 Variances", 1979.
