@@ -1,4 +1,4 @@
-"""The space of kernels for gradients of layernorm and rmsnorm in CUDA C++: see _norm_backward.cuh.
+"""What variants for gradients of layernorm and rmsnorm in CUDA C++ are: see _norm_backward.cuh.
 
 As in forward kernels (`tunebench.kernels._row_block`), threads share a row. Blocks stay: each takes one group
 of rows after the other, and adds up the gradients of the weights on the way. `sums` says where these wait:
@@ -15,13 +15,15 @@ from typing import Any, TypeVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
+from tunebench.kernels._cuda import helpers
 from tunebench.kernels._norm import is_centred, problem, rows_of
+from tunebench.kernels._row_block import widest_vector
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators._norm import Norm
 
-__all__ = ["SPACE", "costs", "default", "launches", "miniature", "scratch", "tiles"]
+__all__ = ["BackwardNorm"]
 
 N = TypeVar("N", bound=Norm)
 
@@ -108,32 +110,6 @@ SPACE = Space(
 )
 
 
-def default(workload: Norm, device: Device) -> Config:
-    """Return sums in registers where they fit, about 16 elements a thread, and some blocks for each SM."""
-    widest = 16 // itemsize(workload.dtype)
-    vector = max(v for v in (1, 2, 4, 8) if v <= widest and workload.cols % v == 0)
-    row_threads = next((t for t in (8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
-    while row_threads > 8 and row_threads * vector >= 2 * workload.cols:
-        row_threads //= 2
-    rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
-    shape = {"row_threads": row_threads, "rows": rows, "vector": vector}
-    # As many as an SM has registers for, but no fewer than some turns each: every block leaves a part.
-    resident = device.sm_count * max(2, 512 // (row_threads * rows))
-    turns = ceil_div(workload.rows, LEAST_TURNS * rows)
-    most = max(BLOCKS[0], min(resident, max(2 * device.sm_count, turns)))
-    usual = [blocks for blocks in reversed(BLOCKS) if blocks <= most]
-    ways = (("registers", 1, 1), ("registers", 2, 1), ("shared", 2, 2), ("shared", 2, 1), ("apart", 2, 1))
-    return SPACE.first_valid(
-        (
-            {"sums": sums, "reads": reads, **shape, "unroll": unroll, "blocks": blocks}
-            for sums, reads, unroll in ways
-            for blocks in usual
-        ),
-        workload=workload,
-        device=device,
-    )
-
-
 # -- launches -----------------------------------------------------------------------------------------------
 
 
@@ -159,18 +135,6 @@ def _parts(workload: Norm, config: Config) -> int:
     if config["sums"] == "apart":
         return _column_grid(workload, config)[1]
     return _grid(workload, config) * int(config["rows"])
-
-
-def scratch(workload: Norm, config: Config) -> tuple[Tensor, ...]:
-    """Return the parts of the gradients of weights."""
-    shape = (_parts(workload, config), _sums(workload), workload.cols)
-    return (Tensor(name="partial", shape=shape, dtype="f32"),)
-
-
-def launches(workload: Norm, config: Config) -> tuple[Launch, ...]:
-    """Launch what goes by rows, perhaps what goes by columns, and what adds the parts up."""
-    by_columns = (_columns(workload, config),) if config["sums"] == "apart" else ()
-    return (_rows(workload, config), *by_columns, _finish(workload, config))
 
 
 def _inputs(workload: Norm) -> tuple[Argument, ...]:
@@ -216,53 +180,104 @@ def _finish(workload: Norm, config: Config) -> Launch:
     )
 
 
-def tiles(workload: Norm, config: Config) -> tuple[Tiling, ...]:
-    """Return how blocks cut the rows, and accesses of all threads of a row its elements."""
-    return (
-        Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
-        Tiling(dimension="cols", extent=workload.cols, tile=config["row_threads"] * config["vector"]),
-    )
+# -- the variant --------------------------------------------------------------------------------------------
 
 
-def miniature(workload: N, config: Config) -> N:
-    """Return rows for a second turn of two blocks, the last one cut; the length of rows decides the rest."""
-    return rows_of(workload, (config["blocks"] + 1) * config["rows"] + 1)
+class BackwardNorm(CudaVariant[N]):
+    """Serves every size and type, backward."""
 
+    name = "cuda_backward"
+    space = SPACE
 
-def costs(workload: Norm, table: Table, device: Device) -> Costs:
-    """Count what goes by rows, in case two operations are done by one instruction.
+    def limits(self, workload: N, device: Device) -> str | None:
+        """Refuse what is no gradient."""
+        return None if workload.is_backward else f"{self.key} computes gradients alone"
 
-    Of each element the normal form, g, its means, dx and, if they are summed here, the gradients of weights.
-    A full block is one that takes as many groups of rows as any.
-    """
-    # A block with room for more rows than there are is as full as any.
-    rows, sums = np.minimum(table["rows"], workload.rows), table["sums"]
-    groups = ceil_div(workload.rows, rows)
-    grid = np.where(sums == "apart", groups, np.minimum(table["blocks"], groups))
-    turns = ceil_div(groups, grid)
-    # The last group is cut if it is not full; it belongs to the last block of those with as many as any.
-    full = groups - grid * (turns - 1) - (workload.rows % rows != 0)
-    elements, own = turns * rows * float(workload.cols), _sums(workload)
-    summed, shared, again = sums != "apart", sums == "shared", table["reads"] == 2
-    each = (2.5 if own == 2 else 2.0) + 0.5 * own * summed + (1.0 if own == 2 else 0.5) * again
-    far = workload.cols * itemsize(workload.dtype) > 64  # else a neighbour's row may have brought it to L1
-    met = turns * (table["row_threads"] > LANES)
-    # A thread adds the products g n of a row one to the other; rows may overlap.
-    adds = ceil_div(workload.cols, table["row_threads"] * table["vector"]) * table["vector"] - 1
-    return Costs(
-        blocks=workload.rows / (rows * turns),
-        full_blocks=full,
-        threads=table["row_threads"] * table["rows"],
-        smem_bytes=np.where(shared, 4.0 * own * workload.cols, 0.0),
-        fma=each * elements,
-        # Each sum is read and written; four bytes a lane, without conflicts.
-        smem_traffic_bytes=np.where(shared, 8.0 * own * elements, 0.0),
-        # A sector at either end of a row may have come with a neighbour's.
-        fill_bytes=2.0 * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0 * turns),
-        accesses=elements * ((2.0 * table["reads"] + 1.0) / table["vector"] + 2.0 * own * shared),
-        # Nobody else reads a row; the means of each are met by way of shared memory.
-        chain_clocks=(device.l2_latency if far else device.l1_latency)
-        + met * device.smem_latency
-        + adds * device.fma_latency,
-        serial_launches=np.where(summed, 2, 3),
-    )
+    def default(self, workload: N, device: Device) -> Config:
+        """Return sums in registers where they fit, about 16 elements a thread, some blocks for each SM."""
+        vector = widest_vector(workload)
+        row_threads = next((t for t in (8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
+        while row_threads > 8 and row_threads * vector >= 2 * workload.cols:
+            row_threads //= 2
+        rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
+        shape = {"row_threads": row_threads, "rows": rows, "vector": vector}
+        # As many as an SM has registers for, but no fewer than some turns each: every block leaves a part.
+        resident = device.sm_count * max(2, 512 // (row_threads * rows))
+        turns = ceil_div(workload.rows, LEAST_TURNS * rows)
+        most = max(BLOCKS[0], min(resident, max(2 * device.sm_count, turns)))
+        usual = [blocks for blocks in reversed(BLOCKS) if blocks <= most]
+        ways = (("registers", 1, 1), ("registers", 2, 1), ("shared", 2, 2), ("shared", 2, 1), ("apart", 2, 1))
+        return SPACE.first_valid(
+            (
+                {"sums": sums, "reads": reads, **shape, "unroll": unroll, "blocks": blocks}
+                for sums, reads, unroll in ways
+                for blocks in usual
+            ),
+            workload=workload,
+            device=device,
+        )
+
+    def tiles(self, workload: N, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut the rows, and accesses of all threads of a row its elements."""
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
+            Tiling(dimension="cols", extent=workload.cols, tile=config["row_threads"] * config["vector"]),
+        )
+
+    def costs(self, workload: N, table: Table, device: Device) -> Costs:
+        """Count what goes by rows, in case two operations are done by one instruction.
+
+        Of each element the normal form, g, its means, dx and, if they are summed here, the gradients of the
+        weights. A full block is one that takes as many groups of rows as any.
+        """
+        # A block with room for more rows than there are is as full as any.
+        rows, sums = np.minimum(table["rows"], workload.rows), table["sums"]
+        groups = ceil_div(workload.rows, rows)
+        grid = np.where(sums == "apart", groups, np.minimum(table["blocks"], groups))
+        turns = ceil_div(groups, grid)
+        # The last group is cut if it is not full; it belongs to the last block of those with as many as any.
+        full = groups - grid * (turns - 1) - (workload.rows % rows != 0)
+        elements, own = turns * rows * float(workload.cols), _sums(workload)
+        summed, shared, again = sums != "apart", sums == "shared", table["reads"] == 2
+        each = (2.5 if own == 2 else 2.0) + 0.5 * own * summed + (1.0 if own == 2 else 0.5) * again
+        far = (
+            workload.cols * itemsize(workload.dtype) > 64
+        )  # else a neighbour's row may have brought it to L1
+        met = turns * (table["row_threads"] > LANES)
+        # A thread adds the products g n of a row one to the other; rows may overlap.
+        adds = ceil_div(workload.cols, table["row_threads"] * table["vector"]) * table["vector"] - 1
+        return Costs(
+            blocks=workload.rows / (rows * turns),
+            full_blocks=full,
+            threads=table["row_threads"] * table["rows"],
+            smem_bytes=np.where(shared, 4.0 * own * workload.cols, 0.0),
+            fma=each * elements,
+            # Each sum is read and written; four bytes a lane, without conflicts.
+            smem_traffic_bytes=np.where(shared, 8.0 * own * elements, 0.0),
+            # A sector at either end of a row may have come with a neighbour's.
+            fill_bytes=2.0 * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0 * turns),
+            accesses=elements * ((2.0 * table["reads"] + 1.0) / table["vector"] + 2.0 * own * shared),
+            # Nobody else reads a row; the means of each are met by way of shared memory.
+            chain_clocks=(device.l2_latency if far else device.l1_latency)
+            + met * device.smem_latency
+            + adds * device.fma_latency,
+            serial_launches=np.where(summed, 2, 3),
+        )
+
+    def scratch(self, workload: N, config: Config) -> tuple[Tensor, ...]:
+        """Return the parts of the gradients of weights."""
+        shape = (_parts(workload, config), _sums(workload), workload.cols)
+        return (Tensor(name="partial", shape=shape, dtype="f32"),)
+
+    def source(self, workload: N, config: Config) -> str:
+        """Return all kernels; the entries say which are instantiated."""
+        return helpers("types", "reduce", "row_block", "norm", "norm_backward")
+
+    def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
+        """Launch what goes by rows, perhaps what goes by columns, and what adds the parts up."""
+        by_columns = (_columns(workload, config),) if config["sums"] == "apart" else ()
+        return (_rows(workload, config), *by_columns, _finish(workload, config))
+
+    def miniature(self, workload: N, config: Config) -> N:
+        """Return rows for a second turn of two blocks, the last one cut; their length decides the rest."""
+        return rows_of(workload, (config["blocks"] + 1) * config["rows"] + 1)

@@ -9,30 +9,92 @@ few arrays, so that LLVM's checks of what overlaps stay within limits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
+from tunebench.device import Device
 from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
-from tunebench.space import Config
-from tunebench.variant import Argument
+from tunebench.space import Config, Constraint, Parameter, Space, Table
+from tunebench.variant import Argument, Costs, NumbaCpuVariant
+from tunebench.workload import Tensor
 from tunebench.workloads.operators._norm import Norm
 
-__all__ = ["backward_kernel", "forward_arguments", "forward_kernel", "merged", "squares", "two_pass"]
+__all__ = [
+    "CONSTRAINTS",
+    "PARAMETERS",
+    "BackwardNorm",
+    "ForwardNorm",
+    "Statistics",
+    "merged",
+    "squares",
+    "two_pass",
+]
 
 Fastmath = frozenset[str]
 Statistics = Callable[[Norm, Config, Fastmath], Callable[..., Any]]
 
 
-def forward_arguments(workload: Norm) -> tuple[Argument, ...]:
-    """Pass x or y in place of a tensor that there is not; it is not touched."""
-    there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
-    inputs = [name if name in there else "x" for name in ("x", "gamma", "beta", "bias", "residual")]
-    return (*inputs, *(name if name in there else "y" for name in ("y", "z", "mean", "rstd")))
+N = TypeVar("N", bound=Norm)
+
+PARAMETERS = (
+    Parameter("keep", (0, 1), "1: a row is converted to f32 once and kept; 0: it is read again"),
+    Parameter("chunk", (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), "elements a loop handles together"),
+    Parameter("row_block", (1, 2, 4, 8, 16, 32, 64), "rows a thread takes at a time"),
+)
+CONSTRAINTS: tuple[Constraint, ...] = (
+    lambda row_block, workload: (row_block == 1) | (row_block * 2 <= workload.rows),
+    lambda chunk, workload: (chunk == 16) | (chunk < 2 * workload.cols),
+)
 
 
-def forward_kernel(
+class ForwardNorm(NumbaCpuVariant[N]):
+    """Serves every size, type and prologue, forward; `statistics` says how those of a row are found.
+
+    Attributes:
+        more: Values of the default for parameters besides `PARAMETERS`.
+    """
+
+    name = "numba_cpu"
+    space = Space(PARAMETERS, CONSTRAINTS)
+    more: ClassVar[dict[str, Any]] = {}
+
+    def statistics(self, config: Config) -> Statistics:
+        """Return one of the functions of this module that find mean and squared deviations of a row."""
+        raise NotImplementedError
+
+    def limits(self, workload: N, device: Device) -> str | None:
+        """Refuse gradients."""
+        return f"{self.key} does not compute gradients" if workload.is_backward else None
+
+    def default(self, workload: N, device: Device) -> Config:
+        """Return chunks of 1 KiB in f32, which are still in the first cache."""
+        chunk = max(c for c in (16, 32, 64, 128, 256) if c == 16 or c < 2 * workload.cols)
+        row_block = max(b for b in (1, 2, 4, 8, 16) if b == 1 or b * 2 <= workload.rows)
+        return Config({**self.more, "keep": 0, "chunk": chunk, "row_block": row_block})
+
+    def costs(self, workload: N, table: Table, device: Device) -> Costs:
+        """Count what is least of each element.
+
+        Of layernorm a sum, a deviation with its square, and a multiply-add for gamma and beta; of rmsnorm a
+        square and two products.
+        """
+        elements = float(workload.rows * workload.cols)
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=3 * elements)
+
+    def arguments(self, workload: N, config: Config) -> tuple[Argument, ...]:
+        """Pass x or y in place of a tensor that there is not; it is not touched."""
+        there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
+        inputs = [name if name in there else "x" for name in ("x", "gamma", "beta", "bias", "residual")]
+        return (*inputs, *(name if name in there else "y" for name in ("y", "z", "mean", "rstd")))
+
+    def kernel(self, workload: N, config: Config) -> Callable[..., None]:
+        """Return the kernel for this type and prologue."""
+        return _forward_kernel(workload, config, self.fastmath, self.statistics(config))
+
+
+def _forward_kernel(
     workload: Norm, config: Config, fastmath: Fastmath, statistics: Statistics
 ) -> Callable[..., None]:
-    """Return the kernel that takes `forward_arguments`; `config` has `keep`, `chunk` and `row_block`."""
+    """Return the kernel that takes the arguments of `ForwardNorm`."""
     import numba
     import numpy as np
 
@@ -255,7 +317,49 @@ def merged(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., 
 # -- backward ------------------------------------------------------------------------------------------------
 
 
-def backward_kernel(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., None]:
+PARTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class BackwardNorm(NumbaCpuVariant[N]):
+    """Serves every size and type, backward."""
+
+    name = "numba_cpu_backward"
+    space = Space(
+        (Parameter("parts", PARTS, "parts of the rows, each a thread's turn"),),
+        (lambda parts, workload: (parts == 1) | (parts <= workload.rows),),
+    )
+
+    def limits(self, workload: N, device: Device) -> str | None:
+        """Refuse what is no gradient."""
+        return None if workload.is_backward else f"{self.key} computes gradients alone"
+
+    def default(self, workload: N, device: Device) -> Config:
+        """Return two parts for each core: more cost more sums, fewer leave cores waiting."""
+        most = min(workload.rows, 2 * device.sm_count)
+        return Config({"parts": max(parts for parts in PARTS if parts <= most)})
+
+    def costs(self, workload: N, table: Table, device: Device) -> Costs:
+        """Count the normal form, g and its means, dx, and the gradients of weights, each element."""
+        elements = float(workload.rows * workload.cols)
+        return Costs(blocks=1, full_blocks=0, threads=1, fma=(3 + 2 * len(workload.weights)) * elements)
+
+    def scratch(self, workload: N, config: Config) -> tuple[Tensor, ...]:
+        """Return a line of sums for each part and gradient of a weight."""
+        shape = (config["parts"], len(workload.weights), workload.cols)
+        return (Tensor(name="partial", shape=shape, dtype="f32"),)
+
+    def arguments(self, workload: N, config: Config) -> tuple[Argument, ...]:
+        """Pass every tensor; rstd stands for a mean that there is not, dgamma for dbeta."""
+        statistics = (workload.statistics[0], "rstd")
+        weights = (f"d{workload.weights[0]}", f"d{workload.weights[-1]}")
+        return ("x", "gamma", *statistics, "dy", "dx", *weights, "partial")
+
+    def kernel(self, workload: N, config: Config) -> Callable[..., None]:
+        """Return the kernel for this type."""
+        return _backward_kernel(workload, config, self.fastmath)
+
+
+def _backward_kernel(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., None]:
     """Return the kernel of gradients; `config` has `parts`, into which rows are cut.
 
     It takes x, gamma, mean (any array for rmsnorm, which has none), rstd, dy, dx, dgamma, dbeta (likewise)
