@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal
 
 from tunebench._lazy import np
+from tunebench.workloads.operators._expression import FUNCTIONS
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
 
-__all__ = ["SLOPES", "STEPS", "Activation", "apply", "gelu", "sigmoid", "silu"]
+__all__ = ["SLOPES", "STEPS", "Activation", "apply"]
 
 Activation = Literal["none", "relu", "gelu", "silu", "sigmoid"]
 
@@ -30,39 +30,8 @@ good to |x| + 2 units, where it counts, and it counts for less than half as much
 
 
 def apply(activation: Activation, x: Array64) -> Array64:
-    """Return the activation of this name of each element."""
+    """Return the activation of this name of each element, in float64."""
     if activation == "none":
         return x
-    if activation == "relu":
-        positive: Array64 = np.maximum(x, 0.0)
-        return positive
-    return {"gelu": gelu, "silu": silu, "sigmoid": sigmoid}[activation](x)
-
-
-def gelu(x: Array64) -> Array64:
-    """Return ``x * (1 + erf(x / sqrt(2))) / 2`` in float64.
-
-    Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
-    """
-    # erfc keeps the relative accuracy that 1 + erf loses where x is negative. NumPy has neither.
-    tail = np.fromiter(map(math.erfc, (x * -math.sqrt(0.5)).flat), np.float64, x.size)
-    result: Array64 = 0.5 * x * tail.reshape(x.shape)
-    return result
-
-
-def sigmoid(x: Array64) -> Array64:
-    """Return the logistic function ``1 / (1 + exp(-x))``."""
-    # Neither power overflows, and neither loses relative accuracy.
-    power = np.exp(-np.abs(x))
-    result: Array64 = np.where(x < 0, power, 1.0) / (1.0 + power)
-    return result
-
-
-def silu(x: Array64) -> Array64:
-    """Return ``x / (1 + exp(-x))``.
-
-    Source: Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units for neural network function approximation
-    in reinforcement learning", 2017.
-    """
-    result: Array64 = x * sigmoid(x)
+    result: Array64 = FUNCTIONS[activation].value(np, x)
     return result

@@ -66,11 +66,24 @@ def _sigmoid(m: Any, x: Any) -> Any:
 
 
 def _gelu(m: Any, x: Any) -> Any:
-    """Return x times the normal distribution function. Source: Hendrycks and Gimpel, 2016."""
+    """Return ``x * (1 + erf(x / sqrt(2))) / 2``.
+
+    Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+    """
+    # erfc keeps the relative accuracy that 1 + erf loses where x is negative. NumPy has neither.
     t = x * -math.sqrt(0.5)
     if m is math:
         return 0.5 * x * math.erfc(t)
     return 0.5 * x * np.fromiter(map(math.erfc, t.flat), np.float64, t.size).reshape(t.shape)
+
+
+def _silu(m: Any, x: Any) -> Any:
+    """Return ``x / (1 + exp(-x))``.
+
+    Source: Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units for neural network function approximation
+    in reinforcement learning", 2017.
+    """
+    return x * _sigmoid(m, x)
 
 
 def _within(x: Any, e: Any, change: Callable[[Any, Any], Any]) -> Any:
@@ -119,7 +132,7 @@ FUNCTIONS: Mapping[str, Function] = {
         4,
     ),
     "silu": Function(
-        lambda m, x: x * _sigmoid(m, x),
+        _silu,
         lambda x, e: 1.1 * e,  # the steepest slope is 1.0998, at 2.3994
         # The logistic function may become 0 before it is multiplied.
         lambda x, v: (12 + 2 * abs(x)) * abs(v) + abs(x) * (FLUSHED / U),
