@@ -16,7 +16,7 @@ from typing import Any
 
 from tunebench.dtype import DType
 
-__all__ = ["address", "exp2", "inlined", "jitted", "load", "rank", "store"]
+__all__ = ["address", "exp2", "exponential", "inlined", "jitted", "load", "rank", "store"]
 
 
 @functools.cache
@@ -131,6 +131,13 @@ def exp2() -> Callable[..., Any]:
         return np.float32(0) if t < lowest else p * scale
 
     return power
+
+
+def exponential(form: str) -> tuple[Callable[..., Any], Any]:
+    """Return an exponential function (`poly` or `libm`), and what its argument is multiplied by."""
+    import numpy as np
+
+    return (exp2(), np.float32(np.log2(np.e))) if form == "poly" else (np.exp, np.float32(1))
 
 
 @functools.cache

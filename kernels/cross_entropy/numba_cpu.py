@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, exp2, jitted, load, rank
+from tunebench.kernels._numba_cpu import address, exponential, jitted, load, rank
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workload import Tensor
@@ -83,18 +83,11 @@ class NumbaCpuCrossEntropy(NumbaCpuVariant[CrossEntropy]):
         return cross_entropy
 
 
-def _exponential(config: Config) -> tuple[Callable[..., Any], Any]:
-    """Return an exponential function, and what its argument is multiplied by."""
-    import numpy as np
-
-    return (exp2(), np.float32(np.log2(np.e))) if config["exp"] == "poly" else (np.exp, np.float32(1))
-
-
 def _part(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
     """Return what finds the maximum of `count` arguments, and the sum of exponentials relative to it."""
     import numpy as np
 
-    read, chunk, (power, unit) = load(workload.dtype), config["chunk"], _exponential(config)
+    read, chunk, (power, unit) = load(workload.dtype), config["chunk"], exponential(config["exp"])
     lowest, least, zero = np.float32(np.finfo(np.float32).min), np.float32(-np.inf), np.float32(0)
     rank_of, value_of = rank()
 
@@ -131,7 +124,7 @@ def _whole(config: Config) -> Callable[..., Any]:
     """Return what puts the parts of a row together: the logarithm of its sum of exponentials."""
     import numpy as np
 
-    (power, unit), parts = _exponential(config), config["parts"]
+    (power, unit), parts = exponential(config["exp"]), config["parts"]
     in_nats, zero = np.float32(1) / unit, np.float32(0)
 
     @jitted()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, exp2, jitted, load, store
+from tunebench.kernels._numba_cpu import address, exponential, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
@@ -82,8 +82,7 @@ def _fill(workload: CrossEntropy, config: Config, fastmath: frozenset[str]) -> t
     import numpy as np
 
     read, write, unit_loss = load(workload.dtype), store(workload.dtype), np.float32(1)
-    poly = config["exp"] == "poly"
-    power, unit = (exp2(), np.float32(np.log2(np.e))) if poly else (np.exp, np.float32(1))
+    power, unit = exponential(config["exp"])
 
     @jitted(fastmath)
     def fill(x: Any, dx: Any, begin: int, count: int, lse: Any, dloss: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, exp2, jitted, load, rank, store
+from tunebench.kernels._numba_cpu import address, exponential, jitted, load, rank, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.softmax import Softmax
@@ -80,7 +80,7 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
     """Return what computes the row of `cols` elements at `begin`; z has room for as many f32."""
     import numpy as np
 
-    power, unit = _exponential(config)
+    power, unit = exponential(config["exp"])
     kept, online, chunk = config["passes"] == 3 and not workload.log, config["passes"] == 2, config["chunk"]
     lowest, zero = np.float32(np.finfo(np.float32).min), np.float32(0)
     arguments = _arguments(workload, unit, fastmath)
@@ -103,13 +103,6 @@ def _row(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callabl
         finish(z, y, begin, cols, top, total)
 
     return row
-
-
-def _exponential(config: Config) -> tuple[Callable[..., Any], Any]:
-    """Return an exponential function, and what its argument is multiplied by."""
-    import numpy as np
-
-    return (exp2(), np.float32(np.log2(np.e))) if config["exp"] == "poly" else (np.exp, np.float32(1))
 
 
 def _powers(power: Callable[..., Any], fastmath: frozenset[str]) -> tuple[Callable[..., Any], ...]:
@@ -141,7 +134,7 @@ def _finish(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Call
     """Return what writes a row: powers, kept or computed again, over their sum; or the logarithm of that."""
     import numpy as np
 
-    write, online, (power, unit) = store(workload.dtype), config["passes"] == 2, _exponential(config)
+    write, online, (power, unit) = store(workload.dtype), config["passes"] == 2, exponential(config["exp"])
     one = np.float32(1)
     in_nats = one / unit
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, exp2, jitted, load, store
+from tunebench.kernels._numba_cpu import address, exponential, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.softmax import Softmax
@@ -119,11 +119,8 @@ def _of_softmax(workload: Softmax, config: Config, fastmath: frozenset[str]) -> 
 
 def _of_logarithm(workload: Softmax, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
     """Return what writes ``scale (dy - exp(y) total)``; z has dy if it is kept."""
-    import numpy as np
-
     read, write, keep = load(workload.dtype), store(workload.dtype), config["keep"] == 1
-    poly = config["exp"] == "poly"
-    power, unit = (exp2(), np.float32(np.log2(np.e))) if poly else (np.exp, np.float32(1))
+    power, unit = exponential(config["exp"])
 
     @jitted(fastmath)
     def write_row(y: Any, dy: Any, dx: Any, begin: int, cols: int, z: Any, scale: Any, total: Any) -> None:
