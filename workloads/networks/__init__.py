@@ -2,6 +2,90 @@
 
 from __future__ import annotations
 
-from tunebench.workloads.networks._network import Exchange, Network, Operation, Run, merged
+import json
+import tomllib
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Exchange", "Network", "Operation", "Run", "merged"]
+from tunebench.errors import InputError, UnknownName
+from tunebench.workloads import suites
+from tunebench.workloads.networks._architecture import Architecture
+from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
+from tunebench.workloads.networks._listed import Listed, from_list
+from tunebench.workloads.networks._network import Exchange, Network, Operation, Run, merged
+from tunebench.workloads.networks._switch import Switch
+
+__all__ = ["Exchange", "Network", "Operation", "Run", "from_config", "merged", "network", "networks"]
+
+_FAMILIES: dict[str, Callable[[str, Architecture], Network]] = {
+    "gpt2": Gpt2,
+    "opt": Opt,
+    "bert": Bert,
+    "llama": Llama,
+    "switch_transformers": Switch,
+}
+
+
+def networks() -> tuple[str, ...]:
+    """Return the names of the networks that are built in: configurations, and suites that are no such."""
+    folder = resources.files(__name__)
+    configured = {f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")}
+    return tuple(sorted({*configured, *suites()}))
+
+
+def network(name: str) -> Network:
+    """Return a network by its name, or from a file.
+
+    Args:
+        name: Of a built-in network; or the path of a configuration (JSON or TOML with `model_type`, such as
+            HuggingFace's `config.json`) or of a list of workloads (TOML or CSV).
+
+    Raises:
+        UnknownName: listing the networks there are.
+        InputError: saying what is wrong in the file.
+    """
+    path = Path(name)
+    if path.suffix.lower() in {".json", ".toml", ".csv"}:
+        return _from_file(path)
+    if name not in networks():
+        raise UnknownName("network", name, networks())
+    file = resources.files(__name__).joinpath(f"{name}.toml")
+    if file.is_file():
+        return from_config(name, tomllib.loads(file.read_text(encoding="utf-8")))
+    return Listed.of_suite(name)
+
+
+def from_config(name: str, config: dict[str, Any]) -> Network:
+    """Return the network that a configuration describes.
+
+    Args:
+        name: What it is called.
+        config: By the keys of HuggingFace's `config.json`; those that change no shape are ignored.
+
+    Raises:
+        InputError: if `model_type` is missing or unknown, or sizes are missing or do not go together.
+    """
+    architecture = Architecture.of(config)
+    return _FAMILIES[architecture.family](name, architecture)
+
+
+def _from_file(path: Path) -> Network:
+    """Read a configuration or a list; a folder's `config.json` is named after the folder."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the network {path}: {error}") from None
+    name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
+    if path.suffix.lower() == ".csv":
+        return from_list(name, text, "csv")
+    try:
+        content = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} must hold one object with the configuration's keys")
+    if "operation" in content:
+        return from_list(name, text, "toml")
+    return from_config(name, content)

@@ -74,6 +74,8 @@ class Run:
         layers: The layers that this device holds, from the first up to the second; None for all. It
             has the embedding if it has the first layer of all, and the head if it has the last.
         optimizer: What updates the parameters at the end of a training step.
+        accumulate: Whether new gradients are added to those of earlier passes, as micro-batches are, and not
+            written anew.
     """
 
     batch: int = 1
@@ -84,6 +86,7 @@ class Run:
     tensor: int = 1
     layers: tuple[int, int] | None = None
     optimizer: Optimizer = "none"
+    accumulate: bool = False
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.seq < 0 or self.tensor < 1:

@@ -1,0 +1,208 @@
+"""The numbers that make one transformer another, read from a configuration as HuggingFace writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tunebench.errors import InputError, UnknownName
+
+__all__ = ["Architecture", "Family"]
+
+Family = Literal["gpt2", "opt", "bert", "llama", "switch_transformers"]
+
+_KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "gpt2": {
+        "layers": ("n_layer", "num_hidden_layers"),
+        "hidden": ("n_embd", "hidden_size"),
+        "heads": ("n_head", "num_attention_heads"),
+        "ffn": ("n_inner",),
+        "positions": ("n_positions", "max_position_embeddings"),
+        "activation": ("activation_function",),
+        "dropout": ("resid_pdrop",),
+        "attention_dropout": ("attn_pdrop",),
+    },
+    "opt": {
+        "ffn": ("ffn_dim",),
+        "activation": ("activation_function",),
+        "dropout": ("dropout",),
+        "attention_dropout": ("attention_dropout",),
+        "embedding": ("word_embed_proj_dim",),
+    },
+    "bert": {
+        "activation": ("hidden_act",),
+        "dropout": ("hidden_dropout_prob",),
+        "attention_dropout": ("attention_probs_dropout_prob",),
+        "token_types": ("type_vocab_size",),
+    },
+    "llama": {
+        "heads_k": ("num_key_value_heads",),
+        "head_dim": ("head_dim",),
+        "activation": ("hidden_act",),
+        "attention_dropout": ("attention_dropout",),
+    },
+    "switch_transformers": {
+        "layers": ("num_layers",),
+        "decoder_layers": ("num_decoder_layers",),
+        "hidden": ("d_model",),
+        "heads": ("num_heads",),
+        "head_dim": ("d_kv",),
+        "ffn": ("d_ff",),
+        "activation": ("dense_act_fn",),
+        "dropout": ("dropout_rate",),
+        "attention_dropout": ("dropout_rate",),
+        "experts": ("num_experts",),
+        "capacity": ("expert_capacity",),
+        "sparse_encoders": ("num_sparse_encoder_layers",),
+        "sparse_decoders": ("num_sparse_decoder_layers",),
+        "buckets": ("relative_attention_num_buckets",),
+        "positions": (),
+    },
+}
+_COMMON: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "heads": ("num_attention_heads",),
+    "ffn": ("intermediate_size",),
+    "vocabulary": ("vocab_size",),
+    "positions": ("max_position_embeddings",),
+    "tied": ("tie_word_embeddings",),
+}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {"activation": "gelu_new", "dropout": 0.1, "attention_dropout": 0.1},
+    "opt": {"activation": "relu", "dropout": 0.1},
+    "bert": {"activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1, "token_types": 2},
+    "llama": {"activation": "silu", "tied": False},
+    "switch_transformers": {
+        "activation": "relu",
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "positions": 0,
+        "capacity": 64,
+        "sparse_encoders": 0,
+        "sparse_decoders": 0,
+        "buckets": 32,
+    },
+}
+"""What HuggingFace's own configuration classes take for a key that is not given."""
+
+_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """Sizes of a transformer.
+
+    Attributes:
+        family: Whose model code it is, HuggingFace's `model_type`.
+        layers: Blocks; of an encoder-decoder, those of the encoder.
+        hidden: Width of what blocks pass on.
+        heads: Of queries.
+        vocabulary: Rows of the embedding.
+        ffn: Inner width of the feed-forward layers.
+        positions: Longest sequence; 0 for any.
+        activation: Of the feed-forward layers: gelu, gelu_new, relu or silu.
+        heads_k: Heads of keys and values.
+        head_dim: Width of a head.
+        dropout: Probability, of hidden states.
+        attention_dropout: Probability, of attention's weights.
+        tied: Whether the output layer's matrix is the embedding's.
+        embedding: Width of the embedding, which must be `hidden`.
+        token_types: Kinds of tokens that have an embedding of their own.
+        decoder_layers: Blocks of the decoder, where there is an encoder.
+        experts: Of a sparse feed-forward layer; 0 if all are dense.
+        capacity: Most tokens of a sequence that one expert takes.
+        sparse_encoders: Encoder's blocks with experts.
+        sparse_decoders: Decoder's blocks with experts.
+        buckets: Of relative positions.
+    """
+
+    family: Family
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    ffn: int
+    positions: int
+    activation: str
+    heads_k: int
+    head_dim: int
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    tied: bool = True
+    embedding: int
+    token_types: int = 0
+    decoder_layers: int = 0
+    experts: int = 0
+    capacity: int = 0
+    sparse_encoders: int = 0
+    sparse_decoders: int = 0
+    buckets: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "vocabulary", "ffn", "heads_k", "head_dim"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise InputError(f"{self.family}: {name} must be 1 or more, got {getattr(self, name)!r}")
+        if self.heads % self.heads_k:
+            raise InputError(
+                f"{self.family}: {self.heads_k} heads of keys must divide {self.heads} of queries"
+            )
+        if self.embedding != self.hidden:
+            raise InputError(
+                f"{self.family}: an embedding of width {self.embedding} beside hidden states of width "
+                f"{self.hidden} is not supported; they must agree"
+            )
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads of queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def inner_k(self) -> int:
+        """Width of all heads of keys."""
+        return self.heads_k * self.head_dim
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Architecture:
+        """Return the architecture that a configuration describes; keys it does not need are ignored.
+
+        Raises:
+            InputError: if the family is unknown, a size is missing, or sizes do not go together.
+        """
+        family = config.get("model_type")
+        if family is None:
+            raise InputError(f"a configuration must have model_type, one of {', '.join(get_args(Family))}")
+        if family not in _KEYS:
+            raise UnknownName("model_type", str(family), get_args(Family))
+        found = dict(_DEFAULTS[family])
+        keys = {**_COMMON, **_KEYS[family]}
+        for name, spellings in keys.items():
+            given = next((config[key] for key in spellings if config.get(key) is not None), None)
+            if given is not None:
+                found[name] = given
+        for name in ("layers", "hidden", "heads", "vocabulary"):
+            if name not in found:
+                raise InputError(f"a configuration of {family} must have {' or '.join(keys[name])}")
+        return cls(family=family, **_completed(family, found))
+
+
+def _completed(family: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Add what follows from other sizes where it is not given."""
+    hidden, heads = found["hidden"], found["heads"]
+    if "head_dim" not in found:
+        if hidden % heads:
+            raise InputError(f"{family}: {heads} heads must divide a hidden width of {hidden}")
+        found["head_dim"] = hidden // heads
+    activation = found["activation"]
+    if activation not in _ACTIVATIONS:
+        raise UnknownName("activation", str(activation), _ACTIVATIONS)
+    found["activation"] = _ACTIVATIONS[activation]
+    found.setdefault("ffn", 4 * hidden)
+    found.setdefault("positions", 0)
+    found.setdefault("heads_k", heads)
+    found.setdefault("embedding", hidden)
+    if family == "switch_transformers":
+        found.setdefault("decoder_layers", found["layers"])
+    return found

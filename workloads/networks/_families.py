@@ -1,0 +1,301 @@
+"""Families of transformers: what is in a layer, before and behind them, as HuggingFace's model code has it.
+
+Source: transformers 4.36, `models/gpt2`, `models/opt`, `models/bert` and `models/llama`, eager attention;
+what autograd launches was counted by a dispatch mode on the same code.
+"""
+
+from __future__ import annotations
+
+from tunebench.workloads.networks._network import Run
+from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer, share
+
+__all__ = ["Bert", "Gpt2", "Llama", "Opt"]
+
+MASKED_MAXIMUM = ("x*0.5", "x*row", "dy*x", "x*row", "x*row")
+"""Gradient of the larger of scores and a constant: halved where both are equal, 0 where it is less."""
+
+
+class _Decoder(Transformer):
+    """A stack of layers with the output's matrix behind it, tied to the embedding or not."""
+
+    def _tokens(self, run: Run) -> int:
+        return run.batch * run.seq
+
+    def _shape(self, run: Run) -> tuple[int, int]:
+        return (self._tokens(run), self.architecture.hidden)
+
+    def _inner(self, run: Run) -> tuple[int, int]:
+        return (self._tokens(run), self.architecture.ffn // run.tensor)
+
+    def _heads(self, run: Run, before: tuple[str, ...], backward: tuple[str, ...]) -> Heads:
+        of = self.architecture
+        return Heads(
+            batch=run.batch,
+            heads=of.heads // run.tensor,
+            heads_k=of.heads_k // run.tensor,
+            seq_q=run.seq,
+            seq_k=run.seq,
+            head_dim=of.head_dim,
+            causal=of.family != "bert",
+            before=before,
+            backward=backward,
+            reordered=of.family == "opt",
+            dropout=of.attention_dropout,
+        )
+
+    def _added(self, tape: Tape) -> None:
+        """Add dropout and the residual sum, which a compiler makes a part of the next normalisation."""
+        shape = self._shape(tape.run)
+        tape.dropout("residual", shape, self.architecture.dropout)
+        if not tape.run.fused:
+            tape.residual("residual", shape)
+
+    def _output_layer(self, tape: Tape) -> None:
+        """Add the product with all the vocabulary, and the loss."""
+        run, of = tape.run, self.architecture
+        vocabulary = share(of.vocabulary, run.tensor)
+        tape.linear("head", self._tokens(run), vocabulary, of.hidden, bias=of.family == "bert")
+        tape.loss("loss", self._tokens(run), vocabulary)
+        if of.tied and run.trains:  # gradients of both uses of the matrix are added
+            tape.elementwise("head", (vocabulary, of.hidden), "x+y", "backward")
+
+
+class Gpt2(_Decoder):
+    """GPT-2, and GPT-3's sizes of it: normalised before each half of a layer, learned positions."""
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of a layer, stored (in, out)."""
+        h, inner, ffn = self.architecture.hidden, self.architecture.inner, self.architecture.ffn
+        return (
+            Matrix(part="attention qkv", k=h, n=3 * inner, divided="n", weight="in,out"),
+            Matrix(part="attention output", k=inner, n=h, divided="k", weight="in,out"),
+            Matrix(part="mlp up", k=h, n=ffn, divided="n", weight="in,out"),
+            Matrix(part="mlp down", k=ffn, n=h, divided="k", weight="in,out"),
+        )
+
+    def vectors(self) -> tuple[int, int]:
+        """Return weights and biases of the two normalisations."""
+        return 4 * self.architecture.hidden, 4
+
+    def before(self) -> int:
+        """Return the embeddings of tokens and positions."""
+        return (self.architecture.vocabulary + self.architecture.positions) * self.architecture.hidden
+
+    def behind(self) -> int:
+        """Return the last normalisation."""
+        return 2 * self.architecture.hidden
+
+    def _embedding(self, tape: Tape) -> None:
+        of, shape = self.architecture, self._shape(tape.run)
+        tape.lookup("embedding", *shape, share(of.vocabulary, tape.run.tensor))
+        tape.pointwise("embedding", shape, "x+row")  # positions are alike for all sequences
+        tape.dropout("embedding", shape, of.dropout)
+
+    def _add_layer(self, tape: Tape, index: int) -> None:
+        run, shape = tape.run, self._shape(tape.run)
+        qkv, output, up, down = self.matrices()
+        tape.layernorm("norm", shape, residual=run.fused)
+        qkv.on(tape, self._tokens(run))
+        self._heads(run, ("x*0.125", "max(x,row)"), ("dy*row", "x*0.125")).on(tape)
+        tape.copy("attention copies", (self._tokens(run), qkv.n // run.tensor), "backward")  # cat
+        output.on(tape, self._tokens(run))
+        self._added(tape)
+        tape.layernorm("norm", shape, residual=run.fused)
+        up.on(tape, self._tokens(run))
+        tape.activation("mlp activation", self._inner(run), self.architecture.activation)
+        down.on(tape, self._tokens(run))
+        self._added(tape)
+
+    def _head(self, tape: Tape) -> None:
+        tape.layernorm("norm", self._shape(tape.run), residual=tape.run.fused)
+        self._output_layer(tape)
+
+
+class Opt(_Decoder):
+    """OPT: as GPT-2, with three products for queries, keys and values, and a mask that is added."""
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of a layer."""
+        h, inner, ffn = self.architecture.hidden, self.architecture.inner, self.architecture.ffn
+        return (
+            *(Matrix(part="attention qkv", k=h, n=inner, divided="n") for _ in range(3)),
+            Matrix(part="attention output", k=inner, n=h, divided="k"),
+            Matrix(part="mlp up", k=h, n=ffn, divided="n"),
+            Matrix(part="mlp down", k=ffn, n=h, divided="k"),
+        )
+
+    def vectors(self) -> tuple[int, int]:
+        """Return weights and biases of the two normalisations."""
+        return 4 * self.architecture.hidden, 4
+
+    def before(self) -> int:
+        """Return the embeddings of tokens and positions, of which two are set apart."""
+        return (self.architecture.vocabulary + self.architecture.positions + 2) * self.architecture.hidden
+
+    def behind(self) -> int:
+        """Return the last normalisation."""
+        return 2 * self.architecture.hidden
+
+    def _embedding(self, tape: Tape) -> None:
+        of, shape = self.architecture, self._shape(tape.run)
+        tape.lookup("embedding", *shape, share(of.vocabulary, tape.run.tensor))
+        tape.lookup("embedding", *shape, of.positions)
+        tape.residual("embedding", shape)
+
+    def _add_layer(self, tape: Tape, index: int) -> None:
+        run, tokens, shape = tape.run, self._tokens(tape.run), self._shape(tape.run)
+        *qkv, output, up, down = self.matrices()
+        tape.layernorm("norm", shape, residual=run.fused)
+        for each in qkv:
+            each.on(tape, tokens)
+        if not run.fused:
+            tape.pointwise("attention qkv", (tokens, qkv[0].n // run.tensor), "x*0.125", ("x*0.125",))
+        self._heads(run, ("x+row", "max(x,row)"), MASKED_MAXIMUM).on(tape)
+        for _ in range(2):  # gradients of what went into three products
+            tape.elementwise("attention qkv", shape, "x+y", "backward")
+        output.on(tape, tokens)
+        self._added(tape)
+        tape.layernorm("norm", shape, residual=run.fused)
+        up.on(tape, tokens)
+        tape.activation("mlp activation", self._inner(run), self.architecture.activation)
+        down.on(tape, tokens)
+        self._added(tape)
+
+    def _head(self, tape: Tape) -> None:
+        tape.layernorm("norm", self._shape(tape.run), residual=tape.run.fused)
+        self._output_layer(tape)
+
+
+class Bert(_Decoder):
+    """BERT: normalised after each half of a layer.
+
+    Inference is of a classifier of sequences (encoder, pooler, classifier), training that of the pretraining
+    heads (masked words, next sentence), as HuggingFace's automatic classes choose them.
+    """
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of a layer."""
+        return Opt.matrices(self)  # type: ignore[arg-type]  # the same six
+
+    def vectors(self) -> tuple[int, int]:
+        """Return weights and biases of the two normalisations."""
+        return 4 * self.architecture.hidden, 4
+
+    def before(self) -> int:
+        """Return the embeddings of words, positions and kinds of tokens, and their normalisation."""
+        of = self.architecture
+        return (of.vocabulary + of.positions + of.token_types + 2) * of.hidden
+
+    def behind(self) -> int:
+        """Return the pooler, and the heads of pretraining."""
+        h = self.architecture.hidden
+        transform = h * h + 3 * h  # with its normalisation
+        return h * h + h + transform + self.architecture.vocabulary + 2 * h + 2
+
+    def _embedding(self, tape: Tape) -> None:
+        of, shape = self.architecture, self._shape(tape.run)
+        tape.lookup("embedding", *shape, share(of.vocabulary, tape.run.tensor))
+        tape.lookup("embedding", *shape, of.token_types)
+        tape.residual("embedding", shape)
+        tape.pointwise("embedding", shape, "x+row")
+        tape.layernorm("norm", shape)
+        tape.dropout("embedding", shape, of.dropout)
+
+    def _add_layer(self, tape: Tape, index: int) -> None:
+        run, tokens, shape = tape.run, self._tokens(tape.run), self._shape(tape.run)
+        *qkv, output, up, down = self.matrices()
+        for each in qkv:
+            each.on(tape, tokens)
+        self._heads(run, ("x*0.125", "x+row"), ("x*0.125",)).on(tape)
+        for _ in range(2):
+            tape.elementwise("attention qkv", shape, "x+y", "backward")
+        output.on(tape, tokens)
+        self._added(tape)
+        tape.layernorm("norm", shape, residual=run.fused)
+        up.on(tape, tokens)
+        tape.activation("mlp activation", self._inner(run), self.architecture.activation)
+        down.on(tape, tokens)
+        self._added(tape)
+        tape.layernorm("norm", shape, residual=run.fused)
+
+    def _head(self, tape: Tape) -> None:
+        run, h = tape.run, self.architecture.hidden
+        tape.linear("head", run.batch, h, h)  # the pooler sees the first token of a sequence
+        tape.pointwise("head", (run.batch, h), "tanh(x)", ("dy*(1-y*y)",))
+        tape.linear("head", run.batch, 2, h)
+        if not run.trains:
+            return
+        tape.linear("head", self._tokens(run), h, h)
+        tape.activation("head", self._shape(run), self.architecture.activation)
+        tape.layernorm("norm", self._shape(run))
+        self._output_layer(tape)
+
+
+class Llama(_Decoder):
+    """Llama: RMS normalisation, rotated queries and keys, a gated feed-forward layer, no biases."""
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of a layer."""
+        of = self.architecture
+        return (
+            Matrix(part="attention qkv", k=of.hidden, n=of.inner, divided="n", bias=False),
+            Matrix(part="attention qkv", k=of.hidden, n=of.inner_k, divided="n", bias=False),
+            Matrix(part="attention qkv", k=of.hidden, n=of.inner_k, divided="n", bias=False),
+            Matrix(part="attention output", k=of.inner, n=of.hidden, divided="k", bias=False),
+            Matrix(part="mlp up", k=of.hidden, n=of.ffn, divided="n", bias=False),
+            Matrix(part="mlp up", k=of.hidden, n=of.ffn, divided="n", bias=False),
+            Matrix(part="mlp down", k=of.ffn, n=of.hidden, divided="k", bias=False),
+        )
+
+    def vectors(self) -> tuple[int, int]:
+        """Return weights of the two normalisations."""
+        return 2 * self.architecture.hidden, 2
+
+    def before(self) -> int:
+        """Return the embedding."""
+        return self.architecture.vocabulary * self.architecture.hidden
+
+    def behind(self) -> int:
+        """Return the last normalisation."""
+        return self.architecture.hidden
+
+    def _embedding(self, tape: Tape) -> None:
+        vocabulary = share(self.architecture.vocabulary, tape.run.tensor)
+        tape.lookup("embedding", *self._shape(tape.run), vocabulary)
+
+    def _rotated(self, tape: Tape, width: int) -> None:
+        """Add the rotation by position: halves swapped and negated, two products, their sum."""
+        shape = (self._tokens(tape.run), width)
+        steps = ("x*row",) if tape.run.fused else ("x*0.5", "x", "x*row", "x*row", "x+y")
+        for step in steps:
+            tape.pointwise("attention rotation", shape, step, (step,))
+
+    def _add_layer(self, tape: Tape, index: int) -> None:
+        run, of, tokens = tape.run, self.architecture, self._tokens(tape.run)
+        *qkv, output, gate, up, down = self.matrices()
+        tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+        for each in qkv:
+            each.on(tape, tokens)
+        self._rotated(tape, of.inner // run.tensor)
+        self._rotated(tape, of.inner_k // run.tensor)
+        self._heads(run, ("x*0.125", "x+row"), ("x*0.125",)).on(tape)
+        for _ in range(2):
+            tape.elementwise("attention qkv", self._shape(run), "x+y", "backward")
+        output.on(tape, tokens)
+        self._added(tape)
+        tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+        gate.on(tape, tokens)
+        up.on(tape, tokens)
+        if run.fused:
+            tape.pointwise("mlp activation", self._inner(run), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
+        else:
+            tape.activation("mlp activation", self._inner(run), of.activation)
+            tape.pointwise("mlp activation", self._inner(run), "x*y", ("dy*x", "dy*y"))
+        tape.elementwise("mlp up", self._shape(run), "x+y", "backward")
+        down.on(tape, tokens)
+        self._added(tape)
+
+    def _head(self, tape: Tape) -> None:
+        tape.rmsnorm("norm", self._shape(tape.run), residual=tape.run.fused)
+        self._output_layer(tape)

@@ -1,0 +1,131 @@
+"""Networks that are lists of workloads: a suite, or a file of counts and workloads."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tunebench.errors import InputError
+from tunebench.workload import Workload
+from tunebench.workloads import Layer, parse, suite
+from tunebench.workloads.networks._network import Network, Operation, Run, merged
+
+__all__ = ["Entry", "Listed", "from_list"]
+
+ENTRY = ("workload", "count", "part", "scales")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A workload of a list.
+
+    Attributes:
+        workload: At a batch of 1.
+        count: How often a pass runs it.
+        part: What it belongs to.
+        scales: The dimension that the batch multiplies; empty if there is none.
+    """
+
+    workload: Workload
+    count: int = 1
+    part: str
+    scales: str = ""
+
+    def at(self, run: Run) -> Operation:
+        """Return it at the batch and type of a run."""
+        changes: dict[str, Any] = {}
+        if run.batch > 1 and not self.scales:
+            raise InputError(
+                f"{self.part}: a batch of {run.batch} needs `scales`, the dimension it multiplies; "
+                f"{self.workload} has {', '.join(self.workload.dimensions())}"
+            )
+        if self.scales:
+            changes[self.scales] = getattr(self.workload, self.scales) * run.batch
+        if self.workload.dtype in ("f32", "f16", "bf16") and self.workload.dtype != run.dtype:
+            changes["dtype"] = run.dtype
+            if "out" in self.workload.dimensions():
+                changes["out"] = None
+        work = self.workload.changed(**changes) if changes else self.workload
+        return Operation(workload=work, count=self.count, part=self.part)
+
+
+class Listed(Network):
+    """A network of which only its workloads are known: inference on one device."""
+
+    def __init__(self, name: str, entries: tuple[Entry, ...]) -> None:
+        self.name = name
+        self.layers = 1
+        self.entries = entries
+
+    @classmethod
+    def of_suite(cls, name: str) -> Listed:
+        """Return a suite as a network.
+
+        Raises:
+            UnknownName: listing the suites there are.
+        """
+        return cls(name, tuple(map(_entry_of_layer, suite(name))))
+
+    def operations(self, run: Run) -> tuple[Operation, ...]:
+        """Return the workloads, at the batch and type of the run (see `Network.operations`)."""
+        if run.trains or run.tensor != 1 or run.layers not in (None, (0, 1)):
+            raise InputError(
+                f"{self.name} is a list of workloads: it can be run with mode=infer on one device, as a whole"
+            )
+        if run.seq:
+            raise InputError(f"{self.name} is a list of workloads of given sizes; leave seq out")
+        return merged(entry.at(run) for entry in self.entries)
+
+    def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
+        """Refuse: a list of workloads does not tell what is learned."""
+        raise InputError(f"{self.name} is a list of workloads, which does not tell its parameters")
+
+    def boundary_elements(self, run: Run) -> int:
+        """Refuse: a list of workloads has no layers to part."""
+        raise InputError(f"{self.name} is a list of workloads, which has no layers to part")
+
+
+def _entry_of_layer(layer: Layer) -> Entry:
+    return Entry(workload=layer.workload, count=layer.count, part=layer.name, scales=layer.scales)
+
+
+def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> Listed:
+    """Return a network from the text of a file that lists workloads.
+
+    Each has `workload`, and may have `count` (1), `part` (its operator) and `scales`: columns of a CSV file,
+    or keys of ``[[operation]]`` tables of a TOML file.
+
+    Raises:
+        InputError: naming the line or entry, and what is wrong with it.
+    """
+    rows: list[dict[str, Any]]
+    if form == "csv":
+        rows = [{k: v for k, v in row.items() if v} for row in csv.DictReader(io.StringIO(text))]
+    else:
+        rows = tomllib.loads(text)["operation"]
+    if not rows:
+        raise InputError(f"{name}: no workload in the list")
+    return Listed(name, tuple(_entry(f"{name}, entry {index}", row) for index, row in enumerate(rows, 1)))
+
+
+def _entry(where: str, row: dict[str, Any]) -> Entry:
+    """Return one entry, checked."""
+    if not isinstance(row, dict) or None in row or set(row) - set(ENTRY) or "workload" not in row:
+        raise InputError(f"{where}: must have workload and may have count, part and scales; got {row}")
+    try:
+        count = int(row.get("count", 1))
+    except (TypeError, ValueError):
+        count = 0
+    if count < 1:
+        raise InputError(f"{where}: count must be a whole number from 1, got {row['count']!r}")
+    try:
+        work = parse(str(row["workload"]))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    scales = str(row.get("scales", ""))
+    if scales and not isinstance(getattr(work, scales, None), int):
+        raise InputError(f"{where}: scales={scales} is no size of {work}")
+    return Entry(workload=work, count=count, part=str(row.get("part", work.operator)), scales=scales)

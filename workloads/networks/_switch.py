@@ -1,0 +1,202 @@
+"""Switch transformers: T5's encoder and decoder with a choice of experts in some feed-forward layers.
+
+Source: Fedus, Zoph and Shazeer, "Switch Transformers", 2021; transformers 4.36, `models/switch_transformers`,
+eager attention.
+"""
+
+from __future__ import annotations
+
+from tunebench.workloads.networks._architecture import Architecture
+from tunebench.workloads.networks._network import Run
+from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer, share
+
+__all__ = ["Switch"]
+
+ROUTING_KERNELS = 12
+"""Small kernels by which a layer chooses experts: largest, one-hot, running count, comparison, product."""
+
+BUCKET_BYTES = 150
+"""Bytes moved for each pair of positions to find its bucket: some fifteen kernels on 64-bit integers."""
+
+
+class Switch(Transformer):
+    """An encoder and a decoder; `layers` counts those of the encoder, then those of the decoder.
+
+    Which expert a token takes is data: here tokens spread evenly, up to the capacity that an expert has for
+    each sequence; the rest passes by. HuggingFace's code runs one expert after the other.
+    """
+
+    def __init__(self, name: str, architecture: Architecture) -> None:
+        super().__init__(name, architecture)
+        self.layers = architecture.layers + architecture.decoder_layers
+
+    def expert_tokens(self, run: Run) -> int:
+        """Return the tokens that each expert takes."""
+        of = self.architecture
+        return run.batch * min(of.capacity, share(run.seq, of.experts))
+
+    # -- parameters -----------------------------------------------------------------------------
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of one attention: queries, keys, values, output."""
+        h, inner = self.architecture.hidden, self.architecture.inner
+        qkv = Matrix(part="attention qkv", k=h, n=inner, divided="n", bias=False)
+        return (qkv, qkv, qkv, Matrix(part="attention output", k=inner, n=h, divided="k", bias=False))
+
+    def _dense(self) -> tuple[Matrix, Matrix]:
+        """Return the linear layers of a feed-forward layer, or of an expert."""
+        h, ffn = self.architecture.hidden, self.architecture.ffn
+        return (
+            Matrix(part="mlp up", k=h, n=ffn, divided="n", bias=False),
+            Matrix(part="mlp down", k=ffn, n=h, divided="k", bias=False),
+        )
+
+    def is_sparse(self, index: int) -> bool:
+        """Return whether a layer, counted from the encoder's first, has experts."""
+        of = self.architecture
+        decodes = index >= of.layers
+        layers = of.decoder_layers if decodes else of.layers
+        sparse = of.sparse_decoders if decodes else of.sparse_encoders
+        if not sparse or not of.experts:
+            return False
+        step = layers // sparse
+        return step <= 1 or (index - of.layers * decodes) % step == 1
+
+    def _layer_parameters(self, index: int, tensor: int = 1) -> int:
+        of = self.architecture
+        attentions = 1 + (index >= of.layers)
+        dense = sum(each.parameters(tensor) for each in self._dense())
+        attention = sum(each.parameters(tensor) for each in self.matrices())
+        routed = of.experts * (dense + of.hidden) if self.is_sparse(index) else dense
+        return attentions * (attention + of.hidden) + of.hidden + routed
+
+    def _layer_tensors(self, index: int) -> int:
+        attentions = 1 + (index >= self.architecture.layers)
+        feed_forward = 2 * self.architecture.experts + 1 if self.is_sparse(index) else 2
+        return attentions * (len(self.matrices()) + 1) + 1 + feed_forward
+
+    def vectors(self) -> tuple[int, int]:
+        """Return the normalisation of one half of a layer."""
+        return self.architecture.hidden, 1
+
+    def before(self) -> int:
+        """Return the embedding."""
+        return self.architecture.vocabulary * self.architecture.hidden
+
+    def behind(self) -> int:
+        """Return the last normalisations and the relative biases of both stacks."""
+        return 2 * (self.architecture.hidden + self.architecture.buckets * self.architecture.heads)
+
+    def kind_of_layer(self, index: int) -> int:
+        """Return the first layer that is like this one."""
+        return next(i for i in range(index + 1) if self._kind(i) == self._kind(index))
+
+    def _kind(self, index: int) -> tuple[bool, bool, bool]:
+        first = self.architecture.layers
+        return (index >= first, index in (0, first), self.is_sparse(index))
+
+    def boundary_elements(self, run: Run) -> int:
+        """Return hidden states of all tokens; within the decoder, those of the encoder's end as well."""
+        _, last = self.stage(run)
+        return run.batch * run.seq * self.architecture.hidden * (1 + (last > self.architecture.layers))
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def _shape(self, run: Run) -> tuple[int, int]:
+        return (run.batch * run.seq, self.architecture.hidden)
+
+    def _embedding(self, tape: Tape) -> None:
+        for _ in range(2):  # what is read, and what is written
+            vocabulary = share(self.architecture.vocabulary, tape.run.tensor)
+            tape.lookup("embedding", *self._shape(tape.run), vocabulary)
+            tape.dropout("embedding", self._shape(tape.run), self.architecture.dropout)
+
+    def _add_layer(self, tape: Tape, index: int) -> None:
+        if index in (0, self.architecture.layers):
+            self._bias(tape)
+        self._attention(tape)
+        if index >= self.architecture.layers:
+            self._attention(tape)
+        self._feed_forward(tape, self.is_sparse(index))
+
+    def _bias(self, tape: Tape) -> None:
+        """Add what gives pairs of positions their bias, and masks them; once for each stack."""
+        run = tape.run
+        heads = self.architecture.heads // run.tensor
+        tape.moved("attention bias", BUCKET_BYTES * run.seq * run.seq)
+        tape.lookup("attention bias", run.seq * run.seq, heads, self.architecture.buckets)
+        tape.elementwise("attention bias", (run.batch * heads * run.seq, run.seq), "x+row")
+
+    def _attention(self, tape: Tape) -> None:
+        """Add attention of a layer to itself, or to the encoder's end: alike where both are as long."""
+        run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
+        *qkv, output = self.matrices()
+        tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+        for each in qkv:
+            each.on(tape, tokens)
+        heads = of.heads // run.tensor
+        Heads(
+            batch=run.batch,
+            heads=heads,
+            heads_k=heads,
+            head_dim=of.head_dim,
+            seq_q=run.seq,
+            seq_k=run.seq,
+            causal=False,
+            biased=True,
+            before=("x+y",),
+            backward=("x+y",),
+            dropout=of.attention_dropout,
+        ).on(tape)
+        for _ in range(2):
+            tape.elementwise("attention qkv", self._shape(run), "x+y", "backward")
+        output.on(tape, tokens)
+        self._added(tape)
+
+    def _feed_forward(self, tape: Tape, sparse: bool) -> None:
+        run, tokens = tape.run, tape.run.batch * tape.run.seq
+        tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+        if sparse:
+            self._experts(tape)
+        else:
+            self._expert(tape, tokens)
+        self._added(tape)
+
+    def _expert(self, tape: Tape, tokens: int) -> None:
+        up, down = self._dense()
+        up.on(tape, tokens)
+        inner = (tokens, self.architecture.ffn // tape.run.tensor)
+        tape.activation("mlp activation", inner, self.architecture.activation)
+        tape.dropout("mlp activation", inner, self.architecture.dropout)
+        down.on(tape, tokens)
+
+    def _experts(self, tape: Tape) -> None:
+        """Add the choice of experts, then each of them: its tokens picked, worked on and put back."""
+        run, of, shape = tape.run, self.architecture, self._shape(tape.run)
+        tape.linear("router", shape[0], of.experts, of.hidden, bias=False)
+        tape.softmax("router", (shape[0], of.experts))
+        for _ in range(ROUTING_KERNELS):
+            tape.elementwise("router", (shape[0], of.experts), "x")
+        tape.copy("router", shape)
+        taken = (self.expert_tokens(run), of.hidden)
+        for _ in range(of.experts):
+            tape.pointwise("router", taken, "x", ("x",))
+            self._expert(tape, taken[0])
+            tape.pointwise("router", taken, "x", ("x",))
+        tape.pointwise("router", shape, "x*row", ("dy*row", "dy*x"))
+
+    def _added(self, tape: Tape) -> None:
+        tape.dropout("residual", self._shape(tape.run), self.architecture.dropout)
+        if not tape.run.fused:
+            tape.residual("residual", self._shape(tape.run))
+
+    def _head(self, tape: Tape) -> None:
+        run, of = tape.run, self.architecture
+        for _ in range(2):  # the encoder's end, and the decoder's
+            tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+        if of.tied:
+            tape.pointwise("head", self._shape(run), "x*0.03", ("x*0.03",))
+        vocabulary = share(of.vocabulary, run.tensor)
+        tape.linear("head", run.batch * run.seq, vocabulary, of.hidden, bias=False)
+        tape.loss("loss", run.batch * run.seq, vocabulary)

@@ -1,0 +1,240 @@
+"""What PyTorch launches for a step of a network: each method adds kernels forward, and those of the gradient.
+
+A tape takes an operation as a model's code calls it, with its shapes, and writes down the kernels of eager
+PyTorch (version 2.1, CUDA), one workload each; if the run trains, also those that autograd launches for it.
+Kernels that no operator describes stand as elementwise copies that move as many bytes (`moved`): look-ups,
+sums over rows, dropout with its mask of a byte an element.
+
+Source: PyTorch 2.1, `aten/src/ATen/native` and `tools/autograd/derivatives.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from tunebench.dtype import itemsize
+from tunebench.workload import Workload
+from tunebench.workloads.networks._network import Operation, Phase, Run
+from tunebench.workloads.operators.attention import Attention
+from tunebench.workloads.operators.cross_entropy import CrossEntropy
+from tunebench.workloads.operators.elementwise import Elementwise
+from tunebench.workloads.operators.gemm import Gemm
+from tunebench.workloads.operators.layernorm import LayerNorm
+from tunebench.workloads.operators.rmsnorm import RmsNorm
+from tunebench.workloads.operators.softmax import Softmax
+
+__all__ = ["Tape", "Weight"]
+
+Weight = Literal["in,out", "out,in"]
+"""How a linear layer stores its matrix: GPT-2's `Conv1D` as (in, out), `torch.nn.Linear` as (out, in)."""
+
+ROW = 1024
+"""Elements of a row of what is a mere amount of bytes."""
+
+
+@dataclass(slots=True)
+class Tape:
+    """Operations of a run, in the order they were added.
+
+    Attributes:
+        run: What they are for.
+        operations: Those so far.
+    """
+
+    run: Run
+    operations: list[Operation] = field(default_factory=list)
+
+    def add(self, part: str, workload: Workload, phase: Phase = "forward", count: int = 1) -> None:
+        """Add a kernel; one of the gradient only if the run trains."""
+        if phase == "forward" or self.run.trains:
+            self.operations.append(Operation(workload=workload, part=part, phase=phase, count=count))
+
+    def extend(self, operations: Iterable[Operation], times: int = 1) -> None:
+        """Add operations that run several times over."""
+        self.operations += [replace(each, count=each.count * times) for each in operations if times]
+
+    # -- elementwise ----------------------------------------------------------------------------
+
+    def pointwise(
+        self, part: str, shape: tuple[int, int], expression: str, backward: tuple[str, ...] = ()
+    ) -> None:
+        """Add one elementwise kernel, and those of its gradient; each name is a tensor of that shape.
+
+        The name `row` alone is a vector: what is the same for all rows, or small enough to stay in a cache.
+        """
+        self.elementwise(part, shape, expression)
+        for each in backward:
+            self.elementwise(part, shape, each, "backward")
+
+    def elementwise(
+        self, part: str, shape: tuple[int, int], expression: str, phase: Phase = "forward"
+    ) -> None:
+        """Add one elementwise kernel."""
+        rows, cols = shape
+        vectors = "row" if "row" in expression else ""
+        work = Elementwise(rows=rows, cols=cols, dtype=self.run.dtype, expression=expression, vectors=vectors)
+        self.add(part, work, phase)
+
+    def copy(self, part: str, shape: tuple[int, int], phase: Phase = "forward") -> None:
+        """Add a copy, of another order of axes for the most part."""
+        self.elementwise(part, shape, "x", phase)
+
+    def moved(self, part: str, nbytes: int, phase: Phase = "forward") -> None:
+        """Add a kernel of which only the bytes it reads and writes are known: a copy of half as many."""
+        rows = max(1, round(nbytes / (2 * ROW * itemsize(self.run.dtype))))
+        self.elementwise(part, (rows, ROW), "x", phase)
+
+    def residual(self, part: str, shape: tuple[int, int]) -> None:
+        """Add a sum of two tensors; backward adds the gradients of the two ways that part there."""
+        self.pointwise(part, shape, "x+y", ("x+y",))
+
+    def dropout(self, part: str, shape: tuple[int, int], probability: float) -> None:
+        """Add dropout: nothing unless the run trains, and nothing of its own where a compiler fuses it."""
+        if not self.run.trains or not probability or self.run.fused:
+            return
+        nbytes = shape[0] * shape[1] * (2 * itemsize(self.run.dtype) + 1)  # the mask is of bytes
+        self.moved(part, nbytes)
+        self.moved(part, nbytes, "backward")
+
+    def activation(self, part: str, shape: tuple[int, int], name: str) -> None:
+        """Add an activation: a kernel of its own, but GPT-2's `gelu_new`, which is written as a formula."""
+        if name == "gelu_new" and not self.run.fused:
+            for step in ("x*0.5", "x*square(x)", "x*0.044715", "x+y", "x*0.797885", "tanh(x)", "x+1", "x*y"):
+                self.elementwise(part, shape, step)
+            # Of the product, the halving, tanh, two factors, the power (three kernels), and sums of what
+            # came by three ways.
+            steps = ("dy*x", "dy*x", "x*0.5", "dy*(1-y*y)", "x*0.797885", "x*0.044715")
+            for step in (*steps, "square(x)", "x*3", "dy*x", "x+y", "x+y"):
+                self.elementwise(part, shape, step, "backward")
+            return
+        expression = {"gelu_new": "gelu(x)"}.get(name, f"{name}(x)")
+        self.pointwise(part, shape, expression, (f"dy*{expression}",))
+
+    # -- reductions -----------------------------------------------------------------------------
+
+    def layernorm(self, part: str, shape: tuple[int, int], residual: bool = False) -> None:
+        """Add a layer normalisation, with a sum before it in the same kernel if `residual`."""
+        rows, cols = shape
+        work = LayerNorm(
+            rows=rows,
+            cols=cols,
+            dtype=self.run.dtype,
+            prologue="residual" if residual else "none",
+            stats=self.run.trains,
+        )
+        self.add(part, work)
+        self.add(part, work.changed(prologue="none", stats=False, direction="backward"), "backward")
+
+    def rmsnorm(self, part: str, shape: tuple[int, int], residual: bool = False) -> None:
+        """Add a normalisation by the root mean square: a kernel if fused, else the chain models write."""
+        rows, cols = shape
+        if self.run.fused:
+            prologue = "residual" if residual else "none"
+            work = RmsNorm(
+                rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue, stats=self.run.trains
+            )
+            self.add(part, work)
+            self.add(part, work.changed(prologue="none", stats=False, direction="backward"), "backward")
+            return
+        self.elementwise(part, shape, "square(x)")
+        self.summed(part, rows * cols)
+        self.elementwise(part, shape, "x*row")
+        self.elementwise(part, shape, "x*row")
+        # Of the weight (a product, and a sum over rows), the factor (likewise), and the square.
+        for step in ("dy*row", "dy*x", "dy*row", "dy*x", "x", "x*2", "dy*x", "x+y"):
+            self.elementwise(part, shape, step, "backward")
+        self.summed(part, rows * cols, "backward")  # the mean's gradient, written out
+        self.summed(part, 2 * rows * cols, "backward")
+
+    def summed(self, part: str, elements: int, phase: Phase = "forward") -> None:
+        """Add a sum over one axis: it reads all and writes little."""
+        self.moved(part, elements * itemsize(self.run.dtype), phase)
+
+    def softmax(self, part: str, shape: tuple[int, int], scaled: bool = False) -> None:
+        """Add a softmax of rows, with a scale in the same kernel if `scaled`."""
+        rows, cols = shape
+        prologue: Literal["scale", "none"] = "scale" if scaled else "none"
+        work = Softmax(rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue)
+        self.add(part, work)
+        self.add(part, work.changed(direction="backward"), "backward")
+
+    def loss(self, part: str, tokens: int, vocabulary: int) -> None:
+        """Add cross entropy: log-softmax and what picks the classes, or one kernel if fused."""
+        if not self.run.trains:
+            return
+        if self.run.fused:
+            work = CrossEntropy(rows=tokens, cols=vocabulary, dtype=self.run.dtype)
+            self.add(part, work)
+            self.add(part, work.changed(direction="backward"), "backward")
+            return
+        log_softmax = Softmax(rows=tokens, cols=vocabulary, dtype=self.run.dtype, log=True)
+        self.add(part, log_softmax)
+        self.moved(part, tokens * vocabulary * itemsize(self.run.dtype), "backward")  # zeros, mostly
+        self.add(part, log_softmax.changed(direction="backward"), "backward")
+
+    # -- products -------------------------------------------------------------------------------
+
+    def linear(
+        self, part: str, m: int, n: int, k: int, *, bias: bool = True, weight: Weight = "out,in"
+    ) -> None:
+        """Add a linear layer of m tokens from k to n, and the gradients of its input, matrix and bias."""
+        by_rows = weight == "in,out"
+        dtype = self.run.dtype
+        epilogue: Literal["bias", "none"] = "bias" if bias else "none"
+        self.add(part, Gemm(m=m, n=n, k=k, dtype=dtype, trans="nn" if by_rows else "nt", epilogue=epilogue))
+        self.add(part, Gemm(m=m, n=k, k=n, dtype=dtype, trans="nt" if by_rows else "nn"), "backward")
+        rows, cols = (k, n) if by_rows else (n, k)
+        self.add(part, Gemm(m=rows, n=cols, k=m, dtype=dtype, trans="tn"), "backward")
+        if bias:
+            self.summed(part, m * n, "backward")
+
+    def product(self, part: str, batch: int, m: int, n: int, k: int, trans: Literal["nn", "nt"]) -> None:
+        """Add a batch of products of two tensors, and the gradients of both."""
+        dtype = self.run.dtype
+        self.add(part, Gemm(batch=batch, m=m, n=n, k=k, dtype=dtype, trans=trans))
+        back: Literal["nn", "nt"] = "nt" if trans == "nn" else "nn"
+        self.add(part, Gemm(batch=batch, m=m, n=k, k=n, dtype=dtype, trans=back), "backward")
+        rows, cols = (k, n) if trans == "nn" else (n, k)
+        self.add(part, Gemm(batch=batch, m=rows, n=cols, k=m, dtype=dtype, trans="tn"), "backward")
+
+    def attention(self, part: str, work: Attention) -> None:
+        """Add attention as one kernel."""
+        self.add(part, work)
+        self.add(part, work.changed(direction="backward"), "backward")
+
+    def lookup(self, part: str, tokens: int, width: int, entries: int) -> None:
+        """Add a look-up of rows in a table; its gradient is as large as the table, mostly zeros."""
+        self.copy(part, (tokens, width))
+        table = entries * width * itemsize(self.run.dtype)
+        self.moved(part, table + 2 * tokens * width * itemsize(self.run.dtype), "backward")
+
+    # -- parameters -----------------------------------------------------------------------------
+
+    def accumulated(self, parameters: int, kernels: int) -> None:
+        """Add new gradients to those of earlier steps, a kernel a tensor."""
+        if not self.run.trains or not self.run.accumulate:
+            return
+        rows = max(1, round(parameters / (kernels * ROW)))
+        work = Elementwise(rows=rows, cols=ROW, dtype=self.run.dtype, expression="x+y")
+        self.add("gradients", work, "backward", kernels)
+
+    def updated(self, parameters: int) -> None:
+        """Add the optimizer's update of all parameters, as kernels over many tensors at once."""
+        rows = max(1, round(parameters / ROW))
+        for expression in _UPDATES[self.run.optimizer][self.run.fused]:
+            self.elementwise("optimizer", (rows, ROW), expression, "optimizer")
+
+
+_UPDATES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "none": ((), ()),
+    "sgd": (("p+0.01*g",), ("p+0.01*g",)),
+    # torch.optim.AdamW: decay, first moment, second moment (two kernels), root, its correction, epsilon, and
+    # the step itself. Fused they read four tensors and write three: as two copies and a sum.
+    "adamw": (
+        ("p*0.99", "m+0.1*g", "v*0.999", "v+0.001*square(g)", "sqrt(abs(v)+0.01)", "x*2", "x+0.01", "p+m*x"),
+        ("x", "x", "p+m"),
+    ),
+}
+"""Elementwise kernels by optimizer, unfused and fused."""
