@@ -70,6 +70,7 @@ class Heads:
         backward: Those of their gradient.
         reordered: Whether the code itself orders heads before it multiplies (OPT); else `torch.matmul` does,
             if the batch has more than one sequence.
+        matched: Whether a compiler recognises the chain as attention, and puts a kernel there for any type.
         biased: Whether scores have a bias for each pair, which no attention kernel here knows.
         dropout: Probability.
     """
@@ -85,11 +86,12 @@ class Heads:
     backward: tuple[str, ...]
     reordered: bool = False
     biased: bool = False
+    matched: bool = False
     dropout: float = 0.0
 
     def on(self, tape: Tape) -> None:
         """Add it to a tape: one kernel where there is one, or the chain of products and kernels between."""
-        if tape.run.fused and tape.run.dtype != "f32" and not self.biased:
+        if tape.run.fused and (self.matched or tape.run.dtype != "f32") and not self.biased:
             work = Attention(
                 batch=self.batch,
                 heads=self.heads,
