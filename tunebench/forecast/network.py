@@ -69,7 +69,7 @@ class OperationTime:
     Attributes:
         operation: What runs, and how often.
         alone: The prediction of its workload, timed alone.
-        each_us: Time of one, in a queue behind others.
+        each_us: Time of one, in a queue behind others, or on an empty one.
     """
 
     operation: Operation
@@ -222,7 +222,11 @@ def predict_operations(operations: Sequence[Operation], device: Device) -> tuple
     each_us = dict(zip(problems, _queued(problems, times, bounds, way), strict=True))
     alone = dict(zip(problems, predictions, strict=False))
     return tuple(
-        OperationTime(operation=each, alone=alone[each.workload], each_us=float(each_us[each.workload]))
+        OperationTime(
+            operation=each,
+            alone=alone[each.workload],
+            each_us=alone[each.workload].time_us if each.alone else float(each_us[each.workload]),
+        )
         for each in operations
     )
 

@@ -152,7 +152,8 @@ class Opt(_Decoder):
             each.on(tape, tokens)
         if not run.fused:
             tape.pointwise("attention qkv", (tokens, qkv[0].n // run.tensor), "x*0.125", ("x*0.125",))
-        self._heads(run, ("x+row", "max(x,row)"), MASKED_MAXIMUM).on(tape)
+        # The mask is of numbers, and each head reads it anew: for long sequences no cache has room for it.
+        self._heads(run, ("x+y", "max(x,row)"), MASKED_MAXIMUM).on(tape)
         for _ in range(2):  # gradients of what went into three products
             tape.elementwise("attention qkv", shape, "x+y", "backward")
         output.on(tape, tokens)

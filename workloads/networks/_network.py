@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tunebench.dtype import itemsize
@@ -29,12 +29,15 @@ class Operation:
         count: How often it runs.
         part: What it belongs to, such as ``"attention scores"``: tables group by it.
         phase: Of the step.
+        alone: Whether it starts on an empty queue, because the host has just waited for the device: for the
+            tokens of an expert, which it must count. Then what a launch costs shows.
     """
 
     workload: Workload
     count: int = 1
     part: str
     phase: Phase = "forward"
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -154,12 +157,9 @@ class Network(ABC):
 
 
 def merged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Return operations of which no two agree in workload, part and phase; counts are added up."""
-    counts: dict[tuple[Workload, str, Phase], int] = {}
+    """Return operations of which no two agree in all but their counts; these are added up."""
+    counts: dict[Operation, int] = {}
     for each in operations:
-        key = (each.workload, each.part, each.phase)
-        counts[key] = counts.get(key, 0) + each.count
-    return tuple(
-        Operation(workload=workload, part=part, phase=phase, count=count)
-        for (workload, part, phase), count in counts.items()
-    )
+        one = replace(each, count=1)
+        counts[one] = counts.get(one, 0) + each.count
+    return tuple(replace(one, count=count) for one, count in counts.items())

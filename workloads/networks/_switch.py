@@ -16,6 +16,10 @@ __all__ = ["Switch"]
 ROUTING_KERNELS = 12
 """Small kernels by which a layer chooses experts: largest, one-hot, running count, comparison, product."""
 
+EXPERT_KERNELS = 8
+"""Small kernels for each expert beside those on its tokens: which it takes, how many and where they are,
+before and after it works. The host waits for the answers, so they find an empty queue."""
+
 BUCKET_BYTES = 150
 """Bytes moved for each pair of positions to find its bucket: some fifteen kernels on 64-bit integers."""
 
@@ -181,9 +185,13 @@ class Switch(Transformer):
         tape.copy("router", shape)
         taken = (self.expert_tokens(run), of.hidden)
         for _ in range(of.experts):
-            tape.pointwise("router", taken, "x", ("x",))
+            for _ in range(EXPERT_KERNELS):
+                tape.elementwise("router", (shape[0], of.experts), "x", alone=True)
+            tape.elementwise("router", taken, "x", alone=True)
+            tape.elementwise("router", taken, "x", "backward")
             self._expert(tape, taken[0])
-            tape.pointwise("router", taken, "x", ("x",))
+            tape.elementwise("router", taken, "x", alone=True)
+            tape.elementwise("router", taken, "x", "backward")
         tape.pointwise("router", shape, "x*row", ("dy*row", "dy*x"))
 
     def _added(self, tape: Tape) -> None:

@@ -46,10 +46,10 @@ class Tape:
     run: Run
     operations: list[Operation] = field(default_factory=list)
 
-    def add(self, part: str, workload: Workload, phase: Phase = "forward", count: int = 1) -> None:
+    def add(self, part: str, work: Workload, phase: Phase = "forward", *, alone: bool = False) -> None:
         """Add a kernel; one of the gradient only if the run trains."""
         if phase == "forward" or self.run.trains:
-            self.operations.append(Operation(workload=workload, part=part, phase=phase, count=count))
+            self.operations.append(Operation(workload=work, part=part, phase=phase, alone=alone))
 
     def extend(self, operations: Iterable[Operation], times: int = 1) -> None:
         """Add operations that run several times over."""
@@ -69,13 +69,19 @@ class Tape:
             self.elementwise(part, shape, each, "backward")
 
     def elementwise(
-        self, part: str, shape: tuple[int, int], expression: str, phase: Phase = "forward"
+        self,
+        part: str,
+        shape: tuple[int, int],
+        expression: str,
+        phase: Phase = "forward",
+        *,
+        alone: bool = False,
     ) -> None:
         """Add one elementwise kernel."""
         rows, cols = shape
         vectors = "row" if "row" in expression else ""
         work = Elementwise(rows=rows, cols=cols, dtype=self.run.dtype, expression=expression, vectors=vectors)
-        self.add(part, work, phase)
+        self.add(part, work, phase, alone=alone)
 
     def copy(self, part: str, shape: tuple[int, int], phase: Phase = "forward") -> None:
         """Add a copy, of another order of axes for the most part."""
@@ -131,10 +137,9 @@ class Tape:
         """Add a normalisation by the root mean square: a kernel if fused, else the chain models write."""
         rows, cols = shape
         if self.run.fused:
-            prologue = "residual" if residual else "none"
-            work = RmsNorm(
-                rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue, stats=self.run.trains
-            )
+            prologue: Literal["residual", "none"] = "residual" if residual else "none"
+            stats = self.run.trains
+            work = RmsNorm(rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue, stats=stats)
             self.add(part, work)
             self.add(part, work.changed(prologue="none", stats=False, direction="backward"), "backward")
             return
@@ -218,7 +223,8 @@ class Tape:
             return
         rows = max(1, round(parameters / (kernels * ROW)))
         work = Elementwise(rows=rows, cols=ROW, dtype=self.run.dtype, expression="x+y")
-        self.add("gradients", work, "backward", kernels)
+        once = Operation(workload=work, part="gradients", phase="backward")
+        self.extend([once], kernels)
 
     def updated(self, parameters: int) -> None:
         """Add the optimizer's update of all parameters, as kernels over many tensors at once."""

@@ -1,0 +1,176 @@
+"""How far predicted times of whole networks are from measured ones, on one device each.
+
+    python benchmarks/predict_models.py [--measured] [--data FOLDER]
+
+FOLDER holds `neusight_models.csv` and the configurations it names; rows of several GPUs are left out. With
+--measured, times are sums of measured times of operators, and not predicted: that tells whether lists of
+operations are right, whatever the prediction of an operation is worth.
+
+What the labels are: f32 without TF32, PyTorch 2.1, eager attention; training is a forward and a backward
+pass, without the loss's own forward pass and without an optimizer, gradients being added to earlier ones.
+Source: `neusight/Tracing/trace.py` of sitar-lab/NeuSight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from measured_operators import Measured
+from rich.console import Console
+from rich.table import Table
+
+from tunebench import device as devices
+from tunebench.forecast.network import HOST_US, predict_operations, spread
+from tunebench.workloads.networks import Operation, Run, network
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "predict"
+
+DEVICES = {
+    "AMD_Instinct_MI100": "mi100",
+    "AMD_Instinct_MI210": "mi210",
+    "AMD_Instinct_MI250": "mi210",  # PyTorch sees each of its two dies as a device, and each is an MI210's
+    "NVIDIA_A100-PCIE-40GB": "a100-40-pcie",
+    "NVIDIA_A100-SXM4-40GB": "a100-40-sxm",
+    "NVIDIA_A100_80GB_PCIe": "a100-80-pcie",
+    "NVIDIA_H100_80GB_HBM3": "h100-sxm",
+    "NVIDIA_L4": "l4",
+    "Tesla_P100-PCIE-16GB": "p100-pcie",
+    "Tesla_P4": "p4",
+    "Tesla_T4": "t4",
+    "Tesla_V100-PCIE-32GB": "v100-pcie",
+}
+"""Devices here by name in the file."""
+
+OPTIONS = {"": False, "fusion": True}
+"""Whether a row's network is compiled, by option; others have several GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A measured network: times in milliseconds; without an interval where operations were measured."""
+
+    device: str
+    model: str
+    mode: str
+    option: str
+    seq: int
+    batch: int
+    label_ms: float
+    time_ms: float
+    low_ms: float
+    high_ms: float
+
+    @property
+    def error(self) -> float:
+        """How far off the prediction is, as a share of what was measured."""
+        return self.time_ms / self.label_ms - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval holds what was measured."""
+        return self.low_ms <= self.label_ms <= self.high_ms
+
+
+def main() -> None:
+    """Print a line for each network, and the errors by device and by mode."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measured", action="store_true", help="sum measured times of operators")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of measured networks")
+    options = parser.parse_args()
+    if not (options.data / "neusight_models.csv").exists():
+        print(f"no measured networks in {options.data}")
+        return
+    rows = list(_rows(options.data, measured=options.measured))
+    console = Console(width=120)
+    console.print(_table(rows, intervals=not options.measured))
+    console.print(_summary(rows, intervals=not options.measured))
+
+
+def operations(folder: Path, given: dict[str, str]) -> tuple[Operation, ...]:
+    """Return what a row of the file has in its time."""
+    trains = given["mode"] == "train"
+    run = Run(
+        batch=int(given["batch"]),
+        seq=int(given["seq"]),
+        mode="train" if trains else "infer",
+        fused=OPTIONS[given["option"]],
+        accumulate=trains,
+    )
+    model = network(str(folder / "neusight_model_configs" / f"{given['model']}.json"))
+    return tuple(each for each in model.operations(run) if (each.part, each.phase) != ("loss", "forward"))
+
+
+def _rows(folder: Path, *, measured: bool) -> Iterator[Row]:
+    known = Measured.read(folder / "neusight_ops.csv.gz") if measured else {}
+    with (folder / "neusight_models.csv").open(newline="", encoding="utf-8") as file:
+        given = [row for row in csv.DictReader(file) if row["option"] in OPTIONS]
+    for row in given:
+        listed = operations(folder, row)
+        if measured:
+            name = row["device"].replace("_MI250", "_MI210").replace("_", " ")
+            if name not in known:
+                continue
+            time = low = high = sum(known[name].of(each) for each in listed)
+        else:
+            time, low, high = (us / 1e3 for us in _predicted_us(listed, DEVICES[row["device"]]))
+        yield Row(
+            **{name: row[name] for name in ("device", "model", "mode", "option")},
+            seq=int(row["seq"]),
+            batch=int(row["batch"]),
+            label_ms=float(row["label_ms"]),
+            time_ms=time,
+            low_ms=low,
+            high_ms=high,
+        )
+
+
+def _predicted_us(listed: tuple[Operation, ...], name: str) -> tuple[float, float, float]:
+    """Return the time of operations, and the ends of its interval."""
+    times = predict_operations(listed, devices.find(name))
+    busy = sum(each.time_us for each in times)
+    time = max(busy, HOST_US * sum(each.operation.count for each in times))
+    less, more = spread(times)
+    return time, max(sum(each.bound_us for each in times), time - less), time + more
+
+
+def _table(rows: list[Row], *, intervals: bool) -> Table:
+    table = Table("device", "network", "mode", "seq", "batch", "measured, ms", "predicted, ms", "error")
+    if intervals:
+        table.add_column("interval, ms")
+    for row in rows:
+        cells = [
+            *(row.device, row.model, f"{row.mode} {row.option}".strip(), str(row.seq), str(row.batch)),
+            *(f"{row.label_ms:.1f}", f"{row.time_ms:.1f}", f"{row.error:+.1%}"),
+        ]
+        if intervals:
+            cells.append(f"{row.low_ms:.0f} to {row.high_ms:.0f}{'' if row.inside else ' (misses)'}")
+        table.add_row(*cells)
+    return table
+
+
+def _summary(rows: list[Row], *, intervals: bool) -> Table:
+    table = Table("device, mode", "networks", "mean error", "mean of magnitudes", "worst")
+    if intervals:
+        table.add_column("inside the interval")
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(f"{row.device} {row.mode}", []).append(row)
+    groups["all"] = rows
+    for name, group in groups.items():
+        errors = np.array([row.error for row in group])
+        worst = errors[np.abs(errors).argmax()]
+        mean, size = f"{errors.mean():+.1%}", f"{np.abs(errors).mean():.1%}"
+        cells = [name, str(len(group)), mean, size, f"{worst:+.1%}"]
+        if intervals:
+            cells.append(f"{sum(row.inside for row in group)} of {len(group)}")
+        table.add_row(*cells)
+    return table
+
+
+if __name__ == "__main__":
+    main()
