@@ -14,10 +14,10 @@ from tunebench.workloads import suites
 from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
 from tunebench.workloads.networks._listed import Listed, from_list
-from tunebench.workloads.networks._network import Exchange, Network, Operation, Run, merged
+from tunebench.workloads.networks._network import Exchange, Network, Operation, Phase, Run, merged
 from tunebench.workloads.networks._switch import Switch
 
-__all__ = ["Exchange", "Network", "Operation", "Run", "from_config", "merged", "network", "networks"]
+__all__ = ["Exchange", "Network", "Operation", "Phase", "Run", "from_config", "merged", "network", "networks"]
 
 _FAMILIES: dict[str, Callable[[str, Architecture], Network]] = {
     "gpt2": Gpt2,

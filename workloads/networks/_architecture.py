@@ -108,7 +108,7 @@ class Architecture:
         dropout: Probability, of hidden states.
         attention_dropout: Probability, of attention's weights.
         tied: Whether the output layer's matrix is the embedding's.
-        embedding: Width of the embedding, which must be `hidden`.
+        embedding: Width of the embedding: `hidden`, or else matrices lead from one to the other and back.
         token_types: Kinds of tokens that have an embedding of their own.
         decoder_layers: Blocks of the decoder, where there is an encoder.
         experts: Of a sparse feed-forward layer; 0 if all are dense.
@@ -147,11 +147,6 @@ class Architecture:
         if self.heads % self.heads_k:
             raise InputError(
                 f"{self.family}: {self.heads_k} heads of keys must divide {self.heads} of queries"
-            )
-        if self.embedding != self.hidden:
-            raise InputError(
-                f"{self.family}: an embedding of width {self.embedding} beside hidden states of width "
-                f"{self.hidden} is not supported; they must agree"
             )
 
     @property

@@ -56,10 +56,10 @@ class _Decoder(Transformer):
         """Add the product with all the vocabulary, and the loss."""
         run, of = tape.run, self.architecture
         vocabulary = share(of.vocabulary, run.tensor)
-        tape.linear("head", self._tokens(run), vocabulary, of.hidden, bias=of.family == "bert")
+        tape.linear("head", self._tokens(run), vocabulary, of.embedding, bias=of.family == "bert")
         tape.loss("loss", self._tokens(run), vocabulary)
         if of.tied and run.trains:  # gradients of both uses of the matrix are added
-            tape.elementwise("head", (vocabulary, of.hidden), "x+y", "backward")
+            tape.elementwise("head", (vocabulary, of.embedding), "x+y", "backward")
 
 
 class Gpt2(_Decoder):
@@ -132,15 +132,23 @@ class Opt(_Decoder):
 
     def before(self) -> int:
         """Return the embeddings of tokens and positions, of which two are set apart."""
-        return (self.architecture.vocabulary + self.architecture.positions + 2) * self.architecture.hidden
+        of = self.architecture
+        return of.vocabulary * of.embedding + (of.positions + 2) * of.hidden + self._projection()
 
     def behind(self) -> int:
         """Return the last normalisation."""
-        return 2 * self.architecture.hidden
+        return 2 * self.architecture.hidden + self._projection()
+
+    def _projection(self) -> int:
+        """Return the size of the matrix between the embedding's width and that of hidden states, if any."""
+        of = self.architecture
+        return 0 if of.embedding == of.hidden else of.embedding * of.hidden
 
     def _embedding(self, tape: Tape) -> None:
         of, shape = self.architecture, self._shape(tape.run)
-        tape.lookup("embedding", *shape, share(of.vocabulary, tape.run.tensor))
+        tape.lookup("embedding", shape[0], of.embedding, share(of.vocabulary, tape.run.tensor))
+        if self._projection():
+            tape.linear("embedding", shape[0], of.hidden, of.embedding, bias=False)
         tape.lookup("embedding", *shape, of.positions)
         tape.residual("embedding", shape)
 
@@ -165,7 +173,10 @@ class Opt(_Decoder):
         self._added(tape)
 
     def _head(self, tape: Tape) -> None:
-        tape.layernorm("norm", self._shape(tape.run), residual=tape.run.fused)
+        of, shape = self.architecture, self._shape(tape.run)
+        tape.layernorm("norm", shape, residual=tape.run.fused)
+        if self._projection():
+            tape.linear("head", shape[0], of.embedding, of.hidden, bias=False)
         self._output_layer(tape)
 
 

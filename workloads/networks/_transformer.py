@@ -268,7 +268,7 @@ class Transformer(Network):
         return tuple(found)
 
     def _output(self) -> int:
-        return self.architecture.vocabulary * self.architecture.hidden
+        return self.architecture.vocabulary * self.architecture.embedding
 
     def _check(self, run: Run) -> None:
         """Refuse what the network cannot do."""
