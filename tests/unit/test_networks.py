@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from _data import found
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads import suite
 from tunebench.workloads.networks import Network, Operation, Run, from_config, network, networks
+from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.attention import Attention
+from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gemm import Gemm
 
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 100}
@@ -133,38 +136,24 @@ def test_a_compiler_knows_attention_as_bert_writes_it() -> None:
 # -- what runs, against PyTorch -------------------------------------------------------------------
 
 
-def _torch_kernels(batch: int) -> tuple[Counter[str], Counter[str]]:
-    """Return the full-size kernels of attention in GPT-2's code, forward and backward, by kind."""
+def _launched(code: Callable[[Any], Any], given: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """Return what PyTorch dispatches for some code, forward and backward: names, and shapes of results."""
     torch = pytest.importorskip("torch")
     from torch.utils._python_dispatch import TorchDispatchMode
-
-    kinds = {"bmm": "product", "clone": "copy", "_softmax": "softmax", "_softmax_backward_data": "softmax"}
-    kinds |= {"div": "pointwise", "where": "pointwise", "cat": "copy"}
 
     class Log(TorchDispatchMode):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.seen: Counter[str] = Counter()
+            self.seen: list[tuple[str, Any]] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func.overloadpacket.__name__
-            if name in kinds:
-                self.seen[kinds[name]] += 1
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            self.seen.append((func.overloadpacket.__name__, getattr(result, "shape", None)))
+            return result
 
-    seq, heads, width = 6, 3, 4
-    qkv = torch.randn(batch, seq, 3 * heads * width, requires_grad=True, device="meta")
-    mask = torch.ones(seq, seq, dtype=torch.bool, device="meta")
     forward, backward = Log(), Log()
     with forward:
-        q, k, v = (
-            part.view(batch, seq, heads, width).permute(0, 2, 1, 3)
-            for part in qkv.split(heads * width, dim=2)
-        )
-        scores = torch.matmul(q, k.transpose(-1, -2)) / torch.full([], 2.0, device="meta")
-        scores = torch.where(mask, scores, torch.full([], -1e9, device="meta"))
-        out = torch.matmul(torch.softmax(scores, dim=-1), v)
-        out = out.permute(0, 2, 1, 3).contiguous().view(batch, seq, heads * width)
+        out = code(given)
     gradient = torch.randn_like(out)
     with backward:
         out.backward(gradient)
@@ -173,16 +162,61 @@ def _torch_kernels(batch: int) -> tuple[Counter[str], Counter[str]]:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_attention_launches_what_pytorch_launches(batch: int) -> None:
-    expected = dict(zip(("forward", "backward"), _torch_kernels(batch), strict=True))
-    model = small(n_layer=1, attn_pdrop=0.0)
+    torch = pytest.importorskip("torch")
+    seq, heads, width = 6, 3, 4
+    mask = torch.ones(seq, seq, dtype=torch.bool, device="meta")
+
+    def attention(qkv: Any) -> Any:  # as GPT-2's code has it
+        parts = (part.view(batch, seq, heads, width) for part in qkv.split(heads * width, dim=2))
+        q, k, v = (part.permute(0, 2, 1, 3) for part in parts)
+        scores = torch.matmul(q, k.transpose(-1, -2)) / torch.full([], 2.0, device="meta")
+        scores = torch.where(mask, scores, torch.full([], -1e9, device="meta"))
+        out = torch.matmul(torch.softmax(scores, dim=-1), v)
+        return out.permute(0, 2, 1, 3).contiguous().view(batch, seq, heads * width)
+
+    qkv = torch.randn(batch, seq, 3 * heads * width, requires_grad=True, device="meta")
+    kinds = {"bmm": "product", "clone": "copy", "cat": "copy", "div": "pointwise", "where": "pointwise"}
+    kinds |= {"_softmax": "softmax", "_softmax_backward_data": "softmax"}
+    expected = [
+        Counter(kinds[name] for name, _ in seen if name in kinds) for seen in _launched(attention, qkv)
+    ]
+
     names = {"Gemm": "product", "Softmax": "softmax"}
-    found: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
-    for each in model.operations(Run(batch=batch, seq=32, mode="train")):
+    counted = {"forward": Counter[str](), "backward": Counter[str]()}
+    for each in small(n_layer=1, attn_pdrop=0.0).operations(Run(batch=batch, seq=32, mode="train")):
         if each.part in ("attention scores", "attention softmax", "attention values", "attention copies"):
-            copies = each.part == "attention copies"
-            kind = names.get(type(each.workload).__name__, "copy" if copies else "pointwise")
-            found[each.phase][kind] += each.count
-    assert found == expected
+            other = "copy" if each.part == "attention copies" else "pointwise"
+            counted[each.phase][names.get(type(each.workload).__name__, other)] += each.count
+    assert [counted["forward"], counted["backward"]] == expected
+
+
+def test_formulas_launch_what_pytorch_launches() -> None:
+    """GPT-2's activation and RMS normalisation, whose code is a formula."""
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(64, device="meta", requires_grad=True)
+
+    def gelu_new(x: Any) -> Any:
+        return 0.5 * x * (1.0 + torch.tanh(0.797885 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+    def rmsnorm(x: Any) -> Any:
+        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+    run = Run(batch=2, seq=8, mode="train")
+    for code, add in ((gelu_new, lambda t: t.activation("p", (16, 64), "gelu_new")), (rmsnorm, _norm)):
+        tape = Tape(run)
+        add(tape)
+        x = torch.randn(16, 64, device="meta", requires_grad=True)
+        for seen, phase in zip(_launched(code, x), ("forward", "backward"), strict=True):
+            views = ("expand", "detach", "alias")
+            full = sum(shape == (16, 64) for name, shape in seen if name not in views)
+            rows = [(each.workload, each.count) for each in tape.operations if each.phase == phase]
+            counted = sum(n for work, n in rows if isinstance(work, Elementwise) and work.rows == 16)
+            # The gradient of the mean is written out by a kernel that reads next to nothing.
+            assert counted + (code is rmsnorm and phase == "backward") == full
+
+
+def _norm(tape: Tape) -> None:
+    tape.rmsnorm("p", (16, 64))
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -272,6 +306,8 @@ def test_experts_take_what_they_have_room_for() -> None:
     operations = from_config("small", SWITCH).operations(Run(batch=3, seq=64))
     up = {each.workload.m: each.count for each in operations if each.part == "mlp up"}  # type: ignore[attr-defined]
     assert up == {3 * 64: 4, 3 * 5: 4 * 4}  # four dense layers, and four with four experts of 5 a sequence
+    model: Any = from_config("small", SWITCH)
+    assert [index for index in range(8) if model.is_sparse(index)] == [1, 3, 5, 7]
     short = from_config("small", SWITCH).operations(Run(batch=3, seq=8))
     assert any(each.workload.m == 3 * 2 for each in short if each.part == "mlp up")  # type: ignore[attr-defined]
     assert any(each.alone for each in operations if each.part == "router")
