@@ -35,11 +35,16 @@ def test_parts_and_phases_add_up_to_the_whole(dtype: str) -> None:
     found = predict_network(network("gpt2-large"), H100, run)
     assert 0 < found.bound_us <= found.low_us <= found.time_us <= found.high_us
     assert not found.waits_for_host
+    assert (found.items, found.items_per_s) == (2048, pytest.approx(2048e6 / found.time_us))
     for lines in (found.parts(), found.phases()):
         assert sum(line.time_us for line in lines) == pytest.approx(found.time_us)
         assert sum(line.share for line in lines) == pytest.approx(1.0)
         assert sum(line.launches for line in lines) == found.launches
     assert {line.part for line in found.phases()} == {"forward", "backward", "optimizer"}
+
+
+def test_images_are_counted_one_by_one() -> None:
+    assert predict_network(network("resnet50"), H100, Run(batch=8, dtype="f16")).items == 8
 
 
 def test_alike_workloads_are_predicted_once(monkeypatch: pytest.MonkeyPatch) -> None:
