@@ -16,6 +16,7 @@ from tunebench.workloads import suite
 from tunebench.workloads.networks import Network, Operation, Run, from_config, network, networks
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.attention import Attention
+from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -67,6 +68,8 @@ def launches(operations: tuple[Operation, ...]) -> int:
         ("llama-2-7b", 6738.42),
         ("llama-3-8b", 8030.26),
         ("switch-base-8", 619.34),
+        ("resnet50", 25.56),
+        ("resnet101", 44.55),
     ],
 )
 def test_parameters_are_those_published(name: str, millions: float) -> None:
@@ -75,9 +78,9 @@ def test_parameters_are_those_published(name: str, millions: float) -> None:
 
 @pytest.mark.parametrize("name", networks())
 def test_every_built_in_network_can_be_run(name: str) -> None:
-    listed = not hasattr(network(name), "architecture")
+    listed = not hasattr(network(name), "architecture")  # or of images
     operations = network(name).operations(Run(batch=2, seq=0 if listed else 128, dtype="f16"))
-    assert {each.workload.dtype for each in operations} == {"f16"}
+    assert {each.workload.dtype for each in operations if isinstance(each.workload, Gemm)} <= {"f16"}
     assert len({(each.workload, each.part, each.alone) for each in operations}) == len(operations)
 
 
@@ -131,6 +134,27 @@ def test_fusing_leaves_the_products_of_single_precision_and_moves_less() -> None
 def test_a_compiler_knows_attention_as_bert_writes_it() -> None:
     operations = network("bert-base").operations(Run(batch=8, seq=128, fused=True))
     assert [each.count for each in operations if isinstance(each.workload, Attention)] == [12]
+
+
+def test_a_residual_network_has_the_convolutions_of_its_suite() -> None:
+    expected: Counter[Any] = Counter()
+    for layer in suite("resnet50", 8):
+        if isinstance(layer.workload, Conv2d):
+            expected[layer.workload.changed(epilogue="none")] += layer.count
+    counted: dict[str, Counter[Any]] = {"fprop": Counter(), "dgrad": Counter(), "wgrad": Counter()}
+    for each in network("resnet50").operations(Run(batch=8, dtype="f16", mode="train")):
+        if isinstance(each.workload, Conv2d):
+            counted[each.workload.direction][each.workload.changed(direction="fprop")] += each.count
+    assert counted["fprop"] == counted["wgrad"] == expected
+    (first,) = expected - counted["dgrad"]
+    assert first.c == 3, "images need no gradient"
+
+
+def test_a_compiler_normalises_and_activates_images_in_one_kernel() -> None:
+    plain, fused = (
+        launches(network("resnet50").operations(Run(batch=8, fused=fused))) for fused in (False, True)
+    )
+    assert plain - fused == 33 + 16  # activations behind normalisations, and behind the sum of each block
 
 
 # -- what runs, against PyTorch -------------------------------------------------------------------
@@ -219,6 +243,19 @@ def _norm(tape: Tape) -> None:
     tape.rmsnorm("p", (16, 64))
 
 
+def test_models_that_normalise_in_single_precision_change_types_on_the_way() -> None:
+    for name, changes in (("llama-3-8b", 65 * 2 + 32), ("opt-125m", 12), ("gpt2", 0)):
+        run = Run(batch=2, seq=64)
+        single = network(name).operations(run)
+        half = network(name).operations(dataclasses.replace(run, dtype="f16"))
+        cast = [
+            each
+            for each in half
+            if isinstance(each.workload, Elementwise) and each.workload.out != each.workload.dtype
+        ]
+        assert sum(each.count for each in cast) == launches(half) - launches(single) == changes
+
+
 # -- training -------------------------------------------------------------------------------------
 
 
@@ -261,21 +298,22 @@ def test_inference_has_neither_gradients_nor_a_loss() -> None:
 # -- parts of a network ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [GPT2, SWITCH])
+@pytest.mark.parametrize("config", [GPT2, SWITCH, {"model_type": "resnet"}])
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_stages_together_do_what_the_whole_does(config: dict[str, Any], mode: Any) -> None:
     model = from_config("small", config)
+    seq = 0 if config["model_type"] == "resnet" else 32
 
     def counted(*stages: tuple[int, int]) -> Counter[tuple[Any, ...]]:
         total: Counter[tuple[Any, ...]] = Counter()
         for stage in stages:
-            for each in model.operations(Run(batch=2, seq=32, mode=mode, layers=stage)):
+            for each in model.operations(Run(batch=2, seq=seq, mode=mode, layers=stage)):
                 total[each.workload, each.part, each.phase, each.alone] += each.count
         return total
 
     assert counted((0, 1), (1, model.layers)) == counted((0, model.layers))
     parts = model.parameters(layers=(0, 1)) + model.parameters(layers=(1, model.layers))
-    assert parts == model.parameters() + 100 * 64  # the tied matrix is on both
+    assert parts == model.parameters() + 100 * 64 * bool(seq)  # a tied matrix is on both
 
 
 def test_devices_that_share_layers_have_a_part_of_each_product() -> None:
@@ -326,6 +364,8 @@ def test_experts_take_what_they_have_room_for() -> None:
         ({"n_layer": 0}, "layers must be 1 or more"),
         ({"n_layer": "12"}, "layers must be 1 or more, got '12'"),
         ({"activation_function": "mish"}, "unknown activation 'mish'"),
+        ({"model_type": "resnet", "layer_type": "basic"}, "layer_type must be bottleneck"),
+        ({"model_type": "resnet", "depths": [3, 4]}, "depths and hidden_sizes must be as many"),
     ],
 )
 def test_what_is_wrong_in_a_configuration_is_told(changed: dict[str, Any], message: str) -> None:
@@ -391,9 +431,9 @@ def test_public_configurations_are_read_as_they_are() -> None:
 
 
 def test_a_suite_is_a_network() -> None:
-    operations = network("resnet50").operations(Run(batch=8, dtype="f16"))
-    assert launches(operations) == sum(layer.count for layer in suite("resnet50"))
-    assert {each.workload for each in operations} == {layer.workload for layer in suite("resnet50", 8)}
+    operations = network("mixtral-8x7b").operations(Run(batch=8, dtype="bf16"))
+    assert launches(operations) == sum(layer.count for layer in suite("mixtral-8x7b"))
+    assert {each.workload for each in operations} == {layer.workload for layer in suite("mixtral-8x7b", 8)}
 
 
 def test_lists_are_read_from_csv_and_toml(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
 from tunebench.workloads.networks._listed import Listed, from_list
 from tunebench.workloads.networks._network import Exchange, Network, Operation, Phase, Run, merged
+from tunebench.workloads.networks._resnet import ResNet
 from tunebench.workloads.networks._switch import Switch
 
 __all__ = ["Exchange", "Network", "Operation", "Phase", "Run", "from_config", "merged", "network", "networks"]
@@ -67,6 +68,8 @@ def from_config(name: str, config: dict[str, Any]) -> Network:
     Raises:
         InputError: if `model_type` is missing or unknown, or sizes are missing or do not go together.
     """
+    if config.get("model_type") == "resnet":
+        return ResNet(name, config)
     architecture = Architecture.of(config)
     return _FAMILIES[architecture.family](name, architecture)
 

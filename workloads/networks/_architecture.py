@@ -12,6 +12,9 @@ __all__ = ["Architecture", "Family"]
 
 Family = Literal["gpt2", "opt", "bert", "llama", "switch_transformers"]
 
+KNOWN = (*get_args(Family), "resnet")
+"""What a configuration's `model_type` may be; residual networks are none of these architectures."""
+
 _KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gpt2": {
         "layers": ("n_layer", "num_hidden_layers"),
@@ -168,9 +171,9 @@ class Architecture:
         """
         family = config.get("model_type")
         if family is None:
-            raise InputError(f"a configuration must have model_type, one of {', '.join(get_args(Family))}")
+            raise InputError(f"a configuration must have model_type, one of {', '.join(KNOWN)}")
         if family not in _KEYS:
-            raise UnknownName("model_type", str(family), get_args(Family))
+            raise UnknownName("model_type", str(family), KNOWN)
         found = dict(_DEFAULTS[family])
         keys = {**_COMMON, **_KEYS[family]}
         for name, spellings in keys.items():

@@ -41,6 +41,7 @@ class _Decoder(Transformer):
             before=before,
             backward=backward,
             reordered=of.family == "opt",
+            wide=of.family in ("opt", "llama"),
             matched=of.family == "bert",  # torch.compile's patterns know its division, sum and softmax
             dropout=of.attention_dropout,
         )

@@ -149,6 +149,7 @@ class Switch(Transformer):
             seq_k=run.seq,
             causal=False,
             biased=True,
+            wide=True,
             before=("x+y",),
             backward=("x+y",),
             dropout=of.attention_dropout,

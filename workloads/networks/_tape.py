@@ -87,6 +87,21 @@ class Tape:
         """Add a copy, of another order of axes for the most part."""
         self.elementwise(part, shape, "x", phase)
 
+    def cast(self, part: str, shape: tuple[int, int], *, up: bool, phase: Phase = "forward") -> None:
+        """Add a change of type between half precision and f32; nothing if the run is in f32."""
+        dtype = self.run.dtype
+        if dtype == "f32":
+            return
+        rows, cols = shape
+        work = Elementwise(
+            rows=rows,
+            cols=cols,
+            dtype=dtype if up else "f32",
+            expression="x",
+            out="f32" if up else dtype,
+        )
+        self.add(part, work, phase)
+
     def moved(self, part: str, nbytes: int, phase: Phase = "forward") -> None:
         """Add a kernel of which only the bytes it reads and writes are known: a copy of half as many."""
         rows = max(1, round(nbytes / (2 * ROW * itemsize(self.run.dtype))))
@@ -143,15 +158,23 @@ class Tape:
             self.add(part, work)
             self.add(part, work.changed(prologue="none", stats=False, direction="backward"), "backward")
             return
-        self.elementwise(part, shape, "square(x)")
-        self.summed(part, rows * cols)
+        wide = Tape(replace(self.run, dtype="f32"))  # what models write computes in f32
+        wide.elementwise(part, shape, "square(x)")
+        wide.summed(part, rows * cols)
+        wide.elementwise(part, shape, "x*row")
+        # Backward: of the factor (a product, and a sum over the row), and of the square.
+        for step in ("dy*row", "dy*x", "x", "x*2", "dy*x", "x+y"):
+            wide.elementwise(part, shape, step, "backward")
+        wide.summed(part, 2 * rows * cols, "backward")  # one is the mean's gradient, written out
+        self.cast(part, shape, up=True)
+        self.extend(wide.operations)
+        self.cast(part, shape, up=False)
         self.elementwise(part, shape, "x*row")
-        self.elementwise(part, shape, "x*row")
-        # Of the weight (a product, and a sum over rows), the factor (likewise), and the square.
-        for step in ("dy*row", "dy*x", "dy*row", "dy*x", "x", "x*2", "dy*x", "x+y"):
+        for step in ("dy*row", "dy*x"):  # of the weight
             self.elementwise(part, shape, step, "backward")
-        self.summed(part, rows * cols, "backward")  # the mean's gradient, written out
-        self.summed(part, 2 * rows * cols, "backward")
+        self.summed(part, rows * cols, "backward")
+        for up in (True, False):
+            self.cast(part, shape, up=up, phase="backward")
 
     def summed(self, part: str, elements: int, phase: Phase = "forward") -> None:
         """Add a sum over one axis: it reads all and writes little."""

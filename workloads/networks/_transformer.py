@@ -71,6 +71,7 @@ class Heads:
         reordered: Whether the code itself orders heads before it multiplies (OPT); else `torch.matmul` does,
             if the batch has more than one sequence.
         matched: Whether a compiler recognises the chain as attention, and puts a kernel there for any type.
+        wide: Whether the softmax of half precision is written in f32, and rounded by a kernel of its own.
         biased: Whether scores have a bias for each pair, which no attention kernel here knows.
         dropout: Probability.
     """
@@ -86,6 +87,7 @@ class Heads:
     backward: tuple[str, ...]
     reordered: bool = False
     biased: bool = False
+    wide: bool = False
     matched: bool = False
     dropout: float = 0.0
 
@@ -149,6 +151,9 @@ class Heads:
             for expression in self.backward:
                 tape.elementwise("attention scores", self._pairs, expression, "backward")
         tape.softmax("attention softmax", self._pairs, scaled=tape.run.fused)
+        if self.wide and not tape.run.fused:
+            tape.cast("attention softmax", self._pairs, up=False)
+            tape.cast("attention softmax", self._pairs, up=True, phase="backward")
         tape.dropout("attention softmax", self._pairs, self.dropout)
 
     def _values(self, tape: Tape) -> None:

@@ -1,0 +1,204 @@
+"""Residual networks for images, as torchvision and HuggingFace run them: convolutions, each normalised.
+
+Source: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", 2015, table 1; version 1.5 as
+in torchvision.models.resnet50 (the 3x3 convolution of a block has the stride).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tunebench.errors import InputError
+from tunebench.workloads.networks._network import Network, Operation, Run, merged
+from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.operators.conv2d import Conv2d
+
+__all__ = ["ResNet"]
+
+REDUCTION = 4
+"""How much narrower the 3x3 convolution of a block is than what the block passes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A convolution of square images, and what follows it.
+
+    Attributes:
+        c: Channels of its input.
+        k: Channels of its output.
+        size: Height and width of its input.
+        taps: Height and width of the filter.
+        stride: Likewise of a step.
+        relu: Whether negative results become 0 after the normalisation.
+    """
+
+    c: int
+    k: int
+    size: int
+    taps: int
+    stride: int = 1
+    relu: bool = True
+
+    @property
+    def out(self) -> int:
+        """Height and width of its output."""
+        return -(-self.size // self.stride)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of the filters, and of the normalisation behind them."""
+        return self.c * self.k * self.taps**2 + 2 * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Three convolutions around which the input is passed, through a convolution of its own if it must."""
+
+    convolutions: tuple[Convolution, ...]
+    shortcut: Convolution | None
+
+    @property
+    def all(self) -> tuple[Convolution, ...]:
+        """Every convolution."""
+        return (*self.convolutions, *((self.shortcut,) if self.shortcut else ()))
+
+
+class ResNet(Network):
+    """A residual network of bottleneck blocks; `layers` counts blocks."""
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self.name = name
+        self.depths = tuple(config.get("depths", (3, 4, 6, 3)))
+        self.widths = tuple(config.get("hidden_sizes", (256, 512, 1024, 2048)))
+        self.stem = int(config.get("embedding_size", 64))
+        self.size = int(config.get("image_size", 224))
+        self.classes = int(config.get("num_labels", 1000))
+        if config.get("layer_type", "bottleneck") != "bottleneck":
+            raise InputError(f"{name}: layer_type must be bottleneck, got {config['layer_type']!r}")
+        sizes = (*self.depths, *self.widths, self.stem, self.size, self.classes)
+        if len(self.depths) != len(self.widths) or not all(isinstance(n, int) and n > 0 for n in sizes):
+            raise InputError(
+                f"{name}: depths and hidden_sizes must be as many, and all sizes 1 or more; got {sizes}"
+            )
+        self.layers = sum(self.depths)
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Return the blocks, first to last."""
+        return tuple(self._blocks())
+
+    def _blocks(self) -> Iterator[Block]:
+        size, c = self.size // 4, self.stem
+        for stage, (depth, k) in enumerate(zip(self.depths, self.widths, strict=True)):
+            for index in range(depth):
+                stride = 2 if stage and not index else 1
+                inner, out = k // REDUCTION, -(-size // stride)
+                yield Block(
+                    convolutions=(
+                        Convolution(c=c, k=inner, size=size, taps=1),
+                        Convolution(c=inner, k=inner, size=size, taps=3, stride=stride),
+                        Convolution(c=inner, k=k, size=out, taps=1, relu=False),
+                    ),
+                    shortcut=None
+                    if index
+                    else Convolution(c=c, k=k, size=size, taps=1, stride=stride, relu=False),
+                )
+                size, c = out, k
+
+    def _first(self) -> Convolution:
+        return Convolution(c=3, k=self.stem, size=self.size, taps=7, stride=2)
+
+    def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
+        """Return how many numbers are learned (see `Network.parameters`); nothing is divided."""
+        first, last = layers or (0, self.layers)
+        total = sum(each.parameters for block in self.blocks()[first:last] for each in block.all)
+        if first == 0:
+            total += self._first().parameters
+        if last == self.layers:
+            total += (self.widths[-1] + 1) * self.classes
+        return total
+
+    def boundary_elements(self, run: Run) -> int:
+        """Return what the last block of a stage passes on."""
+        last = self.blocks()[self.stage(run)[1] - 1].convolutions[-1]
+        return run.batch * last.k * last.out**2
+
+    def operations(self, run: Run) -> tuple[Operation, ...]:
+        """Return what one device does in one run (see `Network.operations`)."""
+        if run.seq or run.tensor != 1:
+            raise InputError(f"{self.name} is a network for images: leave seq and tensor out")
+        first, last = self.stage(run)
+        tape = Tape(run)
+        held = [each for block in self.blocks()[first:last] for each in block.all]
+        if first == 0:
+            self._add_stem(tape)
+            held.append(self._first())
+        for block in self.blocks()[first:last]:
+            self._add_block(tape, block)
+        if last == self.layers:
+            self._add_head(tape)
+        parameters = self.parameters(layers=(first, last))
+        tape.accumulated(parameters, 3 * len(held))
+        tape.updated(parameters)
+        return merged(tape.operations)
+
+    def _add_stem(self, tape: Tape) -> None:
+        """Add the first convolution, whose input needs no gradient, and the pooling behind it."""
+        first = self._first()
+        _add_convolution(tape, "stem", first, input_gradient=False)
+        pooled = (tape.run.batch * self.stem, (first.out // 2) ** 2)
+        for phase in ("forward", "backward"):  # a quarter of what is read is written; backward with places
+            tape.copy("stem", pooled, phase)
+            tape.copy("stem", (pooled[0], 2 * pooled[1]), phase)
+
+    def _add_block(self, tape: Tape, block: Block) -> None:
+        stage = f"stage {self.widths.index(block.convolutions[-1].k) + 1}"
+        for each in block.all:
+            _add_convolution(tape, stage, each)
+        last = block.convolutions[-1]
+        shape = (tape.run.batch * last.k, last.out**2)
+        expression = "relu(x+y)" if tape.run.fused else "x+y"
+        tape.pointwise(stage, shape, expression, ("x+y",))  # backward: of the two ways that part
+        if not tape.run.fused:
+            tape.activation(stage, shape, "relu")
+
+    def _add_head(self, tape: Tape) -> None:
+        run, last = tape.run, self.blocks()[-1].convolutions[-1]
+        tape.summed("head", run.batch * last.k * last.out**2)
+        tape.summed("head", run.batch * last.k * last.out**2, "backward")
+        tape.linear("head", run.batch, self.classes, last.k)
+        tape.loss("loss", run.batch, self.classes)
+
+
+def _add_convolution(tape: Tape, part: str, given: Convolution, *, input_gradient: bool = True) -> None:
+    """Add a convolution, its normalisation and its activation: fused, the last two are one kernel."""
+    run = tape.run
+    work = Conv2d(
+        n=run.batch,
+        c=given.c,
+        h=given.size,
+        w=given.size,
+        k=given.k,
+        r=given.taps,
+        s=given.taps,
+        stride=given.stride,
+        pad=given.taps // 2,
+        dtype=run.dtype,
+        layout="nchw" if run.dtype == "f32" else "nhwc",  # as frameworks have it, and as tensor cores want it
+    )
+    tape.add(f"{part} convolutions", work)
+    if input_gradient:
+        tape.add(f"{part} convolutions", work.changed(direction="dgrad"), "backward")
+    tape.add(f"{part} convolutions", work.changed(direction="wgrad"), "backward")
+    shape = (run.batch * given.k, given.out**2)
+    if run.trains:  # statistics are sums over the batch: x is read once more, and twice with its gradient
+        tape.summed(part, shape[0] * shape[1])
+        for _ in range(2):
+            tape.summed(part, shape[0] * shape[1], "backward")
+    if run.fused and given.relu:
+        tape.pointwise(part, shape, "relu(x*row+row)", ("dy*relu(x)",))
+        return
+    tape.pointwise(part, shape, "x*row+row", ("dy*x",))
+    if given.relu:
+        tape.activation(part, shape, "relu")
