@@ -338,6 +338,8 @@ def test_shared_layers_sum_up_twice_a_layer_and_pass() -> None:
     }
     assert {each.nbytes for each in small().exchanges(run)} == {2 * 32 * 64 * 4}
     assert small().exchanges(Run(batch=2, seq=32)) == ()
+    decoder = from_config("small", SWITCH).exchanges(Run(seq=32, tensor=2, layers=(4, 8)))
+    assert [(each.part, each.count) for each in decoder] == [("layers", 4 * 3)]
     assert small().boundary_bytes(Run(batch=2, seq=32, dtype="f16")) == 2 * 32 * 64 * 2
 
 

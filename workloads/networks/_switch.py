@@ -75,6 +75,9 @@ class Switch(Transformer):
         routed = of.experts * (dense + of.hidden) if self.is_sparse(index) else dense
         return attentions * (attention + of.hidden) + of.hidden + routed
 
+    def _divided_products(self, index: int) -> int:
+        return 2 + (index >= self.architecture.layers)  # the decoder attends twice
+
     def _layer_tensors(self, index: int) -> int:
         attentions = 1 + (index >= self.architecture.layers)
         feed_forward = 2 * self.architecture.experts + 1 if self.is_sparse(index) else 2

@@ -215,6 +215,10 @@ class Transformer(Network):
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
         return sum(each.parameters(tensor) for each in self.matrices()) + self.vectors()[0]
 
+    def _divided_products(self, index: int) -> int:
+        """Return how often a layer's inner width, or its heads, are summed up."""
+        return 2
+
     def _layer_tensors(self, index: int) -> int:
         return sum(each.tensors() for each in self.matrices()) + self.vectors()[1]
 
@@ -254,7 +258,7 @@ class Transformer(Network):
         return run.batch * run.seq * self.architecture.hidden
 
     def exchanges(self, run: Run) -> tuple[Exchange, ...]:
-        """Return the sums that follow each layer's two divided products, and those of the embedding.
+        """Return the sums that follow each layer's divided products, and those of the embedding and the head.
 
         Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
         """
@@ -262,7 +266,7 @@ class Transformer(Network):
             return ()
         first, last = self.stage(run)
         nbytes = self.boundary_bytes(run)
-        layers = 2 * (last - first)
+        layers = sum(map(self._divided_products, range(first, last)))
         found = [Exchange(nbytes=nbytes, count=layers, part="layers")]
         if first == 0:
             found.append(Exchange(nbytes=nbytes, count=1, part="embedding"))
