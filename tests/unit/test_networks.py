@@ -354,6 +354,19 @@ def test_experts_take_what_they_have_room_for() -> None:
     assert any(each.alone for each in operations if each.part == "router")
 
 
+def test_a_bias_that_was_looked_up_is_read_by_sectors() -> None:
+    layer = from_config("small", {**SWITCH, "num_heads": 16})
+    pairs = 2 * 16 * 64 * 64
+    for dtype, size, read in (("f32", 4, 8), ("f16", 2, 16)):
+        run = Run(batch=2, seq=64, layers=(0, 1), dtype=dtype)  # type: ignore[arg-type]
+        (added,) = (
+            each.workload.traffic().total_bytes
+            for each in layer.operations(run)
+            if each.part == "attention scores" and isinstance(each.workload, Elementwise)
+        )
+        assert added == (2 + read) * pairs * size
+
+
 # -- configurations -------------------------------------------------------------------------------
 
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.forecast.library import predict_all
 from tunebench.forecast.prediction import Prediction
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Network, Operation, Run
-from tunebench.workloads.operators.elementwise import Elementwise
-from tunebench.workloads.operators.gemm import Gemm
-
-if TYPE_CHECKING:
-    from tunebench.forecast.prediction import Array
 
 __all__ = [
     "HOST_US",
@@ -36,6 +30,17 @@ The fastest rows of vendor libraries' products on H100 and A100. Source: library
 ai-dynamo/aiconfigurator.
 """
 
+LEAST_PRODUCT_US = 5.0
+"""What the smallest products in f32 need on the device itself, taken to be."""
+
+WAY_US = {False: 13.0, True: 30.0}
+"""What an operation costs beside its work where the queue is empty, by whether it is a product.
+
+Medians over seven devices: of the smallest products, and of intercepts of lines through the smallest rows of
+five elementwise operators, less what the kernels themselves need. They are 11 to 26 us, and 26 to 46 us.
+Source: operator latencies of sitar-lab/NeuSight.
+"""
+
 HOST_US = 10.0
 """What the host needs to launch one operation of eager PyTorch: below that a device waits for it.
 
@@ -44,9 +49,6 @@ median intercept of five operators on each of seven devices), of which the way t
 start and the clock's two marks are a part; 10 us are taken to be the host's. No measured network here is so
 small that it waits: this is a belief about small batches. Source: operator latencies of sitar-lab/NeuSight.
 """
-
-ALONE_MOST_US = 50.0
-"""Most that one operation costs beside its work where it is timed alone: as the smallest products on P100."""
 
 TOGETHER = 0.5
 """Correlation of the errors of two operations.
@@ -227,34 +229,52 @@ def predict_operations(operations: Sequence[Operation], device: Device) -> tuple
     problems = tuple(dict.fromkeys(each.workload for each in operations))
     if not problems:
         return ()
-    predictions = predict_all((*problems, *_LEAST.values()), device)
-    times, bounds = predictions.time_us[: len(problems)], predictions.bound_us[: len(problems)]
-    way = dict(zip(_LEAST, predictions.time_us[len(problems) :], strict=True))
-    each_us = dict(zip(problems, _queued(problems, times, bounds, way), strict=True))
+    least = tuple(dict.fromkeys(map(_least, problems)))
+    predictions = predict_all((*problems, *least), device)
+    costs = dict(zip(least, predictions.time_us[len(problems) :], strict=True))
     alone = dict(zip(problems, predictions, strict=False))
+    queued = {problem: _queued_us(alone[problem], costs[_least(problem)]) for problem in problems}
     return tuple(
         OperationTime(
             operation=each,
             alone=alone[each.workload],
-            each_us=alone[each.workload].time_us if each.alone else float(each_us[each.workload]),
+            each_us=queued[each.workload] + (WAY_US[_is_product(each.workload)] if each.alone else 0.0),
         )
         for each in operations
     )
 
 
-_LEAST: dict[bool, Workload] = {
-    False: Elementwise(rows=1, cols=1, dtype="f32", expression="x"),
-    True: Gemm(m=1, n=1, k=1, dtype="f32"),
+def _is_product(work: Workload) -> bool:
+    return work.category == "dot product"
+
+
+def _least(work: Workload) -> Workload:
+    """Return next to no work of the same operator and type: how long it takes is what any costs alone."""
+    sizes = _LEAST.get(work.operator)
+    return work if sizes is None else type(work).from_dimensions({**sizes, "dtype": work.dtype})
+
+
+_LEAST: dict[str, dict[str, Any]] = {
+    "elementwise": {"rows": 1, "cols": 32, "expression": "x"},
+    "gemm": {"batch": 4, "m": 32, "n": 32, "k": 32},
+    "layernorm": {"rows": 1, "cols": 32},
+    "rmsnorm": {"rows": 1, "cols": 32},
+    "softmax": {"rows": 1, "cols": 32},
 }
-"""Next to no work, by whether it is a product: how long it takes is what one operation alone costs."""
+"""Sizes of next to no work, by operator. The others take as long in a queue as alone, until more is known."""
 
 
-def _queued(problems: Sequence[Workload], times: Array, bounds: Array, way: dict[bool, float]) -> Array:
-    """Return times without what a kernel costs only if it is timed alone."""
-    costs = {product: min(us, ALONE_MOST_US) for product, us in way.items()}
-    alone = np.array([costs[problem.category == "dot product"] for problem in problems])
-    queued: Array = np.maximum(np.maximum(times - np.maximum(alone - QUEUED_US, 0.0), bounds), QUEUED_US)
-    return queued
+def _queued_us(alone: Prediction, least_us: float) -> float:
+    """Return a time without what a kernel costs only if it is timed alone.
+
+    Args:
+        alone: Of a workload.
+        least_us: Time of next to no work of its operator and type.
+    """
+    if alone.workload.operator not in _LEAST:
+        return alone.time_us
+    own = LEAST_PRODUCT_US if _is_product(alone.workload) else QUEUED_US
+    return max(alone.time_us - max(least_us - own, 0.0), alone.bound_us, QUEUED_US)
 
 
 def spread(times: Iterable[OperationTime], together: float = TOGETHER) -> tuple[float, float]:

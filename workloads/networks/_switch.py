@@ -6,6 +6,8 @@ eager attention.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._network import Run
 from tunebench.workloads.networks._tape import Tape
@@ -122,9 +124,9 @@ class Switch(Transformer):
     def _add_layer(self, tape: Tape, index: int) -> None:
         if index in (0, self.architecture.layers):
             self._bias(tape)
-        self._attention(tape)
+        self._attention(tape, "looked up")
         if index >= self.architecture.layers:
-            self._attention(tape)
+            self._attention(tape, "in order")  # to the encoder's end, with a bias of zeros
         self._feed_forward(tape, self.is_sparse(index))
 
     def _bias(self, tape: Tape) -> None:
@@ -135,7 +137,7 @@ class Switch(Transformer):
         tape.lookup("attention bias", run.seq * run.seq, heads, self.architecture.buckets)
         tape.elementwise("attention bias", (run.batch * heads * run.seq, run.seq), "x+row")
 
-    def _attention(self, tape: Tape) -> None:
+    def _attention(self, tape: Tape, biased: Literal["looked up", "in order"]) -> None:
         """Add attention of a layer to itself, or to the encoder's end: alike where both are as long."""
         run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
         *qkv, output = self.matrices()
@@ -151,9 +153,9 @@ class Switch(Transformer):
             seq_q=run.seq,
             seq_k=run.seq,
             causal=False,
-            biased=True,
+            biased=biased,
             wide=True,
-            before=("x+y",),
+            before=(),
             backward=("x+y",),
             dropout=of.attention_dropout,
         ).on(tape)

@@ -25,10 +25,12 @@ from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 from tunebench.workloads.operators.softmax import Softmax
 
-__all__ = ["Tape", "Weight"]
+__all__ = ["Prologue", "Tape", "Weight"]
 
 Weight = Literal["in,out", "out,in"]
 """How a linear layer stores its matrix: GPT-2's `Conv1D` as (in, out), `torch.nn.Linear` as (out, in)."""
+
+Prologue = Literal["none", "scale", "mask"]
 
 ROW = 1024
 """Elements of a row of what is a mere amount of bytes."""
@@ -180,13 +182,13 @@ class Tape:
         """Add a sum over one axis: it reads all and writes little."""
         self.moved(part, elements * itemsize(self.run.dtype), phase)
 
-    def softmax(self, part: str, shape: tuple[int, int], scaled: bool = False) -> None:
-        """Add a softmax of rows, with a scale in the same kernel if `scaled`."""
+    def softmax(self, part: str, shape: tuple[int, int], prologue: Prologue = "none") -> None:
+        """Add a softmax of rows, with a scale or a mask in the same kernel."""
         rows, cols = shape
-        prologue: Literal["scale", "none"] = "scale" if scaled else "none"
         work = Softmax(rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue)
         self.add(part, work)
-        self.add(part, work.changed(direction="backward"), "backward")
+        back: Prologue = "none" if prologue == "mask" else prologue  # a sum passes its gradient on
+        self.add(part, work.changed(prologue=back, direction="backward"), "backward")
 
     def loss(self, part: str, tokens: int, vocabulary: int) -> None:
         """Add cross entropy: log-softmax and what picks the classes, or one kernel if fused."""

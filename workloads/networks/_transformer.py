@@ -5,14 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
+from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._network import Exchange, Network, Operation, Run, merged
-from tunebench.workloads.networks._tape import Tape, Weight
+from tunebench.workloads.networks._tape import Prologue, Tape, Weight
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = ["Heads", "Matrix", "Transformer", "share"]
+
+SECTOR_BYTES = 32
+"""Least that a GPU reads of its memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +77,8 @@ class Heads:
             if the batch has more than one sequence.
         matched: Whether a compiler recognises the chain as attention, and puts a kernel there for any type.
         wide: Whether the softmax of half precision is written in f32, and rounded by a kernel of its own.
-        biased: Whether scores have a bias for each pair, which no attention kernel here knows.
+        biased: Whether scores have a bias for each pair, which no attention kernel here knows: one that was
+            looked up, or one in the order of scores.
         dropout: Probability.
     """
 
@@ -86,7 +92,7 @@ class Heads:
     before: tuple[str, ...]
     backward: tuple[str, ...]
     reordered: bool = False
-    biased: bool = False
+    biased: Literal["", "looked up", "in order"] = ""
     wide: bool = False
     matched: bool = False
     dropout: float = 0.0
@@ -146,15 +152,30 @@ class Heads:
 
     def _weights(self, tape: Tape) -> None:
         if not tape.run.fused:
-            for expression in self.before:
-                tape.elementwise("attention scores", self._pairs, expression)
-            for expression in self.backward:
-                tape.elementwise("attention scores", self._pairs, expression, "backward")
-        tape.softmax("attention softmax", self._pairs, scaled=tape.run.fused)
+            self._before(tape)
+        prologue: Prologue = ("mask" if self.biased else "scale") if tape.run.fused else "none"
+        tape.softmax("attention softmax", self._pairs, prologue)
         if self.wide and not tape.run.fused:
             tape.cast("attention softmax", self._pairs, up=False)
             tape.cast("attention softmax", self._pairs, up=True, phase="backward")
         tape.dropout("attention softmax", self._pairs, self.dropout)
+
+    def _before(self, tape: Tape) -> None:
+        """Add the kernels between scores and softmax.
+
+        A bias that was looked up has heads innermost, as the table has: its neighbours along the keys lie
+        in different sectors, of which all is read for one element.
+        """
+        if self.biased == "looked up":
+            size = itemsize(tape.run.dtype)
+            rows, cols = self._pairs
+            tape.moved("attention scores", rows * cols * size * (2 + min(SECTOR_BYTES // size, self.heads)))
+        elif self.biased:
+            tape.elementwise("attention scores", self._pairs, "x+y")
+        for expression in self.before:
+            tape.elementwise("attention scores", self._pairs, expression)
+        for expression in self.backward:
+            tape.elementwise("attention scores", self._pairs, expression, "backward")
 
     def _values(self, tape: Tape) -> None:
         """Add the products of weights and values, and the copies around them.
