@@ -220,10 +220,11 @@ def cluster_from_file(path: str) -> Cluster:
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)
-        found = {name: _read_link(data.pop(name), name) for name in ("inside", "between") if name in data}
-        if "between" not in found and data.get("nodes", 1) == 1:
-            found["between"] = found["inside"]
-        return Cluster(**{**found, **data})
+        for name in {"inside", "between"} & data.keys():
+            data[name] = _read_link(data[name], name)
+        if data.get("nodes", 1) == 1:
+            data.setdefault("between", data["inside"])
+        return Cluster(**data)
     except (OSError, tomllib.TOMLDecodeError, TypeError, KeyError) as error:
         raise InputError(f"cluster file {path}: {error}") from error
 

@@ -1,9 +1,8 @@
 """How long collectives take: latency and bandwidth of the links, over the algorithms that NCCL chooses from.
 
 A way to do a collective takes ``latency_us + bytes * us_per_byte`` (the model of alpha and beta); the
-fastest way for so many bytes is taken. Bytes are always those of the whole tensor: what every device ends up
-with (all-reduce, all-gather, broadcast), begins with (reduce-scatter, all-to-all) or sends (point to point), as
-NCCL's tests count.
+fastest way for so many bytes is taken. Bytes are those of the whole tensor, as NCCL's tests count: what every
+device ends up with (all-reduce, all-gather, broadcast), begins with (reduce-scatter, all-to-all) or sends.
 
 With n devices in each of N nodes, P = n N in all, and S bytes, a device sends
 
@@ -21,9 +20,10 @@ each of its links to others. Both links are busy at once, since chunks follow on
 counts; steps add up.
 
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005
-(ring, and the form of the model); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
-reduction and scan", 2009 (tree between nodes; a chain within one); NVIDIA/nccl, `src/graph/tuning.cc` (steps,
-protocols and what reductions in the switch reach); NVIDIA/nccl-tests, `doc/PERFORMANCE.md` (bus bandwidth).
+(ring, and the form of the model); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
+broadcast, reduction and scan", 2009 (tree between nodes; a chain within one); NVIDIA/nccl,
+`src/graph/tuning.cc` (steps, protocols, switches that add); NVIDIA/nccl-tests, `doc/PERFORMANCE.md` (bus
+bandwidth).
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ COLLECTIVES: tuple[Collective, ...] = (
 BASE_US = 20.0
 """What any collective costs before a byte moves: its launch, and that devices wait for one another.
 
-Chosen together with `BULK_STEPS`, to one digit, by mean error over 4 KB to 4 GB on 8 A100 and on 8 H200 of one
-node each (`tests/data/nccl_tests.toml`). The least that is measured there is 42 and 31 us; machines without
-virtualisation show about 20, and NCCL counts on 6.6.
+Chosen together with `BULK_STEPS`, to one digit, by mean error over 4 KB to 4 GB on 8 A100 and on 8 H200 of
+one node each (`tests/data/nccl_tests.toml`). The least that is measured there is 42 and 31 us; another machine
+shows 18, and NCCL counts on 6.6.
 """
 
 BULK_STEPS = 10.0
