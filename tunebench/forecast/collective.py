@@ -68,7 +68,7 @@ BASE_US = 20.0
 """What any collective costs before a byte moves: its launch, and that devices wait for one another.
 
 Chosen together with `BULK_STEPS`, to one digit, by mean error over 4 KB to 4 GB on 8 A100 and on 8 H200 of
-one node each (`tests/data/nccl_tests.toml`). The least that is measured there is 42 and 31 us; another machine
+one node each (`tests/data/nccl_tests.toml`). The least measured there is 42 and 31 us; another machine
 shows 18, and NCCL counts on 6.6.
 """
 
