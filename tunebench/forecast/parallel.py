@@ -33,9 +33,10 @@ from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.forecast.cluster import Cluster, Group
 from tunebench.forecast.collective import REACHES, collective_us, send_us
-from tunebench.forecast.library import predict_all
+from tunebench.forecast.network import NetworkPrediction, predict_network
 from tunebench.forecast.pipeline import Schedule, in_flight, run_pipeline
 from tunebench.workloads.networks import Network, Run
+from tunebench.workloads.networks._network import Phase
 
 __all__ = ["BUCKET_BYTES", "Division", "Span", "Stage", "StepPrediction", "predict_step"]
 
@@ -151,6 +152,7 @@ class Stage:
 
     Attributes:
         layers: From the first up to the second.
+        kernels: Of one micro-batch and the update, on one device: where their time goes.
         forward: Kernels of a forward pass.
         backward: Kernels of a backward pass.
         optimizer: Kernels of the update.
@@ -165,6 +167,7 @@ class Stage:
     """
 
     layers: tuple[int, int]
+    kernels: NetworkPrediction
     forward: Span
     backward: Span
     optimizer: Span
@@ -185,9 +188,9 @@ class StepPrediction:
     and `bubble`, in which a device waits for another stage.
 
     Attributes:
-        network: Name of the network.
+        network: Its name.
+        device: One of the devices.
         run: What is run, with the batch of all devices together.
-        device: On which devices.
         cluster: How they are connected.
         division: How the step is divided.
         time: Of the step, with the interval in which nine of ten are expected.
@@ -197,13 +200,28 @@ class StepPrediction:
     """
 
     network: str
-    run: Run
     device: Device
+    run: Run
     cluster: Cluster
     division: Division
     time: Span
     stages: tuple[Stage, ...]
     sends: Span
+
+    @property
+    def time_us(self) -> float:
+        """Expected time of the step."""
+        return self.time.us
+
+    @property
+    def low_us(self) -> float:
+        """Nine of ten real times lie between this and `high_us`."""
+        return self.time.low_us
+
+    @property
+    def high_us(self) -> float:
+        """The other end."""
+        return self.time.high_us
 
     @property
     def compute(self) -> Span:
@@ -232,14 +250,14 @@ class StepPrediction:
 
 
 def predict_step(
-    network: Network, run: Run, device: Device, cluster: Cluster, division: Division
+    network: Network, device: Device, run: Run, cluster: Cluster, division: Division
 ) -> StepPrediction:
     """Predict one training step, or one pass of inference, on several alike devices.
 
     Args:
         network: What is run.
-        run: How; its batch is that of all devices together, and it says nothing of `tensor` and `layers`.
         device: One of the devices; it need not be here.
+        run: How; its batch is that of all devices together, and it says nothing of `tensor` and `layers`.
         cluster: How they are connected; it may have more than the division takes.
         division: What each of them does.
 
@@ -250,15 +268,15 @@ def predict_step(
         raise InputError("say by the division, not by the run, what each device holds")
     if division.devices > cluster.devices:
         raise InputError(f"{division.devices} devices are needed, and the cluster has {cluster.devices}")
-    stages = tuple(_stages(network, run, device, cluster, division))
+    stages = tuple(_stages(network, device, run, cluster, division))
     tied = _tied(network, run, cluster, division)
     time = Span.of(lambda end: _step_us(stages, division, run, end) + tied.at(end))
     silent = tuple(dataclasses.replace(stage, send=Span()) for stage in stages)
     sends = Span.of(lambda end: time.at(end) - _step_us(silent, division, run, end))
     return StepPrediction(
         network=network.name,
-        run=run,
         device=device,
+        run=run,
         cluster=cluster,
         division=division,
         time=time,
@@ -287,7 +305,7 @@ def _step_us(stages: tuple[Stage, ...], division: Division, run: Run, end: End) 
 
 
 def _stages(
-    network: Network, run: Run, device: Device, cluster: Cluster, division: Division
+    network: Network, device: Device, run: Run, cluster: Cluster, division: Division
 ) -> Iterator[Stage]:
     """Return what each stage does."""
     whole = division.pipeline == 1
@@ -300,19 +318,22 @@ def _stages(
             batch=division.microbatch(run.batch),
             tensor=division.tensor,
             layers=None if whole else layers,
+            accumulate=run.accumulate or division.microbatches > 1,
         )
-        kernels = _kernels(network, part, device)
+        kernels = predict_network(network, device, part)
+        backward = _phase(kernels, "backward")
         last = index == division.pipeline - 1
         send_bytes = 0 if last else network.boundary_bytes(part)
         link = cluster.link_between(index * width, (index + 1) * width, width=width)
         yield Stage(
             layers=layers,
-            forward=kernels["forward"],
-            backward=kernels["backward"],
-            optimizer=kernels["optimizer"],
+            kernels=kernels,
+            forward=_phase(kernels, "forward"),
+            backward=backward,
+            optimizer=_phase(kernels, "optimizer"),
             sums_forward=_sums(network, part, sharing, "forward"),
             sums_backward=_sums(network, part, sharing, "backward"),
-            gradients=_gradients(network, part, layers, kernels["backward"], copies, division),
+            gradients=_gradients(network, part, layers, backward, copies, division),
             send=Span() if last else Span.talking(float(send_us(send_bytes, link))),
             send_bytes=send_bytes,
             parameters=network.parameters(division.tensor, layers) if run.trains else 0,
@@ -320,18 +341,17 @@ def _stages(
         )
 
 
-def _kernels(network: Network, run: Run, device: Device) -> dict[str, Span]:
-    """Return the time of each phase of a run on one device."""
-    operations = network.operations(run)
-    predicted = predict_all((each.workload for each in operations), device)
-    found = {"forward": Span(), "backward": Span(), "optimizer": Span()}
-    for each, one in zip(operations, predicted, strict=True):
-        span = Span(low_us=one.low_us, us=one.time_us, high_us=one.high_us)
-        found[each.phase] += span * each.count
-    return found
+def _phase(kernels: NetworkPrediction, phase: Phase) -> Span:
+    """Return the share of one phase in the time of kernels.
+
+    Where launching takes longer than what is launched, and in the interval, phases share alike.
+    """
+    of_phase = sum(each.time_us for each in kernels.operations if each.operation.phase == phase)
+    share = of_phase / kernels.device_us if of_phase else 0.0
+    return Span(low_us=kernels.low_us, us=kernels.time_us, high_us=kernels.high_us) * share
 
 
-def _sums(network: Network, run: Run, group: Group, phase: str) -> Span:
+def _sums(network: Network, run: Run, group: Group, phase: Phase) -> Span:
     """Return the time of the sums over tensors in one phase."""
     exchanges = [each for each in network.exchanges(run) if each.phase == phase]
     return Span.talking(
