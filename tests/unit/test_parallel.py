@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 
 from tunebench import device
 from tunebench.errors import InputError
-from tunebench.forecast.cluster import Cluster, Link
-from tunebench.forecast.collective import collective_us, send_us
+from tunebench.forecast.cluster import Cluster, Group, Link
+from tunebench.forecast.collective import REACHES, collective_us, send_us
 from tunebench.forecast.network import predict_network
-from tunebench.forecast.parallel import BUCKET_BYTES, Division, Span, StepPrediction, predict_step
+from tunebench.forecast.parallel import (
+    BUCKET_BYTES,
+    Division,
+    Span,
+    StepPrediction,
+    _gradient_bytes,
+    predict_step,
+)
 from tunebench.forecast.pipeline import bubble
 from tunebench.workloads.networks import Exchange, Network, Operation, Run, from_config
 from tunebench.workloads.operators.gemm import Gemm
@@ -153,10 +160,27 @@ def test_gradients_without_overlap_are_reduced_behind_the_pass() -> None:
     assert got.communication.us == pytest.approx(float(collective_us("all-reduce", nbytes, NODE.group(8))))
 
 
+def test_a_matrix_that_two_layers_share_is_reduced_once() -> None:
+    network = from_config("small", SMALL)
+    got = step(Run(batch=4, seq=128, mode="train"), NODE, network, data=2)
+    total = sum(_gradient_bytes(network, got.run, (0, network.layers)))
+    assert total == 4 * network.parameters()
+
+
+def test_copies_of_a_device_are_as_far_apart_as_tensors_reach() -> None:
+    got = step(cluster=NODES, data=2, tensor=8, overlap=False)
+    group = Group(local=1, nodes=2, inside=NVLINK, between=NETWORK)
+    expected = float(collective_us("all-reduce", 4 * STACK.parameters() // 8, group))
+    assert got.stages[0].gradients.us == pytest.approx(expected)
+
+
 def test_gradients_hide_behind_a_long_pass_but_for_the_last_bucket() -> None:
     got = step(dataclasses.replace(TRAIN, batch=64), data=8)
     last = float(collective_us("all-reduce", 4 * WIDTH * WIDTH, NODE.group(8)))
-    assert got.communication.us == pytest.approx(last)
+    shorter, longer = REACHES
+    assert got.communication == Span(
+        low_us=pytest.approx(last * shorter), us=pytest.approx(last), high_us=pytest.approx(last * longer)
+    )
 
 
 def test_gradients_that_take_longer_than_the_pass_follow_one_another() -> None:
@@ -213,6 +237,12 @@ def test_what_talks_most_is_closest() -> None:
     across = step(cluster=NODES, data=8, pipeline=2)
     sent = float(send_us(4 * 2 * 512 * WIDTH, NETWORK))
     assert across.stages[0].send.us == pytest.approx(sent)
+
+
+def test_a_stage_that_crosses_nodes_sends_over_the_network() -> None:
+    cluster = dataclasses.replace(NODES, devices_per_node=6)
+    got = step(cluster=cluster, data=4, pipeline=2)  # devices 2 and 6 are neighbours
+    assert got.stages[0].send.us == pytest.approx(float(send_us(4 * 4 * 512 * WIDTH, NETWORK)))
 
 
 def test_a_matrix_that_two_stages_share_is_summed() -> None:

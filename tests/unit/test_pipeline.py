@@ -52,6 +52,11 @@ def test_forward_passes_alone_follow_one_another() -> None:
     assert got.ends_us == (8, 15, 18)
 
 
+def test_gradients_go_back_the_way_activations_came() -> None:
+    got = run_pipeline([1, 1, 1], [1, 1, 1], [1, 5], microbatches=1)
+    assert got.ends_us == (18, 16, 10)
+
+
 def test_orders() -> None:
     assert order("gpipe", 1, 2, 2) == (("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1))
     assert [index for _, index in order("1f1b", 0, 2, 3)] == [0, 1, 0, 2, 1, 2]
