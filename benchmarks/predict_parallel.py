@@ -1,0 +1,108 @@
+"""How far predicted times on several GPUs are from measured ones: collectives, and steps of a network.
+
+    python benchmarks/predict_parallel.py [--data FOLDER]
+
+Collectives are those of `tests/data/nccl_tests.toml`. FOLDER holds `neusight_models.csv` with three steps of
+gpt2-large on four A100 of one node, and its configuration.
+
+What those labels are: whole steps of Megatron-LM under Accelerate, in f32 without TF32, gradients zeroed and
+AdamW included; the batch of 4 is that of all devices. dp4 has one sequence on each device, tp4 a fourth of
+each layer, pp4_1 nine layers on each and one micro-batch: no two stages ever work at once. Whether gradients
+were reduced beside the backward pass cannot be told, so both are shown.
+Source: `scripts/asplos/collect_label_distributed.py` of sitar-lab/NeuSight, and `MegatronEngine.forward` of
+huggingface/accelerate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from tunebench import device as devices
+from tunebench.forecast.cluster import Cluster
+from tunebench.forecast.collective import REACHES, collective_us
+from tunebench.forecast.parallel import Division, StepPrediction, predict_step
+from tunebench.workloads.networks import Run, network
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data" / "predict"
+
+DIVISIONS = {
+    "dp4": (Division(data=4), Division(data=4, overlap=False)),
+    "tp4": (Division(tensor=4),),
+    "pp4_1": (Division(pipeline=4),),
+}
+"""Divisions by the name of a label."""
+
+
+def main() -> None:
+    """Print the errors of collectives, and a line for each step."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of measured networks")
+    options = parser.parse_args()
+    console = Console(width=120)
+    console.print(_collectives())
+    if not (options.data / "neusight_models.csv").exists():
+        print(f"no measured networks in {options.data}")
+        return
+    console.print(_steps(options.data))
+
+
+def _collectives() -> Table:
+    curves = tomllib.loads((ROOT / "tests/data/nccl_tests.toml").read_text(encoding="utf-8"))["curve"]
+    table = Table(
+        "all-reduce on", "times", "mean error", "below 1 MB", "1 to 256 MB", "from 256 MB", "inside"
+    )
+    for curve in curves:
+        over = _over_measured(curve)
+        error, size = np.abs(over - 1), np.array(curve["log2_bytes"])
+        parts = [error[size < 20], error[(size >= 20) & (size < 28)], error[size >= 28]]
+        means = [f"{part.mean():.0%}" if part.size else "" for part in parts]
+        inside = ((1 / over >= REACHES[0]) & (1 / over <= REACHES[1])).mean()
+        table.add_row(curve["name"], str(len(over)), f"{error.mean():.0%}", *means, f"{inside:.0%}")
+    return table
+
+
+def _over_measured(curve: dict[str, Any]) -> Any:
+    """Return predicted over measured times."""
+    cluster = Cluster.of(devices.find(curve["device"]), devices=8 * curve["nodes"], nodes=curve["nodes"])
+    sizes = 2.0 ** np.array(curve["log2_bytes"])
+    return collective_us("all-reduce", sizes, cluster.group(cluster.devices)) / np.array(curve["us"])
+
+
+def _steps(folder: Path) -> Table:
+    with (folder / "neusight_models.csv").open(newline="", encoding="utf-8") as file:
+        labels = {row["option"]: float(row["label_ms"]) for row in csv.DictReader(file)}
+    table = Table("step", "measured, ms", "predicted, ms", "interval", "error", "compute", "waits", "bubble")
+    for name, divisions in DIVISIONS.items():
+        for division in divisions:
+            found = predict_gpt2(folder, division)
+            label = labels[name]
+            table.add_row(
+                f"{name}{'' if division.overlap else ', gradients behind'}",
+                f"{label:.1f}",
+                f"{found.time_us / 1e3:.1f}",
+                f"{found.low_us / 1e3:.0f} to {found.high_us / 1e3:.0f}",
+                f"{found.time_us / 1e3 / label - 1:+.1%}",
+                *(f"{each.us / 1e3:.1f}" for each in (found.compute, found.communication, found.bubble)),
+            )
+    return table
+
+
+def predict_gpt2(folder: Path, division: Division) -> StepPrediction:
+    """Predict the step that was measured, divided so."""
+    model = network(str(folder / "neusight_model_configs" / "gpt2_large.json"))
+    a100 = devices.find("a100-40-sxm")
+    run = Run(batch=4, seq=1024, mode="train", optimizer="adamw")
+    return predict_step(model, a100, run, Cluster.of(a100, devices=4), division)
+
+
+if __name__ == "__main__":
+    main()
