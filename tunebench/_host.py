@@ -116,6 +116,8 @@ _PRODUCTS = {
     "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000",
     "rtx-pro-6000-blackwell-max-q-workstation-edition": "rtx-pro-6000",
     "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000-server",
+    "amd-instinct-mi100": "mi100",
+    "amd-instinct-mi210": "mi210",
 }
 
 

@@ -9,18 +9,21 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 from tunebench.errors import DeviceError, InputError, UnknownName
 
 __all__ = [
     "Device",
+    "architecture_facts",
     "architectures",
     "described",
     "find",
     "from_file",
     "local_cpu",
     "local_gpus",
+    "product_facts",
     "representative",
 ]
 
@@ -123,26 +126,26 @@ def _described() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _common(architecture: str) -> dict[str, Any]:
+def architecture_facts(architecture: str) -> dict[str, Any]:
     """Return what all devices of an architecture share; nothing if it is not described."""
     entry = _described()["architecture"].get(architecture, {})
     return {name: value for name, value in entry.items() if name != "representative"}
 
 
-def _product(name: str) -> dict[str, Any]:
+def product_facts(name: str) -> dict[str, Any]:
     """Return what is described of a product itself; nothing if it is not."""
     entry = _described()["device"].get(name, {})
     return {name: value for name, value in entry.items() if name != "source"}
 
 
 def _build(name: str) -> Device:
-    product = _product(name)
-    return Device(name=name, kind="gpu", **{**_common(product["architecture"]), **product})
+    product = product_facts(name)
+    return Device(name=name, kind="gpu", **{**architecture_facts(product["architecture"]), **product})
 
 
 def _highest() -> dict[str, Any]:
     """Return the highest rates of any described architecture: what one that is not described is taken for."""
-    entries = [_common(name) for name in _described()["architecture"] if name.startswith("sm_")]
+    entries = [architecture_facts(name) for name in _described()["architecture"] if name.startswith("sm_")]
     rates = {name for entry in entries for name in entry if name.endswith("_per_clock")}
     highest: dict[str, Any] = {
         name: max(entry[name] for entry in entries if name in entry)
@@ -198,8 +201,8 @@ def _local_gpu(facts: Mapping[str, Any]) -> Device:
     the driver's property is a boost clock that consumer boards exceed. A GPU of an architecture that is
     not described gets the highest rates of any that is, and is marked `assumed`.
     """
-    product = _product(facts["name"])
-    common = _common(facts["architecture"]) or {**_highest(), "assumed": True}
+    product = product_facts(facts["name"])
+    common = architecture_facts(facts["architecture"]) or {**_highest(), "assumed": True}
     peaks = {name: max(facts[name], product.get(name, 0)) for name in ("max_clock_mhz", "dram_gb_s")}
     return Device(**{"kind": "gpu", **common, **product, **facts, **peaks})
 
@@ -209,14 +212,18 @@ def find(name: str | None = None) -> Device:
 
     Args:
         name: ``"cpu"``, ``"cuda"`` or ``"cuda:1"`` (this machine's), a name of `described`, an
-            architecture (its representative), or None: the first GPU, or the CPU if there is none.
+            architecture (its representative), a file that ends in ``.toml`` or ``.json`` (see `from_file`),
+            or None: the first GPU, or the CPU if there is none.
 
     Raises:
         UnknownName: if there is no such name.
+        InputError: if it is a file that cannot be read.
         DeviceError: if it names a GPU of this machine that is not there.
     """
     if name is None:
         return (*local_gpus(), local_cpu())[0]
+    if name.lower().endswith((".toml", ".json")):
+        return from_file(name)
     if name == "cpu":
         return local_cpu()
     if match := re.fullmatch(r"cuda(?::(\d+))?", name):
@@ -234,16 +241,12 @@ def find(name: str | None = None) -> Device:
     raise UnknownName("device", name, {"cpu", "cuda", *local, *_described()["device"], *architectures()})
 
 
-def from_file(path: str) -> Device:
-    """Read a device from a TOML file with the fields of `Device`.
+def from_file(path: str | Path) -> Device:
+    """Read a device from a TOML or JSON file (see `tunebench.datasheet`, which also tells what was assumed).
 
     Raises:
-        InputError: if the file cannot be read or a field is missing or unknown.
+        InputError: naming what is missing, unknown, malformed or out of range.
     """
-    try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
-        data.pop("source", None)
-        return Device(**{"kind": "gpu", **_common(data.get("architecture", "")), **data})
-    except (OSError, tomllib.TOMLDecodeError, TypeError) as error:
-        raise InputError(f"device file {path}: {error}") from error
+    from tunebench import datasheet
+
+    return datasheet.read(path).device

@@ -19,6 +19,7 @@ __all__ = [
     "AtLeast",
     "Count",
     "Expression",
+    "Kind",
     "Name",
     "Names",
     "Size",
@@ -66,31 +67,50 @@ def defaults_to(dimension: str) -> Any:
     return dataclasses.field(default=None, metadata={"follows": dimension})
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a type says of a dimension, read off it once.
+
+    Attributes:
+        base: The Python type; None where the values are listed.
+        note: What tells apart dimensions that are text.
+        values: The values that are listed; none for a number or a text.
+        minimum: Lower limit of a number.
+    """
+
+    base: Any
+    note: Any
+    values: tuple[Any, ...]
+    minimum: int
+
+    @classmethod
+    def of(cls, hint: Any) -> Kind:
+        """Read it off the annotation of a dimension."""
+        if get_origin(hint) is Literal:
+            return cls(base=None, note=None, values=get_args(hint), minimum=0)
+        base, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        minimum = next((note.minimum for note in notes if isinstance(note, AtLeast)), 0)
+        return cls(base=base, note=notes[0] if notes else None, values=(), minimum=minimum)
+
+
 def text_of(value: Any) -> str:
     """Return a value as text."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def placeholder(kind: Any) -> str:
-    """Return what stands for a value of a type in an operator's usage."""
-    if get_origin(kind) is Literal:
-        return "|".join(map(str, get_args(kind)))
-    if kind is bool:
+def placeholder(kind: Kind) -> str:
+    """Return what stands for a value of a kind in an operator's usage."""
+    if kind.values:
+        return "|".join(map(str, kind.values))
+    if kind.base is bool:
         return "true|false"
-    return _PLACEHOLDERS.get(_note(kind), "NAME") if _base(kind) is str else "N"
-
-
-def _base(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
-
-
-def _note(kind: Any) -> Any:
-    """Return what tells apart dimensions that are text."""
-    return get_args(kind)[1] if get_origin(kind) is Annotated else None
+    return _PLACEHOLDERS.get(kind.note, "NAME") if kind.base is str else "N"
 
 
 def items_of(text: str) -> list[str]:
     """Split `m=64,n=64,…` at the commas that stand in no parentheses."""
+    if "(" not in text:
+        return text.split(",")
     items, depth = [""], 0
     for character in text:
         depth = max(0, depth + (character == "(") - (character == ")"))
@@ -101,37 +121,37 @@ def items_of(text: str) -> list[str]:
     return items
 
 
-def value_of(operator: str, name: str, value: Any, kind: Any) -> Any:
+def value_of(operator: str, name: str, value: Any, kind: Kind) -> Any:
     """Turn a dimension given as text into its value; what is no text passes through.
 
     Raises:
-        InputError: if the text is not of a value of the type.
+        InputError: if the text is not of a value of the kind.
     """
     if not isinstance(value, str):
         return value
-    if _base(kind) is bool:
+    if kind.base is bool:
         if value.lower() in {"true", "false", "1", "0"}:
             return value.lower() in {"true", "1"}
         raise InputError(f"{operator}: {name}={value!r} must be true or false")
-    if _base(kind) is int:
+    if kind.base is int:
         if not re.fullmatch(r"-?[0-9]+", value) or len(value) > 12:
             raise InputError(f"{operator}: {name}={value!r} must be a whole number up to {MAX_SIZE}")
         return int(value)
     return value
 
 
-def checked(operator: str, name: str, value: Any, kind: Any) -> Any:
+def checked(operator: str, name: str, value: Any, kind: Kind) -> Any:
     """Return the value of a dimension in its one form.
 
     Raises:
         InputError: if the dimension cannot have it.
     """
-    if _note(kind) == "expression" and isinstance(value, str):
+    if kind.note == "expression" and isinstance(value, str):
         try:
             return expression.canonical(value)
         except InputError as error:
             raise InputError(f"{operator}: {name}: {error}") from None
-    if _note(kind) == "names" and isinstance(value, str):
+    if kind.note == "names" and isinstance(value, str):
         given = sorted(filter(None, value.split("+")))
         if not _NAMES.fullmatch(value) or len(set(given)) != len(given):
             raise InputError(f"{operator}: {name}={value!r} must be names joined by +, each once")
@@ -140,18 +160,17 @@ def checked(operator: str, name: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _check_dimension(operator: str, name: str, value: Any, kind: Any) -> None:
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise UnknownName(f"value of {operator} dimension {name}", str(value), map(str, get_args(kind)))
-    elif kind is bool:
+def _check_dimension(operator: str, name: str, value: Any, kind: Kind) -> None:
+    if kind.values:
+        if value not in kind.values:
+            raise UnknownName(f"value of {operator} dimension {name}", str(value), map(str, kind.values))
+    elif kind.base is bool:
         if not isinstance(value, bool):
             raise InputError(f"{operator}: {name}={value!r} must be true or false")
-    elif _base(kind) is int:
-        minimum = next((note.minimum for note in get_args(kind) if isinstance(note, AtLeast)), 0)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_SIZE:
+    elif kind.base is int:
+        if isinstance(value, bool) or not isinstance(value, int) or not kind.minimum <= value <= MAX_SIZE:
             raise InputError(
-                f"{operator}: {name}={value!r} must be a whole number from {minimum} to {MAX_SIZE}"
+                f"{operator}: {name}={value!r} must be a whole number from {kind.minimum} to {MAX_SIZE}"
             )
     elif not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InputError(f"{operator}: {name}={value!r} must be a name of letters, digits, _ . + or -")

@@ -13,13 +13,14 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_type_hints
 
 from tunebench.dimension import (
     MAX_SIZE,
     AtLeast,
     Count,
     Expression,
+    Kind,
     Name,
     Names,
     Size,
@@ -191,12 +192,12 @@ class Workload(ABC):
             """The element type of the inputs."""
 
     def __post_init__(self) -> None:
-        for dimension in dataclasses.fields(self):
+        kinds = self._kinds()
+        for dimension in self._fields():
             value = getattr(self, dimension.name)
-            follows = dimension.metadata.get("follows")
-            if value is None and follows is not None:
-                value = self.default_of(dimension.name, getattr(self, follows))
-            value = checked(self.operator, dimension.name, value, self._types()[dimension.name])
+            if value is None and "follows" in dimension.metadata:
+                value = self.default_of(dimension.name, getattr(self, dimension.metadata["follows"]))
+            value = checked(self.operator, dimension.name, value, kinds[dimension.name])
             object.__setattr__(self, dimension.name, value)
         self.check()
 
@@ -312,6 +313,17 @@ class Workload(ABC):
         return get_type_hints(cls, include_extras=True)
 
     @classmethod
+    @functools.cache
+    def _kinds(cls) -> dict[str, Kind]:
+        return {name: Kind.of(hint) for name, hint in cls._types().items()}
+
+    @classmethod
+    @functools.cache
+    def _fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        return dataclasses.fields(cls)
+
+    @classmethod
+    @functools.cache
     def dimensions(cls) -> tuple[str, ...]:
         """Return the names of the dimensions, in canonical order."""
         return tuple(dimension.name for dimension in dataclasses.fields(cls))
@@ -325,8 +337,7 @@ class Workload(ABC):
         """
         if dimension not in cls.dimensions():
             raise UnknownName(f"dimension of {cls.operator}", dimension, cls.dimensions())
-        kind = cls._types()[dimension]
-        return get_args(kind) if get_origin(kind) is Literal else ()
+        return cls._kinds()[dimension].values
 
     def changed(self, **dimensions: Any) -> Workload:
         """Return this workload with some dimensions replaced; those that follow one of them do so again.
@@ -374,28 +385,28 @@ class Workload(ABC):
                 raise UnknownName(f"dimension of {cls.operator}", name, cls.dimensions())
         missing = [
             dimension.name
-            for dimension in dataclasses.fields(cls)
+            for dimension in cls._fields()
             if dimension.default is dataclasses.MISSING and dimension.name not in given
         ]
         if missing:
             raise InputError(f"{cls.operator}: missing {', '.join(missing)}; usage: {cls.usage()}")
-        of, types = cls.operator, cls._types()
-        return cls(**{name: value_of(of, name, value, types[name]) for name, value in given.items()})
+        of, kinds = cls.operator, cls._kinds()
+        return cls(**{name: value_of(of, name, value, kinds[name]) for name, value in given.items()})
 
     @classmethod
     def usage(cls) -> str:
         """Return the text form with a placeholder for each dimension, optional ones in brackets."""
-        types = cls._types()
+        kinds = cls._kinds()
         parts = []
-        for dimension in dataclasses.fields(cls):
-            text = f"{dimension.name}={placeholder(types[dimension.name])}"
+        for dimension in cls._fields():
+            text = f"{dimension.name}={placeholder(kinds[dimension.name])}"
             parts.append(text if dimension.default is dataclasses.MISSING else f"[{text}]")
         return f"{cls.operator}:{','.join(parts)}"
 
     def _given(self) -> dict[str, Any]:
         """Return the dimensions that are not at their defaults, in declared order."""
         given = {}
-        for dimension in dataclasses.fields(self):
+        for dimension in self._fields():
             value = getattr(self, dimension.name)
             follows = dimension.metadata.get("follows")
             default = (

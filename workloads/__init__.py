@@ -26,6 +26,7 @@ __all__ = ["Layer", "batches", "operator", "operators", "parse", "register", "su
 _registered: dict[str, type[Workload]] = {}
 
 
+@functools.cache
 def _module_names() -> tuple[str, ...]:
     return tuple(m.name for m in pkgutil.iter_modules(_operators.__path__) if not m.name.startswith("_"))
 

@@ -1,0 +1,361 @@
+"""Devices from files: the numbers of a specification sheet, fields of `Device`, or NeuSight's JSON.
+
+A GPU that is not released yet is ten lines of TOML (or the same keys as JSON)::
+
+    name = "next-1"
+    sm_count = 160
+    boost_mhz = 2100
+    memory_gb_s = 12000
+    memory_gb = 288
+    l2_mb = 192
+    tdp_w = 1400
+    process_nm = 3
+    tflops = { fp32 = 86, fp16 = 5500, fp8 = 11000 }
+
+Rates per SM and clock follow from the peaks. What no sheet tells (shared memory, resident threads, latencies)
+is taken from the `architecture`, or from the described one that is most alike; `Sheet.notes` say which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunebench._host import product_name
+from tunebench.device import Device, architecture_facts, architectures, product_facts
+from tunebench.errors import InputError, UnknownName
+
+__all__ = ["Sheet", "is_file", "read"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A device that was read from a file.
+
+    Attributes:
+        device: The device.
+        notes: What was assumed, and what in the file contradicts what is known: a line each.
+    """
+
+    device: Device
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """A number of a specification sheet: the field it becomes, its unit, and what it may be."""
+
+    field: str
+    scale: float
+    unit: str
+    low: float
+    high: float
+
+
+_WORDS = {
+    "sm_count": _Word("sm_count", 1, "streaming multiprocessors or compute units", 1, 10_000),
+    "boost_mhz": _Word("max_clock_mhz", 1, "MHz", 100, 10_000),
+    "memory_gb_s": _Word("dram_gb_s", 1, "GB/s", 10, 1_000_000),
+    "l2_mb": _Word("l2_bytes", 2**20, "MB", 0.25, 16_384),
+    "memory_gb": _Word("memory_bytes", 2**30, "GB", 0.5, 65_536),
+    "tdp_w": _Word("tdp_w", 1, "W", 1, 20_000),
+    "process_nm": _Word("process_nm", 1, "nm", 0.5, 200),
+}
+_NEEDED = ("sm_count", "boost_mhz", "memory_gb_s", "l2_mb")
+
+_TYPES = {"tf32": "tf32", "fp16": "f16", "bf16": "bf16", "fp8": "e4m3", "int8": "i8", "fp32_matrix": "f32"}
+"""Peaks of tensor cores by the word of a sheet; ``fp32`` beside them is of the plain multiply-add."""
+_PEAK = _Word("", 1, "TFLOP/s, dense", 0.05, 100_000)
+
+_NEUSIGHT = {
+    "Num_Sm": ("sm_count", 1.0),
+    "Freq": ("boost_mhz", 1.0),
+    "Mem_Bw": ("memory_gb_s", 1.0),
+    "L2Cache": ("l2_mb", 1.0),
+    "Dev_Mem": ("memory_gb", 1.0),
+}
+_NEUSIGHT_PEAKS = {"SingleFLOPs": "fp32", "SingleFLOPsVEC": "fp32", "SingleFLOPsMM": "fp32_matrix"}
+_NEUSIGHT_KEYS = {"Device", "Core_Per_SM", *_NEUSIGHT, *_NEUSIGHT_PEAKS}
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Device)}
+_TEXTS = {"name", "kind", "architecture", "source", "like"}
+_AMD = re.compile(r"\b(amd|instinct|radeon|mi\d+\w*)\b")
+
+
+def is_file(name: str) -> bool:
+    """Tell whether the name of a device is that of a file: it ends in ``.toml`` or ``.json``."""
+    return name.lower().endswith((".toml", ".json"))
+
+
+def read(path: str | Path) -> Sheet:
+    """Read a device from a TOML or JSON file.
+
+    Raises:
+        InputError: naming what is missing, unknown, malformed or out of range, and what is expected.
+    """
+    try:
+        data = _load(Path(path))
+        notes: list[str] = []
+        if "Num_Sm" in data:
+            data = _from_neusight(data, notes)
+        device = _device(data, notes)
+    except InputError as error:
+        raise InputError(f"device file {path}: {error}") from error
+    return Sheet(device=device, notes=tuple(notes))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise InputError(error.strerror or str(error)) from error
+    except ValueError as error:  # of either parser, or not UTF-8
+        raise InputError(f"neither TOML nor JSON by its ending: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"must hold one object of names and values, found {type(data).__name__}")
+    return data
+
+
+# -- the vocabulary ----------------------------------------------------------------------------------
+
+
+def _device(data: Mapping[str, Any], notes: list[str]) -> Device:
+    """Build a device from what a file says, completed by what is described."""
+    known = {*_WORDS, *_FIELDS, "tflops", "source", "like"}
+    for key in data:
+        if key not in known:
+            raise UnknownName("key", key, known)
+    for key in _TEXTS & set(data):
+        if not isinstance(data[key], str) or not data[key]:
+            raise InputError(f"{key} must be a text, got {data[key]!r}")
+    if "name" not in data:
+        raise InputError("missing name; " + _usage())
+    name = product_name(data["name"])
+    product = _product(data.get("like"), name)
+    facts = _facts(data)
+    rates = _rates(data, {**product, **facts})
+    rates.update({key: facts.pop(key) for key in ("fma_per_clock",) if key in facts})
+    tensor = {**rates.pop("mma_flop_per_clock", {}), **facts.pop("mma_flop_per_clock", {})}
+    told = data.get("architecture") or product.get("architecture")
+    architecture = told if told in architectures() else _nearest(name, told, rates, tensor)
+    if architecture != told:
+        told = told or architecture
+        facts["assumed"] = facts.get("assumed", True)
+        notes.append(f"{_told(data)}limits and rates that the file leaves out are those of {architecture}")
+    base = {**architecture_facts(architecture), **product}
+    _contradictions(data, name, {**facts, **rates}, base, notes)
+    merged = {**base, **facts, **rates, "name": name, "architecture": told}
+    merged["mma_flop_per_clock"] = _tensor_rates(base.get("mma_flop_per_clock", {}), tensor, notes)
+    _require(merged)
+    return Device(**{"kind": "gpu", **merged})
+
+
+def _told(data: Mapping[str, Any]) -> str:
+    given = data.get("architecture")
+    return f"architecture {given} is not described: " if given else "no architecture is given: "
+
+
+def _product(like: str | None, name: str) -> dict[str, Any]:
+    """Return what completes the file: the product that it is said to be like, or that has its name."""
+    if like is None:
+        return product_facts(name)
+    found = product_facts(product_name(like))
+    if not found:
+        raise InputError(f"like = {like!r} names no described device; `tunebench devices` lists them")
+    return found
+
+
+def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `Device` that a file gives, by whichever word."""
+    facts: dict[str, Any] = {}
+    for key, value in data.items():
+        word = _WORDS.get(key)
+        if word is not None:
+            field, value = word.field, _in_range(key, value, word) * word.scale
+        elif key in _FIELDS and key not in _TEXTS:
+            field, value = key, _plain(key, value)
+        else:
+            continue
+        if field in facts:
+            raise InputError(f"{field} is given twice, once as {key}")
+        if field in _FIELDS:  # a word without a field is checked, and of no use yet
+            facts[field] = round(value) if _FIELDS[field].type == "int" else value
+    if "kind" in data:
+        facts["kind"] = data["kind"]
+    return facts
+
+
+def _in_range(key: str, value: Any, word: _Word) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not word.low <= value <= word.high:
+        raise InputError(f"{key} must be {word.unit}, from {word.low:g} to {word.high:g}; got {value!r}")
+    if key == "sm_count" and value != int(value):
+        raise InputError(f"{key} must be a whole number, got {value!r}")
+    return float(value)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return the value of a field of `Device`, once it is of its kind."""
+    if key == "mma_flop_per_clock":
+        if not isinstance(value, Mapping):
+            raise InputError(f"{key} must be a table of FLOPs an SM and clock by type, got {value!r}")
+        return {dtype: _positive(f"{key}.{dtype}", rate) for dtype, rate in value.items()}
+    if key == "assumed":
+        if not isinstance(value, bool):
+            raise InputError(f"{key} must be true or false, got {value!r}")
+        return value
+    return _positive(key, value)
+
+
+def _positive(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InputError(f"{key} must be a number above 0, got {value!r}")
+    return value
+
+
+def _require(merged: Mapping[str, Any]) -> None:
+    missing = [word for word in _NEEDED if _WORDS[word].field not in merged]
+    if missing:
+        raise InputError(f"missing {', '.join(missing)}; " + _usage())
+
+
+def _usage() -> str:
+    words = ", ".join(f"{word} ({_WORDS[word].unit})" for word in _NEEDED)
+    return (
+        f"a device file has name, {words}, and architecture or tflops "
+        f"(TFLOP/s by type: fp32, {', '.join(_TYPES)}); it may have memory_gb, tdp_w, process_nm, "
+        "like (a described device that completes it), source, and any field of tunebench.device.Device"
+    )
+
+
+# -- rates ---------------------------------------------------------------------------------------------
+
+
+def _rates(data: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rates per SM and clock from the peaks of a sheet; nothing if it has none."""
+    peaks = data.get("tflops", {})
+    if not isinstance(peaks, Mapping):
+        raise InputError(f"tflops must be a table such as {{ fp32 = 67, fp16 = 989 }}, got {peaks!r}")
+    if peaks and not {"sm_count", "max_clock_mhz"} <= set(facts):
+        raise InputError("rates follow from tflops, sm_count and boost_mhz: all three are needed; " + _usage())
+    tensor: dict[str, float] = {}
+    rates: dict[str, Any] = {}
+    for word, value in peaks.items():
+        if word not in {"fp32", *_TYPES}:
+            raise UnknownName("type of tflops", word, {"fp32", *_TYPES})
+        peak = _in_range(f"tflops.{word}", value, _PEAK)
+        rate = peak * 1e6 / (facts["sm_count"] * facts["max_clock_mhz"])
+        if word == "fp32":
+            rates["fma_per_clock"] = _round_rate(rate / 2)
+        else:
+            tensor[_TYPES[word]] = _round_rate(rate)
+    for one, other in (("f16", "bf16"), ("bf16", "f16")):
+        if one in tensor:
+            tensor.setdefault(other, tensor[one])
+    if tensor:
+        rates["mma_flop_per_clock"] = tensor
+    return rates
+
+
+def _round_rate(rate: float) -> float:
+    """Return the power of two that a rate is, but for rounding and for peaks quoted at another clock.
+
+    Units are built in powers of two. Peaks of tensor cores are quoted at clocks down to 0.865 of the highest
+    (H100 NVL), and rounded up by up to 0.7 % (V100). What is no such multiple stays as it is.
+    """
+    near: float = 2.0 ** round(math.log2(rate))
+    return near if 0.85 <= rate / near <= 1.02 else rate
+
+
+def _nearest(
+    name: str, told: str | None, rates: Mapping[str, float], tensor: Mapping[str, float]
+) -> str:
+    """Return the described architecture whose rates are most alike, of those the later one."""
+    if told is None and not rates and not tensor:
+        raise InputError("missing architecture or tflops; " + _usage())
+    amd = told.startswith("gfx") if told else bool(_AMD.search(name.replace("-", " ")))
+    number = int(re.sub(r"\D", "", told) or 0) if told and not amd else None
+    alike = [entry for entry in architectures() if entry.startswith("gfx" if amd else "sm_")]
+
+    def distance(entry: str) -> tuple[float, float]:
+        facts = architecture_facts(entry)
+        there = facts.get("mma_flop_per_clock", {})
+        pairs = [(rate, there.get(dtype)) for dtype, rate in tensor.items()]
+        pairs += [(rate, facts[key]) for key, rate in rates.items()]
+        away = sum(abs(math.log2(rate / other)) if other else 4.0 for rate, other in pairs)
+        return away, abs(number - int(entry[3:])) if number is not None else -alike.index(entry)
+
+    return min(alike, key=distance)
+
+
+def _tensor_rates(
+    base: Mapping[str, float], given: Mapping[str, float], notes: list[str]
+) -> dict[str, float]:
+    """Return tensor rates by type: those given, and the others in the proportion that the base has."""
+    if "f16" not in given or "f16" not in base or given["f16"] == base["f16"]:
+        return {**base, **given}
+    ratio = given["f16"] / base["f16"]
+    left = {dtype: rate * ratio for dtype, rate in base.items() if dtype not in given}
+    if left:
+        notes.append(f"tensor rates of {', '.join(left)} are not given: taken in proportion to that of fp16")
+    return {**left, **given}
+
+
+def _contradictions(
+    data: Mapping[str, Any],
+    name: str,
+    facts: Mapping[str, Any],
+    base: Mapping[str, Any],
+    notes: list[str],
+) -> None:
+    """Note what a file says of a described product, or of its architecture, that is otherwise known."""
+    if "like" in data:
+        return  # what differs is meant to
+    if product_facts(name):
+        for key, word in _WORDS.items():
+            here, known = facts.get(word.field), base.get(word.field)
+            if here and known and abs(here / known - 1) > 0.02:
+                said = f"{key} is {here / word.scale:g} here"
+                notes.append(f"{said}, and {known / word.scale:g} of {name} as described")
+    fma, usual = facts.get("fma_per_clock"), base.get("fma_per_clock")
+    if fma and usual and not 0.9 < fma / usual < 1.1:
+        notes.append(
+            f"fp32 makes {fma:g} multiply-adds an SM and clock, where {usual:g} were expected of {name}"
+        )
+
+
+# -- NeuSight's files ------------------------------------------------------------------------------------
+
+
+def _from_neusight(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return a device configuration of NeuSight in the words of a sheet; its numbers are believed.
+
+    Source: `scripts/asplos/data/device_configs` of sitar-lab/NeuSight.
+    """
+    for key in data:
+        if key not in _NEUSIGHT_KEYS:
+            raise UnknownName("key of a NeuSight device", key, _NEUSIGHT_KEYS)
+    found: dict[str, Any] = {"name": data.get("Device", "")}
+    found |= {word: data[key] for key, (word, _) in _NEUSIGHT.items() if key in data}
+    peaks = {word: data[key] for key, word in _NEUSIGHT_PEAKS.items() if key in data}
+    if not all(isinstance(peak, int | float) for peak in peaks.values()):
+        raise InputError(f"{', '.join(_NEUSIGHT_PEAKS)} must be GFLOP/s, got {peaks}")
+    found["tflops"] = {word: peak / 1e3 for word, peak in peaks.items()}
+    read_as = ", ".join(f"{word} {value:g}" for word, value in found.items() if isinstance(value, int | float))
+    peaks_as = ", ".join(f"{word} {peak:g}" for word, peak in found["tflops"].items())
+    notes.append(f"read as a NeuSight device: {read_as}, tflops {peaks_as}")
+    lanes = data.get("Core_Per_SM", 0)
+    if "SingleFLOPs" in data and lanes:
+        expected = data["Num_Sm"] * lanes * 2 * data.get("Freq", 0) / 1e3
+        if expected and not 0.95 < data["SingleFLOPs"] / expected < 1.05:
+            notes.append(
+                f"SingleFLOPs {data['SingleFLOPs']:g} contradicts Num_Sm x Core_Per_SM x 2 x Freq: {expected:g}"
+            )
+    return found
