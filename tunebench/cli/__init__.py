@@ -27,6 +27,7 @@ COMMANDS = {
     "tune": "Find the fastest kernel and parameters for a workload, and remember them.",
     "lookup": "Answer from memory which kernel and parameters to use for a workload.",
     "show": "Show what is known of a workload: the best, and the failures by class.",
+    "predict": "Predict how long a workload or a model takes on GPUs that need not be here.",
     "explain": "Tell what limits a configuration, and what would take less time.",
     "export": "Write a kernel with all that a program needs to launch it, and an example in C++.",
     "workloads": "List what can be computed: operators, and suites of real layers.",

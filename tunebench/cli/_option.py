@@ -22,6 +22,7 @@ __all__ = [
     "Target",
     "VariantFile",
     "VariantName",
+    "absent_device",
     "target_device",
 ]
 
@@ -60,9 +61,14 @@ StopAtGap = Annotated[
 
 Target = Annotated[
     str | None,
-    typer.Option("--device", help="A device by name. Default: GPU, else CPU.", show_default=False),
+    typer.Option(
+        "--device",
+        metavar="NAME|FILE",
+        help="A device by name, or a file that describes one. Default: GPU, else CPU.",
+        show_default=False,
+    ),
 ]
-"""Name of a device, which need not be here; None where it is not given."""
+"""Name of a device, which need not be here, or a file that describes it; None where it is not given."""
 
 Architecture = Annotated[
     str | None,
@@ -103,4 +109,26 @@ def target_device(device: str | None, arch: str | None) -> Device:
 
     if device is not None and arch is not None:
         raise InputError("--device and --arch exclude each other: a device has its architecture")
-    return devices.find(device) if arch is None else devices.representative(arch)
+    if arch is not None:
+        return devices.representative(arch)
+    return devices.find(None) if device is None else absent_device(device)
+
+
+def absent_device(name: str) -> Device:
+    """Return a device by its name, or from a file; what was assumed of a file's goes to stderr.
+
+    Raises:
+        InputError: if the file cannot be used, or the name is unknown.
+        DeviceError: if it is a GPU of this machine that is not there.
+    """
+    from tunebench import datasheet
+    from tunebench import device as devices
+
+    if not datasheet.is_file(name):
+        return devices.find(name)
+    from tunebench.cli._output import console
+
+    sheet = datasheet.read(name)
+    for note in sheet.notes:
+        console(stderr=True).print(f"{name}: {note}", soft_wrap=True)
+    return sheet.device

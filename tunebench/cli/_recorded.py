@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunebench.cli._option import absent_device
 from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -24,11 +25,12 @@ RecordedDevice = Annotated[
     str,
     typer.Option(
         "--device",
-        help="Device of a file that tells none, as `tunebench devices` names it.",
+        metavar="NAME|FILE",
+        help="Device of a file that tells none, as `tunebench devices` names it; or a file that describes it.",
         show_default=False,
     ),
 ]
-"""Name of the device it was recorded on; empty where the file tells."""
+"""Name of the device it was recorded on, or a file that describes it; empty where the recording tells."""
 
 RecordedProblem = Annotated[
     str,
@@ -46,6 +48,7 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
         InputError: if the file cannot be read or tells otherwise, or the problem is no list of sizes.
         UnknownName: if there is no such device or kernel.
     """
+    from tunebench import datasheet
     from tunebench import device as devices
     from tunebench._host import product_name
     from tunebench.kernels.foreign import FOREIGN
@@ -54,9 +57,11 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
 
     if problem and not re.fullmatch(r"[0-9]+(x[0-9]+)*", problem):
         raise InputError(f"--problem must be sizes such as 4096x4096, got {problem!r}")
-    if device and product_name(device) not in devices.described():
+    described = absent_device(device) if datasheet.is_file(device) else None
+    if device and described is None and product_name(device) not in devices.described():
         raise UnknownName("device", device, devices.described())
     if kernel and kernel not in (known := {foreign.kernel for foreign in FOREIGN}):
         raise UnknownName("described kernel", kernel, known)
     sizes = tuple(map(int, problem.split("x"))) if problem else ()
-    return Space.of(read(path).completed(kernel=kernel, device=device, problem=sizes))
+    told = "" if described is not None else device
+    return Space.of(read(path).completed(kernel=kernel, device=told, problem=sizes), described)

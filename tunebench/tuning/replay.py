@@ -53,10 +53,14 @@ class Space:
     missing: str = ""
 
     @classmethod
-    def of(cls, recording: Recording) -> Space:
-        """Find out what is known."""
-        name = product_name(recording.device)
-        device = devices.described().get(name)
+    def of(cls, recording: Recording, device: Device | None = None) -> Space:
+        """Find out what is known.
+
+        Args:
+            recording: The recording.
+            device: What it was recorded on, in place of the described device that has the recorded name.
+        """
+        device = device or devices.described().get(product_name(recording.device))
         table = recording.table
         values = {parameter.name: parameter.values for parameter in table.space.parameters}
         foreign = describe(recording.kernel, values, recording.problem)

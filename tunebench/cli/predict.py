@@ -1,0 +1,166 @@
+"""`tunebench predict`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunebench.cli._option import Json, absent_device
+from tunebench.cli._output import console, emit, plain, table
+from tunebench.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.device import Device
+    from tunebench.forecast import Prediction
+    from tunebench.forecast.table import Tally
+
+__all__ = ["command"]
+
+INTERRUPTED = 130
+SHOWN = 10
+"""Refused rows of which people are told why; the file has them all."""
+
+
+def command(
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workload",
+            "-w",
+            help="What to compute: operator:dimension=value,… or suite/layer. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A GPU by name, or a file with its specification sheet. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    workloads: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv", help="A table with a workload in each row, with --out.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.csv", help="Where to write the table with its predictions.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict how long a workload or a model takes on GPUs that need not be here.
+
+    The time is that of the kernels a framework would choose; nine of ten real times lie in the interval.
+    Nothing is run. A GPU that is not released yet can be described by a file of ten lines.
+    """
+    devices = _devices(device)
+    if workloads is not None:
+        if workload or out is None or len(devices) != 1:
+            raise InputError("--workloads goes with --out and one --device, and without --workload")
+        _predict_table(workloads, devices[0], out, as_json)
+    elif not workload or out is not None:
+        raise InputError("name what to predict: --workload TEXT, or --workloads FILE.csv --out OUT.csv")
+    else:
+        _predict_workloads(workload, devices, as_json)
+
+
+def _devices(names: Sequence[str] | None) -> list[Device]:
+    """Return the GPUs that were named, or this machine's first."""
+    from tunebench.device import local_gpus
+
+    found = [absent_device(name) for name in names] if names else list(local_gpus()[:1])
+    if not found:
+        raise InputError("this machine has no GPU: name one by --device, see `tunebench devices`")
+    for device in found:
+        if device.kind != "gpu":
+            raise InputError(f"{device.name} is no GPU: its times are measured, by `tunebench tune`")
+    return found
+
+
+# -- workloads ---------------------------------------------------------------------------------------------
+
+
+def _predict_workloads(texts: Sequence[str], devices: Sequence[Device], as_json: bool) -> None:
+    from tunebench.forecast import predict_all
+    from tunebench.workloads import parse
+
+    problems = [parse(text) for text in texts]
+    found = [prediction for device in devices for prediction in predict_all(problems, device)]
+    emit(as_json, [_describe(each) for each in found], lambda to: _render(to, found))
+
+
+def _describe(found: Prediction) -> dict[str, Any]:
+    return {**plain(found), "device": found.device.key, "utilisation": found.utilisation}
+
+
+def _render(to: Console, found: Sequence[Prediction]) -> None:
+    rows = (
+        (
+            *(_us(each.time_us), f"{_us(each.low_us)} to {_us(each.high_us)}", _us(each.bound_us)),
+            *(f"{each.utilisation:.0%}", each.binding, each.basis, each.device.name, each.workload),
+        )
+        for each in found
+    )
+    headers = (">predicted", ">90 % within", ">at least", ">of peak", "limited by", "basis", "device")
+    to.print(table(*headers, "workload", rows=rows))
+    for reason in dict.fromkeys(each.because for each in found if each.because):
+        to.print(reason, soft_wrap=True)
+
+
+def _us(us: float) -> str:
+    return f"{us / 1e3:.4g} ms" if us >= 1e4 else f"{us:.4g} us"
+
+
+# -- tables ------------------------------------------------------------------------------------------------
+
+
+def _predict_table(source: Path, device: Device, out: Path, as_json: bool) -> None:
+    from tunebench.forecast.table import predict_table
+
+    with _progress(source.name) as watcher:
+        tally = predict_table(source, device, out, watcher=watcher)
+    data = {
+        **{"out": str(out), "device": device.key, "rows": tally.rows, "refused": tally.refused},
+        **{"interrupted": tally.interrupted, "faults": plain(tally.faults)},
+    }
+    emit(as_json, data, lambda to: to.print(_summary(tally, device, out), soft_wrap=True))
+    err = console(stderr=True)
+    for fault in tally.faults[:SHOWN]:
+        err.print(f"{source}, {fault}", soft_wrap=True)
+    if tally.refused > SHOWN:
+        err.print(f"{source}: and {tally.refused - SHOWN} more, see column error", soft_wrap=True)
+    if tally.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if tally.refused:
+        raise InputError(f"{tally.refused} of {tally.rows} rows cannot be used; the others are predicted")
+
+
+def _summary(tally: Tally, device: Device, out: Path) -> str:
+    stopped = ", of the rows before the interruption" if tally.interrupted else ""
+    return f"{tally.rows - tally.refused} of {tally.rows} rows predicted on {device.name}: {out}{stopped}"
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[Tally, float], None]]:
+    """Show on stderr how much of a table is done, where that is a terminal."""
+    to = console(stderr=True)
+    if not to.is_terminal:
+        yield lambda tally, share: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[rows]} rows"))
+    with Progress(*columns, TimeRemainingColumn(), console=to, transient=True) as bar:
+        task = bar.add_task(what, total=1.0, rows=0)
+        yield lambda tally, share: bar.update(task, completed=share, rows=tally.rows)
