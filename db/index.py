@@ -125,6 +125,9 @@ COLUMNS = (
 )
 """Columns of `answer_v1`, in its order."""
 
+FORMAT = 2
+"""Of an index file; another one has another name. 2 has `measurement`, with the intervals of predictions."""
+
 _asked: dict[Path, float] = {}
 """When this process last asked each server for news: one that is down is not asked at every lookup."""
 
@@ -132,7 +135,7 @@ _asked: dict[Path, float] = {}
 def index_path(location: Location) -> Path:
     """Return where the index of a server is kept."""
     name = hashlib.sha256(str(location.url).encode()).hexdigest()[:16]
-    return _environment.cache_folder() / "answers" / f"{name}.db"
+    return _environment.cache_folder() / "answers" / f"{name}.{FORMAT}.db"
 
 
 def refresh(location: Location) -> Path:
@@ -179,7 +182,7 @@ def export(store: Store, path: Path) -> None:
         os.close(handle)
         fresh = Path(name)
         try:
-            _write(fresh, fingerprint, store.answers())
+            _write(fresh, fingerprint, store.answers(), store.details())
             fresh.replace(path)
         except BaseException:
             fresh.unlink()
@@ -198,7 +201,12 @@ def _fingerprint(path: Path) -> str | None:
     return str(row[0]) if row else None
 
 
-def _write(path: Path, fingerprint: str, answers: Iterable[Mapping[str, Any]]) -> None:
+def _write(
+    path: Path,
+    fingerprint: str,
+    answers: Iterable[Mapping[str, Any]],
+    details: Iterable[tuple[int, Mapping[str, Any]]],
+) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN")
         connection.execute(f"CREATE TABLE answer_v1 ({', '.join(COLUMNS)})")
@@ -217,6 +225,11 @@ def _write(path: Path, fingerprint: str, answers: Iterable[Mapping[str, Any]]) -
                 )
                 for row in answers
             ),
+        )
+        connection.execute("CREATE TABLE measurement (id INTEGER PRIMARY KEY, detail TEXT)")
+        connection.executemany(
+            "INSERT OR IGNORE INTO measurement VALUES (?, ?)",
+            ((id_, json.dumps(detail)) for id_, detail in details),
         )
         connection.execute("CREATE INDEX ix_answer_v1_workload ON answer_v1 (workload)")
         connection.execute("COMMIT")

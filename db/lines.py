@@ -384,7 +384,7 @@ def _conditions(data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 _CHECKS: Mapping[str, Callable[[Mapping[str, Any], str], Any]] = {
     **dict.fromkeys(("median_us", "predicted_us", "above_us", "incumbent_us"), _time),
-    "bound_us": _number,
+    **dict.fromkeys(("bound_us", "low_us", "high_us"), _number),
     "samples_us": _times,
     "ci_us": _interval,
     "cache": _cache,

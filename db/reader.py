@@ -331,6 +331,17 @@ class Reader:
         with self._read() as connection:
             return [dict(row) for row in connection.execute(sa.select(schema.answer_v1)).mappings()]
 
+    def details(self) -> list[tuple[int, Mapping[str, Any]]]:
+        """Return what else is stored of predictions that are answers, by measurement."""
+        view = schema.answer_v1.c
+        query = (
+            sa.select(_measurement.c.id, _measurement.c.detail)
+            .join(schema.answer_v1, view.measurement_id == _measurement.c.id)
+            .where(view.kind == "predicted")
+        )
+        with self._read() as connection:
+            return [(row.id, row.detail) for row in connection.execute(query)]
+
     def fingerprint(self) -> str:
         """Return a text that changes whenever an answer may have changed."""
         query = sa.select(

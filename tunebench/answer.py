@@ -49,6 +49,7 @@ class Answer:
         config: Its configuration.
         expected_us: Median that was measured, or the time that was predicted.
         ci_us: 95 % confidence interval of the median; None for a prediction.
+        interval_us: What nine of ten times lie between, of a prediction whose record tells; None otherwise.
         bound_us: The bound it was held against, if there was one.
         cache: Cache state it was timed in; None for a prediction.
         verification: How its result was proved right; a prediction may be ``"not verified"``.
@@ -72,6 +73,7 @@ class Answer:
     stale: bool
     recorded_at: datetime
     database: str
+    interval_us: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -203,7 +205,7 @@ def _miss(text: str, target: _Target, location: Location, *, tell_database: bool
 # (with another power limit, say), else the one with the most similar number of SMs.
 _QUERY = """
 SELECT device, variant, config_values, revision, kind, cache, verification, time_us, ci_low_us, ci_high_us,
-       bound_us, stale, recorded_at
+       bound_us, stale, recorded_at, measurement_id
 FROM answer_v1
 WHERE workload = :workload AND architecture = :architecture AND (:variant IS NULL OR variant = :variant)
 ORDER BY kind = 'predicted', stale, device <> :key, product <> :product, ABS(sm_count - :sm_count), device,
@@ -299,7 +301,7 @@ def _query(
     ).fetchone()
     if row is None:
         return None
-    device, variant, values, revision, kind, cache, verification, time_us, low, high, bound, stale, at = row
+    device, variant, values, revision, kind, cache, verification, time_us, low, high, bound, stale, at, id_ = row
     how: How = "measured here" if device == target.key else "same architecture"
     return Answer(
         workload=text,
@@ -316,7 +318,16 @@ def _query(
         stale=bool(stale),
         recorded_at=datetime.fromisoformat(at).replace(tzinfo=UTC),
         database=str(location),
+        interval_us=_interval(connection, id_) if kind == "predicted" else None,
     )
+
+
+def _interval(connection: sqlite3.Connection, measurement_id: int) -> tuple[float, float] | None:
+    """Return the interval of a prediction; None in records that have none."""
+    row = connection.execute("SELECT detail FROM measurement WHERE id = ?", (measurement_id,)).fetchone()
+    detail = json.loads(row[0]) if row is not None else {}
+    low_us, high_us = detail.get("low_us"), detail.get("high_us")
+    return None if low_us is None or high_us is None else (low_us, high_us)
 
 
 def _explained(location: Location, path: Path, error: Exception) -> DatabaseError:

@@ -81,11 +81,25 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """It compiled for a device that is not here; the time is a belief of the model."""
+    """It compiled for a device that is not here; the time is a belief of the model.
+
+    Attributes:
+        predicted_us: Expected time.
+        verification: How the result was proved right.
+        low_us: Nine of ten real times lie between this and `high_us`; None in records that have no interval.
+        high_us: The other end.
+    """
 
     kind: ClassVar[str] = "predicted"
     predicted_us: float
     verification: Verification
+    low_us: float | None = None
+    high_us: float | None = None
+
+    @property
+    def interval_us(self) -> tuple[float, float] | None:
+        """Both ends of the interval, where it has one."""
+        return (self.low_us, self.high_us) if self.low_us is not None and self.high_us is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ class Task:
         device: Where it is to run, or what it is to be compiled for.
         seed: Seed of the random inputs it is verified and timed on.
         predicted_us: Expected time, for devices that are not here.
+        interval_us: What nine of ten times lie between, likewise.
         thorough: Whether to take many samples, as for finalists, and never to abort.
         prune: Whether to leave it out if its bound, now that it is compiled, exceeds the incumbent.
     """
@@ -34,5 +35,6 @@ class Task:
     device: Device
     seed: int = 0
     predicted_us: float | None = None
+    interval_us: tuple[float, float] | None = None
     thorough: bool = False
     prune: bool = False

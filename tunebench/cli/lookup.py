@@ -36,6 +36,9 @@ def command(
         to.print(f"  variant  {answer.variant}")
         to.print(f"  config   {answer.config}", soft_wrap=True)
         known = f"{answer.how}, {answer.recorded_at:%Y-%m-%d %H:%M} UTC" + (", stale" if answer.stale else "")
+        if answer.interval_us is not None:
+            low_us, high_us = answer.interval_us
+            known += f"; nine of ten times within {low_us:.2f} to {high_us:.2f}"
         to.print(f"  time     {answer.expected_us:.2f} us ({known})")
 
     emit(as_json, answer.to_json(), render)

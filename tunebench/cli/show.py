@@ -104,7 +104,7 @@ def _show_records(workload: str, key: str | None, limit: int, db: str | None, as
     def render(to: Console) -> None:
         to.print(f"{text}: {len(entries)} measurements")
         rows = (
-            (d["time_us"] and f"{d['time_us']:.2f}", _how(d), d["device"], d["variant"], d["config"])
+            (_time(d), _how(d), d["device"], d["variant"], d["config"])
             for d in data["best"]  # type: ignore[attr-defined]
         )
         to.print(table(">us", "how", "device", "variant", "configuration", rows=rows))
@@ -119,6 +119,12 @@ def _show_records(workload: str, key: str | None, limit: int, db: str | None, as
             to.print(table(">times", "failure", "reason", rows=failures))
 
     emit(as_json, data, render)
+
+
+def _time(described: Mapping[str, Any]) -> str:
+    """Return a time, and of a prediction what nine of ten lie between."""
+    ends = f" [{described['low_us']:.2f}, {described['high_us']:.2f}]" if described["low_us"] else ""
+    return f"{described['time_us']:.2f}{ends}"
 
 
 def _how(described: Mapping[str, Any]) -> str:
@@ -150,6 +156,8 @@ def _describe(entry: Entry) -> dict[str, Any]:
         "config": str(entry.key.config),
         "kind": outcome.kind,
         "time_us": time_us(outcome),
+        "low_us": getattr(outcome, "low_us", None),
+        "high_us": getattr(outcome, "high_us", None),
         "purpose": entry.purpose,
         "bound_us": entry.bound_us,
         "violates_bound": entry.violates_bound,

@@ -226,7 +226,8 @@ def _render(report: Report, to: Console) -> None:
 
 def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
     how = "predicted, not measured" if report.how == "predicted" else "measured"
-    interval = f" [{_time(report.ci_us[0])}, {_time(report.ci_us[1])}]" if report.ci_us else ""
+    ends = report.ci_us or report.interval_us
+    interval = f" [{_time(ends[0])}, {_time(ends[1])}]" if ends else ""
     what = f"{how}, the default" if report.is_default else how
     yield f"best ({what})", f"{_time(best_us)}{interval}", None, None
     if report.default_us is not None and not report.is_default:

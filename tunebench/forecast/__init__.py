@@ -6,6 +6,15 @@ kernels of this package. Neither needs the device.
 
 from tunebench.forecast.library import predict, predict_all
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
-from tunebench.forecast.utilisation import predict_us
+from tunebench.forecast.utilisation import interval_us, predict_us
 
-__all__ = ["Basis", "Binding", "Prediction", "Predictions", "predict", "predict_all", "predict_us"]
+__all__ = [
+    "Basis",
+    "Binding",
+    "Prediction",
+    "Predictions",
+    "interval_us",
+    "predict",
+    "predict_all",
+    "predict_us",
+]

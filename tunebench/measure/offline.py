@@ -52,7 +52,11 @@ class OfflineRunner(Runner):
         effort = Effort(verify_s=time.perf_counter() - begun)
         if isinstance(verified, WrongResult):
             return verified, effort
-        return Predicted(predicted_us=task.predicted_us, verification=verified), effort
+        low_us, high_us = task.interval_us or (None, None)
+        outcome = Predicted(
+            predicted_us=task.predicted_us, verification=verified, low_us=low_us, high_us=high_us
+        )
+        return outcome, effort
 
     def _verify(self, task: Task) -> Verification | WrongResult:
         variant = task.variant

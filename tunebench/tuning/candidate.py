@@ -12,7 +12,7 @@ from tunebench.bound import Bounds, bound
 from tunebench.compile import unavailable
 from tunebench.device import Device
 from tunebench.errors import InputError, MissingDependency, UnknownName
-from tunebench.forecast import predict_us
+from tunebench.forecast import interval_us, predict_us
 from tunebench.kernels import variants
 from tunebench.measure.cuda import require_cuda_core
 from tunebench.outcome import CacheState
@@ -65,6 +65,10 @@ class Candidate:
     def _predicted(self) -> NDArray[np.float64]:
         return predict_us(self.bounds, self.costs, self.device)
 
+    @functools.cached_property
+    def _interval(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return interval_us(self._predicted, self.bounds)
+
     def fastest(self) -> int:
         """Return the row that is predicted to take least."""
         return int(self._predicted.argmin())
@@ -72,6 +76,11 @@ class Candidate:
     def predicted_us(self, row: int) -> float:
         """Return the expected time of one configuration: a belief, for devices that are not here."""
         return float(self._predicted[row])
+
+    def interval_us(self, row: int) -> tuple[float, float]:
+        """Return what nine of ten times of one configuration lie between, by the same belief."""
+        low, high = self._interval
+        return float(low[row]), float(high[row])
 
 
 def target(device: Device | str | None, *, offline: bool = False) -> Target:

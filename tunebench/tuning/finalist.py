@@ -29,6 +29,7 @@ class Timed:
         config: The configuration.
         search_us: Its time in the search; infinite for a default that was aborted.
         ci_us: 95 % interval of that, if it was measured.
+        interval_us: What nine of ten times lie between, if it was predicted and its record tells.
         is_default: Whether it is what its variant would ship untuned.
         again: The results of the finalist rounds in which it succeeded, by round.
         failed: Whether it failed in one of them.
@@ -38,6 +39,7 @@ class Timed:
     config: Config
     search_us: float
     ci_us: tuple[float, float] | None = None
+    interval_us: tuple[float, float] | None = None
     is_default: bool = False
     again: dict[int, Result] = field(default_factory=dict)
     failed: bool = False

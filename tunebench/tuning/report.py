@@ -126,6 +126,7 @@ class Report:
         warm: Records of other devices and of related problems that the search began with.
         unlikely: Open configurations that the calibrated pruner passed over: unlikely to win, never proved.
         unlikely_winners: How many of those are expected to be faster than the best, all the same.
+        interval_us: What nine of ten times lie between, where `median_us` is predicted.
     """
 
     workload: str
@@ -157,6 +158,7 @@ class Report:
     warm: tuple[Source, ...] = ()
     unlikely: int = 0
     unlikely_winners: float = 0.0
+    interval_us: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data, with the fastest baseline under `baseline` and `baseline_us`."""

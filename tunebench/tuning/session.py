@@ -208,6 +208,7 @@ class Session:
             device=self.target.device,
             seed=self.plan.seed + self.budget.done,
             predicted_us=self.candidates[search.key].predicted_us(row),
+            interval_us=self.candidates[search.key].interval_us(row),
             thorough=thorough,
         )
 
@@ -217,8 +218,15 @@ class Session:
         if value is None and default and isinstance(outcome, Aborted):
             value = float("inf")  # slow, but what the best is to be compared with
         if value is not None:
-            interval = getattr(outcome, "ci_us", None)
-            self.timed.append(Timed(search, config, value, ci_us=interval, is_default=default))
+            timed = Timed(
+                search,
+                config,
+                value,
+                ci_us=getattr(outcome, "ci_us", None),
+                interval_us=getattr(outcome, "interval_us", None),
+                is_default=default,
+            )
+            self.timed.append(timed)
 
     def _tell_watcher(self, phase: str, done: int, total: int) -> None:
         tried = sum(self.outcomes.values())
@@ -288,6 +296,7 @@ class Session:
             config=best.config if best else None,
             median_us=median_us,
             ci_us=ci_us,
+            interval_us=best.interval_us if best else None,
             is_default=best.is_default if best else False,
             default_us=default.median()[0] if default else None,
             baselines=baselines,
