@@ -118,6 +118,9 @@ _PRODUCTS = {
     "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000-server",
     "amd-instinct-mi100": "mi100",
     "amd-instinct-mi210": "mi210",
+    "amd-instinct-mi250": "mi250",
+    "amd-instinct-mi300x": "mi300x",
+    "gh200-480gb": "gh200",
 }
 
 

@@ -256,9 +256,6 @@ def _rates(data: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
             rates["fma_per_clock"] = _round_rate(rate / 2)
         else:
             tensor[_TYPES[word]] = _round_rate(rate)
-    for one, other in (("f16", "bf16"), ("bf16", "f16")):
-        if one in tensor:
-            tensor.setdefault(other, tensor[one])
     if tensor:
         rates["mma_flop_per_clock"] = tensor
     return rates
@@ -298,7 +295,13 @@ def _nearest(
 def _tensor_rates(
     base: Mapping[str, float], given: Mapping[str, float], notes: list[str]
 ) -> dict[str, float]:
-    """Return tensor rates by type: those given, and the others in the proportion that the base has."""
+    """Return tensor rates by type: those given, and the others in the proportion that the base has.
+
+    Sheets tell one rate of fp16 and bf16, where a device has both.
+    """
+    for one, other in (("f16", "bf16"), ("bf16", "f16")):
+        if one in given and other in base and other not in given:
+            given = {**given, other: given[one]}
     if "f16" not in given or "f16" not in base or given["f16"] == base["f16"]:
         return {**base, **given}
     ratio = given["f16"] / base["f16"]
@@ -344,9 +347,9 @@ def _from_neusight(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
             raise UnknownName("key of a NeuSight device", key, _NEUSIGHT_KEYS)
     found: dict[str, Any] = {"name": data.get("Device", "")}
     found |= {word: data[key] for key, (word, _) in _NEUSIGHT.items() if key in data}
+    for key in sorted({*data} - {"Device"}):
+        _positive(key, data[key])
     peaks = {word: data[key] for key, word in _NEUSIGHT_PEAKS.items() if key in data}
-    if not all(isinstance(peak, int | float) for peak in peaks.values()):
-        raise InputError(f"{', '.join(_NEUSIGHT_PEAKS)} must be GFLOP/s, got {peaks}")
     found["tflops"] = {word: peak / 1e3 for word, peak in peaks.items()}
     read_as = ", ".join(f"{word} {value:g}" for word, value in found.items() if isinstance(value, int | float))
     peaks_as = ", ".join(f"{word} {peak:g}" for word, peak in found["tflops"].items())

@@ -49,6 +49,7 @@ class Device:
         max_clock_mhz: Highest clock the driver allows.
         dram_gb_s: Peak memory bandwidth, 1e9 bytes a second.
         l2_bytes: Last-level cache.
+        memory_bytes: Memory; 0 where it is not known.
         fma_per_clock: f32 multiply-adds per SM and clock.
         mma_flop_per_clock: Dense tensor-core FLOPs per SM and clock by input type (f32 accumulation, i32 for
             i8); a type that is missing has no tensor-core instruction.
@@ -81,6 +82,7 @@ class Device:
     dram_gb_s: float
     l2_bytes: int
     fma_per_clock: float
+    memory_bytes: int = 0
     mma_flop_per_clock: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sfu_per_clock: float = 16.0
     issue_per_clock: float = 4.0
