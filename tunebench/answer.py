@@ -301,7 +301,22 @@ def _query(
     ).fetchone()
     if row is None:
         return None
-    device, variant, values, revision, kind, cache, verification, time_us, low, high, bound, stale, at, id_ = row
+    (
+        device,
+        variant,
+        values,
+        revision,
+        kind,
+        cache,
+        verification,
+        time_us,
+        low,
+        high,
+        bound,
+        stale,
+        at,
+        id_,
+    ) = row
     how: How = "measured here" if device == target.key else "same architecture"
     return Answer(
         workload=text,

@@ -244,7 +244,9 @@ def _rates(data: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(peaks, Mapping):
         raise InputError(f"tflops must be a table such as {{ fp32 = 67, fp16 = 989 }}, got {peaks!r}")
     if peaks and not {"sm_count", "max_clock_mhz"} <= set(facts):
-        raise InputError("rates follow from tflops, sm_count and boost_mhz: all three are needed; " + _usage())
+        raise InputError(
+            "rates follow from tflops, sm_count and boost_mhz: all three are needed; " + _usage()
+        )
     tensor: dict[str, float] = {}
     rates: dict[str, Any] = {}
     for word, value in peaks.items():
@@ -271,9 +273,7 @@ def _round_rate(rate: float) -> float:
     return near if 0.85 <= rate / near <= 1.02 else rate
 
 
-def _nearest(
-    name: str, told: str | None, rates: Mapping[str, float], tensor: Mapping[str, float]
-) -> str:
+def _nearest(name: str, told: str | None, rates: Mapping[str, float], tensor: Mapping[str, float]) -> str:
     """Return the described architecture whose rates are most alike, of those the later one."""
     if told is None and not rates and not tensor:
         raise InputError("missing architecture or tflops; " + _usage())
@@ -351,14 +351,15 @@ def _from_neusight(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         _positive(key, data[key])
     peaks = {word: data[key] for key, word in _NEUSIGHT_PEAKS.items() if key in data}
     found["tflops"] = {word: peak / 1e3 for word, peak in peaks.items()}
-    read_as = ", ".join(f"{word} {value:g}" for word, value in found.items() if isinstance(value, int | float))
+    read_as = ", ".join(
+        f"{word} {value:g}" for word, value in found.items() if isinstance(value, int | float)
+    )
     peaks_as = ", ".join(f"{word} {peak:g}" for word, peak in found["tflops"].items())
     notes.append(f"read as a NeuSight device: {read_as}, tflops {peaks_as}")
     lanes = data.get("Core_Per_SM", 0)
     if "SingleFLOPs" in data and lanes:
         expected = data["Num_Sm"] * lanes * 2 * data.get("Freq", 0) / 1e3
         if expected and not 0.95 < data["SingleFLOPs"] / expected < 1.05:
-            notes.append(
-                f"SingleFLOPs {data['SingleFLOPs']:g} contradicts Num_Sm x Core_Per_SM x 2 x Freq: {expected:g}"
-            )
+            said = f"SingleFLOPs {data['SingleFLOPs']:g} contradicts"
+            notes.append(f"{said} Num_Sm x Core_Per_SM x 2 x Freq: {expected:g}")
     return found

@@ -34,7 +34,10 @@ SHEETS: dict[str, tuple[dict[str, float], float]] = {
     "t4": ({"fp32": 8.1, "fp16": 65, "int8": 130}, 1590),
     "rtx-4090": ({"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "fp8": 330.3, "int8": 660.6}, 2520),
     "l4": ({"fp32": 30.3, "tf32": 60, "fp16": 121, "fp8": 242.5, "int8": 242.5}, 2040),
-    "mi300x": ({"fp32": 163.4, "fp32_matrix": 163.4, "tf32": 653.7, "fp16": 1307, "fp8": 2615, "int8": 2615}, 2100),
+    "mi300x": (
+        {"fp32": 163.4, "fp32_matrix": 163.4, "tf32": 653.7, "fp16": 1307, "fp8": 2615, "int8": 2615},
+        2100,
+    ),
 }
 
 
@@ -58,8 +61,11 @@ def test_an_unreleased_gpu_in_ten_lines(tmp_path: Path) -> None:
     assert (found.device.l2_bytes, found.device.memory_bytes) == (192 << 20, 288 << 30)
     assert found.device.fma_per_clock == 128  # 86e6 / 160 / 2100 / 2
     assert found.device.mma_flop_per_clock == {
-        **{"f16": 16384, "bf16": 16384, "e4m3": 32768},  # 5500e6 / 160 / 2100 = 16369
-        **{"tf32": 8192, "i8": 32768},  # in proportion, as sm_100 has them
+        "f16": 16384,
+        "bf16": 16384,
+        "e4m3": 32768,  # 5500e6 / 160 / 2100 = 16369
+        "tf32": 8192,
+        "i8": 32768,  # in proportion, as sm_100 has them
     }
     assert found.device.smem_per_sm_bytes == device.representative("sm_100").smem_per_sm_bytes
     assert found.device.assumed
@@ -141,7 +147,10 @@ def test_what_contradicts_a_described_product_is_told(tmp_path: Path) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sm_cout": 3}, r"unknown key 'sm_cout'\. Did you mean 'sm_count'\?"),
     ({"name": None}, "missing name; a device file has name, sm_count"),
-    ({"memory_gb_s": None, "l2_mb": None}, r"missing memory_gb_s, l2_mb; a device file has .*boost_mhz \(MHz\)"),
+    (
+        {"memory_gb_s": None, "l2_mb": None},
+        r"missing memory_gb_s, l2_mb; a device file has .*boost_mhz \(MHz\)",
+    ),
     ({"tflops": None}, "missing architecture or tflops"),
     ({"sm_count": None}, "all three are needed"),
     ({"boost_mhz": 1.98}, "boost_mhz must be MHz, from 100 to 10000; got 1.98"),
@@ -229,8 +238,12 @@ def test_a_neusight_file_that_contradicts_itself_is_believed_and_told(tmp_path: 
 def test_amd_has_a_rate_of_vectors_and_one_of_matrices(tmp_path: Path) -> None:
     found = neusight(
         tmp_path,
-        **{"Device": "AMD Instinct MI210", "Num_Sm": 104, "Freq": 1700, "SingleFLOPs": None},
-        **{"SingleFLOPsMM": 45300, "SingleFLOPsVEC": 22600},
+        Device="AMD Instinct MI210",
+        Num_Sm=104,
+        Freq=1700,
+        SingleFLOPs=None,
+        SingleFLOPsMM=45300,
+        SingleFLOPsVEC=22600,
     ).device
     assert (found.architecture, found.fma_per_clock, found.mma_flop_per_clock["f32"]) == ("gfx90a", 64, 256)
 

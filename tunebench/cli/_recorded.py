@@ -26,7 +26,7 @@ RecordedDevice = Annotated[
     typer.Option(
         "--device",
         metavar="NAME|FILE",
-        help="Device of a file that tells none, as `tunebench devices` names it; or a file that describes it.",
+        help="Device of a file that tells none, as `tunebench devices` names it; or a file that does.",
         show_default=False,
     ),
 ]

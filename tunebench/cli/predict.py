@@ -131,8 +131,12 @@ def _predict_table(source: Path, device: Device, out: Path, as_json: bool) -> No
     with _progress(source.name) as watcher:
         tally = predict_table(source, device, out, watcher=watcher)
     data = {
-        **{"out": str(out), "device": device.key, "rows": tally.rows, "refused": tally.refused},
-        **{"interrupted": tally.interrupted, "faults": plain(tally.faults)},
+        "out": str(out),
+        "device": device.key,
+        "rows": tally.rows,
+        "refused": tally.refused,
+        "interrupted": tally.interrupted,
+        "faults": plain(tally.faults),
     }
     emit(as_json, data, lambda to: to.print(_summary(tally, device, out), soft_wrap=True))
     err = console(stderr=True)
@@ -160,7 +164,11 @@ def _progress(what: str) -> Iterator[Callable[[Tally, float], None]]:
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[rows]} rows"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[rows]} rows"),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=to, transient=True) as bar:
         task = bar.add_task(what, total=1.0, rows=0)
         yield lambda tally, share: bar.update(task, completed=share, rows=tally.rows)

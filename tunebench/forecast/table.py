@@ -1,4 +1,4 @@
-"""A table of workloads as CSV, predicted row by row: files of any length, a chunk of them in memory at a time."""
+"""A table of workloads as CSV, predicted row by row: of any length, with a chunk in memory at a time."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def predict_table(
 ) -> Tally:
     """Predict every row of a CSV file, and write it again with the columns of `ADDED` behind its own.
 
-    The file has a header with a column ``workload``; other columns are kept as they are. A file of that column
-    alone needs no quotes around workloads. A row that cannot be used keeps its place, with the reason as
-    `error`. `out` appears whole, or not at all, and after Ctrl-C with the rows done so far.
+    The file has a header with a column ``workload``; other columns are kept as they are. A file of that
+    column alone needs no quotes around workloads. A row that cannot be used keeps its place, with the reason
+    as `error`. `out` appears whole, or not at all, and after Ctrl-C with the rows done so far.
 
     Args:
         source: File to read, in UTF-8; ``.tsv`` is parted by tabs, anything else by commas.
@@ -188,16 +188,15 @@ def _done(rows: list[_Row], width: int, place: int, device: Device, tally: Tally
             tally.refused += 1
             if len(tally.faults) < KEPT:
                 tally.faults.append(Refused(row.line, row.error))
-        # Cells beyond the header stay, behind all columns: nothing is lost, and the columns hold what they name.
+        # Cells beyond the header stay, behind all columns: nothing is lost, and each column holds its own.
         cells.append([*row.cells[:width], *figures, row.error, *row.cells[width:]])
     return cells
 
 
 def _read(row: _Row, width: int, place: int) -> None:
     if len(row.cells) > width:
-        row.error = (
-            f"{len(row.cells)} fields where the header has {width}: put double quotes around a workload's text"
-        )
+        fields = f"{len(row.cells)} fields where the header has {width}"
+        row.error = f"{fields}: put double quotes around a workload's text"
         return
     try:
         row.workload = parse(row.cells[place])

@@ -70,9 +70,9 @@ Fitted with the tensor-pipe constants; the fastest rows of the same data take 2.
 INTERVAL = (0.55, 1.9)
 """What nine of ten times lie between, as multiples of the expected one.
 
-Of bf16 products of vendor libraries (the same data, the fastest of 80 tiles and splits) 98 % do on H100, 94 % on
-A100, and on B200 and RTX PRO 6000, which the constants have not seen, 97 % and 92 %. On kernels of this package
-it has not been measured.
+Of bf16 products of vendor libraries (the same data, the fastest of 80 tiles and splits) 98 % do on H100, 94 %
+on A100, and on B200 and RTX PRO 6000, which the constants have not seen, 97 % and 92 %. On kernels of this
+package it has not been measured.
 """
 
 
