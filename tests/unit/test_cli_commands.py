@@ -11,6 +11,7 @@ import pytest
 
 from tunebench import cli, device, kernels, workloads
 from tunebench.cli import doctor
+from tunebench.workloads.networks import networks
 
 
 @pytest.fixture
@@ -47,11 +48,13 @@ def test_workloads_lists_operators_and_suites(shown: Any, told: Any) -> None:
     assert {entry["operator"] for entry in found["operators"]} == set(workloads.operators())
     suites = {entry["suite"]: entry for entry in found["suites"]}
     assert set(suites) == set(workloads.suites())
+    assert found["models"] == list(networks())
     assert suites["resnet50"]["layers"] == len(workloads.suite("resnet50"))
     # ResNet-50 v1.5 takes 4.1 G multiply-adds an image. Source: torchvision's table of models.
     assert suites["resnet50"]["gflop"] == pytest.approx(2 * 4.09, rel=0.01)
     text = shown("workloads")
     assert all(cls.usage() in text for cls in workloads.operators().values())
+    assert "gpt2-large" in text
 
 
 def test_workloads_shows_one_operator(shown: Any, told: Any) -> None:

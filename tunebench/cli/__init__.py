@@ -28,6 +28,7 @@ COMMANDS = {
     "lookup": "Answer from memory which kernel and parameters to use for a workload.",
     "show": "Show what is known of a workload: the best, and the failures by class.",
     "predict": "Predict how long a workload or a model takes on GPUs that need not be here.",
+    "compare": "Compare GPUs that need not be here by predicted time, speed and cost of the same work.",
     "explain": "Tell what limits a configuration, and what would take less time.",
     "export": "Write a kernel with all that a program needs to launch it, and an example in C++.",
     "workloads": "List what can be computed: operators, and suites of real layers.",

@@ -10,6 +10,8 @@ import typer
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tunebench.device import Device
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "VariantFile",
     "VariantName",
     "absent_device",
+    "gpus",
     "target_device",
 ]
 
@@ -132,3 +135,20 @@ def absent_device(name: str) -> Device:
     for note in sheet.notes:
         console(stderr=True).print(f"{name}: {note}", soft_wrap=True)
     return sheet.device
+
+
+def gpus(names: Sequence[str] | None) -> list[Device]:
+    """Return the GPUs that were named, or this machine's first.
+
+    Raises:
+        InputError: if one is no GPU, or none is named and none is here; otherwise as `absent_device`.
+    """
+    from tunebench.device import local_gpus
+
+    found = [absent_device(name) for name in names] if names else list(local_gpus()[:1])
+    if not found:
+        raise InputError("this machine has no GPU: name one by --device, see `tunebench devices`")
+    for device in found:
+        if device.kind != "gpu":
+            raise InputError(f"{device.name} is no GPU: its times are measured, by `tunebench tune`")
+    return found

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._option import Json, absent_device
+from tunebench.cli import _model
+from tunebench.cli._model import Model, duration
+from tunebench.cli._option import Json, gpus
 from tunebench.cli._output import console, emit, plain, table
 from tunebench.errors import InputError
 
@@ -57,35 +59,69 @@ def command(
             metavar="OUT.csv", help="Where to write the table with its predictions.", show_default=False
         ),
     ] = None,
+    model: _model.ModelName = None,
+    batch: _model.Batch = 1,
+    seq: _model.Seq = 0,
+    mode: _model.Mode = "infer",
+    dtype: _model.ModelType = "f32",
+    fused: _model.Fused = False,
+    optimizer: _model.Optimizer = None,
+    data: _model.Data = 1,
+    tensor: _model.Tensor = 1,
+    pipeline: _model.Pipeline = 1,
+    microbatches: _model.Micro = 1,
+    schedule: _model.Schedule = "1f1b",
+    nodes: _model.Nodes = 1,
+    link: _model.Link = None,
+    network: _model.NetworkLink = None,
     as_json: Json = False,
 ) -> None:
     """Predict how long a workload or a model takes on GPUs that need not be here.
 
     The time is that of the kernels a framework would choose; nine of ten real times lie in the interval.
-    Nothing is run. A GPU that is not released yet can be described by a file of ten lines.
+    Nothing is run. A GPU that is not released yet can be described by a file of ten lines. With --data,
+    --tensor or --pipeline a model is divided among several of the device.
     """
-    devices = _devices(device)
-    if workloads is not None:
-        if workload or out is None or len(devices) != 1:
-            raise InputError("--workloads goes with --out and one --device, and without --workload")
+    if [bool(workload), workloads is not None, model is not None].count(True) != 1:
+        raise InputError("name what to predict, one of: --workload TEXT, --workloads FILE.csv, --model NAME")
+    if (workloads is None) != (out is None):
+        raise InputError("--workloads FILE.csv and --out OUT.csv go together")
+    devices = gpus(device)
+    if model is not None:
+        asked = Model(
+            name=model,
+            batch=batch,
+            seq=seq,
+            mode=mode,
+            dtype=dtype,
+            fused=fused,
+            optimizer=optimizer,
+            data=data,
+            tensor=tensor,
+            pipeline=pipeline,
+            microbatches=microbatches,
+            schedule=schedule,
+            nodes=nodes,
+            link=link,
+            network_link=network,
+        )
+        _predict_model(asked, devices, as_json)
+    elif workloads is not None and out is not None:
+        if len(devices) != 1:
+            raise InputError("--workloads takes one --device: write a table for each")
         _predict_table(workloads, devices[0], out, as_json)
-    elif not workload or out is not None:
-        raise InputError("name what to predict: --workload TEXT, or --workloads FILE.csv --out OUT.csv")
     else:
-        _predict_workloads(workload, devices, as_json)
+        _predict_workloads(workload or [], devices, as_json)
 
 
-def _devices(names: Sequence[str] | None) -> list[Device]:
-    """Return the GPUs that were named, or this machine's first."""
-    from tunebench.device import local_gpus
+def _predict_model(model: Model, devices: Sequence[Device], as_json: bool) -> None:
+    found = [model.predict(device) for device in devices]
 
-    found = [absent_device(name) for name in names] if names else list(local_gpus()[:1])
-    if not found:
-        raise InputError("this machine has no GPU: name one by --device, see `tunebench devices`")
-    for device in found:
-        if device.kind != "gpu":
-            raise InputError(f"{device.name} is no GPU: its times are measured, by `tunebench tune`")
-    return found
+    def render(to: Console) -> None:
+        for each in found:
+            _model.render(model, each, to)
+
+    emit(as_json, [_model.describe(model, each) for each in found], render)
 
 
 # -- workloads ---------------------------------------------------------------------------------------------
@@ -107,7 +143,11 @@ def _describe(found: Prediction) -> dict[str, Any]:
 def _render(to: Console, found: Sequence[Prediction]) -> None:
     rows = (
         (
-            *(_us(each.time_us), f"{_us(each.low_us)} to {_us(each.high_us)}", _us(each.bound_us)),
+            *(
+                duration(each.time_us),
+                f"{duration(each.low_us)} to {duration(each.high_us)}",
+                duration(each.bound_us),
+            ),
             *(f"{each.utilisation:.0%}", each.binding, each.basis, each.device.name, each.workload),
         )
         for each in found
@@ -116,10 +156,6 @@ def _render(to: Console, found: Sequence[Prediction]) -> None:
     to.print(table(*headers, "workload", rows=rows))
     for reason in dict.fromkeys(each.because for each in found if each.because):
         to.print(reason, soft_wrap=True)
-
-
-def _us(us: float) -> str:
-    return f"{us / 1e3:.4g} ms" if us >= 1e4 else f"{us:.4g} us"
 
 
 # -- tables ------------------------------------------------------------------------------------------------

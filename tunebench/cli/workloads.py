@@ -31,7 +31,8 @@ def command(
     """List what can be computed: operators, and suites of real layers.
 
     The usage of an operator is the text that `tune` and `lookup` take; dimensions in brackets may be left
-    out. SUITE/LAYER names a layer of a suite, and SUITE/LAYER,n=8 the same at another size.
+    out. SUITE/LAYER names a layer of a suite, and SUITE/LAYER,n=8 the same at another size. A model is what
+    `predict` and `compare` take by --model.
     """
     if name is None:
         _all(batch, as_json)
@@ -46,6 +47,8 @@ def command(
 
 
 def _all(batch: int, as_json: bool) -> None:
+    from tunebench.workloads.networks import networks
+
     operators = [
         {"operator": name, "usage": cls.usage(), "about": _about(cls)}
         for name, cls in workloads.operators().items()
@@ -66,8 +69,11 @@ def _all(batch: int, as_json: bool) -> None:
         )
         columns = ("suite", ">layers", ">kernel runs", ">GFLOP in all", "usual batches")
         console.print(table(*columns, title=f"Suites, at batch {batch}", rows=rows))
+        console.print()
+        console.print("Models", style="bold")
+        console.print("  " + ", ".join(networks()))
 
-    emit(as_json, {"operators": operators, "suites": suites}, render)
+    emit(as_json, {"operators": operators, "suites": suites, "models": networks()}, render)
 
 
 def _about(cls: type[Workload]) -> str:

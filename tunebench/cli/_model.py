@@ -1,0 +1,332 @@
+"""A model on the command line: which, how it is run, and among how many devices it is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from tunebench.cli._output import plain, table
+from tunebench.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.device import Device
+    from tunebench.forecast.network import NetworkPrediction, OperationTime
+    from tunebench.forecast.parallel import StepPrediction
+
+__all__ = [
+    "Batch",
+    "Data",
+    "Fused",
+    "Link",
+    "Micro",
+    "Mode",
+    "Model",
+    "ModelName",
+    "ModelType",
+    "NetworkLink",
+    "Nodes",
+    "Optimizer",
+    "Pipeline",
+    "Schedule",
+    "Seq",
+    "Tensor",
+    "describe",
+    "duration",
+    "render",
+]
+
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME|FILE",
+        help="A model by name (`tunebench workloads` lists them), its config.json, or a list of workloads.",
+        show_default=False,
+    ),
+]
+"""Name of a network, or its file; None where it is not given."""
+Batch = Annotated[int, typer.Option(min=1, help="Of a model: sequences or images at once, on all devices.")]
+"""Samples of a run."""
+Seq = Annotated[int, typer.Option(min=0, help="Of a model: tokens of a sequence; images have none.")]
+"""Tokens of a sequence."""
+Mode = Annotated[str, typer.Option(help="Of a model: infer (a forward pass) or train (a step).")]
+"""``infer`` or ``train``."""
+ModelType = Annotated[str, typer.Option("--dtype", help="Of a model: f32, f16 or bf16.")]
+"""Type of weights and activations."""
+Fused = Annotated[
+    bool, typer.Option("--fused", help="Of a model: as a compiler fuses it, such as torch.compile.")
+]
+"""Whether elementwise operations are fused."""
+Optimizer = Annotated[
+    str | None,
+    typer.Option(help="Of a training step: adamw, sgd or none. Default: adamw.", show_default=False),
+]
+"""What updates parameters; None for the default."""
+Data = Annotated[int, typer.Option("--data", min=1, help="Devices that share the batch.")]
+"""Copies of the network."""
+Tensor = Annotated[int, typer.Option("--tensor", min=1, help="Devices that share every layer.")]
+"""Devices that share every layer."""
+Pipeline = Annotated[int, typer.Option("--pipeline", min=1, help="Stages that share the layers.")]
+"""Stages."""
+Micro = Annotated[int, typer.Option("--microbatches", min=1, help="Parts of the batch in a pipeline.")]
+"""Micro-batches."""
+Schedule = Annotated[str, typer.Option(help="Of a pipeline: 1f1b or gpipe.")]
+"""Which passes a stage makes first."""
+Nodes = Annotated[int, typer.Option(min=1, help="Nodes that the devices are in.")]
+"""Nodes of a cluster."""
+Link = Annotated[
+    str | None,
+    typer.Option(
+        help="Within a node: a link by name, or GB/s. Default: what the device usually has.",
+        show_default=False,
+    ),
+]
+"""Link within a node; None for the product's own."""
+NetworkLink = Annotated[
+    str | None, typer.Option("--network", help="Between nodes, likewise.", show_default=False)
+]
+"""Link between nodes; None for the product's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What was typed of a model."""
+
+    name: str
+    batch: int
+    seq: int
+    mode: str
+    dtype: str
+    fused: bool
+    optimizer: str | None
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    nodes: int = 1
+    link: str | None = None
+    network_link: str | None = None
+
+    @property
+    def devices(self) -> int:
+        """How many devices it takes."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def items(self) -> int:
+        """Tokens of a run, or samples of a model that has no sequences."""
+        return self.batch * (self.seq or 1)
+
+    @property
+    def unit(self) -> str:
+        """What `items` are."""
+        return "tokens" if self.seq else "samples"
+
+    def predict(self, device: Device) -> NetworkPrediction | StepPrediction:
+        """Predict it on a device, or on several of them.
+
+        Raises:
+            InputError: if there is no such model, or it cannot be run or divided so.
+        """
+        from tunebench.forecast.cluster import Cluster
+        from tunebench.forecast.network import predict_network
+        from tunebench.forecast.parallel import Division, predict_step
+        from tunebench.workloads.networks import Run, network
+        from tunebench.workloads.networks import _network as kinds
+
+        self._check("mode", self.mode, get_args(kinds.Mode))
+        self._check("dtype", self.dtype, get_args(kinds.DType))
+        optimizer = self.optimizer or ("adamw" if self.mode == "train" else "none")
+        self._check("optimizer", optimizer, get_args(kinds.Optimizer))
+        run = Run(
+            batch=self.batch,
+            seq=self.seq,
+            mode=self.mode,  # type: ignore[arg-type]
+            dtype=self.dtype,  # type: ignore[arg-type]
+            fused=self.fused,
+            optimizer=optimizer,  # type: ignore[arg-type]
+        )
+        if self.devices == 1:
+            if self.nodes > 1 or self.microbatches > 1:
+                raise InputError("--nodes and --microbatches go with --data, --tensor or --pipeline")
+            return predict_network(network(self.name), device, run)
+        division = Division(
+            data=self.data,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            microbatches=self.microbatches,
+            schedule=self.schedule,  # type: ignore[arg-type]
+        )
+        cluster = Cluster.of(
+            device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
+        )
+        return predict_step(network(self.name), device, run, cluster, division)
+
+    @staticmethod
+    def _check(what: str, name: str, known: tuple[str, ...]) -> None:
+        if name not in known:
+            raise UnknownName(what, name, known)
+
+
+def describe(model: Model, found: NetworkPrediction | StepPrediction) -> dict[str, Any]:
+    """Return a prediction as plain data."""
+    from tunebench.forecast.network import NetworkPrediction
+
+    run = found.run
+    data: dict[str, Any] = {
+        "model": found.network,
+        "device": found.device.key,
+        "devices": model.devices,
+        "mode": run.mode,
+        "batch": run.batch,
+        "seq": run.seq,
+        "dtype": run.dtype,
+        "fused": run.fused,
+        "optimizer": run.optimizer,
+        "time_us": found.time_us,
+        "low_us": found.low_us,
+        "high_us": found.high_us,
+        f"{model.unit}_per_s": model.items / found.time_us * 1e6,
+    }
+    if isinstance(found, NetworkPrediction):
+        return {
+            **data,
+            "bound_us": found.bound_us,
+            "host_us": found.host_us,
+            "device_us": found.device_us,
+            "launches": found.launches,
+            "parts": [{**plain(line), "limited_by": _limit(found, line.part)} for line in found.parts()],
+            "phases": [plain(line) for line in found.phases()],
+            "basis": _bases(found),
+            "operations": [_operation(each) for each in found.operations],
+        }
+    shares = ("compute", "communication", "bubble")
+    return {
+        **data,
+        **{f"{name}_us": getattr(found, name).us for name in shares},
+        "division": plain(found.division),
+        "links": {"inside": found.cluster.inside.name, "between": found.cluster.between.name},
+        "stages": [
+            {
+                "layers": list(stage.layers),
+                "parameters": stage.parameters,
+                "forward_us": stage.forward.us,
+                "backward_us": stage.backward.us,
+                "optimizer_us": stage.optimizer.us,
+                "gradients_us": stage.gradients.us,
+                "sums_us": (stage.sums_forward + stage.sums_backward).us,
+                "send_us": stage.send.us,
+                "send_bytes": stage.send_bytes,
+                "parts": [plain(line) for line in stage.kernels.parts()],
+            }
+            for stage in found.stages
+        ],
+    }
+
+
+def _operation(each: OperationTime) -> dict[str, Any]:
+    operation = each.operation
+    return {
+        "workload": str(operation.workload),
+        "count": operation.count,
+        "part": operation.part,
+        "phase": operation.phase,
+        "time_us": each.time_us,
+        "bound_us": each.bound_us,
+        "limited_by": each.alone.binding,
+    }
+
+
+def _limit(found: NetworkPrediction, part: str) -> str:
+    """Return what limits most of the time of a part."""
+    times: dict[str, float] = {}
+    for each in found.operations:
+        if each.operation.part == part:
+            times[each.alone.binding] = times.get(each.alone.binding, 0.0) + each.time_us
+    return max(times, key=times.__getitem__)
+
+
+def _bases(found: NetworkPrediction) -> dict[str, float]:
+    """Return what the time rests on, as shares of it."""
+    times: dict[str, float] = {}
+    for each in found.operations:
+        times[each.alone.basis] = times.get(each.alone.basis, 0.0) + each.time_us
+    return {basis: us / found.device_us for basis, us in times.items()}
+
+
+def render(model: Model, found: NetworkPrediction | StepPrediction, to: Console) -> None:
+    """Print a prediction for people."""
+    from tunebench.forecast.network import NetworkPrediction
+
+    run = found.run
+    what = f"{run.batch} x {run.seq} tokens" if run.seq else f"a batch of {run.batch}"
+    step = "a training step" if run.trains else "a forward pass"
+    fused = ", fused" if run.fused else ""
+    on = f"{model.devices} x {found.device.name}" if model.devices > 1 else found.device.name
+    to.print(f"{found.network} on {on}: {step} of {what} in {run.dtype}{fused}", soft_wrap=True)
+    low, high = duration(found.low_us), duration(found.high_us)
+    to.print(f"  time      {duration(found.time_us)}; nine of ten within {low} to {high}")
+    to.print(f"  speed     {model.items / found.time_us * 1e6:,.0f} {model.unit} a second")
+    if isinstance(found, NetworkPrediction):
+        _render_one(found, to)
+    else:
+        _render_several(found, to)
+
+
+def _render_one(found: NetworkPrediction, to: Console) -> None:
+    to.print(f"  at least  {duration(found.bound_us)}")
+    waits = ": the GPU waits for it" if found.waits_for_host else ""
+    to.print(f"  host      {duration(found.host_us)} to launch {found.launches} kernels{waits}")
+    if len(found.phases()) > 1:
+        to.print("  phases    " + ", ".join(f"{line.part} {line.share:.0%}" for line in found.phases()))
+    to.print("  basis     " + ", ".join(f"{name} {share:.0%}" for name, share in _bases(found).items()))
+    to.print(_parts(found))
+
+
+def _parts(found: NetworkPrediction) -> Any:
+    rows = (
+        (
+            *(line.part, line.launches, duration(line.time_us), f"{line.share:.1%}"),
+            *(duration(line.bound_us), _limit(found, line.part)),
+        )
+        for line in found.parts()
+    )
+    return table("part", ">kernels", ">time", ">share", ">at least", "limited by", rows=rows)
+
+
+def _render_several(found: StepPrediction, to: Console) -> None:
+    division = found.division
+    to.print(
+        f"  division  {division.data} x data, {division.tensor} x tensor, {division.pipeline} stages, "
+        f"{division.microbatches} micro-batches; {found.cluster.nodes} node(s) of "
+        f"{found.cluster.devices_per_node}, {found.cluster.inside.name} inside"
+    )
+    shares = (
+        ("kernels", found.compute),
+        ("communication that is waited for", found.communication),
+        ("waiting for another stage", found.bubble),
+    )
+    rows = ((name, duration(span.us), f"{span.us / found.time_us:.1%}") for name, span in shares)
+    to.print(table("where the time goes", ">time", ">share", rows=rows))
+    to.print(table(*_STAGE, rows=_stages(found)))
+
+
+_STAGE = (">stage", "layers", ">forward", ">backward", ">optimizer", ">sums", ">gradients", ">send")
+
+
+def _stages(found: StepPrediction) -> Iterator[tuple[object, ...]]:
+    for index, stage in enumerate(found.stages):
+        sums = stage.sums_forward + stage.sums_backward
+        spans = (stage.forward, stage.backward, stage.optimizer, sums, stage.gradients, stage.send)
+        yield (index, f"{stage.layers[0]} to {stage.layers[1] - 1}", *(duration(span.us) for span in spans))
+
+
+def duration(us: float) -> str:
+    """Return a time for people."""
+    return f"{us / 1e6:.4g} s" if us >= 1e7 else f"{us / 1e3:.4g} ms" if us >= 1e4 else f"{us:.4g} us"

@@ -1,0 +1,173 @@
+"""`tunebench compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunebench.cli import _model
+from tunebench.cli._model import Model, duration
+from tunebench.cli._option import Json, gpus
+from tunebench.cli._output import emit, table
+from tunebench.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.device import Device
+    from tunebench.forecast.comparison import Contender
+
+__all__ = ["command"]
+
+
+def command(
+    devices: Annotated[
+        str, typer.Option(metavar="A,B,…", help="GPUs by name, or files with their specification sheets.")
+    ],
+    workload: Annotated[
+        list[str] | None,
+        typer.Option("--workload", "-w", help="What to compute. May be repeated.", show_default=False),
+    ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A=PRICE,…", help="What an hour of a device costs: a=2.5,b=4.", show_default=False
+        ),
+    ] = None,
+    model: _model.ModelName = None,
+    batch: _model.Batch = 1,
+    seq: _model.Seq = 0,
+    mode: _model.Mode = "infer",
+    dtype: _model.ModelType = "f32",
+    fused: _model.Fused = False,
+    optimizer: _model.Optimizer = None,
+    data: _model.Data = 1,
+    tensor: _model.Tensor = 1,
+    pipeline: _model.Pipeline = 1,
+    microbatches: _model.Micro = 1,
+    schedule: _model.Schedule = "1f1b",
+    nodes: _model.Nodes = 1,
+    link: _model.Link = None,
+    network: _model.NetworkLink = None,
+    as_json: Json = False,
+) -> None:
+    """Compare GPUs that need not be here by predicted time, speed and cost of the same work.
+
+    The work is a model, or workloads one after the other. Prices are of one device for an hour, in any
+    currency; with them, a million tokens, samples or runs have a cost.
+    """
+    from tunebench.forecast.comparison import priced
+
+    if bool(workload) == (model is not None):
+        raise InputError("name what to compare by: either --model NAME or --workload TEXT")
+    chosen = gpus([name for name in devices.split(",") if name] or None)
+    if model is not None:
+        asked = Model(
+            name=model,
+            batch=batch,
+            seq=seq,
+            mode=mode,
+            dtype=dtype,
+            fused=fused,
+            optimizer=optimizer,
+            data=data,
+            tensor=tensor,
+            pipeline=pipeline,
+            microbatches=microbatches,
+            schedule=schedule,
+            nodes=nodes,
+            link=link,
+            network_link=network,
+        )
+        unit, found = asked.unit, [_of_model(asked, device) for device in chosen]
+    else:
+        unit, found = "runs", [_of_workloads(workload or [], device) for device in chosen]
+    contenders = priced(found, _prices(price))
+    emit(as_json, [_describe(each, contenders[0], unit) for each in contenders], _render(contenders, unit))
+
+
+def _of_model(model: Model, device: Device) -> Contender:
+    from tunebench.forecast.comparison import Contender
+
+    found = model.predict(device)
+    return Contender(
+        device=device,
+        time_us=found.time_us,
+        low_us=found.low_us,
+        high_us=found.high_us,
+        items=model.items,
+        devices=model.devices,
+    )
+
+
+def _of_workloads(texts: Sequence[str], device: Device) -> Contender:
+    """Return the sum of workloads; ends of intervals add up, as if all erred alike."""
+    from tunebench.forecast import predict_all
+    from tunebench.forecast.comparison import Contender
+    from tunebench.workloads import parse
+
+    found = predict_all([parse(text) for text in texts], device)
+    return Contender(
+        device=device,
+        time_us=float(found.time_us.sum()),
+        low_us=float(found.low_us.sum()),
+        high_us=float(found.high_us.sum()),
+        items=1,
+    )
+
+
+def _prices(text: str | None) -> dict[str, float]:
+    """Read ``a=2.5,b=4``."""
+    from tunebench._host import product_name
+
+    prices: dict[str, float] = {}
+    for item in filter(None, (text or "").split(",")):
+        name, _, value = item.rpartition("=")
+        try:
+            prices[product_name(name)] = float(value)
+        except ValueError:
+            raise InputError(f"--price {item!r} is not of the form device=price") from None
+    return prices
+
+
+def _describe(each: Contender, first: Contender, unit: str) -> dict[str, Any]:
+    return {
+        "device": each.device.key,
+        "devices": each.devices,
+        "time_us": each.time_us,
+        "low_us": each.low_us,
+        "high_us": each.high_us,
+        f"{unit}_per_s": each.items_per_s,
+        "speedup": each.speedup(first),
+        "price_per_hour": each.price_per_hour,
+        f"cost_per_million_{unit}": each.cost_per_million(),
+        f"cost_per_million_{unit}_low": each.cost_per_million(each.low_us),
+        f"cost_per_million_{unit}_high": each.cost_per_million(each.high_us),
+    }
+
+
+def _render(contenders: Sequence[Contender], unit: str) -> Any:
+    def render(to: Console) -> None:
+        columns = ["device", ">time", ">nine of ten within", f">{unit} a second", ">speed"]
+        costs = any(each.price_per_hour is not None for each in contenders)
+        columns += [">an hour", f">a million {unit}", ">within"] if costs else []
+        to.print(table(*columns, rows=(_row(each, contenders[0], costs) for each in contenders)))
+
+    return render
+
+
+def _row(each: Contender, first: Contender, costs: bool) -> list[object]:
+    count = f"{each.devices} x " if each.devices > 1 else ""
+    row: list[object] = [
+        *(count + each.device.name, duration(each.time_us)),
+        *(f"{duration(each.low_us)} to {duration(each.high_us)}", f"{each.items_per_s:,.5g}"),
+        f"{each.speedup(first):.2f}x",
+    ]
+    if costs and each.price_per_hour is None:
+        return [*row, None, None, None]
+    if costs:
+        ends = f"{each.cost_per_million(each.low_us):.4g} to {each.cost_per_million(each.high_us):.4g}"
+        return [*row, f"{each.price_per_hour:g}", f"{each.cost_per_million():.4g}", ends]
+    return row
