@@ -168,9 +168,19 @@ def test_the_order_of_knowledge(db: str, remember: Remember) -> None:
     assert lookup("softmax", **DIMENSIONS, device=SXM, db=db).stale
 
 
-def test_a_prediction_has_no_interval(db: str, remember: Remember) -> None:
+def test_a_prediction_has_the_interval_it_was_recorded_with(db: str, remember: Remember) -> None:
+    remember(SXM, 1, Predicted(predicted_us=0.9, verification=RIGHT, low_us=0.5, high_us=1.7))
+    answer = lookup("softmax", **DIMENSIONS, device=SXM, db=db)
+    assert (answer.expected_us, answer.interval_us, answer.ci_us) == (0.9, (0.5, 1.7), None)
+    remember(SXM, 2, measured(8.0))  # and a measured time has none of a belief
+    answer = lookup("softmax", **DIMENSIONS, device=SXM, db=db)
+    assert (answer.expected_us, answer.interval_us) == (8.0, None)
+
+
+def test_a_prediction_of_an_older_record_has_no_interval(db: str, remember: Remember) -> None:
     remember(SXM, 1, Predicted(predicted_us=0.9, verification=UNPROVED))
     answer = lookup("softmax", **DIMENSIONS, device=SXM, db=db)
+    assert answer.interval_us is None
     assert (answer.expected_us, answer.ci_us, answer.cache, answer.verification) == (
         0.9,
         None,
@@ -399,12 +409,14 @@ def test_a_server_is_read_through_an_index(
     db: str, far_away: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(SXM, 1, measured(3.0))
-    remember(PCIE, 2, Predicted(predicted_us=0.2, verification=RIGHT))
+    remember(PCIE, 2, Predicted(predicted_us=0.2, verification=RIGHT, low_us=0.1, high_us=0.4))
     here = lookup_workload(WORKLOAD, device=SXM, db=db)
     there = lookup_workload(WORKLOAD, device=SXM, db=far_away)
     assert there.database == "postgresql://me:***@far.away/tunes"
     assert there.to_json() | {"database": db} == here.to_json()
     assert ask(far_away, PCIE) == ask(db, PCIE)
+    remote = lookup_workload(WORKLOAD, device=PCIE, db=far_away)
+    assert remote.interval_us == lookup_workload(WORKLOAD, device=PCIE, db=db).interval_us
 
     remember(SXM, 3, measured(1.0))
     assert ask(far_away) == (1, "measured here")  # it asks the server once a minute

@@ -104,8 +104,12 @@ def test_a_table_is_predicted(tmp_path: Path, told: Any, shown: Any) -> None:
     typed = ["predict", "--workloads", str(source), "--device", "t4", "--out", str(out)]
     found = told(*typed)
     assert found == {
-        **{"out": str(out), "device": "sm_75:t4,sm=40", "rows": 1, "refused": 0},
-        **{"interrupted": False, "faults": []},
+        "out": str(out),
+        "device": "sm_75:t4,sm=40",
+        "rows": 1,
+        "refused": 0,
+        "interrupted": False,
+        "faults": [],
     }
     with out.open(newline="") as file:
         (row,) = csv.DictReader(file)

@@ -139,6 +139,13 @@ def test_a_rate_that_is_no_power_of_two_stays_what_it_is(tmp_path: Path) -> None
     assert found.mma_flop_per_clock["f16"] == pytest.approx(800e6 / 132 / 1980)
 
 
+def test_peaks_are_of_the_boost_clock_where_the_highest_is_given_too(tmp_path: Path) -> None:
+    words = sheet(boost_mhz=2520, max_clock_mhz=3165, sm_count=128, tflops={"fp32": 82.6, "fp16": 165.2})
+    found = read(tmp_path, json.dumps(words), "mine.json").device
+    assert (found.max_clock_mhz, found.fma_per_clock, found.mma_flop_per_clock["f16"]) == (3165, 128, 512)
+    assert getattr(found, "boost_clock_mhz", 2520) == 2520
+
+
 def test_what_contradicts_a_described_product_is_told(tmp_path: Path) -> None:
     found = read(tmp_path, json.dumps(sheet(name="NVIDIA L4", sm_count=60)), "mine.json")
     assert "sm_count is 60 here, and 58 of l4 as described" in found.notes
@@ -164,7 +171,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tflops": {"fp61": 9}}, "unknown type of tflops 'fp61'. Did you mean 'fp16'"),
     ({"tflops": 67}, "tflops must be a table"),
     ({"tflops": {"fp32": float("nan")}}, "tflops.fp32 must be"),
-    ({"max_clock_mhz": 1980}, "max_clock_mhz is given twice"),
+    ({"dram_gb_s": 1980}, "dram_gb_s is given twice"),
     ({"like": "h101"}, "like = 'h101' names no described device"),
     ({"mma_flop_per_clock": 7}, "must be a table of FLOPs"),
     ({"smem_latency": 0}, "smem_latency must be a number above 0"),

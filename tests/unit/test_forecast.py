@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tunebench import device
 from tunebench.bound import RESOURCES, Bounds, bound, dram_us
 from tunebench.device import Device
-from tunebench.forecast import predict_us
-from tunebench.forecast.utilisation import LAUNCH_US, UTILISATION, Utilisation
+from tunebench.forecast import interval_us, predict_us
+from tunebench.forecast.utilisation import INTERVAL, LAUNCH_US, UTILISATION, Utilisation
 from tunebench.variant import Costs
 from tunebench.workload import Traffic
 
@@ -89,6 +89,17 @@ def test_never_below_the_bound(
     assert (got >= bounds.us + LAUNCH_US).all()
 
 
+def test_an_interval_holds_the_expected_time_and_is_not_below_the_bound() -> None:
+    costs = Costs(blocks=1080, full_blocks=1080, threads=128, fma=np.array([0.0, 1e3, 1e7]))
+    bounds = bound(costs, NOTHING, A100)
+    expected = predict_us(bounds, costs, A100)
+    low, high = interval_us(expected, bounds)
+    assert low == pytest.approx(np.maximum(0.55 * expected, bounds.us))
+    assert low[0] == pytest.approx(0.55 * LAUNCH_US)
+    assert low[2] == bounds.us[2] > 0.55 * expected[2]  # the bound is 85 % of what is expected
+    assert high == pytest.approx(1.9 * expected)
+
+
 # ------------------------------------------------------------------- the known error, as the docstring has it
 
 
@@ -147,15 +158,15 @@ def test_known_error_of_one_tile_a_block(data: str, name: str, filling: float, o
 
 
 @pytest.mark.parametrize(
-    ("data", "name", "error"),
+    ("data", "name", "error", "within"),
     [
-        ("h100_sxm", "h100-sxm", 15.0),
-        ("a100_sxm", "a100-80-sxm", 20.9),
-        ("b200_sxm", "b200", 21.3),
-        ("rtx_pro_6000", "rtx-pro-6000-server", 26.4),
+        ("h100_sxm", "h100-sxm", 15.0, 0.977),
+        ("a100_sxm", "a100-80-sxm", 20.9, 0.938),
+        ("b200_sxm", "b200", 21.3, 0.966),
+        ("rtx_pro_6000", "rtx-pro-6000-server", 26.4, 0.920),
     ],
 )
-def test_known_error_of_the_best_tile(data: str, name: str, error: float) -> None:
+def test_known_error_of_the_best_tile(data: str, name: str, error: float, within: float) -> None:
     m, n, k, measured = _products(data)
     found = device.find(name)
     memory_us = _memory_us(m, n, k, found)
@@ -163,3 +174,6 @@ def test_known_error_of_the_best_tile(data: str, name: str, error: float) -> Non
     for tile in itertools.product((16, 32, 64, 128), (32, 64, 128, 256), (1, 2, 4, 8, 16)):
         expected = np.minimum(expected, _expected_us(m, n, k, memory_us, tile, found))
     assert _error(expected, measured) == pytest.approx(error, abs=0.5)
+    low, high = INTERVAL
+    inside = (measured >= low * expected) & (measured <= high * expected)
+    assert inside.mean() == pytest.approx(within, abs=0.002)

@@ -45,7 +45,7 @@ ENDLESS = KERNEL.format(body="for (volatile int i = 0;; i = 1 - i) y[0] = x[0];"
 
 
 def run(variant: Variant[Any], workload: Workload, config: Config, **task: Any) -> Outcome:
-    task = {"predicted_us": 12.5, "seed": 3, **task}
+    task = {"predicted_us": 12.5, "interval_us": (7.0, 24.0), "seed": 3, **task}
     runner = OfflineRunner(Protocol())
     asked = Task(variant=variant, workload=workload, config=config, device=H100, **task)
     return runner.run(asked, BINARY, None)[0]
@@ -60,6 +60,7 @@ def test_a_right_kernel_is_emulated_in_every_order_and_its_time_is_the_model_s()
     outcome = run_toy(RIGHT, n=100)
     assert isinstance(outcome, Predicted)
     assert outcome.predicted_us == 12.5
+    assert outcome.interval_us == (7.0, 24.0)
     assert outcome.verification.how == "emulated"
     assert outcome.verification.detail == (
         "every element of toy:n=100, threads in forward, reverse, random order"

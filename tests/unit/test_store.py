@@ -345,7 +345,13 @@ verifications = st.builds(
         verification=verifications,
         conditions=st.dictionaries(st.text(), st.integers() | st.text()),
     )
-    | st.builds(Predicted, predicted_us=times, verification=verifications)
+    | st.builds(
+        Predicted,
+        predicted_us=times,
+        verification=verifications,
+        low_us=st.none() | times,
+        high_us=st.none() | times,
+    )
     | st.builds(lambda cls, reason: cls(reason=reason), st.sampled_from(FAILURES), st.text())
 )
 def test_outcomes_survive_their_columns(outcome: Measured) -> None:
