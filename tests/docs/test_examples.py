@@ -5,7 +5,8 @@ A fenced block says by its language what is done with it:
 - ``console``: each line after ``$`` is run by bash and must succeed; what is printed below it must be what it
   prints, where ``...`` stands for anything and white space does not count. Without output, none in particular
   is promised.
-- ``python``: run as a program; one whose first line is ``# file: NAME`` is saved under that name instead.
+- ``python``: run as a program.
+- ``python`` or ``toml`` whose first line is ``# file: NAME``: saved under that name.
 - ``console norun``: shown only, because it changes the reader's machine; a comment before it says why.
 
 Pages share nothing; the blocks of a page share a folder, a database and a cache.
@@ -103,8 +104,10 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
             for command, shown in commands(block.body):
                 printed = run(["bash", "-c", command], tmp_path)
                 assert not shown.strip() or same(shown, printed), f"{where}: $ {command}\n{printed}"
-        elif block.language == "python":
+        elif block.language in {"python", "toml"}:
             named = re.match(r"# file: (\S+)\n", block.body)
+            if block.language == "toml" and not named:
+                continue
             target = tmp_path / (named[1] if named else f"example_{block.line}.py")
             target.write_text(block.body.removeprefix(named[0]) if named else block.body, encoding="utf-8")
             if not named:

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _data import found
 
 from tunebench import cli, device, predict
+from tunebench.db.record import RunStart, TrialKey
+from tunebench.db.store import open_store
 from tunebench.forecast.comparison import Contender, priced
 from tunebench.forecast.network import predict_network
 from tunebench.forecast.parallel import Division
+from tunebench.outcome import Predicted, Result, Verification
+from tunebench.space import Config
 from tunebench.workloads import parse
 from tunebench.workloads.networks import Run, network
 
@@ -294,3 +299,48 @@ def test_without_a_gpu_one_must_be_named(
     assert cli.run(["predict", "-w", GEMM]) == 2
     assert "this machine has no GPU: name one by --device" in capsys.readouterr().err
     assert Division().devices == 1
+
+
+# -- what is stored, and recorded spaces ------------------------------------------------------------------
+
+
+def test_stored_predictions_are_shown_with_their_intervals(told: Any, shown: Any, tmp_path: Path) -> None:
+    db, workload, where = str(tmp_path / "some.db"), parse(GEMM), device.find("h100-sxm")
+    right = Verification(how="reference", detail="", worst=0.5)
+    outcomes = (
+        Predicted(predicted_us=90.0, verification=right, low_us=50.0, high_us=171.0),
+        Predicted(predicted_us=95.0, verification=right),
+    )
+    with open_store(db) as store:
+        store.begin_run(RunStart(device=where, workload=str(workload), sampler="bound", seed=0))
+        for number, outcome in enumerate(outcomes):
+            key = TrialKey(
+                device=where.key,
+                workload=str(workload),
+                variant="gemm/example",
+                revision="r1",
+                config=Config({"tile": number}),
+            )
+            store.record(key, Result(outcome=outcome), bound_us=1.0)
+    best, older = told("show", "-w", GEMM, "--db", db)["best"]
+    assert (best["time_us"], best["low_us"], best["high_us"]) == (90, 50, 171)
+    assert (older["time_us"], older["low_us"]) == (95, None)
+    text = shown("show", "-w", GEMM, "--db", db)
+    assert "90.00 [50.00, 171.00]  predicted" in text
+    assert " 95.00  predicted" in text
+    assert told("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)["interval_us"] == [50, 171]
+    said = shown("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)
+    assert "(predicted, " in said
+    assert "nine of ten times within 50.00 to 171.00)" in said
+
+
+def test_a_recorded_space_is_held_against_a_device_from_a_file(told: Any, tmp_path: Path) -> None:
+    recorded = found("recorded/convolution/RTX_2080_Ti.json.gz")
+    sheet = tmp_path / "twice.toml"
+    known = device.find("rtx-2080-ti")
+    sheet.write_text(f'name = "twice"\nlike = "rtx-2080-ti"\nmax_clock_mhz = {2 * known.max_clock_mhz}\n')
+    described = told("bound", "--replay", str(recorded))
+    twice = told("bound", "--replay", str(recorded), "--device", str(sheet))
+    assert (described["device"], twice["device"]) == ("rtx-2080-ti", "twice")
+    fma = [one["floors"]["fma pipe"]["over_best"] for one in (described, twice)]
+    assert fma[0] == pytest.approx(2 * fma[1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tunebench.cli._option import Database, Json, Problem, StopAtGap
+from tunebench.cli._option import Database, Json, Problem, StopAtGap, target_device
 from tunebench.cli._output import console, emit, table
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def command(
     workload: Problem,
     device: Annotated[
         str | None,
-        typer.Option(help="cuda, cuda:1, cpu, offline or a described device. Default: GPU, else CPU."),
+        typer.Option(
+            help="cuda, cuda:1, cpu, offline, a described device, or a file. Default: GPU, else CPU."
+        ),
     ] = None,
     arch: Annotated[
         str | None, typer.Option(help="With --device offline: the architecture, such as sm_90.")
@@ -131,7 +133,7 @@ def _target(device: str | None, arch: str | None) -> Device:
         return devices.representative(arch)
     if arch is not None:
         raise InputError("--arch goes with --device offline; a described device has its own")
-    return devices.find(device)
+    return target_device(device, None)
 
 
 @contextlib.contextmanager
