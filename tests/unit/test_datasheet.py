@@ -130,6 +130,9 @@ def test_a_file_may_be_like_a_described_device(tmp_path: Path) -> None:
     assert (found.device.name, found.device.dram_gb_s) == ("h100-twice", 6700)
     assert (found.device.sm_count, found.device.memory_bytes) == (known.sm_count, known.memory_bytes)
     assert not found.notes
+    found = read(tmp_path, 'name = "h100-sxm"\nlike = "h100-sxm"\nl2_mb = 100\ntflops = { fp32 = 134 }\n')
+    assert (found.device.l2_bytes, found.device.fma_per_clock) == (100 << 20, 256)
+    assert not found.notes  # what differs is meant to
     assert not found.device.assumed
 
 
