@@ -14,6 +14,7 @@ from tunebench import cli, device, predict
 from tunebench.db.record import RunStart, TrialKey
 from tunebench.db.store import open_store
 from tunebench.forecast.comparison import Contender, priced
+from tunebench.forecast.footprint import least_bytes
 from tunebench.forecast.network import predict_network
 from tunebench.forecast.parallel import Division
 from tunebench.outcome import Predicted, Result, Verification
@@ -198,6 +199,30 @@ def test_a_model_on_several_devices(told: Any, shown: Any) -> None:
     assert "gpt2 on 4 x h100-sxm" in text
     assert "waiting for another stage" in text
     assert f"{found['tokens_per_s']:,.0f} tokens a second" in text
+
+
+def test_what_does_not_fit_into_memory_is_told(capsys: pytest.CaptureFixture[str], told: Any) -> None:
+    typed = ["--model", "llama-3-70b", "--seq", "64", "--dtype", "bf16"]
+    said = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB"
+    assert cli.run(["predict", *typed, "--device", "h100-sxm"]) == 0
+    assert said in capsys.readouterr().err
+    assert cli.run(["compare", *typed, "--devices", "h100-sxm,mi300x"]) == 0
+    assert capsys.readouterr().err.count("warning") == 1
+    assert cli.run(["predict", *typed, "--device", "h100-sxm", "--tensor", "4"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    (found,) = told("predict", *typed, "--device", "mi300x")
+    assert found["least_bytes"] == 2 * network("llama-3-70b").parameters()
+
+
+def test_training_keeps_more_than_parameters() -> None:
+    gpt2 = network("gpt2")
+    held = 4 * gpt2.parameters()
+    assert least_bytes(gpt2, Run(seq=8)) == held
+    assert least_bytes(gpt2, Run(seq=8, mode="train")) == 2 * held
+    assert least_bytes(gpt2, Run(seq=8, mode="train", optimizer="adamw")) == 4 * held
+    stages = least_bytes(gpt2, Run(seq=8), Division(pipeline=2))
+    assert stages == 4 * max(gpt2.parameters(1, (0, 6)), gpt2.parameters(1, (6, 12)))
+    assert least_bytes(network("resnet50"), Run()) is None
 
 
 # -- comparing ------------------------------------------------------------------------------------------

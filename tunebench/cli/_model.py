@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tunebench.device import Device
     from tunebench.forecast.network import NetworkPrediction, OperationTime
-    from tunebench.forecast.parallel import StepPrediction
+    from tunebench.forecast.parallel import Division, StepPrediction
 
 __all__ = [
     "Batch",
@@ -128,6 +128,23 @@ class Model:
         """What `items` are."""
         return "tokens" if self.seq else "samples"
 
+    @property
+    def division(self) -> Division:
+        """How it is divided among devices.
+
+        Raises:
+            InputError: if it cannot be divided so.
+        """
+        from tunebench.forecast.parallel import Division
+
+        return Division(
+            data=self.data,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            microbatches=self.microbatches,
+            schedule=self.schedule,  # type: ignore[arg-type]
+        )
+
     def predict(self, device: Device) -> NetworkPrediction | StepPrediction:
         """Predict it on a device, or on several of them.
 
@@ -136,7 +153,7 @@ class Model:
         """
         from tunebench.forecast.cluster import Cluster
         from tunebench.forecast.network import predict_network
-        from tunebench.forecast.parallel import Division, predict_step
+        from tunebench.forecast.parallel import predict_step
         from tunebench.workloads.networks import Run, network
         from tunebench.workloads.networks import _network as kinds
 
@@ -156,17 +173,27 @@ class Model:
             if self.nodes > 1 or self.microbatches > 1:
                 raise InputError("--nodes and --microbatches go with --data, --tensor or --pipeline")
             return predict_network(network(self.name), device, run)
-        division = Division(
-            data=self.data,
-            tensor=self.tensor,
-            pipeline=self.pipeline,
-            microbatches=self.microbatches,
-            schedule=self.schedule,  # type: ignore[arg-type]
-        )
         cluster = Cluster.of(
             device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
         )
-        return predict_step(network(self.name), device, run, cluster, division)
+        return predict_step(network(self.name), device, run, cluster, self.division)
+
+    def least_bytes(self, found: NetworkPrediction | StepPrediction) -> int | None:
+        """Return what each device must hold at the very least, where the model tells."""
+        from tunebench.forecast.footprint import least_bytes
+        from tunebench.workloads.networks import network
+
+        return least_bytes(network(self.name), found.run, self.division)
+
+    def excess(self, found: NetworkPrediction | StepPrediction) -> str | None:
+        """Return in words that it does not fit into memory; None where it may."""
+        device, needed = found.device, self.least_bytes(found)
+        if needed is None or not device.memory_bytes or needed <= device.memory_bytes:
+            return None
+        return (
+            f"{found.network} does not fit into {device.name}: it has {device.memory_bytes / 2**30:.0f} GiB, "
+            f"and parameters with what training keeps of them take {needed / 2**30:.0f} GiB"
+        )
 
     @staticmethod
     def _check(what: str, name: str, known: tuple[str, ...]) -> None:
@@ -193,6 +220,8 @@ def describe(model: Model, found: NetworkPrediction | StepPrediction) -> dict[st
         "low_us": found.low_us,
         "high_us": found.high_us,
         f"{model.unit}_per_s": model.items / found.time_us * 1e6,
+        "least_bytes": model.least_bytes(found),
+        "memory_bytes": found.device.memory_bytes or None,
     }
     if isinstance(found, NetworkPrediction):
         return {

@@ -10,7 +10,7 @@ import typer
 from tunebench.cli import _model
 from tunebench.cli._model import Model, duration
 from tunebench.cli._option import Json, gpus
-from tunebench.cli._output import emit, table
+from tunebench.cli._output import console, emit, table
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ def _of_model(model: Model, device: Device) -> Contender:
     from tunebench.forecast.comparison import Contender
 
     found = model.predict(device)
+    if (excess := model.excess(found)) is not None:
+        console(stderr=True).print(f"warning: {excess}", soft_wrap=True)
     return Contender(
         device=device,
         time_us=found.time_us,

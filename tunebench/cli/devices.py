@@ -54,6 +54,7 @@ def _table(title: str, devices: list[Device]) -> Any:
         ">MHz",
         ">GB/s",
         ">L2 MiB",
+        ">GiB",
         "peak TFLOP/s",
         title=title,
         rows=(
@@ -64,6 +65,7 @@ def _table(title: str, devices: list[Device]) -> Any:
                 f"{device.max_clock_mhz:.0f}",
                 f"{device.dram_gb_s:.0f}",
                 f"{device.l2_bytes / 2**20:.0f}",
+                f"{device.memory_bytes / 2**30:.0f}" if device.memory_bytes else None,
                 ", ".join(f"{dtype} {rate / 1e3:.3g}" for dtype, rate in _peaks(device).items()),
             )
             for device in devices

@@ -116,6 +116,9 @@ def command(
 
 def _predict_model(model: Model, devices: Sequence[Device], as_json: bool) -> None:
     found = [model.predict(device) for device in devices]
+    for each in found:
+        if (excess := model.excess(each)) is not None:
+            console(stderr=True).print(f"warning: {excess}", soft_wrap=True)
 
     def render(to: Console) -> None:
         for each in found:

@@ -1,0 +1,41 @@
+"""What a model needs of memory at the very least: its parameters, and what training keeps of each."""
+
+from __future__ import annotations
+
+from tunebench.dtype import itemsize
+from tunebench.errors import InputError
+from tunebench.forecast.parallel import Division
+from tunebench.workloads.networks import Network, Run
+
+__all__ = ["STATES", "least_bytes"]
+
+STATES = {"none": 0, "sgd": 0, "adamw": 2}
+"""Numbers that an optimizer keeps of each parameter: AdamW the means of gradients and of their squares."""
+
+_ONE = Division()
+
+
+def least_bytes(network: Network, run: Run, division: Division = _ONE) -> int | None:
+    """Return what the device that holds most needs for parameters, gradients and the optimizer's states.
+
+    Activations, workspaces and fragments come on top, so what exceeds a device's memory cannot run there, and
+    what does not may still not.
+
+    Args:
+        network: The model.
+        run: How it is run; all numbers are of its type.
+        division: How it is divided among devices.
+
+    Returns:
+        Bytes; None if the network does not tell its parameters.
+    """
+    copies = 1 + (1 + STATES[run.optimizer] if run.trains else 0)
+    try:
+        if division.pipeline == 1:
+            held = network.parameters(division.tensor)
+        else:
+            stages = division.stages(network.layers)
+            held = max(network.parameters(division.tensor, layers) for layers in stages)
+    except InputError:
+        return None
+    return held * itemsize(run.dtype) * copies
