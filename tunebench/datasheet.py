@@ -85,6 +85,8 @@ _NEUSIGHT_PEAKS = {"SingleFLOPs": "fp32", "SingleFLOPsVEC": "fp32", "SingleFLOPs
 _NEUSIGHT_KEYS = {"Device", "Core_Per_SM", *_NEUSIGHT, *_NEUSIGHT_PEAKS}
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Device)}
+_MAY_BE_NONE = {"l2_bytes", "memory_bytes", "threads_per_sm", "blocks_per_sm", "smem_reserved_bytes"}
+"""Fields that may be 0: there is none, or it is not known."""
 _TEXTS = {"name", "kind", "architecture", "source", "like"}
 _AMD = re.compile(r"\b(amd|instinct|radeon|mi\d+\w*)\b")
 
@@ -220,6 +222,8 @@ def _plain(key: str, value: Any) -> Any:
     if key == "assumed":
         if not isinstance(value, bool):
             raise InputError(f"{key} must be true or false, got {value!r}")
+        return value
+    if key in _MAY_BE_NONE and value == 0 and not isinstance(value, bool):
         return value
     return _positive(key, value)
 

@@ -117,8 +117,9 @@ def test_what_a_file_leaves_out_is_the_architectures(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         'name = "mine"\narchitecture = "sm_90"\nsm_count = 100\nmax_clock_mhz = 1500\ndram_gb_s = 3000\n'
-        'l2_bytes = 1000\nsource = "me"\nsmem_latency = 25\n',
+        'l2_bytes = 1000\nsource = "me"\nsmem_latency = 25\nmemory_bytes = 0\n',
     )
+    assert found.device.memory_bytes == 0
     assert (found.device.name, found.device.sm_count, found.device.fma_per_clock) == ("mine", 100, 128)
     assert (found.device.l2_bytes, found.device.smem_latency) == (1000, 25)
     assert found.device.mma_flop_per_clock == device.find("h100-sxm").mma_flop_per_clock

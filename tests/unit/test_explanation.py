@@ -454,13 +454,19 @@ def test_nothing_need_be_installed_to_compile(nothing_known: Path, monkeypatch: 
     assert explain(ROWS, H100, db=nothing_known).advice
 
 
-def test_a_device_from_a_file_that_says_little(tmp_path: Path, nothing_known: Path) -> None:
-    path = tmp_path / "future.toml"
-    path.write_text(
-        'name = "future"\narchitecture = "sm_77"\nsm_count = 10\nmax_clock_mhz = 1000\ndram_gb_s = 100\n'
-        "l2_bytes = 0\nfma_per_clock = 64\nsmem_per_block_bytes = 49152\n"
+def test_a_device_of_which_little_is_known(nothing_known: Path) -> None:
+    future = device.Device(
+        name="future",
+        kind="gpu",
+        architecture="sm_77",
+        sm_count=10,
+        max_clock_mhz=1000,
+        dram_gb_s=100,
+        l2_bytes=0,
+        fma_per_clock=64,
+        smem_per_block_bytes=49152,
     )
-    found = explain(ROWS, device.from_file(str(path)), variant="cuda_block", db=nothing_known)
+    found = explain(ROWS, future, variant="cuda_block", db=nothing_known)
     assert found.block is not None
     assert found.block.occupancy is None
     assert found.waves is not None
