@@ -184,6 +184,18 @@ def test_a_training_step_has_an_optimizer_unless_told_otherwise(told: Any, shown
 def test_a_model_without_sequences_has_samples(told: Any) -> None:
     (found,) = told("predict", "--model", "resnet50", "--batch", "8", "--device", "t4")
     assert found["samples_per_s"] == pytest.approx(8 / found["time_us"] * 1e6)
+    assert found["dtype"] == "f16"  # what the suite has
+    (single,) = told("predict", "--model", "resnet50", "--batch", "8", "--dtype", "f32", "--device", "t4")
+    assert single["dtype"] == "f32"
+    assert single["time_us"] > found["time_us"]
+
+
+def test_a_model_may_be_a_file(told: Any, tmp_path: Path) -> None:
+    listed = tmp_path / "net.csv"
+    listed.write_text(f'workload,count,part\n"{GEMM}",3,products\n')
+    (found,) = told("predict", "--model", str(listed), "--device", "t4")
+    assert (found["model"], found["dtype"]) == ("net", "f16")
+    assert [(part["part"], part["launches"]) for part in found["parts"]] == [("products", 3)]
 
 
 def test_a_model_on_several_devices(told: Any, shown: Any) -> None:

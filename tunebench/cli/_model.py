@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.forecast.network import NetworkPrediction, OperationTime
     from tunebench.forecast.parallel import Division, StepPrediction
+    from tunebench.workloads.networks import Network
 
 __all__ = [
     "Batch",
@@ -56,8 +57,15 @@ Seq = Annotated[int, typer.Option(min=0, help="Of a model: tokens of a sequence;
 """Tokens of a sequence."""
 Mode = Annotated[str, typer.Option(help="Of a model: infer (a forward pass) or train (a step).")]
 """``infer`` or ``train``."""
-ModelType = Annotated[str, typer.Option("--dtype", help="Of a model: f32, f16 or bf16.")]
-"""Type of weights and activations."""
+ModelType = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="Of a model: f32, f16 or bf16. Default: f32, or what its list of workloads has.",
+        show_default=False,
+    ),
+]
+"""Type of weights and activations; None where it is not given."""
 Fused = Annotated[
     bool, typer.Option("--fused", help="Of a model: as a compiler fuses it, such as torch.compile.")
 ]
@@ -101,7 +109,7 @@ class Model:
     batch: int
     seq: int
     mode: str
-    dtype: str
+    dtype: str | None
     fused: bool
     optimizer: str | None
     data: int = 1
@@ -157,26 +165,28 @@ class Model:
         from tunebench.workloads.networks import Run, network
         from tunebench.workloads.networks import _network as kinds
 
+        found = network(self.name)
+        dtype = self.dtype or _own_type(found)
         self._check("mode", self.mode, get_args(kinds.Mode))
-        self._check("dtype", self.dtype, get_args(kinds.DType))
+        self._check("dtype", dtype, get_args(kinds.DType))
         optimizer = self.optimizer or ("adamw" if self.mode == "train" else "none")
         self._check("optimizer", optimizer, get_args(kinds.Optimizer))
         run = Run(
             batch=self.batch,
             seq=self.seq,
             mode=self.mode,  # type: ignore[arg-type]
-            dtype=self.dtype,  # type: ignore[arg-type]
+            dtype=dtype,  # type: ignore[arg-type]
             fused=self.fused,
             optimizer=optimizer,  # type: ignore[arg-type]
         )
         if self.devices == 1:
             if self.nodes > 1 or self.microbatches > 1:
                 raise InputError("--nodes and --microbatches go with --data, --tensor or --pipeline")
-            return predict_network(network(self.name), device, run)
+            return predict_network(found, device, run)
         cluster = Cluster.of(
             device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
         )
-        return predict_step(network(self.name), device, run, cluster, self.division)
+        return predict_step(found, device, run, cluster, self.division)
 
     def least_bytes(self, found: NetworkPrediction | StepPrediction) -> int | None:
         """Return what each device must hold at the very least, where the model tells."""
@@ -199,6 +209,14 @@ class Model:
     def _check(what: str, name: str, known: tuple[str, ...]) -> None:
         if name not in known:
             raise UnknownName(what, name, known)
+
+
+def _own_type(network: Network) -> str:
+    """Return the type that all workloads of a list have; f32 where there is no one such type."""
+    from tunebench.workloads.networks._listed import Listed
+
+    types = {entry.workload.dtype for entry in network.entries} if isinstance(network, Listed) else set()
+    return types.pop() if len(types) == 1 else "f32"
 
 
 def describe(model: Model, found: NetworkPrediction | StepPrediction) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def command(
     batch: _model.Batch = 1,
     seq: _model.Seq = 0,
     mode: _model.Mode = "infer",
-    dtype: _model.ModelType = "f32",
+    dtype: _model.ModelType = None,
     fused: _model.Fused = False,
     optimizer: _model.Optimizer = None,
     data: _model.Data = 1,
