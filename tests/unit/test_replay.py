@@ -193,7 +193,7 @@ def test_what_is_told_wrong_is_refused(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"device": "AMD Instinct MI210"}, "AMD Instinct MI210 is not described"),
+        ({"device": "AMD Instinct MI250X"}, "AMD Instinct MI250X is not described"),
         ({"device": "mi210"}, "Xgemm is not described for gfx90a"),
         ({"device": "Tesla P100-PCIE-16GB"}, "Xgemm is not described for sm_60"),
         ({"problem": (64, 64)}, "Xgemm is described for problem 4096x4096, not 64x64"),
