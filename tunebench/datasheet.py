@@ -105,7 +105,7 @@ def read(path: str | Path) -> Sheet:
     try:
         data = _load(Path(path))
         notes: list[str] = []
-        if "Num_Sm" in data:
+        if _NEUSIGHT_KEYS & set(data):
             data = _from_neusight(data, notes)
         device = _device(data, notes)
     except InputError as error:
@@ -373,7 +373,7 @@ def _from_neusight(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     notes.append(f"read as a NeuSight device: {read_as}, tflops {peaks_as}")
     lanes = data.get("Core_Per_SM", 0)
     if "SingleFLOPs" in data and lanes:
-        expected = data["Num_Sm"] * lanes * 2 * data.get("Freq", 0) / 1e3
+        expected = data.get("Num_Sm", 0) * lanes * 2 * data.get("Freq", 0) / 1e3
         if expected and not 0.95 < data["SingleFLOPs"] / expected < 1.05:
             said = f"SingleFLOPs {data['SingleFLOPs']:g} contradicts"
             notes.append(f"{said} Num_Sm x Core_Per_SM x 2 x Freq: {expected:g}")

@@ -264,6 +264,7 @@ def test_amd_has_a_rate_of_vectors_and_one_of_matrices(tmp_path: Path) -> None:
     [
         ({"Freqq": 3}, "unknown key of a NeuSight device 'Freqq'"),
         ({"Mem_Bw": None, "Device": "Next"}, "missing memory_gb_s"),
+        ({"Num_Sm": None, "Device": "Next"}, "rates follow from tflops, sm_count and boost_mhz"),
         ({"SingleFLOPs": "many"}, "SingleFLOPs must be a number above 0, got 'many'"),
         ({"Freq": "fast"}, "Freq must be a number above 0"),
         ({"Freq": 1.98, "Core_Per_SM": None}, "boost_mhz must be MHz"),
