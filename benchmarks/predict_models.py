@@ -1,10 +1,11 @@
 """How far predicted times of whole networks are from measured ones, on one device each.
 
-    python benchmarks/predict_models.py [--measured] [--data FOLDER]
+    python benchmarks/predict_models.py [--measured | --left-out] [--data FOLDER]
 
 FOLDER holds `neusight_models.csv` and the configurations it names; rows of several GPUs are left out. With
 --measured, times are sums of measured times of operators, and not predicted: that tells whether lists of
-operations are right, whatever the prediction of an operation is worth.
+operations are right, whatever the prediction of an operation is worth. With --left-out, each device is
+predicted as if no kernel had ever been measured on it.
 
 What the labels are: f32 without TF32, PyTorch 2.1, eager attention; training is a forward and a backward
 pass, without the loss's own forward pass and without an optimizer, gradients being added to earlier ones.
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tunebench import device as devices
+from tunebench.forecast.model import shipped
 from tunebench.forecast.network import HOST_US, predict_operations, spread
 from tunebench.workloads.networks import Operation, Run, network
 
@@ -80,12 +82,13 @@ def main() -> None:
     """Print a line for each network, and the errors by device and by mode."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measured", action="store_true", help="sum measured times of operators")
+    parser.add_argument("--left-out", action="store_true", help="forget what was learned of each device")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of measured networks")
     options = parser.parse_args()
     if not (options.data / "neusight_models.csv").exists():
         print(f"no measured networks in {options.data}")
         return
-    rows = list(_rows(options.data, measured=options.measured))
+    rows = list(_rows(options.data, measured=options.measured, left_out=options.left_out))
     console = Console(width=120)
     console.print(_table(rows, intervals=not options.measured))
     console.print(_summary(rows, intervals=not options.measured))
@@ -105,7 +108,7 @@ def operations(folder: Path, given: dict[str, str]) -> tuple[Operation, ...]:
     return tuple(each for each in model.operations(run) if (each.part, each.phase) != ("loss", "forward"))
 
 
-def _rows(folder: Path, *, measured: bool) -> Iterator[Row]:
+def _rows(folder: Path, *, measured: bool, left_out: bool = False) -> Iterator[Row]:
     known = Measured.read(folder / "neusight_ops.csv.gz") if measured else {}
     with (folder / "neusight_models.csv").open(newline="", encoding="utf-8") as file:
         given = [row for row in csv.DictReader(file) if row["option"] in OPTIONS]
@@ -117,7 +120,7 @@ def _rows(folder: Path, *, measured: bool) -> Iterator[Row]:
                 continue
             time = low = high = sum(known[name].of(each) for each in listed)
         else:
-            time, low, high = (us / 1e3 for us in _predicted_us(listed, DEVICES[row["device"]]))
+            time, low, high = (us / 1e3 for us in _predicted_us(listed, DEVICES[row["device"]], left_out))
         yield Row(
             **{name: row[name] for name in ("device", "model", "mode", "option")},
             seq=int(row["seq"]),
@@ -129,9 +132,10 @@ def _rows(folder: Path, *, measured: bool) -> Iterator[Row]:
         )
 
 
-def _predicted_us(listed: tuple[Operation, ...], name: str) -> tuple[float, float, float]:
+def _predicted_us(listed: tuple[Operation, ...], name: str, left_out: bool) -> tuple[float, float, float]:
     """Return the time of operations, and the ends of its interval."""
-    times = predict_operations(listed, devices.find(name))
+    model = shipped().without(name) if left_out else None
+    times = predict_operations(listed, devices.find(name), model=model)
     busy = sum(each.time_us for each in times)
     time = max(busy, HOST_US * sum(each.operation.count for each in times))
     less, more = spread(times)

@@ -71,6 +71,10 @@ class Device:
         registers_per_sm: 32-bit registers.
         partitions: Quarters (or halves) of an SM: a warp lives in one and uses the units of no other.
         power_limit_w: Power limit in force, where known: it makes two measurements comparable or not.
+        boost_clock_mhz: The clock that the datasheet quotes its peaks at, where `max_clock_mhz` is above it;
+            expected times rest on this one.
+        tdp_w: Power that the board is made for, by the datasheet.
+        process_nm: Size that the foundry names its process by.
         assumed: Whether rates rest on an assumption (a virtual machine hides its clock), and gaps with them.
     """
 
@@ -102,11 +106,17 @@ class Device:
     registers_per_sm: int = 65536
     partitions: int = 4
     power_limit_w: float | None = None
+    boost_clock_mhz: float | None = None
+    tdp_w: float | None = None
+    process_nm: float | None = None
     assumed: bool = False
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"device {self.name}: {name} must be positive, got {getattr(self, name)}")
+        for name in ("boost_clock_mhz", "tdp_w", "process_nm"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"device {self.name}: {name} must be positive, got {getattr(self, name)}")
 
     @property

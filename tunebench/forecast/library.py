@@ -3,54 +3,168 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
 from tunebench.bound import dram_us
 from tunebench.device import Device
-from tunebench.forecast.prediction import Binding, Prediction, Predictions
+from tunebench.errors import DeviceError
+from tunebench.forecast.kernel import Arithmetic, Family, Kernel, launched
+from tunebench.forecast.law import LAUNCH_US, Law, law
+from tunebench.forecast.model import Blend, Model, shipped, skill_of
+from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
 from tunebench.workload import Workload
 
-__all__ = ["predict", "predict_all"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = ["bounds_us", "predict", "predict_all"]
+
+WINOGRAD = 4.0
+"""How many times fewer products than the textbook's a convolution may do.
+
+Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016: F(4x4, 3x3).
+"""
 
 
 def predict(workload: Workload, device: Device) -> Prediction:
-    """Predict one workload on one device (see `predict_all` for many)."""
-    return predict_all([workload], device)[0]
+    """Predict how long a framework's kernels for one workload take on one device.
+
+    Raises:
+        DeviceError: if the device is no GPU.
+    """
+    return predict_all((workload,), device)[0]
 
 
-def predict_all(workloads: Iterable[Workload], device: Device) -> Predictions:
+def predict_all(workloads: Iterable[Workload], device: Device, *, model: Model | None = None) -> Predictions:
     """Predict many workloads on one device, at once.
 
     Args:
         workloads: What is computed.
         device: Where; it need not be here.
+        model: What was learned; the shipped model if it is None.
+
+    Raises:
+        DeviceError: if the device is no GPU.
     """
+    if device.kind != "gpu":
+        raise DeviceError(f"{device.name}: times are predicted for GPUs; a processor can measure them")
     problems = tuple(workloads)
-    memory = np.array([dram_us(problem.traffic(), device, "warm") for problem in problems])
-    per_us = device.sm_count * device.fma_per_clock * 2 * device.max_clock_mhz
-    compute = np.array(
-        [
-            problem.flops()
-            / (device.sm_count * device.max_clock_mhz * device.mma_flop_per_clock[problem.dtype])
-            if problem.dtype in device.mma_flop_per_clock
-            else problem.flops() / per_us
-            for problem in problems
-        ]
-    )
-    bound = np.maximum(memory, compute)
-    time = bound / 0.7 + 3.5
-    binding: tuple[Binding, ...] = tuple(
-        "dram" if of_memory > of_compute else "fma pipe"
-        for of_memory, of_compute in zip(memory, compute, strict=True)
-    )
+    sums = _Sums.of(len(problems))
+    for (family, arithmetic), group in _grouped(problems, device).items():
+        figures = np.array([kernel.figures for _, kernel in group], dtype=np.float64)
+        lawful = law(family, arithmetic, figures, device)
+        blend = (model or shipped()).blend(skill_of(family, arithmetic), lawful, device, arithmetic)
+        sums.add(group, lawful, blend)
+    bound_us = bounds_us(problems, device)
+    time_us = np.maximum(sums.us, bound_us)
     return Predictions(
         workloads=problems,
         device=device,
-        time_us=time,
-        low_us=np.maximum(bound, time * 0.7),
-        high_us=time * 1.4,
-        bound_us=bound,
-        binding=binding,
-        basis=("law",) * len(problems),
-        because=("",) * len(problems),
+        time_us=time_us,
+        low_us=np.clip(sums.low_us, bound_us, time_us),
+        high_us=np.maximum(sums.high_us, time_us),
+        bound_us=bound_us,
+        binding=sums.binding(device),
+        basis=sums.basis(),
+        because=tuple(sums.because),
     )
+
+
+def bounds_us(workloads: Iterable[Workload], device: Device) -> Array:
+    """Return what no kernel beats, in microseconds: bytes that caches cannot hold, products at the peak.
+
+    Caches may hold the inputs already. Peaks are those of the highest clock.
+    """
+    return np.array([_bound_us(workload, device) for workload in workloads], dtype=np.float64)
+
+
+def _bound_us(workload: Workload, device: Device) -> float:
+    rates = device.mma_flop_per_clock
+    # A type that the device lacks is multiplied in any other: in the fastest, to be safe.
+    usual = rates.get(workload.dtype, 0.0 if workload.dtype == "f32" else max(rates.values(), default=0.0))
+    if workload.operator == "attention" and workload.dtype == "f32":
+        # PyTorch's fused kernel multiplies f32 as three products of tf32.
+        usual = max(usual, rates.get("tf32", 0.0) / 3)
+    rate = max(usual, 2.0 * device.fma_per_clock)
+    fewer = WINOGRAD if workload.operator == "conv2d" else 1.0
+    counted = workload.category == "dot product"
+    per_us = device.sm_count * device.max_clock_mhz * rate * fewer
+    compute_us = workload.flops() / per_us if counted else 0.0
+    return max(dram_us(workload.traffic(), device, "warm"), compute_us)
+
+
+def _grouped(
+    problems: tuple[Workload, ...], device: Device
+) -> dict[tuple[Family, Arithmetic], list[tuple[int, Kernel]]]:
+    """Return the kernels of all workloads by what their times follow, each with the workload it is of."""
+    groups: dict[tuple[Family, Arithmetic], list[tuple[int, Kernel]]] = {}
+    for index, problem in enumerate(problems):
+        for kernel in launched(problem, device):
+            groups.setdefault((kernel.family, kernel.arithmetic), []).append((index, kernel))
+    return groups
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Sums:
+    """Times of kernels added up by workload. Errors of kernels in a row are taken to go together."""
+
+    us: Array
+    low_us: Array
+    high_us: Array
+    compute_us: Array
+    memory_us: Array
+    launch_us: Array
+    tensor: list[bool] = field(default_factory=list)
+    because: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, count: int) -> _Sums:
+        nothing = np.zeros((6, count))
+        us, low_us, high_us, compute_us, memory_us, launch_us = nothing
+        return cls(
+            us=us,
+            low_us=low_us,
+            high_us=high_us,
+            compute_us=compute_us,
+            memory_us=memory_us,
+            launch_us=launch_us,
+            tensor=[False] * count,
+            because=[""] * count,
+        )
+
+    def add(self, group: list[tuple[int, Kernel]], lawful: Law, blend: Blend) -> None:
+        """Add kernels of one family."""
+        rows = np.array([index for index, _ in group])
+        for total, amount in (
+            (self.us, blend.us),
+            (self.low_us, blend.low_us),
+            (self.high_us, blend.high_us),
+            (self.compute_us, lawful.compute_us),
+            (self.memory_us, lawful.memory_us),
+            (self.launch_us, np.full(len(rows), LAUNCH_US)),
+        ):
+            np.add.at(total, rows, amount)
+        for (index, kernel), beyond in zip(group, blend.beyond, strict=True):
+            self.tensor[index] |= kernel.arithmetic != "f32"
+            reason = kernel.borrowed or ("a size beyond any measured" if beyond else "")
+            if not reason and not blend.near:
+                reason = f"a device unlike any measured; the nearest is {blend.nearest}"
+            if reason and not self.because[index]:
+                self.because[index] = reason
+
+    def binding(self, device: Device) -> tuple[Binding, ...]:
+        """Return what takes most of each workload's time."""
+        largest = np.argmax([self.compute_us, self.memory_us, self.launch_us], axis=0)
+        has_tensor_f32 = "f32" in device.mma_flop_per_clock
+        return tuple(
+            ("tensor pipe" if tensor or has_tensor_f32 else "fma pipe", "dram", "launch")[index]
+            for tensor, index in zip(self.tensor, largest, strict=True)
+        )
+
+    def basis(self) -> tuple[Basis, ...]:
+        """Return what each prediction rests on."""
+        return tuple("extrapolated" if reason else "interpolated" for reason in self.because)

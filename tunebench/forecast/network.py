@@ -9,6 +9,7 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.forecast.library import predict_all
+from tunebench.forecast.model import Model
 from tunebench.forecast.prediction import Prediction
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Network, Operation, Run
@@ -184,7 +185,12 @@ class NetworkPrediction:
 
 
 def predict_network(
-    network: Network, device: Device, run: Run, *, host_us_per_launch: float = HOST_US
+    network: Network,
+    device: Device,
+    run: Run,
+    *,
+    host_us_per_launch: float = HOST_US,
+    model: Model | None = None,
 ) -> NetworkPrediction:
     """Predict one pass, or one training step, of a network on one device.
 
@@ -196,11 +202,12 @@ def predict_network(
         device: Where; it need not be here.
         run: Batch, length of sequences, mode, type and so on.
         host_us_per_launch: What the host needs for one launch; 0 for a captured graph.
+        model: What was learned of kernels; the shipped model if it is None.
 
     Raises:
         InputError: if the network cannot be run so.
     """
-    times = predict_operations(network.operations(run), device)
+    times = predict_operations(network.operations(run), device, model=model)
     busy = sum(each.time_us for each in times)
     host = host_us_per_launch * sum(each.operation.count for each in times)
     bound = sum(each.bound_us for each in times)
@@ -219,18 +226,21 @@ def predict_network(
     )
 
 
-def predict_operations(operations: Sequence[Operation], device: Device) -> tuple[OperationTime, ...]:
+def predict_operations(
+    operations: Sequence[Operation], device: Device, *, model: Model | None = None
+) -> tuple[OperationTime, ...]:
     """Predict operations that follow one another without a gap; alike workloads once.
 
     Args:
         operations: Of one network, or of a part of it.
         device: Where they run.
+        model: What was learned of kernels; the shipped model if it is None.
     """
     problems = tuple(dict.fromkeys(each.workload for each in operations))
     if not problems:
         return ()
     least = tuple(dict.fromkeys(map(_least, problems)))
-    predictions = predict_all((*problems, *least), device)
+    predictions = predict_all((*problems, *least), device, model=model)
     costs = dict(zip(least, predictions.time_us[len(problems) :], strict=True))
     alone = dict(zip(problems, predictions, strict=False))
     queued = {problem: _queued_us(alone[problem], costs[_least(problem)]) for problem in problems}

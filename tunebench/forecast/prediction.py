@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Basis", "Binding", "Prediction", "Predictions"]
 
-Basis = Literal["interpolated", "extrapolated", "law"]
+Basis = Literal["interpolated", "extrapolated"]
 """What a prediction rests on.
 
 ``"interpolated"``: problems and devices like this one were measured. ``"extrapolated"``: the problem or the
-device lies outside of what was measured, and the interval is wider. ``"law"``: nothing like it was measured;
-the time is that of a law of performance at a usual share of the peak.
+device lies outside of what was measured, and the interval is wider.
 """
 
 Binding = Literal["tensor pipe", "fma pipe", "dram", "launch"]
@@ -67,7 +66,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predictions(Sequence[Prediction]):
+class Predictions:
     """Predictions of many workloads on one device, as columns; attributes are those of `Prediction`."""
 
     workloads: tuple[Workload, ...]
@@ -83,7 +82,7 @@ class Predictions(Sequence[Prediction]):
     def __len__(self) -> int:
         return len(self.workloads)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def, override]
+    def __getitem__(self, index: int) -> Prediction:
         """Return one prediction."""
         return Prediction(
             workload=self.workloads[index],

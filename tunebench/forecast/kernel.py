@@ -1,0 +1,238 @@
+"""What kernels of vendor libraries a framework launches for a workload, in the terms their times depend on.
+
+A framework fuses little by itself: a bias into a matrix product, a mask into attention. Any other neighbour
+is a launch of its own, as `Workload.unfused` has them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tunebench.device import Device
+from tunebench.dtype import itemsize, storage
+from tunebench.workload import Workload
+
+if TYPE_CHECKING:
+    from tunebench.workloads.operators.attention import Attention
+    from tunebench.workloads.operators.conv2d import Conv2d
+    from tunebench.workloads.operators.gated_gemm import GatedGemm
+    from tunebench.workloads.operators.gemm import Gemm
+    from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+
+__all__ = ["COLUMNS", "Arithmetic", "Family", "Kernel", "launched"]
+
+Family = Literal["product", "elementwise", "softmax", "norm", "attention"]
+"""Kernels whose times follow one from another."""
+
+Arithmetic = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8"]
+"""What a kernel multiplies in; `f32` means multiply-add units where no tensor core does it."""
+
+_ROWS = ("rows", "cols", "read_bytes", "write_bytes")
+COLUMNS: dict[Family, tuple[str, ...]] = {
+    "product": ("batch", "m", "n", "k", "in_bytes", "out_bytes", "extra_bytes"),
+    "elementwise": _ROWS,
+    "softmax": _ROWS,
+    "norm": _ROWS,
+    "attention": ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal", "bytes", "products"),
+}
+"""The figures of a kernel, by family: sizes as they are; bytes of a whole array, or of one element of
+operands (`in_bytes`, `bytes`) and results (`out_bytes`); matrix products of attention (2 forward)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch.
+
+    Attributes:
+        family: Which it belongs to.
+        arithmetic: What it multiplies in.
+        figures: In the order of `COLUMNS`.
+        borrowed: Empty, or whose times are taken for those of a kernel that nobody measured.
+    """
+
+    family: Family
+    arithmetic: Arithmetic
+    figures: tuple[float, ...]
+    borrowed: str = ""
+
+
+def launched(workload: Workload, device: Device) -> Iterator[Kernel]:
+    """Return what a framework launches for a workload on a device, in order."""
+    known = _OPERATORS.get(workload.operator)
+    if known is not None:
+        yield from known(workload, device)
+        return
+    traffic = workload.traffic()
+    shape = max((tensor.shape for tensor in workload.outputs()), key=len, default=())
+    cols = shape[-1] if shape else 1
+    rows = max(1, traffic.write_bytes // max(1, cols * itemsize(storage(workload.dtype))))
+    figures = (rows, cols, traffic.read_bytes, traffic.write_bytes)
+    yield Kernel("elementwise", "f32", figures, f"{workload.operator} as an elementwise operation")
+
+
+# -------------------------------------------------------------------------------------- what multiplies
+
+
+@functools.cache
+def _instead(dtype: str, rates: tuple[str, ...]) -> tuple[Arithmetic, str]:
+    """Return what a device with these tensor-core types multiplies in, and a word if not in `dtype`."""
+    if dtype == "f32" or dtype in rates:
+        return dtype, ""  # type: ignore[return-value]
+    fallback: dict[str, tuple[Arithmetic, ...]] = {"e4m3": ("bf16", "f16"), "i8": ("f32",)}
+    for other in fallback.get(dtype, ()):
+        if other in rates:
+            return other, f"{dtype} multiplied in {other}, since the device has no tensor cores for it"
+    return "f32", f"{dtype} multiplied in f32, since the device has no tensor cores for it"
+
+
+def _arithmetic(dtype: str, device: Device) -> tuple[Arithmetic, str]:
+    return _instead(dtype, tuple(device.mma_flop_per_clock))
+
+
+def _product(
+    device: Device, dtype: str, out: str, m: int, n: int, k: int, batch: int = 1, borrowed: str = ""
+) -> Kernel:
+    arithmetic, why = _arithmetic(dtype, device)
+    stored = itemsize(storage(dtype))  # type: ignore[arg-type]
+    # What is served in 8 bits is rounded to them first: 16 bits read and 8 written an element of a.
+    extra = 3 * batch * m * k if dtype == "e4m3" else 0
+    figures = (batch, m, n, k, stored, itemsize(out), extra)  # type: ignore[arg-type]
+    if arithmetic == "tf32":
+        why = "tf32 as other products of tensor cores"
+    if arithmetic == "i8":
+        why = "i8 as e4m3"
+    return Kernel("product", arithmetic, figures, borrowed or why)
+
+
+def _rows(family: Family, workload: Workload, borrowed: str = "") -> Kernel:
+    """Return a kernel that reads and writes rows; 16-bit ones move fewer bytes, but as f32 ones do."""
+    dimensions: Any = workload
+    traffic = workload.traffic()
+    figures = (dimensions.rows, dimensions.cols, traffic.read_bytes, traffic.write_bytes)
+    if not borrowed and workload.dtype != "f32":
+        borrowed = f"{workload.dtype} as f32 of as many bytes"
+    return Kernel(family, "f32", figures, borrowed)
+
+
+# ------------------------------------------------------------------------------------------ by operator
+
+
+def _parts(workload: Workload, device: Device) -> Iterator[Kernel]:
+    for part in workload.unfused():
+        yield from launched(part, device)
+
+
+def _gemm(workload: Gemm, device: Device) -> Iterator[Kernel]:
+    """Yield the product, to which libraries add a bias, and what else the epilogue has."""
+    w = workload
+    yield _product(device, w.dtype, w.out, w.m, w.n, w.k, w.batch)
+    if w.epilogue not in ("none", "bias"):
+        elements, size = w.batch * w.m * w.n, itemsize(w.out)
+        reads = elements * size * (1 + w.epilogue.endswith("residual"))
+        borrowed = "" if w.out == "f32" else f"{w.out} as f32 of as many bytes"
+        yield Kernel("elementwise", "f32", (w.batch * w.m, w.n, reads, elements * size), borrowed)
+
+
+def _gated_gemm(workload: GatedGemm, device: Device) -> Iterator[Kernel]:
+    yield from _parts(workload, device)
+
+
+def _grouped_gemm(workload: GroupedGemm, device: Device) -> Iterator[Kernel]:
+    """Yield a batch of products of the mean number of rows: what serving frameworks' kernels come near."""
+    w = workload
+    rows = max(1, round(w.m / w.groups))
+    yield _product(
+        device, w.dtype, w.out, rows, w.n, w.k, min(w.groups, w.m), "groups as a batch of equal products"
+    )
+
+
+def _conv2d(workload: Conv2d, device: Device) -> Iterator[Kernel]:
+    """Yield the matrix product that a convolution implies, and its epilogue as a launch of its own."""
+    w = workload
+    c, k, taps, pixels = w.c // w.groups, w.k // w.groups, w.r * w.s, w.n * w.p * w.q
+    out = storage(w.dtype)
+    if w.groups > 1 and min(c, k) < 8:
+        traffic = w.traffic()
+        figures = (pixels, w.k, traffic.read_bytes, traffic.write_bytes)
+        yield Kernel("elementwise", "f32", figures, "a convolution of few channels a group as what it moves")
+    else:
+        m, n, depth = {
+            "fprop": (pixels, k, c * taps),
+            "dgrad": (w.n * w.h * w.w, c, k * taps),
+            "wgrad": (k, c * taps, pixels),
+        }[w.direction]
+        if w.direction == "dgrad":
+            depth = max(1, depth // w.stride**2)
+        yield _product(
+            device, w.dtype, out, m, n, depth, w.groups, "a convolution as the product that it implies"
+        )
+    if w.epilogue != "none":
+        elements = pixels * w.k * itemsize(out)
+        reads = elements * (1 + ("residual" in w.epilogue))
+        yield Kernel("elementwise", "f32", (pixels, w.k, reads, elements), "an epilogue as a launch")
+
+
+def _elementwise(workload: Workload, device: Device) -> Iterator[Kernel]:
+    """Yield the chain as one launch: whoever writes it as one workload has it compiled as one."""
+    yield _rows("elementwise", workload)
+
+
+def _softmax(workload: Workload, device: Device) -> Iterator[Kernel]:
+    if workload.unfused():
+        yield from _parts(workload, device)
+    else:
+        backward = getattr(workload, "is_backward", False)
+        yield _rows("softmax", workload, "gradients as softmax of as many bytes" if backward else "")
+
+
+def _cross_entropy(workload: Workload, device: Device) -> Iterator[Kernel]:
+    yield _rows("softmax", workload, "cross_entropy as softmax of as many bytes")
+
+
+def _norm(workload: Workload, device: Device) -> Iterator[Kernel]:
+    if workload.unfused():
+        yield from _parts(workload, device)
+        return
+    borrowed = "gradients as layernorm of as many bytes" if getattr(workload, "is_backward", False) else ""
+    if workload.operator == "rmsnorm":
+        borrowed = "rmsnorm as layernorm of as many bytes"
+    yield _rows("norm", workload, borrowed)
+
+
+def _attention(workload: Attention, device: Device) -> Iterator[Kernel]:
+    """Yield one fused kernel in 16 bits; in f32 the products and the softmax between, as frameworks do."""
+    w = workload
+    backward = w.direction == "backward"
+    if w.dtype != "f32":
+        arithmetic, why = _arithmetic(w.dtype, device)
+        products, size = (5 if backward else 2), itemsize(w.dtype)
+        if backward:
+            why = "gradients of attention as attention of 5 products instead of 2"
+        elif not w.causal or w.seq_q != w.seq_k:
+            why = why or "attention that is not causal, or of unlike lengths, as causal attention"
+        figures = (w.batch, w.heads, w.heads_k, w.seq_q, w.seq_k, w.head_dim, w.causal, size, products)
+        yield Kernel("attention", arithmetic, figures, why)
+        return
+    heads, why = w.batch * w.heads, "attention in f32 as its products and its softmax"
+    scores = w.seq_q * w.seq_k
+    for m, n, k in ((w.seq_q, w.seq_k, w.head_dim), (w.seq_q, w.head_dim, w.seq_k)) * (1 + backward):
+        yield _product(device, "f32", "f32", m, n, k, heads, why)
+    rows = (heads * w.seq_q, w.seq_k, 4 * heads * scores * (1 + backward), 4 * heads * scores)
+    yield Kernel("softmax", "f32", rows, why)
+
+
+_OPERATORS: dict[str, Callable[[Any, Device], Iterator[Kernel]]] = {
+    "attention": _attention,
+    "conv2d": _conv2d,
+    "cross_entropy": _cross_entropy,
+    "elementwise": _elementwise,
+    "gated_gemm": _gated_gemm,
+    "gemm": _gemm,
+    "grouped_gemm": _grouped_gemm,
+    "layernorm": _norm,
+    "rmsnorm": _norm,
+    "softmax": _softmax,
+}

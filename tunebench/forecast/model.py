@@ -1,0 +1,236 @@
+"""What was learned from measurements: one expert a device, and how their answers are blended for another.
+
+An expert knows by how much kernels of one kind took longer than their law on the device where they were
+measured, as a function of features that are relative to that device. For any device each is asked with the
+features that the kernels have there, and their logarithms are averaged with weights that fall with the
+distance between devices: one that was measured gets its own expert's answer, a sister of it almost that, and
+a device far from all gets the consensus.
+
+Errors are kept likewise: those of each expert on problems of its device it has not seen, and those of the
+blend on devices left out. An interval lies between the two as the device lies between the measured ones.
+
+Source: Shepard, "A two-dimensional interpolation function for irregularly-spaced data", 1968 (weights).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.forecast.forest import Forest
+from tunebench.forecast.kernel import Arithmetic, Family
+from tunebench.forecast.law import LAUNCH_US, Law, coordinates
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = ["Blend", "Expert", "Model", "Skill", "Spread", "shipped", "skill_of"]
+
+Skill = Literal[
+    "product f32", "product 16-bit", "product 8-bit", "elementwise", "softmax", "norm", "attention"
+]
+"""What an expert is an expert of."""
+
+FORMAT = 1
+"""Version of the file."""
+
+POWER, SAME = 1.5, 0.02
+"""Weights are ``(distance ** 2 + SAME) ** -POWER``: chosen by error on devices left out, from 0 to 3."""
+
+BEYOND = 1.0
+"""Squared distance from which a device counts as unlike any that was measured."""
+
+MARGIN = 0.7
+"""How far beyond what was measured a feature may lie and still count as within: a factor of 2."""
+
+WIDER = 1.5
+"""By how much an interval is wider, in logarithms, for problems beyond what was measured."""
+
+
+def skill_of(family: Family, arithmetic: Arithmetic) -> Skill:
+    """Return whose times a kernel's follow."""
+    if family != "product":
+        return family
+    if arithmetic == "f32":
+        return "product f32"
+    return "product 8-bit" if arithmetic in ("e4m3", "i8") else "product 16-bit"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Where nine of ten real times lie, as natural logarithms of their ratio to the predicted one."""
+
+    low: float
+    high: float
+
+    def towards(self, other: Spread, share: float) -> Spread:
+        """Return what lies between this one (share 0) and another (share 1)."""
+        return Spread(self.low + share * (other.low - self.low), self.high + share * (other.high - self.high))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Expert:
+    """What was learned of one device.
+
+    Attributes:
+        device: Name of the device.
+        coordinates: Where it lies among devices.
+        forest: Features to the logarithm of time over law.
+        near: Its errors on problems it has not seen.
+        least: (F,) least value of each feature that it has seen.
+        most: (F,) likewise, the largest.
+    """
+
+    device: str
+    coordinates: tuple[float, ...]
+    forest: Forest
+    near: Spread
+    least: Array
+    most: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blend:
+    """Predicted times of kernels of one skill, in microseconds, one a row.
+
+    Attributes:
+        us: Expected times.
+        low_us: Nine of ten real times lie between this
+        high_us: and this.
+        beyond: Whether a kernel lies beyond what was measured.
+        nearest: Name of the measured device that is most like this one.
+        near: Whether that is near enough to count as like it.
+    """
+
+    us: Array
+    low_us: Array
+    high_us: Array
+    beyond: NDArray[np.bool_]
+    nearest: str
+    near: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """All that was learned.
+
+    Attributes:
+        experts: By skill.
+        far: Errors of a blend on devices left out, by skill.
+    """
+
+    experts: Mapping[Skill, tuple[Expert, ...]]
+    far: Mapping[Skill, Spread]
+
+    def blend(self, skill: Skill, law: Law, device: Device, arithmetic: Arithmetic) -> Blend:
+        """Predict kernels of one skill.
+
+        Args:
+            skill: Of all of them.
+            law: Of them, on the device.
+            device: Where they run.
+            arithmetic: What they multiply in.
+        """
+        here = np.array(coordinates(device, arithmetic))
+        experts = self.experts[skill]
+        squared = np.array([float(np.sum((here - np.array(e.coordinates)) ** 2)) for e in experts])
+        weights = (squared + SAME) ** -POWER
+        weights /= weights.sum()
+        excess = np.zeros(len(law.features))
+        beyond = np.ones(len(law.features), dtype=bool)
+        for expert, weight in zip(experts, weights, strict=True):
+            if weight >= 0.01:
+                excess += weight * expert.forest(law.features)
+            within = (law.features >= expert.least - MARGIN) & (law.features <= expert.most + MARGIN)
+            beyond &= ~within.all(axis=1)
+        excess /= weights[weights >= 0.01].sum()
+        nearest = int(squared.argmin())
+        share = min(1.0, float(squared[nearest]) / BEYOND)
+        spread = experts[nearest].near.towards(self.far[skill], share)
+        us = law.us * np.exp(excess)
+        widened = np.where(beyond, WIDER, 1.0)
+        return Blend(
+            us=us,
+            low_us=us * np.exp(spread.low * widened),
+            high_us=us * np.exp(spread.high * widened),
+            beyond=beyond,
+            nearest=experts[nearest].device,
+            near=share < 1,
+        )
+
+    def without(self, device: str) -> Model:
+        """Return the model as it would be if one device had never been measured; intervals stay as wide."""
+        rest = {
+            skill: tuple(expert for expert in experts if expert.device != device)
+            for skill, experts in self.experts.items()
+        }
+        return Model(rest, self.far)
+
+    # -- its file -----------------------------------------------------------------------------
+
+    def save(self, file: str | Path | IO[bytes]) -> None:
+        """Write it as a NumPy archive without pickled objects; the same model gives the same bytes."""
+        arrays: dict[str, NDArray[np.generic]] = {}
+        described: list[dict[str, object]] = []
+        for skill, experts in self.experts.items():
+            for expert in experts:
+                prefix = f"{len(described)}."
+                described.append(
+                    {
+                        "skill": skill,
+                        "device": expert.device,
+                        "coordinates": expert.coordinates,
+                        "near": [expert.near.low, expert.near.high],
+                    }
+                )
+                arrays |= {prefix + name: array for name, array in expert.forest.arrays().items()}
+                arrays |= {prefix + "least": expert.least, prefix + "most": expert.most}
+        far = {skill: [spread.low, spread.high] for skill, spread in self.far.items()}
+        about = json.dumps({"format": FORMAT, "launch_us": LAUNCH_US, "experts": described, "far": far})
+        np.savez_compressed(file, about=np.frombuffer(about.encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, file: str | Path | IO[bytes]) -> Model:
+        """Read a model that `save` has written.
+
+        Raises:
+            ValueError: if the file is of another version, or no such file.
+        """
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        about = json.loads(arrays["about"].tobytes())
+        if about["format"] != FORMAT:
+            raise ValueError(f"a model of format {about['format']}; this version reads {FORMAT}")
+        experts: dict[Skill, list[Expert]] = {}
+        for index, entry in enumerate(about["experts"]):
+            prefix = f"{index}."
+            own = {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
+            expert = Expert(
+                device=entry["device"],
+                coordinates=tuple(entry["coordinates"]),
+                forest=Forest.from_arrays(own),
+                near=Spread(*entry["near"]),
+                least=own["least"],
+                most=own["most"],
+            )
+            experts.setdefault(entry["skill"], []).append(expert)
+        return cls(
+            {skill: tuple(of_skill) for skill, of_skill in experts.items()},
+            {skill: Spread(*ends) for skill, ends in about["far"].items()},
+        )
+
+
+@functools.cache
+def shipped() -> Model:
+    """Return the model that comes with the package (see docs/predictor.md, its card)."""
+    with resources.files("tunebench.forecast").joinpath("model.npz").open("rb") as file:
+        return Model.load(file)

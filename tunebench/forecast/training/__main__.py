@@ -1,0 +1,88 @@
+"""`python -m tunebench.forecast.training`: learn the shipped model again, and say how wrong it is."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from tunebench.errors import TunebenchError
+from tunebench.forecast.model import Skill
+from tunebench.forecast.training import data, evaluation, fit
+
+SHIPPED = Path(__file__).parents[1] / "model.npz"
+
+
+def main() -> int:
+    """Train, write the model, and write its errors on devices left out."""
+    arguments = _arguments()
+    try:
+        rows = data.public(arguments.data) if arguments.data else []
+        for path in arguments.measured:
+            rows += data.of_file(path)
+        kept = _kept(rows)
+        fit.assembled(kept).save(arguments.out)
+        _say(f"{arguments.out}: {arguments.out.stat().st_size / 1024:.0f} KiB")
+        if arguments.errors:
+            _evaluate(kept, arguments.errors)
+    except TunebenchError as error:
+        _say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        _say("stopped; what was written before stands")
+        return 130
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tunebench.forecast.training", description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of the public measurements")
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE.csv",
+        help="measurements of your own: columns device, workload, time_us; may be given several times",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=SHIPPED, help="the model's file (default: the shipped one)"
+    )
+    parser.add_argument("--errors", type=Path, help="JSON file for the errors on devices left out")
+    return parser.parse_args()
+
+
+def _kept(measured: list[data.Row]) -> dict[Skill, list[fit.Kept]]:
+    kept: dict[Skill, list[fit.Kept]] = {}
+    for table in data.gathered(measured):
+        one = fit.expert(table)
+        kept.setdefault(table.skill, []).append(one)
+        near = one.expert.near
+        _say(
+            f"{table.skill} on {table.device.name}: {len(table.us)} rows, {near.low:+.3f} to {near.high:+.3f}"
+        )
+    return kept
+
+
+def _evaluate(kept: dict[Skill, list[fit.Kept]], path: Path) -> None:
+    found = []
+    for error in evaluation.left_out(kept):
+        found.append(error)
+        others = ", ".join(f"{name} {percent:.1f}" for name, percent in error.others_percent.items())
+        _say(
+            f"without {error.device}: {error.group}: {error.percent:.1f} % ({error.bias_percent:+.1f}), "
+            f"{error.within_percent:.0f} % within; {others}"
+        )
+    _say(f"within the interval: {evaluation.coverage(found):.1f} %")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([dataclasses.asdict(error) for error in found], indent=1) + "\n")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a command's progress
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Measured times of kernels, as tables of figures: public sets, and files of one's own.
+
+The public sets are those of `data/predict`, beside the checkout (`TUNEBENCH_SHARED`):
+
+- `neusight_ops.csv.gz`: f32 operators of PyTorch 2.1 on seven devices. Source: sitar-lab/NeuSight (MIT).
+- `library_*.csv.gz`: 16-bit and 8-bit products and attention of serving frameworks on four devices. Source:
+  ai-dynamo/aiconfigurator (Apache-2.0).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tunebench import device as devices
+from tunebench import workloads
+from tunebench.device import Device
+from tunebench.errors import InputError
+from tunebench.forecast.kernel import Arithmetic, Family, Kernel, launched
+from tunebench.forecast.model import Skill, skill_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = ["Measured", "Row", "gathered", "of_file", "public"]
+
+DEVICES = {
+    "AMD Instinct MI100": "mi100",
+    "AMD Instinct MI210": "mi210",
+    "NVIDIA A100-PCIE-40GB": "a100-40-pcie",
+    "NVIDIA A100-SXM4-80GB": "a100-80-sxm",
+    "NVIDIA B200": "b200",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-server",
+    "Tesla P100-PCIE-16GB": "p100-pcie",
+    "Tesla P4": "p4",
+    "Tesla T4": "t4",
+    "Tesla V100-PCIE-32GB": "v100-pcie",
+}
+"""Names in the data, and here."""
+
+BINARY = ("add", "mul", "div", "pow")
+"""Elementwise operators of two arrays; all others read one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Measured:
+    """Kernels of one skill that were measured on one device.
+
+    Attributes:
+        skill: What is learned from them.
+        family: Of all of them.
+        arithmetic: Of all of them.
+        device: Where they ran.
+        figures: (R, C), with the columns of the family.
+        us: (R,) measured times.
+        group: (R,) what they are reported under, such as ``"bmm, test"``.
+    """
+
+    skill: Skill
+    family: Family
+    arithmetic: Arithmetic
+    device: Device
+    figures: Array
+    us: Array
+    group: NDArray[np.str_]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement: where, of which kernel, how long, and what it is reported under."""
+
+    device: str
+    kernel: Kernel
+    us: float
+    group: str
+
+
+def public(folder: Path) -> list[Row]:
+    """Read every public set in a folder.
+
+    Raises:
+        InputError: if one of them is not there.
+    """
+    try:
+        return [*_operators(folder), *_products(folder), *_attentions(folder)]
+    except OSError as error:
+        raise InputError(f"{folder}: the public measurements are not all there: {error}") from error
+
+
+def of_file(path: Path) -> list[Row]:
+    """Read measurements of one's own: a CSV file with columns device, workload and time_us.
+
+    A workload must be one launch of a library, since a sum tells nothing of its parts.
+
+    Raises:
+        InputError: naming the line that cannot be read.
+    """
+    rows = []
+    with path.open(newline="", encoding="utf-8") as file:
+        for line, entry in enumerate(csv.DictReader(file), start=2):
+            try:
+                device = devices.find(entry["device"])
+                workload = workloads.parse(entry["workload"])
+                kernels = list(launched(workload, device))
+                if len(kernels) != 1:
+                    raise InputError(f"{workload} is {len(kernels)} launches; give each by itself")
+                rows.append(Row(device.name, kernels[0], float(entry["time_us"]), workload.operator))
+            except (InputError, KeyError, ValueError) as error:
+                raise InputError(f"{path}, line {line}: {error}") from error
+    return rows
+
+
+def gathered(rows: list[Row]) -> list[Measured]:
+    """Return rows as tables, one for each skill, arithmetic and device."""
+    tables: dict[tuple[str, Family, Arithmetic], list[Row]] = {}
+    for row in rows:
+        tables.setdefault((row.device, row.kernel.family, row.kernel.arithmetic), []).append(row)
+    return [
+        Measured(
+            skill=skill_of(family, arithmetic),
+            family=family,
+            arithmetic=arithmetic,
+            device=devices.find(device),
+            figures=np.array([row.kernel.figures for row in table], dtype=np.float64),
+            us=np.array([row.us for row in table]),
+            group=np.array([row.group for row in table]),
+        )
+        for (device, family, arithmetic), table in tables.items()
+    ]
+
+
+def _lines(path: Path) -> Iterator[dict[str, str]]:
+    with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
+        yield from csv.DictReader(file)
+
+
+def _operators(folder: Path) -> Iterator[Row]:
+    """Yield f32 operators: products B x (M x N) @ (N x K), others B rows of H."""
+    names: dict[str, Family] = {"elem": "elementwise", "softmax": "softmax", "ln": "norm"}
+    for entry in _lines(folder / "neusight_ops.csv.gz"):
+        batch, name = float(entry["B"]), entry["op_group"]
+        figures: tuple[float, ...]
+        if name in names:
+            cols = float(entry["H"])
+            nbytes = 4 * batch * cols
+            read = nbytes * (1 + (entry["op"] in BINARY))
+            family, figures = names[name], (batch, cols, read, nbytes)
+        else:
+            m, k, n = (float(entry[column]) for column in "MNK")
+            family, figures = "product", (batch, m, n, k, 4, 4, 0)
+        yield Row(
+            DEVICES[entry["device"]],
+            Kernel(family, "f32", figures),
+            1e3 * float(entry["latency_ms"]),
+            f"{name}, {entry['split']}",
+        )
+
+
+def _products(folder: Path) -> Iterator[Row]:
+    types: dict[str, tuple[Arithmetic, str]] = {"bfloat16": ("bf16", "bf16"), "fp8": ("e4m3", "fp8")}
+    for path in sorted(folder.glob("library_gemm_*.csv.gz")):
+        for entry in _lines(path):
+            m, n, k = (float(entry[column]) for column in "mnk")
+            arithmetic, name = types[entry["gemm_dtype"]]
+            eight = arithmetic == "e4m3"
+            figures = (1.0, m, n, k, 1.0 if eight else 2.0, 2.0, 3 * m * k if eight else 0.0)
+            kernel = Kernel("product", arithmetic, figures)
+            yield Row(DEVICES[entry["device"]], kernel, 1e3 * float(entry["latency_ms"]), f"{name} gemm")
+
+
+def _attentions(folder: Path) -> Iterator[Row]:
+    """Yield causal prefill without a window, over keys and values of 16 bits."""
+    for path in sorted(folder.glob("library_attention_*.csv.gz")):
+        for entry in _lines(path):
+            if entry["kv_cache_dtype"] != "bfloat16" or entry.get("window_size", "0") != "0":
+                continue
+            names = ("batch_size", "num_heads", "num_key_value_heads", "isl", "isl", "head_dim")
+            figures = (*(float(entry[name]) for name in names), 1.0, 2.0, 2.0)
+            kernel = Kernel("attention", "bf16", figures)
+            yield Row(DEVICES[entry["device"]], kernel, 1e3 * float(entry["latency"]), "attention")
