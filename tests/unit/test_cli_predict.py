@@ -251,6 +251,7 @@ def test_devices_are_compared_by_time_and_cost(told: Any, shown: Any, next_gpu: 
     assert h100["cost_per_million_tokens_low"] < h100["cost_per_million_tokens"]
     assert t4["cost_per_million_tokens"] is None
     assert new["price_per_hour"] == 7.2
+    assert told(*typed[:-1], f"{next_gpu}=1.5")[2]["price_per_hour"] == 1.5  # as it was typed
     text = shown(*typed)
     assert "a million tokens" in text
     assert "a million" not in shown(*typed[:-2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,7 +28,9 @@ def command(
     ],
     workload: Annotated[
         list[str] | None,
-        typer.Option("--workload", "-w", help="What to compute. May be repeated.", show_default=False),
+        typer.Option(
+            "--workload", "-w", metavar="TEXT", help="What to compute. May be repeated.", show_default=False
+        ),
     ] = None,
     price: Annotated[
         str | None,
@@ -62,7 +64,8 @@ def command(
 
     if bool(workload) == (model is not None):
         raise InputError("name what to compare by: either --model NAME or --workload TEXT")
-    chosen = gpus([name for name in devices.split(",") if name] or None)
+    typed = [name for name in devices.split(",") if name]
+    chosen = gpus(typed or None)
     if model is not None:
         asked = Model(
             name=model,
@@ -84,7 +87,8 @@ def command(
         unit, found = asked.unit, [_of_model(asked, device) for device in chosen]
     else:
         unit, found = "runs", [_of_workloads(workload or [], device) for device in chosen]
-    contenders = priced(found, _prices(price))
+    names = {name: device.name for name, device in zip(typed, chosen, strict=False)}
+    contenders = priced(found, _prices(price, names))
     emit(as_json, [_describe(each, contenders[0], unit) for each in contenders], _render(contenders, unit))
 
 
@@ -120,15 +124,13 @@ def _of_workloads(texts: Sequence[str], device: Device) -> Contender:
     )
 
 
-def _prices(text: str | None) -> dict[str, float]:
-    """Read ``a=2.5,b=4``."""
-    from tunebench._host import product_name
-
+def _prices(text: str | None, names: Mapping[str, str]) -> dict[str, float]:
+    """Read ``a=2.5,b=4``, with devices as they were typed or by their names."""
     prices: dict[str, float] = {}
     for item in filter(None, (text or "").split(",")):
         name, _, value = item.rpartition("=")
         try:
-            prices[product_name(name)] = float(value)
+            prices[names.get(name, name)] = float(value)
         except ValueError:
             raise InputError(f"--price {item!r} is not of the form device=price") from None
     return prices

@@ -35,6 +35,7 @@ def command(
         typer.Option(
             "--workload",
             "-w",
+            metavar="TEXT",
             help="What to compute: operator:dimension=value,… or suite/layer. May be repeated.",
             show_default=False,
         ),
