@@ -181,15 +181,16 @@ def test_a_training_step_has_an_optimizer_unless_told_otherwise(told: Any, shown
     assert "a training step of 2 x 128 tokens in f32" in shown(*typed)
 
 
-def test_a_model_without_sequences_has_samples(told: Any) -> None:
+def test_a_model_without_sequences_has_images(told: Any) -> None:
     (found,) = told("predict", "--model", "resnet50", "--batch", "8", "--device", "t4")
-    assert found["samples_per_s"] == pytest.approx(8 / found["time_us"] * 1e6)
+    assert found["images_per_s"] == pytest.approx(8 / found["time_us"] * 1e6)
 
 
 def test_a_list_of_workloads_has_their_type_unless_told_otherwise(told: Any) -> None:
     typed = ["predict", "--model", "llama-3-8b-decode", "--device", "h100-sxm"]
     (own,), (single,) = told(*typed), told(*typed, "--dtype", "f32")
     assert own["dtype"] == "bf16"
+    assert own["samples_per_s"] == pytest.approx(1e6 / own["time_us"])
     assert single["dtype"] == "f32"
     assert single["bound_us"] > 1.9 * own["bound_us"]
 

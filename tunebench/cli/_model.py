@@ -133,8 +133,13 @@ class Model:
 
     @property
     def unit(self) -> str:
-        """What `items` are."""
-        return "tokens" if self.seq else "samples"
+        """What `items` are: a model without sequences has images, a list of workloads does not tell."""
+        from tunebench.workloads.networks import network
+        from tunebench.workloads.networks._listed import Listed
+
+        if self.seq:
+            return "tokens"
+        return "samples" if isinstance(network(self.name), Listed) else "images"
 
     @property
     def division(self) -> Division:

@@ -58,7 +58,7 @@ def command(
     """Compare GPUs that need not be here by predicted time, speed and cost of the same work.
 
     The work is a model, or workloads one after the other. Prices are of one device for an hour, in any
-    currency; with them, a million tokens, samples or runs have a cost.
+    currency; with them, a million tokens, images or runs have a cost.
     """
     from tunebench.forecast.comparison import priced
 
