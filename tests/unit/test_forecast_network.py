@@ -14,6 +14,7 @@ from tunebench import device
 from tunebench.device import Device
 from tunebench.forecast import Predictions, predict_all
 from tunebench.forecast import network as of_network
+from tunebench.forecast.model import Model
 from tunebench.forecast.network import (
     HOST_US,
     LISTS_ERR,
@@ -51,9 +52,9 @@ def test_images_are_counted_one_by_one() -> None:
 def test_alike_workloads_are_predicted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Workload] = []
 
-    def recorded(workloads: Iterable[Workload], on: Device) -> Predictions:
+    def recorded(workloads: Iterable[Workload], on: Device, *, model: Model | None) -> Predictions:
         asked.extend(given := tuple(workloads))
-        return predict_all(given, on)
+        return predict_all(given, on, model=model)
 
     monkeypatch.setattr(of_network, "predict_all", recorded)
     found = predict_network(network("gpt2"), H100, Run(batch=4, seq=512, mode="train"))
