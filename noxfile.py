@@ -98,6 +98,22 @@ def bench(session: nox.Session) -> None:
         session.run("python", str(scripts[name]), *session.posargs[1:])
 
 
+@nox.session(name="train-predictor")
+def train_predictor(session: nox.Session) -> None:
+    """Learn the model of `predict` again: `nox -s train-predictor -- --measured FILE` adds times of your own.
+
+    Reads the public measurements that lie beside the checkout, and writes the model into the package and its
+    errors on devices left out into benchmarks/results/predict.
+    """
+    data = Path("..", "shared", "data", "predict").resolve()
+    if not data.is_dir():
+        session.error(f"needs the public measurements of operators in {data}; see docs/predictor.md")
+    session.install("-e", ".[train]")
+    errors = "benchmarks/results/predict/errors.json"
+    module = "tunebench.forecast.training"
+    session.run("python", "-m", module, "--data", str(data), "--errors", errors, *session.posargs)
+
+
 def _add_gpu_session(architecture: str, products: str) -> None:
     def accept(session: nox.Session) -> None:
         if not _has_driver():

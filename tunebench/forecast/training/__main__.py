@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from tunebench.errors import TunebenchError
+from tunebench.errors import InputError, TunebenchError
 from tunebench.forecast.model import Skill
 from tunebench.forecast.training import data, evaluation, fit
 
@@ -23,6 +23,8 @@ def main() -> int:
         for path in arguments.measured:
             rows += data.of_file(path)
         kept = _kept(rows)
+        if not kept:
+            raise InputError("nothing to learn from; give --data or --measured")
         fit.assembled(kept).save(arguments.out)
         _say(f"{arguments.out}: {arguments.out.stat().st_size / 1024:.0f} KiB")
         if arguments.errors:
@@ -44,8 +46,9 @@ def _arguments() -> argparse.Namespace:
         type=Path,
         action="append",
         default=[],
-        metavar="FILE.csv",
-        help="measurements of your own: columns device, workload, time_us; may be given several times",
+        metavar="FILE",
+        help="measurements of your own: a table of device, workload and time_us, or what "
+        "`tunebench db export --format jsonl` writes; may be given several times",
     )
     parser.add_argument(
         "--out", type=Path, default=SHIPPED, help="the model's file (default: the shipped one)"
@@ -57,6 +60,9 @@ def _arguments() -> argparse.Namespace:
 def _kept(measured: list[data.Row]) -> dict[Skill, list[fit.Kept]]:
     kept: dict[Skill, list[fit.Kept]] = {}
     for table in data.gathered(measured):
+        if len(table.us) < fit.FEWEST:
+            _say(f"{table.skill} on {table.device.name}: passed over, {len(table.us)} rows are too few")
+            continue
         one = fit.expert(table)
         kept.setdefault(table.skill, []).append(one)
         near = one.expert.near

@@ -10,7 +10,10 @@ The public sets are those of `data/predict`, beside the checkout (`TUNEBENCH_SHA
 from __future__ import annotations
 
 import csv
+import dataclasses
+import functools
 import gzip
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +81,7 @@ class Measured:
 class Row:
     """One measurement: where, of which kernel, how long, and what it is reported under."""
 
-    device: str
+    device: Device
     kernel: Kernel
     us: float
     group: str
@@ -97,50 +100,97 @@ def public(folder: Path) -> list[Row]:
 
 
 def of_file(path: Path) -> list[Row]:
-    """Read measurements of one's own: a CSV file with columns device, workload and time_us.
+    """Read measurements of one's own.
 
-    A workload must be one launch of a library, since a sum tells nothing of its parts.
+    Args:
+        path: A CSV file with columns device, workload and time_us; or, if its name ends in ``.jsonl``, what
+            `tunebench db export --format jsonl` has written, of which the fastest time of a workload counts.
+
+    A workload that is several launches of a library is passed over: a sum tells nothing of its parts.
 
     Raises:
         InputError: naming the line that cannot be read.
     """
+    read = _exported if path.name.endswith(".jsonl") else _table
     rows = []
+    try:
+        for device, text, us in read(path):
+            workload = workloads.parse(text)
+            kernels = list(launched(workload, device))
+            if len(kernels) == 1:
+                rows.append(Row(device, kernels[0], us, workload.operator))
+    except OSError as error:
+        raise InputError(f"{path}: {error}") from error
+    return rows
+
+
+def _table(path: Path) -> Iterator[tuple[Device, str, float]]:
     with path.open(newline="", encoding="utf-8") as file:
         for line, entry in enumerate(csv.DictReader(file), start=2):
             try:
-                device = devices.find(entry["device"])
-                workload = workloads.parse(entry["workload"])
-                kernels = list(launched(workload, device))
-                if len(kernels) != 1:
-                    raise InputError(f"{workload} is {len(kernels)} launches; give each by itself")
-                rows.append(Row(device.name, kernels[0], float(entry["time_us"]), workload.operator))
-            except (InputError, KeyError, ValueError) as error:
+                us = _positive(entry["time_us"])
+                yield devices.find(entry["device"]), str(workloads.parse(entry["workload"])), us
+            except KeyError as error:
+                raise InputError(f"{path}: there is no column {error}") from error
+            except (InputError, TypeError, ValueError) as error:
                 raise InputError(f"{path}, line {line}: {error}") from error
-    return rows
+
+
+def _exported(path: Path) -> Iterator[tuple[Device, str, float]]:
+    known: dict[str, Device] = {}
+    fastest: dict[tuple[str, str], float] = {}
+    fields = {field.name for field in dataclasses.fields(Device)}
+    with path.open(encoding="utf-8") as file:
+        for line, text in enumerate(file, start=1):
+            try:
+                entry = json.loads(text)
+                if entry["what"] == "device":
+                    facts = {name: value for name, value in entry.items() if name in fields}
+                    known[entry["key"]] = Device(**facts)
+                elif entry["what"] == "measurement" and entry["outcome"]["kind"] == "measured":
+                    us, of = _positive(entry["outcome"]["median_us"]), (entry["device"], entry["workload"])
+                    if known[of[0]].kind == "gpu":
+                        fastest[of] = min(us, fastest.get(of, us))
+            except (InputError, KeyError, TypeError, ValueError) as error:
+                raise InputError(f"{path}, line {line}: {error}") from error
+    for (device, workload), us in fastest.items():
+        yield known[device], workload, us
+
+
+def _positive(value: str | float) -> float:
+    us = float(value)
+    if not 0 < us < float("inf"):
+        raise ValueError(f"a time must be positive, got {value}")
+    return us
 
 
 def gathered(rows: list[Row]) -> list[Measured]:
     """Return rows as tables, one for each skill, arithmetic and device."""
     tables: dict[tuple[str, Family, Arithmetic], list[Row]] = {}
     for row in rows:
-        tables.setdefault((row.device, row.kernel.family, row.kernel.arithmetic), []).append(row)
+        tables.setdefault((row.device.name, row.kernel.family, row.kernel.arithmetic), []).append(row)
     return [
         Measured(
             skill=skill_of(family, arithmetic),
             family=family,
             arithmetic=arithmetic,
-            device=devices.find(device),
+            device=table[0].device,
             figures=np.array([row.kernel.figures for row in table], dtype=np.float64),
             us=np.array([row.us for row in table]),
             group=np.array([row.group for row in table]),
         )
-        for (device, family, arithmetic), table in tables.items()
+        for (_, family, arithmetic), table in tables.items()
     ]
 
 
 def _lines(path: Path) -> Iterator[dict[str, str]]:
     with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
         yield from csv.DictReader(file)
+
+
+@functools.cache
+def _device(name: str) -> Device:
+    return devices.find(DEVICES[name])
 
 
 def _operators(folder: Path) -> Iterator[Row]:
@@ -158,7 +208,7 @@ def _operators(folder: Path) -> Iterator[Row]:
             m, k, n = (float(entry[column]) for column in "MNK")
             family, figures = "product", (batch, m, n, k, 4, 4, 0)
         yield Row(
-            DEVICES[entry["device"]],
+            _device(entry["device"]),
             Kernel(family, "f32", figures),
             1e3 * float(entry["latency_ms"]),
             f"{name}, {entry['split']}",
@@ -174,7 +224,7 @@ def _products(folder: Path) -> Iterator[Row]:
             eight = arithmetic == "e4m3"
             figures = (1.0, m, n, k, 1.0 if eight else 2.0, 2.0, 3 * m * k if eight else 0.0)
             kernel = Kernel("product", arithmetic, figures)
-            yield Row(DEVICES[entry["device"]], kernel, 1e3 * float(entry["latency_ms"]), f"{name} gemm")
+            yield Row(_device(entry["device"]), kernel, 1e3 * float(entry["latency_ms"]), f"{name} gemm")
 
 
 def _attentions(folder: Path) -> Iterator[Row]:
@@ -186,4 +236,4 @@ def _attentions(folder: Path) -> Iterator[Row]:
             names = ("batch_size", "num_heads", "num_key_value_heads", "isl", "isl", "head_dim")
             figures = (*(float(entry[name]) for name in names), 1.0, 2.0, 2.0)
             kernel = Kernel("attention", "bf16", figures)
-            yield Row(DEVICES[entry["device"]], kernel, 1e3 * float(entry["latency"]), "attention")
+            yield Row(_device(entry["device"]), kernel, 1e3 * float(entry["latency"]), "attention")

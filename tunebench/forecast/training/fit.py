@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["LEFT_OUT", "Kept", "assembled", "errors", "expert", "lawful", "spread"]
+__all__ = ["FEWEST", "LEFT_OUT", "Kept", "assembled", "errors", "expert", "lawful", "spread"]
+
+FEWEST = 100
+"""Rows that a table must have to be learned from."""
 
 ROWS_PER_GROUP = 5000
 """Rows of a group that one expert learns from at most: more do not lower errors on other devices."""
