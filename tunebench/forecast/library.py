@@ -57,7 +57,10 @@ def predict_all(workloads: Iterable[Workload], device: Device, *, model: Model |
     for (family, arithmetic), group in _grouped(problems, device).items():
         figures = np.array([kernel.figures for _, kernel in group], dtype=np.float64)
         lawful = law(family, arithmetic, figures, device)
-        blend = (model or shipped()).blend(skill_of(family, arithmetic), lawful, device, arithmetic)
+        borrowed = np.array([bool(kernel.borrowed) for _, kernel in group])
+        blend = (model or shipped()).blend(
+            skill_of(family, arithmetic), lawful, device, arithmetic, borrowed=borrowed
+        )
         sums.add(group, lawful, blend)
     bound_us = bounds_us(problems, device)
     time_us = np.maximum(sums.us, bound_us)
@@ -68,6 +71,7 @@ def predict_all(workloads: Iterable[Workload], device: Device, *, model: Model |
         low_us=np.clip(sums.low_us, bound_us, time_us),
         high_us=np.maximum(sums.high_us, time_us),
         bound_us=bound_us,
+        utilisation=np.maximum(sums.compute_us, sums.memory_us) / time_us,
         binding=sums.binding(device),
         basis=sums.basis(),
         because=tuple(sums.because),

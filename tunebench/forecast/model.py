@@ -52,8 +52,9 @@ BEYOND = 1.0
 MARGIN = 0.7
 """How far beyond what was measured a feature may lie and still count as within: a factor of 2."""
 
-WIDER = 1.5
-"""By how much an interval is wider, in logarithms, for problems beyond what was measured."""
+WIDER, BORROWED = 1.5, 2.5
+"""By how much an interval is wider, in logarithms, for problems beyond what was measured, and for kernels of
+a kind that nobody measured. Both are judgements: there is nothing to learn them from."""
 
 
 def skill_of(family: Family, arithmetic: Arithmetic) -> Skill:
@@ -131,7 +132,15 @@ class Model:
     experts: Mapping[Skill, tuple[Expert, ...]]
     far: Mapping[Skill, Spread]
 
-    def blend(self, skill: Skill, law: Law, device: Device, arithmetic: Arithmetic) -> Blend:
+    def blend(
+        self,
+        skill: Skill,
+        law: Law,
+        device: Device,
+        arithmetic: Arithmetic,
+        *,
+        borrowed: NDArray[np.bool_] | bool = False,
+    ) -> Blend:
         """Predict kernels of one skill.
 
         Args:
@@ -139,6 +148,7 @@ class Model:
             law: Of them, on the device.
             device: Where they run.
             arithmetic: What they multiply in.
+            borrowed: Which of them are of a kind that nobody measured.
         """
         here = np.array(coordinates(device, arithmetic))
         experts = self.experts[skill]
@@ -157,7 +167,7 @@ class Model:
         share = min(1.0, float(squared[nearest]) / BEYOND)
         spread = experts[nearest].near.towards(self.far[skill], share)
         us = law.us * np.exp(excess)
-        widened = np.where(beyond, WIDER, 1.0)
+        widened = np.where(borrowed, BORROWED, np.where(beyond, WIDER, 1.0))
         return Blend(
             us=us,
             low_us=us * np.exp(spread.low * widened),

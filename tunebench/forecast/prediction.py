@@ -39,7 +39,9 @@ class Prediction:
         time_us: Expected time; never below `bound_us`.
         low_us: Nine of ten real times lie between this and `high_us`; never below `bound_us`.
         high_us: The other end.
-        bound_us: What no kernel that does the textbook's operations beats.
+        bound_us: What no kernel that does the textbook's operations beats, even if caches hold its inputs.
+        utilisation: Share of the peak that is reached: operations at the rate that the device sustains, or
+            bytes at the bandwidth of its memory, over the expected time. Caches may serve more than that.
         binding: What takes most of the time.
         basis: Whether it lies within what was measured.
         because: What the basis is, in words.
@@ -51,6 +53,7 @@ class Prediction:
     low_us: float
     high_us: float
     bound_us: float
+    utilisation: float
     binding: Binding
     basis: Basis
     because: str
@@ -58,11 +61,6 @@ class Prediction:
     def __post_init__(self) -> None:
         if not 0 <= self.bound_us <= self.low_us <= self.time_us <= self.high_us:
             raise InputError(f"a prediction's bound, low, time and high must not fall; got {self}")
-
-    @property
-    def utilisation(self) -> float:
-        """The bound as a share of the expected time: how much of the binding resource is used."""
-        return self.bound_us / self.time_us if self.time_us else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +73,7 @@ class Predictions:
     low_us: Array
     high_us: Array
     bound_us: Array
+    utilisation: Array
     binding: tuple[Binding, ...]
     basis: tuple[Basis, ...]
     because: tuple[str, ...]
@@ -91,6 +90,7 @@ class Predictions:
             low_us=float(self.low_us[index]),
             high_us=float(self.high_us[index]),
             bound_us=float(self.bound_us[index]),
+            utilisation=float(self.utilisation[index]),
             binding=self.binding[index],
             basis=self.basis[index],
             because=self.because[index],
