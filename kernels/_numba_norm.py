@@ -8,6 +8,7 @@ few arrays, so that LLVM's checks of what overlaps stay within limits.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -57,9 +58,9 @@ class ForwardNorm(NumbaCpuVariant[N]):
     space = Space(PARAMETERS, CONSTRAINTS)
     more: ClassVar[dict[str, Any]] = {}
 
+    @abstractmethod
     def statistics(self, config: Config) -> Statistics:
         """Return one of the functions of this module that find mean and squared deviations of a row."""
-        raise NotImplementedError
 
     def limits(self, workload: N, device: Device) -> str | None:
         """Refuse gradients."""
