@@ -6,6 +6,7 @@ is a launch of its own, as `Workload.unfused` has them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ COLUMNS: dict[Family, tuple[str, ...]] = {
     "attention": ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal", "bytes", "products"),
 }
 """The figures of a kernel, by family: sizes as they are; bytes of a whole array, or of one element of
-operands (`in_bytes`, `bytes`) and results (`out_bytes`); matrix products of attention (2 forward)."""
+operands (`in_bytes`, `bytes`) and results (`out_bytes`); bytes beyond those of operands and results
+(`extra_bytes`), below 0 where operands are views of less; matrix products of attention (2 forward)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,14 @@ def _product(
     return Kernel("product", arithmetic, figures, borrowed or why)
 
 
+def _moving(product: Kernel, total_bytes: int) -> Kernel:
+    """Return a product whose operands are read from fewer bytes than they would have as matrices, or more."""
+    batch, m, n, k, in_bytes, out_bytes, _ = product.figures
+    matrices = batch * (in_bytes * (m * k + k * n) + out_bytes * m * n)
+    figures = (*product.figures[:-1], total_bytes - matrices)
+    return dataclasses.replace(product, figures=figures)
+
+
 def _rows(family: Family, workload: Workload, borrowed: str = "") -> Kernel:
     """Return a kernel that reads and writes rows; 16-bit ones move fewer bytes, but as f32 ones do."""
     dimensions: Any = workload
@@ -166,9 +176,10 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[Kernel]:
         }[w.direction]
         if w.direction == "dgrad":
             depth = max(1, depth // w.stride**2)
-        yield _product(
+        product = _product(
             device, w.dtype, out, m, n, depth, w.groups, "a convolution as the product that it implies"
         )
+        yield _moving(product, w.changed(epilogue="none").traffic().total_bytes)
     if w.epilogue != "none":
         elements = pixels * w.k * itemsize(out)
         reads = elements * (1 + ("residual" in w.epilogue))
