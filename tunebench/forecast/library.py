@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tunebench._lazy import np
 from tunebench.bound import dram_us
 from tunebench.device import Device
+from tunebench.dtype import itemsize, storage
 from tunebench.errors import DeviceError
 from tunebench.forecast.kernel import Arithmetic, Family, Kernel, launched
 from tunebench.forecast.law import LAUNCH_US, Law, law
@@ -62,7 +63,8 @@ def predict_all(workloads: Iterable[Workload], device: Device, *, model: Model |
             skill_of(family, arithmetic), lawful, device, arithmetic, borrowed=borrowed
         )
         sums.add(group, lawful, blend)
-    bound_us = bounds_us(problems, device)
+    floors = _floors_us(problems, device)
+    bound_us: Array = floors.max(axis=0)
     time_us = np.maximum(sums.us, bound_us)
     return Predictions(
         workloads=problems,
@@ -71,8 +73,8 @@ def predict_all(workloads: Iterable[Workload], device: Device, *, model: Model |
         low_us=np.clip(sums.low_us, bound_us, time_us),
         high_us=np.maximum(sums.high_us, time_us),
         bound_us=bound_us,
-        utilisation=np.maximum(sums.compute_us, sums.memory_us) / time_us,
-        binding=sums.binding(device),
+        utilisation=np.maximum.reduce([sums.compute_us, sums.memory_us, bound_us]) / time_us,
+        binding=sums.binding(problems, device, floors),
         basis=sums.basis(),
         because=tuple(sums.because),
     )
@@ -83,22 +85,33 @@ def bounds_us(workloads: Iterable[Workload], device: Device) -> Array:
 
     Caches may hold the inputs already. Peaks are those of the highest clock.
     """
-    return np.array([_bound_us(workload, device) for workload in workloads], dtype=np.float64)
+    longest: Array = _floors_us(workloads, device).max(axis=0)
+    return longest
 
 
-def _bound_us(workload: Workload, device: Device) -> float:
+def _floors_us(workloads: Iterable[Workload], device: Device) -> Array:
+    """Return what arithmetic and memory take at least, in microseconds: (2, W)."""
+    floors = [
+        (_arithmetic_us(workload, device), dram_us(workload.traffic(), device, "warm"))
+        for workload in workloads
+    ]
+    return np.array(floors, dtype=np.float64).reshape(-1, 2).T
+
+
+def _arithmetic_us(workload: Workload, device: Device) -> float:
+    if workload.category != "dot product":
+        return 0.0
     rates = device.mma_flop_per_clock
     # A type that the device lacks is multiplied in any other: in the fastest, to be safe.
     usual = rates.get(workload.dtype, 0.0 if workload.dtype == "f32" else max(rates.values(), default=0.0))
     if workload.operator == "attention" and workload.dtype == "f32":
         # PyTorch's fused kernel multiplies f32 as three products of tf32.
         usual = max(usual, rates.get("tf32", 0.0) / 3)
-    rate = max(usual, 2.0 * device.fma_per_clock)
+    # Multiply-add units take narrow types packed: two halves from sm_60 on, four bytes from sm_61 on.
+    packed = 4 / itemsize(storage(workload.dtype))
+    rate = max(usual, 2.0 * device.fma_per_clock * packed)
     fewer = WINOGRAD if workload.operator == "conv2d" else 1.0
-    counted = workload.category == "dot product"
-    per_us = device.sm_count * device.max_clock_mhz * rate * fewer
-    compute_us = workload.flops() / per_us if counted else 0.0
-    return max(dram_us(workload.traffic(), device, "warm"), compute_us)
+    return workload.flops() / (device.sm_count * device.max_clock_mhz * rate * fewer)
 
 
 def _grouped(
@@ -160,13 +173,20 @@ class _Sums:
             if reason and not self.because[index]:
                 self.because[index] = reason
 
-    def binding(self, device: Device) -> tuple[Binding, ...]:
-        """Return what takes most of each workload's time."""
-        largest = np.argmax([self.compute_us, self.memory_us, self.launch_us], axis=0)
-        has_tensor_f32 = "f32" in device.mma_flop_per_clock
+    def binding(self, workloads: tuple[Workload, ...], device: Device, floors: Array) -> tuple[Binding, ...]:
+        """Return what takes most of each workload's time; where its floor is longer, what sets that."""
+        parts = np.array([self.compute_us, self.memory_us, self.launch_us])
+        bound = np.array([*floors, np.zeros(len(self.us))])
+        floored = floors.max(axis=0) > self.us
+        largest = np.where(floored, bound, parts).argmax(axis=0)
+        rates = device.mma_flop_per_clock
+        pipes = (
+            tensor or "f32" in rates or bool(held and workload.dtype in rates)
+            for tensor, held, workload in zip(self.tensor, floored, workloads, strict=True)
+        )
         return tuple(
-            ("tensor pipe" if tensor or has_tensor_f32 else "fma pipe", "dram", "launch")[index]
-            for tensor, index in zip(self.tensor, largest, strict=True)
+            ("tensor pipe" if tensor else "fma pipe", "dram", "launch")[index]
+            for tensor, index in zip(pipes, largest, strict=True)
         )
 
     def basis(self) -> tuple[Basis, ...]:
