@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.errors import UnknownName
 from tunebench.forecast.forest import Forest
 from tunebench.forecast.kernel import Arithmetic, Family
 from tunebench.forecast.law import LAUNCH_US, Law, coordinates
@@ -149,9 +150,16 @@ class Model:
             device: Where they run.
             arithmetic: What they multiply in.
             borrowed: Which of them are of a kind that nobody measured.
+
+        Raises:
+            UnknownName: if nothing was learned of the skill.
         """
         here = np.array(coordinates(device, arithmetic))
-        experts = self.experts[skill]
+        experts = self.experts.get(skill, ())
+        if not experts:
+            raise UnknownName(
+                "skill of the model", skill, [name for name, known in self.experts.items() if known]
+            )
         squared = np.array([float(np.sum((here - np.array(e.coordinates)) ** 2)) for e in experts])
         weights = (squared + SAME) ** -POWER
         weights /= weights.sum()
@@ -217,9 +225,13 @@ class Model:
         """
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
+        if "about" not in arrays:
+            raise ValueError("no file of a model: it does not say what it is about")
         about = json.loads(arrays["about"].tobytes())
         if about["format"] != FORMAT:
             raise ValueError(f"a model of format {about['format']}; this version reads {FORMAT}")
+        if about["launch_us"] != LAUNCH_US:
+            raise ValueError(f"learned with launches of {about['launch_us']} us; laws have {LAUNCH_US}")
         experts: dict[Skill, list[Expert]] = {}
         for index, entry in enumerate(about["experts"]):
             prefix = f"{index}."
