@@ -129,7 +129,13 @@ def _table(path: Path) -> Iterator[tuple[Device, str, float]]:
         for line, entry in enumerate(csv.DictReader(file), start=2):
             try:
                 us = _positive(entry["time_us"])
-                yield devices.find(entry["device"]), str(workloads.parse(entry["workload"])), us
+                device, text = (
+                    devices.find(entry["device"] or ""),
+                    str(workloads.parse(entry["workload"] or "")),
+                )
+                if device.kind != "gpu":
+                    raise InputError(f"{device.name} is no GPU")
+                yield device, text, us
             except KeyError as error:
                 raise InputError(f"{path}: there is no column {error}") from error
             except (InputError, TypeError, ValueError) as error:
