@@ -129,10 +129,9 @@ def _table(path: Path) -> Iterator[tuple[Device, str, float]]:
         for line, entry in enumerate(csv.DictReader(file), start=2):
             try:
                 us = _positive(entry["time_us"])
-                device, text = (
-                    devices.find(entry["device"] or ""),
-                    str(workloads.parse(entry["workload"] or "")),
-                )
+                # A field that a short line lacks is None, which would be this machine's own GPU.
+                device = devices.find(entry["device"] or "")
+                text = str(workloads.parse(entry["workload"] or ""))
                 if device.kind != "gpu":
                     raise InputError(f"{device.name} is no GPU")
                 yield device, text, us
