@@ -71,7 +71,8 @@ def launched(workload: Workload, device: Device) -> Iterator[Kernel]:
     shape = max((tensor.shape for tensor in workload.outputs()), key=len, default=())
     cols = shape[-1] if shape else 1
     rows = max(1, traffic.write_bytes // max(1, cols * itemsize(storage(workload.dtype))))
-    figures = (rows, cols, traffic.read_bytes, traffic.write_bytes)
+    # A kernel that moves nothing still writes that it ran: there is no logarithm of 0 bytes.
+    figures = (rows, cols, traffic.read_bytes, max(1, traffic.write_bytes))
     yield Kernel("elementwise", "f32", figures, f"{workload.operator} as an elementwise operation")
 
 
