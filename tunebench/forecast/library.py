@@ -56,9 +56,9 @@ def predict_all(workloads: Iterable[Workload], device: Device, *, model: Model |
     problems = tuple(workloads)
     sums = _Sums.of(len(problems))
     for (family, arithmetic), group in _grouped(problems, device).items():
-        figures = np.array([kernel.figures for _, kernel in group], dtype=np.float64)
+        figures = np.array([launch.kernel.figures for launch in group], dtype=np.float64)
         lawful = law(family, arithmetic, figures, device)
-        borrowed = np.array([bool(kernel.borrowed) for _, kernel in group])
+        borrowed = np.array([bool(launch.kernel.borrowed) for launch in group])
         blend = (model or shipped()).blend(
             skill_of(family, arithmetic), lawful, device, arithmetic, borrowed=borrowed
         )
@@ -76,7 +76,7 @@ def predict_all(workloads: Iterable[Workload], device: Device, *, model: Model |
         utilisation=np.maximum.reduce([sums.compute_us, sums.memory_us, bound_us]) / time_us,
         binding=sums.binding(problems, device, floors),
         basis=sums.basis(),
-        because=tuple(sums.because),
+        because=sums.because(),
     )
 
 
@@ -114,14 +114,23 @@ def _arithmetic_us(workload: Workload, device: Device) -> float:
     return workload.flops() / (device.sm_count * device.max_clock_mhz * rate * fewer)
 
 
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A kernel, with the workload it is of and how many launches that has before it."""
+
+    workload: int
+    before: int
+    kernel: Kernel
+
+
 def _grouped(
     problems: tuple[Workload, ...], device: Device
-) -> dict[tuple[Family, Arithmetic], list[tuple[int, Kernel]]]:
-    """Return the kernels of all workloads by what their times follow, each with the workload it is of."""
-    groups: dict[tuple[Family, Arithmetic], list[tuple[int, Kernel]]] = {}
+) -> dict[tuple[Family, Arithmetic], list[_Launch]]:
+    """Return the launches of all workloads by what their times follow."""
+    groups: dict[tuple[Family, Arithmetic], list[_Launch]] = {}
     for index, problem in enumerate(problems):
-        for kernel in launched(problem, device):
-            groups.setdefault((kernel.family, kernel.arithmetic), []).append((index, kernel))
+        for before, kernel in enumerate(launched(problem, device)):
+            groups.setdefault((kernel.family, kernel.arithmetic), []).append(_Launch(index, before, kernel))
     return groups
 
 
@@ -136,7 +145,7 @@ class _Sums:
     memory_us: Array
     launch_us: Array
     tensor: list[bool] = field(default_factory=list)
-    because: list[str] = field(default_factory=list)
+    reasons: list[dict[int, str]] = field(default_factory=list)
 
     @classmethod
     def of(cls, count: int) -> _Sums:
@@ -150,12 +159,12 @@ class _Sums:
             memory_us=memory_us,
             launch_us=launch_us,
             tensor=[False] * count,
-            because=[""] * count,
+            reasons=[{} for _ in range(count)],
         )
 
-    def add(self, group: list[tuple[int, Kernel]], lawful: Law, blend: Blend) -> None:
+    def add(self, group: list[_Launch], lawful: Law, blend: Blend) -> None:
         """Add kernels of one family."""
-        rows = np.array([index for index, _ in group])
+        rows = np.array([launch.workload for launch in group])
         for total, amount in (
             (self.us, blend.us),
             (self.low_us, blend.low_us),
@@ -165,13 +174,13 @@ class _Sums:
             (self.launch_us, np.full(len(rows), LAUNCH_US)),
         ):
             np.add.at(total, rows, amount)
-        for (index, kernel), beyond in zip(group, blend.beyond, strict=True):
-            self.tensor[index] |= kernel.arithmetic != "f32"
-            reason = kernel.borrowed or ("a size beyond any measured" if beyond else "")
+        for launch, beyond in zip(group, blend.beyond, strict=True):
+            self.tensor[launch.workload] |= launch.kernel.arithmetic != "f32"
+            reason = launch.kernel.borrowed or ("a size beyond any measured" if beyond else "")
             if not reason and not blend.near:
                 reason = f"a device unlike any measured; the nearest is {blend.nearest}"
-            if reason and not self.because[index]:
-                self.because[index] = reason
+            if reason:
+                self.reasons[launch.workload][launch.before] = reason
 
     def binding(self, workloads: tuple[Workload, ...], device: Device, floors: Array) -> tuple[Binding, ...]:
         """Return what takes most of each workload's time; where its floor is longer, what sets that."""
@@ -189,6 +198,10 @@ class _Sums:
             for tensor, index in zip(pipes, largest, strict=True)
         )
 
+    def because(self) -> tuple[str, ...]:
+        """Return what each prediction rests on, in words: of its first launch that was not measured."""
+        return tuple(reasons[min(reasons)] if reasons else "" for reasons in self.reasons)
+
     def basis(self) -> tuple[Basis, ...]:
         """Return what each prediction rests on."""
-        return tuple("extrapolated" if reason else "interpolated" for reason in self.because)
+        return tuple("extrapolated" if reasons else "interpolated" for reasons in self.reasons)
