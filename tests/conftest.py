@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def _own_places(_places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEBENCH_CACHE", str(_places / "cache"))
     monkeypatch.delenv("TUNEBENCH_DEBUG", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)  # processes that share the tests have one
+
+
+@pytest.fixture
+def learns() -> Iterator[None]:
+    """Skip where what learns is absent; it has one thread, since several wait on a busy machine."""
+    for name in ("sklearn", "scipy"):
+        pytest.importorskip(name, reason="the extra `train` learns; asking does not need it")
+    with pytest.importorskip("threadpoolctl").threadpool_limits(limits=1):
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,264 @@
+"""What a framework launches for a workload: families, figures, and what is multiplied in what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from tunebench import device, workloads
+from tunebench.forecast import kernel
+from tunebench.forecast.kernel import COLUMNS, Kernel, launched
+from tunebench.workload import Category, Reference, Size, Tensor, Tolerance, Workload
+
+A100 = "a100-80-sxm"
+MATRIX = {"rows": 8, "cols": 32}
+
+
+def kernels(text: str, on: str = A100) -> list[Kernel]:
+    return list(launched(workloads.parse(text), device.find(on)))
+
+
+def figures(found: Kernel) -> dict[str, float]:
+    return dict(zip(COLUMNS[found.family], found.figures, strict=True))
+
+
+def test_every_operator_says_what_it_launches() -> None:
+    assert set(kernel._OPERATORS) == set(workloads.operators())
+
+
+def test_a_product_with_its_bias_is_one_launch() -> None:
+    for epilogue in ("none", "bias"):
+        (found,) = kernels(f"gemm:m=64,n=48,k=32,batch=3,dtype=bf16,out=f32,epilogue={epilogue}")
+        sizes = {"batch": 3, "m": 64, "n": 48, "k": 32}
+        assert figures(found) == {**sizes, "in_bytes": 2, "out_bytes": 4, "extra_bytes": 0}
+        assert (found.family, found.arithmetic, found.borrowed) == ("product", "bf16", "")
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "reads"), [("bias+gelu", 1), ("bias+gelu+residual", 2), ("residual", 2)]
+)
+def test_other_epilogues_are_a_launch_over_the_result(epilogue: str, reads: int) -> None:
+    _, found = kernels(f"gemm:m=64,n=48,k=32,batch=3,dtype=f16,epilogue={epilogue}")
+    nbytes = 2 * 3 * 64 * 48
+    assert (found.family, found.figures) == ("elementwise", (3 * 64, 48, reads * nbytes, nbytes))
+    assert found.borrowed == "f16 as f32 of as many bytes"
+
+
+def test_what_is_served_in_8_bits_is_rounded_first() -> None:
+    (found,) = kernels("gemm:m=64,n=48,k=32,batch=2,dtype=e4m3", "h100-sxm")
+    assert figures(found)["extra_bytes"] == 3 * 2 * 64 * 32
+    assert (figures(found)["in_bytes"], figures(found)["out_bytes"], found.arithmetic) == (1, 2, "e4m3")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on", "arithmetic", "said"),
+    [
+        ("bf16", "t4", "f32", "bf16 multiplied in f32, since"),
+        ("e4m3", A100, "bf16", "e4m3 multiplied in bf16, since"),
+        ("e4m3", "v100-pcie", "f16", "e4m3 multiplied in f16, since"),
+        ("e4m3", "p4", "f32", "e4m3 multiplied in f32, since"),
+        ("tf32", "v100-pcie", "f32", "tf32 multiplied in f32, since"),
+        ("tf32", A100, "tf32", "tf32 as other products"),
+        ("f16", "p100-pcie", "f32", "f16 multiplied in f32, since"),
+        ("i8", "v100-pcie", "f32", "i8 multiplied in f32, since"),
+        ("i8", "t4", "i8", "i8 as e4m3"),
+        ("f32", "mi100", "f32", ""),
+        ("f16", "t4", "f16", ""),
+    ],
+)
+def test_a_type_without_tensor_cores_is_multiplied_in_another(
+    dtype: str, on: str, arithmetic: str, said: str
+) -> None:
+    (found,) = kernels(f"gemm:m=64,n=64,k=64,dtype={dtype}", on)
+    assert found.arithmetic == arithmetic
+    assert found.borrowed.startswith(said)
+    assert bool(found.borrowed) == bool(said)
+
+
+def test_a_gated_product_is_two_products_and_a_gate() -> None:
+    first, second, gate = kernels("gated_gemm:m=8,n=32,k=16,dtype=f16")
+    assert first == second
+    assert first.figures == (1, 8, 32, 16, 2, 2, 0)
+    assert (gate.family, gate.figures) == ("elementwise", (8, 32, 2 * 512, 512))
+
+
+@pytest.mark.parametrize(("groups", "m", "batch", "rows"), [(8, 4096, 8, 512), (8, 1, 1, 1), (64, 32, 32, 1)])
+def test_groups_are_a_batch_of_equal_products(groups: int, m: int, batch: int, rows: int) -> None:
+    (found,) = kernels(f"grouped_gemm:groups={groups},m={m},n=64,k=32,dtype=bf16")
+    assert found.figures == (batch, rows, 64, 32, 2, 2, 0)
+    assert "equal products" in found.borrowed
+
+
+CONV = "conv2d:n=2,c=16,h=10,w=12,k=32,r=3,s=3,stride=1,pad=1,layout=nhwc,dtype=f16"
+
+
+@pytest.mark.parametrize(
+    ("direction", "m", "n", "k"),
+    [("fprop", 240, 32, 144), ("dgrad", 240, 16, 288), ("wgrad", 32, 144, 240)],
+)
+def test_a_convolution_is_a_product_that_moves_its_images(direction: str, m: int, n: int, k: int) -> None:
+    workload = workloads.parse(f"{CONV},direction={direction}")
+    (found,) = launched(workload, device.find(A100))
+    got = figures(found)
+    assert found.figures[:6] == (1, m, n, k, 2, 2)
+    assert 2 * m * n * k == workload.flops()
+    assert 2 * (m * k + k * n + m * n) + got["extra_bytes"] == workload.traffic().total_bytes
+
+
+def test_gradients_of_a_strided_convolution_multiply_what_was_there() -> None:
+    (found,) = kernels(CONV.replace("stride=1", "stride=2") + ",direction=dgrad")
+    assert figures(found)["k"] == 32 * 9 // 4
+
+
+def test_a_convolution_of_one_tap_is_the_product_itself() -> None:
+    (found,) = kernels("conv2d:n=2,c=16,h=10,w=12,k=32,r=1,s=1,stride=1,pad=0,layout=nhwc,dtype=f16")
+    assert found.figures == (1, 240, 32, 16, 2, 2, 0)
+
+
+@pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
+def test_a_depthwise_convolution_is_what_it_moves(direction: str) -> None:
+    text = CONV.replace("c=16", "c=32") + f",groups=32,direction={direction}"
+    traffic = workloads.parse(text).traffic()
+    (found,) = kernels(text)
+    assert (found.family, found.figures) == (
+        "elementwise",
+        (240, 32, traffic.read_bytes, traffic.write_bytes),
+    )
+
+
+def test_groups_of_many_channels_are_a_batch() -> None:
+    (found,) = kernels(CONV + ",groups=2")
+    assert found.figures[:4] == (2, 240, 16, 72)
+
+
+@pytest.mark.parametrize(("epilogue", "reads"), [("scale+bias+relu", 1), ("bias+residual", 2)])
+def test_an_epilogue_of_a_convolution_is_a_launch(epilogue: str, reads: int) -> None:
+    product, after = kernels(f"{CONV},epilogue={epilogue}")
+    assert [product] == kernels(CONV)
+    nbytes = 2 * 240 * 32
+    assert (after.family, after.figures) == ("elementwise", (240, 32, reads * nbytes, nbytes))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("elementwise:rows=8,cols=32,dtype=f32,expression=relu(x+y)", [("elementwise", 2048, 1024)]),
+        ("softmax:rows=8,cols=32,dtype=f32", [("softmax", 1024, 1024)]),
+        ("softmax:rows=8,cols=32,dtype=f32,direction=backward", [("softmax", 2048, 1024)]),
+        (
+            "softmax:rows=8,cols=32,dtype=f32,prologue=scale+mask",
+            [("elementwise", 2048, 1024), ("softmax", 1024, 1024)],
+        ),
+        (
+            "softmax:rows=8,cols=32,dtype=f32,prologue=scale,direction=backward",
+            [("softmax", 2048, 1024), ("elementwise", 1024, 1024)],
+        ),
+        ("cross_entropy:rows=8,cols=32,dtype=f32", [("softmax", 1024 + 32, 64)]),
+        ("cross_entropy:rows=8,cols=32,dtype=f32,direction=backward", [("softmax", 1024 + 96, 1024)]),
+        ("layernorm:rows=8,cols=32,dtype=f32", [("norm", 1024 + 256, 1024)]),
+        ("layernorm:rows=8,cols=32,dtype=f32,stats=true", [("norm", 1024 + 256, 1024 + 64)]),
+        ("layernorm:rows=8,cols=32,dtype=f32,direction=backward", [("norm", 2048 + 192, 1024 + 256)]),
+        (
+            "layernorm:rows=8,cols=32,dtype=f32,prologue=bias+residual",
+            [("elementwise", 2048 + 128, 1024), ("norm", 1024 + 256, 1024)],
+        ),
+        ("rmsnorm:rows=8,cols=32,dtype=f32", [("norm", 1024 + 128, 1024)]),
+        ("rmsnorm:rows=8,cols=32,dtype=f32,direction=backward", [("norm", 2048 + 160, 1024 + 128)]),
+    ],
+)
+def test_rows_are_read_and_written_once(text: str, expected: list[tuple[str, int, int]]) -> None:
+    found = kernels(text)
+    assert [(one.family, *one.figures[2:]) for one in found] == expected
+    assert all(figures(one).items() >= MATRIX.items() and one.arithmetic == "f32" for one in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("softmax:rows=8,cols=32,dtype=f32", ""),
+        ("layernorm:rows=8,cols=32,dtype=f32", ""),
+        ("layernorm:rows=8,cols=32,dtype=bf16", "bf16 as f32 of as many bytes"),
+        ("softmax:rows=8,cols=32,dtype=f32,direction=backward", "gradients as softmax of as many bytes"),
+        ("layernorm:rows=8,cols=32,dtype=f32,direction=backward", "gradients as layernorm of as many bytes"),
+        ("rmsnorm:rows=8,cols=32,dtype=f32", "rmsnorm as layernorm of as many bytes"),
+        ("cross_entropy:rows=8,cols=32,dtype=f32", "cross_entropy as softmax of as many bytes"),
+    ],
+)
+def test_what_nobody_measured_says_whose_times_it_has(text: str, said: str) -> None:
+    assert [one.borrowed for one in kernels(text)] == [said]
+
+
+ATTENTION = "attention:batch=2,heads=8,heads_k=2,seq_q=64,seq_k=128,head_dim=32"
+
+
+@pytest.mark.parametrize(("direction", "products"), [("forward", 2), ("backward", 5)])
+def test_attention_of_16_bits_is_one_kernel(direction: str, products: int) -> None:
+    (found,) = kernels(f"{ATTENTION},dtype=bf16,direction={direction}")
+    assert (found.family, found.arithmetic) == ("attention", "bf16")
+    assert found.figures == (2, 8, 2, 64, 128, 32, False, 2, products)
+
+
+@pytest.mark.parametrize(
+    ("more", "on", "said"),
+    [
+        ("seq_k=64,causal=true,dtype=bf16", A100, ""),
+        ("seq_k=64,dtype=bf16", A100, "attention that is not causal, or of unlike lengths"),
+        ("seq_k=96,causal=true,dtype=bf16", A100, "attention that is not causal, or of unlike lengths"),
+        ("seq_k=64,dtype=bf16", "t4", "bf16 multiplied in f32"),
+        (
+            "seq_k=64,causal=true,dtype=bf16,direction=backward",
+            A100,
+            "gradients of attention as attention of 5",
+        ),
+    ],
+)
+def test_only_causal_squares_of_attention_were_measured(more: str, on: str, said: str) -> None:
+    (found,) = kernels(f"attention:batch=2,heads=8,seq_q=64,head_dim=32,{more}", on)
+    assert found.borrowed.startswith(said)
+    assert bool(found.borrowed) == bool(said)
+
+
+@pytest.mark.parametrize(("direction", "times"), [("forward", 1), ("backward", 2)])
+def test_attention_in_f32_is_products_and_a_softmax(direction: str, times: int) -> None:
+    *products, softmax = kernels(f"{ATTENTION},dtype=f32,direction={direction}")
+    pair = [(16, 64, 128, 32, 4, 4, 0), (16, 64, 32, 128, 4, 4, 0)]
+    assert [one.figures for one in products] == pair * times
+    nbytes = 4 * 16 * 64 * 128
+    assert (softmax.family, softmax.figures) == ("softmax", (16 * 64, 128, times * nbytes, nbytes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram(Workload):
+    """How often each of `bins` values occurs, and the sum; what it writes is small."""
+
+    operator: ClassVar[str] = "histogram"
+    category: ClassVar[Category | None] = "reduction"
+    rows: Size
+    bins: Size
+    dtype: Literal["f32", "f16"] = "f16"
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return (Tensor(name="x", shape=(self.rows,), dtype=self.dtype),)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        total = Tensor(name="total", shape=(), dtype=self.dtype)
+        return (total, Tensor(name="counts", shape=(4, self.bins), dtype=self.dtype))
+
+    def flops(self) -> int:
+        return self.rows
+
+    def reference(self, inputs: Mapping[str, Any]) -> dict[str, Reference]:
+        raise NotImplementedError
+
+    def tolerance(self) -> Tolerance:
+        raise NotImplementedError
+
+
+def test_an_operator_of_a_user_is_what_it_moves() -> None:
+    (found,) = launched(Histogram(rows=1000, bins=256), device.find(A100))
+    assert (found.family, found.arithmetic) == ("elementwise", "f32")
+    assert found.figures == (4, 256, 2000, 2 * (4 * 256 + 1))
+    assert found.borrowed == "histogram as an elementwise operation"

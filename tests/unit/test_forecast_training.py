@@ -1,0 +1,423 @@
+"""Training: measurements as they are read, experts that learn them, devices left out, the command."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunebench import device, workloads
+from tunebench.device import Device
+from tunebench.errors import InputError
+from tunebench.forecast.kernel import launched
+from tunebench.forecast.model import Model
+from tunebench.forecast.training import __main__ as command
+from tunebench.forecast.training import data, evaluation, fit
+from tunebench.forecast.training.data import Measured
+
+A100, H100, P100 = map(device.find, ("a100-80-sxm", "h100-sxm", "p100-pcie"))
+
+
+def packed(path: Path, names: str, *lines: str) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join((names, *lines)) + "\n")
+
+
+# ------------------------------------------------------------------------------------ the public sets
+
+
+OPERATORS = "vendor,device,split,op_group,op,B,M,N,K,H,latency_ms,kernel"
+PRODUCTS = "device,kernel_source,gemm_dtype,m,n,k,latency_ms"
+ATTENTIONS = "device,batch_size,isl,num_heads,num_key_value_heads,head_dim,kv_cache_dtype,window_size,latency"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    packed(
+        tmp_path / "neusight_ops.csv.gz",
+        OPERATORS,
+        'nvidia,Tesla T4,train,bmm,bmm,2,3.0,5.0,7.0,,0.5,"a, b"',
+        "nvidia,Tesla T4,test,linear,linear,1,3.0,5.0,7.0,,0.25,",
+        "amd,AMD Instinct MI100,train,elem,add,16,,,,32.0,0.125,",
+        "amd,AMD Instinct MI100,train,elem,addu,16,,,,32.0,0.125,",
+        "nvidia,Tesla P4,train,softmax,softmax,16,,,,32.0,0.0625,",
+        "nvidia,Tesla P4,train,ln,ln,16,,,,32.0,0.0625,",
+    )
+    b200, a100 = "NVIDIA B200", "NVIDIA A100-SXM4-80GB"
+    packed(
+        tmp_path / "library_gemm_b200.csv.gz",
+        PRODUCTS,
+        f"{b200},x,bfloat16,64,96,128,0.004",
+        f"{b200},x,fp8,64,96,128,0.003",
+    )
+    packed(
+        tmp_path / "library_attention_b200.csv.gz",
+        ATTENTIONS,
+        f"{b200},2,128,8,4,64,bfloat16,0,0.02",
+        f"{b200},2,128,8,4,64,fp8,0,0.01",
+        f"{b200},2,128,8,4,64,bfloat16,128,0.01",
+    )
+    no_windows = ATTENTIONS.replace("window_size,", "")
+    packed(tmp_path / "library_attention_a.csv.gz", no_windows, f"{a100},1,64,8,8,128,bfloat16,0.03")
+    return tmp_path
+
+
+def test_what_was_measured_is_what_is_asked_for(folder: Path) -> None:
+    expected = [
+        ("t4", "gemm:batch=2,m=3,n=7,k=5,dtype=f32", 500.0, "bmm, train"),  # N of the data is summed over
+        ("t4", "gemm:m=3,n=7,k=5,dtype=f32", 250.0, "linear, test"),
+        ("mi100", "elementwise:rows=16,cols=32,dtype=f32,expression=x+y", 125.0, "elem, train"),
+        ("mi100", "elementwise:rows=16,cols=32,dtype=f32,expression=x", 125.0, "elem, train"),
+        ("p4", "softmax:rows=16,cols=32,dtype=f32", 62.5, "softmax, train"),
+        ("b200", "gemm:m=64,n=96,k=128,dtype=bf16", 4.0, "bf16 gemm"),
+        ("b200", "gemm:m=64,n=96,k=128,dtype=e4m3", 3.0, "fp8 gemm"),
+        (
+            "a100-80-sxm",
+            "attention:batch=1,heads=8,seq_q=64,head_dim=128,dtype=bf16,causal=true",
+            30.0,
+            "attention",
+        ),
+        (
+            "b200",
+            "attention:batch=2,heads=8,heads_k=4,seq_q=128,head_dim=64,dtype=bf16,causal=true",
+            20.0,
+            "attention",
+        ),
+    ]
+    rows = data.public(folder)
+    norm = rows.pop(5)
+    assert (norm.kernel.family, norm.kernel.figures, norm.group) == (
+        "norm",
+        (16, 32, 2048, 2048),
+        "ln, train",
+    )
+    assert [(row.device.name, row.us, row.group) for row in rows] == [(e[0], e[2], e[3]) for e in expected]
+    for row, (name, text, _, _) in zip(rows, expected, strict=True):
+        (kernel,) = launched(workloads.parse(text), device.find(name))
+        assert row.kernel == kernel
+
+
+def test_sets_that_are_not_there_are_told(folder: Path) -> None:
+    (folder / "neusight_ops.csv.gz").unlink()
+    with pytest.raises(InputError, match=r"not all there.*neusight_ops"):
+        data.public(folder)
+
+
+def test_tables_are_of_one_skill_type_and_device(folder: Path) -> None:
+    tables = data.gathered(data.public(folder))
+    told = {(t.skill, t.arithmetic, t.device.name): len(t.us) for t in tables}
+    assert told[("product f32", "f32", "t4")] == 2
+    assert told[("product 16-bit", "bf16", "b200")] == told[("product 8-bit", "e4m3", "b200")] == 1
+    assert sum(told.values()) == 10
+    products = next(t for t in tables if t.skill == "product f32")
+    assert products.figures.shape == (2, 7)
+    assert products.us.tolist() == [500.0, 250.0]
+    assert products.group.tolist() == ["bmm, train", "linear, test"]
+
+
+# ------------------------------------------------------------------------------- measurements of one's own
+
+
+def own(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(("time_us,workload,device", *lines)) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    path = own(
+        tmp_path / "own.csv",
+        '12.5,"softmax:rows=64,cols=64,dtype=f32",h100-sxm',
+        '25,"gated_gemm:m=64,n=64,k=64,dtype=f16",h100-sxm',  # a sum tells nothing of its parts
+        '7,"gemm:dtype=f16,m=64,n=64,k=64",t4',
+    )
+    rows = data.of_file(path)
+    assert [(row.device.name, row.us, row.group) for row in rows] == [
+        ("h100-sxm", 12.5, "softmax"),
+        ("t4", 7.0, "gemm"),
+    ]
+    assert rows[1].kernel.figures == (1, 64, 64, 64, 2, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('5,"softmax:rows=8,cols=8,dtype=f32",h900', "unknown device 'h900'"),
+        ('5,"softmax:rows=8,cols=8,dtype=f32",cpu', "is no GPU"),
+        ('5,"softmax:rows=8,cols=8,dtype=f32"', "unknown device ''"),
+        ("5", "unknown device ''"),
+        ('5,"softmax:rows=0,cols=8,dtype=f32",t4', "rows"),
+        ('0,"softmax:rows=8,cols=8,dtype=f32",t4', "must be positive"),
+        ('nan,"softmax:rows=8,cols=8,dtype=f32",t4', "must be positive"),
+        ('inf,"softmax:rows=8,cols=8,dtype=f32",t4', "must be positive"),
+        ('fast,"softmax:rows=8,cols=8,dtype=f32",t4', "fast"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
+    path = own(tmp_path / "own.csv", '12.5,"softmax:rows=64,cols=64,dtype=f32",h100-sxm', line)
+    with pytest.raises(InputError, match=f"own.csv, line 3: .*{said}"):
+        data.of_file(path)
+
+
+def test_columns_and_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("time_us,workload\n5,softmax\n")
+    with pytest.raises(InputError, match="no column 'device'"):
+        data.of_file(tmp_path / "own.csv")
+    with pytest.raises(InputError, match=r"none\.csv"):
+        data.of_file(tmp_path / "none.csv")
+
+
+def exported(path: Path, *entries: object) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+def facts(on: Device, **changed: object) -> dict[str, object]:
+    told = {field: getattr(on, field) for field in Device.__dataclass_fields__}
+    return {"what": "device", "key": on.key, **told, "since": "2026", **changed}
+
+
+def measurement(us: float, text: str, key: str, kind: str = "measured") -> dict[str, object]:
+    return {
+        "what": "measurement",
+        "device": key,
+        "workload": text,
+        "outcome": {"kind": kind, "median_us": us},
+    }
+
+
+def test_the_fastest_of_an_exported_workload_counts(tmp_path: Path) -> None:
+    text, other = "softmax:rows=64,cols=64,dtype=f32", "softmax:rows=8,cols=8,dtype=f32"
+    path = exported(
+        tmp_path / "own.jsonl",
+        facts(A100, name="mine", sm_count=90),  # need not be described
+        facts(P100, kind="cpu", name="host"),
+        {"what": "run"},
+        measurement(5.0, text, A100.key),
+        measurement(3.0, text, A100.key),
+        measurement(4.0, text, A100.key),
+        measurement(1.0, text, A100.key, kind="wrong"),
+        measurement(9.0, other, A100.key),
+        measurement(1.0, text, P100.key),
+    )
+    rows = data.of_file(path)
+    assert [(row.device.name, row.device.sm_count, row.us) for row in rows] == [
+        ("mine", 90, 3.0),
+        ("mine", 90, 9.0),
+    ]
+    (table,) = data.gathered(rows)
+    assert table.device.sm_count == 90
+
+
+@pytest.mark.parametrize(
+    "line", ["{", '{"what": "measurement"}', json.dumps(measurement(-1.0, "x", A100.key))]
+)
+def test_a_bad_line_of_an_export_is_named(tmp_path: Path, line: str) -> None:
+    path = exported(tmp_path / "own.jsonl", facts(A100))
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(InputError, match=r"own.jsonl, line 2: "):
+        data.of_file(path)
+
+
+# ------------------------------------------------------------------------------------------------ experts
+
+
+def table(
+    on: Device, times: float = 1.0, *, steep: float = 0.0, names: Iterable[str] = ("a", "b")
+) -> Measured:
+    """Return softmax of many sizes, each `times` its law, and times ``rows ** steep``."""
+    rows, cols = np.array(list(itertools.product(2 ** np.arange(4, 20), 2 ** np.arange(4, 14)))).T
+    figures = np.stack([rows, cols, 4 * rows * cols, 4 * rows * cols], axis=1).astype(float)
+    made = Measured(
+        skill="softmax",
+        family="softmax",
+        arithmetic="f32",
+        device=on,
+        figures=figures,
+        us=np.ones(len(rows)),
+        group=np.resize(np.array(list(names)), len(rows)),
+    )
+    made.us[:] = times * fit.lawful(made).us * rows**steep
+    return made
+
+
+@pytest.mark.usefixtures("learns")
+def test_an_expert_learns_a_factor_and_a_trend() -> None:
+    for steep, allowed in ((0.0, 0.001), (0.1, 0.08)):
+        kept = fit.expert(table(A100, 1.5, steep=steep))
+        missed = fit.errors(kept, fit.assembled({"softmax": [kept]}))
+        assert np.abs(missed).max() < allowed
+        assert -allowed < kept.expert.near.low <= 0 <= kept.expert.near.high < allowed
+    features = kept.law.features
+    assert kept.expert.least.tolist() == features.min(axis=0).tolist()
+    assert kept.expert.most.tolist() == features.max(axis=0).tolist()
+    assert kept.expert.device == "a100-80-sxm"
+
+
+@pytest.mark.usefixtures("learns")
+def test_the_same_table_gives_the_same_expert() -> None:
+    once, again, other = (fit.expert(table(on, steep=0.1)).expert for on in (A100, A100, H100))
+    assert once.near == again.near
+    for name, array in once.forest.arrays().items():
+        assert np.array_equal(array, again.forest.arrays()[name])
+    assert once.near != other.near
+
+
+def test_rows_are_learned_from_or_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "ROWS_PER_GROUP", 40)
+    group = np.array(["many"] * 100 + ["few"] * 10)
+    seen, unseen = fit._divided(group, np.random.default_rng(0))
+    assert sorted([*seen, *unseen]) == list(range(110))
+    assert np.unique(group[seen], return_counts=True)[1].tolist() == [8, 40]
+
+
+def test_groups_count_alike() -> None:
+    weights = fit._alike(np.array(["many"] * 9 + ["few"] * 3))
+    assert weights[:9].sum() == pytest.approx(weights[9:].sum())
+    assert weights.mean() == pytest.approx(1.0)
+
+
+def test_nine_of_ten_errors_lie_within_a_spread() -> None:
+    errors = np.linspace(-1, 3, 2001)
+    found = fit.spread([errors])
+    assert (found.low, found.high) == pytest.approx((-0.8, 2.8), abs=0.01)
+    assert np.mean((errors >= found.low) & (errors <= found.high)) == pytest.approx(0.9, abs=0.002)
+    shifted = fit.spread([errors + 10])
+    assert (shifted.low, shifted.high) == (0.0, pytest.approx(12.8, abs=0.01))  # it holds the prediction
+
+
+def test_sets_of_errors_count_alike() -> None:
+    found = fit.spread([np.zeros(9000), np.zeros(0), np.full(30, -2.0)])
+    assert (found.low, found.high) == (-2.0, 0.0)
+
+
+@pytest.mark.usefixtures("learns")
+def test_errors_seen_on_few_devices_are_stretched() -> None:
+    stretched = [fit._of_few(devices) for devices in (2, 3, 4, 7, 1000)]
+    assert stretched == sorted(stretched, reverse=True)
+    assert stretched[0] == fit.MOST_OF_FEW
+    assert stretched[-1] == pytest.approx(1, abs=0.01)
+    assert 1.2 < stretched[3] < 1.3
+
+
+@pytest.mark.usefixtures("learns")
+def test_errors_far_away_are_those_of_devices_left_out() -> None:
+    """Two devices apart by a factor of 4: each is asked of the other, which is wrong by so much."""
+    kept = [fit.expert(table(A100, 1.0)), fit.expert(table(H100, 4.0))]
+    far = fit.assembled({"softmax": kept}).far["softmax"]
+    assert (far.low, far.high) == pytest.approx(
+        (-fit.MOST_OF_FEW * np.log(4), fit.MOST_OF_FEW * np.log(4)), rel=0.01
+    )
+    one = fit.expert(table(A100, steep=0.1))
+    alone = fit.assembled({"softmax": [one]}).far["softmax"]
+    assert alone.low == pytest.approx(fit.FAR_OF_ONE * one.expert.near.low)
+    assert alone.high == pytest.approx(fit.FAR_OF_ONE * one.expert.near.high)
+
+
+# ---------------------------------------------------------------------------------------- devices left out
+
+
+@pytest.mark.usefixtures("learns")
+def test_each_device_is_left_out_in_turn() -> None:
+    kept = [fit.expert(table(on, times)) for on, times in ((A100, 1.5), (H100, 1.5), (P100, 3.0))]
+    found = list(evaluation.left_out({"softmax": kept}))
+    assert [(error.device, error.group, error.rows) for error in found] == [
+        (one.table.device.name, group, 80) for one in kept for group in ("a", "b")
+    ]
+    p100 = found[-1]
+    assert p100.percent == pytest.approx(50, abs=1)
+    assert p100.bias_percent == pytest.approx(-50, abs=1)
+    assert p100.within_percent == 0  # nothing about the two others says that a third may differ
+    law = kept[-1].law
+    b = kept[-1].table.group == "b"
+    roofline = np.maximum(law.compute_us, law.memory_us)[b]
+    missed = 100 * np.mean(1 - roofline / kept[-1].table.us[b])
+    assert p100.others_percent["roofline"] == pytest.approx(missed)
+    assert set(p100.others_percent) == {"roofline", "roofline / median utilisation", "trees without laws"}
+    # H100 lies nearer to A100, of which it knows the same; P100 widens the interval but not the error much.
+    assert found[0].percent < 25
+    assert found[0].within_percent == 100
+    assert found[0].below_bound == 0
+    assert evaluation.coverage(found) == pytest.approx(np.mean([error.within_percent for error in found]))
+
+
+@pytest.mark.usefixtures("learns")
+def test_a_skill_of_one_device_has_no_errors() -> None:
+    assert list(evaluation.left_out({"softmax": [fit.expert(table(A100))]})) == []
+
+
+# -------------------------------------------------------------------------------------------- the command
+
+
+def measured(path: Path, on: Iterable[Device], count: int) -> Path:
+    """Write softmax of `count` sizes on each device, each twice its law."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("device", "workload", "time_us"))
+        for one in on:
+            of = table(one, 2.0)
+            for (row, col, *_), us in list(zip(of.figures, of.us, strict=True))[:count]:
+                rows.writerow((one.name, f"softmax:rows={row:.0f},cols={col:.0f},dtype=f32", us))
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["training", *map(str, arguments)])
+    return command.main()
+
+
+@pytest.mark.usefixtures("learns")
+def test_the_command_writes_model_and_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out, errors = tmp_path / "model.npz", tmp_path / "results" / "errors.json"
+    files = [measured(tmp_path / f"{one.name}.csv", [one], 120) for one in (A100, H100)]
+    given = [argument for path in files for argument in ("--measured", path)]
+    assert run(monkeypatch, *given, "--out", out, "--errors", errors) == 0
+    model = Model.load(out)
+    assert [expert.device for expert in model.experts["softmax"]] == ["a100-80-sxm", "h100-sxm"]
+    of = table(P100)
+    blend = model.blend("softmax", fit.lawful(of), P100, "f32")
+    assert blend.us / fit.lawful(of).us == pytest.approx(2.0, rel=0.01)
+    told = json.loads(errors.read_text())
+    assert [(error["device"], error["group"], error["rows"]) for error in told] == [
+        ("a100-80-sxm", "softmax", 120),
+        ("h100-sxm", "softmax", 120),
+    ]
+    assert all(error["percent"] < 1 for error in told)
+    said = capsys.readouterr().err
+    assert "softmax on h100-sxm: 120 rows" in said
+    assert "without a100-80-sxm: softmax: 0.0 %" in said
+    assert "within the interval: 100.0 %" in said
+
+
+def test_too_few_rows_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    own_rows = measured(tmp_path / "own.csv", [A100], fit.FEWEST - 1)
+    assert run(monkeypatch, "--measured", own_rows, "--out", tmp_path / "model.npz") == 1
+    assert not (tmp_path / "model.npz").exists()
+    said = capsys.readouterr().err
+    assert "99 rows are too few" in said
+    assert "error: nothing to learn from" in said
+
+
+def test_what_cannot_be_read_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert run(monkeypatch, "--data", tmp_path, "--out", tmp_path / "model.npz") == 1
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: the public measurements are not all there")
+
+
+def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def interrupted(_: Measured) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit, "expert", interrupted)
+    own_rows = measured(tmp_path / "own.csv", [A100], 120)
+    assert run(monkeypatch, "--measured", own_rows, "--out", tmp_path / "model.npz") == 130
+    assert "stopped" in capsys.readouterr().err
