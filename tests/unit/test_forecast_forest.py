@@ -50,7 +50,7 @@ def test_trees_are_those_that_were_grown() -> None:
     rows = rng.standard_normal((600, 5)).astype(np.float32)
     # A column whose two values lie so near that the threshold between them is none in f32.
     rows[:, 4] = np.where(rng.random(600) < 0.5, 1 + 2**-23, 1 + 2**-22)
-    target = np.where(rows[:, 0] > 0, rows[:, 1], rows[:, 2] ** 2) + 3 * (rows[:, 4] > 1.0000002)
+    target = np.where(rows[:, 0] > 0, rows[:, 1], rows[:, 2] ** 2) + 3 * (rows[:, 4] == 1 + 2**-22)
     grown = ensemble.HistGradientBoostingRegressor(
         loss="absolute_error", max_iter=30, max_leaf_nodes=15, min_samples_leaf=5, random_state=0
     ).fit(rows, target)

@@ -205,6 +205,11 @@ def test_later_devices_are_faster_at_large_products(slow: str, fast: str) -> Non
             "h100-sxm",
             "bf16 as f32 of as many bytes",  # the gate; the products were measured
         ),
+        (
+            "gated_gemm:m=1,n=1,k=1,dtype=tf32",
+            "h100-sxm",
+            "tf32 as other products of tensor cores",  # the first launch tells; the gate's size is another
+        ),
         ("rmsnorm:rows=4096,cols=1024,dtype=f32", "a100-40-pcie", "rmsnorm as layernorm of as many bytes"),
         ("layernorm:rows=4096,cols=1024,dtype=f32", "a100-40-pcie", ""),
     ],
