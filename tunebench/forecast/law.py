@@ -43,6 +43,9 @@ Source: sitar-lab/NeuSight; TSMC.
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64), (32, 32))
 """Tiles that products are usually divided into, rows by columns of the result."""
 
+EVEN = 16
+"""Sizes of models are multiples of this; of sizes at random next to none are."""
+
 QUERIES = 128
 """Queries that a block of fused attention usually works on."""
 
@@ -55,11 +58,13 @@ class Law:
         compute_us: Operations at the sustained rate.
         memory_us: Compulsory bytes at the bandwidth.
         features: One row a kernel; the columns are those of its family.
+        even: (R,) whether it is a product of sizes that models have: multiples of `EVEN`.
     """
 
     compute_us: Array
     memory_us: Array
     features: Array
+    even: NDArray[np.bool_]
 
     @property
     def us(self) -> Array:
@@ -149,7 +154,12 @@ def _product(c: dict[str, Array], rate: float, device: Device) -> Law:
     # Loads of 16 bytes need as many elements to be a multiple.
     features += [(size % np.floor(16 / c["in_bytes"]) == 0) * 1.0 for size in (m, n, k)]
     features += [np.log(nbytes / device.l2_bytes), np.log(nbytes / b / device.l2_bytes), (b == 1) * 1.0]
-    return Law(compute_us=compute_us, memory_us=memory_us, features=np.stack(features, axis=1))
+    return Law(
+        compute_us=compute_us,
+        memory_us=memory_us,
+        features=np.stack(features, axis=1),
+        even=(m % EVEN == 0) & (n % EVEN == 0) & (k % EVEN == 0),
+    )
 
 
 def _rows(c: dict[str, Array], rate: float, device: Device) -> Law:
@@ -163,8 +173,12 @@ def _rows(c: dict[str, Array], rate: float, device: Device) -> Law:
         np.log(c["rows"] / device.sm_count),
         (c["cols"] % 2 == 0) * 1.0 + (c["cols"] % 4 == 0),
     ]
-    nothing: Array = np.zeros_like(memory_us)
-    return Law(compute_us=nothing, memory_us=memory_us, features=np.stack(features, axis=1))
+    return Law(
+        compute_us=np.zeros_like(memory_us),
+        memory_us=memory_us,
+        features=np.stack(features, axis=1),
+        even=np.zeros(len(memory_us), dtype=bool),
+    )
 
 
 def _attention(c: dict[str, Array], rate: float, device: Device) -> Law:
@@ -186,7 +200,12 @@ def _attention(c: dict[str, Array], rate: float, device: Device) -> Law:
         np.log(heads / device.sm_count),
         np.log(c["heads"] / c["heads_k"]),
     ]
-    return Law(compute_us=compute_us, memory_us=memory_us, features=np.stack(features, axis=1))
+    return Law(
+        compute_us=compute_us,
+        memory_us=memory_us,
+        features=np.stack(features, axis=1),
+        even=np.zeros(len(memory_us), dtype=bool),
+    )
 
 
 _LAWS: dict[Family, Callable[[dict[str, Array], float, Device], Law]] = {

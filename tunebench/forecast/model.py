@@ -90,6 +90,7 @@ class Expert:
         near: Its errors on problems it has not seen.
         least: (F,) least value of each feature that it has seen.
         most: (F,) likewise, the largest.
+        even: What is added to the logarithm for sizes of models, if it has seen sizes at random alone.
     """
 
     device: str
@@ -98,6 +99,12 @@ class Expert:
     near: Spread
     least: Array
     most: Array
+    even: float = 0.0
+
+    def excess(self, law: Law) -> Array:
+        """Return the logarithm of time over law."""
+        found: Array = self.forest(law.features) + self.even * law.even
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +174,7 @@ class Model:
         beyond = np.ones(len(law.features), dtype=bool)
         for expert, weight in zip(experts, weights, strict=True):
             if weight >= 0.01:
-                excess += weight * expert.forest(law.features)
+                excess += weight * expert.excess(law)
             within = (law.features >= expert.least - MARGIN) & (law.features <= expert.most + MARGIN)
             beyond &= ~within.all(axis=1)
         excess /= weights[weights >= 0.01].sum()
@@ -208,6 +215,7 @@ class Model:
                         "device": expert.device,
                         "coordinates": expert.coordinates,
                         "near": [expert.near.low, expert.near.high],
+                        "even": expert.even,
                     }
                 )
                 arrays |= {prefix + name: array for name, array in expert.forest.arrays().items()}
@@ -241,6 +249,7 @@ class Model:
                 coordinates=tuple(entry["coordinates"]),
                 forest=Forest.from_arrays(own),
                 near=Spread(*entry["near"]),
+                even=entry["even"],
                 least=own["least"],
                 most=own["most"],
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
 from collections.abc import Iterable
@@ -31,6 +32,9 @@ ROWS_PER_GROUP = 5000
 LEFT_OUT = 0.2
 """Share of a group's rows that an expert does not learn from, to know its own errors."""
 
+RARE, MOSTLY = 0.01, 0.5
+"""Share of rows below which sizes of models count as not measured, and above which a group is one of them."""
+
 TREES: dict[Skill, tuple[int, int]] = {"elementwise": (40, 8), "norm": (60, 12), "softmax": (60, 12)}
 """Trees of an expert and leaves of a tree, where they are fewer than those of `USUAL`."""
 USUAL = (120, 31)
@@ -48,11 +52,17 @@ COVERED = (0.05, 0.95)
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Kept:
-    """An expert, the table it learned from, and the law of that table."""
+    """An expert, the table it learned from, and the law of that table.
+
+    Attributes:
+        even: Least median error, as a logarithm, on a group of sizes of models, of an expert that learns
+            from the other groups alone; None where the table has not both.
+    """
 
     expert: Expert
     table: Measured
     law: Law
+    even: float | None
 
 
 def lawful(table: Measured) -> Law:
@@ -82,7 +92,22 @@ def expert(table: Measured) -> Kept:
         least=of_law.features.min(axis=0),
         most=of_law.features.max(axis=0),
     )
-    return Kept(expert=made, table=table, law=of_law)
+    return Kept(expert=made, table=table, law=of_law, even=_of_even_sizes(table, of_law))
+
+
+def _of_even_sizes(table: Measured, of_law: Law) -> float | None:
+    """Return by how much an expert that has learned from other groups errs on those of sizes of models."""
+    names = np.unique(table.group)
+    of_models = [name for name in names if np.mean(of_law.even[table.group == name]) > MOSTLY]
+    if not 0 < len(of_models) < len(names):
+        return None
+    seen = np.flatnonzero(~np.isin(table.group, of_models))
+    seen = seen[_divided(table.group[seen], np.random.default_rng(0))[0]]
+    target = np.log(table.us / of_law.us)
+    trees, leaves = TREES.get(table.skill, USUAL)
+    forest = _fitted(of_law.features[seen], target[seen], _alike(table.group[seen]), trees, leaves)
+    missed = target - forest(of_law.features)
+    return min((float(np.median(missed[table.group == name])) for name in of_models), key=abs)
 
 
 def _divided(group: NDArray[np.str_], rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -173,8 +198,26 @@ def errors(kept: Kept, asked: Model) -> Array:
     return missed
 
 
+def _evened(of_skill: list[Kept]) -> list[Kept]:
+    """Correct experts that know sizes at random alone by what others of the skill show.
+
+    That is the smaller of the middle two, where they are an even number: rather too little than too much.
+    """
+    shown = sorted((one.even for one in of_skill if one.even is not None), key=abs)
+    if not shown:
+        return of_skill
+    shift = shown[(len(shown) - 1) // 2]
+    return [
+        dataclasses.replace(one, expert=dataclasses.replace(one.expert, even=shift))
+        if one.law.even.mean() < RARE
+        else one
+        for one in of_skill
+    ]
+
+
 def assembled(kept: dict[Skill, list[Kept]]) -> Model:
     """Return the model that experts make, with the errors that each one's device has without it."""
+    kept = {skill: _evened(of_skill) for skill, of_skill in kept.items()}
     experts = {skill: tuple(one.expert for one in of_skill) for skill, of_skill in kept.items()}
     unknown = dict.fromkeys(kept, Spread(0.0, 0.0))
     far = {}
