@@ -270,6 +270,14 @@ def test_launches_of_a_workload_add_up() -> None:
     assert found.utilisation == pytest.approx((2 * product_us) / expected)
 
 
+def test_utilisation_is_of_the_law_whatever_caches_hold() -> None:
+    workload = workloads.parse("elementwise:rows=1024,cols=1024,dtype=f32,expression=x")
+    (found,) = predict_all([workload], A100, model=simple(0.5))
+    memory_us = 2 * 4 * 2**20 / (A100.dram_gb_s * 1e3)
+    assert found.bound_us == 0
+    assert found.utilisation == pytest.approx(memory_us / (np.exp(0.5) * (memory_us + LAUNCH_US)))
+
+
 def test_no_time_is_below_its_bound() -> None:
     workload = workloads.parse("gemm:m=8192,n=8192,k=8192,dtype=bf16")
     (found,) = predict_all([workload], A100, model=simple(-3.0))
