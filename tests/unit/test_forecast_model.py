@@ -17,7 +17,7 @@ from tunebench.device import Device
 from tunebench.errors import UnknownName
 from tunebench.forecast import model as of_model
 from tunebench.forecast.law import LAUNCH_US, Law, coordinates
-from tunebench.forecast.model import POWER, SAME, WIDER, Model, Skill, Spread, shipped, skill_of
+from tunebench.forecast.model import BORROWED, POWER, SAME, WIDER, Model, Skill, Spread, shipped, skill_of
 
 A100, H100, B200, P4 = map(device.find, ("a100-80-sxm", "h100-sxm", "b200", "p4"))
 FAR = Spread(-0.5, 1.0)
@@ -97,6 +97,13 @@ def test_intervals_widen_beyond_what_was_measured() -> None:
     assert found.beyond.tolist() == [False, False, True, False, True]
     assert np.log(found.low_us / found.us) == pytest.approx(np.where(found.beyond, WIDER, 1) * -0.1)
     assert np.log(found.high_us / found.us) == pytest.approx(np.where(found.beyond, WIDER, 1) * 0.2)
+
+
+def test_intervals_widen_for_what_nobody_measured() -> None:
+    law, borrowed = law_of(0.0, 0.0, 99.0), np.array([False, True, True])
+    found = model(knowing(A100, 0.3)).blend("norm", law, A100, "bf16", borrowed=borrowed)
+    assert np.log(found.high_us / found.us) == pytest.approx([0.2, BORROWED * 0.2, BORROWED * 0.2])
+    assert np.log(found.low_us / found.us) == pytest.approx([-0.1, BORROWED * -0.1, BORROWED * -0.1])
 
 
 def test_what_any_expert_has_seen_is_within() -> None:
