@@ -25,7 +25,12 @@ FAR = Spread(-0.5, 1.0)
 
 def law_of(*features: float) -> Law:
     us = np.full(len(features), 7.0)
-    return Law(compute_us=us, memory_us=us / 2, features=np.array(features)[:, None])
+    return Law(
+        compute_us=us,
+        memory_us=us / 2,
+        features=np.array(features)[:, None],
+        even=np.zeros(len(us), dtype=bool),
+    )
 
 
 def model(*experts: Any) -> Model:
@@ -75,7 +80,7 @@ def test_a_device_between_others_gets_of_each_by_distance() -> None:
 def test_experts_are_asked_row_by_row() -> None:
     expert = dataclasses.replace(knowing(A100, 0.0, columns=2), forest=forked())
     rows = np.array([[0.0, 0.0], [2.0, -3.0]])
-    law = Law(compute_us=np.ones(2), memory_us=np.ones(2), features=rows)
+    law = Law(compute_us=np.ones(2), memory_us=np.ones(2), features=rows, even=np.zeros(2, dtype=bool))
     found = model(expert).blend("norm", law, A100, "bf16").us
     assert np.log(found / law.us) == pytest.approx([110.5, 120.5])
 
@@ -157,7 +162,8 @@ def test_a_model_goes_through_its_file(tmp_path: Path) -> None:
     again = Model.load(tmp_path / "model.npz")
     assert written(again) == written(whole) == (tmp_path / "model.npz").read_bytes()
     assert again.far == whole.far
-    rows = Law(compute_us=np.ones(2), memory_us=np.ones(2), features=np.array([[0.0, 0.0], [2.0, -11.0]]))
+    sizes = np.array([[0.0, 0.0], [2.0, -11.0]])
+    rows = Law(compute_us=np.ones(2), memory_us=np.ones(2), features=sizes, even=np.zeros(2, dtype=bool))
     for skill in ("norm", "softmax"):
         got, expected = (of.blend(skill, rows, H100, "bf16") for of in (again, whole))
         assert got.us.tolist() == expected.us.tolist()
@@ -224,3 +230,10 @@ def test_the_shipped_file_is_what_it_would_write() -> None:
     with np.load(file) as kept, np.load(io.BytesIO(written(shipped()))) as again:
         assert sorted(kept.files) == sorted(again.files)
         assert all(np.array_equal(kept[name], again[name]) for name in kept.files)
+
+
+def test_sizes_of_models_are_corrected_where_sizes_at_random_were_learned() -> None:
+    expert = dataclasses.replace(knowing(device.find("h100-sxm"), 0.3), even=-0.1)
+    us = np.array([1.0, 1.0])
+    law = Law(compute_us=us, memory_us=us, features=np.zeros((2, 1)), even=np.array([True, False]))
+    assert expert.excess(law) == pytest.approx([0.2, 0.3])

@@ -269,6 +269,44 @@ def test_the_same_table_gives_the_same_expert() -> None:
     assert once.near != other.near
 
 
+def products(on: Device, *, of_models: float | None) -> Measured:
+    """Return products of odd sizes at their law, and even ones at `of_models` times it, if that is given."""
+    odd = np.array(list(itertools.product(range(33, 2000, 130), repeat=3)))
+    even = 16 * (odd[::3] // 16 + 1) if of_models else odd[:0]
+    sizes = np.concatenate([odd, even])
+    ones = np.ones(len(sizes))
+    figures = np.stack([ones, *sizes.T, 4 * ones, 4 * ones, 0 * ones], axis=1).astype(float)
+    made = Measured(
+        skill="product f32",
+        family="product",
+        arithmetic="f32",
+        device=on,
+        figures=figures,
+        us=ones,
+        group=np.array(["at random"] * len(odd) + ["of models"] * len(even)),
+    )
+    made.us[:] = fit.lawful(made).us * np.where(made.group == "of models", of_models or 1.0, 1.0)
+    return made
+
+
+@pytest.mark.usefixtures("learns")
+def test_who_knows_sizes_at_random_alone_is_corrected_by_the_smaller_of_the_middle_two() -> None:
+    kept = [
+        fit.expert(products(on, of_models=times))
+        for on, times in ((A100, None), (H100, 0.8), (P100, 0.9), (device.find("t4"), 0.7))
+    ]
+    assert [one.even for one in kept] == [
+        None,
+        *(pytest.approx(np.log(t), abs=0.02) for t in (0.8, 0.9, 0.7)),
+    ]
+    experts = fit.assembled({"product f32": kept}).experts["product f32"]
+    assert [one.even for one in experts] == [pytest.approx(np.log(0.8), abs=0.02), 0.0, 0.0, 0.0]
+    two = fit.assembled({"product f32": kept[:3]}).experts["product f32"]
+    assert two[0].even == pytest.approx(np.log(0.9), abs=0.02)
+    alone = fit.assembled({"product f32": kept[:1]}).experts["product f32"]
+    assert alone[0].even == 0.0
+
+
 def test_rows_are_learned_from_or_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "ROWS_PER_GROUP", 40)
     group = np.array(["many"] * 100 + ["few"] * 10)
