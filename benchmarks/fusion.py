@@ -17,8 +17,8 @@ Caches are flushed before each run, so that a part reads what the one before it 
 where that would still be in the last-level cache the gain is flattered. With `--cache warm` all that fits is
 in the cache, inputs too, for the whole and for its parts.
 
-What was tuned is in the database, and is not searched again; only the best few are timed once more, with
-torch. The same command goes on where it was stopped.
+What was tried is in the database, and counts: the same command goes on where it was stopped, and where
+nothing is missing tries one configuration more and times the best few again, with torch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from typing import Any, Literal
 from tunebench import tune
 from tunebench._environment import cache_folder
 from tunebench.compile import Binary, BinaryCache, compile_config
+from tunebench.db.store import open_store
 from tunebench.device import Device, find
 from tunebench.errors import InputError
-from tunebench.kernels import variant
+from tunebench.kernels import variant, variants
 from tunebench.measure.timing import Protocol
 from tunebench.measure.worker import Setup, measure
 from tunebench.measure.worker import start as start_worker
-from tunebench.outcome import Crashed, Measured, Result, TimedOut
+from tunebench.outcome import CacheState, Crashed, Measured, Result, TimedOut
 from tunebench.search.executor.local import Caller, Stage
 from tunebench.task import Task
 from tunebench.tuning import Plan, Report
@@ -150,15 +151,31 @@ def lines(found: Row) -> Iterator[str]:
 
 
 def tuner(given: argparse.Namespace) -> Tune:
-    """Return what tunes a workload by the one plan that all share."""
-    protocol = dataclasses.replace(Plan().protocol, cache=given.cache)
-    plan = Plan(trials=given.trials, protocol=protocol)
+    """Return what tunes a workload by the one plan that all share, less the trials that are recorded."""
+    device, protocol = find(given.device), dataclasses.replace(Plan().protocol, cache=given.cache)
 
     def tuned(workload: Workload) -> Report:
-        print(f"tuning {workload}", file=sys.stderr, flush=True)  # products take minutes
+        missing = max(given.trials - known(workload, device, given.cache, given.db), 1)
+        print(f"tuning {workload}: {missing} of {given.trials} trials", file=sys.stderr, flush=True)
+        plan = Plan(trials=missing, protocol=protocol)
         return tune(workload, device=given.device, db=given.db, plan=plan)
 
     return tuned
+
+
+def known(workload: Workload, device: Device, cache: CacheState, db: Path) -> int:
+    """Return how many configurations were tried in this cache state, from today's sources."""
+    with open_store(db) as store:
+        found = [
+            (chosen, one)
+            for chosen in variants(workload)
+            for one in store.known(device.key, str(workload), chosen.key, cache=cache)
+        ]
+    return sum(
+        chosen.revision(workload, one.config) == one.revision
+        and (not isinstance(one.outcome, Measured) or one.outcome.cache == cache)
+        for chosen, one in found
+    )
 
 
 def in_turn(device: Device, protocol: Protocol, timeout_s: float = Plan().timeout_s) -> Timed:

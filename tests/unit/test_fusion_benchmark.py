@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from tunebench.db import RunStart, TrialKey, open_store
 from tunebench.device import local_cpu
 from tunebench.errors import InputError
 from tunebench.kernels import variant
 from tunebench.measure.timing import Protocol
+from tunebench.outcome import Crashed, Result
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -120,6 +123,33 @@ def test_the_best_are_timed_in_turn_each_in_a_process_that_stays(monkeypatch: py
     assert len(set(taken)) == len({process for _, process in taken}) == 2
     predicted: Any = SimpleNamespace(how="predicted", median_us=7.0)
     assert timed([measured[0], predicted]) == [1e9, 7.0]
+
+
+def test_trials_that_are_recorded_are_not_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload, device, db = parse(CHAIN), local_cpu(), tmp_path / "f.db"
+    tried = variant("elementwise/numba_cpu")
+    table = tried.configs(workload, device)
+    first, second, third = map(table.config, range(3))
+    with open_store(db) as store:
+        store.begin_run(RunStart(device=device, workload=str(workload), sampler="bound", seed=0))
+        for config, revision in ((first, None), (second, None), (third, "of an earlier source")):
+            key = TrialKey(
+                device=device.key,
+                workload=str(workload),
+                variant=tried.key,
+                revision=revision or tried.revision(workload, config),
+                config=config,
+            )
+            store.record(key, Result(outcome=Crashed(reason="signal 11")))
+    asked: list[int] = []
+    monkeypatch.setattr(fusion, "tune", lambda workload, *, device, db, plan: asked.append(plan.trials))
+    for trials in (12, 2):
+        given = argparse.Namespace(device="cpu", trials=trials, cache="cold", db=db)
+        fusion.tuner(given)(workload)
+    assert asked == [10, 1]
+    assert "10 of 12 trials" in capsys.readouterr().err
 
 
 def test_what_hangs_is_told() -> None:
