@@ -6,14 +6,19 @@
 The parts are what `Workload.unfused` says: a product and its epilogue as one elementwise chain, say. With
 `--finest` elementwise parts are divided further, an operation a kernel, as programs run without a compiler.
 
-The best configurations of the whole and of its parts are then timed again, in turn and in one process, so
-that a drift of the machine meets all alike; torch was timed in turn with the whole when that was tuned.
+The best configurations of the whole and of its parts are then timed again, in turn, so that a drift of the
+machine meets all alike; torch was timed in turn with the whole when that was tuned.
+
+On a processor use an idle machine (see `uptime`) and no `nice`: beside eight busy processes one at `nice 10`
+gets some 2 % of two cores, and seems to hang. Products take minutes to tune even so; what is being tuned is
+told on stderr.
 
 Caches are flushed before each run, so that a part reads what the one before it has written from memory:
 where that would still be in the last-level cache the gain is flattered. With `--cache warm` all that fits is
 in the cache, inputs too, for the whole and for its parts.
 
-What was tuned is in the database, and is not tuned again: the same command goes on where it was stopped.
+What was tried is in the database, and counts: the same command goes on where it was stopped, and where
+nothing is missing tries one configuration more and times the best few again, with torch.
 """
 
 from __future__ import annotations
@@ -22,21 +27,25 @@ import argparse
 import dataclasses
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 from tunebench import tune
 from tunebench._environment import cache_folder
-from tunebench.compile import BinaryCache, compile_config
+from tunebench.compile import Binary, BinaryCache, compile_config
+from tunebench.db.store import open_store
 from tunebench.device import Device, find
 from tunebench.errors import InputError
-from tunebench.kernels import variant
+from tunebench.kernels import variant, variants
 from tunebench.measure.timing import Protocol
 from tunebench.measure.worker import Setup, measure
 from tunebench.measure.worker import start as start_worker
-from tunebench.outcome import Measured
+from tunebench.outcome import CacheState, Crashed, Measured, Result, TimedOut
+from tunebench.search.executor.local import Caller, Stage
 from tunebench.task import Task
 from tunebench.tuning import Plan, Report
 from tunebench.workload import Workload
@@ -142,39 +151,80 @@ def lines(found: Row) -> Iterator[str]:
 
 
 def tuner(given: argparse.Namespace) -> Tune:
-    """Return what tunes a workload by the one plan that all share."""
-    protocol = dataclasses.replace(Plan().protocol, cache=given.cache)
-    plan = Plan(trials=given.trials, protocol=protocol)
-    return lambda workload: tune(workload, device=given.device, db=given.db, plan=plan)
+    """Return what tunes a workload by the one plan that all share, less the trials that are recorded."""
+    device, protocol = find(given.device), dataclasses.replace(Plan().protocol, cache=given.cache)
+
+    def tuned(workload: Workload) -> Report:
+        missing = max(given.trials - known(workload, device, given.cache, given.db), 1)
+        print(f"tuning {workload}: {missing} of {given.trials} trials", file=sys.stderr, flush=True)
+        plan = Plan(trials=missing, protocol=protocol)
+        return tune(workload, device=given.device, db=given.db, plan=plan)
+
+    return tuned
 
 
-def in_turn(device: Device, protocol: Protocol) -> Timed:
+def known(workload: Workload, device: Device, cache: CacheState, db: Path) -> int:
+    """Return how many configurations were tried in this cache state, from today's sources."""
+    with open_store(db) as store:
+        found = [
+            (chosen, one)
+            for chosen in variants(workload)
+            for one in store.known(device.key, str(workload), chosen.key, cache=cache)
+        ]
+    return sum(
+        chosen.revision(workload, one.config) == one.revision
+        and (not isinstance(one.outcome, Measured) or one.outcome.cache == cache)
+        for chosen, one in found
+    )
+
+
+def in_turn(device: Device, protocol: Protocol, timeout_s: float = Plan().timeout_s) -> Timed:
     """Return what times the best configurations of reports, one after the other, `ROUNDS` times over.
 
+    Each has a process of its own, which keeps its inputs and their reference from round to round: on a busy
+    machine computing them anew takes far longer than what is timed. What hangs or dies is told.
     Predictions, and reports of nothing that succeeded, keep what they say.
+
+    Args:
+        device: Where.
+        protocol: How samples are taken in each round.
+        timeout_s: Longest that verifying and timing one may take.
     """
+    runner: Literal["cpu", "cuda"] = "cpu" if device.kind == "cpu" else "cuda"
+    stage = Stage(
+        function=measure,
+        start=start_worker,
+        start_arguments=(Setup(runner=runner, device=device, protocol=protocol),),
+        timeout_s=timeout_s,
+    )
 
     def timed(reports: Sequence[Report]) -> list[float]:
         if any(report.how != "measured" for report in reports):
             return [_us(report) for report in reports]
-        runner: Literal["cpu", "cuda"] = "cpu" if device.kind == "cpu" else "cuda"
-        start_worker(Setup(runner=runner, device=device, protocol=protocol))
-        cache, ready = BinaryCache(cache_folder() / "binaries"), []
-        for report in reports:
-            chosen, problem = variant(str(report.variant)), parse(report.workload)
-            config = chosen.space.parse(str(report.config))
-            task = Task(variant=chosen, workload=problem, config=config, device=device, seed=1)
-            ready.append((task, compile_config(chosen, problem, config, device, cache)))
-        samples: list[list[float]] = [[] for _ in ready]
-        for _ in range(ROUNDS):
-            for (task, binary), taken in zip(ready, samples, strict=True):
-                outcome = measure(task, binary, None).outcome
-                if not isinstance(outcome, Measured):
-                    raise InputError(f"{task.workload} with {task.config}: {outcome.kind}")
-                taken += outcome.samples_us
+        samples: list[list[float]] = [[] for _ in reports]
+        with ExitStack() as processes:
+            ready = [(*_ready(one, device), processes.enter_context(Caller(stage))) for one in reports]
+            for _ in range(ROUNDS):
+                for (task, binary, caller), taken in zip(ready, samples, strict=True):
+                    taken += _samples_us(task, caller.call(task, binary, None))
         return [statistics.median(taken) for taken in samples]
 
     return timed
+
+
+def _ready(report: Report, device: Device) -> tuple[Task, Binary]:
+    """Return what a report found best, compiled."""
+    chosen, problem = variant(str(report.variant)), parse(report.workload)
+    config = chosen.space.parse(str(report.config))
+    binary = compile_config(chosen, problem, config, device, BinaryCache(cache_folder() / "binaries"))
+    return Task(variant=chosen, workload=problem, config=config, device=device, seed=1), binary
+
+
+def _samples_us(task: Task, answer: Result | Crashed | TimedOut) -> tuple[float, ...]:
+    outcome = answer.outcome if isinstance(answer, Result) else answer
+    if isinstance(outcome, Measured):
+        return outcome.samples_us
+    raise InputError(f"{task.workload} with {task.config}: {getattr(outcome, 'reason', outcome.kind)}")
 
 
 def save(path: Path, given: argparse.Namespace, rows: list[Row], skipped: Mapping[str, str]) -> None:

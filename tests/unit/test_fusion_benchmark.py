@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from tunebench.db import RunStart, TrialKey, open_store
 from tunebench.device import local_cpu
 from tunebench.errors import InputError
 from tunebench.kernels import variant
 from tunebench.measure.timing import Protocol
+from tunebench.outcome import Crashed, Result
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -95,22 +98,65 @@ def test_a_workload_of_which_nothing_runs_is_refused() -> None:
         fusion.row(parse(CHAIN), False, lambda workload: report(None), as_reported)
 
 
-def test_the_best_are_timed_in_turn() -> None:
-    workload, device = parse("elementwise:rows=64,cols=64,dtype=f32,expression=x+y"), local_cpu()
-    config = str(variant("elementwise/numba_cpu").default(workload, device))
-    facts = {
-        "how": "measured",
-        "variant": "elementwise/numba_cpu",
-        "config": config,
-        "workload": str(workload),
-    }
-    measured: Any = SimpleNamespace(**facts, median_us=1e9)
-    timed = fusion.in_turn(device, Protocol(min_samples=3, max_samples=3))
-    times = timed([measured, measured])
-    assert len(times) == 2
-    assert all(0 < us < 1e6 for us in times)
+def found_by_tuning(text: str) -> Any:
+    workload = parse(text)
+    config = str(variant("elementwise/numba_cpu").default(workload, local_cpu()))
+    facts = {"how": "measured", "variant": "elementwise/numba_cpu", "config": config, "workload": text}
+    return SimpleNamespace(**facts, median_us=1e9)
+
+
+def test_the_best_are_timed_in_turn_each_in_a_process_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "ROUNDS", 2)
+    taken: list[tuple[str, Any]] = []
+    inner = fusion._samples_us
+
+    def noted(task: Any, answer: Any) -> Any:
+        taken.append((str(task.workload), answer.conditions["pid"]))
+        return inner(task, answer)
+
+    monkeypatch.setattr(fusion, "_samples_us", noted)
+    common = "elementwise:rows=64,cols=64,dtype=f32,expression="
+    measured = [found_by_tuning(f"{common}x+y"), found_by_tuning(f"{common}x*y")]
+    timed = fusion.in_turn(local_cpu(), Protocol(min_samples=3, max_samples=3))
+    assert all(0 < us < 1e6 for us in timed(measured))
+    assert taken[:2] == taken[2:]
+    assert len(set(taken)) == len({process for _, process in taken}) == 2
     predicted: Any = SimpleNamespace(how="predicted", median_us=7.0)
-    assert timed([measured, predicted]) == [1e9, 7.0]
+    assert timed([measured[0], predicted]) == [1e9, 7.0]
+
+
+def test_trials_that_are_recorded_are_not_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload, device, db = parse(CHAIN), local_cpu(), tmp_path / "f.db"
+    tried = variant("elementwise/numba_cpu")
+    table = tried.configs(workload, device)
+    first, second, third = map(table.config, range(3))
+    with open_store(db) as store:
+        store.begin_run(RunStart(device=device, workload=str(workload), sampler="bound", seed=0))
+        for config, revision in ((first, None), (second, None), (third, "of an earlier source")):
+            key = TrialKey(
+                device=device.key,
+                workload=str(workload),
+                variant=tried.key,
+                revision=revision or tried.revision(workload, config),
+                config=config,
+            )
+            store.record(key, Result(outcome=Crashed(reason="signal 11")))
+    asked: list[int] = []
+    monkeypatch.setattr(fusion, "tune", lambda workload, *, device, db, plan: asked.append(plan.trials))
+    for trials in (12, 2):
+        given = argparse.Namespace(device="cpu", trials=trials, cache="cold", db=db)
+        fusion.tuner(given)(workload)
+    assert asked == [10, 1]
+    assert "10 of 12 trials" in capsys.readouterr().err
+
+
+def test_what_hangs_is_told() -> None:
+    measured = found_by_tuning("elementwise:rows=64,cols=64,dtype=f32,expression=x+y")
+    endless = Protocol(min_samples=10**9, max_samples=10**9)
+    with pytest.raises(InputError, match=r"elementwise:rows=64.*no answer within 0\.5 s"):
+        fusion.in_turn(local_cpu(), endless, timeout_s=0.5)([measured])
 
 
 def test_every_usual_workload_that_exists_is_fused() -> None:
