@@ -10,8 +10,8 @@ The best configurations of the whole and of its parts are then timed again, in t
 machine meets all alike; torch was timed in turn with the whole when that was tuned.
 
 On a processor use an idle machine (see `uptime`) and no `nice`: beside eight busy processes one at `nice 10`
-gets some 2 % of two cores, and seems to hang. Even one busy process beside it spoils the figures: on two cores
-each call then waits for its turn, 5.7 ms here whatever the kernel, so that kernels are counted, not timed.
+gets some 2 % of two cores, and seems to hang. Even one or two busy processes spoil the figures: calls wait for
+their turn, and on two cores a kernel of 0.3 ms took 5.7, so that short kernels are counted, not timed.
 Products take minutes to tune even so; what is being tuned is told on stderr.
 
 Caches are flushed before each run, so that a part reads what the one before it has written from memory:
