@@ -10,8 +10,9 @@ The best configurations of the whole and of its parts are then timed again, in t
 machine meets all alike; torch was timed in turn with the whole when that was tuned.
 
 On a processor use an idle machine (see `uptime`) and no `nice`: beside eight busy processes one at `nice 10`
-gets some 2 % of two cores, and seems to hang. Products take minutes to tune even so; what is being tuned is
-told on stderr.
+gets some 2 % of two cores, and seems to hang. One or two busy processes spoil the figures: calls wait for
+their turn, and on two cores a kernel of 0.3 ms took 5.7, so that short kernels are counted, not timed.
+Products take minutes to tune even so; what is being tuned is told on stderr.
 
 Caches are flushed before each run, so that a part reads what the one before it has written from memory:
 where that would still be in the last-level cache the gain is flattered. With `--cache warm` all that fits is
