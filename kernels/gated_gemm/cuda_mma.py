@@ -77,6 +77,7 @@ USUAL = (
     (16, 64, 1, 4, 128, 4),
     (16, 32, 1, 2, 128, 5),
     (16, 16, 1, 1, 128, 5),
+    (16, 16, 1, 1, 64, 5),  # where elements are copied one by one
 )
 """Those of gemm with half as many columns."""
 

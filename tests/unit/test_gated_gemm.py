@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tunebench import workloads
@@ -49,6 +49,7 @@ def gated(text: str) -> GatedGemm:
 
 
 @given(workload=problems, device=st.sampled_from(GPUS))
+@example(workload=GatedGemm(m=1, n=1, k=17, dtype="tf32"), device=representative("sm_80"))
 def test_the_default_is_a_valid_configuration(workload: GatedGemm, device: Any) -> None:
     for variant in (MMA, SIMT, WGMMA, NUMBA):
         if variant.refuses(workload, device) is None:
