@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -19,30 +22,10 @@ if TYPE_CHECKING:
     from tunebench.forecast.parallel import Division, StepPrediction
     from tunebench.workloads.networks import Network
 
-__all__ = [
-    "Batch",
-    "Data",
-    "Fused",
-    "Link",
-    "Micro",
-    "Mode",
-    "Model",
-    "ModelName",
-    "ModelType",
-    "NetworkLink",
-    "Nodes",
-    "Optimizer",
-    "Pipeline",
-    "Schedule",
-    "Seq",
-    "Tensor",
-    "describe",
-    "duration",
-    "render",
-]
+__all__ = ["Model", "describe", "duration", "render", "taking_a_model"]
 
 ModelName = Annotated[
-    str | None,
+    str,
     typer.Option(
         "--model",
         metavar="NAME|FILE",
@@ -50,7 +33,7 @@ ModelName = Annotated[
         show_default=False,
     ),
 ]
-"""Name of a network, or its file; None where it is not given."""
+"""Name of a network, or its file."""
 Batch = Annotated[int, typer.Option(min=1, help="Of a model: sequences or images at once, on all devices.")]
 """Samples of a run."""
 Seq = Annotated[int, typer.Option(min=0, help="Of a model: tokens of a sequence; images have none.")]
@@ -103,23 +86,23 @@ NetworkLink = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What was typed of a model."""
+    """What was typed of a model; its fields are the options of a command that takes one."""
 
-    name: str
-    batch: int
-    seq: int
-    mode: str
-    dtype: str | None
-    fused: bool
-    optimizer: str | None
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    microbatches: int = 1
-    schedule: str = "1f1b"
-    nodes: int = 1
-    link: str | None = None
-    network_link: str | None = None
+    name: ModelName
+    batch: Batch = 1
+    seq: Seq = 0
+    mode: Mode = "infer"
+    dtype: ModelType = None
+    fused: Fused = False
+    optimizer: Optimizer = None
+    data: Data = 1
+    tensor: Tensor = 1
+    pipeline: Pipeline = 1
+    microbatches: Micro = 1
+    schedule: Schedule = "1f1b"
+    nodes: Nodes = 1
+    link: Link = None
+    network_link: NetworkLink = None
 
     @property
     def devices(self) -> int:
@@ -222,6 +205,37 @@ def _own_type(network: Network) -> str:
 
     types = {entry.workload.dtype for entry in network.entries} if isinstance(network, Listed) else set()
     return types.pop() if len(types) == 1 else "f32"
+
+
+def taking_a_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a model in place of its argument `model`: a `Model`, or None if none is named.
+
+    Typer reads the options of a command from its signature.
+    """
+    kinds = get_type_hints(Model, include_extras=True)
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None if field.name == "name" else field.default,
+            annotation=kinds[field.name],
+        )
+        for field in dataclasses.fields(Model)
+    ]
+
+    @functools.wraps(command)
+    def given(**typed: Any) -> None:
+        of_model = {option.name: typed.pop(option.name) for option in options}
+        command(**typed, model=None if of_model["name"] is None else Model(**of_model))
+
+    own = inspect.signature(command, eval_str=True)
+    parameters = [
+        each
+        for own_one in own.parameters.values()
+        for each in (options if own_one.name == "model" else [own_one])
+    ]
+    given.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return given
 
 
 def describe(model: Model, found: NetworkPrediction | StepPrediction) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli import _model
-from tunebench.cli._model import Model, duration
+from tunebench.cli._model import Model, duration, taking_a_model
 from tunebench.cli._option import Json, gpus
 from tunebench.cli._output import console, emit, table
 from tunebench.errors import InputError
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+@taking_a_model
 def command(
     devices: Annotated[
         str, typer.Option(metavar="A,B,…", help="GPUs by name, or files with their specification sheets.")
@@ -38,21 +38,7 @@ def command(
             metavar="A=PRICE,…", help="What an hour of a device costs: a=2.5,b=4.", show_default=False
         ),
     ] = None,
-    model: _model.ModelName = None,
-    batch: _model.Batch = 1,
-    seq: _model.Seq = 0,
-    mode: _model.Mode = "infer",
-    dtype: _model.ModelType = None,
-    fused: _model.Fused = False,
-    optimizer: _model.Optimizer = None,
-    data: _model.Data = 1,
-    tensor: _model.Tensor = 1,
-    pipeline: _model.Pipeline = 1,
-    microbatches: _model.Micro = 1,
-    schedule: _model.Schedule = "1f1b",
-    nodes: _model.Nodes = 1,
-    link: _model.Link = None,
-    network: _model.NetworkLink = None,
+    model: Model | None = None,
     as_json: Json = False,
 ) -> None:
     """Compare GPUs that need not be here by predicted time, speed and cost of the same work.
@@ -67,24 +53,7 @@ def command(
     typed = [name for name in devices.split(",") if name]
     chosen = gpus(typed or None)
     if model is not None:
-        asked = Model(
-            name=model,
-            batch=batch,
-            seq=seq,
-            mode=mode,
-            dtype=dtype,
-            fused=fused,
-            optimizer=optimizer,
-            data=data,
-            tensor=tensor,
-            pipeline=pipeline,
-            microbatches=microbatches,
-            schedule=schedule,
-            nodes=nodes,
-            link=link,
-            network_link=network,
-        )
-        unit, found = asked.unit, [_of_model(asked, device) for device in chosen]
+        unit, found = model.unit, [_of_model(model, device) for device in chosen]
     else:
         unit, found = "runs", [_of_workloads(workload or [], device) for device in chosen]
     names = {name: device.name for name, device in zip(typed, chosen, strict=False)}

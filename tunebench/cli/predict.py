@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunebench.cli import _model
-from tunebench.cli._model import Model, duration
+from tunebench.cli._model import Model, duration, taking_a_model
 from tunebench.cli._option import Json, gpus
 from tunebench.cli._output import console, emit, plain, table
 from tunebench.errors import InputError
@@ -29,6 +29,7 @@ SHOWN = 10
 """Refused rows of which people are told why; the file has them all."""
 
 
+@taking_a_model
 def command(
     workload: Annotated[
         list[str] | None,
@@ -60,21 +61,7 @@ def command(
             metavar="OUT.csv", help="Where to write the table with its predictions.", show_default=False
         ),
     ] = None,
-    model: _model.ModelName = None,
-    batch: _model.Batch = 1,
-    seq: _model.Seq = 0,
-    mode: _model.Mode = "infer",
-    dtype: _model.ModelType = None,
-    fused: _model.Fused = False,
-    optimizer: _model.Optimizer = None,
-    data: _model.Data = 1,
-    tensor: _model.Tensor = 1,
-    pipeline: _model.Pipeline = 1,
-    microbatches: _model.Micro = 1,
-    schedule: _model.Schedule = "1f1b",
-    nodes: _model.Nodes = 1,
-    link: _model.Link = None,
-    network: _model.NetworkLink = None,
+    model: Model | None = None,
     as_json: Json = False,
 ) -> None:
     """Predict how long a workload or a model takes on GPUs that need not be here.
@@ -89,24 +76,7 @@ def command(
         raise InputError("--workloads FILE.csv and --out OUT.csv go together")
     devices = gpus(device)
     if model is not None:
-        asked = Model(
-            name=model,
-            batch=batch,
-            seq=seq,
-            mode=mode,
-            dtype=dtype,
-            fused=fused,
-            optimizer=optimizer,
-            data=data,
-            tensor=tensor,
-            pipeline=pipeline,
-            microbatches=microbatches,
-            schedule=schedule,
-            nodes=nodes,
-            link=link,
-            network_link=network,
-        )
-        _predict_model(asked, devices, as_json)
+        _predict_model(model, devices, as_json)
     elif workloads is not None and out is not None:
         if len(devices) != 1:
             raise InputError("--workloads takes one --device: write a table for each")
