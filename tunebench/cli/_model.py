@@ -208,7 +208,7 @@ def _own_type(network: Network) -> str:
 
 
 def taking_a_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a model in place of its argument `model`: a `Model`, or None if none is named.
+    """Give a command the options of a model in place of its argument `model`: a `Model`, or None.
 
     Typer reads the options of a command from its signature.
     """
@@ -229,12 +229,10 @@ def taking_a_model(command: Callable[..., None]) -> Callable[..., None]:
         command(**typed, model=None if of_model["name"] is None else Model(**of_model))
 
     own = inspect.signature(command, eval_str=True)
-    parameters = [
-        each
-        for own_one in own.parameters.values()
-        for each in (options if own_one.name == "model" else [own_one])
-    ]
-    given.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    others = list(own.parameters.values())
+    place = [each.name for each in others].index("model")
+    others[place : place + 1] = options
+    given.__signature__ = own.replace(parameters=others)  # type: ignore[attr-defined]
     return given
 
 
