@@ -31,6 +31,12 @@ ARCHITECTURES = {
 }
 """GPU architectures with a session of their own, and products that have them."""
 
+TORCH = ("torch==2.13.0", "expecttest>=0.3")
+"""What serving is tested with: one version, since PyTorch's own samples differ from one to the next."""
+
+LONG = ("allotment", "calibrated", "faults", "fusion", "fuzz_imports", "patched_models", "search")
+"""Benchmarks that run only if they are named."""
+
 SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "docs", "noxfile.py", "setup.py"]
 
 
@@ -40,7 +46,7 @@ def tests(session: nox.Session) -> None:
 
     Files are divided among processes, so that what a file has made once serves all of its tests.
     """
-    session.install("-e", ".[cuda,postgres,dev]")
+    session.install("-e", ".[cuda,postgres,cluster,dev]", *TORCH)
     session.run("pytest", "--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile", *session.posargs)
 
 
@@ -79,8 +85,8 @@ def compile_matrix(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the benchmarks whose figures the README quotes, or one: `nox -s bench -- overhead --trials 100`.
 
-    `search`, `calibrated` and `fusion` run only if they are named: they take long, and the first two read
-    recordings that are no part of the project.
+    Those in `LONG` run only if they are named: they take long, and `search` and `calibrated` read recordings
+    that are no part of the project.
     """
     scripts = {
         path.stem: path
@@ -88,12 +94,11 @@ def bench(session: nox.Session) -> None:
         if "__main__" in path.read_text(encoding="utf-8")  # the others help these
         and path.stem != "compile_matrix"  # takes hours, and has a session of its own
     }
-    chosen = session.posargs[:1] or [
-        name for name in scripts if name not in ("search", "calibrated", "fusion")
-    ]
+    chosen = session.posargs[:1] or [name for name in scripts if name not in LONG]
     if unknown := set(chosen) - set(scripts):
         session.error(f"unknown benchmark: {', '.join(unknown)}; known: {', '.join(scripts)}")
-    _install_for_this_machine(session, *(["peers"] if "search" in chosen else []))
+    extras = {"search": "peers", "patched_models": "torch"}
+    _install_for_this_machine(session, *(extras[name] for name in chosen if name in extras))
     for name in chosen:
         session.run("python", str(scripts[name]), *session.posargs[1:])
 

@@ -66,6 +66,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "elementwise:rows=1000,cols=777,dtype=bf16,expression=silu(x)*y,out=f32",
         "elementwise:rows=16,cols=50257,dtype=f16,expression=relu(max(x*gamma+beta,y)+z),vectors=beta+gamma",
         "elementwise:rows=100000,cols=3,dtype=f32,expression=sqrt(square(x)+b)*rsqrt(1+abs(x)),vectors=b",
+        "elementwise:rows=4096,cols=1000,dtype=bf16,expression=(x-mean)*rstd*g,vectors=g,columns=mean+rstd",
     ),
     "gated_gemm": (
         "gated_gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt",
@@ -84,6 +85,8 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "gemm:m=2048,n=2048,k=128,dtype=f16,batch=32,trans=tn,out=f32",
         "gemm:m=1000,n=1004,k=1002,dtype=bf16,trans=tt,epilogue=bias+silu",
         "gemm:m=1,n=11008,k=4096,dtype=f16,trans=nt",
+        "gemm:m=512,n=3072,k=768,dtype=f16,trans=nt,epilogue=bias,"
+        "act=0.5*x*(1+tanh(0.7978845608*(x+0.044715*x*x*x)))",
         "gemm:m=1024,n=1024,k=1024,dtype=tf32",
         "gemm:m=515,n=129,k=77,dtype=tf32,trans=tn,epilogue=bias+relu",
         "gemm:m=1024,n=1024,k=1024,dtype=f32,epilogue=bias+relu+residual",
@@ -124,6 +127,15 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "rmsnorm:rows=4,cols=1048576,dtype=f32,stats=true",
         "rmsnorm:rows=2048,cols=4096,dtype=bf16,direction=backward",
         "rmsnorm:rows=37,cols=40001,dtype=f32,direction=backward",
+    ),
+    "reduction": (
+        "reduction:rows=65536,cols=49,dtype=f16,expression=x,reduce=mean",
+        "reduction:rows=8192,cols=4096,dtype=bf16,expression=square(x),reduce=mean,then=rsqrt(x+1e-5),out=f32",
+        "reduction:rows=1,cols=16777216,dtype=f32,expression=square(x-y),reduce=mean",
+        "reduction:rows=1000,cols=777,dtype=f32,expression=s*exp(x-m)*b,vectors=b,columns=m,scalars=s,reduce=max",
+        "reduction:rows=65536,cols=1024,dtype=f16,expression=x,reduce=sum,axis=rows",
+        "reduction:rows=8192,cols=4096,dtype=bf16,expression=dy*(x-m)*r,columns=m+r,reduce=sum,axis=rows,out=f32",
+        "reduction:rows=100000,cols=3,dtype=f32,expression=silu(x)*b,vectors=b,reduce=min,axis=rows",
     ),
     "softmax": (
         "softmax:rows=4096,cols=1024,dtype=f32",

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tunebench.db.location import Location as Location
     from tunebench.db.location import locate as locate
+    from tunebench.db.migrate import downgrade as downgrade
     from tunebench.db.migrate import upgrade as upgrade
     from tunebench.db.owner import new_owner as new_owner
     from tunebench.db.record import Addition as Addition
     from tunebench.db.record import Batch as Batch
+    from tunebench.db.record import Demand as Demand
     from tunebench.db.record import Entry as Entry
     from tunebench.db.record import Imported as Imported
     from tunebench.db.record import Known as Known
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Addition": "record",
     "Batch": "record",
+    "Demand": "record",
     "Entry": "record",
     "Imported": "record",
     "Known": "record",
@@ -52,6 +55,7 @@ _HOME = {
     "Store": "store",
     "TrialKey": "record",
     "Verdict": "record",
+    "downgrade": "migrate",
     "locate": "location",
     "new_owner": "owner",
     "open_store": "store",

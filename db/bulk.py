@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,18 +12,21 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import trial_table as _trial
-from tunebench.db.record import Addition, TrialKey
+from tunebench.db.record import Addition, RunStart, SpaceKey, TrialKey
+from tunebench.device import Device
 
-__all__ = ["AddWatcher", "insert_measurements", "insert_trials", "unknown"]
+__all__ = ["CHUNK", "AddWatcher", "Adding", "insert_measurements", "insert_trials", "unknown"]
 
 AddWatcher = Callable[[int, int], None]
 """Is told how many measurements are stored, and of how many."""
 
-CHUNK = 1000
-"""Rows of one statement."""
+CHUNK = 500
+"""Measurements that are looked at and stored at a time: a longer list is never held."""
 
 _TELLING = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_us")
 """Columns by which a measurement of a trial is told from another one."""
+
+_Trial = tuple[str, str, str]
 
 
 @dataclass(slots=True)
@@ -34,19 +37,63 @@ class _Seen:
     newest: datetime | None = None
 
 
-def unknown(connection: sa.Connection, device_id: int, additions: Iterable[Addition]) -> list[Addition]:
+class Adding:
+    """What is added in one transaction.
+
+    Attributes:
+        count: Measurements.
+        spaces: What they are of, with the id of its device, and the device.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.spaces: dict[SpaceKey, tuple[int, Device]] = {}
+        self._runs: dict[tuple[str, str], tuple[RunStart, str]] = {}
+        self.run_ids: set[str] = set()
+        """Of the runs that were begun."""
+
+    def run_of(self, start: RunStart) -> str | None:
+        """Return the run that was begun last on this workload and device, if it began alike."""
+        begun = self._runs.get((start.device.key, start.workload))
+        return begun[1] if begun is not None and begun[0] == start else None
+
+    def begun(self, start: RunStart, run_id: str) -> str:
+        """Note a run."""
+        self._runs[start.device.key, start.workload] = (start, run_id)
+        self.run_ids.add(run_id)
+        return run_id
+
+
+WRONG_BY = timedelta(days=1)
+"""A moment further ahead than that was told by a clock that was wrong."""
+
+
+def unknown(
+    connection: sa.Connection,
+    device_id: int,
+    additions: Sequence[Addition],
+    now: datetime,
+    now_adding: Collection[str] = (),
+) -> list[Addition]:
     """Return the measurements that their trials do not have yet, each once.
 
-    One that is older than what its trial has is left out, too: what was measured last is what is known.
+    One that is older than what its trial has is left out, too: what was measured last is what is known. What
+    is dated in the future shuts nothing out.
+
+    Args:
+        connection: Within a transaction.
+        device_id: Their device.
+        additions: At most `CHUNK`, of one workload.
+        now: The time.
+        now_adding: Runs that are being added: among theirs, the order they come in counts, and no clock.
     """
-    spaces: dict[tuple[str, str], dict[tuple[str, str], _Seen]] = {}
+    if not additions:
+        return []
+    trials = _stored(connection, device_id, additions, now + WRONG_BY, now_adding)
     fresh = []
     for addition in additions:
         key = addition.key
-        space = (key.workload, key.variant)
-        if space not in spaces:
-            spaces[space] = _stored(connection, device_id, *space)
-        trial = spaces[space].setdefault((str(key.config), key.revision), _Seen())
+        trial = trials.setdefault((key.variant, str(key.config), key.revision), _Seen())
         outcome = addition.result.outcome
         told = _told(
             {name: getattr(outcome, name, None) for name in _TELLING} | {"purpose": addition.purpose}
@@ -59,20 +106,35 @@ def unknown(connection: sa.Connection, device_id: int, additions: Iterable[Addit
 
 
 def _stored(
-    connection: sa.Connection, device_id: int, workload: str, variant: str
-) -> dict[tuple[str, str], _Seen]:
-    columns = (*(_measurement.c[name] for name in _TELLING), _measurement.c.recorded_at)
+    connection: sa.Connection,
+    device_id: int,
+    additions: Sequence[Addition],
+    until: datetime,
+    now_adding: Collection[str],
+) -> dict[_Trial, _Seen]:
+    told = (_measurement.c[name] for name in _TELLING)
     query = (
-        sa.select(_trial.c.config, _trial.c.revision, *columns)
+        sa.select(*_TRIAL, *told, _measurement.c.recorded_at, _measurement.c.run_id)
         .join(_trial, _trial.c.id == _measurement.c.trial_id)
-        .where(_trial.c.device_id == device_id, _trial.c.workload == workload, _trial.c.variant == variant)
+        .where(*_of(device_id, additions[0].key.workload, (a.key for a in additions)))
     )
-    found: dict[tuple[str, str], _Seen] = {}
+    found: dict[_Trial, _Seen] = {}
     for row in connection.execute(query).mappings():
-        trial = found.setdefault((row["config"], row["revision"]), _Seen())
+        trial = found.setdefault((row["variant"], row["config"], row["revision"]), _Seen())
         trial.measurements.add(_told(row))
-        trial.newest = max(filter(None, (trial.newest, row["recorded_at"])))
+        if row["run_id"] not in now_adding and row["recorded_at"] <= until:
+            trial.newest = max(filter(None, (trial.newest, row["recorded_at"])))
     return found
+
+
+_TRIAL = (_trial.c.variant, _trial.c.config, _trial.c.revision)
+
+
+def _of(device_id: int, workload: str, keys: Iterable[TrialKey]) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return what selects the trials of some configurations, whatever their variant and revision."""
+    configs = {str(key.config) for key in keys}
+    at = _trial.c
+    return (at.device_id == device_id, at.workload == workload, at.config.in_(configs))
 
 
 def _told(row: Mapping[Any, Any]) -> tuple[Any, ...]:
@@ -83,9 +145,9 @@ def insert_trials(
     connection: sa.Connection,
     insert: postgresql.Insert | sqlite.Insert,
     device_id: int,
-    additions: Iterable[Addition],
+    additions: Sequence[Addition],
 ) -> dict[TrialKey, int]:
-    """Store the trials of measurements unless they are there, and return the id of each."""
+    """Store the trials of measurements of one workload unless they are there, and return the id of each."""
     keys = list(dict.fromkeys(addition.key for addition in additions))
     done = {"state": "done", "claim_owner": None, "claim_expires_at": None}
     rows = [
@@ -103,21 +165,11 @@ def insert_trials(
     ]
     identity = ("device_id", "workload", "variant", "config", "revision")
     connection.execute(insert.on_conflict_do_update(index_elements=identity, set_=done), rows)
-    ids: dict[tuple[str, ...], int] = {}
-    for workload, variant in {(key.workload, key.variant) for key in keys}:
-        query = sa.select(_trial.c.id, _trial.c.config, _trial.c.revision).where(
-            _trial.c.device_id == device_id, _trial.c.workload == workload, _trial.c.variant == variant
-        )
-        for trial_id, config, revision in connection.execute(query):
-            ids[workload, variant, config, revision] = trial_id
-    return {key: ids[key.workload, key.variant, str(key.config), key.revision] for key in keys}
+    query = sa.select(*_TRIAL, _trial.c.id).where(*_of(device_id, keys[0].workload, keys))
+    ids = {tuple(trial): id_ for *trial, id_ in connection.execute(query)}
+    return {key: ids[key.variant, str(key.config), key.revision] for key in keys}
 
 
-def insert_measurements(
-    connection: sa.Connection, rows: Sequence[Mapping[str, Any]], watcher: AddWatcher
-) -> None:
+def insert_measurements(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Store measurements, in their order."""
-    for start in range(0, len(rows), CHUNK):
-        watcher(start, len(rows))
-        connection.execute(_measurement.insert(), rows[start : start + CHUNK])
-    watcher(len(rows), len(rows))
+    connection.execute(_measurement.insert(), rows)

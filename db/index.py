@@ -1,7 +1,8 @@
 """Reading answers with the standard library alone: an SQLite file, or a local index of a server's.
 
 Serving code must not pay for SQLAlchemy. A file is read as it is, through its view `answer_v1`; of a server
-the rows of that view are exported to an SQLite file in the cache folder, which has a table of that name.
+the rows of that view are exported to an SQLite file in the cache folder, which has a table of that name, and
+of the tables `measurement`, `trial` and `device` those columns that a lookup reads.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tunebench import _environment
 from tunebench.db.location import Location
@@ -28,16 +30,36 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "REFRESH_S",
+    "changed",
+    "due",
     "explain_sqlite",
     "export",
     "has_log",
     "index_path",
     "open_read_only",
     "refresh",
+    "shipped",
+    "write_index",
+    "writes",
 ]
 
 REFRESH_S = 60.0
 """Age at which an index asks its server whether anything is new."""
+
+writes = 0
+"""How often this process has written to a database: what it wrote is served at once."""
+
+_REFUSALS = ("unable to open", "readonly", "disk i/o", "is full")
+"""What SQLite says where the shared memory beside a file in WAL mode cannot be made, or just goes away."""
+
+_ATTEMPTS = 3
+_PAUSE_S = 0.01
+
+
+def changed() -> None:
+    """Count one more write of this process."""
+    global writes
+    writes += 1
 
 
 class FrozenConnection(sqlite3.Connection):
@@ -47,21 +69,79 @@ class FrozenConnection(sqlite3.Connection):
 def open_read_only(path: Path) -> sqlite3.Connection:
     """Open an SQLite file so that nothing is ever written to it.
 
-    In a folder that may not be written, a file in WAL mode cannot be opened as usual, for want of the
-    shared memory beside it. If there is no log either, then nobody is writing and the file is all there is:
-    a `FrozenConnection` reads it.
+    Where a folder may not be written, or its disk is full, a file in WAL mode cannot be opened as usual, for
+    want of the shared memory beside it. A `FrozenConnection` reads it then: the file itself where there is no
+    log, since nobody is writing; else a copy in memory, with what stands in the log.
 
     Raises:
         sqlite3.Error: as SQLite says it (`explain_sqlite` says what to do).
     """
-    base = path.absolute().as_uri()
     try:
-        return _probed(f"{base}?mode=ro", sqlite3.Connection)
+        return _opened(path)
     except sqlite3.OperationalError as error:
-        refused = "unable to open" in str(error) or "readonly" in str(error)
-        if not refused or not path.is_file() or has_log(path):
+        if not _refused(error) or not path.is_file():
             raise
-        return _probed(f"{base}?mode=ro&immutable=1", FrozenConnection)
+        try:
+            return _merged(path) if has_log(path) else _probed(_uri(path, immutable=True), FrozenConnection)
+        except (sqlite3.Error, OSError):
+            raise error from None
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Open a file as usual. The last of its writers may just be taking log and shared memory away."""
+    attempts = _ATTEMPTS if os.access(path.parent, os.W_OK) else 1
+    for attempt in range(1, attempts + 1):
+        try:
+            return _probed(_uri(path), sqlite3.Connection)
+        except sqlite3.OperationalError as error:
+            if attempt == attempts or not _refused(error) or not path.is_file():
+                raise
+            time.sleep(_PAUSE_S)
+    raise AssertionError("unreachable")
+
+
+def _refused(error: sqlite3.Error) -> bool:
+    return any(sign in str(error).lower() for sign in _REFUSALS)
+
+
+def _uri(path: Path, *, immutable: bool = False) -> str:
+    return f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if immutable else "")
+
+
+def _merged(path: Path) -> FrozenConnection:
+    """Return a copy in memory of a file and the log that was left beside it.
+
+    Whoever writes may be at it, on another machine. While the head of the log stays the same, the log holds
+    all that is being moved into the file, so that the two are whole together.
+    """
+    log = Path(f"{path}-wal")
+    with tempfile.TemporaryDirectory(prefix="tunebench-") as folder:
+        copy = Path(folder) / "copy.db"
+        for _ in range(_ATTEMPTS):
+            head = _head(log)
+            # By SQLite, not by a file of our own: to close that would end this process's locks on the other.
+            with contextlib.closing(_probed(_uri(path, immutable=True), FrozenConnection)) as raw:
+                copy.write_bytes(raw.serialize())
+            shutil.copyfile(log, f"{copy}-wal")
+            if _head(log) == head == _head(Path(f"{copy}-wal")):
+                break
+        else:
+            raise sqlite3.OperationalError("unable to open database file: it does not stand still")
+        with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as merging:
+            merging.execute("PRAGMA journal_mode = DELETE").fetchone()
+            whole = merging.serialize()
+    connection = sqlite3.connect(
+        ":memory:", isolation_level=None, check_same_thread=False, factory=FrozenConnection
+    )
+    connection.deserialize(whole)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def _head(log: Path) -> bytes:
+    """Return the head of a log: another one whenever it begins anew."""
+    with log.open("rb") as file:
+        return file.read(32)
 
 
 def _probed(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
@@ -84,8 +164,14 @@ def has_log(path: Path) -> bool:
         return False
 
 
+_DAMAGED = "is damaged. Restore a copy, or save what can be read: sqlite3 FILE .recover | sqlite3 NEW_FILE"
+_CHANGED = "is damaged, or was changed by hand: its tables are not as they were made. Restore a copy"
 _REMEDIES = (
-    ("not a database", "is not an SQLite database; give another path by --db, or move that file away"),
+    (
+        "not a database",
+        "is not an SQLite database, or its first page is damaged; give another path by --db, or move that "
+        "file away and restore a copy",
+    ),
     (
         "disk is full",
         "cannot grow: the disk is full. What was recorded is kept; free space and run the same command again",
@@ -94,10 +180,8 @@ _REMEDIES = (
     ("permission denied", "cannot be opened: its folder must be readable and writable for this user"),
     ("unable to open", "cannot be opened: its folder must exist and be readable and writable for this user"),
     ("locked", "is in use by another program that does not let go; wait for it, or end it, and try again"),
-    (
-        "malformed",
-        "is damaged. Restore a copy, or save what can be read: sqlite3 FILE .recover | sqlite3 NEW_FILE",
-    ),
+    *((sign, _DAMAGED) for sign in ("malformed", "could not decode", "unsupported file format")),
+    *((sign, _CHANGED) for sign in ("no such", "no column named")),
     (
         "disk i/o",
         "cannot be read or written: check the disk and its quota, then run the same command again",
@@ -107,9 +191,11 @@ _REMEDIES = (
 
 def explain_sqlite(path: Path, error: BaseException) -> str:
     """Return one line that says what is wrong with an SQLite file and what to do."""
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 (the method of a path raises where its folder is closed)
         return f"database {path} is a folder; name a file in it"
     said = str(error)
+    if isinstance(error, ValueError | KeyError | TypeError):  # of a record that is not as it was written
+        return f"database {path} {_DAMAGED} ({type(error).__name__}: {said})"
     for sign, remedy in _REMEDIES:
         if sign in said.lower():
             return f"database {path} {remedy} ({said})"
@@ -125,8 +211,8 @@ COLUMNS = (
 )
 """Columns of `answer_v1`, in its order."""
 
-FORMAT = 2
-"""Of an index file; another one has another name. 2 has `measurement`, with the intervals of predictions."""
+FORMAT = 3
+"""Of an index file; another one has another name. 3 has `trial`, `device` and comparisons with libraries."""
 
 _asked: dict[Path, float] = {}
 """When this process last asked each server for news: one that is down is not asked at every lookup."""
@@ -138,6 +224,13 @@ def index_path(location: Location) -> Path:
     return _environment.cache_folder() / "answers" / f"{name}.{FORMAT}.db"
 
 
+def due(location: Location) -> bool:
+    """Tell whether the index of a server is to be brought up to date."""
+    age = _age_s(index_path(location))
+    asked_ago = time.monotonic() - _asked.get(index_path(location), -REFRESH_S)
+    return age is None or not (0 <= age < REFRESH_S or asked_ago < REFRESH_S)
+
+
 def refresh(location: Location) -> Path:
     """Bring the index of a server up to date if it is older than `REFRESH_S`, and return its path.
 
@@ -147,10 +240,9 @@ def refresh(location: Location) -> Path:
         DatabaseError: if the server cannot be reached and there is no index yet, or it cannot be written.
     """
     path = index_path(location)
-    age = time.time() - path.stat().st_mtime if path.exists() else None
-    asked_ago = time.monotonic() - _asked.get(path, -REFRESH_S)
-    if age is not None and (0 <= age < REFRESH_S or asked_ago < REFRESH_S):
+    if not due(location):
         return path
+    age = _age_s(path)
     _asked[path] = time.monotonic()
     from tunebench.db.store import open_store
 
@@ -158,10 +250,18 @@ def refresh(location: Location) -> Path:
         with open_store(location.url, read_only=True) as store:
             export(store, path)
     except DatabaseError as error:
-        if age is None:
+        if age is None or _fingerprint(path) is None:
             raise
-        warnings.warn(f"answers are as of {age:.0f} s ago: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"answers are as of {max(age, 0):.0f} s ago: {error}", RuntimeWarning, stacklevel=3)
     return path
+
+
+def _age_s(path: Path) -> float | None:
+    """Return how old an index is, less than nothing if its clock was ahead; None if there is none."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return None
 
 
 def export(store: Store, path: Path) -> None:
@@ -182,7 +282,7 @@ def export(store: Store, path: Path) -> None:
         os.close(handle)
         fresh = Path(name)
         try:
-            _write(fresh, fingerprint, store.answers(), store.details())
+            write_index(fresh, fingerprint, store)
             fresh.replace(path)
         except BaseException:
             fresh.unlink()
@@ -192,44 +292,99 @@ def export(store: Store, path: Path) -> None:
 
 
 def _fingerprint(path: Path) -> str | None:
+    """Return what an index was made of; None if there is none, or it is damaged."""
     try:
-        connection = open_read_only(path)
-    except sqlite3.Error:
+        with contextlib.closing(open_read_only(path)) as connection:
+            row = connection.execute("SELECT fingerprint FROM source").fetchone()
+    except (sqlite3.Error, OSError):
         return None
-    with contextlib.closing(connection):
-        row = connection.execute("SELECT fingerprint FROM source").fetchone()
     return str(row[0]) if row else None
 
 
-def _write(
-    path: Path,
-    fingerprint: str,
-    answers: Iterable[Mapping[str, Any]],
-    details: Iterable[tuple[int, Mapping[str, Any]]],
-) -> None:
+class Answers(Protocol):
+    """What an index is made of."""
+
+    def answers(self) -> Iterable[Mapping[str, Any]]:
+        """Return the rows of `answer_v1`."""
+
+    def said(
+        self, measurements: Sequence[int], /
+    ) -> Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any] | None]]:
+        """Return details and comparisons of measurements, by their ids: those of `answers`."""
+
+    def descriptors(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the fields of every device, by key."""
+
+
+def write_index(path: Path, fingerprint: str, store: Answers) -> None:
+    """Write an index file.
+
+    Args:
+        path: A file with nothing in it.
+        fingerprint: Of what it is made of.
+        store: What it is made of.
+
+    Raises:
+        sqlite3.Error: if it cannot be written.
+    """
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN")
-        connection.execute(f"CREATE TABLE answer_v1 ({', '.join(COLUMNS)})")
         connection.execute("CREATE TABLE source (fingerprint TEXT NOT NULL)")
         connection.execute("INSERT INTO source VALUES (?)", (fingerprint,))
-        connection.executemany(
-            f"INSERT INTO answer_v1 VALUES ({', '.join('?' * len(COLUMNS))})",  # noqa: S608 (no outside text)
-            (
-                tuple(
-                    json.dumps(row[name])
-                    if name == "config_values"
-                    else row[name].strftime("%Y-%m-%d %H:%M:%S.%f")
-                    if name == "recorded_at"
-                    else row[name]
-                    for name in COLUMNS
-                )
-                for row in answers
-            ),
-        )
-        connection.execute("CREATE TABLE measurement (id INTEGER PRIMARY KEY, detail TEXT)")
-        connection.executemany(
-            "INSERT OR IGNORE INTO measurement VALUES (?, ?)",
-            ((id_, json.dumps(detail)) for id_, detail in details),
+        answers = list(store.answers())
+        said = store.said([row["measurement_id"] for row in answers])
+        _fill(connection, "answer_v1", ", ".join(COLUMNS), map(_answer, answers))
+        _fill(connection, "measurement", "id INTEGER PRIMARY KEY, detail, comparison", map(_said, said))
+        _fill(connection, "device", "id INTEGER PRIMARY KEY, key, descriptor", _devices(store))
+        connection.execute(
+            "CREATE TABLE trial AS SELECT DISTINCT d.id AS device_id, a.workload "
+            "FROM answer_v1 AS a JOIN device AS d ON d.key = a.device"
         )
         connection.execute("CREATE INDEX ix_answer_v1_workload ON answer_v1 (workload)")
+        connection.execute("CREATE INDEX ix_trial_device_id ON trial (device_id, workload)")
         connection.execute("COMMIT")
+
+
+def _fill(connection: sqlite3.Connection, table: str, columns: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    marks = ", ".join("?" * len(columns.split(", ")))
+    connection.execute(f"CREATE TABLE {table} ({columns})")
+    connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608 (no outside text)
+
+
+def _answer(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a row of `answer_v1` as SQLite has it."""
+    values = dict(row)
+    values["config_values"] = json.dumps(values["config_values"])
+    values["recorded_at"] = values["recorded_at"].strftime("%Y-%m-%d %H:%M:%S.%f")
+    return tuple(values[name] for name in COLUMNS)
+
+
+def _said(row: tuple[int, Mapping[str, Any], Mapping[str, Any] | None]) -> tuple[int, str, str | None]:
+    id_, detail, comparison = row
+    return id_, json.dumps(detail), json.dumps(comparison) if comparison else None
+
+
+def _devices(store: Answers) -> Iterable[tuple[int, str, str]]:
+    found = enumerate(store.descriptors().items(), start=1)
+    return ((number, key, json.dumps(dict(descriptor))) for number, (key, descriptor) in found)
+
+
+# -- what comes with the package -------------------------------------------------------------------
+
+
+def shipped(architecture: str | None = None) -> list[Path]:
+    """Return indexes of the records that come with the package, which are read beneath a user's own.
+
+    A file that cannot be used is passed over; `tunebench doctor` tells why.
+
+    Args:
+        architecture: Of which they are; None is all of them.
+    """
+    from tunebench.db import shipment
+
+    found = []
+    for path in shipment.files():
+        if architecture in (None, path.stem):
+            with contextlib.suppress(DatabaseError):
+                found.append(shipment.index_of(path))
+    return found

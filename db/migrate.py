@@ -1,11 +1,12 @@
-"""Revisions of the schema: telling which one a database has, making a fresh one, upgrading an old one.
+"""Revisions of the schema: telling which one a database has, making a fresh one, going up and down.
 
-The revision is read by plain SQL; Alembic is imported only to upgrade.
+The revision is read by plain SQL; Alembic is imported only to go from one to another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -16,9 +17,9 @@ import sqlalchemy as sa
 from tunebench.db import schema
 from tunebench.db.engine import create_engine, explained, write
 from tunebench.db.location import Location, locate
-from tunebench.errors import DatabaseError, SchemaError
+from tunebench.errors import DatabaseError, InputError, SchemaError, UnknownName
 
-__all__ = ["prepare", "upgrade"]
+__all__ = ["downgrade", "prepare", "upgrade"]
 
 _LOCK = 0x74756E65  # of PostgreSQL, so that two fresh starts do not both make the tables
 _MIGRATIONS = Path(str(resources.files("tunebench.db"))) / "migrations"
@@ -87,6 +88,7 @@ def _lock(connection: sa.Connection) -> None:
 def _create(connection: sa.Connection) -> None:
     schema.Base.metadata.create_all(connection, checkfirst=False)
     connection.exec_driver_sql(schema.ANSWER_VIEW)
+    connection.execute(sa.insert(schema.Origin).values(id=uuid.uuid4().hex))
     # As Alembic makes it, so that either may go on from here.
     connection.exec_driver_sql(
         "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
@@ -111,13 +113,91 @@ def upgrade(db: str | Path | None = None) -> tuple[str | None, str]:
     location = locate(db)
     with explained(location):
         _look(location)
-    with explained(location), _upgrading(location) as connection:
+    with explained(location), _migrating(location) as connection:
         _lock(connection)
-        before = _upgradable(connection, location)
+        before = _known_revision(connection, location)
         if before != schema.HEAD:
             _alembic(connection, "upgrade", schema.HEAD)
             _check_references(connection, location)
     return before, schema.HEAD
+
+
+def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> tuple[str, str]:
+    """Take a database back to an earlier schema, in one transaction: all of it or nothing.
+
+    This version reads it no more; `upgrade` brings it along again.
+
+    Args:
+        db: A path, a URL, or None for the default database.
+        to: The revision, one of `REVISIONS`.
+        force: Go back although something is lost for which the earlier schema has no place.
+
+    Returns:
+        The revision before and the one after.
+
+    Raises:
+        UnknownName: if there is no such revision.
+        InputError: if the database is older than that, or something would be lost and `force` is not set.
+        SchemaError: if it has a newer schema, or belongs to another program.
+        DatabaseError: if it does not exist, or cannot be opened or written.
+    """
+    if to not in schema.REVISIONS:
+        raise UnknownName("revision", to, schema.REVISIONS)
+    location = locate(db)
+    if location.path is not None and not location.path.exists():
+        raise DatabaseError(f"database {location} does not exist: nothing has been tuned into it yet")
+    with explained(location):
+        _look(location)
+    with explained(location), _migrating(location) as connection:
+        _lock(connection)
+        before = _known_revision(connection, location)
+        if before is None:
+            raise DatabaseError(f"database {location} is empty: nothing has been tuned into it yet")
+        if before < to:
+            raise InputError(
+                f"database {location} has schema {before}, older than {to}; run: tunebench db upgrade"
+            )
+        there = _amounts(connection)
+        if before != to:
+            _alembic(connection, "downgrade", to)
+            _check_references(connection, location)
+        lost = _lost(there, _amounts(connection))
+        if lost and not force:
+            raise InputError(
+                f"schema {to} has no place for {', '.join(lost)} of database {location}; it is as it was. "
+                "Export it first (tunebench db export --format jsonl), or lose it by --force"
+            )
+    return before, to
+
+
+_MADE_AGAIN = {"measurement.fastest_us", "origin.id"}
+"""Columns that an upgrade fills from others, or anew."""
+
+
+def _amounts(connection: sa.Connection) -> dict[str, int]:
+    """Return how many values each column of each table has."""
+    inspector = sa.inspect(connection)
+    found: dict[str, int] = {}
+    for name in inspector.get_table_names():
+        columns: list[sa.ColumnClause[Any]] = [
+            sa.column(column["name"]) for column in inspector.get_columns(name)
+        ]
+        counts = sa.select(*(sa.func.count(column) for column in columns)).select_from(sa.table(name))
+        amounts = connection.execute(counts).one()
+        found |= {f"{name}.{c.name}": amount for c, amount in zip(columns, amounts, strict=True)}
+    return found
+
+
+def _lost(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
+    """Return what was lost: rows of a table that is gone, or else values of a column."""
+    tables = {name.partition(".")[0] for name in after}
+    lost: dict[str, int] = {}
+    for name, amount in before.items():
+        if amount > after.get(name, 0) and name not in _MADE_AGAIN:
+            table, _, column = name.partition(".")
+            told = f"{table}.{column}" if table in tables else table
+            lost[told] = max(amount - after.get(name, 0), lost.get(told, 0))
+    return [f"{amount} {'values' if '.' in told else 'rows'} of {told}" for told, amount in lost.items()]
 
 
 def _look(location: Location) -> None:
@@ -126,12 +206,12 @@ def _look(location: Location) -> None:
         engine = create_engine(location, read_only=True)
         try:
             with engine.connect() as connection:
-                _upgradable(connection, location)
+                _known_revision(connection, location)
         finally:
             engine.dispose()
 
 
-def _upgradable(connection: sa.Connection, location: Location) -> str | None:
+def _known_revision(connection: sa.Connection, location: Location) -> str | None:
     found = _revision(connection, location)
     if found not in (None, *schema.REVISIONS):
         _refuse(found, location)
@@ -139,7 +219,7 @@ def _upgradable(connection: sa.Connection, location: Location) -> str | None:
 
 
 @contextmanager
-def _upgrading(location: Location) -> Iterator[sa.Connection]:
+def _migrating(location: Location) -> Iterator[sa.Connection]:
     # Foreign keys are not enforced meanwhile: rebuilding a table would empty those that refer to it.
     engine = create_engine(location, foreign_keys=False)
     try:

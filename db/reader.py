@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import sqlalchemy as sa
 
 from tunebench.db import schema
-from tunebench.db.engine import create_engine, explained
+from tunebench.db.engine import create_engine, decoded, explained
 from tunebench.db.location import Location
+from tunebench.db.outage import Patience, outlast
 from tunebench.db.owner import is_dead
 from tunebench.db.record import (
     RECORDED,
+    Demand,
     Entry,
     Fastest,
     Known,
@@ -33,13 +35,26 @@ from tunebench.db.record import (
 from tunebench.outcome import CacheState, Effort, Resources
 from tunebench.space import Config
 
-__all__ = ["Reader", "config_of", "device_table", "measurement_table", "of", "run_table", "trial_table"]
+__all__ = [
+    "Reader",
+    "config_of",
+    "demand_table",
+    "device_table",
+    "measurement_table",
+    "of",
+    "run_table",
+    "trial_table",
+]
 
 device_table = cast(sa.Table, schema.Device.__table__)
 run_table = cast(sa.Table, schema.Run.__table__)
 trial_table = cast(sa.Table, schema.Trial.__table__)
 measurement_table = cast(sa.Table, schema.Measurement.__table__)
+demand_table = cast(sa.Table, schema.Demand.__table__)
 _device, _run, _trial, _measurement = device_table, run_table, trial_table, measurement_table
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def of(device: str, workload: str, variant: str) -> tuple[sa.ColumnElement[bool], ...]:
@@ -52,11 +67,26 @@ def config_of(row: Mapping[Any, Any]) -> Config:
     return Config(row["config_values"])
 
 
-class Reader:
-    """The half of a `Store` that only reads."""
+def _patient(method: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenate[Reader, P], T]:
+    """Let a method that only reads wait for a database that is away, if its reader has patience."""
 
-    def __init__(self, location: Location, *, read_only: bool) -> None:
-        self.location = location
+    def outlasting(self: Reader, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return outlast(self.patience, self.location, lambda again: method(self, *args, **kwargs))
+
+    functools.update_wrapper(outlasting, method)
+    return outlasting
+
+
+class Reader:
+    """The half of a `Store` that only reads.
+
+    Attributes:
+        location: Where it is.
+        patience: How long what a tuner asks waits for a database that goes away once it is open.
+    """
+
+    def __init__(self, location: Location, *, read_only: bool, patience: Patience | None = None) -> None:
+        self.location, self.patience = location, patience
         self._engine = create_engine(location, read_only=read_only)
         self._pid = os.getpid()
 
@@ -84,9 +114,10 @@ class Reader:
 
     @contextmanager
     def _read(self) -> Iterator[sa.Connection]:
-        with explained(self.location), self._own_engine().connect() as connection:
+        with explained(self.location), decoded(self.location), self._own_engine().connect() as connection:
             yield connection
 
+    @_patient
     def known(
         self, device: str, workload: str, variant: str, *, cache: CacheState | None = None
     ) -> list[Known]:
@@ -132,6 +163,7 @@ class Reader:
                 for row in connection.execute(query).mappings()
             ]
 
+    @_patient
     def fastest(self, device: str, workload: str, variant: str) -> list[Fastest]:
         """Return the fastest sample of every run of a variant, so that today's bound can be held against it.
 
@@ -161,6 +193,7 @@ class Reader:
                 for row in connection.execute(query).mappings()
             ]
 
+    @_patient
     def places(
         self, operator: str, variants: Collection[str], *, kind: str, besides: tuple[str, str]
     ) -> list[Place]:
@@ -191,6 +224,7 @@ class Reader:
         with self._read() as connection:
             return [Place(**row) for row in connection.execute(query).mappings()]
 
+    @_patient
     def times(
         self, place: Place, *, cache: CacheState, besides: tuple[str, str]
     ) -> list[tuple[Config, float]]:
@@ -221,8 +255,9 @@ class Reader:
         )
         with self._read() as connection:
             newest = {row["config"]: row for row in connection.execute(query).mappings()}
-        return [(config_of(row), _took_us(row)) for row in newest.values()]
+            return [(config_of(row), _took_us(row)) for row in newest.values()]
 
+    @_patient
     def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:
         """Return how many trials were recorded by runs that ended before their budget was spent.
 
@@ -241,16 +276,33 @@ class Reader:
             _run.c.sampler == sampler,
             _run.c.seed == seed,
         )
-        runs = sa.select(_run).join(_device).where(*alike).order_by(_run.c.started_at.desc())
+        newest = sa.select(sa.func.max(_measurement.c.id)).where(_measurement.c.run_id == _run.c.id)
+        runs = sa.select(_run, newest.scalar_subquery().label("newest")).join(_device).where(*alike)
         with self._read() as connection:
-            since = itertools.takewhile(
-                lambda row: row["finished_at"] is None, connection.execute(runs).mappings().all()
-            )
-            ended = [row["id"] for row in since if is_dead(row["host"])]
+            found = connection.execute(runs).mappings().all()
+            finished = [row for row in found if row["finished_at"] is not None]
+            ended = [
+                row["id"]
+                for row in found
+                if row["finished_at"] is None
+                and is_dead(row["host"])
+                and not any(_followed(row, by=other) for other in finished)
+            ]
             count = sa.select(sa.func.count()).where(
                 _measurement.c.run_id.in_(ended), _measurement.c.purpose == "search"
             )
             return int(connection.execute(count).scalar_one())
+
+    def finished(self, device: str) -> set[str]:
+        """Return the workloads that a run on a device (by its key) has come to the end of."""
+        query = (
+            sa.select(_run.c.workload)
+            .join(_device)
+            .where(_device.c.key == device, _run.c.finished_at.is_not(None))
+            .distinct()
+        )
+        with self._read() as connection:
+            return set(connection.execute(query).scalars())
 
     def history(self, workload: str, device: str | None = None, variant: str | None = None) -> list[Entry]:
         """Return every measurement of a workload, oldest first.
@@ -326,30 +378,61 @@ class Reader:
         found = {entry.id: entry for entry in self._entries(_measurement.c.id.in_(ids))}
         return [found[i] for i in ids]
 
+    def demand(self, device: str) -> list[Demand]:
+        """Return what programs spent on workloads on a device (by its key), the most time first."""
+        demand = demand_table.c
+        time_us = sa.func.sum(demand.time_us).label("time_us")
+        query = (
+            sa.select(
+                demand.workload,
+                sa.cast(sa.func.sum(demand.calls), sa.BigInteger).label("calls"),
+                time_us,
+                sa.func.min(demand.first_noted_at, type_=schema.UtcTime()).label("first_noted_at"),
+                sa.func.max(demand.last_noted_at, type_=schema.UtcTime()).label("last_noted_at"),
+            )
+            .join(_device, _device.c.id == demand.device_id)
+            .where(_device.c.key == device)
+            .group_by(demand.workload)
+            .order_by(time_us.desc(), demand.workload)
+        )
+        with self._read() as connection:
+            return [Demand(**row) for row in connection.execute(query).mappings()]
+
     def answers(self) -> list[Mapping[str, Any]]:
         """Return all rows of the view `answer_v1`, from which an index is made."""
         with self._read() as connection:
             return [dict(row) for row in connection.execute(sa.select(schema.answer_v1)).mappings()]
 
-    def details(self) -> list[tuple[int, Mapping[str, Any]]]:
-        """Return what else is stored of predictions that are answers, by measurement."""
-        view = schema.answer_v1.c
-        query = (
-            sa.select(_measurement.c.id, _measurement.c.detail)
-            .join(schema.answer_v1, view.measurement_id == _measurement.c.id)
-            .where(view.kind == "predicted")
-        )
+    def said(
+        self, measurements: Sequence[int]
+    ) -> list[tuple[int, Mapping[str, Any], Mapping[str, Any] | None]]:
+        """Return of measurements what a lookup tells besides: id, details, comparisons.
+
+        Args:
+            measurements: Their ids, of `answers`: by now others may be the answers.
+        """
+        columns = (_measurement.c.id, _measurement.c.detail, _measurement.c.comparison)
+        ids = sorted(set(measurements))
+        found = []
         with self._read() as connection:
-            return [(row.id, row.detail) for row in connection.execute(query)]
+            for start in range(0, len(ids), 500):
+                chosen = _measurement.c.id.in_(ids[start : start + 500])
+                rows = connection.execute(sa.select(*columns).where(chosen))
+                found += [(row.id, row.detail, row.comparison) for row in rows]
+        return found
 
     def fingerprint(self) -> str:
-        """Return a text that changes whenever an answer may have changed."""
-        query = sa.select(
-            sa.select(sa.func.count(), sa.func.max(_measurement.c.id)).select_from(_measurement).subquery(),
-            sa.select(sa.func.count()).where(_trial.c.stale).scalar_subquery(),
-        )
+        """Return a text that changes whenever an answer may have changed.
+
+        As many trials may become stale as others cease to be, so that their number alone tells too little.
+        """
+        stale = sa.select(
+            sa.func.count(), sa.func.sum(_trial.c.id), sa.func.sum(_trial.c.id * _trial.c.id % 1000003)
+        ).where(_trial.c.stale)
+        recorded = sa.select(sa.func.count(), sa.func.max(_measurement.c.id))
         with self._read() as connection:
-            return ":".join(map(str, connection.execute(query).one()))
+            told = (*connection.execute(recorded).one(), *connection.execute(stale).one())
+        return ":".join(map(str, told))
 
     def stats(self) -> Stats:
         """Return what the database holds."""
@@ -396,6 +479,13 @@ class Reader:
         )
         with self._read() as connection:
             return [_entry(row) for row in connection.execute(query).mappings()]
+
+
+def _followed(run: Mapping[Any, Any], *, by: Mapping[Any, Any]) -> bool:
+    """Tell whether another run came later: by what they recorded if both did, since clocks are set back."""
+    if run["newest"] is not None and by["newest"] is not None:
+        return bool(by["newest"] > run["newest"])
+    return bool(by["started_at"] > run["started_at"])
 
 
 def _elsewhere(besides: tuple[str, str]) -> tuple[sa.ColumnElement[bool], ...]:

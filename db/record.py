@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,15 +11,18 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tunebench.device import Device
+from tunebench.errors import InputError
 from tunebench.outcome import CacheState, Effort, Outcome, Resources, Result, from_json, to_json
 from tunebench.recording import Fault
 from tunebench.space import Config
 
 __all__ = [
+    "MAX_FAULTS",
     "PURPOSES",
     "RECORDED",
     "Addition",
     "Batch",
+    "Demand",
     "Entry",
     "Fastest",
     "Imported",
@@ -43,6 +47,9 @@ RECORDED = "recorded:"
 """How the workload of what another tuner measured begins; no operator is called so."""
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+
+MAX_FAULTS = 1000
+"""Rows that cannot be used of which it is kept why."""
 
 
 VersusDefault = Literal["itself", "faster", "not faster"]
@@ -232,7 +239,8 @@ class Imported:
         spaces: What its rows are stored under.
         added: Rows that were not there yet.
         known: Rows that were.
-        faults: Rows that cannot be used.
+        faults: Rows that cannot be used, the first `MAX_FAULTS` of them.
+        refused: How many there are.
     """
 
     file: Path
@@ -240,6 +248,7 @@ class Imported:
     added: int
     known: int
     faults: tuple[Fault, ...]
+    refused: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +268,32 @@ class Place:
     workload: str
     variant: str
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """How much of a device's time programs spent on a workload.
+
+    Attributes:
+        workload: Canonical text.
+        calls: How often it was run.
+        time_us: How long it took, all calls together.
+        first_noted_at: When it was noted for the first time; None of what is yet to be stored.
+        last_noted_at: When it was noted last.
+
+    Raises:
+        InputError: unless there are calls and their time is a finite number.
+    """
+
+    workload: str
+    calls: int
+    time_us: float
+    first_noted_at: datetime | None = None
+    last_noted_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.calls < 1 or not 0 <= self.time_us < math.inf:
+            raise InputError(f"{self.workload}: {self.calls} calls in {self.time_us} us cannot be noted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

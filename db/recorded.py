@@ -10,21 +10,31 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tunebench import __version__
 from tunebench import device as devices
 from tunebench._host import product_name
-from tunebench.db.bulk import AddWatcher
+from tunebench.db.bulk import CHUNK, AddWatcher
 from tunebench.db.reader import Reader
-from tunebench.db.record import RECORDED, Addition, Batch, Entry, Imported, RunStart, SpaceKey, TrialKey
+from tunebench.db.record import (
+    MAX_FAULTS,
+    RECORDED,
+    Addition,
+    Batch,
+    Entry,
+    Imported,
+    RunStart,
+    SpaceKey,
+    TrialKey,
+)
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import CacheState, Measured, Predicted, Pruned, WrongResult
-from tunebench.recording import Log, Row, scan
+from tunebench.recording import Fault, Head, Log, Row, head
 from tunebench.space import Config, Value
 
 __all__ = ["Naming", "import_recording", "log_of", "names_of", "workload_of"]
@@ -88,7 +98,8 @@ def import_recording(
     """
     naming = naming or Naming()
     named = None if naming.device is None else devices.find(naming.device)
-    log, faults = scan(path)
+    found = head(path)
+    log = found.log
     try:
         if log.workload and naming.kernel is None:
             raise InputError(
@@ -103,16 +114,40 @@ def import_recording(
         origin = _origin(log, path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    additions = (Addition(key=_trial_of(row, names, space), result=row.result) for row in log.rows)
+    rows = _Rows(found, names, space)
     start = RunStart(device=device, workload=workload, sampler="import", seed=0, versions=origin)
-    added = store.add([Batch(start=start, additions=tuple(additions))], watcher)
+    added = store.add(rows.batches(start, watcher))
     return Imported(
         file=path,
         spaces=(space,),
         added=added,
-        known=len(log.rows) - added,
-        faults=faults,
+        known=rows.good - added,
+        faults=tuple(rows.faults),
+        refused=rows.refused,
     )
+
+
+class _Rows:
+    """Rows as they are read, a few at a time, and those that cannot be used."""
+
+    def __init__(self, found: Head, names: Sequence[str], space: SpaceKey) -> None:
+        self._found, self._names, self._space = found, names, space
+        self.faults: list[Fault] = []
+        self.refused = self.good = 0
+
+    def batches(self, start: RunStart, watcher: AddWatcher | None) -> Iterator[Batch]:
+        few: list[Addition] = []
+        for row in self._found.rows(watcher):
+            if isinstance(row, Fault):
+                self.refused += 1
+                self.faults += [row] if len(self.faults) < MAX_FAULTS else []
+                continue
+            self.good += 1
+            few.append(Addition(key=_trial_of(row, self._names, self._space), result=row.result))
+            if len(few) == CHUNK:
+                yield Batch(start=start, additions=tuple(few))
+                few = []
+        yield Batch(start=start, additions=tuple(few))
 
 
 def _device_of(told: str) -> Device:
@@ -150,9 +185,7 @@ def _origin(log: Log, path: Path) -> dict[str, str]:
     """Return what makes a recording of the rows again, kept with the run that brought them."""
     origin = {"tunebench": __version__, "file": ascii(path.name)[1:-1], "device_name": log.device}
     if log.values:
-        origin["values"] = json.dumps(
-            {name: log.values_of(name) for name in log.names}, separators=(",", ":")
-        )
+        origin["values"] = json.dumps(dict(log.values), separators=(",", ":"))
     return origin
 
 

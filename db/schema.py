@@ -19,14 +19,16 @@ __all__ = [
     "HEAD",
     "REVISIONS",
     "Base",
+    "Demand",
     "Device",
     "Measurement",
+    "Origin",
     "Run",
     "Trial",
     "answer_v1",
 ]
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every revision this version knows, oldest first."""
 HEAD = REVISIONS[-1]
 
@@ -197,6 +199,37 @@ class Measurement(Base):
     fastest_us: Mapped[float | None]
     versus_default: Mapped[str | None] = mapped_column(sa.String(10))
     comparison: Mapped[dict[str, Any] | None]
+
+
+class Origin(Base):
+    """What this database is called in others that it is merged into: one row, made with the tables."""
+
+    __tablename__ = "origin"
+
+    id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+
+
+class Demand(Base):
+    """How often programs ran a workload on a device, and how long it took them in all.
+
+    Each database adds to rows of its own `origin` alone, and never takes from them. Merging takes over the
+    rows of another origin, and of two with one key the greater: to merge again changes nothing.
+    """
+
+    __tablename__ = "demand"
+    __table_args__ = (
+        sa.UniqueConstraint("device_id", "workload", "origin", name="uq_demand_key"),
+        sa.CheckConstraint("calls > 0 AND time_us >= 0", name="amount"),
+    )
+
+    id: Mapped[int] = mapped_column(_BIG, primary_key=True)
+    device_id: Mapped[int] = mapped_column(sa.ForeignKey("device.id"))
+    workload: Mapped[str]
+    origin: Mapped[str] = mapped_column(sa.String(32))
+    calls: Mapped[int] = mapped_column(_BIG)
+    time_us: Mapped[float]
+    first_noted_at: Mapped[datetime]
+    last_noted_at: Mapped[datetime]
 
 
 ANSWER_VIEW = """

@@ -2,29 +2,35 @@
 
 One transaction a recorded trial: what `record` returned from is on the disk. Several tuners may use one
 database at once; a trial is theirs by a claim, which expires, so that the trials of a tuner that died are
-taken over. Expiry is a stored moment: a clock that is set back makes others wait longer for a dead tuner's
-claims and breaks nothing (times of a PostgreSQL server are its own, whatever the clients' clocks say).
+taken over; at once, if it died on this machine. Expiry is a stored moment: a clock that is set back makes
+others wait longer for a dead tuner's claims, up to a day, and breaks nothing (times of a PostgreSQL server
+are its own, whatever the clients' clocks say).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tunebench.db.bulk import AddWatcher, insert_measurements, insert_trials, unknown
+from tunebench.db import index
+from tunebench.db.bulk import CHUNK, Adding, AddWatcher, insert_measurements, insert_trials, unknown
+from tunebench.db.claim import CLAIM_S, free, release_dead, take_over, take_turns
+from tunebench.db.demand import accumulate
 from tunebench.db.engine import explained, write
 from tunebench.db.location import Location, locate
 from tunebench.db.migrate import prepare
-from tunebench.db.owner import is_dead
-from tunebench.db.reader import Reader, config_of, of
+from tunebench.db.outage import Patience, outlast
+from tunebench.db.reader import Reader
+from tunebench.db.reader import demand_table as _demand
 from tunebench.db.reader import device_table as _device
 from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import run_table as _run
@@ -32,34 +38,39 @@ from tunebench.db.reader import trial_table as _trial
 from tunebench.db.record import (
     Addition,
     Batch,
+    Demand,
     Purpose,
     RunStart,
     RunSummary,
+    SpaceKey,
     TrialKey,
     Verdict,
     columns_of,
     verdict_columns,
 )
+from tunebench.db.staleness import Stored, changes, mark, set_stale, stored
 from tunebench.device import Device
-from tunebench.errors import ConfigError, DatabaseError, InputError
+from tunebench.errors import DatabaseError, InputError
 from tunebench.outcome import Result
 from tunebench.space import Config
 
 __all__ = ["CLAIM_S", "Store", "open_store"]
 
-CLAIM_S = 600.0
-"""How long a claim lasts unless it is renewed: longer than any one trial should take."""
-
 _KEY = ("device_id", "workload", "variant", "config", "revision")
 
+T = TypeVar("T")
 
-def open_store(db: str | Path | None = None, *, read_only: bool = False) -> Store:
+
+def open_store(
+    db: str | Path | None = None, *, read_only: bool = False, patience: Patience | None = None
+) -> Store:
     """Open a database; a fresh one is made if there is none.
 
     Args:
         db: A path, an SQLAlchemy URL (SQLite or PostgreSQL), or None: what `TUNEBENCH_DB` says, else the
             file in the user's data folder.
         read_only: Write nothing, not even beside the file; there must be a database.
+        patience: How long a tuner waits for a database that goes away once it is open.
 
     Raises:
         InputError: if `db` names no file and no supported server.
@@ -70,7 +81,7 @@ def open_store(db: str | Path | None = None, *, read_only: bool = False) -> Stor
     location = locate(db)
     if read_only and location.path is not None and not location.path.exists():
         raise DatabaseError(f"database {location} does not exist: nothing has been tuned into it yet")
-    return Store(location, read_only=read_only)
+    return Store(location, read_only=read_only, patience=patience)
 
 
 class Store(Reader):
@@ -81,6 +92,7 @@ class Store(Reader):
 
     Attributes:
         location: Where it is.
+        patience: How long claiming, recording, and what a tuner asks wait for it, once it is open.
     """
 
     def __init__(
@@ -88,15 +100,17 @@ class Store(Reader):
         location: Location,
         *,
         read_only: bool = False,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        super().__init__(location, read_only=read_only)
-        self._clock = clock
+        super().__init__(location, read_only=read_only, patience=patience)
+        self._clock = clock or (_today if location.url is None else _since_start)
         self._clock_is_behind = timedelta()
         self._device_ids: dict[str, int] = {}
         try:
             with explained(location):
                 prepare(self._engine, location, read_only=read_only)
+                self._engine.dispose()  # a file that was fresh has its tables now, and is opened as such
                 self._compare_clocks()
         except BaseException:
             self.close()
@@ -110,27 +124,34 @@ class Store(Reader):
         Returns:
             The run's id, for `record` and `finish_run`.
         """
-        with self._write() as connection:
+        run_id = uuid.uuid4().hex
+
+        def begin(connection: sa.Connection, again: bool) -> int:
             device_id = self._describe(connection, start.device)
-            run_id = self._begin(connection, device_id, start)
-            _release_dead(connection)
-        self._device_ids[start.device.key] = device_id
+            if not (again and _is_begun(connection, run_id)):
+                self._begin(connection, device_id, start, run_id)
+            release_dead(connection)
+            return device_id
+
+        self._device_ids[start.device.key] = self._lasting(begin)
         return run_id
 
     def finish_run(self, run_id: str, summary: RunSummary) -> None:
         """Store that a run ended, and its summary; a run that was killed has none."""
-        with self._write() as connection:
+
+        def finish(connection: sa.Connection, again: bool) -> None:
+            figures = {
+                "masked": summary.masked,
+                "cached": summary.cached,
+                "wall_s": summary.wall_s,
+                "overhead_s": summary.overhead_s,
+                **dataclasses.asdict(summary.effort),
+            }
             connection.execute(
-                _run.update().where(_run.c.id == run_id),
-                {
-                    "finished_at": self._now(),
-                    "masked": summary.masked,
-                    "cached": summary.cached,
-                    "wall_s": summary.wall_s,
-                    "overhead_s": summary.overhead_s,
-                    **dataclasses.asdict(summary.effort),
-                },
+                _run.update().where(_run.c.id == run_id), {"finished_at": self._now(), **figures}
             )
+
+        self._lasting(finish)
 
     # -- claims -----------------------------------------------------------------------------------
 
@@ -143,19 +164,25 @@ class Store(Reader):
             ttl_s: Seconds until another tuner may take it over.
 
         Returns:
-            Whether `owner` now has it: False if it is done, or another's claim has not expired.
+            Whether `owner` now has it: False if it is done, or another's claim has not expired and its
+            process has not ended, as far as this machine can tell.
         """
-        now = self._now()
-        claim = {"claim_owner": owner, "claim_expires_at": now + timedelta(seconds=ttl_s)}
-        with self._write() as connection:
-            insert = self._insert(_trial).values(**self._columns(connection, key), state="claimed", **claim)
+
+        def take(connection: sa.Connection, again: bool) -> bool:
+            now = self._now()
+            claim = {"claim_owner": owner, "claim_expires_at": now + timedelta(seconds=ttl_s)}
+            columns = self._columns(connection, key)
+            insert = self._insert(_trial).values(**columns, state="claimed", **claim)
             insert = insert.on_conflict_do_update(
                 index_elements=_KEY,
                 set_=claim,
-                where=(_trial.c.state == "claimed")
-                & ((_trial.c.claim_expires_at <= now) | (_trial.c.claim_owner == owner)),
+                where=free(owner, now),
             )
-            return connection.execute(insert.returning(_trial.c.id)).first() is not None
+            if connection.execute(insert.returning(_trial.c.id)).first() is not None:
+                return True
+            return take_over(connection, [_trial.c[name] == columns[name] for name in _KEY], claim)
+
+        return self._lasting(take)
 
     def release(self, key: TrialKey, owner: str) -> None:
         """Give a trial back that was claimed and not measured; nothing happens if `owner` has it no more."""
@@ -197,32 +224,49 @@ class Store(Reader):
         Returns:
             The measurement's id; ids ascend.
         """
-        done = {"state": "done", "claim_owner": None, "claim_expires_at": None, "stale": False}
-        with self._write() as connection:
-            columns = self._columns(connection, key)
-            insert = self._insert(_trial).values(**columns | done)
-            insert = insert.on_conflict_do_update(index_elements=_KEY, set_=done)
-            trial_id = connection.execute(insert.returning(_trial.c.id)).scalar_one()
-            connection.execute(
-                _trial.update()
-                .where(
-                    *(_trial.c[name] == columns[name] for name in _KEY[:-1]),
-                    _trial.c.revision != key.revision,
-                )
-                .values(stale=True)
-            )
-            row = {
-                "trial_id": trial_id,
-                "run_id": run_id,
-                "purpose": purpose,
-                "bound_us": bound_us,
-                "seed": seed,
-                "recorded_at": self._now(),
-                **verdict_columns(verdict),
-                **columns_of(result),
-            }
-            stored = connection.execute(_measurement.insert().returning(_measurement.c.id), row)
-            return int(stored.scalar_one())
+        addition = Addition(
+            key=key,
+            result=result,
+            purpose=purpose,
+            bound_us=bound_us,
+            seed=seed,
+            verdict=verdict or Verdict(),
+        )
+        return self.record_together([addition], run_id=run_id)[0]
+
+    def record_together(self, additions: Sequence[Addition], *, run_id: str | None = None) -> list[int]:
+        """Store measurements that say something only together, each as `record` does: all of them or none.
+
+        Args:
+            additions: What to store, now: their `recorded_at` is not looked at.
+            run_id: The run they belong to.
+
+        Returns:
+            Their ids.
+        """
+        told = [columns_of(each.result) for each in additions]  # before anybody has to wait for us
+        moment: datetime | None = None
+
+        def store(connection: sa.Connection, again: bool) -> list[int]:
+            nonlocal moment
+            moment = moment or self._now()
+            take_turns(connection, additions)
+            ids = []
+            for addition, columns in zip(additions, told, strict=True):
+                row = {
+                    "trial_id": self._end(connection, addition.key),
+                    "run_id": run_id,
+                    "purpose": addition.purpose,
+                    "bound_us": addition.bound_us,
+                    "seed": addition.seed,
+                    "recorded_at": moment,
+                    **verdict_columns(addition.verdict),
+                    **columns,
+                }
+                ids.append((_recorded(connection, row) if again else None) or _insert(connection, row))
+            return ids
+
+        return self._lasting(store)
 
     def recheck(self, device: str, workload: str, variant: str, revision: Callable[[Config], str]) -> int:
         """Mark the trials whose source has changed since as stale, and the others as standing.
@@ -238,59 +282,105 @@ class Store(Reader):
         Returns:
             How many of them are stale now.
         """
-        columns = (_trial.c.id, _trial.c.config_values, _trial.c.revision, _trial.c.stale)
-        query = sa.select(*columns).join(_device).where(*of(device, workload, variant))
-        with self._read() as connection:
-            rows = connection.execute(query).mappings().all()
-        count = 0
-        changed: dict[bool, list[int]] = {True: [], False: []}
-        for row in rows:
-            stale = _current(revision, config_of(row)) != row["revision"]
-            count += stale
-            if stale != row["stale"]:
-                changed[stale].append(row["id"])
-        with self._write() as connection:
-            for stale, ids in changed.items():
-                for start in range(0, len(ids), 500):  # of at most 32766 variables in a statement of SQLite
-                    chosen = _trial.c.id.in_(ids[start : start + 500])
-                    connection.execute(_trial.update().where(chosen).values(stale=stale))
+        space = SpaceKey(device=device, workload=workload, variant=variant)
+
+        def look(again: bool) -> list[Stored]:
+            with self._read() as connection:
+                return stored(connection, device, space)
+
+        changed, count = changes(outlast(self.patience, self.location, look), revision)
+        if any(changed.values()):
+            self._lasting(lambda connection, again: mark(connection, changed))
         return count
 
-    def add(self, batches: Iterable[Batch], watcher: AddWatcher | None = None) -> int:
+    def add(
+        self, batches: Iterable[Batch], watcher: AddWatcher | None = None, *, recheck: bool = False
+    ) -> int:
         """Store many measurements that were made elsewhere: all of them, or none if it is interrupted.
 
         A measurement that its trial has already (of the same purpose, with the same outcome, times and
-        samples) is left out, so that adding the same ones again adds nothing.
+        samples) is left out, so that adding the same ones again adds nothing. Batches may be made as they are
+        asked for; those that begin with the same run are stored under one.
 
         Args:
             batches: What to store.
-            watcher: Is told how many are stored, and of how many.
+            watcher: Is told how many of a batch are stored, and of how many.
+            recheck: Mark what is not of the installed variants' sources as stale.
 
         Returns:
             How many were not there yet.
         """
-        count = 0
+        watcher = watcher or (lambda done, total: None)
         with self._write() as connection:
+            adding = Adding()
             for batch in batches:
                 # A device that is there stays as it is described; others who add to it wait here.
                 device_id = self._describe(connection, batch.start.device, again=False)
-                fresh = unknown(connection, device_id, batch.additions)
-                if fresh:
-                    run_id = self._begin(connection, device_id, batch.start)
-                    trial_ids = insert_trials(connection, self._insert(_trial), device_id, fresh)
-                    rows = [self._row(each, trial_ids[each.key], run_id) for each in fresh]
-                    insert_measurements(connection, rows, watcher or (lambda done, total: None))
-                    finished = {"finished_at": self._now()}
-                    connection.execute(_run.update().where(_run.c.id == run_id), finished)
-                    count += len(fresh)
-        return count
+                watcher(0, len(batch.additions))
+                for start in range(0, len(batch.additions), CHUNK):
+                    few = batch.additions[start : start + CHUNK]
+                    self._add(connection, device_id, batch.start, few, adding)
+                    watcher(start + len(few), len(batch.additions))
+            for run_id in adding.run_ids:
+                finished = {"finished_at": self._now()}
+                connection.execute(_run.update().where(_run.c.id == run_id), finished)
+            for space, (device_id, device) in adding.spaces.items() if recheck else ():
+                set_stale(connection, device_id, space, device)
+            return adding.count
+
+    def _add(
+        self,
+        connection: sa.Connection,
+        device_id: int,
+        start: RunStart,
+        additions: Sequence[Addition],
+        adding: Adding,
+    ) -> None:
+        fresh = unknown(connection, device_id, additions, self._now(), adding.run_ids)
+        if not fresh:
+            return
+        run_id = adding.run_of(start) or adding.begun(
+            start, self._begin(connection, device_id, start, uuid.uuid4().hex)
+        )
+        trial_ids = insert_trials(connection, self._insert(_trial), device_id, fresh)
+        insert_measurements(connection, [self._row(each, trial_ids[each.key], run_id) for each in fresh])
+        adding.count += len(fresh)
+        on = (device_id, start.device)
+        adding.spaces.update(dict.fromkeys((each.key.space for each in fresh), on))
+
+    def add_demand(self, device: Device, demands: Iterable[Demand]) -> None:
+        """Add to what programs spent on workloads; many may add at once.
+
+        Args:
+            device: Where they ran; it is described if it is not there yet.
+            demands: What was spent since it was last told, a workload each.
+        """
+        with self._write() as connection:
+            # Others who add to the device wait at its row, so no two can wait for each other.
+            device_id = self._describe(connection, device, again=False)
+            accumulate(connection, self._insert(_demand), device_id, demands, self._now())
 
     # -- within a transaction ---------------------------------------------------------------------
 
     @contextmanager
     def _write(self) -> Iterator[sa.Connection]:
-        with explained(self.location), write(self._own_engine()) as connection:
-            yield connection
+        try:
+            with explained(self.location), write(self._own_engine()) as connection:
+                yield connection
+        finally:
+            index.changed()
+
+    def _lasting(self, work: Callable[[sa.Connection, bool], T]) -> T:
+        """Do work in a transaction that writes; `Patience` waits for a database that is away meanwhile.
+
+        The work is told whether an earlier attempt may have been committed all the same.
+        """
+
+        def attempt(again: bool) -> T:
+            with self._write() as connection:
+                return work(connection, again)
+
+        return outlast(self.patience, self.location, attempt)
 
     def _now(self) -> datetime:
         return self._clock() + self._clock_is_behind
@@ -335,8 +425,7 @@ class Store(Reader):
         insert = insert.on_conflict_do_update(index_elements=["key"], set_=changes)
         return int(connection.execute(insert.returning(_device.c.id)).scalar_one())
 
-    def _begin(self, connection: sa.Connection, device_id: int, start: RunStart) -> str:
-        run_id = uuid.uuid4().hex
+    def _begin(self, connection: sa.Connection, device_id: int, start: RunStart, run_id: str) -> str:
         row = {
             "id": run_id,
             "device_id": device_id,
@@ -349,6 +438,17 @@ class Store(Reader):
         }
         connection.execute(_run.insert(), row)
         return run_id
+
+    def _end(self, connection: sa.Connection, key: TrialKey) -> int:
+        """Mark a trial as done and its other revisions as stale, and return its id."""
+        done = {"state": "done", "claim_owner": None, "claim_expires_at": None, "stale": False}
+        columns = self._columns(connection, key)
+        insert = self._insert(_trial).values(**columns | done)
+        insert = insert.on_conflict_do_update(index_elements=_KEY, set_=done)
+        trial_id = int(connection.execute(insert.returning(_trial.c.id)).scalar_one())
+        others = (*(_trial.c[name] == columns[name] for name in _KEY[:-1]), _trial.c.revision != key.revision)
+        connection.execute(_trial.update().where(*others).values(stale=True))
+        return trial_id
 
     def _identity(self, connection: sa.Connection, key: TrialKey) -> dict[str, Any]:
         """Return the columns that make a trial unique.
@@ -375,16 +475,27 @@ class Store(Reader):
         return {**self._identity(connection, key), "config_values": dict(key.config), "stale": False}
 
 
-def _current(revision: Callable[[Config], str], config: Config) -> str | None:
-    try:
-        return revision(config)
-    except ConfigError:
-        return None
+def _today() -> datetime:
+    return datetime.now(UTC)
 
 
-def _release_dead(connection: sa.Connection) -> None:
-    """Drop the claims of processes of this host that ended without releasing them."""
-    owners = sa.select(_trial.c.claim_owner).where(_trial.c.state == "claimed").distinct()
-    dead = [owner for owner in connection.execute(owners).scalars() if is_dead(owner)]
-    if dead:
-        connection.execute(_trial.delete().where(_trial.c.state == "claimed", _trial.c.claim_owner.in_(dead)))
+def _since_start() -> datetime:
+    """Tell time by a clock that nobody sets: how far it is behind a server's stays the same."""
+    steady = getattr(time, "CLOCK_BOOTTIME", None)  # goes on while the machine sleeps
+    seconds = time.monotonic() if steady is None else time.clock_gettime(steady)
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _insert(connection: sa.Connection, row: Mapping[str, Any]) -> int:
+    return int(connection.execute(_measurement.insert().returning(_measurement.c.id), dict(row)).scalar_one())
+
+
+def _recorded(connection: sa.Connection, row: Mapping[str, Any]) -> int | None:
+    """Return the id of a measurement if it was stored though nobody was told."""
+    names = ("trial_id", "purpose", "recorded_at")
+    query = sa.select(_measurement.c.id).where(*(_measurement.c[name] == row[name] for name in names))
+    return connection.execute(query).scalar()
+
+
+def _is_begun(connection: sa.Connection, run_id: str) -> bool:
+    return connection.execute(sa.select(_run.c.id).where(_run.c.id == run_id)).first() is not None

@@ -21,10 +21,13 @@ from tunebench.variant import Variant
 from tunebench.workload import Workload
 from tunebench.workloads import register as register_operator
 
-__all__ = ["ENTRY_POINTS", "include", "load_file", "loaded_files", "variant", "variants"]
+__all__ = ["ENTRY_POINTS", "include", "load_file", "loaded_files", "module_name", "variant", "variants"]
 
 ENTRY_POINTS = "tunebench.variants"
 """Entry-point group under which a package offers modules that define `VARIANT`."""
+
+_USER = "tunebench_user_"
+"""Begins the names of modules that users' files are loaded as."""
 
 _loaded: dict[str, Variant[Any]] = {}
 _files: list[str] = []
@@ -98,7 +101,7 @@ def load_file(path: str | Path) -> Variant[Any]:
         InputError: if it cannot be imported or defines no `VARIANT`.
     """
     file = Path(path).resolve()
-    name = f"tunebench_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    name = module_name(file)
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None or not file.is_file():
@@ -118,6 +121,17 @@ def load_file(path: str | Path) -> Variant[Any]:
             raise InputError(f"variant file {path}: {type(error).__name__}: {error}") from error
     loaded: Variant[Any] = sys.modules[name].VARIANT
     return loaded
+
+
+def module_name(path: str | Path) -> str:
+    """Return the name that a user's file is loaded by, which objects of it travel under.
+
+    A copy on another machine, whose file has that name, is loaded by the same.
+    """
+    file = Path(path).resolve()
+    if file.stem.startswith(_USER):
+        return file.stem
+    return f"{_USER}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
 
 
 def loaded_files() -> tuple[str, ...]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.expression import Apply, Name, Node, Number, names, steps
-from tunebench.workloads.operators.elementwise import Elementwise
+from tunebench.workloads.operators._chain import Chain
 
 __all__ = ["Spelling", "compiled", "least_operations", "lines", "variable"]
 
 LONGEST = 4096
-"""Elements of a line that rows are joined to where no vector tells them apart."""
+"""Elements of a line that rows are joined to where nothing tells them apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +68,19 @@ def compiled(source: str, function: str, scope: dict[str, Any]) -> Callable[...,
     return made
 
 
-def lines(workload: Elementwise) -> tuple[int, int]:
+def lines(workload: Chain) -> tuple[int, int]:
     """Return rows and columns as a kernel sees them.
 
-    Without vectors a matrix is but one long line: rows are joined, two by two, until lines are long enough
-    for many threads, and a multiple of an access.
+    Without vectors and columns a matrix is but one long line: rows are joined, two by two, until lines are
+    long enough for many threads, and a multiple of an access.
     """
     rows, cols = workload.rows, workload.cols
-    while not workload.vectors and rows % 2 == 0 and cols < LONGEST:
+    while not workload.vectors and not workload.columns and rows % 2 == 0 and cols < LONGEST:
         rows, cols = rows // 2, cols * 2
     return rows, cols
 
 
-def least_operations(workload: Elementwise) -> tuple[float, dict[str, int]]:
+def least_operations(workload: Chain) -> tuple[float, dict[str, int]]:
     """Return what must be executed for each element at least: multiply-adds, and functions by name.
 
     One instruction may be a product and a sum. What depends on no element may be computed once for many, what

@@ -13,10 +13,12 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
+from tunebench.kernels import _cuda_chain
 from tunebench.kernels._cuda import ctype
 from tunebench.space import Parameter
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "choices",
     "epilogue",
     "epilogue_tensors",
+    "injected",
     "launches",
     "limits",
     "order_matters",
@@ -279,7 +282,24 @@ def tiles(workload: Conv2d, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
 def epilogue(workload: Conv2d, split: int) -> str:
     """Return the C++ type of what the product does to its sums: nothing if these are parts."""
     flags = (workload.has_scale, workload.has_bias, workload.has_residual, workload.has_relu)
-    return f"Epilogue<{', '.join(str(flag and split == 1).lower() for flag in flags)}>"
+    named = f"Epilogue<{', '.join(str(flag and split == 1).lower() for flag in flags)}>"
+    return named if workload.act == IDENTITY or split > 1 else f"Activated<{named}>"
+
+
+# What `epilogue` calls an epilogue that ends in an expression. Needs _conv.cuh.
+_ACTIVATED = f"""
+template <class E>
+struct Activated : E {{
+  static __device__ __forceinline__ float apply(float sum, float scale, float bias, float residual) {{
+    return {_cuda_chain.INJECTED}()(E::apply(sum, scale, bias, residual));
+  }}
+}};
+"""
+
+
+def injected(workload: Conv2d) -> str:
+    """Return the text of an activation that is an expression; none where there is none."""
+    return "" if workload.act == IDENTITY else _cuda_chain.injected(workload.act) + _ACTIVATED
 
 
 def epilogue_tensors(workload: Conv2d) -> tuple[str, str, str]:

@@ -9,11 +9,12 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
+from tunebench.kernels import _cuda_chain
 from tunebench.kernels._cuda import ctype
 from tunebench.space import Config, Table
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
-from tunebench.workloads.operators._activation import Activation
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "divided_launches",
     "division",
     "fits",
+    "injected",
     "parts_are_few",
     "problem",
     "scratch",
@@ -47,7 +49,7 @@ MAX_BLOCKS = 2**31 - 1
 AFFORDABLE_FMA = 10_000_000
 """Multiply-adds that emulation does in a fraction of a second."""
 
-ACTIVATIONS: dict[Activation, str] = {
+ACTIVATIONS: dict[str, str] = {
     "none": "Identity",
     "relu": "Relu",
     "gelu": "Gelu",
@@ -72,12 +74,17 @@ def problem(workload: Gemm) -> dict[str, str | bool | int]:
     return {
         "In": ctype(workload.dtype),
         "Out": ctype(workload.out),
-        "Activation": ACTIVATIONS[workload.activation],
+        "Activation": ACTIVATIONS.get(workload.activation, _cuda_chain.INJECTED),
         "HAS_BIAS": workload.has_bias,
         "HAS_RESIDUAL": workload.has_residual,
         "A_K_CONTIGUOUS": workload.trans[0] == "n",
         "B_K_CONTIGUOUS": workload.trans[1] == "t",
     }
+
+
+def injected(workload: Gemm) -> str:
+    """Return the text of an activation that is an expression; none of one that `_epilogue.cuh` has."""
+    return "" if workload.act == IDENTITY else _cuda_chain.injected(workload.act)
 
 
 def arguments(workload: Gemm, group_m: int) -> tuple[str | Scalar, ...]:

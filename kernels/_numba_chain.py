@@ -1,4 +1,4 @@
-"""Functions of elementwise expressions on the CPU, in f32: by polynomials, which vectorise, or by libm."""
+"""Expressions for Numba, in f32; their functions on the CPU by polynomials, which vectorise, or by libm."""
 
 from __future__ import annotations
 
@@ -6,12 +6,77 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from tunebench.expression import parse, steps
+from tunebench.kernels._chain import Spelling, compiled
 from tunebench.kernels._numba_cpu import exp2, inlined
-from tunebench.kernels._numba_epilogue import activation
+from tunebench.kernels._numba_epilogue import activation as named
+from tunebench.kernels._numba_epilogue import erf
+from tunebench.workloads.operators._activation import STEPS
+from tunebench.workloads.operators._chain import Chain
 
-__all__ = ["by_libm", "by_polynomials"]
+__all__ = [
+    "CUDA_SPELLING",
+    "SPELLING",
+    "TWO_FORMS",
+    "by_libm",
+    "by_polynomials",
+    "has_two_forms",
+    "in_cuda",
+    "on_cpu",
+]
 
 Functions = dict[str, Callable[..., Any]]
+
+TWO_FORMS = ("erf", "exp", "gelu", "log", "sigmoid", "silu", "tanh")
+"""Functions that may be polynomials or calls."""
+
+_ALIKE = {
+    "neg": "-{0}",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "abs": "abs({0})",
+    "step": "(f32(1) if {0} > f32(0) else f32(0))",
+    "square": "{0} * {0}",
+}
+"""What is spelled alike for processors and for GPUs."""
+
+SPELLING = Spelling(
+    assign="        {0} = {1}",
+    number="f32({0})",
+    operations={
+        **_ALIKE,
+        # Written so that a NaN stays one, and comparisons become selections.
+        "max": "{1} if {0} < {1} else {0}",
+        "min": "{1} if {1} < {0} else {0}",
+        "relu": "f32(0) if {0} < f32(0) else {0}",
+        "sqrt": "np.sqrt({0})",
+        "rsqrt": "f32(1) / np.sqrt({0})",
+        **{name: f"{name}({{0}})" for name in TWO_FORMS},
+    },
+)
+
+CUDA_SPELLING = Spelling(
+    assign="{0} = {1}",
+    number="f32({0})",
+    operations={
+        **_ALIKE,
+        "max": "max({0}, {1})",
+        "min": "min({0}, {1})",
+        "relu": "max({0}, f32(0))",
+        **{name: f"f32(math.{name}({{0}}))" for name in ("erf", "exp", "log", "sqrt", "tanh")},
+        "rsqrt": "f32(1) / f32(math.sqrt({0}))",
+        "gelu": "f32(0.5) * {0} * (f32(1) + f32(math.erf({0} * f32(0.7071067811865476))))",
+        "sigmoid": "f32(1) / (f32(1) + f32(math.exp(-{0})))",
+        "silu": "{0} / (f32(1) + f32(math.exp(-{0})))",
+    },
+)
+
+
+def has_two_forms(workload: Chain) -> bool:
+    """Tell whether an expression has one of `TWO_FORMS`."""
+    return any(step.operation in TWO_FORMS for step in steps(workload.tree))
 
 
 def by_libm() -> Functions:
@@ -19,6 +84,10 @@ def by_libm() -> Functions:
     import numpy as np
 
     one, half, root = np.float32(1), np.float32(0.5), np.float32(math.sqrt(0.5))
+
+    @inlined
+    def erf(x: Any) -> Any:
+        return np.float32(math.erf(x))
 
     @inlined
     def exp(x: Any) -> Any:
@@ -44,7 +113,15 @@ def by_libm() -> Functions:
     def tanh(x: Any) -> Any:
         return np.tanh(x)
 
-    return {"exp": exp, "gelu": gelu, "log": log, "sigmoid": sigmoid, "silu": silu, "tanh": tanh}
+    return {
+        "erf": erf,
+        "exp": exp,
+        "gelu": gelu,
+        "log": log,
+        "sigmoid": sigmoid,
+        "silu": silu,
+        "tanh": tanh,
+    }
 
 
 def by_polynomials() -> Functions:
@@ -61,10 +138,11 @@ def by_polynomials() -> Functions:
         return power((highest if t > highest else t) - one) * two
 
     return {
+        "erf": erf(),
         "exp": exp,
         "log": _log(),
         "tanh": _tanh(),
-        **{name: activation(name) for name in ("gelu", "sigmoid", "silu")},
+        **{name: named(name) for name in ("gelu", "sigmoid", "silu")},
     }
 
 
@@ -119,3 +197,29 @@ def _tanh() -> Callable[..., Any]:
         return series if abs(x) < edge else (-far if x < zero else far)
 
     return tanh
+
+
+# -- an expression in x as a function ------------------------------------------------------------------------
+
+
+def on_cpu(activation: str) -> Callable[[Any], Any]:
+    """Return the inlined function of an f32 on the CPU that has this name, or is this expression in x."""
+    import numpy as np
+
+    if activation in STEPS:
+        return named(activation)  # type: ignore[arg-type]  # one of the names
+    return _function(activation, SPELLING, {"np": np, **by_polynomials()})
+
+
+def in_cuda(expression: str) -> Callable[[Any], Any]:
+    """Return the same for kernels of Numba-CUDA: inlined before they are compiled: no driver is asked."""
+    return _function(expression, CUDA_SPELLING, {"math": math})
+
+
+def _function(expression: str, spelling: Spelling, scope: dict[str, Any]) -> Callable[[Any], Any]:
+    import numpy as np
+
+    assignments, result = spelling.write(parse(expression))
+    lines = [f"    {line.strip()}" for line in (*assignments, f"return f32({result})")]
+    source = "\n".join(["def activation(in_x):", *lines, ""])
+    return inlined(compiled(source, "activation", {"__name__": __name__, "f32": np.float32, **scope}))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tunebench.kernels._numba_chain import on_cpu
 from tunebench.kernels._numba_cpu import inlined, load, store
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = ["depthwise_limit", "epilogue_tensors", "finisher"]
@@ -43,6 +45,7 @@ def finisher(workload: Conv2d) -> Callable[..., Any]:
     read, rounded, zero = load(stored), store(stored), np.float32(0)
     has_scale, has_bias = workload.has_scale, workload.has_bias
     has_residual, has_relu = workload.has_residual, workload.has_relu
+    activate = on_cpu("none" if workload.act == IDENTITY else workload.act)
 
     @inlined
     def finish(operands: Any, total: Any, channel: int, place: int) -> None:
@@ -54,6 +57,6 @@ def finisher(workload: Conv2d) -> Callable[..., Any]:
             total += read(operands[0][4][place])
         if has_relu:
             total = max(total, zero)
-        operands[1][place] = rounded(total)
+        operands[1][place] = rounded(activate(total))
 
     return finish

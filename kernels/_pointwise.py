@@ -22,6 +22,7 @@ from tunebench.device import Device
 from tunebench.space import Config, Constraint, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, TensorMap, Tiling
 from tunebench.workload import Tensor
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -52,6 +53,7 @@ def gemm_of(workload: Conv2d) -> Gemm:
         dtype=workload.dtype,
         trans=_TRANS[workload.direction],  # type: ignore[arg-type]
         epilogue=workload.epilogue,  # type: ignore[arg-type]
+        act=workload.act,
     )
 
 
@@ -97,6 +99,8 @@ class Pointwise(CudaVariant[Conv2d]):
             return f"{self.key} does 1 x 1 filters with stride=1, pad=0, groups=1, layout=nhwc"
         if w.epilogue not in Gemm.choices("epilogue"):
             return f"{self.key} has gemm's epilogues, which {w.epilogue} is none of"
+        if w.act != IDENTITY and w.has_residual:
+            return f"{self.key} adds a residual behind act={w.act}, as gemm does"
         if w.n * w.h * w.w >= 2**31:
             return f"{self.key} does fewer than 2**31 pixels"
         reason = self.product.limits(gemm_of(w), device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,27 +19,37 @@ _databases = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let those who have the time hold more configurations against what they execute."""
+    """Let those who have the time run more of what the suite has a part of."""
     parser.addoption(
         "--configs",
         type=int,
-        default=3,
-        help="configurations of each CUDA C++ variant that test_costs.py counts",
+        default=2,
+        help="configurations of each CUDA C++ variant that are emulated and counted",
+    )
+    parser.addoption(
+        "--every-sample",
+        action="store_true",
+        help="run every sample that PyTorch has of the operators in test_torch.py",
     )
 
 
-@pytest.fixture(scope="session")
-def _places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("places")
+@pytest.fixture(scope="session", autouse=True)
+def _own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep tests, and the processes they and their fixtures start, away from the user's files."""
+    places = tmp_path_factory.mktemp("places")
+    base = tmp_path_factory.getbasetemp()  # of one process, in the folder of all that share the tests
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNEBENCH_DB", str(places / "fixtures.db"))
+        patch.setenv("TUNEBENCH_CACHE", str(shared / "cache"))
+        patch.delenv("TUNEBENCH_DEBUG", raising=False)
+        patch.delenv("COLUMNS", raising=False)  # processes that share the tests have one
+        yield places
 
 
 @pytest.fixture(autouse=True)
-def _own_places(_places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep tests, and the processes they start, away from the user's own database and cache."""
-    monkeypatch.setenv("TUNEBENCH_DB", str(_places / f"{next(_databases)}.db"))
-    monkeypatch.setenv("TUNEBENCH_CACHE", str(_places / "cache"))
-    monkeypatch.delenv("TUNEBENCH_DEBUG", raising=False)
-    monkeypatch.delenv("COLUMNS", raising=False)  # processes that share the tests have one
+def _own_database(_own_places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEBENCH_DB", str(_own_places / f"{next(_databases)}.db"))
 
 
 @pytest.fixture

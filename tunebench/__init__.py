@@ -13,47 +13,71 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tunebench.answer import Answer, lookup
+    from tunebench.answer import Answer, Unmeasured, lookup
     from tunebench.device import Device
     from tunebench.errors import LookupMiss, TunebenchError
     from tunebench.explanation import Explanation, explain
     from tunebench.forecast import Prediction, predict, predict_all
-    from tunebench.tuning import Plan, Report, tune
+    from tunebench.tuning import (
+        DemandReport,
+        Plan,
+        Report,
+        SuiteReport,
+        family,
+        tune,
+        tune_all,
+        tune_recorded,
+        tune_suite,
+    )
     from tunebench.workloads import parse
 
 __all__ = [
     "Answer",
+    "DemandReport",
     "Device",
     "Explanation",
     "LookupMiss",
     "Plan",
     "Prediction",
     "Report",
+    "SuiteReport",
     "TunebenchError",
+    "Unmeasured",
     "__version__",
     "explain",
+    "family",
     "lookup",
     "parse",
     "predict",
     "predict_all",
     "tune",
+    "tune_all",
+    "tune_recorded",
+    "tune_suite",
 ]
 
 _HOME = {
     "Answer": "tunebench.answer",
+    "DemandReport": "tunebench.tuning",
     "Device": "tunebench.device",
     "Explanation": "tunebench.explanation",
     "LookupMiss": "tunebench.errors",
     "Plan": "tunebench.tuning",
     "Prediction": "tunebench.forecast",
     "Report": "tunebench.tuning",
+    "SuiteReport": "tunebench.tuning",
     "TunebenchError": "tunebench.errors",
+    "Unmeasured": "tunebench.answer",
     "explain": "tunebench.explanation",
+    "family": "tunebench.tuning",
     "lookup": "tunebench.answer",
     "parse": "tunebench.workloads",
     "predict": "tunebench.forecast",
     "predict_all": "tunebench.forecast",
     "tune": "tunebench.tuning",
+    "tune_all": "tunebench.tuning",
+    "tune_recorded": "tunebench.tuning",
+    "tune_suite": "tunebench.tuning",
 }
 
 

@@ -45,8 +45,8 @@ def cxx() -> str | None:
 
 
 def database() -> str | None:
-    """Return the database that stands for `--db` where that is not given, or None."""
-    return _text("TUNEBENCH_DB")
+    """Return the database that stands for `--db` where that is not given, or None; every lookup asks."""
+    return os.environ.get("TUNEBENCH_DB") or None
 
 
 def debug() -> bool:

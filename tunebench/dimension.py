@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from tunebench import expression
 from tunebench.errors import InputError, UnknownName
+from tunebench.expression import LARGEST, SMALLEST
 
 __all__ = [
     "MAX_SIZE",
@@ -22,6 +23,7 @@ __all__ = [
     "Kind",
     "Name",
     "Names",
+    "Positive",
     "Size",
     "checked",
     "defaults_to",
@@ -46,6 +48,8 @@ Size = Annotated[int, AtLeast(1)]
 """An extent: 1 or more."""
 Count = Annotated[int, AtLeast(0)]
 """An amount that may be nothing, such as padding."""
+Positive = Annotated[float, "positive"]
+"""A number above 0 that an f32 holds, such as what is added to a variance; no size of anything."""
 Name = Annotated[str, "name"]
 """A registered name: letters, digits, `_`, `-`, `.` and `+`."""
 
@@ -60,6 +64,7 @@ See `tunebench.expression` for the grammar.
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _NAMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*(?:\+[A-Za-z][A-Za-z0-9_]*)*)?")
 _PLACEHOLDERS = {"expression": "EXPRESSION", "names": "NAME+NAME"}
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def defaults_to(dimension: str) -> Any:
@@ -94,7 +99,9 @@ class Kind:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text."""
+    """Return a value as text; of a real number the shortest that reads back as it: `1e-6`, `0.001`."""
+    if isinstance(value, float):
+        return re.sub(r"e([-+])0", r"e\1", repr(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -104,6 +111,8 @@ def placeholder(kind: Kind) -> str:
         return "|".join(map(str, kind.values))
     if kind.base is bool:
         return "true|false"
+    if kind.base is float:
+        return "NUMBER"
     return _PLACEHOLDERS.get(kind.note, "NAME") if kind.base is str else "N"
 
 
@@ -137,6 +146,10 @@ def value_of(operator: str, name: str, value: Any, kind: Kind) -> Any:
         if not re.fullmatch(r"-?[0-9]+", value) or len(value) > 12:
             raise InputError(f"{operator}: {name}={value!r} must be a whole number up to {MAX_SIZE}")
         return int(value)
+    if kind.base is float:
+        if not _NUMBER.fullmatch(value):
+            raise InputError(f"{operator}: {name}={value!r} must be a number such as 1e-6")
+        return float(value)
     return value
 
 
@@ -156,8 +169,17 @@ def checked(operator: str, name: str, value: Any, kind: Kind) -> Any:
         if not _NAMES.fullmatch(value) or len(set(given)) != len(given):
             raise InputError(f"{operator}: {name}={value!r} must be names joined by +, each once")
         return "+".join(given)
+    if kind.base is float:
+        return _positive(operator, name, value)
     _check_dimension(operator, name, value, kind)
     return value
+
+
+def _positive(operator: str, name: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not SMALLEST <= value <= LARGEST:
+        raise InputError(f"{operator}: {name}={value!r} must be a number from {SMALLEST} to {LARGEST}")
+    return float(value)
 
 
 def _check_dimension(operator: str, name: str, value: Any, kind: Kind) -> None:

@@ -8,6 +8,7 @@ TunebenchError                 1  anything below; catch this to catch all
 ├── DatabaseError              4  the database cannot be read or written
 │   └── SchemaError            4  it has another schema revision than this version knows
 ├── DeviceError                5  the device is absent or refuses
+│   └── ClusterLost            5  the cluster that measures cannot be reached, or its workers are gone
 └── MissingDependency          6  an optional dependency is not installed
 
 What tuning expects to go wrong (a kernel that does not compile, hangs, crashes or is wrong) is no
@@ -21,6 +22,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
+    "ClusterLost",
     "ConfigError",
     "DatabaseError",
     "DeviceError",
@@ -89,6 +91,10 @@ class DeviceError(TunebenchError):
     """The device is absent or refuses to work."""
 
     exit_code = 5
+
+
+class ClusterLost(DeviceError):
+    """The cluster that measures cannot be reached, or its workers are gone and none has come back."""
 
 
 class MissingDependency(TunebenchError):

@@ -18,10 +18,24 @@ from dataclasses import dataclass
 
 from tunebench.errors import InputError, UnknownName
 
-__all__ = ["FUNCTIONS", "Apply", "Name", "Node", "Number", "canonical", "names", "parse", "steps", "write"]
+__all__ = [
+    "FUNCTIONS",
+    "LARGEST",
+    "SMALLEST",
+    "Apply",
+    "Name",
+    "Node",
+    "Number",
+    "canonical",
+    "names",
+    "parse",
+    "steps",
+    "write",
+]
 
 FUNCTIONS: Mapping[str, int] = {
     "abs": 1,
+    "erf": 1,
     "exp": 1,
     "gelu": 1,
     "log": 1,
@@ -33,6 +47,7 @@ FUNCTIONS: Mapping[str, int] = {
     "silu": 1,
     "sqrt": 1,
     "square": 1,
+    "step": 1,
     "tanh": 1,
 }
 """Functions by name, each with the number of its arguments."""
@@ -43,7 +58,8 @@ MAX_LENGTH = 240
 _BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _TOKEN = re.compile(r"[A-Za-z]\w*|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])|[-+*/(), ]", re.ASCII)
-_LARGEST, _SMALLEST = 3.4028234e38, 1.1754944e-38  # of f32, subnormal numbers left out
+LARGEST, SMALLEST = 3.4028234e38, 1.1754944e-38
+"""Positive numbers of f32, subnormal ones left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +181,8 @@ def _node(found: ast.expr, text: str) -> Node:
                 raise _refusal(found, text, f"{name} is a function: {name}(x)")
             return Name(name)
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            if value and not _SMALLEST <= value <= _LARGEST:
-                raise _refusal(found, text, f"numbers are f32: 0, or from {_SMALLEST} to {_LARGEST}")
+            if value and not SMALLEST <= value <= LARGEST:
+                raise _refusal(found, text, f"numbers are f32: 0, or from {SMALLEST} to {LARGEST}")
             return Number(float(value))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return Apply("neg", (_node(operand, text),))

@@ -2,8 +2,8 @@
 
 An operator is a frozen dataclass whose fields are its dimensions, in canonical order, so that
 `gemm:m=64,n=64,k=64,dtype=f16` and `Gemm(m=64, n=64, k=64, dtype="f16")` are the same thing.
-Field types say what a dimension may hold (see `tunebench.dimension`): `Size` and `Count` (integers), `bool`,
-`Name`, `Names`, `Expression`, or a `Literal`.
+Field types say what a dimension may hold (see `tunebench.dimension`): `Size` and `Count` (integers),
+`Positive` (a real number), `bool`, `Name`, `Names`, `Expression`, or a `Literal`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tunebench.dimension import (
     Kind,
     Name,
     Names,
+    Positive,
     Size,
     checked,
     defaults_to,
@@ -51,6 +52,7 @@ __all__ = [
     "Name",
     "Names",
     "Part",
+    "Positive",
     "Reference",
     "Size",
     "Tensor",

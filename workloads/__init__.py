@@ -14,12 +14,14 @@ import pkgutil
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tunebench.errors import InputError, UnknownName
 from tunebench.workload import Workload
 from tunebench.workloads import operators as _operators
+from tunebench.workloads._suite_file import is_file, read
 
 __all__ = ["Layer", "batches", "operator", "operators", "parse", "register", "suite", "suites", "workload"]
 
@@ -115,7 +117,7 @@ def parse(text: str) -> Workload:
             f"operators: {', '.join(operators())}; suites: {', '.join(suites())}"
         )
     layer_name, _, changes = rest.partition(",")
-    layers = {layer.name: layer for layer in suite(suite_name)}
+    layers = {layer.name: layer for layer in _layers(_suite(suite_name))}
     if layer_name not in layers:
         raise UnknownName(f"layer of {suite_name}", layer_name, layers)
     return layers[layer_name].with_changes(changes)
@@ -129,13 +131,14 @@ class Layer:
         name: Unique in its suite.
         text: The workload, in text form.
         count: How often one pass of the network runs it.
-        scales: The dimension that the network's batch multiplies: n of images, m of tokens.
+        scales: The dimension that the network's batch multiplies: n of images, m of tokens; empty if that is
+            not told.
     """
 
     name: str
     text: str
     count: int = 1
-    scales: str
+    scales: str = ""
 
     @property
     def workload(self) -> Workload:
@@ -146,11 +149,19 @@ class Layer:
         """Return this layer of a network that runs `batch` times as many samples at once.
 
         Raises:
-            InputError: if the batch is not 1 or more, or the problem grows out of range.
+            InputError: if the batch is not 1 or more, the layer does not tell what it multiplies, or the
+                problem grows out of range.
         """
         if batch < 1:
             raise InputError(f"a batch must be 1 or more, got {batch}")
-        size = getattr(self.workload, self.scales)
+        if batch == 1:
+            return self
+        size = getattr(self.workload, self.scales, None) if self.scales else None
+        if not isinstance(size, int):
+            known = ", ".join(self.workload.dimensions())
+            raise InputError(
+                f"layer {self.name}: a batch of {batch} needs `scales`, a size that it multiplies: {known}"
+            )
         return dataclasses.replace(self, text=str(self.with_changes(f"{self.scales}={size * batch}")))
 
     def with_changes(self, changes: str) -> Workload:
@@ -187,19 +198,35 @@ def batches(suite_name: str) -> tuple[int, ...]:
     return tuple(_suite(suite_name)["batches"])
 
 
-def suite(name: str, batch: int = 1) -> tuple[Layer, ...]:
-    """Return the layers of a suite, in network order, each name once and each problem once.
+def suite(name: str | Path, batch: int = 1) -> tuple[Layer, ...]:
+    """Return the layers of a suite, in network order, each name once.
 
     Args:
-        name: Of the suite.
+        name: Of the suite; or the path of a file in the form of `suites/*.toml`, which ends in ``.toml``. It
+            may leave out `count` (1), and `scales` if the batch is 1.
         batch: How many samples the network runs at once; any number, `batches` lists the customary ones.
 
     Raises:
         UnknownName: listing the suites there are.
-        InputError: if the batch is not 1 or more.
+        InputError: if the file cannot be used, the batch is not 1 or more, or a layer cannot have it.
     """
-    layers = (
-        Layer(name=layer, text=entry["workload"], count=entry["count"], scales=entry["scales"])
-        for layer, entry in _suite(name)["layer"].items()
-    )
+    layers = _of_file(Path(name)) if is_file(name) else _layers(_suite(str(name)))
     return tuple(layer.at_batch(batch) for layer in layers)
+
+
+def _of_file(path: Path) -> tuple[Layer, ...]:
+    """Return the layers of a user's file, of which nobody has made sure that they can be."""
+    layers = _layers(read(path))
+    for layer in layers:
+        try:
+            layer.workload  # noqa: B018 - to see whether it is one
+        except InputError as error:
+            raise InputError(f"{path}: layer {layer.name}: {error}") from None
+    return layers
+
+
+def _layers(told: dict[str, Any]) -> tuple[Layer, ...]:
+    return tuple(
+        Layer(name=name, text=entry["workload"], count=entry["count"], scales=entry["scales"])
+        for name, entry in told["layer"].items()
+    )

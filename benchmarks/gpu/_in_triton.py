@@ -76,7 +76,7 @@ def factors(workload: Gemm, t: Tensors) -> tuple[Any, Any]:
 
 
 def _gemm(workload: Gemm, t: Tensors, device: Device) -> Program | None:
-    if workload.batch > 1 or workload.epilogue != "none":
+    if workload.batch > 1 or workload.epilogue != "none" or workload.activation != "none":
         return None
     if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
         return None

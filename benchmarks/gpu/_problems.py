@@ -33,6 +33,11 @@ VERIFIED = (
     (GEMM_TYPES, "gemm:m=127,n=130,k=66,dtype={dtype},batch=2,epilogue=bias+silu+residual"),
     (GEMM_TYPES, "gemm:m=260,n=264,k=1040,dtype={dtype},trans=nt,epilogue=residual"),
     (GEMM_TYPES, "gemm:m=5,n=1000,k=8192,dtype={dtype},trans=nt,epilogue=bias+relu+residual"),
+    (
+        GEMM_TYPES,
+        "gemm:m=260,n=264,k=1040,dtype={dtype},trans=nt,epilogue=bias+residual,"
+        "act=0.5*x*(1+tanh(0.7978845608*(x+0.044715*x*x*x)))",
+    ),
     (PRODUCT_TYPES, "gated_gemm:m=1,n=1,k=1,dtype={dtype}"),
     (PRODUCT_TYPES, "gated_gemm:m=127,n=131,k=67,dtype={dtype},activation=gelu"),
     (PRODUCT_TYPES, "gated_gemm:m=260,n=264,k=1000,dtype={dtype},trans=nt,activation=sigmoid,out=f32"),
@@ -53,6 +58,11 @@ VERIFIED = (
     (
         PRODUCT_TYPES,
         CONV.format(n=3, c=12, h=9, w=11, k=18, r=3, s=3, stride=1, pad=1) + ",layout=nhwc,groups=3",
+    ),
+    (
+        PRODUCT_TYPES,
+        CONV.format(n=2, c=16, h=14, w=14, k=24, r=3, s=3, stride=1, pad=1)
+        + ",layout=nhwc,epilogue=scale+bias+residual,act=x*min(max(x+3,0),6)/6",
     ),
     (
         PRODUCT_TYPES,
@@ -78,6 +88,16 @@ VERIFIED = (
         "+rsqrt(2+square(x))-sigmoid(x)*silu(y)+min(x,y),out=f32",
     ),
     (ROW_TYPES, "elementwise:rows=100000,cols=3,dtype={dtype},expression=x*gamma+beta,vectors=beta+gamma"),
+    (ROW_TYPES, "elementwise:rows=37,cols=1023,dtype={dtype},expression=(x-mean)*rstd,columns=mean+rstd"),
+    (ROW_TYPES, "reduction:rows=1000,cols=49,dtype={dtype},expression=x,reduce=mean"),
+    (
+        ROW_TYPES,
+        "reduction:rows=3,cols=100000,dtype={dtype},expression=s*square(x-m)*b,vectors=b,columns=m,scalars=s,"
+        "reduce=mean,then=rsqrt(x+1),out=f32",
+    ),
+    (ROW_TYPES, "reduction:rows=37,cols=1023,dtype={dtype},expression=gelu(x),reduce=max"),
+    (ROW_TYPES, "reduction:rows=10000,cols=776,dtype={dtype},expression=x*r,columns=r,reduce=sum,axis=rows"),
+    (ROW_TYPES, "reduction:rows=10001,cols=3,dtype={dtype},expression=x*b,vectors=b,reduce=min,axis=rows"),
     (
         PRODUCT_TYPES,
         CONV.format(n=3, c=40, h=23, w=19, k=40, r=3, s=3, stride=2, pad=1)
@@ -121,7 +141,7 @@ VERIFIED = (
     (ROW_TYPES, "cross_entropy:rows=513,cols=1000,dtype={dtype},direction=backward"),
     (ROW_TYPES, "cross_entropy:rows=33,cols=50257,dtype={dtype},direction=backward"),
     (ROW_TYPES, "layernorm:rows=1,cols=1,dtype={dtype}"),
-    (ROW_TYPES, "layernorm:rows=5,cols=1023,dtype={dtype}"),
+    (ROW_TYPES, "layernorm:rows=5,cols=1023,dtype={dtype},eps=1e-12"),
     (ROW_TYPES, "layernorm:rows=33,cols=40001,dtype={dtype}"),
     (ROW_TYPES, "layernorm:rows=4096,cols=1024,dtype={dtype}"),
     (ROW_TYPES, "layernorm:rows=1000,cols=777,dtype={dtype},prologue=bias+residual,stats=true"),
@@ -194,6 +214,10 @@ MEASURED = (
     ("rmsnorm:rows=1,cols=1048576,dtype=f32", 50),
     ("elementwise:rows=8192,cols=4096,dtype=f16,expression=gelu(x+bias)*y+z,vectors=bias", 50),
     ("elementwise:rows=8192,cols=4096,dtype=bf16,expression=silu(x)*y", 50),
+    ("reduction:rows=65536,cols=49,dtype=f16,expression=x,reduce=mean", 50),
+    ("reduction:rows=8192,cols=4096,dtype=bf16,expression=square(x),reduce=mean,then=rsqrt(x+1e-5)", 50),
+    ("reduction:rows=65536,cols=1024,dtype=f16,expression=x,reduce=sum,axis=rows", 50),
+    ("reduction:rows=1,cols=33554432,dtype=f32,expression=square(x-y),reduce=mean", 50),
     # llama-3-8b: the gated half of its feed-forward layer, for a prompt and for 16 sequences
     ("gated_gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     ("gated_gemm:m=16,n=14336,k=4096,dtype=bf16,trans=nt", 50),

@@ -8,7 +8,7 @@ conformance  every wrapper of a PTX instruction against its emulated twin, by la
 facts     what the device, its driver and the packages are, and what bandwidth and rate it reaches
 verify    every CUDA and Numba-CUDA variant: many sizes, all types, several configurations, each isolated
 sanitize  the same on small sizes under compute-sanitizer, where that is on the PATH
-measure   tunes a fixed list of problems, into DIR/acceptance.db
+measure   tunes a fixed list of problems, into DIR/acceptance.db and, of what may be shipped, DIR/shipped
 compare   the best of `measure` against torch, torch.compile and Triton, in turn, on random data
 record    whole spaces, a line a configuration; no time may lie below its bound
 
@@ -52,6 +52,7 @@ from _ratio import bandwidth_shares, best_of_each, fusion_gains, ratios, worth_c
 from _report import Report
 
 from tunebench.compile import unavailable
+from tunebench.db.shipment import ship
 from tunebench.db.store import open_store
 from tunebench.device import Device, local_gpus
 from tunebench.errors import TunebenchError
@@ -224,7 +225,20 @@ def measure(session: Session) -> None:
         session.report.say(f"measure: {text}: {gain['gain']:.2f} times as fast as its parts")
     for text, share in shares.items():
         session.report.say(f"measure: {text}: {share:.3f} of a copy's bandwidth")
-    session.report.put("measure", complete=not undone, undone=undone, fusion=fused, of_copy_bandwidth=shares)
+    facts = {"fusion": fused, "of_copy_bandwidth": shares, "shipped": _shipped(session)}
+    session.report.put("measure", complete=not undone, undone=undone, **facts)
+
+
+def _shipped(session: Session) -> dict[str, int]:
+    """Write what may come with the package into DIR/shipped, to be added to db/shipped; return the counts."""
+    database = session.folder / DATABASE
+    if not database.exists():
+        return {}
+    with open_store(database, read_only=True) as store:
+        written = ship(store, session.folder / "shipped")
+    for path, count in written:
+        session.report.say(f"measure: {count} records in {path}")
+    return {path.name: count for path, count in written}
 
 
 def _paths(session: Session, text: str) -> dict[str, dict[str, Any]]:

@@ -45,6 +45,8 @@ WORKLOADS = (
     "attention:batch=16,heads=32,seq_q=1,head_dim=128,dtype=bf16,seq_k=4000,heads_k=8",
     "attention:batch=2,heads=8,seq_q=500,head_dim=64,dtype=bf16,causal=true,direction=backward",
     "elementwise:rows=1000,cols=1000,dtype=f16,expression=s*gelu(x+b)*y,vectors=b,scalars=s",
+    "reduction:rows=4,cols=100000,dtype=f16,expression=s*square(x-m)*b,vectors=b,columns=m,scalars=s,reduce=mean",
+    "reduction:rows=10000,cols=1000,dtype=bf16,expression=x*r,columns=r,reduce=sum,axis=rows",
     "grouped_gemm:groups=8,m=512,n=1024,k=512,dtype=f16,trans=nt",
     "grouped_gemm:groups=8,m=256,n=256,k=256,dtype=f32",
     "softmax:rows=4096,cols=1000,dtype=f32,prologue=scale+mask",

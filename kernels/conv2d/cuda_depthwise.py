@@ -324,7 +324,8 @@ class CudaDepthwise(CudaVariant[Conv2d]):
     def source(self, workload: Conv2d, config: Config) -> str:
         """Return the kernels for this filter and this configuration; images are arguments."""
         choice = constants("Choice", **_choice(workload, config))
-        return helpers("types", "epilogue", "gemm", "conv", "depthwise") + choice + SOURCE
+        shared = helpers("types", "epilogue", "gemm", "conv", "depthwise")
+        return shared + _conv.injected(workload) + choice + SOURCE
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
         """Return the sums of the parts, if there are several."""

@@ -356,7 +356,7 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
 
     def source(self, workload: Conv2d, config: Config) -> str:
         """Return the kernels as templates: all that is compiled in is in the names of the entries."""
-        return _source()
+        return _source() + _conv.injected(workload)
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
         """Return the sums of the parts of K, if it is split."""

@@ -372,7 +372,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         }
         of_gemm = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
         shared = helpers(*of_gemm, "conv", "conv_wgmma")
-        return shared + _gemm.constants("Choice", **choices) + SOURCE
+        return shared + _conv.injected(workload) + _gemm.constants("Choice", **choices) + SOURCE
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
         """Return the sums of the parts of K, if it is split."""

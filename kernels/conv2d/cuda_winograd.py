@@ -321,7 +321,7 @@ class CudaWinograd(CudaVariant[Conv2d]):
     def source(self, workload: Conv2d, config: Config) -> str:
         """Return gemm's kernels and the transforms."""
         product = PRODUCT.source(product_of(workload, config["m"]), config)
-        return product + helpers("conv") + _transforms(config["m"])
+        return product + helpers("conv") + _conv.injected(workload) + _transforms(config["m"])
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
         """Return transformed inputs and filters, sums, and what gemm adds up if it divides k."""

@@ -15,8 +15,10 @@ import numpy as np
 
 from tunebench.device import Device
 from tunebench.kernels._conv import epilogue_tensors, pairs_inside
+from tunebench.kernels._numba_chain import in_cuda
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_BLOCKS = 2**31 - 1
@@ -112,7 +114,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         width, threads = threads_k * per_thread, pixels * threads_k
         nhwc, has_scale, has_bias = workload.layout == "nhwc", workload.has_scale, workload.has_bias
         has_residual, has_relu = workload.has_residual, workload.has_relu
-        zero = np.float32(0)
+        zero, activate, activates = np.float32(0), in_cuda(workload.act), workload.act != IDENTITY
 
         def conv2d(  # noqa: C901 - likewise
             x: Any,
@@ -190,6 +192,8 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
                         value += np.float32(residual[image, k, p, q])
                     if has_relu and value < zero:
                         value = zero
+                    if activates:
+                        value = activate(value)
                     if nhwc:
                         y[image, p, q, k] = value
                     else:

@@ -4,7 +4,7 @@ The kernel is generated from the expression: each different operation once, in f
 a block lie `col_threads` along a row and `row_threads` down; a thread loads its columns of the vectors once,
 has `unroll` rows of all other inputs in flight before it computes, and stores one vector a row. Blocks do one
 tile each (`blocks_per_sm=0`), or stay and take tiles in turn, so that vectors are read once for many rows.
-Without vectors rows are joined to longer lines first.
+Without vectors and columns rows are joined to longer lines first.
 
 Source: NVIDIA, "CUDA Pro Tip: Write Flexible Kernels with Grid-Stride Loops", and "CUDA Pro Tip: Increase
 Performance with Vectorized Memory Access".
@@ -18,8 +18,9 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.expression import steps
-from tunebench.kernels._chain import Spelling, least_operations, lines, variable
+from tunebench.kernels._chain import least_operations, lines, variable
 from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels._cuda_chain import filled, function, parameters, special, threads_along
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.elementwise import Elementwise
@@ -74,35 +75,8 @@ SPACE = Space(
     ),
 )
 
-SPELLING = Spelling(
-    assign="  const float {0} = {1};",
-    number="{0}f",
-    operations={
-        "neg": "-{0}",
-        "add": "f32_op({0} + {1})",
-        "sub": "f32_op({0} - {1})",
-        "mul": "f32_op({0} * {1})",
-        "div": "{0} / {1}",
-        "max": "fmaxf({0}, {1})",
-        "min": "fminf({0}, {1})",
-        "abs": "fabsf({0})",
-        "log": "logf({0})",
-        "sqrt": "sqrtf({0})",
-        "square": "f32_op({0} * {0})",
-        "tanh": "tanhf({0})",
-        "exp": "fast_exp({0})",
-        "rsqrt": "fast_rsqrt({0})",
-        **{name: f"{name.capitalize()}()({{0}})" for name in ("gelu", "relu", "sigmoid", "silu")},
-    },
-)
-
 # Words between @ stand for what the expression decides.
 KERNEL = r"""
-__device__ __forceinline__ float chain(@VALUES@) {
-@ASSIGNMENTS@
-  return @RESULT@;
-}
-
 template <class In, class Out, int COL_THREADS, int ROW_THREADS, int V, int N>
 __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
     elementwise(@PARAMETERS@, Out* __restrict__ out, int rows, int cols) {
@@ -113,13 +87,13 @@ __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
   for (i64 first = blockIdx.x * TILE + threadIdx.x / COL_THREADS; first < rows; first += gridDim.x * TILE) {
     const In* const whole[] = {@WHOLE@};
     constexpr int WHOLE = sizeof(whole) / sizeof(whole[0]);
-    Vec<In, V> held[N][WHOLE];
+    Vec<In, V> held[N][WHOLE];@EACH@
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const i64 row = first + n * ROW_THREADS;
 #pragma unroll
       for (int w = 0; w < WHOLE; ++w)
-        if (row < rows) held[n][w] = load_vec<V>(whole[w] + row * cols + column);
+        if (row < rows) held[n][w] = load_vec<V>(whole[w] + row * cols + column);@LOAD_EACH@
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -147,7 +121,7 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
         rows, cols = lines(workload)
         widest = 16 // max(itemsize(workload.dtype), itemsize(workload.out))
         vector = max(v for v in (1, 2, 4, 8) if v <= widest and cols % v == 0)
-        col_threads = _threads_along(cols // vector)
+        col_threads = threads_along(cols // vector)
         row_threads = max(64 // col_threads, 1)
         while row_threads * col_threads < 256 and row_threads < 128 and 2 * row_threads <= rows:
             row_threads *= 2
@@ -186,7 +160,7 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
             full_blocks=(rows // tile_rows) * (cols // tile_cols),
             threads=table["col_threads"] * table["row_threads"],
             fma=operations * elements,
-            sfu=_special(functions) * elements,
+            sfu=special(functions) * elements,
             fill_bytes=whole * tile_rows * row_bytes,
             accesses=(whole + 1) * elements / table["vector"],
             # A block that stays may load for a tile while it computes the one before.
@@ -195,35 +169,31 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
 
     def source(self, workload: Elementwise, config: Config) -> str:
         """Return the kernel of this expression."""
-        assignments, result = SPELLING.write(workload.tree)
-        vectors, scalars = workload.vector_names, workload.scalar_names
+        vectors, columns = workload.vector_names, workload.column_names
         held = {name: f"to_float(held[n][{w}].at[i])" for w, name in enumerate(workload.whole_names)}
-        held |= {name: f"line_{name}[i]" for name in vectors} | {name: variable(name) for name in scalars}
-        inputs = [tensor.name for tensor in workload.inputs()]
-        pieces = {
-            "VALUES": ", ".join(f"float {variable(name)}" for name in inputs),
-            "ASSIGNMENTS": "\n".join(assignments),
-            "RESULT": result,
-            "PARAMETERS": ", ".join(
-                f"float {variable(name)}" if name in scalars else f"const In* __restrict__ {variable(name)}"
-                for name in inputs
-            ),
-            "LOAD_VECTORS": "\n".join(
+        held |= {name: f"line_{name}[i]" for name in vectors}
+        held |= {name: f"each_{name}[n]" for name in columns}
+        text = filled(
+            KERNEL,
+            PARAMETERS=parameters(workload),
+            LOAD_VECTORS="\n".join(
                 f"  float line_{name}[V];\n  load_floats({variable(name)} + column, line_{name});"
                 for name in vectors
             ),
-            "WHOLE": ", ".join(map(variable, workload.whole_names)),
-            "ARGUMENTS": ", ".join(held[name] for name in inputs),
-        }
-        text = KERNEL
-        for word, piece in pieces.items():
-            text = text.replace(f"@{word}@", piece)
-        return helpers("types", "reduce", "row_block", "epilogue") + text
+            EACH="".join(f"\n    float each_{name}[N];" for name in columns),
+            LOAD_EACH="".join(
+                f"\n      if (row < rows) each_{name}[n] = to_float({variable(name)}[row]);"
+                for name in columns
+            ),
+            WHOLE=", ".join(map(variable, workload.whole_names)),
+            ARGUMENTS=", ".join(held.get(t.name, variable(t.name)) for t in workload.inputs()),
+        )
+        return helpers("types", "reduce", "row_block", "epilogue") + function(workload) + text
 
     def claims(self, workload: Elementwise, config: Config) -> tuple[str, ...]:
         """Return the loads and stores, and the special-function unit where a function should use it."""
-        special = _special({step.operation: 1 for step in steps(workload.tree)})
-        return ("LDG", "STG", "MUFU") if special else ("LDG", "STG")
+        takes_special = special({step.operation: 1 for step in steps(workload.tree)})
+        return ("LDG", "STG", "MUFU") if takes_special else ("LDG", "STG")
 
     def launches(self, workload: Elementwise, config: Config) -> tuple[Launch, ...]:
         """Launch tiles of rows along x and of columns along y."""
@@ -254,25 +224,12 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
         return dataclasses.replace(workload, rows=min(rows, 2 * tile_rows + 1), cols=small_cols)
 
 
-def _threads_along(vectors: int) -> int:
-    """Return a warp or more along a row, of which the fewest threads are idle at its end."""
-    useful = [threads for threads in (32, 64, 128, 256) if threads < 2 * vectors]
-    used = {threads: vectors / (ceil_div(vectors, threads) * threads) for threads in useful}
-    fewer = max(threads for threads in (1, 2, 4, 8, 16) if threads == 1 or threads < 2 * vectors)
-    return max(used, key=lambda threads: (round(used[threads], 1), threads), default=fewer)
-
-
 def _held(workload: Elementwise, vector: int, unroll: int) -> int:
     """Return the registers of vectors that a thread holds."""
     words = ceil_div(vector * itemsize(workload.dtype), 4) * unroll * len(workload.whole_names)
+    words += unroll * len(workload.column_names)
     held: int = words + vector * (len(workload.vector_names) + 2)
     return held
-
-
-def _special(functions: dict[str, int]) -> int:
-    """Return the results of the special-function unit that functions take."""
-    each = {"exp": 1, "rsqrt": 1, "sigmoid": 2, "silu": 2}
-    return sum(count * functions.get(name, 0) for name, count in each.items())
 
 
 VARIANT = CudaVectorElementwise()

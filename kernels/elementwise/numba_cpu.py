@@ -1,7 +1,7 @@
 """elementwise on the CPU: pieces of rows in parallel, each in one pass that computes the whole chain.
 
 The loop is generated from the expression: each element is loaded once, goes through all operations in
-registers, and is stored once. Without vectors rows are joined to longer lines first.
+registers, and is stored once. Without vectors and columns rows are joined to longer lines first.
 """
 
 from __future__ import annotations
@@ -9,20 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tunebench.device import Device
-from tunebench.expression import steps
-from tunebench.kernels._chain import Spelling, compiled, least_operations, lines, variable
-from tunebench.kernels._numba_chain import by_libm, by_polynomials
+from tunebench.kernels._chain import compiled, least_operations, lines, variable
+from tunebench.kernels._numba_chain import SPELLING, by_libm, by_polynomials, has_two_forms
 from tunebench.kernels._numba_cpu import address, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.elementwise import Elementwise
-
-TWO_FORMS = ("exp", "gelu", "log", "sigmoid", "silu", "tanh")
-
-
-def _has_two_forms(workload: Elementwise) -> bool:
-    return any(step.operation in TWO_FORMS for step in steps(workload.tree))
-
 
 SPACE = Space(
     (
@@ -33,29 +25,8 @@ SPACE = Space(
     (
         lambda chunk, workload: (chunk == 64) | (chunk < 2 * lines(workload)[1]),
         lambda row_block, workload: (row_block == 1) | (row_block * 2 <= lines(workload)[0]),
-        lambda functions, workload: (functions == "poly") | _has_two_forms(workload),
+        lambda functions, workload: (functions == "poly") | has_two_forms(workload),
     ),
-)
-
-SPELLING = Spelling(
-    assign="        {0} = {1}",
-    number="f32({0})",
-    operations={
-        "neg": "-{0}",
-        "add": "{0} + {1}",
-        "sub": "{0} - {1}",
-        "mul": "{0} * {1}",
-        "div": "{0} / {1}",
-        # Written so that a NaN stays one, and comparisons become selections.
-        "max": "{1} if {0} < {1} else {0}",
-        "min": "{1} if {1} < {0} else {0}",
-        "relu": "f32(0) if {0} < f32(0) else {0}",
-        "abs": "abs({0})",
-        "sqrt": "np.sqrt({0})",
-        "rsqrt": "f32(1) / np.sqrt({0})",
-        "square": "{0} * {0}",
-        **{name: f"{name}({{0}})" for name in TWO_FORMS},
-    },
 )
 
 LOOP = """
@@ -118,13 +89,14 @@ class NumbaCpuElementwise(NumbaCpuVariant[Elementwise]):
             for name in workload.vector_names
         ]
         stored = {name: f"{variable(name)}_at" for name in (*whole, *workload.vector_names)}
+        # What a row has one of is read where its loop is called.
+        passed = {name: f"address_of({at})" for name, at in stored.items()}
+        passed |= {name: f"read(address_of({variable(name)})[i])" for name in workload.column_names}
         pieces = {
             "LOADS": "\n".join(loads),
             "ASSIGNMENTS": "\n".join(assignments),
             "RESULT": result,
-            "ADDRESSES": ", ".join(
-                f"address_of({stored[name]})" if name in stored else variable(name) for name in inputs
-            ),
+            "ADDRESSES": ", ".join(passed.get(name, variable(name)) for name in inputs),
             "NAMES": ", ".join(stored.get(name, variable(name)) for name in inputs),
         }
         text = LOOP + KERNEL
@@ -143,7 +115,7 @@ class NumbaCpuElementwise(NumbaCpuVariant[Elementwise]):
         scope |= {"read": load(workload.dtype), "write": store(workload.out)}
         run = jitted(self.fastmath)(compiled(loop, "run", scope))
         scope = {"__name__": __name__, "numba": numba, "address_of": address(), "run": run}
-        scope |= {"chunk": config["chunk"], "row_block": config["row_block"]}
+        scope |= {"chunk": config["chunk"], "row_block": config["row_block"], "read": load(workload.dtype)}
         return compiled(f"def elementwise{around}", "elementwise", scope)
 
 

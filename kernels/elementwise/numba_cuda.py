@@ -13,7 +13,8 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels._chain import Spelling, compiled, least_operations, variable
+from tunebench.kernels._chain import compiled, least_operations, variable
+from tunebench.kernels._numba_chain import CUDA_SPELLING as SPELLING
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.elementwise import Elementwise
@@ -41,28 +42,6 @@ SPACE = Space(
         # The extent of a grid along y.
         lambda col_threads, workload: ceil_div(workload.cols, col_threads) <= 65535,
     ),
-)
-
-SPELLING = Spelling(
-    assign="{0} = {1}",
-    number="f32({0})",
-    operations={
-        "neg": "-{0}",
-        "add": "{0} + {1}",
-        "sub": "{0} - {1}",
-        "mul": "{0} * {1}",
-        "div": "{0} / {1}",
-        "max": "max({0}, {1})",
-        "min": "min({0}, {1})",
-        "relu": "max({0}, f32(0))",
-        "abs": "abs({0})",
-        "square": "{0} * {0}",
-        **{name: f"f32(math.{name}({{0}}))" for name in ("exp", "log", "sqrt", "tanh")},
-        "rsqrt": "f32(1) / f32(math.sqrt({0}))",
-        "gelu": "f32(0.5) * {0} * (f32(1) + f32(math.erf({0} * f32(0.7071067811865476))))",
-        "sigmoid": "f32(1) / (f32(1) + f32(math.exp(-{0})))",
-        "silu": "{0} / (f32(1) + f32(math.exp(-{0})))",
-    },
 )
 
 KERNEL = """
@@ -132,14 +111,16 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
         """Return the kernel of this expression, its rows in flight unrolled."""
         assignments, result = SPELLING.write(workload.tree)
         # Prefixes keep arrays, their elements and all other variables apart.
-        arrays = {name: f"all_{name}" for name in (*workload.whole_names, *workload.vector_names)}
+        stored = (*workload.whole_names, *workload.column_names)
+        arrays = {name: f"all_{name}" for name in (*stored, *workload.vector_names)}
         vectors = [f"    {variable(name)} = f32({arrays[name]}[j])" for name in workload.vector_names]
         loads, compute = [], []
         for n in range(config["unroll"]):
             loads += [f"        i{n} = first + {n} * row_threads", f"        if i{n} < rows:"]
             compute.append(f"        if i{n} < rows:")
-            for w, name in enumerate(workload.whole_names):
-                loads.append(f"            held_{w}_{n} = {arrays[name]}[i{n}, j]")
+            for w, name in enumerate(stored):
+                place = f"i{n}" if name in workload.column_names else f"i{n}, j"
+                loads.append(f"            held_{w}_{n} = {arrays[name]}[{place}]")
                 compute.append(f"            {variable(name)} = f32(held_{w}_{n})")
             compute += [f"            {line}" for line in (*assignments, f"out[i{n}, j] = {result}")]
         pieces = {

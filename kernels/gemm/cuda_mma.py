@@ -250,7 +250,8 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         choices = _mma_tile.choices(config, _gemm.widths(workload))
         choices["Division"] = _gemm.division(config)
         choice = _gemm.constants("Choice", **_gemm.problem(workload), **choices)
-        return helpers("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma") + choice + SOURCE
+        shared = helpers("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma")
+        return shared + _gemm.injected(workload) + choice + SOURCE
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return the product, and what adds its parts up if k is divided."""

@@ -244,7 +244,8 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         choices["Division"] = _gemm.division(config)
         threads = _simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
         choice = _gemm.constants("Choice", **_gemm.problem(workload), THREADS=threads, **choices, **widths)
-        return helpers("types", "epilogue", "gemm", "gemm_parts", "gemm_simt") + choice + SOURCE
+        shared = helpers("types", "epilogue", "gemm", "gemm_parts", "gemm_simt")
+        return shared + _gemm.injected(workload) + choice + SOURCE
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return the product, and what adds its parts up if k is divided."""

@@ -120,7 +120,7 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
         """Return the kernel for this problem's types and this configuration, for all sizes."""
         choice = _gemm.constants("Choice", **_gemm.problem(workload), **self.choices(workload, config))
         shared = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
-        return helpers(*shared) + choice + SOURCE
+        return helpers(*shared) + _gemm.injected(workload) + choice + SOURCE
 
     def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
         """Return what the epilogue adds, c and sizes."""

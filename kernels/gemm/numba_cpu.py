@@ -10,8 +10,8 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._gemm import added
+from tunebench.kernels._numba_chain import on_cpu
 from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
-from tunebench.kernels._numba_epilogue import activation
 from tunebench.kernels._numba_product import (
     PARAMETERS,
     Blocking,
@@ -113,7 +113,7 @@ def _write(workload: Gemm) -> Callable[..., None]:
 
     add_bias = plus if workload.has_bias else as_it_is
     add_residual = plus if workload.has_residual else as_it_is
-    activate = activation(workload.activation)
+    activate = on_cpu(workload.activation)
 
     @jitted(frozenset({"contract", "nsz"}))
     def write(operands: Any, z: int, i: int, j: int, count: int, sums: Any, offset: int) -> None:

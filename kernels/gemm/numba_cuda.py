@@ -18,6 +18,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels import _gemm, _numba_tile
+from tunebench.kernels._numba_chain import in_cuda
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators.gemm import Gemm
@@ -97,7 +98,8 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         A_SHAPE, B_SHAPE = (BM, BK + 1), (BK, BN + 1)
         a_transposed, b_transposed = workload.trans[0] == "t", workload.trans[1] == "t"
         has_bias, has_residual = workload.has_bias, workload.has_residual
-        activation = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}[workload.activation]
+        activation = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}.get(workload.activation, 4)
+        injected = in_cuda(workload.act)
         zero, half, one, root_half = np.float32(0), np.float32(0.5), np.float32(1), np.float32(math.sqrt(0.5))
 
         def multiply(  # noqa: C901 - likewise
@@ -154,6 +156,8 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
                             value = half * value * (one + math.erf(value * root_half))
                         elif activation == 3:
                             value /= one + math.exp(-value)
+                        elif activation == 4:
+                            value = injected(value)
                         if has_residual:
                             value += residual[z, row, column]
                         c[z, row, column] = value

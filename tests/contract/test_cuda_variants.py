@@ -43,6 +43,13 @@ WORKLOADS = {
         "elementwise:rows=37,cols=131,dtype=f32,expression=alpha*gelu(x+bias)*y-tanh(x),vectors=bias,scalars=alpha",
         "elementwise:rows=20,cols=50,dtype=bf16,expression=silu(x)/max(1+square(y),2),out=f32",
         "elementwise:rows=5,cols=1000,dtype=f16,expression=relu(x*gamma+beta),vectors=beta+gamma",
+        "elementwise:rows=19,cols=33,dtype=f32,expression=(x-mean)*rstd*g,vectors=g,columns=mean+rstd",
+    ),
+    "reduction": (
+        "reduction:rows=37,cols=131,dtype=f32,expression=alpha*x*r+b,vectors=b,columns=r,scalars=alpha,reduce=sum",
+        "reduction:rows=3,cols=5000,dtype=f16,expression=square(x),reduce=mean,then=rsqrt(x+1e-5),out=f32",
+        "reduction:rows=150,cols=37,dtype=f32,expression=(x-mean)*b,vectors=b,columns=mean,axis=rows,reduce=sum",
+        "reduction:rows=301,cols=200,dtype=bf16,expression=silu(x)*y,reduce=max,axis=rows",
     ),
     "softmax": (
         "softmax:rows=37,cols=131,dtype=f32,prologue=scale+mask",
@@ -55,24 +62,25 @@ WORKLOADS = {
     ),
     "layernorm": (
         "layernorm:rows=37,cols=131,dtype=f32,prologue=bias+residual,stats=true",
-        "layernorm:rows=5,cols=1000,dtype=f16",
-        "layernorm:rows=7,cols=3,dtype=bf16,prologue=residual",
+        "layernorm:rows=5,cols=1000,dtype=f16,eps=0.001",
+        "layernorm:rows=7,cols=3,dtype=bf16,prologue=residual,eps=1e-12",
         "layernorm:rows=37,cols=131,dtype=f32,direction=backward",
         "layernorm:rows=19,cols=1000,dtype=f16,direction=backward",
         "layernorm:rows=7,cols=3,dtype=bf16,direction=backward",
-        "layernorm:rows=3,cols=5000,dtype=f16,prologue=bias+residual",
+        "layernorm:rows=3,cols=5000,dtype=f16,prologue=bias+residual,eps=0.25",
     ),
     "rmsnorm": (
         "rmsnorm:rows=37,cols=131,dtype=f32,prologue=residual,stats=true",
-        "rmsnorm:rows=5,cols=1000,dtype=bf16",
+        "rmsnorm:rows=5,cols=1000,dtype=bf16,eps=1e-6",
         "rmsnorm:rows=19,cols=1000,dtype=bf16,direction=backward",
-        "rmsnorm:rows=3,cols=5000,dtype=f16,prologue=residual,stats=true",
+        "rmsnorm:rows=3,cols=5000,dtype=f16,prologue=residual,stats=true,eps=0.25",
     ),
     "gemm": (
         "gemm:m=67,n=53,k=43,dtype=f32,trans=tn,epilogue=bias+gelu",
         "gemm:m=40,n=72,k=104,dtype=f16,epilogue=bias+silu+residual",
         "gemm:m=37,n=29,k=31,dtype=bf16,trans=tt,batch=2,epilogue=residual",
         "gemm:m=96,n=64,k=64,dtype=bf16,trans=nt",
+        "gemm:m=40,n=72,k=104,dtype=f16,trans=nt,epilogue=bias+residual,act=x*tanh(max(x,0)+log(1+exp(-abs(x))))",
         "gemm:m=33,n=65,k=17,dtype=tf32",
         "gemm:m=40,n=48,k=80,dtype=e4m3,trans=nt,epilogue=bias+relu",
         "gemm:m=35,n=27,k=45,dtype=e4m3,trans=tn,out=f16",
@@ -94,17 +102,18 @@ WORKLOADS = {
         "grouped_gemm:groups=5,m=70,n=44,k=84,dtype=e4m3,trans=nt",
     ),
     "conv2d": (
-        "conv2d:n=2,c=9,h=11,w=7,k=7,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=bias+relu",
+        "conv2d:n=2,c=9,h=11,w=7,k=7,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=bias+residual,"
+        "act=x*tanh(max(x,0)+log(1+exp(-abs(x))))",
         "conv2d:n=1,c=16,h=9,w=9,k=24,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc",
         "conv2d:n=2,c=6,h=8,w=5,k=9,r=2,s=3,stride=1,pad=2,dtype=bf16,layout=nhwc,groups=3,dilation=2,"
         "epilogue=scale+bias+residual+relu",
-        "conv2d:n=2,c=40,h=5,w=7,k=24,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc,epilogue=bias+relu",
+        "conv2d:n=2,c=40,h=5,w=7,k=24,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc,epilogue=bias,"
+        "act=x*min(max(x+3,0),6)/6",
         "conv2d:n=2,c=12,h=9,w=11,k=12,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc,groups=12,"
-        "epilogue=scale+bias+relu",
+        "epilogue=scale+bias,act=max(min(x,6),0)",
         "conv2d:n=2,c=3,h=10,w=13,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,groups=3,direction=wgrad",
     ),
 }
-RANDOM_CONFIGS = 2
 ARCHITECTURES = ("sm_80", "sm_90")
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -125,11 +134,11 @@ def cases() -> list[Any]:
     return found
 
 
-def some_configs(variant: CudaVariant[Any], workload: Workload) -> list[Config]:
-    """Return the default and a few others, the same ones in every run."""
+def some_configs(variant: CudaVariant[Any], workload: Workload, others: int) -> list[Config]:
+    """Return the default and some others, the same ones in every run."""
     device = representative("sm_90")
     table = variant.configs(workload, device)
-    rows = random.Random(str(workload)).sample(range(len(table)), min(RANDOM_CONFIGS, len(table)))
+    rows = random.Random(str(workload)).sample(range(len(table)), min(others, len(table)))
     return [variant.default(workload, device), *map(table.config, rows)]
 
 
@@ -146,8 +155,8 @@ def assert_right(outputs: dict[str, Any], workload: Workload, inputs: dict[str, 
 
 @needs_compiler
 @pytest.mark.parametrize(("variant", "workload"), cases())
-def test_emulates_right(variant: CudaVariant[Any], workload: Workload) -> None:
-    for config in some_configs(variant, workload):
+def test_emulates_right(variant: CudaVariant[Any], workload: Workload, pytestconfig: pytest.Config) -> None:
+    for config in some_configs(variant, workload, pytestconfig.getoption("configs") - 1):
         small = variant.miniature(workload, config)
         inputs = small.draw(np.random.default_rng(0))
         for order in ORDERS:

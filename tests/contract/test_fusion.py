@@ -18,14 +18,20 @@ from tunebench.workloads import operators, parse
 FUSED = {
     "conv2d": "conv2d:n=2,c=3,h=5,w=4,k=6,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias",
     "elementwise": "elementwise:rows=4,cols=5,dtype=f32,"
-    "expression=s*gelu(x+b)*min(x+b,y/2),vectors=b,scalars=s",
+    "expression=s*gelu(x+b)*min(x+b,y/2)*r,vectors=b,columns=r,scalars=s",
     "gated_gemm": "gated_gemm:m=5,n=4,k=3,dtype=f32,trans=nt",
     "gemm": "gemm:m=5,n=4,k=3,dtype=f16,batch=2,out=f32,epilogue=bias",
     "layernorm": "layernorm:rows=4,cols=5,dtype=f32,prologue=residual",
+    "reduction": "reduction:rows=4,cols=5,dtype=f32,"
+    "expression=s*square(x-m)*b,vectors=b,columns=m,scalars=s,reduce=mean,then=rsqrt(x+1)",
     "rmsnorm": "rmsnorm:rows=4,cols=5,dtype=f16,prologue=residual",
     "softmax": "softmax:rows=4,cols=5,dtype=bf16,prologue=scale",
 }
-ALSO = ("softmax:rows=4,cols=5,dtype=f32,prologue=scale,direction=backward",)
+ALSO = (
+    "softmax:rows=4,cols=5,dtype=f32,prologue=scale,direction=backward",
+    "reduction:rows=4,cols=5,dtype=f16,expression=x*r,columns=r,reduce=sum,axis=rows,out=f32",
+    "reduction:rows=4,cols=5,dtype=f32,expression=x,reduce=max,axis=rows,then=exp(x)",
+)
 RENAMED: dict[str, tuple[dict[str, str], ...]] = {
     "gated_gemm": ({"b": "b_gate"}, {"b": "b_up"}, {"gate": "step0", "up": "step1"})
 }

@@ -32,6 +32,7 @@ _DEPTHWISE = "conv2d:n=2,c=40,h=11,w=9,k=40,groups=40,layout=nhwc"
 PATHS = [
     "gemm:m=37,n=41,k=67,dtype=f32,epilogue=bias+gelu",
     "gemm:m=37,n=41,k=67,dtype=f16,batch=3,trans=nt,epilogue=bias+silu+residual",
+    "gemm:m=37,n=41,k=67,dtype=bf16,epilogue=bias+residual,act=0.5*x*(1+tanh(0.7978845608*(x+0.044715*x*x*x)))",
     "gemm:m=1,n=83,k=131,dtype=bf16,trans=tn,epilogue=bias+relu",
     "gemm:m=19,n=17,k=13,dtype=tf32,batch=2,trans=tt,out=f16",
     f"{_CONV2D},r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual+relu",
@@ -40,10 +41,10 @@ PATHS = [
     f"{_CONV2D},r=2,s=3,stride=3,pad=1,dtype=f32,layout=nchw,dilation=2,direction=dgrad",
     f"{_CONV2D},r=3,s=3,stride=1,pad=3,dtype=tf32,layout=nhwc,groups=2,direction=wgrad",
     f"{_CONV2D},r=2,s=3,stride=2,pad=1,dtype=f16,layout=nchw,direction=wgrad",
-    f"{_DEPTHWISE},r=3,s=3,stride=2,pad=1,dtype=f16,epilogue=scale+bias+relu",
+    f"{_DEPTHWISE},r=3,s=3,stride=2,pad=1,dtype=f16,epilogue=scale+bias,act=x*min(max(x+3,0),6)/6",
     f"{_DEPTHWISE},r=3,s=2,stride=2,pad=1,dtype=f32,direction=dgrad",
     f"{_DEPTHWISE},r=2,s=3,stride=1,pad=2,dtype=bf16,direction=wgrad,dilation=2",
-    "conv2d:n=2,c=40,h=11,w=9,k=37,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual+relu",
+    "conv2d:n=2,c=40,h=11,w=9,k=37,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual,act=max(min(x,6),0)",
     "conv2d:n=2,c=16,h=8,w=13,k=70,r=3,s=3,stride=1,pad=0,dtype=bf16,layout=nhwc,direction=dgrad",
     "softmax:rows=11,cols=131,dtype=f16,prologue=scale+mask",
     "softmax:rows=11,cols=131,dtype=f32",
@@ -52,10 +53,10 @@ PATHS = [
     "softmax:rows=11,cols=131,dtype=bf16,log=true,direction=backward",
     "cross_entropy:rows=3,cols=1031,dtype=bf16",
     "cross_entropy:rows=11,cols=613,dtype=f16,direction=backward",
-    "layernorm:rows=11,cols=131,dtype=bf16",
+    "layernorm:rows=11,cols=131,dtype=bf16,eps=1e-12",
     "layernorm:rows=11,cols=131,dtype=f32,prologue=bias+residual,stats=true",
     "layernorm:rows=11,cols=300,dtype=f16,direction=backward",
-    "rmsnorm:rows=11,cols=131,dtype=f16,prologue=residual,stats=true",
+    "rmsnorm:rows=11,cols=131,dtype=f16,prologue=residual,stats=true,eps=0.25",
     "rmsnorm:rows=11,cols=300,dtype=f32,direction=backward",
     "gated_gemm:m=19,n=17,k=130,dtype=bf16,trans=nt,activation=gelu",
     "gated_gemm:m=7,n=33,k=13,dtype=f16,activation=sigmoid,out=f32",
@@ -64,6 +65,10 @@ PATHS = [
     "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
     "elementwise:rows=11,cols=131,dtype=f32,expression=alpha*gelu(x+bias)-tanh(x),vectors=bias,scalars=alpha",
     "elementwise:rows=12,cols=50,dtype=bf16,expression=silu(x)/max(exp(x),2)+x,out=f16",
+    "elementwise:rows=11,cols=33,dtype=f16,expression=(x-mean)*rstd*g,vectors=g,columns=mean+rstd",
+    "reduction:rows=11,cols=300,dtype=f16,expression=square(x-m)*b,vectors=b,columns=m,reduce=mean,then=rsqrt(x+2)",
+    "reduction:rows=303,cols=75,dtype=bf16,expression=gelu(x)*r+b,vectors=b,columns=r,axis=rows,reduce=sum,out=f32",
+    "reduction:rows=140,cols=131,dtype=f32,expression=s*exp(x),scalars=s,reduce=min",
     "attention:batch=1,heads=4,seq_q=37,head_dim=20,dtype=f16,seq_k=45,heads_k=2,causal=true",
     "attention:batch=2,heads=2,seq_q=1,head_dim=33,dtype=bf16,seq_k=131,heads_k=1",
     "attention:batch=1,heads=2,seq_q=41,head_dim=16,dtype=f32",
@@ -118,15 +123,12 @@ def test_every_variant_has_a_path_and_every_path_a_variant() -> None:
 
 @pytest.mark.parametrize(("variant", "workload"), ON_PATHS)
 def test_results_are_right(variant: NumbaCpuVariant[Any], workload: Workload) -> None:
-    """With a configuration drawn from the space, another for each path and the same in each run."""
+    """The first path with the default, each other with a configuration of its own, the same in each run."""
     table = variant.configs(workload, local_cpu())
     config = table.config(random.Random(str(workload)).randrange(len(table)))
+    if workload == FIRST[variant].values[1]:
+        config = variant.default(workload, local_cpu())
     assert _worst(variant, workload, config, seed=1) <= 1, f"{workload} with {config}"
-
-
-@pytest.mark.parametrize(("variant", "workload"), FIRST.values())
-def test_defaults_are_right(variant: NumbaCpuVariant[Any], workload: Workload) -> None:
-    assert _worst(variant, workload, variant.default(workload, local_cpu()), seed=2) <= 1
 
 
 SIZES = [
@@ -163,7 +165,8 @@ def test_the_default_is_a_valid_point_of_any_space(architecture: str) -> None:
 
 
 def test_spaces_are_worth_searching() -> None:
-    for text in ("gemm:m=512,n=512,k=512,dtype=f32", SIZES[4].replace("c=6", "c=64").replace("h=11", "h=56")):
+    conv2d = next(text for text in PATHS if text.startswith(_CONV2D))
+    for text in ("gemm:m=512,n=512,k=512,dtype=f32", conv2d.replace("c=6", "c=64").replace("h=11", "h=56")):
         for variant, workload in (case.values for case in _serving(text)):
             assert 500 < len(variant.configs(workload, local_cpu())) < 10_000
     for name in ("softmax", "layernorm"):

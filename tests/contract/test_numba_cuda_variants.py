@@ -26,12 +26,16 @@ WORKLOADS = (
     "softmax:rows=5,cols=37,dtype=f32,prologue=scale,direction=backward",
     "softmax:rows=5,cols=37,dtype=f16,log=true,direction=backward",
     "elementwise:rows=5,cols=37,dtype=f16,expression=max(gelu(x+b),y)*s,vectors=b,scalars=s",
-    "layernorm:rows=5,cols=37,dtype=f16,prologue=bias+residual,stats=true",
-    "rmsnorm:rows=5,cols=37,dtype=f16,prologue=residual,stats=true",
+    "layernorm:rows=5,cols=37,dtype=f16,prologue=bias+residual,stats=true,eps=0.25",
+    "rmsnorm:rows=5,cols=37,dtype=f16,prologue=residual,stats=true,eps=1e-12",
+    "elementwise:rows=5,cols=37,dtype=f32,expression=x*r+m,columns=m+r",
+    "reduction:rows=5,cols=37,dtype=f16,expression=square(x-m)*b,vectors=b,columns=m,reduce=mean,then=rsqrt(x+2)",
+    "reduction:rows=37,cols=5,dtype=f32,expression=x*r*s,columns=r,scalars=s,axis=rows,reduce=max",
     "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+silu+residual",
+    "gemm:m=9,n=7,k=5,dtype=f32,epilogue=residual,act=x*min(max(x+3,0),6)/6+erf(x)*step(x)",
     "gated_gemm:m=9,n=7,k=5,dtype=f32,trans=nt",
     "grouped_gemm:groups=3,m=21,n=7,k=5,dtype=f32,skew=zipf",
-    "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias",
+    "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias,act=tanh(x)",
 )
 VARIANTS = [variant for variant in kernels.variants() if isinstance(variant, NumbaCudaVariant)]
 CASES = [

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tunebench.dtype import is_integer, itemsize, numpy_dtype, storage
 from tunebench.errors import InputError
 from tunebench.measure.verify import share_of
-from tunebench.workload import AtLeast, Reference, Workload
+from tunebench.workload import AtLeast, Expression, Reference, Workload
 from tunebench.workloads import operators, parse
 from tunebench.workloads.operators._activation import SLOPES, apply
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -44,9 +44,13 @@ def _values(kind: Any, largest: int) -> st.SearchStrategy[Any]:
         return st.booleans()
     base, *notes = get_args(kind)
     if notes == ["expression"]:
-        return st.sampled_from(("x", "max(x,gelu(y+bias))*2", "bias*x/(1+square(x))"))
+        return st.sampled_from(
+            ("x", "gelu(x)", "max(x,0.1*x)", "max(x,gelu(y+bias))*2", "bias*x/(1+square(x))")
+        )
     if notes == ["names"]:
         return st.sampled_from(("", "bias", "x"))
+    if notes == ["positive"]:
+        return st.floats(1e-12, 1.0)
     assert base is int, f"teach this test to draw {kind}"
     smallest = next(note.minimum for note in notes if isinstance(note, AtLeast))
     return st.integers(smallest, largest)
@@ -166,9 +170,9 @@ def test_leeway_names_dimensions(name: str) -> None:
     for dimension in (*leeway.padding, *leeway.items):
         assert any(isinstance(note, AtLeast) for note in get_args(types[dimension])), dimension
     for dimension in (*leeway.layouts, *leeway.fusions):
-        assert len(cls.choices(dimension)) > 1
+        assert len(cls.choices(dimension)) > 1 or types[dimension] == Expression
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    assert all(defaults[dimension] in cls.choices(dimension) for dimension in leeway.fusions)
+    assert all(defaults[dimension] in (*cls.choices(dimension), "x") for dimension in leeway.fusions)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -179,7 +183,7 @@ def test_changes_keep_what_follows(name: str) -> None:
     @settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
     def check(workload: Workload) -> None:
         assert workload.changed() == workload
-        for dimension in workload.leeway.items:
+        for dimension in workload.may_change().items:
             doubled = workload.changed(**{dimension: 2 * getattr(workload, dimension)})
             assert doubled.flops() == 2 * workload.flops()
         for dtype in cls.choices("dtype"):
@@ -785,7 +789,7 @@ def _share(workload: Workload, got: Array, reference: Reference) -> Array:
     return share_of(np.abs(got.astype(np.float64) - reference.value), allowed)
 
 
-ELSEWHERE = {"attention", "elementwise", "rmsnorm"}
+ELSEWHERE = {"attention", "elementwise", "reduction", "rmsnorm"}
 """Operators that have a module of tests of their own for this, such as tests/unit/test_attention.py."""
 
 

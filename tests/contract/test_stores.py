@@ -1,4 +1,4 @@
-"""What every database must do, on SQLite and on a PostgreSQL server that this test starts itself."""
+"""What every database must do, on SQLite and on a PostgreSQL server that these tests start themselves."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
-import tempfile
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,11 +20,13 @@ import sqlalchemy as sa
 from tunebench.db import (
     Addition,
     Batch,
+    Demand,
     Place,
     RunStart,
     RunSummary,
     TrialKey,
     Verdict,
+    bulk,
     locate,
     migrate,
     new_owner,
@@ -97,91 +97,6 @@ def key(
 
 def begin(store: Store, device: Device = DEVICE) -> str:
     return store.begin_run(RunStart(device=device, workload=WORKLOAD, sampler="bound", seed=7, host="here"))
-
-
-# -- databases -------------------------------------------------------------------------------------
-
-
-class _Server:
-    """A PostgreSQL server of this test's own, reached through a socket in its folder; never run as root."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._run_as: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            shutil.chown(folder, "postgres", "postgres")
-            self._run_as = {"user": "postgres", "group": "postgres", "extra_groups": []}
-        self._command("initdb", "--auth=trust", "--username=tuner", "--no-sync", "--encoding=UTF8")
-        self._databases = 0
-        self.start()
-
-    def _command(self, program: str, *arguments: str) -> None:
-        subprocess.run(
-            [program, "--pgdata", str(self.folder / "data"), *arguments],
-            check=True,
-            cwd=self.folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=60,
-            **self._run_as,
-        )
-
-    def start(self) -> None:
-        flags = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync=off"
-        self._command("pg_ctl", "start", "--wait", "--log", str(self.folder / "log"), "--options", flags)
-
-    def stop(self, mode: str = "fast") -> None:
-        self._command("pg_ctl", "stop", "--wait", "--mode", mode)
-
-    def url(self, database: str) -> str:
-        return f"postgresql://tuner@/{database}?host={self.folder}"
-
-    def new_database(self) -> str:
-        self._databases += 1
-        name = f"test{self._databases}"
-        engine = sa.create_engine(
-            self.url("postgres").replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT"
-        )
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        engine.dispose()
-        return self.url(name)
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[_Server]:
-    pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
-    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
-        pytest.skip("PostgreSQL's initdb and pg_ctl are not on the PATH")
-    if os.geteuid() == 0:
-        import pwd
-
-        try:
-            pwd.getpwnam("postgres")
-        except KeyError:
-            pytest.skip("PostgreSQL refuses to run as root, and there is no user `postgres`")
-    folder = Path(tempfile.mkdtemp(prefix="tunebench-pg-"))  # pytest's own folders are closed to other users
-    try:
-        running = _Server(folder)
-        try:
-            yield running
-        finally:
-            running.stop("immediate")
-    finally:
-        shutil.rmtree(folder)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "store.db")
-    return str(request.getfixturevalue("server").new_database())
-
-
-@pytest.fixture
-def store(db: str) -> Iterator[Store]:
-    with open_store(db) as opened:
-        yield opened
 
 
 # -- recording and reading -------------------------------------------------------------------------
@@ -377,6 +292,13 @@ def test_all_that_is_added_at_once_goes_in_or_nothing(store: Store) -> None:
         store.add([first, batch(added(7, CompileFailed(reason=object())))])  # type: ignore[arg-type]
     assert store.stats() == before
     assert store.add([first]) == 3
+
+
+def test_a_clock_that_was_set_back_among_what_is_added_keeps_nothing_out(store: Store) -> None:
+    late, early = datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
+    additions = [added(number, measured(1.0), recorded_at=late) for number in range(bulk.CHUNK + 1)]
+    additions.append(added(0, measured(2.0), recorded_at=early))
+    assert store.add([batch(*additions)]) == len(additions)
 
 
 def test_what_is_added_ends_a_claim_and_leaves_what_is_newer_here(store: Store) -> None:
@@ -775,6 +697,83 @@ def test_a_store_works_on_after_a_fork(store: Store) -> None:
     assert len(store.history(WORKLOAD)) == 3
 
 
+# -- what programs run -----------------------------------------------------------------------------
+
+OTHER = "gemm:m=64,n=64,k=64,dtype=f32"
+
+
+def spent(store: Store, device: Device = DEVICE) -> list[tuple[str, int, float]]:
+    return [(one.workload, one.calls, one.time_us) for one in store.demand(device.key)]
+
+
+def test_demand_accumulates_and_the_most_time_comes_first(db: str) -> None:
+    moments = [datetime(2026, 11, 20, 12, minute, tzinfo=UTC) for minute in (0, 5, 3)]
+    for moment in moments:  # the last by a clock that was set back
+        with closing(Store(locate(db), clock=lambda moment=moment: moment)) as store:
+            store._clock_is_behind = timedelta()
+            store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=2, time_us=1.5)])
+    with open_store(db) as store:
+        [once] = store.demand(DEVICE.key)
+        assert (once.first_noted_at, once.last_noted_at) == (moments[0], moments[1])
+        store.add_demand(DEVICE, [Demand(workload=OTHER, calls=1, time_us=100.0)])
+        store.add_demand(TWIN, [Demand(workload=OTHER, calls=2**40, time_us=0.0)])
+        assert spent(store) == [(OTHER, 1, 100.0), (WORKLOAD, 6, 4.5)]
+        assert spent(store, TWIN) == [(OTHER, 2**40, 0.0)]
+        store.add_demand(DEVICE, [])
+        many = [Demand(workload=f"{OTHER},n={n}", calls=1, time_us=1.0) for n in range(2500)]
+        store.add_demand(DEVICE, many)
+        assert len(store.demand(DEVICE.key)) == 2502
+
+
+@pytest.mark.parametrize(("calls", "time_us"), [(0, 1.0), (1, -1.0), (1, math.nan), (1, math.inf)])
+def test_demand_is_of_calls_and_of_a_finite_time(store: Store, calls: int, time_us: float) -> None:
+    with pytest.raises(InputError, match=WORKLOAD):
+        Demand(workload=WORKLOAD, calls=calls, time_us=time_us)
+    store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=1, time_us=1.0)])
+    for change in ("calls = 0", "time_us = -1.0"):
+        with pytest.raises(DatabaseError), store._write() as connection:
+            connection.exec_driver_sql(f"UPDATE demand SET {change}")
+
+
+def test_demand_of_other_origins_counts_besides(store: Store) -> None:
+    store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=2, time_us=3.0)])
+    with store._write() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO demand (device_id, workload, origin, calls, time_us, first_noted_at, last_noted_at)"
+            " SELECT device_id, workload, 'another', 40, 50.0, first_noted_at, last_noted_at FROM demand"
+        )
+    store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=1, time_us=1.0)])
+    assert spent(store) == [(WORKLOAD, 43, 54.0)]
+
+
+def _add_demand(db: str, writer: int) -> None:
+    texts = [WORKLOAD, OTHER] if writer % 2 else [OTHER, WORKLOAD]
+    with open_store(db) as store:
+        for _ in range(20):
+            store.add_demand(DEVICE, [Demand(workload=text, calls=1, time_us=0.5) for text in texts])
+
+
+def test_many_writers_add_up(db: str) -> None:
+    open_store(db).close()
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_add_demand, args=(db, writer)) for writer in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    with open_store(db) as store:
+        assert spent(store) == [(OTHER, 60, 30.0), (WORKLOAD, 60, 30.0)]
+
+
+def test_databases_have_names_of_their_own(db: str, tmp_path: Path) -> None:
+    def name(db: str) -> str:
+        with open_store(db) as store, store._read() as connection:
+            return str(connection.execute(sa.select(schema.Origin.id)).scalar_one())
+
+    assert name(db) == name(db) != name(str(tmp_path / "other.db"))
+
+
 # -- schema ----------------------------------------------------------------------------------------
 
 
@@ -935,7 +934,7 @@ def test_another_programs_tables_are_left_alone(db: str) -> None:
 # -- a server that dies ----------------------------------------------------------------------------
 
 
-def test_nothing_committed_is_lost_when_the_server_is_killed(server: _Server) -> None:
+def test_nothing_committed_is_lost_when_the_server_is_killed(server: Any) -> None:
     with open_store(server.new_database()) as store:
         begin(store)
         for number in range(20):

@@ -6,6 +6,7 @@ A fenced block says by its language what is done with it:
   prints, where ``...`` stands for anything and white space does not count. Without output, none in particular
   is promised.
 - ``python``: run as a program.
+- ``python torch``: likewise, where torch is installed.
 - ``python`` or ``toml`` whose first line is ``# file: NAME``: saved under that name.
 - ``console norun``: shown only, because it changes the reader's machine; a comment before it says why.
 
@@ -15,6 +16,7 @@ Pages share nothing; the blocks of a page share a folder, a database and a cache
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import os
 import re
 import subprocess
@@ -26,7 +28,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"console", "console norun", "python", "toml", "sql", "text"}
+LANGUAGES = {"console", "console norun", "python", "python torch", "toml", "sql", "text"}
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 _BLOCK = re.compile(r"^```(?P<language>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -104,7 +108,7 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
             for command, shown in commands(block.body):
                 printed = run(["bash", "-c", command], tmp_path)
                 assert not shown.strip() or same(shown, printed), f"{where}: $ {command}\n{printed}"
-        elif block.language in {"python", "toml"}:
+        elif block.language in {"python", "toml"} or (block.language == "python torch" and HAS_TORCH):
             named = re.match(r"# file: (\S+)\n", block.body)
             if block.language == "toml" and not named:
                 continue

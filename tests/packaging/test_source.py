@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 import re
 from pathlib import Path
@@ -56,6 +57,8 @@ def test_the_linked_folders_are_imported_by_their_full_names() -> None:
 
 @pytest.mark.parametrize("name", public_modules())
 def test_all_names_what_there_is(name: str) -> None:
+    if name.startswith("tunebench.torch"):
+        pytest.importorskip("torch", reason="torch is not installed")
     module = importlib.import_module(name)
     if name.startswith("tunebench.kernels.") and name.count(".") == 3:
         assert module.VARIANT.key, "a variant's module is known by its VARIANT"
@@ -72,7 +75,10 @@ def test_all_names_what_there_is(name: str) -> None:
 
 def test_no_public_name_is_replaced_by_a_module() -> None:
     """Importing `package.name` binds the module to `name`, whatever the package offers under it."""
+    there = importlib.util.find_spec("torch") is not None
     for name in public_modules():
+        if name.startswith("tunebench.torch") and not there:
+            continue
         module = importlib.import_module(name)
         for attribute in getattr(module, "__all__", ()):
             assert not isinstance(getattr(module, attribute), ModuleType), f"{name}.{attribute}"

@@ -39,7 +39,10 @@ def measured(median_us: float) -> Measured:
 def remember(db: Path, device: Device, key: str, config: Config, outcome: Outcome) -> None:
     with open_store(db) as store:
         store.begin_run(RunStart(device=device, workload=str(WORKLOAD), sampler="bound", seed=0))
-        trial = TrialKey(device=device.key, workload=str(WORKLOAD), variant=key, revision="r1", config=config)
+        revision = kernels.variant(key).revision(WORKLOAD, config)
+        trial = TrialKey(
+            device=device.key, workload=str(WORKLOAD), variant=key, revision=revision, config=config
+        )
         store.record(trial, Result(outcome=outcome), bound_us=1.0)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from tunebench import cli, device
-from tunebench.db import bulk, open_store
-from tunebench.outcome import Measured
+from tunebench import cli, device, kernels
+from tunebench.db import RunStart, TrialKey, bulk, open_store
+from tunebench.outcome import CompileFailed, Measured, Result
 from tunebench.recording import read
+from tunebench.workloads import parse
 
 WORKLOAD = "softmax:rows=16,cols=16,dtype=f32"
 
@@ -49,8 +52,8 @@ def test_import_tells_what_went_in(tmp_path: Path, capsys: pytest.CaptureFixture
         "variant": "recorded/k",
     }
     assert json.loads(out) == [
-        {"file": first, "spaces": [space], "added": 3, "known": 0, "faults": []},
-        {"file": second, "spaces": [space], "added": 1, "known": 3, "faults": []},
+        {"file": first, "spaces": [space], "added": 3, "known": 0, "faults": [], "refused": 0},
+        {"file": second, "spaces": [space], "added": 1, "known": 3, "faults": [], "refused": 0},
     ]
     assert err == ""
     assert cli.run(["db", "import", first]) == 0
@@ -99,8 +102,8 @@ def test_an_interrupted_import_leaves_the_files_before_it_whole(
     insert = bulk.insert_measurements
     rows: list[int] = []
 
-    def interrupted(connection: Any, given: Any, watcher: Any) -> None:
-        insert(connection, given, watcher)
+    def interrupted(connection: Any, given: Any) -> None:
+        insert(connection, given)
         rows.append(len(given))
         if len(rows) == 2:
             raise KeyboardInterrupt
@@ -209,3 +212,77 @@ def test_what_was_tuned_here_goes_out_is_read_back_and_searched(
     replayed = json.loads(capsys.readouterr().out)
     assert (replayed["space"], replayed["runs"][0]["measured"]) == (report["variant"], len(times))
     assert replayed["optimum_ms"] == pytest.approx(recording.optimum_us / 1e3)
+
+
+# -- care ------------------------------------------------------------------------------------------
+
+
+def test_databases_are_merged_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other, into = (str(tmp_path / name) for name in ("one.db", "other.db", "into.db"))
+    assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD[:3]), "--db", one]) == 0
+    assert cli.run(["db", "import", cache(tmp_path, "b.json", *GOOD), "--db", other]) == 0
+    capsys.readouterr()
+    assert cli.run(["db", "merge", one, other, "--into", into, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    # A file that was imported into both is known, although at another time.
+    assert [(each["added"], each["known"], each["runs"]) for each in told] == [(3, 0, 1), (1, 3, 1)]
+    assert cli.run(["db", "merge", one, str(tmp_path / "none.db"), "--into", into]) == 4
+    assert "nothing went in of: " + one in capsys.readouterr().err
+    assert cli.run(["db", "merge", one, "--into", into]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["0", "3"]
+
+
+def test_verify_tells_what_is_wrong_by_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = str(tmp_path / "a.db")
+    assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD), "--db", database]) == 0
+    assert cli.run(["db", "verify", "--db", database]) == 0
+    assert "is sound" in capsys.readouterr().out
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE measurement SET fastest_us = 1e9 WHERE id = 2")
+    assert cli.run(["db", "verify", "--db", database, "--json"]) == 4
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert (told["clean"], told["counts"], told["fixed"]) == (False, {"figure": 1}, 0)
+    assert told["first"]["figure"] == ["measurement 2: its fastest sample is told as 1000000000.0"]
+    assert err.endswith("is not sound: 1 findings\n")
+    assert cli.run(["db", "verify", "--db", database, "--fix"]) == 4
+    assert "1 figure: figures of one measurement" in capsys.readouterr().out
+
+
+def test_verify_marks_what_is_outdated(capsys: pytest.CaptureFixture[str]) -> None:
+    h100, variant, workload = (
+        device.described()["h100-sxm"],
+        kernels.variant("softmax/cuda_block"),
+        parse(WORKLOAD),
+    )
+    trial = TrialKey(
+        device=h100.key,
+        workload=WORKLOAD,
+        variant=variant.key,
+        revision="before",
+        config=variant.default(workload, h100),
+    )
+    with open_store() as store:
+        store.begin_run(RunStart(device=h100, workload=WORKLOAD, sampler="random", seed=0))
+        store.record(trial, Result(outcome=CompileFailed(reason="no")))
+    assert cli.run(["db", "verify"]) == 4
+    assert "the source of softmax/cuda_block has changed" in capsys.readouterr().out
+    assert cli.run(["db", "verify", "--fix", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fixed"] == 1
+    assert cli.run(["db", "verify"]) == 0
+
+
+def test_downgrade_asks_nothing_and_tells_what_would_be_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = str(tmp_path / "a.db")
+    assert cli.run(["db", "downgrade", "--to", "0001", "--db", database]) == 4
+    assert cli.run(["db", "upgrade", "--db", database]) == 0
+    assert cli.run(["db", "downgrade", "--to", "0002", "--db", database, "--json"]) == 0
+    capsys.readouterr()
+    assert cli.run(["db", "downgrade", "--to", "0001", "--db", database, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"database": database, "before": "0002", "after": "0001"}
+    assert cli.run(["db", "stats", "--db", database]) == 4
+    assert cli.run(["db", "downgrade", "--to", "7", "--db", database]) == 2

@@ -17,8 +17,8 @@ from tunebench.forecast.comparison import Contender, priced
 from tunebench.forecast.footprint import least_bytes
 from tunebench.forecast.network import predict_network
 from tunebench.forecast.parallel import Division
+from tunebench.kernels import variant
 from tunebench.outcome import Predicted, Result, Verification
-from tunebench.space import Config
 from tunebench.workloads import parse
 from tunebench.workloads.networks import Run, network
 
@@ -354,15 +354,17 @@ def test_stored_predictions_are_shown_with_their_intervals(told: Any, shown: Any
         Predicted(predicted_us=90.0, verification=right, low_us=50.0, high_us=171.0),
         Predicted(predicted_us=95.0, verification=right),
     )
+    products = (variant("gemm/cuda_mma"), variant("gemm/cuda_simt"))
     with open_store(db) as store:
         store.begin_run(RunStart(device=where, workload=str(workload), sampler="bound", seed=0))
-        for number, outcome in enumerate(outcomes):
+        for product, outcome in zip(products, outcomes, strict=True):
+            config = product.default(workload, where)
             key = TrialKey(
                 device=where.key,
                 workload=str(workload),
-                variant="gemm/example",
-                revision="r1",
-                config=Config({"tile": number}),
+                variant=product.key,
+                revision=product.revision(workload, config),
+                config=config,
             )
             store.record(key, Result(outcome=outcome), bound_us=1.0)
     best, older = told("show", "-w", GEMM, "--db", db)["best"]
@@ -373,7 +375,7 @@ def test_stored_predictions_are_shown_with_their_intervals(told: Any, shown: Any
     assert " 95.00  predicted" in text
     assert told("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)["interval_us"] == [50, 171]
     said = shown("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)
-    assert "(predicted, " in said
+    assert "(predicted; " in said
     assert "nine of ten times within 50.00 to 171.00)" in said
 
 

@@ -6,6 +6,7 @@ import errno
 import importlib
 import inspect
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def raising(error: BaseException) -> Any:
 
 
 def test_every_command_module_is_listed() -> None:
-    modules = {path.stem for path in (ROOT / "tunebench" / "cli").glob("[!_]*.py")}
+    modules = {info.name for info in pkgutil.iter_modules(cli.__path__) if not info.name.startswith("_")}
     assert modules == set(cli.COMMANDS)
 
 

@@ -33,7 +33,7 @@ pytestmark = [
 
 SAMPLED = ("sm_75", "sm_80", "sm_90", "sm_100")
 """Architectures that the sample is compiled for; it takes their items in turn, so that each has some."""
-EVERY = 17
+EVERY = 23
 """Of the matrix with one configuration a problem, every so many-th is compiled here."""
 
 

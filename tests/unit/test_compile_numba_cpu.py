@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numba.core.bytecode import FunctionIdentity
 
-from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu, load_numba_cpu
-from tunebench.kernels import load_file
+from tunebench.compile.numba_cpu import _fingerprint, compile_numba_cpu, key_numba_cpu, load_numba_cpu
+from tunebench.kernels import load_file, module_name
 from tunebench.space import Config
 from tunebench.workloads import parse
 
@@ -38,3 +38,12 @@ def test_the_key_depends_on_the_configuration_and_not_on_the_size() -> None:
     key = key_numba_cpu(VARIANT, WORKLOAD, right)
     assert key == key_numba_cpu(VARIANT, parse("softmax:rows=9,cols=9,dtype=f32"), right)
     assert key != key_numba_cpu(VARIANT, WORKLOAD, wrong)
+
+
+def test_a_file_that_was_moved_does_not_get_binaries_of_the_old_place() -> None:
+    def kernel(x: int) -> int:
+        return x
+
+    here = _fingerprint(kernel)
+    kernel.__module__ = module_name("/elsewhere/variant.py")  # where compiled code looks for its globals
+    assert _fingerprint(kernel) != here

@@ -17,6 +17,7 @@ from tunebench.compile.emulate import emulate, find_compiler
 from tunebench.device import local_cpu, representative
 from tunebench.errors import InputError
 from tunebench.expression import FUNCTIONS, Name, Number, names, parse, steps
+from tunebench.kernels import _cuda_chain, _numba_chain
 from tunebench.kernels._chain import least_operations, lines, variable
 from tunebench.kernels._numba_chain import by_libm, by_polynomials
 from tunebench.kernels.elementwise import cuda_vector, numba_cpu, numba_cuda
@@ -26,6 +27,7 @@ from tunebench.space import Config
 from tunebench.workload import Reference
 from tunebench.workloads import parse as parse_workload
 from tunebench.workloads.operators import _expression
+from tunebench.workloads.operators._chain import Chain
 from tunebench.workloads.operators.elementwise import Elementwise
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -40,6 +42,10 @@ def chain(text: str) -> Elementwise:
 
 
 def drawn(workload: Elementwise, seed: int = 0) -> tuple[dict[str, Any], dict[str, Reference]]:
+    return drawn_of(workload, seed)
+
+
+def drawn_of(workload: Chain, seed: int) -> tuple[dict[str, Any], dict[str, Reference]]:
     inputs = workload.draw(np.random.default_rng(seed))
     return inputs, workload.reference({name: np.asarray(v, np.float64) for name, v in inputs.items()})
 
@@ -55,6 +61,7 @@ MEANINGS: dict[str, Callable[..., float]] = {
     "max": max,
     "min": min,
     "abs": abs,
+    "erf": math.erf,
     "exp": math.exp,
     "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
     "log": math.log,
@@ -64,6 +71,7 @@ MEANINGS: dict[str, Callable[..., float]] = {
     "silu": lambda x: x / (1 + math.exp(-x)),
     "sqrt": math.sqrt,
     "square": lambda x: x**2,
+    "step": lambda x: 1.0 if x > 0 else 0.0,
     "tanh": math.tanh,
 }
 
@@ -89,7 +97,7 @@ def rounded(tree: Any, inputs: Arrays) -> Any:
 
 EVERY = (
     "max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))+rsqrt(2+square(x))-sigmoid(x)*relu(-y)"
-    "+min(tanh(x),gelu(y))*silu(x-y)"
+    "+min(tanh(x),gelu(y))*silu(x-y)+erf(x)*step(y)"
 )
 
 
@@ -97,23 +105,24 @@ def test_every_function_is_lowered_everywhere() -> None:
     operations = {step.operation for step in steps(parse(EVERY))}
     assert operations == set(MEANINGS)
     assert set(FUNCTIONS) - {"max", "min"} == set(_expression.FUNCTIONS)
-    for variant in (cuda_vector, numba_cpu, numba_cuda):
-        assert set(variant.SPELLING.operations) == set(MEANINGS)
+    for spelling in (_cuda_chain.SPELLING, _numba_chain.SPELLING, _numba_chain.CUDA_SPELLING):
+        assert set(spelling.operations) == set(MEANINGS)
 
 
 def test_the_reference_is_what_single_numbers_come_to() -> None:
-    workload = chain(f"rows=3,cols=5,dtype=f32,expression={EVERY}*a+b,vectors=a,scalars=b")
+    workload = chain(f"rows=3,cols=5,dtype=f32,expression={EVERY}*a+b-c,vectors=a,scalars=b,columns=c")
     inputs, references = drawn(workload)
     for i, j in itertools.product(range(3), range(5)):
         given_here = {"x": inputs["x"][i, j], "y": inputs["y"][i, j], "a": inputs["a"][j], "b": inputs["b"]}
+        given_here["c"] = inputs["c"][i]
         expected = meant(workload.tree, {name: float(value) for name, value in given_here.items()})
         assert references["out"].value[i, j] == pytest.approx(expected, rel=1e-12)
 
 
 def test_parts_of_the_reference_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = chain("rows=7,cols=5,dtype=f16,expression=gelu(x+b)*y,vectors=b")
+    workload = chain("rows=7,cols=5,dtype=f16,expression=gelu(x+b)*y*r,vectors=b,columns=r")
     _, whole = drawn(workload)
-    monkeypatch.setattr(sys.modules[Elementwise.__module__], "ELEMENTS_AT_ONCE", 10)
+    monkeypatch.setattr(sys.modules[Chain.__module__], "ELEMENTS_AT_ONCE", 10)
     _, parts = drawn(workload)
     np.testing.assert_array_equal(whole["out"].value, parts["out"].value)
     np.testing.assert_array_equal(whole["out"].scale, parts["out"].scale)
@@ -195,10 +204,10 @@ def test_every_text_means_the_expression(expression: str, seed: int) -> None:
     f32 = np.float32
     two_forms = {
         name: np.vectorize(lambda x, name=name: f32(MEANINGS[name](float(x))), otypes=[f32])
-        for name in numba_cpu.TWO_FORMS
+        for name in _numba_chain.TWO_FORMS
     }
-    for variant in (numba_cpu, numba_cuda):
-        assignments, result = variant.SPELLING.write(workload.tree)
+    for spelling in (_numba_chain.SPELLING, _numba_chain.CUDA_SPELLING):
+        assignments, result = spelling.write(workload.tree)
         text = "\n".join([*(line.strip() for line in assignments), f"result = {result}"])
         got = np.empty((6, 10), f32)
         for i, j in np.ndindex(got.shape):
@@ -275,6 +284,7 @@ def test_what_is_no_number_and_what_is_extreme_comes_out_as_it_must(functions: A
             "exp": np.exp(x),
             "log": np.log(x),
             "tanh": np.tanh(x),
+            "erf": [math.erf(v) for v in x],
             "sigmoid": 1 / (1 + np.exp(-x.astype(np.float64))),
         }
     for name, right in expected.items():
@@ -294,7 +304,8 @@ def test_rows_are_joined_where_no_vector_tells_them_apart() -> None:
     assert lines(chain("rows=64,cols=6,dtype=f16,expression=x*2")) == (1, 384)
     assert lines(chain("rows=4096,cols=1024,dtype=f16,expression=x*y")) == (1024, 4096)
     assert lines(chain("rows=6,cols=3,dtype=f16,expression=x*y")) == (3, 6)
-    assert lines(chain("rows=64,cols=6,dtype=f16,expression=x*b,vectors=b")) == (64, 6)
+    for key in ("vectors", "columns"):
+        assert lines(chain(f"rows=64,cols=6,dtype=f16,expression=x*b,{key}=b")) == (64, 6)
 
 
 def test_what_must_be_executed_at_least() -> None:

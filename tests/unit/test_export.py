@@ -219,6 +219,9 @@ PROBLEMS = {
     "attention/cuda_simt_backward": f"{BACKWARD},seq_q=70,head_dim=13,dtype=f32",
     "attention/cuda_wgmma_backward": f"{BACKWARD},seq_q=71,head_dim=64,dtype=bf16",
     "elementwise": "elementwise:rows=50,cols=77,dtype=f16,expression=s*gelu(x+b)*y,vectors=b,scalars=s",
+    "reduction": "reduction:rows=3,cols=3001,dtype=f16,expression=s*x*r,columns=r,scalars=s,reduce=mean",
+    "reduction/cuda_column": "reduction:rows=300,cols=3,dtype=bf16,expression=x*b,vectors=b,reduce=max,"
+    "axis=rows",
     "gemm": "gemm:m=4096,n=1096,k=64,dtype=f16,epilogue=bias+residual",
     "gated_gemm": "gated_gemm:m=300,n=328,k=64,dtype=bf16",
     "grouped_gemm": "grouped_gemm:groups=7,m=100,n=72,k=64,dtype=bf16,skew=zipf",

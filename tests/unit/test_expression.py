@@ -163,7 +163,10 @@ def test_texts_of_one_meaning_are_one_workload() -> None:
         ("expression=x+a,vectors=a+a", "vectors='a+a' must be names joined by +, each once"),
         ("expression=x+a,vectors=a-x", "must be names joined by +"),
         ("expression=x+out", "out is the result"),
-        ("expression=2*a,vectors=a", "at least one input must be neither in vectors nor in scalars"),
+        (
+            "expression=2*a,vectors=a",
+            "at least one input must be in none of vectors, scalars and columns",
+        ),
         ("expression=3", "at least one input"),
         ("expression=log(x-y)", "log(x-y) may divide by 0"),
         ("expression=exp(x)*exp(y)*exp(z)*exp(x)*exp(y)*exp(exp(x))*1e4", "overflow f32 or f16"),

@@ -39,6 +39,7 @@ EVERY = [
         "conv2d:n=1,c=1,h=1,w=1,k=1,r=1,s=1,stride=1,pad=0,layout=nchw,dtype=f32,direction=dgrad",
         "elementwise:rows=1,cols=1,dtype=f32,expression=x",
         "elementwise:rows=1048576,cols=1048576,dtype=bf16,expression=gelu(x*g)+y,vectors=g",
+        "reduction:rows=2147483647,cols=1,dtype=f32,expression=x,reduce=sum,axis=rows",
         "softmax:rows=1,cols=1,dtype=f16,log=true,direction=backward,prologue=scale",
         "cross_entropy:rows=2147483647,cols=2147483647,dtype=f32,direction=backward",
         "layernorm:rows=1,cols=1048576,dtype=f32,prologue=bias+residual,stats=true",

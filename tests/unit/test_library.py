@@ -8,7 +8,8 @@ from tunebench.device import find
 from tunebench.measure.baseline import Baseline, Failed
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed
-from tunebench.tuning.library import Libraries
+from tunebench.search.executor.local import Caller
+from tunebench.tuning.library import Libraries, stage
 from tunebench.workloads import parse
 
 PROBLEM = parse("softmax:rows=8,cols=8,dtype=f32")
@@ -16,7 +17,7 @@ QUICK = Protocol(min_samples=4, max_samples=5, max_s=0.02)
 
 
 def test_libraries_are_timed_in_a_process_of_their_own_and_pooled() -> None:
-    with Libraries(PROBLEM, find("cpu"), QUICK, rounds=2) as libraries:
+    with Libraries(PROBLEM, find("cpu"), QUICK, Caller(stage()), rounds=2) as libraries:
         libraries.time(0)
         libraries.time(0)
     numpy = next(baseline for baseline in libraries.baselines() if baseline.name == "numpy")
@@ -39,8 +40,8 @@ def test_one_that_fails_is_not_tried_again_and_the_reason_kept(
             raise answer
         return answer
 
-    libraries = Libraries(PROBLEM, find("cpu"), QUICK, rounds=3)
-    monkeypatch.setattr(libraries._caller, "call", call)
+    libraries = Libraries(PROBLEM, find("cpu"), QUICK, Caller(stage()), rounds=3)
+    monkeypatch.setattr(libraries._calls, "call", call)
     for _ in range(3):
         libraries.time(0)
     assert libraries.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0]),)
@@ -53,8 +54,8 @@ def test_one_that_fails_in_a_round_has_no_time_and_the_others_go_on(monkeypatch:
     answers = iter(
         [[numpy, torch], [numpy, Failed(name="torch", reason="RuntimeError: No available kernel")]]
     )
-    libraries = Libraries(PROBLEM, find("cpu"), QUICK, rounds=2)
-    monkeypatch.setattr(libraries._caller, "call", lambda *_: next(answers))
+    libraries = Libraries(PROBLEM, find("cpu"), QUICK, Caller(stage()), rounds=2)
+    monkeypatch.setattr(libraries._calls, "call", lambda *_: next(answers))
     for _ in range(2):
         libraries.time(0)
     assert libraries.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0] * 2),)

@@ -45,7 +45,7 @@ def by_loops(workload: Norm, t: Mapping[str, Array]) -> dict[str, Array]:
         if "residual" in t:
             row = [value + float(t["residual"][i, j]) for j, value in enumerate(row)]
         mean = math.fsum(row) / n if workload.operator == "layernorm" else 0.0
-        rstd = 1 / math.sqrt(math.fsum((value - mean) ** 2 for value in row) / n + 1e-5)
+        rstd = 1 / math.sqrt(math.fsum((value - mean) ** 2 for value in row) / n + workload.eps)
         for name, value in (("z", row), ("mean", mean), ("rstd", rstd)):
             if name in found:
                 found[name][i] = value
@@ -58,9 +58,9 @@ def by_loops(workload: Norm, t: Mapping[str, Array]) -> dict[str, Array]:
 @pytest.mark.parametrize(
     "text",
     [
-        "layernorm:rows=3,cols=7,dtype=f32,prologue=residual",
+        "layernorm:rows=3,cols=7,dtype=f32,prologue=residual,eps=0.25",
         "layernorm:rows=3,cols=7,dtype=f16,prologue=bias+residual,stats=true",
-        "rmsnorm:rows=3,cols=7,dtype=f32,stats=true",
+        "rmsnorm:rows=4,cols=7,dtype=f32,stats=true,eps=1e-12",
         "rmsnorm:rows=3,cols=7,dtype=bf16,prologue=residual,stats=true",
     ],
 )
@@ -116,10 +116,36 @@ def test_what_does_not_go_together_is_refused(text: str, says: str) -> None:
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("eps=0", "eps=0.0 must be a number from"),
+        ("eps=-1e-5", "must be a number from"),
+        ("eps=nan", "eps='nan' must be a number such as 1e-6"),
+        ("eps=1e99", "must be a number from"),
+        ("eps=1e-6,direction=backward", "eps=1e-6 needs direction=forward, not backward; leave it out"),
+    ],
+)
+def test_an_eps_is_positive_and_of_what_is_forward(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(f"layernorm:rows=2,cols=3,dtype=f32,{text}")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical"),
+    [("1e-12", "1e-12"), ("0.000001", "1e-6"), ("1E-3", "0.001"), ("1", "1.0"), ("9.99e-06", "9.99e-6")],
+)
+def test_an_eps_has_one_text(given: str, canonical: str) -> None:
+    workload = norm(f"rmsnorm:rows=2,cols=3,dtype=f32,eps={given}")
+    assert str(workload) == f"rmsnorm:rows=2,cols=3,dtype=f32,eps={canonical}"
+    assert parse(str(workload)) == workload
+    assert workload.eps == float(given)
+
+
 def test_keys_of_before_stay() -> None:
-    assert str(norm("layernorm:rows=2,cols=3,dtype=f32,stats=false,direction=forward,prologue=none")) == (
-        "layernorm:rows=2,cols=3,dtype=f32"
-    )
+    given = "stats=false,direction=forward,prologue=none,eps=0.00001"
+    assert str(norm(f"layernorm:rows=2,cols=3,dtype=f32,{given}")) == ("layernorm:rows=2,cols=3,dtype=f32")
 
 
 @pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])
@@ -142,12 +168,20 @@ def summed(values: Array, axis: int, terms: int | None = None) -> Array:
 
 
 def run(
-    workload: Norm, inputs: Mapping[str, Array], leave_out: bool = False, again: bool = False
+    workload: Norm,
+    inputs: Mapping[str, Array],
+    leave_out: bool = False,
+    again: bool = False,
+    eps: float | None = None,
 ) -> dict[str, Array]:
-    """Compute in f32; `leave_out` the last term of each sum, or normalise the rounded sum `again`."""
+    """Compute in f32; `leave_out` the last term of each sum, or normalise the rounded sum `again`.
+
+    Another `eps` than the problem's may be added.
+    """
     t = {name: value.astype(F32) for name, value in inputs.items()}
     centred, n = workload.operator == "layernorm", F32(workload.cols)
     last = workload.cols - leave_out
+    added = F32(workload.eps if eps is None else eps)
     if workload.is_backward:
         rstd = t["rstd"][:, None]
         normal = ((t["x"] - t["mean"][:, None]) if centred else t["x"]) * rstd
@@ -160,7 +194,7 @@ def run(
         z = t["x"] + t.get("bias", F32(0)) + t.get("residual", F32(0))
         normalised = z.astype(numpy_dtype(workload.dtype)).astype(F32) if again else z
         mean = summed(normalised, 1, last) / n if centred else np.zeros((workload.rows, 1), F32)
-        rstd = F32(1) / np.sqrt(summed(np.square(normalised - mean), 1, last) / n + F32(workload.eps))
+        rstd = F32(1) / np.sqrt(summed(np.square(normalised - mean), 1, last) / n + added)
         y = (normalised - mean) * rstd * t["gamma"] + t.get("beta", F32(0))
         found = {"y": y, "z": z, "mean": mean[:, 0], "rstd": rstd[:, 0]}
     return {o.name: found[o.name].astype(numpy_dtype(o.dtype)) for o in workload.outputs()}
@@ -215,3 +249,16 @@ def test_what_is_normalised_is_the_sum_before_it_is_rounded(operator: str, dtype
     found = shares(workload, inputs, run(workload, inputs, again=True))
     assert found["y"] > 1
     assert found["z"] < 1
+
+
+@pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("eps", "others"), [(1e-3, (1e-5, 0.0)), (1e-12, (1e-5, 0.0)), (1e-5, (1e-6,))])
+def test_a_kernel_with_another_eps_is_not_within_tolerance(
+    operator: str, dtype: str, eps: float, others: tuple[float, ...]
+) -> None:
+    workload = norm(f"{operator}:rows=9,cols=1000,dtype={dtype},prologue=residual,eps={eps}")
+    inputs = workload.draw(np.random.default_rng(7))
+    assert max(shares(workload, inputs, run(workload, inputs)).values()) < 1
+    for other in others:
+        assert shares(workload, inputs, run(workload, inputs, eps=other))["y"] > 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tunebench import lookup, tune
+from tunebench import lookup, tune, tuning
 from tunebench.cli import run as command_line
 from tunebench.db.store import open_store
 from tunebench.errors import InputError
@@ -32,7 +32,6 @@ from tunebench.search.executor import Executor
 from tunebench.search.executor.local import Caller
 from tunebench.task import Task
 from tunebench.tuning import Plan, Report
-from tunebench.tuning.session import Session
 
 BOUNDED = str(Path(__file__).parents[1] / "data" / "bounded_variant.py")
 DIMENSIONS = {"rows": 33, "cols": 65, "dtype": "f32"}
@@ -94,7 +93,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[R
 
     def run(answer: Answer = slow, **changes: object) -> tuple[Report, MadeUp]:
         executor = MadeUp(answer)
-        monkeypatch.setattr(Session, "executor", lambda session: executor)
+        monkeypatch.setattr(tuning, "start_workers", lambda *start: executor)
         given = {"variants": ("bounded",), "baselines": False, "sampler": "random", "trials": 40}
         plan = Plan(**given | changes)  # type: ignore[arg-type]
         return tune(WORKLOAD, device="cpu", db=tmp_path / "a.db", plan=plan), executor
@@ -454,7 +453,7 @@ def test_the_command_line_tells_it_all(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Session, "executor", lambda session: MadeUp(fast))
+    monkeypatch.setattr(tuning, "start_workers", lambda *start: MadeUp(fast))
     database = str(tmp_path / "a.db")
     words = ["tune", "--workload", WORKLOAD, "--device", "cpu", "--variant", "bounded", "--no-baselines"]
     words += ["--db", database, "--trials", "9", "--sampler", "random"]
@@ -476,7 +475,7 @@ def test_a_violation_is_a_warning_and_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go(fast, trials=1000, sampler="bound")
-    monkeypatch.setattr(Session, "executor", lambda session: MadeUp(fast))
+    monkeypatch.setattr(tuning, "start_workers", lambda *start: MadeUp(fast))
     database = ["--workload", WORKLOAD, "--device", "cpu", "--db", str(tmp_path / "a.db")]
     assert command_line(["tune", *database, "--variant", "bounded", "--no-baselines", "--json"]) == 0
     told = capsys.readouterr()

@@ -196,7 +196,7 @@ def test_bad_results_of_t4_are_told_by_number(tmp_path: Path) -> None:
     assert [row.config for row in log.rows] == [Config({"b": 8})]
     assert [fault.place for fault in faults] == ["result 1", "result 3", "result 4", "result 5", "result 6"]
     for fault, said in zip(
-        faults, ("configuration", "lacks: c", "positive", "fortnights", "conf"), strict=True
+        faults, ("configuration", "lacks: c", "positive", "fortnights", "object"), strict=True
     ):
         assert said in fault.reason
 
@@ -382,4 +382,5 @@ def test_t4_follows_its_schema_as_published(tmp_path: Path) -> None:
         pytest.skip("the schema comes with kernel_tuner, which is not installed")
     schema = Path(spec.origin).parent / "schema" / "T4" / "1.0.0" / "results-schema.json"
     write(one_of_each(), tmp_path / "t4.json", "t4")
-    jsonschema.validate(json.loads((tmp_path / "t4.json").read_text()), json.loads(schema.read_text()))
+    validator = jsonschema.validators.validator_for(published := json.loads(schema.read_text()))(published)
+    assert list(validator.iter_errors(json.loads((tmp_path / "t4.json").read_text()))) == []

@@ -19,7 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebench.db
-from tunebench.db import Location, RunStart, TrialKey, Verdict, locate, new_owner, open_store, schema, upgrade
+from tunebench.db import (
+    Demand,
+    Location,
+    RunStart,
+    TrialKey,
+    Verdict,
+    locate,
+    new_owner,
+    open_store,
+    schema,
+    upgrade,
+)
 from tunebench.db.location import default_path
 from tunebench.db.owner import is_dead
 from tunebench.db.record import columns_of, outcome_of
@@ -312,6 +323,24 @@ def test_verdicts_of_a_golden_database_are_read(tmp_path: Path) -> None:
     compared = {"default": {"ratio": 1.25, "low": 1.2, "high": 1.3, "probability": 1.0}}
     assert told.pop(10) == Verdict(versus_default="faster", comparison=compared)
     assert set(map(str, told.values())) == {str(Verdict())}
+
+
+def test_recorded_problems_of_a_golden_database_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "golden.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript((GOLDEN / "schema_0004.sql").read_text(encoding="utf-8"))
+    upgrade(path)
+    with open_store(path) as store:
+        first, last = datetime(2026, 11, 20, 12, 1, tzinfo=UTC), datetime(2026, 11, 20, 12, 3, tzinfo=UTC)
+        gemm = Demand(
+            workload="gemm:m=64,n=64,k=64,dtype=f32",
+            calls=40,
+            time_us=812.5,
+            first_noted_at=first,
+            last_noted_at=last,
+        )
+        assert store.demand(DEVICE.key)[0] == gemm  # rows of two origins
+        assert [one.workload for one in store.demand(DEVICE.key)] == [gemm.workload, WORKLOAD]
 
 
 def test_an_upgrade_tells_the_fastest_samples_of_old_records(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_plan_that_cannot_be_used_is_refused(
 
 COMMAND = (
     *(sys.executable, "-m", "tunebench", "tune", "--workload", WORKLOAD, "--device", "cpu"),
-    *("--variant-file", FAULTY.replace("faulty", "forty"), "--trials", "40", "--finalists", "1"),
+    *("--variant-file", FAULTY.replace("faulty", "forty"), "--trials", "16", "--finalists", "1"),
     *("--no-baselines", "--json", "--workers", "2", "--db"),
 )
 
@@ -147,7 +147,7 @@ def interrupt(database: Path, after: int, number: int) -> subprocess.CompletedPr
 def test_killed_twice_interrupted_once_and_nothing_is_lost_or_measured_twice(tmp_path: Path) -> None:
     database = tmp_path / "killed.db"
     before: Counter[str] = Counter()
-    for after, number in ((2, signal.SIGKILL), (6, signal.SIGKILL), (10, signal.SIGINT)):
+    for after, number in ((2, signal.SIGKILL), (5, signal.SIGKILL), (8, signal.SIGINT)):
         ended = interrupt(database, after, number)
         assert ended.returncode == (130 if number == signal.SIGINT else -number), ended.stderr
         found = trials(database)
@@ -158,4 +158,4 @@ def test_killed_twice_interrupted_once_and_nothing_is_lost_or_measured_twice(tmp
     assert last.returncode == 0, last.stderr
     assert trials(database) >= before
     assert set(trials(database).values()) == {1}
-    assert sum(trials(database).values()) == 40
+    assert sum(trials(database).values()) == 16

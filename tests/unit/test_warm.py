@@ -180,6 +180,12 @@ def test_distance_is_in_doublings(other: str, doublings: float) -> None:
     assert distance(parse(WORKLOAD), other) == doublings
 
 
+def test_another_eps_is_no_farther() -> None:
+    rows = "layernorm:rows=64,cols=512,dtype=f16"
+    assert distance(parse(f"{rows},eps=1e-12"), rows) == 0
+    assert distance(parse(rows), "layernorm:rows=128,cols=512,dtype=f16,eps=0.001") == 1
+
+
 # -- what tune makes of it -------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
         ("gemm:m=1,n=1,k=1,dtype=f61", "Did you mean 'f16'? Known: bf16, e4m3, f16, f32, i8, tf32."),
         (
             "gemm:m=1,n=1,k=1,dtype=f16,trns=nt",
-            "Did you mean 'trans'? Known: batch, dtype, epilogue, k, m, n",
+            "Did you mean 'trans'? Known: act, batch, dtype, epilogue, k, m, n",
         ),
         ("gemm:m=1,n=1,k=1,dtype=i8,out=f32", "i8 gives out=i32 and nothing else does, not i8 to f32"),
         ("gemm:m=1,n=1,k=1,dtype=f32,out=i32", "i8 gives out=i32 and nothing else does, not f32 to i32"),
@@ -287,3 +288,56 @@ def test_reading_a_workload_imports_no_numpy_and_no_other_operator() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# -- suites of a user's own --------------------------------------------------------------------------------
+
+
+def test_a_file_is_a_suite_too(tmp_path: Path) -> None:
+    path = tmp_path / "net.toml"
+    path.write_text(
+        '[layer.up]\nworkload = "gemm:m=8,n=4,k=2,dtype=f32"\ncount = 3\nscales = "m"\n'
+        '[layer.soft]\nworkload = "softmax:rows=8,cols=4,dtype=f32"\n'
+    )
+    up, soft = suite(str(path))
+    assert (up.name, up.count, str(up.workload)) == ("up", 3, "gemm:m=8,n=4,k=2,dtype=f32")
+    assert (soft.count, soft.scales) == (1, "")
+    with pytest.raises(InputError, match="layer soft: a batch of 2 needs `scales`"):
+        suite(path, batch=2)
+    path.write_text(path.read_text() + 'scales = "m"\n')
+    with pytest.raises(
+        InputError, match="layer soft: a batch of 2 needs `scales`, a size that it multiplies: rows"
+    ):
+        suite(path, batch=2)
+    path.write_text(path.read_text().partition("[layer.soft]")[0])
+    assert str(suite(path, batch=2)[0].workload) == "gemm:m=16,n=4,k=2,dtype=f32"  # read anew
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("layer", "cannot be read"),
+        ("", "has no layers"),
+        ("layer = 3", "has no layers"),
+        ("[layer.a]\ncount = 1", "layer a must be a table with `workload`"),
+        (
+            '[layer.a]\nworkload = "softmax:rows=8,cols=4,dtype=f32"\ncounts = 2',
+            "layer a has counts; known are",
+        ),
+        (
+            '[layer.a]\nworkload = "softmax:rows=8,cols=4,dtype=f32"\ncount = 0',
+            "count must be a whole number",
+        ),
+        ('[layer.a]\nworkload = "softmax:rows=8,cols=4,dtype=f32"\nscales = 3', "scales must be the name"),
+        ('[layer.a]\nworkload = "softmax:rows=8"', "layer a: "),
+    ],
+)
+def test_a_file_that_is_no_suite_is_refused_in_a_line(text: str | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=r"net\.toml") as refused:
+        suite(path)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

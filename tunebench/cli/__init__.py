@@ -11,6 +11,7 @@ import errno
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ COMMANDS = {
     "show": "Show what is known of a workload: the best, and the failures by class.",
     "predict": "Predict how long a workload or a model takes on GPUs that need not be here.",
     "compare": "Compare GPUs that need not be here by predicted time, speed and cost of the same work.",
+    "extract": "Read a PyTorch model as problems: what its operations are, and which share a kernel.",
     "explain": "Tell what limits a configuration, and what would take less time.",
     "export": "Write a kernel with all that a program needs to launch it, and an example in C++.",
     "workloads": "List what can be computed: operators, and suites of real layers.",
@@ -45,9 +47,9 @@ EXIT_CODES = {
     0: "done",
     1: "any other error",
     2: "what was typed cannot be used",
-    3: "lookup: nothing is known for this workload on this device",
+    3: "lookup --strict: nothing was timed for this workload on this device",
     4: "the database cannot be read or written",
-    5: "the device is absent or refuses",
+    5: "the device is absent or refuses, or the cluster is lost; what was found is kept",
     6: "an optional dependency is not installed",
     130: "interrupted by Ctrl-C; what was found is kept",
 }
@@ -113,6 +115,7 @@ def _tunebench(
 
 def main() -> None:
     """Run the command line that was typed and end the process with its exit code."""
+    warnings.showwarning = _warn
     sys.exit(run(sys.argv[1:]))
 
 
@@ -143,6 +146,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _complain(line: str) -> None:
     typer.echo(f"{typer.style('error:', fg='red', bold=True)} {line}", err=True)
+
+
+def _warn(message: Warning | str, *where: object, **more: object) -> None:
+    """Tell a warning in its own line, without the place in the code that it came from."""
+    typer.echo(f"{typer.style('warning:', fg='yellow', bold=True)} {message}", err=True)
 
 
 def _explain(error: Exception) -> tuple[str, int]:

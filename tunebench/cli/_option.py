@@ -19,6 +19,7 @@ __all__ = [
     "ConfigText",
     "Database",
     "Json",
+    "OptionalProblem",
     "Problem",
     "StopAtGap",
     "Target",
@@ -50,6 +51,17 @@ Problem = Annotated[
     ),
 ]
 """Text of a workload."""
+
+OptionalProblem = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        help="What to compute: operator:dimension=value,… or suite/layer,dimension=value.",
+        show_default=False,
+    ),
+]
+"""Text of a workload; None where something else says what to compute."""
 
 StopAtGap = Annotated[
     float | None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import numbers
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tunebench import _environment
 from tunebench.workload import Workload
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # with --json nothing is drawn
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["console", "emit", "plain", "table"]
+__all__ = ["console", "emit", "plain", "progress", "table"]
 
 WIDTH = 160
 """Columns of a table where the output is no terminal and `COLUMNS` is not set."""
@@ -94,3 +95,31 @@ def table(*columns: str, rows: Iterable[Iterable[object]], title: str | None = N
     for row in rows:
         found.add_row(*("-" if cell is None else str(cell) for cell in row))
     return found
+
+
+class Watcher(Protocol):
+    """Is told how much is done, of how much, and of what if that changes."""
+
+    def __call__(self, done: int, total: int, what: str = "") -> None:
+        """Show it."""
+
+
+@contextlib.contextmanager
+def progress(to: Console, what: str) -> Iterator[Watcher]:
+    """Show on stderr how much of something is done, where that is a terminal."""
+
+    def nothing(done: int, total: int, what: str = "") -> None:
+        """Show nothing."""
+
+    if not to.is_terminal:
+        yield nothing
+        return
+    from rich.progress import Progress
+
+    with Progress(console=to, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def show(done: int, total: int, what: str = what) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield show

@@ -88,6 +88,7 @@ def checks(db: str | None = None) -> Iterator[Check]:
     for extra, packages in extras.items():
         yield _extra(extra, packages)
     yield _database(db)
+    yield _shipped()
     yield _cache()
 
 
@@ -202,6 +203,25 @@ def _database(db: str | None) -> Check:
     if location.path is not None:
         return _place("database", location.path, found)
     return Check(subject="database", status="ok", found=f"{location}: {found}")
+
+
+def _shipped() -> Check:
+    """Tell of the records that come with the package, and which of their files are passed over, and why."""
+    from tunebench.db import shipment
+    from tunebench.errors import DatabaseError
+
+    subject, found, passed_over = "shipped records", [], []
+    for path in shipment.files():
+        try:
+            shipment.index_of(path)
+            found.append(f"{len(shipment.read(path).records)} of {path.stem}")
+        except DatabaseError as error:
+            passed_over.append(" ".join(str(error).split()))
+    if passed_over:
+        remedy = "pip install --force-reinstall tunebench, and see that TUNEBENCH_CACHE may be written"
+        return Check(subject=subject, status="absent", found="; ".join([*found, *passed_over]), remedy=remedy)
+    told = ", ".join(found) or "none come with this version"
+    return Check(subject=subject, status="ok", found=told)
 
 
 def _cache() -> Check:

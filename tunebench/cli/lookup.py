@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,25 +21,37 @@ def command(
     device: Annotated[
         str | None, typer.Option(help="A device by name, or an architecture. Default: this machine's.")
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Only what was timed for this very workload, on this architecture."),
+    ] = False,
     db: Database = None,
     as_json: Json = False,
 ) -> None:
     """Answer from memory which kernel and parameters to use for a workload.
 
-    Exit code 3 says that nothing is known.
+    There is always an answer, and it says how it is known: measured here, measured on the same architecture,
+    inferred from the nearest workloads or from other architectures, or predicted. With --strict, exit code 3
+    says that nothing was measured.
     """
-    from tunebench.answer import lookup_workload
+    from tunebench.answer import Unmeasured, lookup_workload
 
-    answer = lookup_workload(workload, device=device, db=db)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Unmeasured)  # what is printed says so
+        answer = lookup_workload(workload, device=device, db=db, strict=strict)
 
     def render(to: Console) -> None:
         to.print(f"{answer.workload} on {answer.device}")
         to.print(f"  variant  {answer.variant}")
         to.print(f"  config   {answer.config}", soft_wrap=True)
-        known = f"{answer.how}, {answer.recorded_at:%Y-%m-%d %H:%M} UTC" + (", stale" if answer.stale else "")
+        known: str = answer.how
         if answer.interval_us is not None:
             low_us, high_us = answer.interval_us
             known += f"; nine of ten times within {low_us:.2f} to {high_us:.2f}"
         to.print(f"  time     {answer.expected_us:.2f} us ({known})")
+        to.print(f"  because  {answer.because}", soft_wrap=True)
+        for name, versus in answer.libraries.items():
+            beats = "faster beyond noise" if versus.faster else "not known to be faster"
+            to.print(f"  {name:<8} takes {versus.ratio:.2f} times as long ({beats})")
 
     emit(as_json, answer.to_json(), render)

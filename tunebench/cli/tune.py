@@ -3,39 +3,97 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tunebench.cli._option import Database, Json, Problem, StopAtGap, target_device
-from tunebench.cli._output import console, emit, table
+from tunebench.cli._option import Database, Json, OptionalProblem, StopAtGap, target_device
+from tunebench.cli._output import console, emit
+from tunebench.cli._report import fleet_of, render_all, time_of
+from tunebench.cli._several import INTERRUPTED, several
+from tunebench.cli._suite import tune_suite
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tunebench.device import Device
-    from tunebench.measure.comparison import Comparison
-    from tunebench.tuning import Plan, Progress, Report
+    from tunebench.tuning import Plan, Progress, Report, Turn
 
 __all__ = ["command"]
 
-INTERRUPTED = 130
+TRIALS = 50
+"""Of a problem, where the command line does not tell."""
 
 
 def command(
-    workload: Problem,
-    device: Annotated[
+    workload: OptionalProblem = None,
+    recorded: Annotated[
+        bool,
+        typer.Option(
+            "--recorded", help="In place of --workload: what programs were recorded to run on the device."
+        ),
+    ] = False,
+    suite: Annotated[
         str | None,
         typer.Option(
-            help="cuda, cuda:1, cpu, offline, a described device, or a file. Default: GPU, else CPU."
+            metavar="NAME|FILE.toml",
+            help="In place of --workload: all problems of a model, with one budget that goes where it saves "
+            "the model most time. A suite, or a file in the same form.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --suite: samples that its network runs at once. Default: 1.", show_default=False
+        ),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="cuda, cuda:1, cpu, offline, a described device, or a file. Default: GPU, else CPU. "
+            "With --cluster more than once: devices of its workers."
         ),
     ] = None,
     arch: Annotated[
-        str | None, typer.Option(help="With --device offline: the architecture, such as sm_90.")
+        str | None,
+        typer.Option(
+            help="With --device offline: the architecture, such as sm_90. With --cluster: one of its "
+            "workers', or all."
+        ),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Distinct configurations to launch; known ones are free.")] = 50,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Compile and measure on a Ray cluster: ray://HOST:10001, HOST:6379 or auto from one of its "
+            "nodes, or local to start one here.",
+            show_default=False,
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            help="Distinct configurations of a problem to launch; known ones are free. With --suite, of all "
+            "problems together. Default: 50, or 50 times the problems.",
+            show_default=False,
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Begin no configuration of a problem after so many; with --recorded or --suite, of all "
+            "together.",
+            show_default=False,
+        ),
+    ] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="With --recorded: also what is tuned with today's sources already."),
+    ] = False,
     sampler: Annotated[str, typer.Option(help="surrogate, bound, random or tpe.")] = "surrogate",
     seed: Annotated[int, typer.Option(help="Seed of the search and of the inputs.")] = 0,
     variant: Annotated[
@@ -73,23 +131,29 @@ def command(
 ) -> None:
     """Find the fastest kernel and parameters for a workload, and remember them.
 
-    The same command takes up an interrupted run where it stopped. Ctrl-C ends a run early and keeps all that
-    was found.
+    A size may be a range: gemm:m=1..8192,n=64,k=64,dtype=f16 tunes m = 1, 2, 4 and so on up to 8192, and
+    lookup serves every size between. The same command takes up an interrupted run where it stopped. Ctrl-C
+    ends a run early and keeps all that was found. With --recorded it tunes what programs ran under
+    `tunebench.torch.record()`, one problem after the other, the most worth it first; with --suite, all
+    problems of a model, in turns.
     """
-    from tunebench.errors import TunebenchError
+    from tunebench.errors import InputError
     from tunebench.measure.timing import Protocol
-    from tunebench.tuning import Plan, tune
-    from tunebench.workloads import parse
+    from tunebench.tuning import Plan
 
-    target = _target(device, arch)
+    _check_subject(workload, recorded, suite, again=again, cluster=cluster)
+    if batch is not None and suite is None:
+        raise InputError("--batch goes with --suite; the text of a workload has its sizes")
+    here = _target(device, arch) if cluster is None else None
+    wanted = [here] if here is not None else _in_cluster(device, arch)
     plan = Plan(
-        trials=trials,
+        trials=TRIALS if trials is None else trials,
         sampler=sampler,
         seed=seed,
         variants=tuple(variant or ()),
         variant_files=tuple(str(path) for path in variant_file or ()),
         protocol=Protocol(cache=_cache(cache)),
-        offline=device == "offline",
+        offline=device == ["offline"],
         workers=workers,
         timeout_s=timeout,
         stop_at_gap=stop_at_gap,
@@ -98,20 +162,102 @@ def command(
         baselines=baselines,
         warm=warm,
         calibrated=calibrated,
+        cluster=cluster,
+        minutes=minutes,
     )
-    problem = parse(workload) if not variant_file else workload
-    if device is None and target.kind == "cpu":
+    if device is None and here is not None and here.kind == "cpu":
         note = "no GPU here: tuning for the CPU; --device offline --arch sm_90 tunes for an absent one"
         console(stderr=True).print(note)
+    if suite is not None:
+        tune_suite(suite, batch or 1, _one(wanted), db, plan, trials, as_json=as_json)
+    elif here is not None and workload is None:
+        _tune_recorded(here, db, plan, again=again, as_json=as_json)
+    elif workload is not None:
+        _tune_named(workload, wanted, db, plan, as_json=as_json)
+
+
+def _check_subject(
+    workload: str | None, recorded: bool, suite: str | None, *, again: bool, cluster: str | None
+) -> None:
+    from tunebench.errors import InputError
+
+    given = [workload is not None, recorded, suite is not None]
+    if sum(given) != 1:
+        how = "exclude one another" if any(given) else "are all missing"
+        raise InputError(
+            f"--workload, --recorded and --suite {how}: give a problem, tune what programs were recorded to "
+            "run, or name a model's problems"
+        )
+    if again and not recorded:
+        raise InputError("--again goes with --recorded; a workload that is named is tuned in any case")
+    if recorded and cluster is not None:
+        raise InputError("--recorded tunes on this machine: leave --cluster out, or name a workload")
+
+
+def _one(wanted: Sequence[Device | str | None]) -> Device | str | None:
+    from tunebench.errors import InputError
+
+    if len(wanted) != 1 or wanted == ["all"]:
+        raise InputError("a suite is tuned for one device at a time: name it by --device")
+    return wanted[0]
+
+
+def _tune_named(
+    workload: str, wanted: Sequence[Device | str | None], db: str | None, plan: Plan, *, as_json: bool
+) -> None:
+    """Tune one problem, or a family of them."""
+    from tunebench.errors import InputError
+    from tunebench.tuning import family, is_family, tune, tune_devices
+    from tunebench.workloads import parse
+
+    single = len(wanted) == 1 and wanted != ["all"]
+    if is_family(workload):
+        if not single:
+            raise InputError("a range of sizes is tuned for one device at a time: name it by --device")
+        several(family(workload), wanted[0], db, plan, as_json=as_json)
+        return
+    problem = parse(workload) if not plan.variant_files else workload
     with _progress(plan) as watcher:
-        report = tune(problem, device=target, db=db, plan=plan, watcher=watcher)
-    for violation in report.violations:
+        if single:
+            reports = [tune(problem, device=wanted[0], db=db, plan=plan, watcher=watcher)]
+        else:
+            reports = tune_devices(problem, devices=wanted, db=db, plan=plan, watcher=watcher)
+    for violation in (one for report in reports for one in report.violations):
         console(stderr=True).print(f"warning: a bound is violated: {violation}", soft_wrap=True)
-    emit(as_json, report.to_json(), lambda to: _render(report, to))
+    said = [report.to_json() for report in reports]
+    emit(as_json, said[0] if single else said, lambda to: render_all(reports, to))
+    _end(reports)
+
+
+def _end(reports: list[Report]) -> None:
+    """Leave with what the exit status is to tell."""
+    from tunebench.errors import ClusterLost, TunebenchError
+
+    for report in reports:
+        if report.stopped is not None:
+            raise ClusterLost(f"{report.stopped}; all that was found is kept, the same command goes on")
+    if any(report.interrupted for report in reports):
+        raise typer.Exit(INTERRUPTED)
+    for report in reports:
+        if report.config is None:
+            raise TunebenchError(
+                f"no configuration succeeded on {report.device}; `tunebench show` lists the failures by class"
+            )
+
+
+def _tune_recorded(target: Device, db: str | None, plan: Plan, *, again: bool, as_json: bool) -> None:
+    from tunebench.cli._demand import render
+    from tunebench.tuning import tune_recorded
+
+    with _progress(plan) as watcher:
+
+        def watch(turn: Turn, progress: Progress) -> None:
+            watcher(progress, f"{turn.place}/{turn.total} {turn.workload} ")
+
+        report = tune_recorded(device=target, db=db, plan=plan, again=again, watcher=watch)
+    emit(as_json, report.to_json(), lambda to: render(report, to))
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if report.config is None:
-        raise TunebenchError("no configuration succeeded; `tunebench show` lists the failures by class")
 
 
 def _cache(text: str) -> Literal["cold", "warm"]:
@@ -122,10 +268,25 @@ def _cache(text: str) -> Literal["cold", "warm"]:
     return "cold" if text == "cold" else "warm"
 
 
-def _target(device: str | None, arch: str | None) -> Device:
+def _in_cluster(device: list[str] | None, arch: str | None) -> list[Device | str | None]:
+    """Return what is meant of the workers' devices; a file is one of them by its key."""
+    from tunebench import datasheet
+    from tunebench.cli._option import absent_device
+    from tunebench.errors import InputError
+
+    if device and arch is not None:
+        raise InputError("--device and --arch exclude each other: a device has its architecture")
+    names: list[str | None] = [*device] if device else [arch]
+    return [absent_device(name) if name and datasheet.is_file(name) else name for name in names]
+
+
+def _target(named: list[str] | None, arch: str | None) -> Device:
     from tunebench import device as devices
     from tunebench.errors import InputError
 
+    if named is not None and len(named) > 1:
+        raise InputError("several --device need --cluster: this machine tunes for one at a time")
+    device = named[0] if named else None
     if device == "offline":
         if arch is None:
             known = ", ".join(devices.architectures())
@@ -137,8 +298,11 @@ def _target(device: str | None, arch: str | None) -> Device:
 
 
 @contextlib.contextmanager
-def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
-    """Show where the run stands on stderr: a live line on a terminal, a plain line now and then elsewhere."""
+def _progress(plan: Plan) -> Iterator[Callable[..., None]]:
+    """Show where the run stands on stderr: a live line on a terminal, a plain line now and then elsewhere.
+
+    What it yields is told of the progress, and what of, where there are several runs.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
@@ -148,12 +312,16 @@ def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
     with Bar(*columns, TextColumn("{task.fields[note]}"), console=to, transient=True) as bar:
-        task = bar.add_task("search", total=plan.trials, note="starting workers")
+        lines = {"": bar.add_task("search", total=plan.trials, note="starting workers")}
 
-        def watch(progress: Progress) -> None:
+        def watch(progress: Progress, what: str = "") -> None:
+            if progress.device not in lines:  # the first device takes the line that is there
+                first = lines.pop("", None)
+                lines[progress.device] = bar.add_task("search", note="") if first is None else first
+            several = f"{progress.device}: " if len(lines) > 1 else ""
             bar.update(
-                task,
-                description=progress.phase,
+                lines[progress.device],
+                description=f"{several}{what}{progress.phase}",
                 total=progress.total,
                 completed=progress.done,
                 note=_note(progress),
@@ -162,20 +330,23 @@ def _progress(plan: Plan) -> Iterator[Callable[[Progress], None]]:
         yield watch
 
 
-def _plain_lines(to: Console) -> Callable[[Progress], None]:
-    shown = (-1, "")
+def _plain_lines(to: Console) -> Callable[..., None]:
+    shown: dict[str, tuple[int, str, str]] = {}
 
-    def watch(progress: Progress) -> None:
-        nonlocal shown
-        step = (10 * progress.done // max(1, progress.total), progress.phase)
-        if step != shown:
-            shown = step
-            to.print(f"{progress.phase} {progress.done}/{progress.total}: {_note(progress)}", soft_wrap=True)
+    def watch(progress: Progress, what: str = "") -> None:
+        step = (10 * progress.done // max(1, progress.total), what + progress.phase, progress.waiting)
+        if step != shown.get(progress.device):
+            shown[progress.device] = step
+            several = f"{progress.device}: " if len(shown) > 1 else ""
+            text = f"{several}{what}{progress.phase} {progress.done}/{progress.total}: {_note(progress)}"
+            to.print(text, soft_wrap=True)
 
     return watch
 
 
 def _note(progress: Progress) -> str:
+    if progress.waiting:
+        return progress.waiting
     parts = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(progress.outcomes.items())]
     if progress.masked:
         parts.append(f"{progress.masked} pruned by bound")
@@ -185,99 +356,12 @@ def _note(progress: Progress) -> str:
         parts.append(f"{progress.elsewhere} records from elsewhere")
     if progress.cached:
         parts.append(f"{progress.cached} known")
+    if progress.fleet is not None:
+        parts += fleet_of(progress.fleet)
     if progress.best_us is not None:
-        parts.append(f"best {_time(progress.best_us)}")
+        parts.append(f"best {time_of(progress.best_us)}")
         if progress.bound_us > 0:
             parts.append(f"{progress.best_us / progress.bound_us:.2f}x the bound")
     if progress.seconds_left is not None:
         parts.append(f"{progress.seconds_left:.0f} s left")
     return ", ".join(parts) or "starting workers"
-
-
-def _time(us: float | None) -> str | None:
-    if us is None:
-        return None
-    return f"{us / 1e3:.3f} ms" if us >= 1e4 else f"{us:.2f} us"
-
-
-def _render(report: Report, to: Console) -> None:
-    to.print(f"{report.workload} on {report.device}")
-    if report.median_us is None:
-        to.print("no configuration succeeded")
-    else:
-        to.print(f"  variant  {report.variant}")
-        to.print(f"  config   {report.config}", soft_wrap=True)
-        to.print(table("", ">time", ">best is faster by", "", rows=_comparison(report, report.median_us)))
-        for line in (*_ties(report), *_proof(report)):
-            to.print(line, soft_wrap=True)
-    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(report.trials.items())) or "none"
-    audited = f" ({report.audited} audited)" if report.audited else ""
-    to.print(f"  trials   {counts}; {report.masked} pruned by bound{audited}; {report.cached} known before")
-    for source in report.warm:
-        text = f"{source.records} records of {source.workload} on {source.device}, {source.use}"
-        to.print(f"  warm     {source.variant}: {text}", soft_wrap=True)
-    if report.unlikely:
-        winners = f"{report.unlikely_winners:.2g} of them expected to be faster"
-        to.print(f"  unlikely {report.unlikely} configurations passed over, open still; {winners}")
-    seconds = ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in report.seconds.items())
-    to.print(f"  seconds  {seconds}")
-    for reason in report.skipped.values():
-        to.print(f"  skipped  {reason}", soft_wrap=True)
-    to.print(f"  database {report.database}", soft_wrap=True)
-
-
-def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
-    how = "predicted, not measured" if report.how == "predicted" else "measured"
-    ends = report.ci_us or report.interval_us
-    interval = f" [{_time(ends[0])}, {_time(ends[1])}]" if ends else ""
-    what = f"{how}, the default" if report.is_default else how
-    yield f"best ({what})", f"{_time(best_us)}{interval}", None, None
-    if report.default_us is not None and not report.is_default:
-        yield (
-            "default configuration",
-            _time(report.default_us),
-            f"{report.default_us / best_us:.2f}x",
-            _confidence(report.versus.get("default")),
-        )
-    runner_up = report.versus.get("runner_up")
-    if runner_up is not None:
-        yield "runner-up", None, f"{runner_up.ratio:.2f}x", _confidence(runner_up)
-    for place, baseline in enumerate(report.baselines):
-        said = _confidence(report.versus.get("baseline")) if place == 0 else None
-        yield baseline.name, _time(baseline.median_us), f"{baseline.median_us / best_us:.2f}x", said
-    label = "bound (rates assumed)" if report.assumed else "bound"
-    yield label, _time(report.bound_us) if report.bound_us else "none", None, None
-
-
-def _confidence(versus: Comparison | None) -> str | None:
-    if versus is None:
-        return None
-    interval = f"[{versus.low:.2f}, {versus.high:.2f}]"
-    return f"{interval} tie" if versus.tied else f"{interval}, {100 * versus.probability:.1f} % sure"
-
-
-def _ties(report: Report) -> Iterator[str]:
-    if report.ties:
-        first = report.ties[0]
-        more = f" and {len(report.ties) - 1} more" if len(report.ties) > 1 else ""
-        yield f"  ties     within noise: {first.variant} {first.config}{more}"
-
-
-def _proof(report: Report) -> Iterator[str]:
-    """Tell what is proved of the best, of which variants, and what stands in the way."""
-    proof = report.certificate
-    if proof is None:
-        gap = f"; {report.gap:.2f} times the bound" if report.gap is not None else ""
-        yield f"  proof    none: the time is predicted{gap}"
-        return
-    assumed = " (rates assumed)" if report.assumed else ""
-    closed = f"{proof.timed} timed, {proof.bounded} closed by bound, {proof.impossible} cannot run"
-    if proof.proved:
-        yield f"  proof    optimal in its space{assumed}: {closed}"
-    else:
-        counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in proof.open.items())
-        gap = f"gap {proof.gap:.2f}" if proof.gap is not None else "no bound on what is open"
-        yield f"  proof    {gap}{assumed}: {proof.open_count} open ({counts}); {closed}"
-    left_out = [variant for variant in report.outside if variant not in report.skipped]
-    if left_out:
-        yield f"  outside  not searched, so nothing is said of: {', '.join(left_out)}"

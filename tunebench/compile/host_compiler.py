@@ -35,7 +35,9 @@ _FLAGS = (
     # Kernels see the same bytes as several types, and as the hardware they neither set errno nor trap.
     *("-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"),
 )
-_OPTIMISATION = "-O1"
+_OPTIMISATION: dict[Mode, str] = {"plain": "-O1", "sanitize": "-O0", "watch": "-O1"}
+"""Accesses out of bounds are looked for in small problems, which run sooner than they are optimised."""
+
 _SANITIZE = (
     *("-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"),
     "-fsanitize=address,alignment,bounds",
@@ -114,7 +116,7 @@ def _flags(compiler: str, mode: Mode) -> tuple[str, ...]:
     pattern = ("-ftrivial-auto-var-init=pattern",) if _gcc_version(compiler) >= 12 else ()
     if mode == "watch" and _gcc_version(compiler) < OLDEST_GCC_THAT_WATCHES:
         raise NotEmulated(f"counting needs g++ {OLDEST_GCC_THAT_WATCHES} or later, and {compiler} is not")
-    return (*_FLAGS, _OPTIMISATION, *pattern, *_EXTRA[mode])
+    return (*_FLAGS, _OPTIMISATION[mode], *pattern, *_EXTRA[mode])
 
 
 def _linked(mode: Mode) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Con
     import numba
 
     return binary_key(
-        "numba-cpu 2",
+        "numba-cpu 3",
         _fingerprint(variant.kernel(workload, config)),
         str(_signature(variant, workload, config)),
         ",".join(sorted(variant.fastmath)),
@@ -42,13 +42,20 @@ def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Con
 
 
 def _fingerprint(value: Any) -> str:
-    """Describe what Numba sees of a kernel: its bytecode, and all that it closes over, recursively."""
+    """Describe what Numba sees of a kernel: its bytecode, and all that it closes over, recursively.
+
+    The module counts: code finds its globals by that name again, and that of a user's file tells its place.
+    """
     function = getattr(value, "py_func", value)
     code = getattr(function, "__code__", None)
     if code is None:
         return repr(value)
     options = getattr(value, "targetoptions", {})
-    parts = [_code(code), *(f"{k}={sorted(v) if isinstance(v, set) else v}" for k, v in options.items())]
+    parts = [
+        function.__module__,
+        _code(code),
+        *(f"{k}={sorted(v) if isinstance(v, set) else v}" for k, v in options.items()),
+    ]
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     used = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
     parts += [_fingerprint(item) for item in (*cells, *used) if not inspect.ismodule(item)]

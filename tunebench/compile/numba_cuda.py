@@ -66,7 +66,7 @@ def key_numba_cuda(variant: NumbaCudaVariant[Any], workload: Workload, config: C
         f"{_threads(variant, workload, config)} threads, {len(launches)} launches",
         device.architecture,
         # What `kernel` closes over besides `config` can only come from the choices of the workload.
-        ",".join(f"{name}={v}" for name, v in vars(workload).items() if isinstance(v, str | bool)),
+        ",".join(f"{name}={v}" for name, v in vars(workload).items() if isinstance(v, str | bool | float)),
     )
 
 

@@ -140,7 +140,7 @@ def _gemm(workload: Gemm, device: Device) -> Iterator[Kernel]:
     """Yield the product, to which libraries add a bias, and what else the epilogue has."""
     w = workload
     yield _product(device, w.dtype, w.out, w.m, w.n, w.k, w.batch)
-    if w.epilogue not in ("none", "bias"):
+    if w.epilogue not in ("none", "bias") or w.activation != "none":
         elements, size = w.batch * w.m * w.n, itemsize(w.out)
         reads = elements * size * (1 + w.epilogue.endswith("residual"))
         borrowed = "" if w.out == "f32" else f"{w.out} as f32 of as many bytes"
@@ -181,7 +181,7 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[Kernel]:
             device, w.dtype, out, m, n, depth, w.groups, "a convolution as the product that it implies"
         )
         yield _moving(product, w.changed(epilogue="none").traffic().total_bytes)
-    if w.epilogue != "none":
+    if w.epilogue != "none" or w.activation != "none":
         elements = pixels * w.k * itemsize(out)
         reads = elements * (1 + ("residual" in w.epilogue))
         yield Kernel("elementwise", "f32", (pixels, w.k, reads, elements), "an epilogue as a launch")
@@ -190,6 +190,11 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[Kernel]:
 def _elementwise(workload: Workload, device: Device) -> Iterator[Kernel]:
     """Yield the chain as one launch: whoever writes it as one workload has it compiled as one."""
     yield _rows("elementwise", workload)
+
+
+def _reduction(workload: Workload, device: Device) -> Iterator[Kernel]:
+    """Yield the chain and its reduction as one launch that moves as many bytes."""
+    yield _rows("elementwise", workload, "a reduction as an elementwise operation of as many bytes")
 
 
 def _softmax(workload: Workload, device: Device) -> Iterator[Kernel]:
@@ -245,6 +250,7 @@ _OPERATORS: dict[str, Callable[[Any, Device], Iterator[Kernel]]] = {
     "gemm": _gemm,
     "grouped_gemm": _grouped_gemm,
     "layernorm": _norm,
+    "reduction": _reduction,
     "rmsnorm": _norm,
     "softmax": _softmax,
 }

@@ -47,6 +47,9 @@ FORMAT = 1
 POWER, SAME = 1.5, 0.02
 """Weights are ``(distance ** 2 + SAME) ** -POWER``: chosen by error on devices left out, from 0 to 3."""
 
+LEAST_SHARE = 0.01
+"""An expert with a smaller share of the weights is not asked: it would cost as much as any other."""
+
 BEYOND = 1.0
 """Squared distance from which a device counts as unlike any that was measured."""
 
@@ -169,15 +172,15 @@ class Model:
             )
         squared = np.array([float(np.sum((here - np.array(e.coordinates)) ** 2)) for e in experts])
         weights = (squared + SAME) ** -POWER
+        weights[weights < LEAST_SHARE * weights.sum()] = 0.0
         weights /= weights.sum()
         excess = np.zeros(len(law.features))
         beyond = np.ones(len(law.features), dtype=bool)
         for expert, weight in zip(experts, weights, strict=True):
-            if weight >= 0.01:
+            if weight:
                 excess += weight * expert.excess(law)
             within = (law.features >= expert.least - MARGIN) & (law.features <= expert.most + MARGIN)
             beyond &= ~within.all(axis=1)
-        excess /= weights[weights >= 0.01].sum()
         nearest = int(squared.argmin())
         share = min(1.0, float(squared[nearest]) / BEYOND)
         spread = experts[nearest].near.towards(self.far[skill], share)

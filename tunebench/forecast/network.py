@@ -268,6 +268,7 @@ _LEAST: dict[str, dict[str, Any]] = {
     "elementwise": {"rows": 1, "cols": 32, "expression": "x"},
     "gemm": {"batch": 4, "m": 32, "n": 32, "k": 32},
     "layernorm": {"rows": 1, "cols": 32},
+    "reduction": {"rows": 1, "cols": 32, "expression": "x", "reduce": "sum"},
     "rmsnorm": {"rows": 1, "cols": 32},
     "softmax": {"rows": 1, "cols": 32},
 }

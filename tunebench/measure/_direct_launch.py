@@ -131,6 +131,10 @@ class DirectLaunch:
             self._config.attrs, self._config.numAttrs = [attribute], 1
         self._bytes, self._pointers = _packed(parameters)
 
+    def replace(self, index: int, parameter: bytes) -> None:
+        """Pass other bytes for a parameter, as many, from the next launch on."""
+        ctypes.memmove(self._pointers[index], parameter, len(parameter))
+
     def __call__(self, stream: int) -> Any:
         """Enqueue it on a stream, by its handle, and return the driver's status."""
         self._config.hStream = self._driver.CUstream(stream)

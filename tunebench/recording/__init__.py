@@ -4,6 +4,8 @@
     recording = read(path)         the same as columns, to search in; one bad row and it is refused
     write(log, path, "t4")
 
+A file is read in pieces: `head` tells of which space it is, and then yields its rows one by one.
+
 Nothing of a file is executed or trusted beyond its schema; it may be compressed by gzip. `scan` passes over
 bad rows because whoever collects measurements wants the good ones; `read` does not, because a space that lost
 rows in silence is another space, with another optimum.
@@ -11,23 +13,29 @@ rows in silence is another space, with another optimum.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunebench.errors import InputError, UnknownName
 from tunebench.recording import _kernel_tuner, _t4
-from tunebench.recording._file import MAX_BYTES, load, opened, replacing
-from tunebench.recording._row import Fault, Log, Recording, Row, value_of
+from tunebench.recording._file import MAX_BYTES, Opened, opened, replacing
+from tunebench.recording._row import MAX_ROWS, Fault, Log, Once, Recording, Row, value_of
+from tunebench.recording._stream import members
 
 __all__ = [
     "FORMATS",
     "MAX_BYTES",
     "Fault",
+    "Head",
     "Log",
+    "Opened",
     "Recording",
     "Row",
+    "head",
     "opened",
     "read",
     "replacing",
@@ -42,25 +50,103 @@ FORMATS = tuple(_DUMP)
 """Formats that `write` knows; `scan` and `read` tell them apart by what they hold."""
 
 
+MAX_MEMBERS = 100
+"""Members of a file that are kept; the formats have a dozen."""
+
+AS_JSON = " as JSON"
+_UNFINISHED = "cache"
+_ROWS = (_UNFINISHED, "results")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a file tells besides its rows, which are read one after the other when they are asked for.
+
+    Attributes:
+        path: The file.
+        log: What it tells; without rows.
+    """
+
+    path: Path
+    log: Log
+    _form: Any
+    _told: Mapping[str, Any]
+
+    def rows(self, watcher: Callable[[int, int], None] | None = None) -> Iterator[Row | Fault]:
+        """Yield every row, or why it cannot be used.
+
+        Args:
+            watcher: Is told how many bytes of the file were read, and of how many.
+
+        Raises:
+            InputError: if the file cannot be read to its end.
+        """
+        make, once, number = self._form.rows(self._told, self.log), Once(), 0
+        with opened(self.path, AS_JSON) as file:
+            for member in members(file, _ROWS, _UNFINISHED):
+                if member.key is None:
+                    continue
+                number += 1
+                try:
+                    row = make(member.value)
+                    once.check(row.config)
+                except InputError as error:
+                    yield Fault(self._form.place(number, member.key), str(error))
+                else:
+                    yield row
+                if watcher is not None and number % 1000 == 0:
+                    watcher(file.done_bytes, file.total_bytes)
+            if watcher is not None:
+                watcher(file.done_bytes, file.total_bytes)
+
+
+def head(path: Path) -> Head:
+    """Return what a file holds besides its rows; it is read to its end, and its rows forgotten.
+
+    Raises:
+        InputError: if the file cannot be read, is of another format, or has no parameters.
+    """
+    told: dict[str, Any] = {}
+    names: tuple[str, ...] = ()
+    rows = 0
+    with opened(path, AS_JSON) as file:
+        for member in members(file, _ROWS, _UNFINISHED):
+            if member.key is not None:
+                names = names or _t4.names_of(member.value)
+                rows += 1
+                if rows > MAX_ROWS:
+                    raise InputError(f"{path} has more than {MAX_ROWS} rows; import it in parts")
+            elif member.name in told:
+                raise InputError(f"{path} has {member.name[:100]!r} twice")
+            elif len(told) < MAX_MEMBERS:
+                told[member.name] = member.value
+    try:
+        if isinstance(told.get("cache"), dict):
+            return Head(path, _kernel_tuner.head(told), _kernel_tuner, told)
+        if isinstance(told.get("results"), list):
+            return Head(path, _t4.head(told, names), _t4, told)
+        raise InputError(
+            "it is neither a Kernel Tuner cache file nor in T4 format: it has no cache, no results"
+        )
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
 def scan(path: Path) -> tuple[Log, tuple[Fault, ...]]:
     """Return what a file holds, and the rows of it that cannot be used.
 
     Raises:
         InputError: if the file cannot be read, is of another format, or has no parameters.
     """
-    data = load(path)
-    try:
-        if isinstance(data, dict) and isinstance(data.get("cache"), dict):
-            log, faults = _kernel_tuner.parse(data)
-        elif isinstance(data, dict) and isinstance(data.get("results"), list):
-            log, faults = _t4.parse(data)
+    found = head(path)
+    rows: list[Row] = []
+    faults: list[Fault] = []
+    for row in found.rows():
+        if isinstance(row, Fault):
+            faults.append(row)
         else:
-            raise InputError(
-                "it is neither a Kernel Tuner cache file nor in T4 format: it has no cache, no results"
-            )
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return log, faults
+            rows.append(row)
+    return dataclasses.replace(found.log, rows=tuple(rows)), tuple(faults)
 
 
 def read(path: Path) -> Recording:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
-import json
+import io
 import os
 import tempfile
 import zlib
@@ -14,50 +15,82 @@ from typing import Any, TextIO
 
 from tunebench.errors import InputError
 
-__all__ = ["MAX_BYTES", "load", "opened", "replacing"]
+__all__ = ["MAX_BYTES", "Opened", "opened", "replacing"]
 
 MAX_BYTES = 1 << 30
 """Most that a file may hold once it is decompressed."""
+MAX_FOLDS = 200
+"""Most times its size that a compressed file may expand to; recordings come to 10."""
+BUFFERED_BYTES = 1 << 18
+"""A smaller file is taken for one of this size."""
 
 
-def load(path: Path) -> Any:
-    """Return the JSON value of a file.
+class Opened:
+    """A file of limited size that is read in pieces, decompressed if it is compressed by gzip.
 
-    A cache file of Kernel Tuner that is still being written lacks its last two brackets; it is read all the
-    same.
+    Attributes:
+        total_bytes: Its size as it lies on the disk.
+    """
+
+    def __init__(self, path: Path, raw: io.BufferedReader, limit_bytes: int) -> None:
+        compressed = raw.peek(2)[:2] == b"\x1f\x8b"
+        self._path, self._raw, self._limit_bytes = path, raw, limit_bytes
+        self._file: Any = gzip.GzipFile(fileobj=raw) if compressed else raw
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._read_bytes = 0
+        self.total_bytes = os.fstat(raw.fileno()).st_size
+
+    @property
+    def done_bytes(self) -> int:
+        """How much of it was read, as it lies on the disk."""
+        return self._raw.tell()
+
+    def readline(self, most: int) -> bytes:
+        """Return a line, or the first `most` bytes of it; nothing at the end."""
+        return self._counted(self._file.readline(most))
+
+    def read(self, size: int) -> str:
+        """Return about `size` characters of its text; nothing at the end."""
+        while True:
+            data = self._counted(self._file.read(size))
+            text = self._decoder.decode(data, final=not data)
+            if text or not data:  # a piece may be the half of one character
+                return text
+
+    def _counted(self, data: bytes) -> bytes:
+        self._read_bytes += len(data)
+        if self._read_bytes > self._limit_bytes:
+            raise InputError(
+                f"{self._path} holds more than {self._limit_bytes >> 20} MiB; import it in parts"
+            )
+        if self._read_bytes > MAX_FOLDS * max(self.done_bytes, BUFFERED_BYTES):
+            raise InputError(
+                f"{self._path} expands to more than {MAX_FOLDS} times its size: no measurements do"
+            )
+        return data
+
+
+@contextmanager
+def opened(path: Path, what: str, limit_bytes: int = MAX_BYTES) -> Iterator[Opened]:
+    """Open a file for reading, whatever may go wrong with it until it is closed.
+
+    Args:
+        path: An ordinary file.
+        what: What it is read as.
+        limit_bytes: Most that it may hold once it is decompressed.
 
     Raises:
-        InputError: if the file cannot be read, is too large, or holds no JSON.
+        InputError: if it cannot be read, is too large, or what is made of it is no JSON.
     """
-    with _readable(path), opened(path) as file:
-        text = file.read(MAX_BYTES + 1)
-    if len(text) > MAX_BYTES:
-        raise InputError(f"{path} holds more than {MAX_BYTES >> 20} MiB")
-    with _readable(path):
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            unfinished = text.rstrip().removesuffix(b",")
-            if b'"cache"' not in unfinished[: 1 << 16] or unfinished.endswith(b"}}"):
-                raise
-            return json.loads(unfinished + b"}}")
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
     try:
-        yield
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}") from error
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open a file for reading bytes, decompressing it if it is compressed by gzip."""
-    with open(path, "rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
-    with gzip.open(path, "rb") if compressed else open(path, "rb") as file:
-        yield file
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is no ordinary file; give one that can be read twice")
+        with open(path, "rb") as raw:
+            yield Opened(path, raw, limit_bytes)
+    except RecursionError:
+        raise InputError(f"{path} cannot be read{what}: it is nested too deeply") from None
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise InputError(f"{path} cannot be read{what}: {error}") from error
 
 
 @contextmanager

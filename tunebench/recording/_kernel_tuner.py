@@ -5,50 +5,65 @@ Source: Kernel Tuner, "Cache files"; the schema of version 1.1.0 of the format.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tunebench.errors import InputError
 from tunebench.outcome import CompileFailed, Measured
-from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, clean, problem_of
+from tunebench.recording._row import MAX_VALUES, TOLD, Log, Row, Told, clean, problem_of, value_of
+from tunebench.recording._stream import as_object
 from tunebench.space import Value
 
-__all__ = ["dump", "parse"]
+__all__ = ["dump", "head", "place", "rows"]
 
 
-def parse(data: Mapping[str, Any]) -> tuple[Log, tuple[Fault, ...]]:
-    """Return what a cache file holds, and the rows of it that cannot be used.
+def head(told: Mapping[str, Any]) -> Log:
+    """Return what a cache file tells besides its rows.
 
     Raises:
         InputError: if it does not say which parameters there are.
     """
-    names = data.get("tune_params_keys")
+    names = told.get("tune_params_keys")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError("tune_params_keys must list the names of the parameters")
-    rows = Rows()
-    for number, (key, entry) in enumerate(data["cache"].items(), start=1):
-        rows.add(f"cache entry {number} ({key[:100]!r})", functools.partial(_row, entry, names))
-    log = Log(
-        kernel=clean(str(data.get("kernel_name", ""))),
-        device=clean(str(data.get("device_name", ""))),
-        problem=problem_of(data.get("problem_size")),
+    return Log(
+        kernel=clean(str(told.get("kernel_name", ""))),
+        device=clean(str(told.get("device_name", ""))),
+        problem=problem_of(told.get("problem_size")),
         names=tuple(names),
-        values=dict(_declared(data.get("tune_params"))),
-        rows=tuple(rows.good),
+        values=dict(_declared(told.get("tune_params"), names)),
+        rows=(),
     )
-    return log, tuple(rows.faults)
 
 
-def _declared(values: Any) -> Iterator[tuple[str, tuple[Value, ...]]]:
-    for name, declared in values.items() if isinstance(values, dict) else ():
-        if isinstance(declared, list) and all(isinstance(value, Value) for value in declared):
-            yield name, tuple(declared)
+def _declared(values: Any, names: list[str]) -> Iterator[tuple[str, tuple[Value, ...]]]:
+    """Yield the order of values where all of them are such as a configuration may have."""
+    for name in names if isinstance(values, dict) else ():
+        declared = values.get(name)
+        if isinstance(declared, list) and len(declared) <= MAX_VALUES:
+            with contextlib.suppress(InputError):
+                yield name, tuple(value_of({name: value}, name) for value in declared)
 
 
-def _row(entry: Any, names: list[str]) -> Row:
-    if not isinstance(entry, dict):
-        raise InputError("it must be an object")
+def rows(told: Mapping[str, Any], log: Log) -> Callable[[Any], Row]:
+    """Return what makes a row of an entry.
+
+    Args:
+        told: The members of the file without rows.
+        log: What `head` made of them.
+    """
+    return functools.partial(_row, names=log.names)
+
+
+def place(number: int, key: str | int) -> str:
+    """Return where an entry stands, for people."""
+    return f"cache entry {number} ({str(key)[:100]!r})"
+
+
+def _row(entry: Any, names: tuple[str, ...]) -> Row:
+    entry = as_object(entry)
     told = Told(
         values=entry,
         time=entry.get("__error__", entry.get("time")),  # version 1.5 has the word beside the time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "MAX_ROWS",
+    "MAX_VALUES",
     "TOLD",
     "Fault",
     "Log",
+    "Once",
     "Recording",
     "Row",
-    "Rows",
     "Told",
     "clean",
     "problem_of",
@@ -48,6 +51,8 @@ MAX_PARAMETERS = 100
 """Most parameters of a space."""
 MAX_VALUES = 1 << 15
 """Most values of one parameter: a `Table` counts them in 16 bits."""
+MAX_ROWS = 1 << 21
+"""Most rows of one recording."""
 MAX_INTEGER = 1 << 63
 """Integers of this magnitude and above are taken from no file."""
 
@@ -145,27 +150,28 @@ class Fault:
         return f"{self.place}: {self.reason}"
 
 
-class Rows:
-    """Rows as they are found, each configuration once, and the faults of the others."""
+class Once:
+    """Tells rows whose configuration was there before, and remembers no more of each than its digests."""
 
     def __init__(self) -> None:
-        self.good: list[Row] = []
-        self.faults: list[Fault] = []
-        self._seen: set[object] = set()
+        self._seen: set[bytes] = set()
 
-    def add(self, place: str, make: Callable[[], Row]) -> None:
-        """Make a row and keep it; where that is refused, keep why."""
-        try:
-            row = make()
-            # By its values and by its text: 1 equals 1.0 and True, and 1 reads as "1".
-            names = {row.config, str(row.config)}
-            if names & self._seen:
-                raise InputError(f"a configuration is there twice: {row.config}")
-        except InputError as error:
-            self.faults.append(Fault(place, str(error)))
-        else:
-            self._seen |= names
-            self.good.append(row)
+    def check(self, config: Config) -> None:
+        """Note a configuration.
+
+        Raises:
+            InputError: if it was there before.
+        """
+        # By its values and by its text: 1 equals 1.0 and True, and 1 reads as "1".
+        equal = repr([v if isinstance(v, str) or v != int(v) else int(v) for v in config.values()])
+        names = {_digest(equal), _digest(str(config))}
+        if names & self._seen:
+            raise InputError(f"a configuration is there twice: {config}")
+        self._seen |= names
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,15 @@ Source: Autotuning community, "T4: tuning results format" (schema 1.0.0).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunebench.errors import InputError
 from tunebench.outcome import Aborted, CompileFailed, Crashed, LaunchFailed, Measured, TimedOut, WrongResult
-from tunebench.recording._row import TOLD, Fault, Log, Row, Rows, Told, clean, problem_of
+from tunebench.recording._row import TOLD, Log, Row, Told, clean, problem_of
+from tunebench.recording._stream import as_object
 
-__all__ = ["dump", "parse"]
+__all__ = ["dump", "head", "names_of", "place", "rows"]
 
 VERSION = "1.0.0"
 
@@ -22,39 +23,63 @@ _UNITS_US |= {"us": 1.0, "microseconds": 1.0, "ns": 1e-3, "nanoseconds": 1e-3}
 """Microseconds in each unit of time; the format has milliseconds where it tells none."""
 
 
-def parse(data: Mapping[str, Any]) -> tuple[Log, tuple[Fault, ...]]:
-    """Return what a file in T4 format holds, and the results in it that cannot be used.
+def names_of(result: Any) -> tuple[str, ...]:
+    """Return the parameters that a result tells; nothing if it has no configuration."""
+    values = result.get("configuration") if isinstance(result, dict) else None
+    return tuple(values) if isinstance(values, dict) else ()
+
+
+def head(told: Mapping[str, Any], names: tuple[str, ...]) -> Log:
+    """Return what a file in T4 format tells besides its results.
 
     The format tells neither kernel nor device; files that `dump` made do, in their metadata.
 
+    Args:
+        told: The members of the file without results.
+        names: The parameters, as the first result with a configuration has them.
+
     Raises:
-        InputError: if no result has a configuration.
+        InputError: if there are none.
     """
-    told = data.get("metadata")
-    metadata: Mapping[str, Any] = told if isinstance(told, dict) else {}
-    unit = _unit(metadata.get("timeunit"), "ms")
-    configurations = (r.get("configuration") for r in data["results"] if isinstance(r, dict))
-    names = next((tuple(c) for c in configurations if isinstance(c, dict) and c), ())
     if not names:
-        raise InputError(f"a result must have a configuration, and none of {len(data['results'])} has")
-    rows = Rows()
-    for number, result in enumerate(data["results"], start=1):
-        rows.add(f"result {number}", functools.partial(_row, result, names, unit))
-    log = Log(
+        raise InputError("a result must have a configuration, and none here has")
+    metadata = _metadata(told)
+    _unit(metadata.get("timeunit"), "ms")
+    return Log(
         kernel=clean(str(metadata.get("kernel_name", ""))),
         device=clean(str(metadata.get("device_name", ""))),
         problem=problem_of(metadata.get("problem_size")),
         workload=clean(str(metadata.get("workload", ""))),
         names=names,
-        rows=tuple(rows.good),
+        rows=(),
     )
-    return log, tuple(rows.faults)
+
+
+def _metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = told.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def rows(told: Mapping[str, Any], log: Log) -> Callable[[Any], Row]:
+    """Return what makes a row of a result.
+
+    Args:
+        told: The members of the file without results.
+        log: What `head` made of them.
+    """
+    return functools.partial(_row, names=log.names, unit=_unit(_metadata(told).get("timeunit"), "ms"))
+
+
+def place(number: int, key: str | int) -> str:
+    """Return where a result stands, for people."""
+    return f"result {number}"
 
 
 def _row(result: Any, names: tuple[str, ...], unit: str) -> Row:
-    values = result.get("configuration") if isinstance(result, dict) else None
-    if not isinstance(values, dict) or not values:
+    values = as_object(result).get("configuration")
+    if not values:
         raise InputError("it must have a configuration")
+    values = as_object(values)
     if unknown := set(values) - set(names):
         raise InputError(f"it has a parameter that the first one lacks: {min(unknown)[:100]}")
     measurements = result.get("measurements")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
@@ -32,12 +33,19 @@ class Budget:
             of what is pruned: that may be a hundred thousand rows, and the audit would cost more than the
             search.
         audited: How many were.
+        until: Reading of `time.monotonic` after which nothing more is begun; None if time is no matter.
     """
 
     trials: int
     done: int = field(default=0)
     audit: float = 0.0
     audited: int = field(default=0)
+    until: float | None = None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the time is up."""
+        return self.until is not None and time.monotonic() >= self.until
 
     @property
     def audits_due(self) -> int:
@@ -71,7 +79,7 @@ def run(
         best_us = min(search.best_us for search in searches)
         executor.abort_above_us = best_us if np.isfinite(best_us) else None
         enough = stop_at_gap is not None and _within(stop_at_gap, searches, best_us)
-        while not enough and len(under_way) < executor.capacity:
+        while not enough and not budget.is_overdue and len(under_way) < executor.capacity:
             proposal = _next(searches, budget, under_way.values(), best_us)
             if proposal is None:
                 break

@@ -77,6 +77,10 @@ class Candidate:
         """Return the expected time of one configuration: a belief, for devices that are not here."""
         return float(self._predicted[row])
 
+    def least_us(self, rows: NDArray[np.bool_]) -> float:
+        """Return the least that any of some rows is predicted to take; infinite if there is none."""
+        return float(self._predicted.min(where=rows, initial=float("inf")))
+
     def interval_us(self, row: int) -> tuple[float, float]:
         """Return what nine of ten times of one configuration lie between, by the same belief."""
         low, high = self._interval

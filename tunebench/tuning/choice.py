@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tunebench.answer import How, lookup_workload
+from tunebench.answer import How, recorded
 from tunebench.device import Device
-from tunebench.errors import InputError, LookupMiss
+from tunebench.errors import InputError
 from tunebench.kernels import variant as find_variant
 from tunebench.outcome import CacheState
 from tunebench.space import Config
@@ -80,10 +80,9 @@ def choose(
             raise InputError(f"a configuration needs its variant named, one of: {known}")
         point = found[0].variant.space.parse(config)
         return _predicted(found[0], workload, point, "asked for")
-    try:
-        key = found[0].variant.key if variant is not None else None
-        answer = lookup_workload(workload, device=device, db=db, variant=key)
-    except LookupMiss:
+    key = found[0].variant.key if variant is not None else None
+    answer = recorded(workload, device=device, db=db, variant=key)
+    if answer is None:
         defaults = [
             _predicted(one, workload, one.variant.default(workload, device), "default") for one in found
         ]

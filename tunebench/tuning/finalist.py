@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tunebench.db.record import Verdict, VersusDefault
 from tunebench.measure.comparison import Comparison, compare
@@ -145,17 +146,26 @@ def settle(timed: Sequence[Timed]) -> Settled | None:
     )
 
 
-def verdict(one: Timed, timed: Sequence[Timed], settled: Settled) -> Verdict:
-    """Return what is stored of a finalist's comparisons; of the best, also that with the runner-up."""
+def verdict(
+    one: Timed, timed: Sequence[Timed], settled: Settled, libraries: Mapping[str, Comparison]
+) -> Verdict:
+    """Return what is stored of a finalist's comparisons; of the best, also that with the runner-up.
+
+    Args:
+        one: The finalist.
+        timed: All of them.
+        settled: What comparing them has come to.
+        libraries: How it stands to each library that was timed in the same rounds.
+    """
     defaults = _defaults(timed)
     default = defaults.get(id(one.search))
     told = dict(settled.versus) if one is settled.best else {}
     if default is not None and default is not one and (found := one.against(default)) is not None:
         told["default"] = found
-    return Verdict(
-        versus_default=_verdict(one, defaults),
-        comparison={name: found.to_json() for name, found in told.items()},
-    )
+    comparison: dict[str, Any] = {name: found.to_json() for name, found in told.items()}
+    if libraries:
+        comparison["libraries"] = {name: found.to_json() for name, found in libraries.items()}
+    return Verdict(versus_default=_verdict(one, defaults), comparison=comparison)
 
 
 def _defaults(timed: Sequence[Timed]) -> dict[int, Timed]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import CancelledError, wait
 
+from tunebench.db.record import Addition
+from tunebench.errors import ClusterLost
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison, compare
 from tunebench.outcome import Measured
-from tunebench.search.executor import Executor
+from tunebench.search.executor import Executor, PlaceLost, Stopped
 from tunebench.task import Task
 from tunebench.tuning.audit import Audit
 from tunebench.tuning.finalist import ROUNDS, Settled, Timed, settle, verdict
@@ -16,6 +18,9 @@ from tunebench.tuning.library import Libraries
 from tunebench.tuning.logbook import Logbook
 
 __all__ = ["Finals"]
+
+BEGINNINGS = 3
+"""How often the finals of a cluster begin before they are given up."""
 
 
 class Finals:
@@ -55,25 +60,41 @@ class Finals:
     def play(self, executor: Executor[Task], finalists: Sequence[Timed], seed: int | None) -> None:
         """Time all again, in turn: a lucky sample wins no more. Ctrl-C passes through, without a verdict.
 
-        Every second round goes backwards, so that a drift within a round meets all alike too.
+        Every second round goes backwards, so that a drift within a round meets all alike too. All rounds are
+        in one place; where that is lost, they begin again in another.
 
         Args:
             executor: Compiles and runs.
             finalists: Who takes part.
             seed: Of the libraries' inputs; None times no libraries.
         """
-        try:
-            with self._libraries:
-                for turn in range(ROUNDS):
-                    self._round(executor, finalists, turn)
-                    if seed is not None:
-                        self._tell("baselines", turn, ROUNDS)
-                        self._libraries.time(seed)
-        except KeyboardInterrupt:  # a round or two are no verdict: what the search timed goes on speaking
-            for timed in finalists:
-                timed.again.clear()
-            raise
+        with self._libraries:
+            for begun in range(1, BEGINNINGS + 1):
+                try:
+                    with executor.together():
+                        self._rounds(executor, finalists, seed)
+                    break
+                except PlaceLost:
+                    self._forget(finalists)
+                    if begun == BEGINNINGS:
+                        raise ClusterLost(f"the finals lost their worker {BEGINNINGS} times") from None
+                except (KeyboardInterrupt, Stopped, CancelledError, ClusterLost):
+                    self._forget(finalists)
+                    raise
         self._settle([timed for timed in finalists if timed.again and not timed.failed])
+
+    def _forget(self, finalists: Sequence[Timed]) -> None:
+        """Take back rounds that are no verdict: what the search timed goes on speaking."""
+        self._libraries.forget()
+        for timed in finalists:
+            timed.again.clear()
+
+    def _rounds(self, executor: Executor[Task], finalists: Sequence[Timed], seed: int | None) -> None:
+        for turn in range(ROUNDS):
+            self._round(executor, finalists, turn)
+            if seed is not None:
+                self._tell("baselines", turn, ROUNDS)
+                self._libraries.time(seed)
 
     def _round(self, executor: Executor[Task], finalists: Sequence[Timed], turn: int) -> None:
         done, total = turn * len(finalists), ROUNDS * len(finalists)
@@ -100,22 +121,37 @@ class Finals:
         if settled is None:
             return
         self.finalists = finalists
-        for timed in finalists:
-            key = self._logbook.key(timed.search, timed.config)
-            said = verdict(timed, finalists, settled)
-            self._logbook.record(key, timed.pooled(), "finalist", timed.bound_us, said)
+        self._logbook.record_finalists(
+            [
+                Addition(
+                    key=self._logbook.key(timed.search, timed.config),
+                    result=timed.pooled(),
+                    purpose="finalist",
+                    bound_us=timed.bound_us,
+                    verdict=verdict(timed, finalists, settled, self._against_libraries(timed)),
+                )
+                for timed in finalists
+            ]
+        )
 
     def versus(self, settled: Settled) -> dict[str, Comparison]:
         """Return how the best stands to others, the fastest library among them."""
         found, baselines = dict(settled.versus), self.baselines()
-        if baselines:
-            best, name = settled.best, baselines[0].name
+        libraries = self._against_libraries(settled.best)
+        if baselines and baselines[0].name in libraries:
+            found["baseline"] = libraries[baselines[0].name]
+        return found
+
+    def _against_libraries(self, timed: Timed) -> dict[str, Comparison]:
+        """Compare a finalist with each library by the rounds of both; those that failed once are left out."""
+        found = {}
+        for name in (baseline.name for baseline in self.baselines()):
             rounds = {
                 turn: library[name]
                 for turn, library in enumerate(self._libraries.rounds)
-                if name in library and turn in best.again
+                if name in library and turn in timed.again
             }
             if rounds:
-                mine = [best.samples_us(turn) for turn in rounds]
-                found["baseline"] = compare(mine, [library.samples_us for library in rounds.values()])
+                mine = [timed.samples_us(turn) for turn in rounds]
+                found[name] = compare(mine, [library.samples_us for library in rounds.values()])
         return found

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Self
 
 from tunebench.device import Device
+from tunebench.errors import ClusterLost
 from tunebench.kernels import load_file, loaded_files
 from tunebench.measure.baseline import Baseline, Failed, measure_baselines
 from tunebench.measure.timing import Protocol
-from tunebench.search.executor.local import Caller, Stage
+from tunebench.search.executor import Calls, PlaceLost, Stopped
+from tunebench.search.executor.local import Stage
 from tunebench.workload import Workload
 
-__all__ = ["Libraries"]
+__all__ = ["Libraries", "stage"]
 
 TIMEOUT_S = 180.0
 
@@ -25,22 +28,18 @@ class Libraries:
         problem: The problem.
         device: Where.
         protocol: How samples are taken, in all rounds together.
+        calls: Calls `stage` where the variants are timed.
         rounds: How many rounds there are to be.
     """
 
-    def __init__(self, problem: Workload, device: Device, protocol: Protocol, *, rounds: int) -> None:
+    def __init__(
+        self, problem: Workload, device: Device, protocol: Protocol, calls: Calls, *, rounds: int
+    ) -> None:
         self._problem, self._device = problem, device
         self._protocol = dataclasses.replace(
             protocol, max_s=protocol.max_s / rounds, min_samples=-(-protocol.min_samples // rounds)
         )
-        self._caller = Caller(
-            Stage(
-                function=measure_baselines,
-                start=_load,
-                start_arguments=loaded_files(),
-                timeout_s=TIMEOUT_S,
-            )
-        )
+        self._calls = calls
         self.failure: str | None = None
         """Why they were given up, if they were."""
         self.failed: dict[str, str] = {}
@@ -53,7 +52,9 @@ class Libraries:
         if self.failure is not None:
             return
         try:
-            answer = self._caller.call(self._problem, self._device, self._protocol, seed)
+            answer = self._calls.call(self._problem, self._device, self._protocol, seed)
+        except (ClusterLost, PlaceLost, Stopped, CancelledError):  # said nothing of libraries
+            raise
         except Exception as error:  # the process boundary of measuring: a library's error ends no run
             self.failure = f"libraries could not be timed: {type(error).__name__}: {error}"
             return
@@ -62,6 +63,10 @@ class Libraries:
             self.failed |= {one.name: one.reason for one in answer if isinstance(one, Failed)}
         else:
             self.failure = f"libraries could not be timed: {answer.reason}"
+
+    def forget(self) -> None:
+        """Begin anew: what was timed so far was timed elsewhere."""
+        self.rounds.clear()
 
     @property
     def failures(self) -> dict[str, str]:
@@ -84,7 +89,12 @@ class Libraries:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._caller.__exit__(kind, error, trace)
+        self._calls.__exit__(kind, error, trace)
+
+
+def stage() -> Stage:
+    """Return what times all libraries once."""
+    return Stage(function=measure_baselines, start=_load, start_arguments=loaded_files(), timeout_s=TIMEOUT_S)
 
 
 def _load(*files: str) -> None:

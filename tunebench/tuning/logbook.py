@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tunebench import __version__
 from tunebench.db.owner import new_owner
-from tunebench.db.record import Purpose, RunStart, RunSummary, TrialKey, Verdict
+from tunebench.db.record import Addition, Purpose, RunStart, RunSummary, TrialKey, Verdict
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.outcome import Effort, Result
@@ -49,6 +50,7 @@ class Logbook:
         self.store, self._problem, self._device, self._variants = store, problem, device, variants
         self._sampler, self._seed = sampler, seed
         self._started = time.perf_counter()
+        self._left: float | None = None
         self._efforts: list[Effort] = []
         self._run_id: str | None = None
         self.revision = functools.cache(self._revision)
@@ -58,8 +60,18 @@ class Logbook:
 
     @property
     def elapsed_s(self) -> float:
-        """Wall time since the run began."""
-        return time.perf_counter() - self._started
+        """Wall time since the run began, without that in which others had their turn."""
+        return (self._left or time.perf_counter()) - self._started
+
+    def leave(self) -> None:
+        """Let others have a turn: the time until `come_back` is none of this run's."""
+        self._left = self._left or time.perf_counter()
+
+    def come_back(self) -> None:
+        """Go on with the run."""
+        if self._left is not None:
+            self._started += time.perf_counter() - self._left
+            self._left = None
 
     def begin(self) -> int:
         """Open the run; returns how many trials of the same run were done before it was interrupted."""
@@ -109,6 +121,12 @@ class Logbook:
             seed=self._seed,
             verdict=verdict,
         )
+
+    def record_finalists(self, finalists: Sequence[Addition]) -> None:
+        """Store what finalists took, all at once: some of them alone would be served as the best."""
+        self._efforts += [each.result.effort for each in finalists]
+        additions = [dataclasses.replace(each, seed=self._seed) for each in finalists]
+        self.store.record_together(additions, run_id=self._run_id)
 
     def seconds(self, busy_s: float) -> dict[str, float]:
         """Return the wall time and its parts, given the time in which anything was compiled or measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from tunebench.errors import InputError, UnknownName
@@ -32,6 +33,11 @@ class Plan:
         warm: Whether to begin with what is known of other devices and of related problems. A `random` sample
             stays one: only the calibrated pruner makes use of it there.
         calibrated: Whether to pass over what is unlikely to win, as long as anything else is open.
+        cluster: Address of the Ray cluster that measures: ``"ray://host:10001"``; ``"host:6379"`` or
+            ``"auto"`` from one of its nodes; ``"local"`` for one on this machine. None takes this machine
+            alone.
+        minutes: After so many no configuration is begun any more; finalists are timed all the same. None is
+            as long as it takes.
     """
 
     trials: int = 50
@@ -49,6 +55,8 @@ class Plan:
     baselines: bool = True
     warm: bool = True
     calibrated: bool = False
+    cluster: str | None = None
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.timeout_s <= 0 or self.workers < 0 or self.finalists < 1:
@@ -59,5 +67,7 @@ class Plan:
             )
         if not 0 <= self.audit <= 1:
             raise InputError(f"audit is a share of the trials, from 0 to 1; got {self.audit}")
+        if self.minutes is not None and not 0 <= self.minutes < math.inf:
+            raise InputError(f"minutes must be a finite number, 0 or more; got {self.minutes}")
         if self.sampler not in SAMPLERS:
             raise UnknownName("sampler", self.sampler, SAMPLERS)

@@ -182,7 +182,7 @@ class Replayed(Course):
     passed_over: PassedOver
 
 
-class _Recorded(Executor[Proposal]):
+class Recorded(Executor[Proposal]):
     """Answers at once from a recording."""
 
     capacity = 1
@@ -252,7 +252,7 @@ def replay(
         if violates(result.outcome, proposal.bound_us):
             proposal.search.distrust()
 
-    with _Recorded(space.recording) as executor:
+    with Recorded(space.recording) as executor:
         run(
             [search],
             executor,

@@ -10,6 +10,7 @@ from typing import Any
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison
 from tunebench.search.certificate import Certificate
+from tunebench.search.executor import Fleet
 from tunebench.space import Config
 from tunebench.tuning.warm import Source
 
@@ -32,6 +33,9 @@ class Progress:
         seconds_left: Expected rest of the phase, if there is a basis for it.
         elsewhere: Records of other devices or problems that the search began with.
         unlikely: Open configurations that the calibrated pruner passes over.
+        device: Key of the device: runs for several may go on side by side.
+        fleet: The workers of a cluster, if it is one that measures.
+        waiting: What the run waits for, in one line; empty while it goes on.
     """
 
     phase: str
@@ -45,6 +49,9 @@ class Progress:
     seconds_left: float | None
     elsewhere: int = 0
     unlikely: int = 0
+    device: str = ""
+    fleet: Fleet | None = None
+    waiting: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +134,8 @@ class Report:
         unlikely: Open configurations that the calibrated pruner passed over: unlikely to win, never proved.
         unlikely_winners: How many of those are expected to be faster than the best, all the same.
         interval_us: What nine of ten times lie between, where `median_us` is predicted.
+        fleet: The workers of a cluster, if it was one that measured.
+        stopped: Why the run ended early, where it was not asked to.
     """
 
     workload: str
@@ -159,6 +168,8 @@ class Report:
     unlikely: int = 0
     unlikely_winners: float = 0.0
     interval_us: tuple[float, float] | None = None
+    fleet: Fleet | None = None
+    stopped: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data, with the fastest baseline under `baseline` and `baseline_us`."""

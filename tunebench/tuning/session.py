@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 
 import numpy as np
 
+from tunebench.db.outage import Patience
 from tunebench.db.record import Purpose, TrialKey, Verdict
 from tunebench.db.store import Store
+from tunebench.errors import ClusterLost, DatabaseError
 from tunebench.kernels import variants
 from tunebench.outcome import Aborted, Measured, Outcome, Predicted, Pruned, Result, time_us
 from tunebench.search.certificate import Certificate
-from tunebench.search.executor import Executor
+from tunebench.search.executor import Executor, Fleet, Stopped
 from tunebench.search.loop import Budget, certificate, run
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config
 from tunebench.task import Task
+from tunebench.tuning import library
 from tunebench.tuning.audit import Audit
 from tunebench.tuning.candidate import Candidate, Target
 from tunebench.tuning.finalist import ROUNDS, Timed, choose, settle
@@ -27,7 +33,6 @@ from tunebench.tuning.logbook import Logbook
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Progress, Report, Tie, Watcher
 from tunebench.tuning.warm import Source, WarmStart, warm_starts
-from tunebench.tuning.workers import start_workers
 from tunebench.workload import Workload
 
 __all__ = ["Session"]
@@ -57,13 +62,22 @@ class Session:
         self.cached = 0
         self.again: set[tuple[str, Config]] = set()
         self.interrupted = False
+        self.stopped: str | None = None
+        self.cut_short = False
         self.busy_s = 0.0
+        self.waiting = ""
+        self.stand = ("search", 0, plan.trials)
+        self.bound_us = min(float(candidate.bounds.us.min()) for candidate in found)
+        self.warm: dict[str, WarmStart] = {}
+        self.searches: list[VariantSearch] = []
+        self.patience = store.patience = Patience(tell=self._tell_waiting)
+        self.fleet: Fleet | None = None
         self.revisions = {key: self._recheck(candidate) for key, candidate in self.candidates.items()}
         self.warm = self._warm_starts()
         self.searches = [self._search_of(candidate) for candidate in found]
-        self.bound_us = min(float(candidate.bounds.us.min()) for candidate in found)
         done = min(self.logbook.begin(), plan.trials)
-        self.budget = Budget(trials=plan.trials, done=done, audit=plan.audit)
+        until = time.monotonic() + 60 * plan.minutes if plan.minutes is not None else None
+        self.budget = Budget(trials=plan.trials, done=done, audit=plan.audit, until=until)
 
     # -- before the search ------------------------------------------------------------------------
 
@@ -134,14 +148,10 @@ class Session:
             return self.target.runner == "offline"
         return not isinstance(outcome, Measured) or outcome.cache == self.plan.protocol.cache
 
-    def executor(self) -> Executor[Task]:
-        """Start the worker processes."""
-        return start_workers(self.target, self.plan)
-
     # -- the search -------------------------------------------------------------------------------
 
     def search(self, executor: Executor[Task]) -> None:
-        """Run the loop; Ctrl-C ends it and keeps everything."""
+        """Run the loop; Ctrl-C ends it and keeps everything, and so does the loss of a cluster."""
         under_way: set[TrialKey] = set()
 
         def claim(proposal: Proposal) -> bool:
@@ -164,8 +174,10 @@ class Session:
                 self.outcomes[result.outcome.kind] += 1
             self._keep(proposal.search, proposal.config, result.outcome)
             self.audit.check(proposal.search, proposal.config, result.outcome, proposal.bound_us)
+            self.fleet = executor.fleet
             self._tell_watcher("search", self.budget.done, self.budget.trials)
 
+        before_s = executor.busy_s
         self._tell_watcher("search", self.budget.done, self.budget.trials)
         try:
             run(
@@ -177,13 +189,25 @@ class Session:
                 on_result=on_result,
                 stop_at_gap=self.plan.stop_at_gap,
             )
-        except KeyboardInterrupt:
-            self.interrupted = True
-            executor.close()
+        except (KeyboardInterrupt, Stopped, ClusterLost) as end:
+            self._interrupt(executor, end)
         finally:
-            for key in under_way:
+            self._release(under_way)
+            self.busy_s += executor.busy_s - before_s
+            self.fleet = executor.fleet
+            self.cut_short = self.budget.is_overdue and self.budget.done < self.budget.trials
+
+    def _interrupt(self, executor: Executor[Task], end: BaseException) -> None:
+        """End the run early, and keep what was found."""
+        self.interrupted = True
+        self.stopped = str(end) if isinstance(end, ClusterLost) else None
+        executor.close()
+
+    def _release(self, keys: set[TrialKey]) -> None:
+        """Give back what was claimed and not measured; where that fails, the claims end with this process."""
+        with contextlib.suppress(DatabaseError):
+            for key in keys:
                 self.store.release(key, self.logbook.owner)
-            self.busy_s = executor.busy_s
 
     def _tighten(self, proposal: Proposal, result: Result) -> None:
         """Take over what the binary tells of a configuration's bound."""
@@ -228,7 +252,12 @@ class Session:
             )
             self.timed.append(timed)
 
+    def _tell_waiting(self, line: str) -> None:
+        self.waiting = line
+        self._tell_watcher(*self.stand)
+
     def _tell_watcher(self, phase: str, done: int, total: int) -> None:
+        self.stand = (phase, done, total)
         tried = sum(self.outcomes.values())
         rate = self.logbook.elapsed_s / tried if tried else None
         best = min((timed.median()[0] for timed in self.timed), default=None)
@@ -245,6 +274,9 @@ class Session:
                 seconds_left=rate * (total - done) if rate is not None and phase == "search" else None,
                 elsewhere=sum(source.records for source in self._sources()),
                 unlikely=sum(search.passed_over.count for search in self.searches),
+                waiting=self.waiting,
+                device=self.target.device.key,
+                fleet=self.fleet,
             )
         )
 
@@ -255,17 +287,23 @@ class Session:
         self.finals = Finals(
             self.logbook,
             self.audit,
-            Libraries(self.problem, self.target.device, self.plan.protocol, rounds=ROUNDS),
+            Libraries(
+                self.problem,
+                self.target.device,
+                self.plan.protocol,
+                executor.calls(library.stage),
+                rounds=ROUNDS,
+            ),
             make_task=lambda timed: self._task(timed.search, timed.config, timed.row, thorough=True),
             tell=self._tell_watcher,
         )
-        seed = self.plan.seed if self.plan.baselines else None
+        seed, before_s = self.plan.seed if self.plan.baselines else None, executor.busy_s
         try:
             self.finals.play(executor, choose(self.timed, self.plan.finalists), seed)
-        except KeyboardInterrupt:
-            self.interrupted = True
-            executor.close()
-        self.busy_s = executor.busy_s
+        except (KeyboardInterrupt, Stopped, CancelledError, ClusterLost) as end:
+            self._interrupt(executor, end)
+        self.busy_s += executor.busy_s - before_s
+        self.fleet = executor.fleet
 
     # -- the books --------------------------------------------------------------------------------
 
@@ -284,7 +322,7 @@ class Session:
         seconds = self.logbook.seconds(self.busy_s)
         masked = sum(search.masked for search in self.searches)
         unlikely = [search.unlikely(min(s.best_us for s in self.searches)) for search in self.searches]
-        if not self.interrupted:
+        if not self.interrupted and not self.cut_short:
             self.logbook.finish(masked, self.cached, seconds)
         how = "predicted" if self.target.runner == "offline" else "measured"
         proof = self._certificate(median_us)
@@ -319,6 +357,8 @@ class Session:
             warm=self._sources(),
             unlikely=sum(one.count for one in unlikely),
             unlikely_winners=sum(one.winners for one in unlikely),
+            fleet=self.fleet,
+            stopped=self.stopped,
         )
 
     def _certificate(self, best_us: float | None) -> Certificate | None:

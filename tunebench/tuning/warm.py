@@ -146,7 +146,8 @@ def distance(problem: Workload, text: str) -> float:
         text: The other.
 
     Returns:
-        Infinity if they differ in anything but sizes, or if the text is of no problem there is today.
+        Infinity if they differ in anything but sizes and real numbers (an eps), which count for nothing, or
+        if the text is of no problem there is today.
     """
     try:
         other = parse(text)
@@ -157,7 +158,7 @@ def distance(problem: Workload, text: str) -> float:
     squares = 0.0
     for field in dataclasses.fields(problem):
         mine, theirs = getattr(problem, field.name), getattr(other, field.name)
-        if mine == theirs:
+        if mine == theirs or isinstance(mine, float):
             continue
         if not (_is_size(mine) and _is_size(theirs)):
             return math.inf

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tunebench.errors import InputError, UnknownName
+from tunebench.workloads.operators._norm import EPS
 
 __all__ = ["Architecture", "Family"]
 
@@ -25,6 +26,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "activation": ("activation_function",),
         "dropout": ("resid_pdrop",),
         "attention_dropout": ("attn_pdrop",),
+        "eps": ("layer_norm_epsilon",),
     },
     "opt": {
         "ffn": ("ffn_dim",),
@@ -38,12 +40,14 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "dropout": ("hidden_dropout_prob",),
         "attention_dropout": ("attention_probs_dropout_prob",),
         "token_types": ("type_vocab_size",),
+        "eps": ("layer_norm_eps",),
     },
     "llama": {
         "heads_k": ("num_key_value_heads",),
         "head_dim": ("head_dim",),
         "activation": ("hidden_act",),
         "attention_dropout": ("attention_dropout",),
+        "eps": ("rms_norm_eps",),
     },
     "switch_transformers": {
         "layers": ("num_layers",),
@@ -60,6 +64,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "sparse_encoders": ("num_sparse_encoder_layers",),
         "sparse_decoders": ("num_sparse_decoder_layers",),
         "buckets": ("relative_attention_num_buckets",),
+        "eps": ("layer_norm_epsilon",),
         "positions": (),
     },
 }
@@ -75,8 +80,14 @@ _COMMON: Mapping[str, tuple[str, ...]] = {
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"activation": "gelu_new", "dropout": 0.1, "attention_dropout": 0.1},
     "opt": {"activation": "relu", "dropout": 0.1},
-    "bert": {"activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1, "token_types": 2},
-    "llama": {"activation": "silu", "tied": False},
+    "bert": {
+        "activation": "gelu",
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "token_types": 2,
+        "eps": 1e-12,
+    },
+    "llama": {"activation": "silu", "tied": False, "eps": 1e-6},
     "switch_transformers": {
         "activation": "relu",
         "dropout": 0.1,
@@ -86,6 +97,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "sparse_encoders": 0,
         "sparse_decoders": 0,
         "buckets": 32,
+        "eps": 1e-6,
     },
 }
 """What HuggingFace's own configuration classes take for a key that is not given."""
@@ -119,6 +131,7 @@ class Architecture:
         sparse_encoders: Encoder's blocks with experts.
         sparse_decoders: Decoder's blocks with experts.
         buckets: Of relative positions.
+        eps: What normalisations add to a variance or a mean square.
     """
 
     family: Family
@@ -142,6 +155,7 @@ class Architecture:
     sparse_encoders: int = 0
     sparse_decoders: int = 0
     buckets: int = 0
+    eps: float = EPS
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocabulary", "ffn", "heads_k", "head_dim"):

@@ -97,20 +97,20 @@ class Gpt2(_Decoder):
     def _add_layer(self, tape: Tape, index: int) -> None:
         run, shape = tape.run, self._shape(tape.run)
         qkv, output, up, down = self.matrices()
-        tape.layernorm("norm", shape, residual=run.fused)
+        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
         qkv.on(tape, self._tokens(run))
         self._heads(run, ("x*0.125", "max(x,row)"), ("dy*row", "x*0.125")).on(tape)
         tape.copy("attention copies", (self._tokens(run), qkv.n // run.tensor), "backward")  # cat
         output.on(tape, self._tokens(run))
         self._added(tape)
-        tape.layernorm("norm", shape, residual=run.fused)
+        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
         up.on(tape, self._tokens(run))
         tape.activation("mlp activation", self._inner(run), self.architecture.activation)
         down.on(tape, self._tokens(run))
         self._added(tape)
 
     def _head(self, tape: Tape) -> None:
-        tape.layernorm("norm", self._shape(tape.run), residual=tape.run.fused)
+        tape.layernorm("norm", self._shape(tape.run), residual=tape.run.fused, eps=self.architecture.eps)
         self._output_layer(tape)
 
 
@@ -156,7 +156,7 @@ class Opt(_Decoder):
     def _add_layer(self, tape: Tape, index: int) -> None:
         run, tokens, shape = tape.run, self._tokens(tape.run), self._shape(tape.run)
         *qkv, output, up, down = self.matrices()
-        tape.layernorm("norm", shape, residual=run.fused)
+        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
         for each in qkv:
             each.on(tape, tokens)
         if not run.fused:
@@ -167,7 +167,7 @@ class Opt(_Decoder):
             tape.elementwise("attention qkv", shape, "x+y", "backward")
         output.on(tape, tokens)
         self._added(tape)
-        tape.layernorm("norm", shape, residual=run.fused)
+        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
         up.on(tape, tokens)
         tape.activation("mlp activation", self._inner(run), self.architecture.activation)
         down.on(tape, tokens)
@@ -175,7 +175,7 @@ class Opt(_Decoder):
 
     def _head(self, tape: Tape) -> None:
         of, shape = self.architecture, self._shape(tape.run)
-        tape.layernorm("norm", shape, residual=tape.run.fused)
+        tape.layernorm("norm", shape, residual=tape.run.fused, eps=self.architecture.eps)
         if self._projection():
             tape.linear("head", shape[0], of.embedding, of.hidden, bias=False)
         self._output_layer(tape)
@@ -213,7 +213,7 @@ class Bert(_Decoder):
         tape.lookup("embedding", *shape, of.token_types)
         tape.residual("embedding", shape)
         tape.pointwise("embedding", shape, "x+row")
-        tape.layernorm("norm", shape)
+        tape.layernorm("norm", shape, eps=self.architecture.eps)
         tape.dropout("embedding", shape, of.dropout)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
@@ -226,12 +226,12 @@ class Bert(_Decoder):
             tape.elementwise("attention qkv", shape, "x+y", "backward")
         output.on(tape, tokens)
         self._added(tape)
-        tape.layernorm("norm", shape, residual=run.fused)
+        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
         up.on(tape, tokens)
         tape.activation("mlp activation", self._inner(run), self.architecture.activation)
         down.on(tape, tokens)
         self._added(tape)
-        tape.layernorm("norm", shape, residual=run.fused)
+        tape.layernorm("norm", shape, residual=run.fused, eps=self.architecture.eps)
 
     def _head(self, tape: Tape) -> None:
         run, h = tape.run, self.architecture.hidden
@@ -242,7 +242,7 @@ class Bert(_Decoder):
             return
         tape.linear("head", self._tokens(run), h, h)
         tape.activation("head", self._shape(run), self.architecture.activation)
-        tape.layernorm("norm", self._shape(run))
+        tape.layernorm("norm", self._shape(run), eps=self.architecture.eps)
         self._output_layer(tape)
 
 
@@ -288,7 +288,7 @@ class Llama(_Decoder):
     def _add_layer(self, tape: Tape, index: int) -> None:
         run, of, tokens = tape.run, self.architecture, self._tokens(tape.run)
         *qkv, output, gate, up, down = self.matrices()
-        tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+        tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
         for each in qkv:
             each.on(tape, tokens)
         self._rotated(tape, of.inner // run.tensor)
@@ -298,7 +298,7 @@ class Llama(_Decoder):
             tape.elementwise("attention qkv", self._shape(run), "x+y", "backward")
         output.on(tape, tokens)
         self._added(tape)
-        tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+        tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
         gate.on(tape, tokens)
         up.on(tape, tokens)
         if run.fused:
@@ -311,5 +311,5 @@ class Llama(_Decoder):
         self._added(tape)
 
     def _head(self, tape: Tape) -> None:
-        tape.rmsnorm("norm", self._shape(tape.run), residual=tape.run.fused)
+        tape.rmsnorm("norm", self._shape(tape.run), residual=tape.run.fused, eps=self.architecture.eps)
         self._output_layer(tape)

@@ -141,7 +141,7 @@ class Switch(Transformer):
         """Add attention of a layer to itself, or to the encoder's end: alike where both are as long."""
         run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
         *qkv, output = self.matrices()
-        tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+        tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
         for each in qkv:
             each.on(tape, tokens)
         heads = of.heads // run.tensor
@@ -166,7 +166,7 @@ class Switch(Transformer):
 
     def _feed_forward(self, tape: Tape, sparse: bool) -> None:
         run, tokens = tape.run, tape.run.batch * tape.run.seq
-        tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+        tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
         if sparse:
             self._experts(tape)
         else:
@@ -208,7 +208,7 @@ class Switch(Transformer):
     def _head(self, tape: Tape) -> None:
         run, of = tape.run, self.architecture
         for _ in range(2):  # the encoder's end, and the decoder's
-            tape.rmsnorm("norm", self._shape(run), residual=run.fused)
+            tape.rmsnorm("norm", self._shape(run), residual=run.fused, eps=self.architecture.eps)
         if of.tied:
             tape.pointwise("head", self._shape(run), "x*0.03", ("x*0.03",))
         vocabulary = share(of.vocabulary, run.tensor)

@@ -17,6 +17,7 @@ from typing import Literal
 from tunebench.dtype import itemsize
 from tunebench.workload import Workload
 from tunebench.workloads.networks._network import Operation, Phase, Run
+from tunebench.workloads.operators._norm import EPS
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 from tunebench.workloads.operators.elementwise import Elementwise
@@ -137,7 +138,7 @@ class Tape:
 
     # -- reductions -----------------------------------------------------------------------------
 
-    def layernorm(self, part: str, shape: tuple[int, int], residual: bool = False) -> None:
+    def layernorm(self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS) -> None:
         """Add a layer normalisation, with a sum before it in the same kernel if `residual`."""
         rows, cols = shape
         work = LayerNorm(
@@ -146,19 +147,22 @@ class Tape:
             dtype=self.run.dtype,
             prologue="residual" if residual else "none",
             stats=self.run.trains,
+            eps=eps,
         )
         self.add(part, work)
-        self.add(part, work.changed(prologue="none", stats=False, direction="backward"), "backward")
+        gradients = work.changed(prologue="none", stats=False, eps=EPS, direction="backward")
+        self.add(part, gradients, "backward")
 
-    def rmsnorm(self, part: str, shape: tuple[int, int], residual: bool = False) -> None:
+    def rmsnorm(self, part: str, shape: tuple[int, int], residual: bool = False, eps: float = EPS) -> None:
         """Add a normalisation by the root mean square: a kernel if fused, else the chain models write."""
         rows, cols = shape
         if self.run.fused:
             prologue: Literal["residual", "none"] = "residual" if residual else "none"
             stats = self.run.trains
-            work = RmsNorm(rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue, stats=stats)
+            sizes = {"rows": rows, "cols": cols, "dtype": self.run.dtype}
+            work = RmsNorm.from_dimensions({**sizes, "prologue": prologue, "stats": stats, "eps": eps})
             self.add(part, work)
-            self.add(part, work.changed(prologue="none", stats=False, direction="backward"), "backward")
+            self.add(part, RmsNorm.from_dimensions({**sizes, "direction": "backward"}), "backward")
             return
         wide = Tape(replace(self.run, dtype="f32"))  # what models write computes in f32
         wide.elementwise(part, shape, "square(x)")

@@ -61,6 +61,18 @@ def _no_rounding(x: Any, v: Any) -> Any:
     return 0.0
 
 
+def _erf(m: Any, x: Any) -> Any:
+    if m is math:
+        return math.erf(x)
+    return np.fromiter(map(math.erf, x.flat), np.float64, x.size).reshape(x.shape)
+
+
+def _up_to(x: Any, e: Any, slope: Callable[[Any], Any]) -> Any:
+    """Return a change by e where a slope falls away from 0 on either side: by that of the nearest point."""
+    with np.errstate(over="ignore"):
+        return e * slope(np.maximum(np.abs(x) - e, 0.0))
+
+
 def _sigmoid(m: Any, x: Any) -> Any:
     return m.exp((x - abs(x)) / 2) / (1 + m.exp(-abs(x)))  # without overflow on either side
 
@@ -95,6 +107,12 @@ def _within(x: Any, e: Any, change: Callable[[Any, Any], Any]) -> Any:
 
 FUNCTIONS: Mapping[str, Function] = {
     "abs": Function(lambda m, x: abs(x), lambda x, e: e, _no_rounding, 1, turns=(0.0,)),
+    "erf": Function(
+        _erf,
+        lambda x, e: _up_to(x, e, lambda m: 2 / math.sqrt(math.pi) * np.exp(-m * m)),
+        lambda x, v: 8 * abs(v),
+        1,
+    ),
     "exp": Function(
         lambda m, x: m.exp(x),
         lambda x, e: np.exp(x) * np.expm1(e),
@@ -127,7 +145,10 @@ FUNCTIONS: Mapping[str, Function] = {
     ),
     "sigmoid": Function(
         _sigmoid,
-        lambda x, e: _sigmoid(np, x) * np.expm1(e),  # the logarithm's slope is at most 1
+        # The logarithm's slope is at most 1; the slope itself is that of tanh(x / 2), halved.
+        lambda x, e: np.minimum(
+            _sigmoid(np, x) * np.expm1(e), _up_to(x, e, lambda m: 0.25 / np.cosh(m / 2) ** 2)
+        ),
         lambda x, v: (10 + 2 * abs(x)) * v,
         4,
     ),
@@ -149,26 +170,40 @@ FUNCTIONS: Mapping[str, Function] = {
     "square": Function(
         lambda m, x: x * x, lambda x, e: e * (2 * abs(x) + e), lambda x, v: v, 1, turns=(0.0,)
     ),
-    "tanh": Function(lambda m, x: m.tanh(x), lambda x, e: e, lambda x, v: 8 * abs(v), 1),
+    "step": Function(
+        lambda m, x: (x > 0) * 1.0,
+        lambda x, e: np.where((np.abs(x) <= e) & (e > 0), 1.0, 0.0),
+        _no_rounding,
+        1,
+    ),
+    "tanh": Function(
+        lambda m, x: m.tanh(x),
+        lambda x, e: _up_to(x, e, lambda m: 1 / np.cosh(m) ** 2),
+        lambda x, v: 8 * abs(v),
+        1,
+    ),
 }
 
 
 # -- value and error -----------------------------------------------------------------------------------------
 
 
-def evaluate(node: Node, inputs: Mapping[str, Array64]) -> tuple[Array64, Array64]:
+def evaluate(
+    node: Node, inputs: Mapping[str, Array64], errors: Mapping[str, Array64] | None = None
+) -> tuple[Array64, Array64]:
     """Return the value in float64 and a bound of f32's error, both of the shape the inputs broadcast to.
 
     Args:
         node: What to compute.
-        inputs: Each input by name, exactly what a kernel reads.
+        inputs: Each input by name.
+        errors: How far from these a kernel's own may be, by name; what has none is exactly what it reads.
     """
     if isinstance(node, Name):
-        return inputs[node.name], np.zeros(())
+        return inputs[node.name], (errors or {}).get(node.name, np.zeros(()))
     if isinstance(node, Number):
         rounded = float(np.float32(node.value))
         return np.asarray(node.value), np.asarray(abs(rounded - node.value))
-    arguments = [evaluate(argument, inputs) for argument in node.arguments]
+    arguments = [evaluate(argument, inputs, errors) for argument in node.arguments]
     with np.errstate(all="ignore"):  # infinite errors where nothing can be said
         return _applied(node.operation, *arguments)
 
@@ -183,7 +218,9 @@ def _applied(operation: str, *arguments: tuple[Any, Any]) -> tuple[Any, Any]:
     if operation == "neg":
         return -x, dx
     if operation in ("max", "min"):
-        return (np.maximum if operation == "max" else np.minimum)(x, y), np.maximum(dx, dy)
+        choose = np.maximum if operation == "max" else np.minimum
+        value = choose(x, y)  # which grows with both: it is within what their ends come to
+        return value, np.maximum(choose(x + dx, y + dy) - value, value - choose(x - dx, y - dy))
     if operation in ("add", "sub"):
         value, passed_on = (x + y if operation == "add" else x - y), dx + dy
     elif operation == "mul":
@@ -207,31 +244,33 @@ def flops(node: Node) -> int:
 # -- ranges --------------------------------------------------------------------------------------------------
 
 
-def span(node: Node, ranges: Mapping[str, Range]) -> Range | None:
+def span(node: Node, ranges: Mapping[str, Range], least: float = LEAST) -> Range | None:
     """Return between which values an expression stays, or None where it may leave a domain, or overflow.
 
     Args:
         node: The expression.
         ranges: Between which values each input is.
+        least: Least divisor, and least argument of log, sqrt and rsqrt, that will do.
     """
     if isinstance(node, Name):
         return ranges[node.name]
     if isinstance(node, Number):
         return (node.value, node.value)
-    arguments = [span(argument, ranges) for argument in node.arguments]
+    arguments = [span(argument, ranges, least) for argument in node.arguments]
     known = [one for one in arguments if one is not None]
-    return _image(node, known) if len(known) == len(arguments) else None
+    return _image(node, known, least) if len(known) == len(arguments) else None
 
 
-def _image(node: Apply, arguments: list[Range]) -> Range | None:
+def _image(node: Apply, arguments: list[Range], least: float) -> Range | None:
     (low, high), (first, last) = arguments[0], arguments[-1]
     if node.operation in FUNCTIONS:
         function = FUNCTIONS[node.operation]
-        if low < function.domain[0] or high > function.domain[1]:
+        lowest = least if function.domain[0] > 0 else function.domain[0]
+        if low < lowest or high > function.domain[1]:
             return None
         turns = [turn for turn in function.turns if low < turn < high]
         values = [function.value(math, float(x)) for x in (low, high, *turns)]
-    elif node.operation == "div" and first < LEAST and last > -LEAST:
+    elif node.operation == "div" and first < least and last > -least:
         return None
     elif node.operation == "neg":
         values = [-low, -high]

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
-from tunebench.dtype import underflow, unit_roundoff
+from tunebench.dimension import text_of
+from tunebench.dtype import numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import Category, Leeway, Positive, Reference, Size, Tensor, Tolerance, Workload
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
     from tunebench.workload import Array, Array64
 
-__all__ = ["Norm"]
+__all__ = ["EPS", "Norm"]
 
 F32 = unit_roundoff("f32")
+EPS = 1e-5
+"""Added to a variance or a mean square unless told otherwise: a customary value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +39,13 @@ class Norm(Workload):
     the residual stream goes on with it, and backward reads it as x. y is computed from the z in f32, before
     it is rounded. `stats` asks for the statistics of each row, f32 (rows,), which backward reads.
 
-    Backward takes statistics as they come: they need not be those of x. It has no prologue: the gradient of
-    each part of the sum is dx itself. Gradients of the weights are sums over rows in f32, rounded to `dtype`.
+    `eps` is added to the variance, or to the mean square. Backward takes statistics as they come, with eps in
+    them: they need not be those of x. It has no prologue: the gradient of each part of the sum is dx itself.
+    Gradients of the weights are sums over rows in f32, rounded to `dtype`.
     """
 
     category: ClassVar[Category | None] = "reduction"
     leeway: ClassVar[Leeway] = Leeway(items=("rows",), fusions={"prologue": "before"})
-    eps: ClassVar[float] = 1e-5
-    """Added to the variance, or to the mean square; a customary value."""
     weights: ClassVar[tuple[str, ...]]
     """Names of what a normal form is multiplied by and, if there are two, shifted by; each (cols,)."""
     statistics: ClassVar[tuple[str, ...]]
@@ -57,9 +59,10 @@ class Norm(Workload):
     prologue: Literal["none", "residual", "bias+residual"] = "none"
     stats: bool = False
     direction: Literal["forward", "backward"] = "forward"
+    eps: Positive = EPS
 
     def check(self) -> None:
-        """Refuse gradients with a prologue, and gradients that write statistics."""
+        """Refuse gradients with a prologue, that write statistics, or with an eps."""
         if self.direction == "forward":
             return
         if self.prologue != "none":
@@ -71,6 +74,11 @@ class Norm(Workload):
             raise InputError(
                 f"{self.operator}: stats=true needs direction=forward, which writes them; leave it out: "
                 "backward reads them in any case"
+            )
+        if self.eps != EPS:
+            raise InputError(
+                f"{self.operator}: eps={text_of(self.eps)} needs direction=forward, not backward; leave "
+                "it out: backward reads rstd, which has it"
             )
 
     @property
@@ -126,6 +134,18 @@ class Norm(Workload):
             neighbour(self.prologue, "x", shape, self.dtype, vectors="bias"),
             self.changed(prologue="none"),
         )
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw every fourth row so small that `eps` counts as much as its variance.
+
+        Of other rows a kernel that leaves it out, or has another, would pass. A bias, which all rows have,
+        hides it.
+        """
+        tensors = super().draw(rng)
+        for name in {"x", "residual"} & tensors.keys() if not self.is_backward else ():
+            small = tensors[name][3::4].astype(np.float32) * np.float32(math.sqrt(self.eps))
+            tensors[name][3::4] = small.astype(numpy_dtype(self.dtype))
+        return tensors
 
     def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
         """Draw a factor from 0.5 to 2, as rows of any size have; it is positive.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,6 +13,7 @@ from tunebench.errors import InputError
 from tunebench.workload import (
     Category,
     Count,
+    Expression,
     Leeway,
     Part,
     Reference,
@@ -22,12 +24,23 @@ from tunebench.workload import (
     Workload,
 )
 from tunebench.workloads.operators import _accumulation as accumulation
+from tunebench.workloads.operators import _activation
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
 
 __all__ = ["Conv2d"]
+
+_NAMED = {
+    f"{scale}bias{residual}": f"{scale}bias{residual}+{{}}"
+    for scale in ("", "scale+")
+    for residual in ("", "+residual")
+}
+"""Epilogues with a place for the name of an activation, by what they are without."""
+LARGEST_SCALE = 8.0
+"""No factor that is drawn is larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +63,9 @@ class Conv2d(Workload):
 
     Only fprop has an epilogue, in f32 before the one rounding: ``relu(sum * scale + bias + residual)``, or a
     part of that. A filter has one scale and one bias, both (k,): what a trained batch normalisation comes to.
-    residual is shaped like y. As for gemm, tf32 means f32 tensors rounded to 11 bits before multiplying.
+    residual is shaped like y. In the place of relu, `act` may be any expression in x, such as
+    ``max(min(x,6),0)``; ``relu(x)`` after a bias becomes a part of the name. As for gemm, tf32 means f32
+    tensors rounded to 11 bits before multiplying.
     """
 
     operator: ClassVar[str] = "conv2d"
@@ -59,7 +74,7 @@ class Conv2d(Workload):
         padding={"c": "zeros", "k": "zeros"},
         items=("n",),
         layouts=("layout",),
-        fusions={"epilogue": "after"},
+        fusions={"epilogue": "after", "act": "after"},
     )
 
     n: Size
@@ -87,6 +102,11 @@ class Conv2d(Workload):
         "scale+bias+residual",
         "scale+bias+residual+relu",
     ] = "none"
+    act: Expression = IDENTITY
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _activation.take_name(self, _NAMED)
 
     def check(self) -> None:
         """Refuse groups that do not divide, a filter that does not fit, and a gradient with an epilogue."""
@@ -103,6 +123,25 @@ class Conv2d(Workload):
             raise InputError(
                 f"conv2d: epilogue={self.epilogue} needs direction=fprop, not {self.direction}; leave it out"
             )
+        if self.act != IDENTITY:
+            self._check_act()
+
+    def _check_act(self) -> None:
+        if self.direction != "fprop":
+            raise InputError(
+                f"conv2d: act={self.act} needs direction=fprop, not {self.direction}; leave it out"
+            )
+        if self.has_relu:
+            raise InputError(
+                f"conv2d: epilogue={self.epilogue} has its activation, and act={self.act} would be another; "
+                "leave one out, or write both as one expression"
+            )
+        largest = _activation.reach(self.terms) * (LARGEST_SCALE if self.has_scale else 1.0)
+        _activation.check(self.operator, self.act, largest, storage(self.dtype))
+
+    def may_change(self) -> Leeway:
+        """Return what may be changed; where there is an expression, another operation is a part of it."""
+        return self.leeway if self.act == IDENTITY else dataclasses.replace(self.leeway, fusions={})
 
     @property
     def p(self) -> int:
@@ -133,6 +172,13 @@ class Conv2d(Workload):
     def has_relu(self) -> bool:
         """Whether negative results become 0."""
         return "relu" in self.epilogue
+
+    @property
+    def activation(self) -> str:
+        """What comes last: a name, or an expression in x."""
+        if self.act != IDENTITY:
+            return self.act
+        return "relu" if self.has_relu else "none"
 
     @property
     def terms(self) -> int:
@@ -231,7 +277,10 @@ class Conv2d(Workload):
             value, scale = value + inputs["residual"], scale + np.abs(inputs["residual"])
         if self.has_relu:
             value = np.maximum(value, 0.0)
-        scale += underflow(storage(self.dtype)) / self.tolerance().eps_acc
+        eps, stored = self.tolerance().eps_acc, storage(self.dtype)
+        if self.act != IDENTITY:
+            value, scale = _activation.spread(self.act, value, scale, eps, stored)
+        scale += underflow(stored) / eps
         return {name: Reference(value=value, scale=scale)}
 
     def _of_channels(self, vector: Array64) -> Array64:
@@ -285,16 +334,21 @@ class Conv2d(Workload):
     def unfused(self) -> tuple[Workload, ...]:
         """Return the convolution alone, and its epilogue as an elementwise chain; nothing for nchw.
 
-        A pixel of nhwc is a row, and what each channel has one of a vector. Those of nchw would lie across
-        rows, where elementwise has no vectors.
+        A pixel of nhwc is a row, and what each channel has one of a vector. Of nchw each image has a row of
+        every channel, and elementwise wants an element for each row.
         """
-        if self.epilogue == "none" or self.layout == "nchw":
+        applied = (
+            *(self.epilogue.split("+") if self.epilogue != "none" else []),
+            *([self.act] if self.act != IDENTITY else []),
+        )
+        if not applied or self.layout == "nchw":
             return ()
         shape, dtype = (self.n * self.p * self.q, self.k), storage(self.dtype)
-        return (
-            self.changed(epilogue="none"),
-            neighbour(self.epilogue, "y", shape, dtype, vectors="scale+bias"),
-        )
+        try:
+            after = neighbour(applied, "y", shape, dtype, vectors="scale+bias")
+        except InputError:  # no text, or no inputs, for the chain alone
+            return ()
+        return (self.changed(epilogue="none", act=IDENTITY), after)
 
     @property
     def fewest_terms(self) -> int:

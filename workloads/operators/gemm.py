@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +11,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import is_integer, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
+from tunebench.workload import (
+    Category,
+    Expression,
+    Leeway,
+    Reference,
+    Size,
+    Tensor,
+    Tolerance,
+    Workload,
+    defaults_to,
+)
 from tunebench.workloads.operators import _accumulation as accumulation
-from tunebench.workloads.operators._activation import SLOPES, STEPS, Activation, apply
+from tunebench.workloads.operators import _activation
+from tunebench.workloads.operators._activation import IDENTITY, SLOPES, STEPS, apply
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
@@ -20,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Gemm"]
 
+_NAMED = {"bias": "bias+{}", "bias+residual": "bias+{}+residual"}
+"""Epilogues with a place for the name of an activation, by what they are without."""
 MAX_INTEGER_K = 2**17 - 1
 """Most products of two i8 whose sum is sure to fit in i32: each is at most 2**14."""
 
@@ -36,7 +50,8 @@ class Gemm(Workload):
 
     The epilogue works in f32, before the one rounding to `out`, in the order its name has: bias, activation,
     residual. Its gelu is the exact one, ``x * (1 + erf(x / sqrt(2))) / 2``, not the approximation by tanh;
-    silu is ``x / (1 + exp(-x))``.
+    silu is ``x / (1 + exp(-x))``. Where the name has no activation, `act` may be any expression in x, such as
+    ``max(min(x,6),0)``; one that has a name after a bias (``gelu(x)``) becomes a part of that.
 
     8-bit floats (e4m3) give bf16 unless `out` says otherwise. Integers (i8) give i32, exactly and without an
     epilogue; k ends where a sum could overflow.
@@ -48,7 +63,7 @@ class Gemm(Workload):
         padding={"m": "zeros", "n": "zeros", "k": "zeros"},
         items=("m", "batch"),
         layouts=("trans",),
-        fusions={"epilogue": "after"},
+        fusions={"epilogue": "after", "act": "after"},
     )
 
     m: Size
@@ -70,19 +85,38 @@ class Gemm(Workload):
         "bias+silu+residual",
     ] = "none"
     out: Literal["f32", "f16", "bf16", "i32"] = defaults_to("dtype")
+    act: Expression = IDENTITY
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _activation.take_name(self, _NAMED)
 
     def default_of(self, dimension: str, followed: Any) -> Any:
         """Let c have the type that a and b are stored in, or the usual one where that is too narrow."""
         return {"e4m3": "bf16", "i8": "i32"}.get(followed, storage(followed))
 
     def check(self) -> None:
-        """Hold integers to what they can do."""
+        """Hold integers to what they can do, and an expression to what an epilogue has a place for."""
         if (self.dtype == "i8") != (self.out == "i32"):
             raise InputError(f"gemm: i8 gives out=i32 and nothing else does, not {self.dtype} to {self.out}")
         if self.dtype == "i8" and self.epilogue != "none":
             raise InputError(f"gemm: i8 has epilogue=none only, got {self.epilogue}")
         if self.dtype == "i8" and self.k > MAX_INTEGER_K:
             raise InputError(f"gemm: i8 has k up to {MAX_INTEGER_K}, or sums overflow i32; got {self.k}")
+        if self.act == IDENTITY:
+            return
+        if self.dtype == "i8":
+            raise InputError(f"gemm: i8 has no epilogue, got act={self.act}")
+        if any(name in self.epilogue for name in ("relu", "gelu", "silu")):
+            raise InputError(
+                f"gemm: epilogue={self.epilogue} has its activation, and act={self.act} would be another; "
+                "leave one out, or write both as one expression"
+            )
+        _activation.check(self.operator, self.act, _activation.reach(self.k), self.out)
+
+    def may_change(self) -> Leeway:
+        """Return what may be changed; where there is an expression, another operation is a part of it."""
+        return self.leeway if self.act == IDENTITY else dataclasses.replace(self.leeway, fusions={})
 
     @property
     def has_bias(self) -> bool:
@@ -95,10 +129,11 @@ class Gemm(Workload):
         return self.epilogue.endswith("residual")
 
     @property
-    def activation(self) -> Activation:
-        """What is applied to each element between bias and residual."""
-        named: tuple[Activation, ...] = ("relu", "gelu", "silu")
-        return next((name for name in named if name in self.epilogue), "none")
+    def activation(self) -> str:
+        """What is applied to each element between bias and residual: a name, or an expression in x."""
+        if self.act != IDENTITY:
+            return self.act
+        return next((name for name in ("relu", "gelu", "silu") if name in self.epilogue), "none")
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Return a and b, then bias and residual where the epilogue has them."""
@@ -152,9 +187,14 @@ class Gemm(Workload):
         if self.has_bias:
             value += inputs["bias"][cols]
             scale += np.abs(inputs["bias"][cols])
-        value, scale = apply(self.activation, value), scale * SLOPES[self.activation]
+        if self.act == IDENTITY:
+            value, scale = apply(self.activation, value), scale * SLOPES[self.activation]
+        else:
+            value, scale = _activation.spread(self.act, value, scale, self.tolerance().eps_acc, self.out)
         if self.has_residual:
             residual = inputs["residual"][batch_index, rows, cols]
+            # A sum that is added to is at least its share of `scale`; what an expression gives may be more.
+            scale = scale if self.act == IDENTITY else np.maximum(scale, np.abs(value))
             value, scale = value + residual, scale + np.abs(residual)
         return Reference(value=value, scale=scale + self._least_scale())
 
@@ -198,13 +238,19 @@ class Gemm(Workload):
 
     def unfused(self) -> tuple[Workload, ...]:
         """Return the product alone, and its epilogue as an elementwise chain."""
-        if self.epilogue == "none":
+        applied = (
+            *(["bias"] if self.has_bias else []),
+            *([self.activation] if self.activation != "none" else []),
+            *(["residual"] if self.has_residual else []),
+        )
+        if not applied:
             return ()
         shape = (self.batch * self.m, self.n)
-        return (
-            self.changed(epilogue="none"),
-            neighbour(self.epilogue, "c", shape, self.out, vectors="bias"),
-        )
+        try:
+            after = neighbour(applied, "c", shape, self.out, vectors="bias")
+        except InputError:  # no text, or no inputs, for the chain alone
+            return ()
+        return (self.changed(epilogue="none", act=IDENTITY), after)
 
     def _least_scale(self) -> float:
         """Return the magnitude whose tolerance is what rounding to `out` may err near zero."""
@@ -215,7 +261,9 @@ class Gemm(Workload):
         """Allow one rounding of the result, and f32 sums of k products in any order; integers are exact."""
         if is_integer(self.out):
             return Tolerance(eps_out=0.0, eps_acc=0.0, reason="sums of integers are exact in any order")
-        epilogue_steps = self.has_bias + STEPS[self.activation] + self.has_residual
+        # An expression tells its errors element by element, in `scale`.
+        epilogue_steps = self.has_bias + self.has_residual
+        epilogue_steps += STEPS[self.activation] if self.act == IDENTITY else 0
         return Tolerance(
             eps_out=unit_roundoff(self.out),
             eps_acc=accumulation.error(self.k, self.dtype) + epilogue_steps * unit_roundoff("f32"),

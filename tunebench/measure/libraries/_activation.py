@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
+from tunebench.measure.libraries._expression import numpy_function, torch_function
 
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["IN_NUMPY", "in_torch"]
+__all__ = ["IN_NUMPY", "in_numpy", "in_torch"]
 
 
 def _silu(x: Array) -> None:
@@ -40,8 +41,31 @@ IN_NUMPY: Mapping[str, Callable[[Array], None]] = {
 """What turns an f32 array into its activation, in its place."""
 
 
-def in_torch(activation: str) -> Callable[[Any], Any]:
-    """Return torch's function of the activation of a tensor."""
+def in_numpy(activation: str) -> Callable[[Array], None] | None:
+    """Return what turns an f32 array into its activation, in its place; None where NumPy has not all of it.
+
+    Args:
+        activation: A name, or an expression in x.
+    """
+    if activation in IN_NUMPY:
+        return IN_NUMPY[activation]
+    function = numpy_function(activation)
+    if function is None:
+        return None
+
+    def apply(x: Array) -> None:
+        x[...] = function(x)
+
+    return apply
+
+
+def in_torch(activation: str, device: Any = None) -> Callable[[Any], Any]:
+    """Return torch's function of the activation of a tensor.
+
+    Args:
+        activation: A name, or an expression in x.
+        device: Of the tensor, for an expression.
+    """
     import torch
     from torch.nn import functional
 
@@ -52,4 +76,4 @@ def in_torch(activation: str) -> Callable[[Any], Any]:
         "relu": functional.relu,
         "sigmoid": torch.sigmoid,
     }
-    return functions[activation]
+    return functions[activation] if activation in functions else torch_function(activation, device)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.measure.libraries import Call, single
+from tunebench.measure.libraries._activation import in_numpy, in_torch
 from tunebench.workloads.operators.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -20,10 +21,13 @@ Tensors = Mapping[str, Any]
 def numpy_call(workload: Conv2d, inputs: Mapping[str, Array]) -> Call | None:
     """Convolve forward by NumPy."""
     tensors = single(inputs)
-    return (lambda: _numpy(workload, tensors)) if workload.direction == "fprop" else None
+    activate = in_numpy(workload.activation)
+    if workload.direction != "fprop" or activate is None:
+        return None
+    return lambda: _numpy(workload, tensors, activate)
 
 
-def _numpy(workload: Conv2d, t: Tensors) -> Array:
+def _numpy(workload: Conv2d, t: Tensors, activate: Callable[[Array], None]) -> Array:
     """Gather every window and multiply once: the usual way to convolve with NumPy alone."""
     nhwc = workload.layout == "nhwc"
     x = t["x"] if nhwc else t["x"].transpose(0, 2, 3, 1)
@@ -46,8 +50,7 @@ def _numpy(workload: Conv2d, t: Tensors) -> Array:
         y += t["bias"]
     if "residual" in t:
         y += t["residual"] if nhwc else t["residual"].transpose(0, 2, 3, 1)
-    if "relu" in workload.epilogue:
-        np.maximum(y, 0, out=y)
+    activate(y)
     return y if nhwc else np.ascontiguousarray(y.transpose(0, 3, 1, 2))
 
 
@@ -68,13 +71,15 @@ def _torch(workload: Conv2d, t: Tensors) -> Callable[[], Any]:
         of_channels = {name: view[name].view(-1, 1, 1) for name in ("scale", "bias") if name in view}
         added = None if workload.has_scale else view.get("bias")
 
+        activate = in_torch(workload.activation, view["x"].device)
+
         def fprop() -> Any:
             y = functional.conv2d(view["x"], view["w"], added, groups=workload.groups, **how)
             if workload.has_scale:
                 y = torch.addcmul(of_channels["bias"], y, of_channels["scale"])
             if "residual" in view:
                 y = y + view["residual"]
-            return y.relu_() if "relu" in workload.epilogue else y
+            return y.relu_() if workload.has_relu else activate(y)
 
         return fprop
     gradients = torch.nn.grad

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.dtype import storage
 from tunebench.measure.libraries import Call, torch_type
-from tunebench.measure.libraries._activation import IN_NUMPY, in_torch
+from tunebench.measure.libraries._activation import in_numpy, in_torch
 from tunebench.workloads.operators.gemm import Gemm
 
 if TYPE_CHECKING:
@@ -19,20 +19,23 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> Call:
+def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> Call | None:
     """Multiply by NumPy's BLAS; integers in float64, where their sums are exact and a BLAS does them."""
+    activate = in_numpy(workload.activation)
+    if activate is None:
+        return None
     exactly = np.float64 if workload.dtype == "i8" else np.float32
     tensors = {name: np.asarray(value, dtype=exactly) for name, value in inputs.items()}
-    return lambda: _numpy_gemm(workload, tensors)
+    return lambda: _numpy_gemm(workload, tensors, activate)
 
 
-def _numpy_gemm(workload: Gemm, t: Tensors) -> Array:
+def _numpy_gemm(workload: Gemm, t: Tensors, activate: Callable[[Array], None]) -> Array:
     a = t["a"] if workload.trans[0] == "n" else t["a"].swapaxes(1, 2)
     b = t["b"] if workload.trans[1] == "n" else t["b"].swapaxes(1, 2)
     c: Array = a @ b
     if workload.has_bias:
         c += t["bias"]
-    IN_NUMPY[workload.activation](c)
+    activate(c)
     if workload.has_residual:
         c += t["residual"]
     return c
@@ -47,13 +50,13 @@ def torch_calls(workload: Gemm, t: Tensors) -> dict[str, Call]:
 def _torch(workload: Gemm, t: Tensors) -> Callable[[], Any]:
     a = t["a"] if workload.trans[0] == "n" else t["a"].transpose(1, 2)
     b = t["b"] if workload.trans[1] == "n" else t["b"].transpose(1, 2)
-    if workload.epilogue == "none":
+    if workload.epilogue == "none" and workload.activation == "none":
         return lambda: a[0].matmul(b[0]) if workload.batch == 1 else a.matmul(b)
     import torch
 
     # What torch fuses wants bias and residual in the type of a and b.
     fusible = workload.out == storage(workload.dtype)
-    if workload.epilogue == "residual" and fusible:
+    if workload.epilogue == "residual" and workload.activation == "none" and fusible:
         if workload.batch == 1:
             return lambda: torch.addmm(t["residual"][0], a[0], b[0])
         return lambda: torch.baddbmm(t["residual"], a, b)
@@ -64,7 +67,7 @@ def _torch_in_steps(workload: Gemm, a: Any, b: Any, t: Tensors, fusible: bool) -
     """Return the product with its bias if torch has that in one, then activation and residual."""
     from torch.nn import functional
 
-    activate = in_torch(workload.activation)
+    activate = in_torch(workload.activation, a.device)
 
     def product() -> Any:
         if workload.batch == 1 and fusible:
@@ -88,7 +91,9 @@ def _torch_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
     """
     import torch
 
-    if workload.batch > 1 or workload.epilogue != "none" or workload.n % 16 or workload.k % 16:
+    if workload.epilogue != "none" or workload.activation != "none":
+        return None
+    if workload.batch > 1 or workload.n % 16 or workload.k % 16:
         return None
     a = t["a"][0] if workload.trans[0] == "n" else t["a"][0].transpose(0, 1)
     b = t["b"][0] if workload.trans[1] == "n" else t["b"][0].transpose(0, 1)

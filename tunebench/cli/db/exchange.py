@@ -1,70 +1,25 @@
-"""`tunebench db`."""
+"""`tunebench db import` and `tunebench db export`."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from tunebench.cli._option import Database, Json
-from tunebench.cli._output import console, emit, plain, table
+from tunebench.cli._output import console, emit, plain, progress, table
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.db import Stats
     from tunebench.db.record import Imported
     from tunebench.outcome import CacheState
 
-__all__ = ["app"]
-
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+__all__ = ["export", "import_"]
 
 
-@app.callback()
-def group() -> None:
-    """Look after the database."""
-
-
-@app.command()
-def upgrade(db: Database = None, as_json: Json = False) -> None:
-    """Bring a database to the schema of this version.
-
-    All of it or nothing: an upgrade that fails leaves the database as it was. A database that does not
-    exist yet is made.
-    """
-    from tunebench.db import locate
-    from tunebench.db import upgrade as upgrade_database
-
-    before, after = upgrade_database(db)
-    database = str(locate(db))
-    done = (
-        f"has schema {after} already"
-        if before == after
-        else f"upgraded from {before or 'nothing'} to {after}"
-    )
-    emit(
-        as_json,
-        {"database": database, "before": before, "after": after},
-        lambda console: console.print(f"{database}: {done}", soft_wrap=True),
-    )
-
-
-@app.command()
-def stats(db: Database = None, as_json: Json = False) -> None:
-    """Tell what a database holds: devices, workloads, trials and outcomes by class."""
-    from tunebench.db import open_store
-
-    with open_store(db, read_only=True) as store:
-        found = store.stats()
-    emit(as_json, plain(found), lambda console: _render(console, found))
-
-
-@app.command("import")
 def import_(
     files: Annotated[
         list[Path],
@@ -98,7 +53,7 @@ def import_(
     try:
         with open_store(db) as store:
             for file in files:
-                with _progress(to, file.name) as watcher:
+                with progress(to, file.name) as watcher:
                     done.append(import_file(store, file, naming, watcher))
     except BaseException:
         left = ", ".join(map(str, files[len(done) :]))
@@ -107,7 +62,7 @@ def import_(
     finally:
         if done:
             emit(as_json, [_describe(each) for each in done], lambda out: _render_imports(out, done))
-    refused = sum(len(each.faults) for each in done)
+    refused = sum(each.refused for each in done)
     if refused:
         raise InputError(f"{refused} rows cannot be used; the others are in")
 
@@ -116,26 +71,13 @@ def _problem(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     sizes = text.split("x")
-    if not all(size.isdecimal() for size in sizes):
+    if not all(size.isdecimal() and len(size) < 19 for size in sizes):
         raise InputError(f"--problem {text!r} must be sizes, such as 4096x4096")
     return tuple(int(size) for size in sizes)
 
 
-@contextlib.contextmanager
-def _progress(to: Console, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show on stderr how many rows are stored, where that is a terminal."""
-    if not to.is_terminal:
-        yield lambda done, total: None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=to, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 SHOWN_FAULTS = 10
-"""Rows that cannot be used of which people are told why; `--json` has them all."""
+"""Rows that cannot be used of which people are told why; `--json` has more of them."""
 
 
 def _describe(each: Imported) -> dict[str, Any]:
@@ -143,14 +85,14 @@ def _describe(each: Imported) -> dict[str, Any]:
 
 
 def _render_imports(to: Console, done: list[Imported]) -> None:
-    rows = [(e.added, e.known, len(e.faults), e.file.name, _spaces(e)) for e in done]
+    rows = [(e.added, e.known, e.refused, e.file.name, _spaces(e)) for e in done]
     to.print(table(">added", ">known", ">refused", "file", "what", rows=rows))
     err = console(stderr=True)
     for each in done:
         for fault in each.faults[:SHOWN_FAULTS]:
             err.print(f"{each.file}: {fault}", soft_wrap=True)
-        if len(each.faults) > SHOWN_FAULTS:
-            err.print(f"{each.file}: and {len(each.faults) - SHOWN_FAULTS} more", soft_wrap=True)
+        if each.refused > SHOWN_FAULTS:
+            err.print(f"{each.file}: and {each.refused - SHOWN_FAULTS} more", soft_wrap=True)
 
 
 def _spaces(each: Imported) -> str:
@@ -158,7 +100,6 @@ def _spaces(each: Imported) -> str:
     return f"{each.spaces[0]}{more}" if each.spaces else "nothing"
 
 
-@app.command()
 def export(
     out: Annotated[Path, typer.Option(help="File to write; compressed by gzip if it ends in .gz.")],
     workload: Annotated[
@@ -203,24 +144,3 @@ def _cache(text: str | None) -> CacheState | None:
     if text not in (None, "cold", "warm"):
         raise UnknownName("cache state", text, ("cold", "warm"))
     return cast("CacheState | None", text)
-
-
-def _render(console: Console, found: Stats) -> None:
-    console.print(f"{found.database}, schema {found.revision}", soft_wrap=True)
-    rows = [
-        ("devices", len(found.devices)),
-        ("workloads", found.workloads),
-        ("runs", found.runs),
-        ("trials", found.trials),
-        ("  of other tuners", found.recorded),
-        ("  in work", found.claimed),
-        ("  to be timed again", found.stale),
-        ("measurements", sum(found.outcomes.values())),
-        *((f"  {kind}", count) for kind, count in sorted(found.outcomes.items())),
-        ("faster than their bounds", found.violations),
-    ]
-    console.print(table("", ">count", rows=rows))
-    kinds = {"compiling": "compile_s", "verifying": "verify_s", "measuring": "measure_s"}
-    console.print(", ".join(f"{kind} {getattr(found.effort, name):.1f} s" for kind, name in kinds.items()))
-    for key in found.devices:
-        console.print(f"  {key}", soft_wrap=True)

@@ -1,0 +1,187 @@
+"""A tuner for `faults.py`: the real session, loop and store; what compiles and measures is a stand-in.
+
+What `record` returned from is written down beside the database, in a journal that is flushed line by line:
+all of it must be there after whatever happens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tunebench.db.store
+from tunebench import device as devices
+from tunebench.bound import bound
+from tunebench.db.location import locate
+from tunebench.db.record import Addition
+from tunebench.db.store import Store
+from tunebench.device import Device
+from tunebench.kernels import load_file
+from tunebench.outcome import Crashed, Measured, Outcome, Result, Verification
+from tunebench.search.executor import Executor
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.task import Task
+from tunebench.tuning.candidate import Candidate, Target
+from tunebench.tuning.plan import Plan
+from tunebench.tuning.session import Session
+from tunebench.variant import Costs, Variant
+from tunebench.workloads.operators.softmax import Softmax
+
+__all__ = ["VARIANT", "command_line", "outcomes", "serve", "tune", "tune_on", "witnessing", "workload"]
+
+SIDE = 16
+"""Values of each of the two parameters."""
+
+
+class Witnessed(Variant[Softmax]):
+    """A few hundred configurations that do nothing; the default is the slowest."""
+
+    name = "witnessed"
+    operator = Softmax
+    language = "numba-cpu"
+    space = Space(
+        (Parameter("a", tuple(range(SIDE)), "nothing"), Parameter("b", tuple(range(SIDE)), "nothing"))
+    )
+
+    def default(self, workload: Softmax, device: Device) -> Config:
+        """Return the first configuration."""
+        return Config({"a": 0, "b": 0})
+
+    def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
+        """Return no work at all."""
+        return Costs(blocks=1, full_blocks=0, threads=1)
+
+    def revision(self, workload: Softmax, config: Config) -> str:
+        """Return a constant."""
+        return "witnessed"
+
+
+VARIANT = Witnessed()
+
+
+def workload(number: int) -> Softmax:
+    """Return one of any number of problems."""
+    return Softmax(rows=1, cols=number + 1, dtype="f32")
+
+
+def outcome_of(problem: str, config: Config) -> Outcome:
+    """Return what becomes of a configuration: always the same, and a failure for one of sixteen."""
+    drawn = zlib.crc32(f"{problem} {config}".encode())
+    if config == Config({"a": 0, "b": 0}):
+        drawn, us = 1, 1e6
+    else:
+        us = 10 + drawn % 100_003 / 100
+    if drawn % 16 == 0:
+        return Crashed(reason=f"signal {drawn % 64}")
+    return Measured(
+        median_us=us,
+        ci_us=(us * 0.999, us * 1.001),
+        samples_us=(us * 0.999, us, us * 1.001),
+        cache="cold",
+        verification=Verification(how="reference", detail="all elements", worst=0.0),
+    )
+
+
+def serve() -> None:
+    """Let lookups know the variant, as they know those of a user's file."""
+    load_file(__file__)
+
+
+def outcomes(problem: Softmax) -> Iterator[Outcome]:
+    """Yield what becomes of every configuration."""
+    for a, b in itertools.product(range(SIDE), repeat=2):
+        yield outcome_of(str(problem), Config({"a": a, "b": b}))
+
+
+class _StandIn(Executor[Task]):
+    """Measures nothing, in no time or a little."""
+
+    capacity = 3
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    @property
+    def busy_s(self) -> float:
+        """Nothing is compiled or measured."""
+        return 0.0
+
+    def submit(self, task: Task) -> Future[Result]:
+        """Answer at once, or a little later."""
+        time.sleep(self._random.choice((0.0, 0.0, 0.001, 0.005)))
+        future: Future[Result] = Future()
+        future.set_result(Result(outcome=outcome_of(str(task.workload), task.config)))
+        return future
+
+    def close(self) -> None:
+        """Do nothing: nothing is under way."""
+
+
+class Witness(Store):
+    """A store that writes down what is recorded, once it is recorded."""
+
+    journal: int
+
+    def record_together(self, additions: Sequence[Addition], *, run_id: str | None = None) -> list[int]:
+        """Record, then write it down."""
+        ids = super().record_together(additions, run_id=run_id)
+        lines = [json.dumps(_line(id_, each)) + "\n" for id_, each in zip(ids, additions, strict=True)]
+        os.write(self.journal, "".join(lines).encode())
+        os.fsync(self.journal)
+        return ids
+
+
+def _line(measurement: int, addition: Addition) -> list[Any]:
+    key, outcome = addition.key, addition.result.outcome
+    median_us = getattr(outcome, "median_us", None)
+    return [measurement, key.workload, str(key.config), addition.purpose, outcome.kind, median_us]
+
+
+@contextmanager
+def witnessing(db: str, journal: Path) -> Iterator[Witness]:
+    """Open a database with a journal."""
+    store = Witness(locate(db))
+    store.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    with store:
+        yield store
+
+
+def tune(store: Store, problem: Softmax, seed: int, trials: int = SIDE * SIDE) -> None:
+    """Do what `tunebench.tune` does, with a stand-in for what compiles and measures."""
+    device = devices.local_cpu()
+    table = VARIANT.configs(problem, device)
+    costs = VARIANT.costs(problem, table, device)
+    bounds = bound(costs, problem.traffic(), device, cache="cold", rows=len(table))
+    candidate = Candidate(variant=VARIANT, table=table, costs=costs, bounds=bounds, device=device)
+    plan = Plan(trials=trials, sampler="random", seed=seed, baselines=False, warm=False)
+    target = Target(device=device, runner="cpu")
+    session = Session(problem, target, plan, store, [candidate], lambda progress: None)
+    with _StandIn(seed) as executor:
+        session.search(executor)
+        session.time_finalists(executor)
+    session.report({})
+
+
+def tune_on(db: str, journal: Path, seed: int, problems: int) -> None:
+    """Tune one problem after the other, as many as that; begin with the last one there is."""
+    with witnessing(db, journal) as store:
+        for number in range(max(0, store.stats().workloads - 1), problems):
+            tune(store, workload(number), seed)
+
+
+def command_line(db: str, journal: str, *arguments: str) -> int:
+    """Run a command of tunebench with a journal, and return its exit code."""
+    Witness.journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    setattr(tunebench.db.store, "Store", Witness)  # noqa: B010 (a type checker knows it as a class)
+    from tunebench import cli
+
+    return cli.run([*arguments, "--db", db])

@@ -1,0 +1,295 @@
+"""Nothing committed is ever lost: tuners and servers are killed at random, and every record is looked for.
+
+    python benchmarks/faults.py [sqlite] [postgresql] [cli] [power] [--kills 200] [--json FILE]
+
+- ``sqlite``: four tuners on one file; one of them is killed by SIGKILL at a random moment, again and again.
+- ``postgresql``: four tuners on one server; the server is killed, and started again.
+- ``cli``: ``tunebench tune --device cpu`` itself, with all its processes killed.
+- ``power``: a power cut at any moment, from a trace of what a tuner wrote and flushed (see `_power.py`).
+
+Each tuner writes what `record` returned from into a journal beside the database (see `_witness.py`). After
+every kill the database is checked, and all the journal must be in it, once. Two readers look up meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import _witness
+from _audit import Audit, Counts
+from _postgres import Server, serving, unavailable
+
+from tunebench import device as devices
+from tunebench.answer import lookup_workload
+from tunebench.db import index
+from tunebench.db.store import open_store
+from tunebench.errors import DatabaseError, LookupMiss
+
+__all__ = ["Counts", "cli_soak", "server_soak", "sqlite_soak"]
+
+TUNERS, READERS, ENDLESS = 4, 2, 10**6
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def read_on(db: str, seconds_between: float, results: Any, until: Any) -> None:
+    """Look up until told to stop, and tell what came of it."""
+    index.REFRESH_S = seconds_between
+    _witness.serve()
+    warnings.simplefilter("ignore", RuntimeWarning)  # a server that is away is what this is about
+    device, draw, counts = devices.local_cpu(), random.Random(os.getpid()), Counter[str]()
+    newest = 0
+    over = False
+    while not over:
+        over = until.is_set()
+        problem = _witness.workload(draw.randint(max(0, newest - 2), newest + 1))
+        try:
+            answer = lookup_workload(problem, device=device, db=db, strict=True)
+            outcome = _witness.outcome_of(str(problem), answer.config)
+            right = (
+                answer.expected_us == getattr(outcome, "median_us", None) and answer.ci_us == outcome.ci_us
+            )
+            counts["lookups" if right else f"wrong: {answer}"] += 1
+            newest = max(newest, problem.cols - 1)
+        except LookupMiss:
+            counts["lookups"] += 1
+        except DatabaseError as error:
+            counts[f"refused: {error}"] += 1
+        except Exception as error:
+            counts[f"wrong: {type(error).__name__}: {error}"] += 1
+        time.sleep(0.002)
+    results.put(counts)
+
+
+class Crew:
+    """Tuners and readers on one database; a context manager."""
+
+    def __init__(self, db: str, journal: Path, counts: Counts, *, refresh_s: float = 0.1) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["_witness", "faults"])
+        self._db, self._journal, self._counts = db, journal, counts
+        self._until, self._results = self._context.Event(), self._context.Queue()
+        self._seed = 0
+        self._tuners = [self._tuner() for _ in range(TUNERS)]
+        self._readers = [
+            self._context.Process(target=read_on, args=(db, refresh_s, self._results, self._until))
+            for _ in range(READERS)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _tuner(self) -> Any:
+        self._seed += 1
+        arguments = (self._db, self._journal, self._seed, ENDLESS)
+        tuner = self._context.Process(target=_witness.tune_on, args=arguments)
+        tuner.start()
+        return tuner
+
+    def kill(self, place: int) -> None:
+        """Kill one tuner; another one takes its place when `replace` is called."""
+        self._see()
+        os.kill(self._tuners[place].pid, signal.SIGKILL)
+        self._tuners[place].join()
+        self._counts.kills += 1
+
+    def replace(self, place: int) -> None:
+        """Start a tuner where one was killed."""
+        self._tuners[place] = self._tuner()
+
+    def _see(self) -> None:
+        """Count tuners that ended by themselves, and start others."""
+        for place, tuner in enumerate(self._tuners):
+            if not tuner.is_alive():
+                self._counts.deaths += 1
+                self.replace(place)
+
+    def end(self) -> None:
+        """Kill the tuners, and let the readers end."""
+        self._see()
+        for tuner in self._tuners:
+            tuner.kill()
+            tuner.join()
+        self._until.set()
+        for _ in self._readers:
+            self._add(self._results.get(timeout=120))
+        for reader in self._readers:
+            reader.join()
+
+    def _add(self, counts: Counter[str]) -> None:
+        for what, count in counts.items():
+            kind = what.partition(":")[0]
+            setattr(self._counts, kind, getattr(self._counts, kind) + count)
+            if kind != "lookups":
+                print(f"  {count} x {what}", file=sys.stderr)
+
+
+# -- soaks -----------------------------------------------------------------------------------------
+
+
+def sqlite_soak(folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0) -> Counts:
+    """Kill one of four tuners of a file, again and again."""
+    counts, db, draw = Counts(), folder / "soak.db", random.Random(seed)
+    with open_store(db) as store:
+        audit = Audit(store, folder / "journal", counts)
+        crew = Crew(str(db), audit.journal, counts)
+        with _ended(crew):
+            _wait_until(lambda: store.stats().runs >= TUNERS)
+            for _ in _shown(range(kills), counts):
+                time.sleep(draw.uniform(0, pause_s))
+                place = draw.randrange(TUNERS)
+                crew.kill(place)
+                audit.take_claims_of_the_dead()
+                audit.check()
+                crew.replace(place)
+        audit.check(everything=True)
+        audit.take_claims_of_the_dead()
+        audit.finish(seed=9)
+    return counts
+
+
+def server_soak(server: Server, folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0) -> Counts:
+    """Kill the server of four tuners, again and again."""
+    counts, draw, url = Counts(), random.Random(seed), server.new_database()
+    open_store(url).close()
+    journal = folder / "journal"
+    with open_store(url) as store:
+        audit = Audit(store, journal, counts)
+        crew = Crew(url, journal, counts, refresh_s=0.5)
+        with _ended(crew):
+            _wait_until(lambda: store.stats().runs >= TUNERS)
+            for number in _shown(range(kills), counts):
+                time.sleep(draw.uniform(0, pause_s))
+                server.kill() if number % 2 else server.stop("immediate")
+                counts.kills += 1
+                time.sleep(draw.uniform(0, pause_s / 2))
+                server.start()
+                _wait_for(journal, journal.stat().st_size + 1)
+                crew._see()
+                audit.check()
+        audit.check(everything=True)
+        audit.take_claims_of_the_dead()
+        audit.finish(seed=9)
+    return counts
+
+
+COMMAND = ("tune", "--workload", "softmax:rows=33,cols=65,dtype=f32", "--device", "cpu", "--trials", "30")
+QUICK = ("--workers", "1", "--no-baselines", "--sampler", "bound")
+
+
+def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> Counts:
+    """Kill `tunebench tune` and all its processes, again and again; then let it finish."""
+    counts, draw = Counts(), random.Random(seed)
+    db, journal = folder / "cli.db", folder / "cli-journal"
+    command = [sys.executable, __file__, "witness", str(db), str(journal), *COMMAND, *QUICK]
+    with open_store(db) as store:
+        audit = Audit(store, journal, counts)
+        for _ in _shown(range(kills), counts):
+            size = journal.stat().st_size if journal.exists() else 0
+            tuner = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+            _wait_for(journal, size + 1)
+            time.sleep(draw.uniform(0, 1.0))
+            counts.deaths += tuner.poll() is not None
+            os.killpg(tuner.pid, signal.SIGKILL)
+            tuner.wait()
+            counts.kills += 1
+            audit.take_claims_of_the_dead()
+            audit.check()
+        ended = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=600, check=False)
+        counts.unfinished += ended.returncode != 0
+        audit.check(everything=True)
+        counts.held += store.stats().claimed
+    return counts
+
+
+@contextlib.contextmanager
+def _ended(crew: Crew) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        crew.end()
+
+
+def _wait_for(journal: Path, size: int) -> None:
+    """Wait until a journal has so many bytes: somebody is at work."""
+    _wait_until(lambda: journal.exists() and journal.stat().st_size >= size)
+
+
+def _wait_until(reached: Callable[[], bool], *, limit_s: float = 120.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not reached():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"nothing was recorded for {limit_s:.0f} s")
+        time.sleep(0.01)
+
+
+def _shown(rounds: Sequence[int], counts: Counts) -> Iterator[int]:
+    """Yield the rounds, and tell now and then where it stands."""
+    for number in rounds:
+        if number % 20 == 0 and len(rounds) > 20:
+            print(f"  {number}/{len(rounds)}: {counts}", file=sys.stderr, flush=True)
+        yield number
+
+
+def main() -> None:
+    """Print the counts as JSON; end with 1 if anything was seen that must not be."""
+    if sys.argv[1:2] == ["witness"]:
+        sys.exit(_witness.command_line(*sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=[])
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    parts = given.parts or ["sqlite", "postgresql", "cli", "power"]
+    found: dict[str, Any] = {}
+    for part in parts:
+        with tempfile.TemporaryDirectory() as name:
+            os.environ["TUNEBENCH_CACHE"] = str(Path(name) / "cache")
+            found[part] = _run(part, Path(name), given.kills, given.seed)
+        print(part, json.dumps(found[part]), flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2) + "\n")
+    sys.exit(bool(re.search(r'"faults": [1-9]', json.dumps(found))))
+
+
+def _run(part: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
+    if part == "power":
+        import _power
+
+        return {
+            name: _power.cuts(folder / name, kills, seed=seed, network=name == "rollback")
+            for name in ("log", "rollback")
+        }
+    if part == "postgresql":
+        reason = unavailable()
+        if reason is not None:
+            return {"skipped": reason}
+        with serving(flushed=True) as server:
+            return _told(server_soak(server, folder, kills, seed=seed))
+    soak: Callable[..., Counts] = {"sqlite": sqlite_soak, "cli": cli_soak}[part]
+    return _told(soak(folder, kills if part == "sqlite" else max(1, kills // 40), seed=seed))
+
+
+def _told(counts: Counts) -> dict[str, Any]:
+    return {**{name: getattr(counts, name) for name in counts.__slots__}, "faults": counts.faults}
+
+
+if __name__ == "__main__":
+    main()

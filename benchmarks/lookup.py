@@ -1,0 +1,177 @@
+"""What a lookup costs, as a database grows: a hot hit, the first answer of a fresh process, and its memory.
+
+    python benchmarks/lookup.py [--records 1000 10000 100000 1000000] [--repeats 9]
+
+Every problem has 100 records of one variant on one device. A fresh process is timed from before it is started
+to its answer, a bare interpreter apart; the median of some. `first` is the first process ever, which asks the
+variant whether the record stands; the later ones read that from the cache folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import timeit
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import tunebench
+from tunebench.db import Addition, Batch, RunStart, TrialKey, open_store
+from tunebench.device import described
+from tunebench.kernels import variant
+from tunebench.outcome import Measured, Result, Verification
+from tunebench.workloads import parse
+
+DEVICE = described()["h100-sxm"]
+VARIANT = variant("gemm/cuda_mma")
+EACH = 100
+RIGHT = Verification(how="reference", detail="every element")
+
+CHILD = """
+import time
+{imports}
+{ask}
+ended = time.time()
+resident = next(line for line in open("/proc/self/status") if line.startswith("VmRSS"))
+print(ended, resident.split()[1])
+"""
+LOOKUP = (
+    "import warnings; warnings.simplefilter('ignore')\n"
+    "answer = tunebench.lookup_workload({workload!r}, device='h100-sxm', db={db!r})\n"
+    "assert answer.how == {how!r}, answer"
+)
+
+
+def problems(count: int) -> Iterator[str]:
+    """Yield products of many sizes."""
+    for number in range(count):
+        yield f"gemm:m={64 * (number % 500 + 1)},n={128 * (number // 500 + 1)},k=4096,dtype=f16"
+
+
+def fill(path: Path, records: int) -> None:
+    """Make a database with so many records; the best of each problem stands, as all do after a search."""
+    rng = np.random.default_rng(0)
+    table = VARIANT.configs(parse(next(problems(1))), DEVICE)
+    configs = [table.config(int(row)) for row in rng.choice(len(table), EACH, replace=False)]
+    with open_store(path) as store:
+        for text in problems(records // EACH):
+            problem, times = parse(text), rng.uniform(50.0, 100.0, EACH)
+            best = int(times.argmin())
+            additions = []
+            for place, (config, us) in enumerate(zip(configs, times.tolist(), strict=True)):
+                revision = VARIANT.revision(problem, config) if place == best else "unasked"
+                key = TrialKey(
+                    device=DEVICE.key, workload=text, variant=VARIANT.key, revision=revision, config=config
+                )
+                outcome = Measured(
+                    median_us=us,
+                    ci_us=(us, us),
+                    samples_us=(us,),
+                    cache="cold",
+                    verification=RIGHT,
+                    conditions={},
+                )
+                additions.append(Addition(key=key, result=Result(outcome=outcome)))
+            start = RunStart(device=DEVICE, workload=text, sampler="bound", seed=0)
+            store.add([Batch(start=start, additions=tuple(additions))])
+
+
+def fresh(imports: str, ask: str = "") -> tuple[float, float]:
+    """Return the milliseconds from before a process is started to its answer, and its memory in MiB."""
+    script = CHILD.format(imports=imports, ask=ask)
+    began = time.time()
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    ended, kilobytes = run.stdout.split()
+    return (float(ended) - began) * 1e3, int(kilobytes) / 1024
+
+
+def cold(db: Path, workload: str, how: str, repeats: int) -> dict[str, float]:
+    """Return what the first answer of a fresh process costs beyond a bare interpreter, and in all."""
+    ask = LOOKUP.format(workload=workload, db=str(db), how=how)
+    imports = (
+        "import tunebench\ntunebench.lookup_workload = __import__('tunebench.answer').answer.lookup_workload"
+    )
+    first_ms, _ = fresh(imports, ask)
+    rounds = [(fresh(""), fresh(imports, ask)) for _ in range(repeats)]  # in turn: a busy machine meets both
+    return {
+        "first_ms": first_ms,
+        "ms": statistics.median(asked[0] for _, asked in rounds),
+        "beyond_python_ms": statistics.median(asked[0] - bare[0] for bare, asked in rounds),
+        "beyond_python_mib": statistics.median(asked[1] - bare[1] for bare, asked in rounds),
+    }
+
+
+def hot_ns(db: Path) -> float:
+    """Return nanoseconds of a lookup that was made before, with the sizes given as numbers."""
+    os.environ["TUNEBENCH_DB"] = str(db)
+
+    def ask() -> object:
+        return tunebench.lookup("gemm", m=64, n=128, k=4096, dtype="f16", device="h100-sxm")
+
+    ask()
+    return min(timeit.repeat(ask, number=20_000, repeat=7)) / 20_000 * 1e9
+
+
+def kept_bytes(db: Path, count: int) -> float:
+    """Return how much memory each answer takes that a process keeps."""
+    import tracemalloc
+
+    chosen = list(problems(count))
+    tunebench.answer.lookup_workload(chosen[0], device="h100-sxm", db=db)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for text in chosen[1:]:
+        tunebench.answer.lookup_workload(text, device="h100-sxm", db=db)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return grown / (count - 1)
+
+
+def main() -> None:
+    """Print a row of figures for each size, as JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--repeats", type=int, default=9)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore", tunebench.Unmeasured)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TUNEBENCH_CACHE"] = folder
+        for records in given.records:
+            db = Path(folder) / f"{records}.db"
+            began = time.perf_counter()
+            fill(db, records)
+            filled_s = time.perf_counter() - began
+            known = next(problems(1))
+            asked = {
+                "exact": (known, "measured here"),
+                "nearest": ("gemm:m=100,n=200,k=4000,dtype=f16", "neighbour"),
+                "predicted": ("softmax:rows=64,cols=64,dtype=f32", "predicted"),
+            }
+            row = {name: cold(db, text, how, given.repeats) for name, (text, how) in asked.items()}
+            print(
+                json.dumps(
+                    {
+                        "records": records,
+                        "mib": db.stat().st_size / 2**20,
+                        "filled_s": filled_s,
+                        "hot_ns": hot_ns(db),
+                        "kept_bytes": kept_bytes(db, min(1000, records // EACH)),
+                        **row,
+                    }
+                ),
+                flush=True,
+            )
+            db.unlink()
+
+
+if __name__ == "__main__":
+    main()

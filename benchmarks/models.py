@@ -1,0 +1,270 @@
+"""Models as groups of operations: what is covered, what fusing saves, whether all is right, and the times.
+
+    python benchmarks/models.py predicted [--model resnet50]
+    python benchmarks/models.py right [--model gpt2]
+    python benchmarks/models.py measured [--model gpt2] [--rounds 20] [--device cuda]
+
+- `predicted`: a step of inference and one of training in f16 on A100 and H100, which need not be here: how
+  much of torch's time is in operators of tunebench, and what groups save.
+- `right`: outputs and gradients in float32 on this processor, with a kernel of ours wherever one can, against
+  float64; torch's own errors beside. Kernels are compiled on their first use: minutes.
+- `measured`: a step of inference on this processor, by eager torch, by torch.compile and by
+  tunebench.torch.compile, in turn; the last runs kernels of ours where the database knows them to be faster.
+  With `--device cuda` in f16, and of the sizes of `predicted`.
+
+Each is a table in Markdown, written as it goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
+from patched_models import AT_KINKS, SLACK, Step, step
+
+import tunebench.torch as served
+from tunebench.device import described
+from tunebench.graph import InputSpec, extract, plan
+from tunebench.torch import prefer
+
+DEVICES = ("a100-80-sxm", "h100-sxm")
+SEED = 7
+LAST = torch.channels_last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, and what it is called with.
+
+    Attributes:
+        make: The model, with random weights.
+        large: What it is called with on a GPU.
+        small: On a processor.
+        words: How many words there are, for models of text; 0 for images.
+        gradient_limit: What relative error gradients may have in any case.
+    """
+
+    make: Callable[[], nn.Module]
+    large: str
+    small: tuple[int, ...]
+    words: int = 0
+    gradient_limit: float = 0.0
+
+    def model(self) -> nn.Module:
+        """Return the model on this processor, images with channels last."""
+        torch.manual_seed(SEED)
+        made = self.make()
+        return made if self.words else made.to(memory_format=LAST)
+
+    def on_gpu(self) -> tuple[nn.Module, Tensor]:
+        """Return the model in f16 on a GPU, and what it is called with: random, as are its weights."""
+        spec = InputSpec.parse(self.large)
+        drawn = torch.randint(0, self.words, spec.shape) if self.words else torch.randn(spec.shape).half()
+        if not self.words:
+            drawn = drawn.contiguous(memory_format=LAST)
+        return self.model().half().cuda(), drawn.cuda()
+
+    def inputs(self) -> Tensor:
+        """Return what it is called with on this processor."""
+        torch.manual_seed(SEED)
+        if self.words:
+            return torch.randint(0, self.words, self.small)
+        return torch.randn(self.small).contiguous(memory_format=LAST)
+
+
+BERT = Size(words=30522, longest=512)
+CASES = {
+    "resnet50": Case(
+        make=Resnet,
+        large="32x3x224x224:f16:channels_last",
+        small=(1, 3, 224, 224),
+        gradient_limit=AT_KINKS,
+    ),
+    "mobilenet-v2": Case(
+        make=MobileNetV2,
+        large="32x3x224x224:f16:channels_last",
+        small=(1, 3, 224, 224),
+        gradient_limit=AT_KINKS,
+    ),
+    "bert-base": Case(make=lambda: Bert(BERT), large="8x512:i64", small=(1, 128), words=BERT.words),
+    "gpt2": Case(make=lambda: Gpt2(Size()), large="8x512:i64", small=(1, 128), words=Size().words),
+    "unet": Case(
+        make=lambda: UNet(width=32),
+        large="8x3x256x256:f16:channels_last",
+        small=(1, 3, 128, 128),
+        gradient_limit=AT_KINKS,
+    ),
+}
+
+
+# -- predicted -----------------------------------------------------------------------------------------------
+
+PREDICTED = (
+    "| model | step | device | operations | groups | in our operators | torch | one by one | in groups | "
+    "traffic saved | gap |\n|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def predicted(name: str, case: Case, _: argparse.Namespace) -> Iterator[str]:
+    """Yield a row for each step on each device."""
+    spec = InputSpec.parse(case.large)
+    for training in (False, True):
+        graphs = extract(case.make, [spec], training=training, dtype="f16")
+        for device in DEVICES:
+            plans = [plan(graph, described()[device]) for graph in graphs]
+            library = sum(one.library_us for one in plans)
+            covered = sum(one.coverage * one.library_us for one in plans) / library
+            cells = (
+                name,
+                "training" if training else "inference",
+                device,
+                sum(len(one.graph.nodes) for one in plans),
+                sum(len(one.chosen) for one in plans),
+                f"{covered:.1%}",
+                f"{library / 1e3:.2f} ms",
+                f"{sum(one.alone_us for one in plans) / 1e3:.2f} ms",
+                f"{sum(one.us for one in plans) / 1e3:.2f} ms",
+                f"{sum(one.saved_bytes for one in plans) / 1e6:.0f} MB",
+                f"{max(one.partition.gap for one in plans):.2%}",
+            )
+            yield f"| {' | '.join(map(str, cells))} |"
+
+
+# -- right ---------------------------------------------------------------------------------------------------
+
+RIGHT = (
+    "| model | step | run by | error of outputs | error of the worst gradient | by our kernels "
+    "| left to torch |\n|---|---|---|---|---|---|---|"
+)
+
+
+class _Compiled(nn.Module):
+    """A compiled model whose parameters and state are those of the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.run = served.compile(model)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.run(*inputs)
+
+
+def right(name: str, case: Case, _: argparse.Namespace) -> Iterator[str]:
+    """Yield a row for each step by each way; raises if ours errs more than rounding explains."""
+    for training in (False, True):
+        model, inputs = _without_chance(case.model()).train(training), case.inputs()
+        if not training:
+            _settle(model, inputs, case)
+        targets = torch.randint(0, 2, _targets(model, inputs))
+        truth = step(copy.deepcopy(model).double(), inputs if case.words else inputs.double(), targets)
+        theirs = step(model, inputs, targets)
+        torch._dynamo.reset()
+        with prefer("tunebench"):
+            ours = _renamed(step(_Compiled(model), inputs, targets))
+        limits = theirs.error(truth)
+        for who, found in (("torch", theirs), ("tunebench", ours)):
+            output, gradient, worst = found.error(truth)
+            counts = [
+                sum(n for (by, _), n in found.served.items() if by == one) for one in ("tunebench", "torch")
+            ]
+            yield (
+                f"| {name} | {'training' if training else 'eval mode'} | {who} | {output:.2e} "
+                f"| {gradient:.2e} ({worst}) | {counts[0]} | {counts[1]} |"
+            )
+        output, gradient, worst = ours.error(truth)
+        if output > SLACK * limits[0] or gradient > max(SLACK * limits[1], case.gradient_limit):
+            raise SystemExit(f"{name}: wrong: {output:.2e}, {gradient:.2e} ({worst})")
+
+
+def _without_chance(model: nn.Module) -> nn.Module:
+    """Let nothing be dropped: no two runs would be alike."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def _settle(model: nn.Module, inputs: Tensor, case: Case) -> None:
+    """Give running statistics values that are not those of a fresh network."""
+    if not case.words:
+        model.train()
+        with torch.no_grad():
+            for _ in range(3):
+                model(inputs)
+        model.eval()
+
+
+def _targets(model: nn.Module, inputs: Tensor) -> tuple[int, ...]:
+    with torch.no_grad():
+        shape = copy.deepcopy(model)(inputs).shape
+    return (shape[0], *shape[2:])
+
+
+def _renamed(found: Step) -> Step:
+    names = {name.removeprefix("model."): gradient for name, gradient in found.gradients.items()}
+    return Step(outputs=found.outputs, gradients=names, served=found.served)
+
+
+# -- measured ------------------------------------------------------------------------------------------------
+
+MEASURED = (
+    "| model | eager | torch.compile | tunebench | to eager | to torch.compile | groups by our kernels |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def measured(name: str, case: Case, given: argparse.Namespace) -> Iterator[str]:
+    """Yield a row: medians of rounds in which all ways run in turn."""
+    torch._dynamo.reset()
+    model, inputs = case.on_gpu() if given.device == "cuda" else (case.model(), case.inputs())
+    times = served.time_model(model, inputs, rounds=given.rounds)
+    cells = (
+        name,
+        *(f"{times.us[way] / 1e3:.1f} ms" for way in ("eager", "torch.compile", "tunebench")),
+        *(f"{times.ratios[way]:.2f}" for way in ("eager", "torch.compile")),
+        len(times.groups),
+    )
+    yield f"| {' | '.join(map(str, cells))} |"
+
+
+PARTS: dict[str, tuple[str, Callable[[str, Case, argparse.Namespace], Iterator[str]]]] = {
+    "predicted": (PREDICTED, predicted),
+    "right": (RIGHT, right),
+    "measured": (MEASURED, measured),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a part of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("--model", action="append", choices=list(CASES), help="only this one; repeatable")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of `measured`")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where `measured` runs")
+    parser.add_argument("--out", type=Path, help="where the table is written, too")
+    given = parser.parse_args(arguments)
+    header, run = PARTS[given.part]
+    lines = [header]
+    print(header, flush=True)
+    for name in given.model or CASES:
+        for row in run(name, CASES[name], given):
+            print(row, flush=True)
+            lines.append(row)
+            if given.out is not None:
+                given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

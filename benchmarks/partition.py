@@ -1,0 +1,254 @@
+"""How much is searched for the partition of minimal time, and what gap is left: graphs of kinds and sizes.
+
+    python benchmarks/partition.py [--limit ROWS] [--seeds 3] [--kind unet] [--nodes 300]
+    python benchmarks/partition.py --models
+
+Graphs are made up, of the shapes that models have; so are candidates: connected convex groups of 2 to 8
+nodes that grow from every node at random, and what they save.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tunebench.graph._precedence import Precedence
+from tunebench.graph.partition import LIMIT, Candidate, Partition, cheapest_partition
+
+__all__ = ["KINDS", "Case", "case"]
+
+Graph = list[list[int]]
+"""Immediate predecessors of nodes 0, 1, …"""
+
+
+def chain(count: int) -> Graph:
+    """Return one node after the other."""
+    return [[node - 1] if node else [] for node in range(count)]
+
+
+def tree(count: int) -> Graph:
+    """Return a tree in which each node feeds two."""
+    return [[(node - 1) // 2] if node else [] for node in range(count)]
+
+
+def sums(count: int) -> Graph:
+    """Return a tree in which each node adds up two."""
+    last = count - 1
+    return [
+        [last - child for child in (2 * at + 1, 2 * at + 2) if child < count] for at in range(last, -1, -1)
+    ]
+
+
+def resnet(count: int) -> Graph:
+    """Return blocks of three times convolution, norm and ReLU, around which the input is added."""
+    graph: Graph = [[]]
+    while len(graph) < count:
+        start = len(graph) - 1
+        for _ in range(8):
+            graph.append([len(graph) - 1])
+        graph.append([len(graph) - 1, start])
+        graph.append([len(graph) - 1])
+    return graph
+
+
+def unet(count: int) -> Graph:
+    """Return ever more levels down and up again, each of six nodes, joined across by concatenation."""
+    graph: Graph = [[]]
+    skips = []
+    for _ in range(count // 15):
+        for _ in range(6):
+            graph.append([len(graph) - 1])
+        skips.append(len(graph) - 1)
+        graph.append([len(graph) - 1])
+    for skip in reversed(skips):
+        graph.append([len(graph) - 1])
+        graph.append([len(graph) - 1, skip])
+        for _ in range(6):
+            graph.append([len(graph) - 1])
+    return graph
+
+
+def training(count: int) -> Graph:
+    """Return a chain and its gradients: each needs the one before it, and what the chain computed there."""
+    forward = chain(count // 2)
+    graph = [*forward]
+    for node in reversed(range(len(forward))):
+        graph.append([len(graph) - 1, node])
+    return graph
+
+
+def inception(count: int) -> Graph:
+    """Return blocks of four branches of one to four nodes, which a node joins."""
+    graph: Graph = [[]]
+    while len(graph) < count:
+        start, ends = len(graph) - 1, []
+        for length in (1, 2, 3, 4):
+            graph.append([start])
+            for _ in range(length - 1):
+                graph.append([len(graph) - 1])
+            ends.append(len(graph) - 1)
+        graph.append(ends)
+    return graph
+
+
+def transformer(count: int) -> Graph:
+    """Return layers of attention (three projections that a product joins) and of two products, with sums."""
+    graph: Graph = [[]]
+    while len(graph) < count:
+        start = len(graph) - 1
+        norm = start + 1
+        graph += [[start], [norm], [norm], [norm], [norm + 1], [norm + 2], [norm + 3]]
+        graph += [[norm + 4, norm + 5], [norm + 7], [norm + 8, norm + 6], [norm + 9], [norm + 10, start]]
+        start = len(graph) - 1
+        for _ in range(5):
+            graph.append([len(graph) - 1])
+        graph.append([len(graph) - 1, start])
+    return graph
+
+
+def grid(count: int) -> Graph:
+    """Return a square of nodes that need the one above and the one to the left: nothing parts it cheaply."""
+    side = round(count**0.5)
+    return [
+        [node - 1 for _ in range(1) if node % side] + [node - side for _ in range(1) if node >= side]
+        for node in range(side * side)
+    ]
+
+
+def branches(count: int) -> Graph:
+    """Return two chains side by side, whose nodes candidates take together: many of these deadlock."""
+    return [[node - 2] if node >= 2 else [] for node in range(count)]
+
+
+KINDS: dict[str, Callable[[int], Graph]] = {
+    kind.__name__: kind
+    for kind in (chain, tree, sums, resnet, unet, training, inception, transformer, branches, grid)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A graph and groups to choose from."""
+
+    predecessors: Graph
+    candidates: tuple[Candidate, ...]
+
+
+def case(kind: str, count: int, seed: int, tries: int = 8, largest: int = 8) -> Case:
+    """Make up a graph of about so many nodes, with so many tries to grow a group at each."""
+    draw = random.Random(f"{kind} {count} {seed}")
+    graph = KINDS[kind](count)
+    near = _near(graph, across=kind == "branches")
+    precedence = Precedence.of(graph)
+    times_us = [draw.uniform(2, 20) for _ in graph]
+    found = {frozenset({node}): time_us for node, time_us in enumerate(times_us)}
+    for node in range(len(graph)):
+        for _ in range(tries):
+            group = _grown(near, node, draw.randint(2, largest), draw)
+            if precedence.between(sum(1 << member for member in group)) is None:
+                found[group] = sum(times_us[member] for member in group) * draw.uniform(0.5, 1)
+    return Case(graph, tuple(Candidate(nodes=nodes, cost_us=cost) for nodes, cost in found.items()))
+
+
+def _near(graph: Graph, *, across: bool) -> list[set[int]]:
+    near: list[set[int]] = [set(before) for before in graph]
+    for node, before in enumerate(graph):
+        for other in before:
+            near[other].add(node)
+        if across:
+            near[node].update(
+                other for other in (node - 3, node - 1, node + 1, node + 3) if 0 <= other < len(graph)
+            )
+    return near
+
+
+def _grown(near: Sequence[set[int]], node: int, size: int, draw: random.Random) -> frozenset[int]:
+    group = {node}
+    while len(group) < size:
+        around = sorted(set().union(*(near[member] for member in group)) - group)
+        if not around:
+            break
+        group.add(draw.choice(around))
+    return frozenset(group)
+
+
+def captured() -> Iterator[tuple[str, Case]]:
+    """Capture models of full depth and little width, with the groups that are legal, at made-up prices."""
+    import torch
+    from _torch_models import Bert, Gpt2, Resnet, Size
+
+    from tunebench.graph.group import groups
+    from tunebench.torch.capturing import capture
+
+    size = Size(width=32, heads=2, inner=64, words=64, longest=16)
+    words = torch.zeros(2, 16, dtype=torch.long)
+    images = torch.zeros(2, 3, 64, 64)
+    models = {
+        "ResNet-50": (Resnet(width=8), images),
+        "GPT-2": (Gpt2(size), words),
+        "BERT": (Bert(size), words),
+    }
+    for name, (model, given) in models.items():
+        for training in (False, True):
+            for step in capture(model, (given,), training=training):
+                legal = [frozenset(group.nodes) for group in groups(step.graph)]
+                graph = [list(before) for before in step.graph.predecessors]
+                yield f"{name}, {step.graph.phase}", Case(graph, _priced(legal, len(graph)))
+
+
+def _priced(legal: Sequence[frozenset[int]], count: int) -> tuple[Candidate, ...]:
+    draw = random.Random(0)
+    times_us = [draw.uniform(2, 20) for _ in range(count)]
+    return tuple(
+        Candidate(nodes=nodes, cost_us=sum(times_us[node] for node in nodes) * draw.uniform(0.5, 1))
+        for nodes in legal
+    )
+
+
+def main() -> None:
+    """Print a table: what was searched, how long it took and what gap is left, the worst of the seeds."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--limit", type=int, default=LIMIT)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--nodes", type=int, action="append")
+    parser.add_argument("--models", action="store_true", help="capture models of torch instead")
+    asked = parser.parse_args()
+    print("| kind | nodes | candidates | rows | exact | gap | CPU s |")
+    print("|---|---|---|---|---|---|---|")
+    if asked.models:
+        for name, made in captured():
+            print(_row(name, [made], asked.limit), flush=True)
+        return
+    for kind in asked.kind or KINDS:
+        for count in asked.nodes or (50, 300, 3000):
+            print(_line(kind, count, asked.seeds, asked.limit), flush=True)
+
+
+def _line(kind: str, count: int, seeds: int, limit: int) -> str:
+    return _row(kind, [case(kind, count, seed) for seed in range(seeds)], limit)
+
+
+def _row(name: str, cases: Sequence[Case], limit: int) -> str:
+    found: list[Partition] = []
+    took = []
+    for made in cases:
+        began = time.process_time()
+        found.append(cheapest_partition(made.predecessors, made.candidates, limit=limit))
+        took.append(time.process_time() - began)
+    nodes, candidates = len(cases[0].predecessors), max(len(made.candidates) for made in cases)
+    exact = sum(partition.exact for partition in found)
+    rows, gap = max(partition.rows for partition in found), max(partition.gap for partition in found)
+    return (
+        f"| {name} | {nodes} | {candidates:,} | {rows:,} | {exact} of {len(cases)} | {gap:.2%} "
+        f"| {max(took):.2f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

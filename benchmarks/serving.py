@@ -1,0 +1,122 @@
+"""What serving a call costs on a processor: against the bare compiled kernel, and against torch's own call.
+
+Small problems, in turn, so that a loaded machine slows all alike; medians in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+import tunebench.torch as served
+from tunebench.device import local_cpu
+from tunebench.serving import problem
+from tunebench.torch import _family, _memory
+from tunebench.workloads import parse
+
+ROUNDS, CALLS = 200, 50
+
+
+def interleaved_us(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Time calls in turn, some at a time, and return the median of each."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            start = time.perf_counter_ns()
+            for _ in range(CALLS):
+                call()
+            taken[name].append((time.perf_counter_ns() - start) / 1e3 / CALLS)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def contenders() -> dict[str, dict[str, Callable[[], Any]]]:
+    """Return, for each function, ways to have it done."""
+    x, w, b = torch.randn(8, 16), torch.randn(16, 16), torch.randn(16)
+    return {
+        "softmax 8 x 16": _ways(
+            "softmax:rows=8,cols=16,dtype=f32",
+            (x,),
+            lambda: served.softmax(x, -1),
+            lambda: functional.softmax(x, -1),
+        ),
+        "layer_norm 8 x 16": _ways(
+            "layernorm:rows=8,cols=16,dtype=f32",
+            (x, b, b),
+            lambda: served.layer_norm(x, (16,), b, b),
+            lambda: functional.layer_norm(x, (16,), b, b),
+        ),
+        "linear 8 x 16 x 16": _ways(
+            "gemm:m=8,n=16,k=16,dtype=f32,trans=nt,epilogue=bias",
+            (x, w, b),
+            lambda: served.linear(x, w, b),
+            lambda: functional.linear(x, w, b),
+        ),
+    }
+
+
+def _ways(
+    text: str, operands: tuple[Any, ...], ours: Callable[[], Any], theirs: Callable[[], Any]
+) -> dict[str, Callable[[], Any]]:
+    found = problem(parse(text), local_cpu())
+    with served.prefer("tunebench"):
+        kernel = found.made().kernel
+    assert kernel is not None
+    out = torch.empty(8, 16)
+    arrays = [_memory._array(t, spec.shape) for t, spec in zip((*operands, out), kernel.tensors, strict=True)]
+
+    def preferring(whose: Any, call: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            served.set_preference(whose)
+            return call()
+
+        return run
+
+    served.set_preference("tunebench")
+    asked = _asked(ours)
+    return {
+        "torch": theirs,
+        "kernel alone": lambda: kernel.run(*arrays),
+        "kernel on tensors": lambda: _memory.launch(kernel, (*operands, out)),
+        "choice alone": found.made,
+        "key and choice": lambda: _family._route(*asked).problem.made(),  # type: ignore[union-attr]
+        "served": preferring("tunebench", ours),
+        "passed to torch": preferring("torch", ours),
+    }
+
+
+def _asked(call: Callable[[], Any]) -> tuple[Any, ...]:
+    """Return what a call asks the table of calls for: what its key is made of."""
+    asked: list[tuple[Any, ...]] = []
+    real = _family._route
+
+    def route(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return real(*arguments)
+
+    _family._route = route
+    try:
+        call()
+    finally:
+        _family._route = real
+    return asked[0]
+
+
+def main() -> None:
+    """Print a table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    print("| call, us | " + " | ".join(next(iter(contenders().values()))) + " |")
+    with torch.no_grad():
+        for name, calls in contenders().items():
+            medians = interleaved_us(calls)
+            print(f"| {name} | " + " | ".join(f"{us:.1f}" for us in medians.values()) + " |", flush=True)
+    served.set_preference("faster")
+
+
+if __name__ == "__main__":
+    main()

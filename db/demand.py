@@ -1,0 +1,54 @@
+"""Adding up what programs spend on workloads: one row a device, workload and database it was noted in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tunebench.db import schema
+from tunebench.db.record import Demand
+
+__all__ = ["accumulate"]
+
+_SET_SIZE = 1000  # rows a statement; SQLite takes 32766 variables, seven a row
+
+
+def accumulate(
+    connection: sa.Connection,
+    insert: postgresql.Insert | sqlite.Insert,
+    device_id: int,
+    demands: Iterable[Demand],
+    now: datetime,
+) -> None:
+    """Add to the rows of this database's own origin.
+
+    Args:
+        connection: Within a transaction that writes.
+        insert: An INSERT into `demand` that can say ON CONFLICT.
+        device_id: Of the device.
+        demands: What was spent since it was last told, a workload each.
+        now: When that is.
+    """
+    origin = connection.execute(sa.select(schema.Origin.id)).scalar_one()
+    shared = {"device_id": device_id, "origin": origin, "first_noted_at": now, "last_noted_at": now}
+    rows = [
+        {"workload": each.workload, "calls": each.calls, "time_us": each.time_us, **shared}
+        for each in demands
+    ]
+    there, added = schema.Demand.__table__.c, insert.excluded
+    later = sa.case(
+        (added.last_noted_at > there.last_noted_at, added.last_noted_at), else_=there.last_noted_at
+    )
+    for start in range(0, len(rows), _SET_SIZE):
+        statement = insert.values(rows[start : start + _SET_SIZE]).on_conflict_do_update(
+            index_elements=("device_id", "workload", "origin"),
+            set_={
+                "calls": there.calls + added.calls,
+                "time_us": there.time_us + added.time_us,
+                "last_noted_at": later,  # a clock may be set back
+            },
+        )
+        connection.execute(statement)

@@ -1,0 +1,254 @@
+"""Several databases into one: every measurement once, in the order of recording, and all that belongs to it.
+
+    merge(["a.db", "b.db"], into="all.db")
+
+- Measurements are facts: all are kept, each once. The view decides among them as it does anywhere, so that
+  what was recorded last speaks, and a result that was ever wrong silences its trial.
+- Whether a trial is stale is told by the sources that are installed. Where they are not, the flag of the side
+  that measured it last stays, and of several revisions of one configuration the one measured last stands.
+- A device that is described in two ways keeps the description that a run began with last.
+- Runs keep their ids, and tell under ``database`` where they came from. Claims stay where they are.
+- What programs run counts by the database it was noted in (see `tunebench.db.schema.Demand`).
+
+Each source goes in as a whole or not at all. To merge again adds nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from tunebench.db import schema
+from tunebench.db.location import Location, locate
+from tunebench.db.merge_trials import Group, Target, merge_group
+from tunebench.db.reader import Reader, demand_table, device_table, measurement_table, run_table, trial_table
+from tunebench.db.store import Store, open_store
+from tunebench.device import Device
+from tunebench.errors import DatabaseError, InputError
+
+__all__ = ["Merged", "merge"]
+
+CHUNK = 500
+
+MergeWatcher = Callable[[str, int, int], None]
+"""Is told of which source how many measurements were looked at, and of how many."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Merged:
+    """What became of one source.
+
+    Attributes:
+        database: Its path, or its URL without password.
+        added: Measurements that were not there yet.
+        known: Measurements that were.
+        runs: Runs that were not there yet.
+        devices: Devices that were not there yet.
+        described: Keys of devices that were described otherwise here; the later description stays.
+        demand: Counts of what programs run that are new, or have grown.
+    """
+
+    database: str
+    added: int = 0
+    known: int = 0
+    runs: int = 0
+    devices: int = 0
+    described: list[str] = field(default_factory=list)
+    demand: int = 0
+
+
+def merge(
+    sources: Sequence[str | Path],
+    *,
+    into: str | Path | None = None,
+    watcher: MergeWatcher = lambda source, done, total: None,
+    done: Callable[[Merged], None] = lambda merged: None,
+) -> list[Merged]:
+    """Bring all that some databases hold into one, which is made if there is none.
+
+    Args:
+        sources: Paths or URLs; they are opened for reading only.
+        into: Path or URL, or None for the default database.
+        watcher: Is told the progress.
+        done: Is told of each source when it is in.
+
+    Raises:
+        InputError: if a source is the target, or there is none.
+        SchemaError: if one has another schema than this version.
+        DatabaseError: if one cannot be read, or the target cannot be written; sources before it are in.
+    """
+    if not sources:
+        raise InputError("name at least one database to merge")
+    target = locate(into)
+    for location in map(locate, sources):
+        if _same(location, target):
+            raise InputError(f"database {location} cannot be merged into itself; name another one by --into")
+        open_store(_named(location), read_only=True).close()  # before the first goes in, all must be readable
+    merged = []
+    with open_store(_named(target)) as store:
+        for location in map(locate, sources):
+            with open_store(_named(location), read_only=True) as source:
+                merged.append(_merge_one(store, source, watcher))
+            done(merged[-1])
+    return merged
+
+
+def _named(location: Location) -> str | Path | None:
+    return location.url or location.path
+
+
+def _same(one: Location, other: Location) -> bool:
+    if one.path is None or other.path is None:
+        return one == other
+    there = one.path.exists() and other.path.exists()
+    return one.path.samefile(other.path) if there else one.path.absolute() == other.path.absolute()
+
+
+def _merge_one(store: Store, source: Reader, watcher: MergeWatcher) -> Merged:
+    merged = Merged(database=str(source.location))
+    with store._write() as here, _snapshot(source) as there:
+        total = there.execute(sa.select(sa.func.count()).select_from(measurement_table)).scalar_one()
+        looked = functools.partial(watcher, merged.database)
+        target = Target(here, store._insert, store._now(), lambda done: looked(done, total))
+        target.lock()
+        devices = _merge_devices(there, target, merged)
+        _merge_runs(there, target, devices, merged)
+        for group in _groups(there):
+            added, known = merge_group(
+                there, target, group, devices[group.device_id], _described(here, devices[group.device_id])
+            )
+            merged.added += added
+            merged.known += known
+        _merge_demand(there, target, devices, merged)
+        target.unlock()
+    return merged
+
+
+@contextmanager
+def _snapshot(source: Reader) -> Iterator[sa.Connection]:
+    """Open a transaction that sees one state of a source throughout, whoever writes into it meanwhile."""
+    engine = source._own_engine()
+    level = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
+    try:
+        with closing(engine.connect().execution_options(**level)) as connection, connection.begin():
+            yield connection
+    except (ValueError, TypeError) as error:  # JSON, moments and texts that are none
+        said = f"database {source.location} holds rows that cannot be read ({error})"
+        raise DatabaseError(f"{said}; tunebench db verify tells which") from error
+
+
+def _stream(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[sa.RowMapping]:
+    yield from connection.execution_options(yield_per=CHUNK).execute(query).mappings()
+
+
+def _chunks(rows: Iterable[sa.RowMapping]) -> Iterator[list[sa.RowMapping]]:
+    chunk: list[sa.RowMapping] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _groups(there: sa.Connection) -> list[Group]:
+    at = trial_table.c
+    query = sa.select(at.device_id, at.workload).where(at.state == "done").distinct()
+    return [Group(*row) for row in there.execute(query.order_by(at.device_id, at.workload))]
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+def _merge_devices(there: sa.Connection, target: Target, merged: Merged) -> dict[int, int]:
+    """Bring devices in, and return their ids here by their ids there."""
+    here = target.connection
+    newest_there, newest_here = _newest(there), _newest(here)
+    ids = {}
+    for row in there.execute(sa.select(device_table).order_by(device_table.c.id)).mappings():
+        described = {name: value for name, value in row.items() if name != "id"}
+        query = sa.select(device_table).where(device_table.c.key == row["key"])
+        found = here.execute(query).mappings().first()
+        if found is None:
+            insert = device_table.insert().values(described).returning(device_table.c.id)
+            ids[row["id"]] = here.execute(insert).scalar_one()
+            merged.devices += 1
+            continue
+        ids[row["id"]] = found["id"]
+        if found["descriptor"] != row["descriptor"]:
+            merged.described.append(row["key"])
+            if newest_there.get(row["key"], _NEVER) > newest_here.get(row["key"], _NEVER):
+                here.execute(device_table.update().where(device_table.c.id == found["id"]).values(described))
+    return ids
+
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+def _newest(connection: sa.Connection) -> dict[str, Any]:
+    """Return when a run began on each device last, which described it anew; imports describe nothing."""
+    newest = sa.func.max(run_table.c.started_at, type_=schema.UtcTime())
+    query = sa.select(device_table.c.key, newest.label("newest")).join_from(run_table, device_table)
+    query = query.where(run_table.c.sampler != "import").group_by(device_table.c.key)
+    return {row.key: row.newest for row in connection.execute(query)}
+
+
+def _described(connection: sa.Connection, device_id: int) -> Device | None:
+    """Return a device as it is described here; None if this version cannot read it."""
+    query = sa.select(device_table.c.descriptor).where(device_table.c.id == device_id)
+    try:
+        return Device(**connection.execute(query).scalar_one())
+    except (TypeError, InputError):
+        return None
+
+
+# -- runs, and what programs run -------------------------------------------------------------------
+
+
+def _merge_runs(there: sa.Connection, target: Target, devices: Mapping[int, int], merged: Merged) -> None:
+    """Bring runs in under the ids they have; one that was at work when it was merged is ended."""
+    count = sa.select(sa.func.count()).select_from(run_table)
+    before = target.connection.execute(count).scalar_one()
+    insert = target.insert(run_table)
+    ends = ("finished_at", "masked", "cached", "wall_s", "compile_s", "verify_s", "measure_s", "overhead_s")
+    insert = insert.on_conflict_do_update(
+        index_elements=["id"],
+        set_={name: insert.excluded[name] for name in ends},
+        where=run_table.c.finished_at.is_(None) & insert.excluded.finished_at.is_not(None),
+    )
+    for chunk in _chunks(_stream(there, sa.select(run_table).order_by(run_table.c.id))):
+        target.connection.execute(
+            insert,
+            [
+                {
+                    **row,
+                    "device_id": devices[row["device_id"]],
+                    "versions": {"database": merged.database, **row["versions"]},
+                }
+                for row in chunk
+            ],
+        )
+    merged.runs = target.connection.execute(count).scalar_one() - before
+
+
+def _merge_demand(there: sa.Connection, target: Target, devices: Mapping[int, int], merged: Merged) -> None:
+    """Bring counts in; of two of one origin the greater is the later one, since a database only adds."""
+    insert = target.insert(demand_table)
+    grown = ("calls", "time_us", "first_noted_at", "last_noted_at")
+    upsert = insert.on_conflict_do_update(
+        index_elements=("device_id", "workload", "origin"),
+        set_={name: insert.excluded[name] for name in grown},
+        where=insert.excluded.calls > demand_table.c.calls,
+    ).returning(demand_table.c.id)
+    for row in _stream(there, sa.select(demand_table).order_by(demand_table.c.id)):
+        values = {name: value for name, value in row.items() if name != "id"}
+        changed = target.connection.execute(upsert, {**values, "device_id": devices[row["device_id"]]})
+        merged.demand += len(changed.all())

@@ -1,0 +1,123 @@
+"""Which trials are of sources that have changed since: they are served only where nothing else is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from tunebench import kernels, workloads
+from tunebench.db.reader import config_of
+from tunebench.db.reader import device_table as _device
+from tunebench.db.reader import trial_table as _trial
+from tunebench.db.record import SpaceKey
+from tunebench.device import Device
+from tunebench.errors import ConfigError, InputError
+from tunebench.space import Config
+
+__all__ = ["Revision", "Stored", "changes", "current", "mark", "revision_today", "set_stale", "stored"]
+
+Revision = Callable[[Config], str]
+"""Returns the revision that a configuration has today; raises `ConfigError` for one that there is no more."""
+
+
+class Stored(NamedTuple):
+    """What is stored of a trial that tells whether it is stale."""
+
+    id: int
+    config: Config
+    revision: str
+    stale: bool
+
+
+_AT_ONCE = 500  # of at most 32766 variables in a statement of SQLite
+
+
+def revision_today(space: SpaceKey, device: Device) -> Revision | None:
+    """Return how the installed variant tells its revisions; None if it is not installed.
+
+    Args:
+        space: Whose.
+        device: The space's device.
+    """
+    try:
+        variant, workload = kernels.variant(space.variant), workloads.parse(space.workload)
+    except InputError:
+        return None
+    refused = variant.refuses(workload, device)
+
+    def revision(config: Config) -> str:
+        if refused is not None:
+            raise ConfigError(refused)
+        # Refuses what another version of the space allowed, of which no source can be made.
+        return variant.revision(workload, variant.space.check(config, workload=workload, device=device))
+
+    return revision
+
+
+def current(revision: Revision, config: Config) -> str | None:
+    """Return the revision that a configuration has today; None if there is no such configuration."""
+    try:
+        return revision(config)
+    except ConfigError:
+        return None
+
+
+def stored(connection: sa.Connection, device: int | str, space: SpaceKey) -> list[Stored]:
+    """Return the trials of a space.
+
+    Args:
+        connection: To read by.
+        device: Id or key of the space's device.
+        space: Which trials.
+    """
+    at = _trial.c
+    query = sa.select(at.id, at.config_values, at.revision, at.stale).where(
+        (at.device_id == device) if isinstance(device, int) else (_device.c.key == device),
+        at.workload == space.workload,
+        at.variant == space.variant,
+    )
+    if isinstance(device, str):
+        query = query.join(_device)
+    rows = connection.execute(query).mappings()
+    return [Stored(row["id"], config_of(row), row["revision"], row["stale"]) for row in rows]
+
+
+def changes(trials: Iterable[Stored], revision: Revision) -> tuple[dict[bool, list[int]], int]:
+    """Return the trials to be marked as stale (True) or as standing, and how many of all are stale.
+
+    Args:
+        trials: All of a space.
+        revision: Of today.
+    """
+    changed: dict[bool, list[int]] = {True: [], False: []}
+    count = 0
+    for trial in trials:
+        stale = current(revision, trial.config) != trial.revision
+        count += stale
+        if stale != trial.stale:
+            changed[stale].append(trial.id)
+    return changed, count
+
+
+def set_stale(connection: sa.Connection, device_id: int, space: SpaceKey, device: Device) -> None:
+    """Mark the trials of a space by the installed variant; what is not installed cannot be asked.
+
+    Args:
+        connection: Within a transaction that writes.
+        device_id: Of the space's device.
+        space: Which trials.
+        device: The space's device.
+    """
+    revision = revision_today(space, device)
+    if revision is not None:
+        mark(connection, changes(stored(connection, device_id, space), revision)[0])
+
+
+def mark(connection: sa.Connection, changed: Mapping[bool, Sequence[int]]) -> None:
+    """Mark trials, by their ids, as stale (True) or as standing."""
+    for stale, trials in changed.items():
+        for start in range(0, len(trials), _AT_ONCE):
+            chosen = _trial.c.id.in_(trials[start : start + _AT_ONCE])
+            connection.execute(_trial.update().where(chosen).values(stale=stale))

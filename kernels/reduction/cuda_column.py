@@ -1,0 +1,271 @@
+"""reduction over columns of the matrix in CUDA C++ (`axis=rows`): threads go down the rows, side by side.
+
+The kernel is generated from the expression. Threads of a block lie `col_threads` along a row and
+`row_threads` down; a thread keeps one result for each of its `vector` columns, goes down the rows and has
+`unroll` of them in flight. Results of threads below each other meet in shared memory. Rows fall into `split`
+parts, so that few columns keep the device busy: each part leaves its results in scratch memory, and a second
+launch puts these together, in an order that is always the same.
+
+Source: NVIDIA, "CUDA Pro Tip: Increase Performance with Vectorized Memory Access"; Harris, "Optimizing
+Parallel Reduction in CUDA", 2007.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels._chain import variable
+from tunebench.kernels._cuda_chain import filled, parameters, threads_along
+from tunebench.kernels._reduction import (
+    MOST_BLOCKS,
+    SMALL,
+    SPLITS,
+    CudaReduction,
+    fit,
+    fma_of_element,
+    sfu_of_element,
+    source,
+)
+from tunebench.kernels._row_block import widest_vector
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, Tiling, ceil_div
+from tunebench.workloads.operators.reduction import Reduction
+
+SIDE_BY_SIDE = 64
+"""Bytes of a row that threads of a block cover at least."""
+COLUMNS_AT_END, PARTS_AT_END = 32, 8
+"""Threads along and down in the launch that puts parts together."""
+
+
+def _along(workload: Reduction, col_threads: Any, vector: Any) -> Any:
+    """Return the blocks that lie side by side, for columns too."""
+    return ceil_div(workload.cols, col_threads * vector)
+
+
+SPACE = Space(
+    (
+        Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256), "threads along a row"),
+        Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64, 128), "threads down the rows"),
+        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+        Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
+        Parameter("split", SPLITS, "parts that rows fall into"),
+    ),
+    (
+        lambda col_threads, row_threads: (
+            (col_threads * row_threads >= 64) & (col_threads * row_threads <= 1024)
+        ),
+        # Every row must begin at a multiple of an access.
+        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
+        # Threads without an element are of no use.
+        lambda col_threads, vector, workload: (col_threads == 1) | (col_threads * vector < 2 * workload.cols),
+        # Less than two sectors side by side waste what is fetched, unless rows are so short.
+        lambda col_threads, vector, workload: (
+            (col_threads * vector * itemsize(workload.dtype) >= SIDE_BY_SIDE)
+            | (col_threads * vector >= workload.cols)
+        ),
+        lambda col_threads, row_threads, unroll, split, workload: (
+            ((col_threads * row_threads == 64) & (unroll * split == 1))
+            | (row_threads * unroll * split < 2 * workload.rows)
+        ),
+        lambda col_threads, row_threads, vector, unroll, workload, device: fit(
+            workload,
+            col_threads * row_threads,
+            vector * unroll * len(workload.whole_names),
+            vector * (len(workload.vector_names) + 2) + unroll * len(workload.column_names),
+            device,
+        ),
+        # Parts are not more than keep the device busy.
+        lambda col_threads, vector, split, workload, device: (
+            (split == 1)
+            | (
+                (split <= workload.rows)
+                & (_along(workload, col_threads, vector) * (split // 2) < MOST_BLOCKS * device.sm_count)
+            )
+        ),
+    ),
+)
+
+# Words between @ stand for what the expression decides.
+KERNELS = r"""
+template <class Op, class In, class Left, bool ALL_ROWS, int COL_THREADS, int ROW_THREADS, int V, int N>
+__global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
+    reduce_columns(@PARAMETERS@, Left* __restrict__ left, float factor, int rows, int cols) {
+  const u32 base = blockIdx.x * COL_THREADS, column = (base + threadIdx.x % COL_THREADS) * V;
+  // Columns that are missing have no rows; their threads still come to the barrier.
+  const i64 begin = i64(rows) * blockIdx.y / gridDim.y;
+  const i64 end = column < u32(cols) ? i64(rows) * (blockIdx.y + 1) / gridDim.y : 0;
+@LOAD_VECTORS@
+  const Op op;
+  float totals[V];
+#pragma unroll
+  for (int i = 0; i < V; ++i) totals[i] = Op::neutral();
+  for (i64 first = begin + threadIdx.x / COL_THREADS; first < end; first += ROW_THREADS * N) {
+    const In* const whole[] = {@WHOLE@};
+    constexpr int WHOLE = sizeof(whole) / sizeof(whole[0]);
+    Vec<In, V> held[N][WHOLE];@EACH@
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const i64 row = first + n * ROW_THREADS;
+#pragma unroll
+      for (int w = 0; w < WHOLE; ++w)
+        if (row < end) held[n][w] = load_vec<V>(whole[w] + row * cols + column);@LOAD_EACH@
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (first + n * ROW_THREADS >= end) continue;
+#pragma unroll
+      for (int i = 0; i < V; ++i) totals[i] = op(totals[i], chain(@ARGUMENTS@));
+    }
+  }
+
+  const auto put = [&](u32 at, float total) {
+    if (at >= u32(cols)) return;
+    if constexpr (ALL_ROWS) {
+      left[at] = from_float<Left>(finish(total * factor));
+    } else {
+      left[size_t(blockIdx.y) * cols + at] = total;
+    }
+  };
+  if constexpr (ROW_THREADS > 1) {
+    // Element i of all threads of a row lie side by side, so that the lanes of a warp use different banks.
+    __shared__ float met[ROW_THREADS][V][COL_THREADS];
+#pragma unroll
+    for (int i = 0; i < V; ++i) met[threadIdx.x / COL_THREADS][i][threadIdx.x % COL_THREADS] = totals[i];
+    __syncthreads();
+    for (int c = threadIdx.x; c < V * COL_THREADS; c += COL_THREADS * ROW_THREADS) {
+      const int i = c / COL_THREADS, thread = c % COL_THREADS;
+      float total = met[0][i][thread];
+#pragma unroll
+      for (int r = 1; r < ROW_THREADS; ++r) total = op(total, met[r][i][thread]);
+      put((base + thread) * V + i, total);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < V; ++i) put(column + i, totals[i]);
+  }
+}
+
+// `partial` has (parts, cols); 8 threads take the parts of a column.
+template <class Op, class Out>
+__global__ void __launch_bounds__(256)
+    end_columns(const float* __restrict__ partial, Out* __restrict__ out, float factor, int cols, int parts) {
+  __shared__ float met[8][32];
+  const u32 column = blockIdx.x * 32 + threadIdx.x % 32;
+  const int down = threadIdx.x / 32;
+  const Op op;
+  float total = Op::neutral();
+  if (column < u32(cols))
+    for (int part = down; part < parts; part += 8) total = op(total, partial[size_t(part) * cols + column]);
+  met[down][threadIdx.x % 32] = total;
+  __syncthreads();
+  if (down != 0 || column >= u32(cols)) return;
+#pragma unroll
+  for (int r = 1; r < 8; ++r) total = op(total, met[r][threadIdx.x]);
+  out[column] = from_float<Out>(finish(total * factor));
+}
+"""
+
+
+class CudaColumnReduction(CudaReduction):
+    """Serves every expression, size and type over the rows of a column."""
+
+    name = "cuda_column"
+    space = SPACE
+    axis = "rows"
+    kernels = "columns"
+    shape = ("col_threads", "row_threads", "vector", "unroll")
+    at_end = (COLUMNS_AT_END, PARTS_AT_END)
+
+    def default(self, workload: Reduction, device: Device) -> Config:
+        """Return wide accesses, up to a warp along, 256 threads, and two blocks an SM if rows allow it."""
+        vector = widest_vector(workload)
+        col_threads = min(32, threads_along(workload.cols // vector))
+        row_threads = max(64 // col_threads, 1)
+        while row_threads * col_threads < 256 and row_threads < 128 and 2 * row_threads <= workload.rows:
+            row_threads *= 2
+        along = _along(workload, col_threads, vector)
+        split = max(s for s in SPLITS if s == 1 or s * along <= 2 * device.sm_count)
+        common = {"col_threads": col_threads, "row_threads": row_threads, "vector": vector}
+        splits = (s for s in reversed(SPLITS) if s <= split)
+        choices = (Config({**common, "unroll": n, "split": s}) for s in splits for n in (4, 2, 1))
+        return self.space.first_valid(choices, workload=workload, device=device)
+
+    def tiles(self, workload: Reduction, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut columns, and rows, if they do."""
+        return (
+            Tiling(dimension="cols", extent=workload.cols, tile=config["col_threads"] * config["vector"]),
+            Tiling(dimension="rows", extent=workload.rows, tile=ceil_div(workload.rows, config["split"])),
+        )
+
+    def costs(self, workload: Reduction, table: Table, device: Device) -> Costs:
+        """Count a part of a block's columns: its operations, its loads, and the bytes nobody else reads."""
+        split, vector, down = table["split"], table["vector"], table["row_threads"]
+        tile, part, size = table["col_threads"] * vector, workload.rows // split, itemsize(workload.dtype)
+        elements, whole, met = 1.0 * part * tile, len(workload.whole_names), down > 1
+        # A sector at either end of each row may have come with a neighbour's tile.
+        row_bytes = np.maximum(0.0, tile * float(size) - 64.0)
+        left_behind = np.where(met, 1.0 * down * tile, 0.0)
+        adds = part // down + np.where(met, down - 1, 0) - 1.0
+        return Costs(
+            # Some parts have a row more than others.
+            blocks=np.minimum(split, workload.rows / part) * workload.cols / tile,
+            full_blocks=split * (workload.cols // tile),
+            threads=table["col_threads"] * down,
+            smem_bytes=4.0 * left_behind,
+            fma=fma_of_element(workload) * elements,
+            sfu=sfu_of_element(workload) * elements,
+            # Written once and read once, four bytes a lane.
+            smem_traffic_bytes=8.0 * left_behind,
+            fill_bytes=whole * part * row_bytes,
+            accesses=whole * elements / vector + 2.0 * left_behind,
+            # The first load, one addition after the other, and what threads below each other leave.
+            chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
+            + workload.is_sum * np.maximum(0.0, adds) * device.fma_latency
+            + met * device.smem_latency,
+            serial_launches=np.where(split == 1, 1, 2),
+        )
+
+    def source(self, workload: Reduction, config: Config) -> str:
+        """Return the kernels of this expression."""
+        vectors, columns = workload.vector_names, workload.column_names
+        held = {name: f"to_float(held[n][{w}].at[i])" for w, name in enumerate(workload.whole_names)}
+        held |= {name: f"line_{name}[i]" for name in vectors}
+        held |= {name: f"each_{name}[n]" for name in columns}
+        text = filled(
+            KERNELS,
+            PARAMETERS=parameters(workload),
+            LOAD_VECTORS="\n".join(
+                f"  float line_{name}[V];\n"
+                f"  if (column < u32(cols)) load_floats({variable(name)} + column, line_{name});"
+                for name in vectors
+            ),
+            EACH="".join(f"\n    float each_{name}[N];" for name in columns),
+            LOAD_EACH="".join(
+                f"\n      if (row < end) each_{name}[n] = to_float({variable(name)}[row]);"
+                for name in columns
+            ),
+            WHOLE=", ".join(map(variable, workload.whole_names)),
+            ARGUMENTS=", ".join(held.get(t.name, variable(t.name)) for t in workload.inputs()),
+        )
+        return source(workload, text)
+
+    def blocks(self, workload: Reduction, config: Config) -> int:
+        """Return the blocks of some columns each."""
+        return int(_along(workload, config["col_threads"], config["vector"]))
+
+    def miniature(self, workload: Reduction, config: Config) -> Reduction:
+        """Return one full tile of columns and a cut one, with two full turns down the rows and a cut one."""
+        turn = config["split"] * config["row_threads"] * config["unroll"]
+        tile = config["col_threads"] * config["vector"]
+        cols = workload.cols if workload.cols <= tile else tile + (workload.cols % tile or config["vector"])
+        # Many parts have fewer turns, but some rows each.
+        most = max(2 * config["split"] + 1, SMALL // cols)
+        rows = min(workload.rows, 2 * turn + workload.rows % turn, most)
+        return dataclasses.replace(workload, rows=rows, cols=cols)
+
+
+VARIANT = CudaColumnReduction()

@@ -1,0 +1,238 @@
+"""reduction over rows of the matrix in CUDA C++ (`axis=cols`): threads share a row, and reduce by shuffles.
+
+The kernel is generated from the expression. A thread takes every `row_threads`-th vector of its row, has
+`unroll` of them in flight, and one result for each of those; up to a warp a row, several rows share a block.
+Rows that are too few for the device are split: `split` blocks share one and leave their results in scratch
+memory, and a second launch puts these together, in an order that is always the same.
+
+Source: Harris, "Optimizing Parallel Reduction in CUDA", 2007; Luitjens, "Faster Parallel Reductions on
+Kepler", NVIDIA, 2014.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels._chain import variable
+from tunebench.kernels._cuda_chain import filled, parameters
+from tunebench.kernels._reduction import (
+    MOST_BLOCKS,
+    SMALL,
+    SPLITS,
+    CudaReduction,
+    fit,
+    fma_of_element,
+    sfu_of_element,
+    source,
+)
+from tunebench.kernels._row_block import widest_vector
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, Tiling, ceil_div
+from tunebench.workloads.operators.reduction import Reduction
+
+WARP = 32
+"""Vectors that a warp accesses at once; parts of a row begin at multiples of them."""
+ROWS_AT_END = 4
+"""Rows of a block, a warp each, in the launch that puts parts together."""
+
+
+def _lines(workload: Reduction, vector: Any) -> Any:
+    """Return what a row has of the accesses of a warp, the last one cut perhaps; for columns too."""
+    return ceil_div(workload.cols // vector, WARP)
+
+
+SPACE = Space(
+    (
+        Parameter("row_threads", (4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
+        Parameter("rows", (1, 2, 4, 8, 16, 32), "rows of a block"),
+        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+        Parameter("unroll", (1, 2, 4, 8), "vectors of a row that a thread has in flight"),
+        Parameter("split", SPLITS, "blocks that share a row"),
+    ),
+    (
+        lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
+        lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
+        # Every row must begin at a multiple of an access.
+        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
+        # Threads without a vector are of no use.
+        lambda row_threads, vector, workload: (row_threads == 4) | (row_threads * vector < 2 * workload.cols),
+        lambda row_threads, vector, unroll, split, workload: (
+            (unroll * split == 1) | (1.0 * row_threads * vector * unroll * split < 2 * workload.cols)
+        ),
+        lambda row_threads, rows, vector, unroll, workload, device: fit(
+            workload,
+            row_threads * rows,
+            vector * unroll * (len(workload.whole_names) + len(workload.vector_names)),
+            unroll,
+            device,
+        ),
+        # Parts are of blocks of their own, have a line each, and are not more than keep the device busy.
+        lambda rows, row_threads, split: (split == 1) | ((rows == 1) & (row_threads >= 64)),
+        lambda vector, split, workload: (split == 1) | (_lines(workload, vector) >= split),
+        lambda split, workload, device: (
+            (split == 1) | (workload.rows * (split // 2) < MOST_BLOCKS * device.sm_count)
+        ),
+    ),
+)
+
+# Words between @ stand for what the expression decides.
+KERNELS = r"""
+template <class Op, class In, class Left, bool WHOLE_ROW, int ROW_THREADS, int ROWS, int V, int N>
+__global__ void __launch_bounds__(ROW_THREADS * ROWS)
+    reduce_rows(@PARAMETERS@, Left* __restrict__ left, float factor, int rows, int cols) {
+  const i64 row = i64(blockIdx.x) * ROWS + threadIdx.x / ROW_THREADS;
+  const u32 thread = threadIdx.x % ROW_THREADS;
+  // Parts begin at multiples of what a warp accesses at once. A row that is missing has no vectors; its
+  // threads still take part in reductions.
+  const u64 vectors = cols / V, lines = ceil_div<u64>(vectors, 32);
+  const u32 begin = u32(lines * blockIdx.y / gridDim.y * 32);
+  const u32 end = row < rows ? u32(min(lines * (blockIdx.y + 1) / gridDim.y * 32, vectors)) : 0;
+@LOAD_EACH@
+  const Op op;
+  float totals[N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) totals[n] = Op::neutral();
+  for (u32 first = begin + thread; first < end; first += ROW_THREADS * N) {
+    const In* const stored[] = {@STORED@};
+    constexpr int STORED = sizeof(stored) / sizeof(stored[0]);
+    Vec<In, V> held[N][STORED];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const u32 vector = first + n * ROW_THREADS;
+#pragma unroll
+      for (int s = 0; s < STORED; ++s)
+        if (vector < end) held[n][s] = load_vec<V>(stored[s] + size_t(vector) * V);
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (first + n * ROW_THREADS >= end) continue;
+      float values[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) values[i] = chain(@ARGUMENTS@);
+#pragma unroll
+      for (int i = 1; i < V; ++i) values[0] = op(values[0], values[i]);
+      totals[n] = op(totals[n], values[0]);
+    }
+  }
+#pragma unroll
+  for (int n = 1; n < N; ++n) totals[0] = op(totals[0], totals[n]);
+  const float total = reduce_row<ROW_THREADS>(totals[0], op);
+  if (thread != 0 || row >= rows) return;
+  if constexpr (WHOLE_ROW) {
+    left[row] = from_float<Left>(finish(total * factor));
+  } else {
+    left[row * gridDim.y + blockIdx.y] = total;
+  }
+}
+
+// `partial` has (rows, parts); a warp takes a row.
+template <class Op, class Out>
+__global__ void __launch_bounds__(128)
+    end_rows(const float* __restrict__ partial, Out* __restrict__ out, float factor, int rows, int parts) {
+  const int row = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Op op;
+  float total = Op::neutral();
+  if (row < rows)
+    for (int part = lane; part < parts; part += 32) total = op(total, partial[size_t(row) * parts + part]);
+  total = warp_reduce<32>(total, op);
+  if (lane == 0 && row < rows) out[row] = from_float<Out>(finish(total * factor));
+}
+"""
+
+
+class CudaRowReduction(CudaReduction):
+    """Serves every expression, size and type over the columns of a row."""
+
+    name = "cuda_row"
+    space = SPACE
+    axis = "cols"
+    kernels = "rows"
+    shape = ("row_threads", "rows", "vector", "unroll")
+    at_end = (ROWS_AT_END, WARP)
+
+    def default(self, workload: Reduction, device: Device) -> Config:
+        """Return wide accesses, about 16 elements a thread, and two blocks for each SM if rows allow it."""
+        vector = widest_vector(workload)
+        row_threads = next((t for t in (4, 8, 16, 32, 64, 128) if workload.cols <= 16 * t), 256)
+        while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
+            row_threads //= 2
+        rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
+        split = max(s for s in SPLITS if s == 1 or s * workload.rows <= 2 * device.sm_count)
+        common = {"row_threads": row_threads, "rows": rows, "vector": vector}
+        splits = (s for s in reversed(SPLITS) if s <= split)
+        choices = (Config({**common, "unroll": n, "split": s}) for s in splits for n in (4, 2, 1))
+        return self.space.first_valid(choices, workload=workload, device=device)
+
+    def tiles(self, workload: Reduction, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows, and parts or accesses of all threads of a row its elements."""
+        part = config["row_threads"] * config["vector"]
+        if config["split"] > 1:
+            part = ceil_div(_lines(workload, config["vector"]), config["split"]) * WARP * config["vector"]
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
+            Tiling(dimension="cols", extent=workload.cols, tile=int(part)),
+        )
+
+    def costs(self, workload: Reduction, table: Table, device: Device) -> Costs:
+        """Count a part of a block's rows: its operations, its loads, and the bytes nobody else reads."""
+        rows = np.minimum(table["rows"], workload.rows)  # a block with room for more is as full as any
+        split, vector, threads = table["split"], table["vector"], table["row_threads"]
+        part = np.where(split == 1, workload.cols, _lines(workload, vector) // split * WARP * vector)
+        elements, size = 1.0 * rows * part, itemsize(workload.dtype)
+        whole, met = len(workload.whole_names), threads > WARP
+        adds = ceil_div(ceil_div(part, threads * vector), table["unroll"]) - 1.0
+        return Costs(
+            # Some parts have one access of a warp more, the last one may have less.
+            blocks=workload.rows / rows * np.minimum(split, workload.cols / part),
+            full_blocks=workload.rows // rows * np.where(split == 1, 1, split - 1),
+            threads=threads * table["rows"],
+            smem_bytes=np.where(met, threads / 8.0, 0.0),
+            fma=fma_of_element(workload) * elements,
+            sfu=sfu_of_element(workload) * elements,
+            # A sector at either end may have come with a neighbour's rows.
+            fill_bytes=whole * np.maximum(0.0, elements * size - 64.0),
+            accesses=(whole + len(workload.vector_names)) * elements / vector,
+            # The first load, one addition after the other, and what warps of a row leave each other.
+            chain_clocks=np.where(part * size > 64, device.l2_latency, device.l1_latency)
+            + workload.is_sum * adds * device.fma_latency
+            + met * device.smem_latency,
+            serial_launches=np.where(split == 1, 1, 2),
+        )
+
+    def source(self, workload: Reduction, config: Config) -> str:
+        """Return the kernels of this expression."""
+        stored = (*workload.whole_names, *workload.vector_names)
+        held = {name: f"to_float(held[n][{s}].at[i])" for s, name in enumerate(stored)}
+        held |= {name: f"each_{name}" for name in workload.column_names}
+        rows = [f"{variable(name)} + row * cols" for name in workload.whole_names]
+        text = filled(
+            KERNELS,
+            PARAMETERS=parameters(workload),
+            LOAD_EACH="\n".join(
+                f"  const float each_{name} = row < rows ? to_float({variable(name)}[row]) : 0.0f;"
+                for name in workload.column_names
+            ),
+            STORED=", ".join([*rows, *map(variable, workload.vector_names)]),
+            ARGUMENTS=", ".join(held.get(t.name, variable(t.name)) for t in workload.inputs()),
+        )
+        return source(workload, text)
+
+    def blocks(self, workload: Reduction, config: Config) -> int:
+        """Return the blocks of some rows each."""
+        return int(ceil_div(workload.rows, config["rows"]))
+
+    def miniature(self, workload: Reduction, config: Config) -> Reduction:
+        """Return two full blocks of rows and a cut one, with rows of two full turns and a cut one."""
+        rows, line = min(workload.rows, 2 * config["rows"] + 1), WARP * config["vector"]
+        turn = config["split"] * config["row_threads"] * config["vector"] * config["unroll"]
+        # Many parts have fewer turns, but some accesses of a warp each.
+        most = max(2 * config["split"] + 1, SMALL // rows // line) * line
+        cols = min(workload.cols, 2 * turn + workload.cols % turn, most)
+        return dataclasses.replace(workload, rows=rows, cols=cols)
+
+
+VARIANT = CudaRowReduction()

@@ -1,0 +1,41 @@
+"""Databases of every kind, for what each of them must do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tunebench.db import open_store
+from tunebench.db.store import Store
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from _postgres import Server, serving, unavailable
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A PostgreSQL server of these tests' own; never run as root."""
+    reason = unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database of each kind, as a path or a URL."""
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    return str(request.getfixturevalue("server").new_database())
+
+
+@pytest.fixture
+def store(db: str) -> Iterator[Store]:
+    """A fresh database of each kind, open."""
+    with open_store(db) as opened:
+        yield opened

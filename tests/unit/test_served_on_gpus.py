@@ -1,0 +1,59 @@
+"""Served kernels of GPUs, without one: against a driver of our own (see fake_driver.cpp)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of every scenario of served_driver_run.py."""
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to build the driver with")
+    folder = tmp_path_factory.mktemp("driver")
+    library = str(folder / "libcuda.so.1")
+    build = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, str(HERE / "fake_driver.cpp")]
+    subprocess.run([*build, "-ldl"], check=True)
+    ran = subprocess.run(
+        [sys.executable, str(HERE / "served_driver_run.py")],
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.mark.parametrize("variant", ["right", "scratch", "numba", "mapped", "pixels"])
+def test_it_runs_on_the_memory_it_is_given(seen: dict[str, Any], variant: str) -> None:
+    assert [seen[f"{variant} {factor}"] for factor in ("2", "4", "0.5")] == [True, True, True]
+
+
+def test_a_captured_call_runs_with_its_graph_on_what_it_was_given(seen: dict[str, Any]) -> None:
+    assert seen["captured"] == {"before": False, "another call": True, "after": True}
+
+
+def test_threads_do_not_mix_their_arguments(seen: dict[str, Any]) -> None:
+    assert seen["wrong in threads"] == 0
+
+
+def test_what_is_missing_or_refused_is_told(seen: dict[str, Any]) -> None:
+    assert seen["scratch bytes"] == 4096  # of 4,000, aligned
+    assert "4096 bytes of scratch" in seen["no scratch"]
+    assert "1024 + 240000 bytes of shared memory" in seen["refused"]
+    assert "CUDA_ERROR_INVALID_VALUE" in seen["refused at launch"]

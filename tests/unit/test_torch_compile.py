@@ -1,0 +1,355 @@
+"""Models as graphs and groups, and compiled ones: the same outputs and gradients, by our kernels."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import tunebench.torch as served  # noqa: E402
+from tunebench.cli import run as run_cli  # noqa: E402
+from tunebench.errors import InputError  # noqa: E402
+from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
+from tunebench.serving import Call  # noqa: E402
+from tunebench.torch.capturing import capture  # noqa: E402
+from tunebench.torch.compiling import Backend  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from _torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
+
+TINY = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
+WORDS = torch.arange(16).view(2, 8)
+CL = torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Perceptron(nn.Module):
+    """A chain with views between: the epilogue of a product, a normalisation with a sum before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(x + self.down(functional.relu(self.up(x))))
+
+
+class Attend(nn.Module):
+    """Heads that are parts of one tensor, and do not lie side by side."""
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = x.view(2, 8, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+# -- what is read of a model -------------------------------------------------------------------------------
+
+
+def texts(graph: Graph) -> Counter[str]:
+    return Counter(
+        text for node in graph.nodes for text in node.workloads or filter(None, (node.expression,))
+    )
+
+
+def test_operations_are_read_with_their_problems_through_views() -> None:
+    (found,) = (one.graph for one in capture(Perceptron(), [torch.zeros(2, 4, 8)]))
+    assert texts(found) == {
+        "gemm:m=8,n=16,k=8,dtype=f32,trans=nt,epilogue=bias": 1,
+        "relu(x0)": 1,
+        "gemm:m=8,n=8,k=16,dtype=f32,trans=nt,epilogue=bias": 1,
+        "x0+x1": 1,
+        "layernorm:rows=8,cols=8,dtype=f32": 1,
+    }
+    fused = {group.workloads for group in groups(found) if len(group.nodes) > 1}
+    assert ("gemm:m=8,n=16,k=8,dtype=f32,trans=nt,epilogue=bias+relu",) in fused
+    assert ("gemm:m=8,n=8,k=16,dtype=f32,trans=nt,epilogue=bias+residual",) in fused
+    assert ("layernorm:rows=8,cols=8,dtype=f32,prologue=residual",) in fused
+
+
+def test_a_training_step_has_the_gradients_too_and_the_model_stays_what_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    before = copy.deepcopy(model.state_dict())
+    forward, backward = (one.graph for one in capture(model, [torch.zeros(2, 4, 6, 6)], training=True))
+    assert (forward.phase, backward.phase) == ("forward", "backward")
+    assert any("direction=wgrad" in text for text in texts(backward))
+    assert not model.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_batch_normalisation_that_does_not_change_is_part_of_the_convolution(layout: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    images = torch.zeros(2, 4, 6, 6)
+    if layout == "nhwc":
+        model, images = (one.to(memory_format=torch.channels_last) for one in (model, images))
+    (found,) = (one.graph for one in capture(model, [images]))
+    fused = {group.workloads[0] for group in groups(found) if len(group.nodes) == 3}
+    assert fused == {
+        "conv2d:n=2,c=4,h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,"
+        f"layout={layout},epilogue=scale+bias+relu"
+    }
+
+
+def test_heads_that_do_not_lie_side_by_side_are_copied_and_the_bytes_counted() -> None:
+    (found,) = (one.graph for one in capture(Attend(), [torch.zeros(2, 8, 24)]))
+    (node,) = [node for node in found.nodes if node.workloads]
+    assert node.copied >= 3 * 2 * 2 * 8 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("axes", "text"),
+    [
+        ((2, 3), "rows=8,cols=30,dtype=f32,expression=x0,reduce=mean"),
+        ((0,), "rows=2,cols=120,dtype=f32,expression=x0,reduce=mean,axis=rows"),
+        ((0, 1, 2, 3), "rows=1,cols=240,dtype=f32,expression=x0,reduce=mean"),
+        ((1,), None),
+        ((0, 3), None),
+    ],
+)
+def test_sums_over_the_first_or_the_last_axes_are_reductions(axes: tuple[int, ...], text: str | None) -> None:
+    class Mean(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.mean(axes)
+
+    (found,) = (one.graph for one in capture(Mean(), [torch.zeros(2, 4, 5, 6)]))
+    assert list(texts(found)) == ([] if text is None else [f"reduction:{text}"])
+
+
+def test_a_transposed_convolution_is_the_gradient_of_one_and_its_bias_a_kernel_more() -> None:
+    model = nn.ConvTranspose2d(8, 4, 3, 2, padding=1, output_padding=1).to(memory_format=CL)
+    images = torch.zeros(2, 8, 6, 6).contiguous(memory_format=CL)
+    (found,) = (one.graph for one in capture(model, [images]))
+    conv = "conv2d:n=2,c=4,h=12,w=12,k=8,r=3,s=3,stride=2,pad=1,dtype=f32,layout=nhwc,direction=dgrad"
+    bias = "elementwise:rows=288,cols=4,dtype=f32,expression=t0+t1,vectors=t1"
+    assert [node.workloads for node in found.nodes] == [(conv, bias)]
+    _, backward = (one.graph for one in capture(model, [images], training=True))
+    (gradients,) = (group for group in groups(backward) if len(group.workloads) == 2 or not group.roles)
+    assert not gradients.roles  # the gradient of the bias is torch's, and it gives all three
+
+
+def test_what_cannot_be_traced_is_told() -> None:
+    class Asking(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + 1 if x.sum().item() > 0 else x
+
+    with pytest.raises(InputError, match="Asking cannot be traced as a whole"):
+        capture(Asking(), [torch.zeros(3)])
+
+
+# -- what is run -------------------------------------------------------------------------------------------
+
+MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, int]]] = {
+    "attention": (Attend, lambda: torch.randn(2, 8, 24), {"attention": 1}),
+    "enlarged": (
+        lambda: nn.ConvTranspose2d(8, 4, 2, 2).to(memory_format=CL),
+        lambda: torch.randn(2, 8, 6, 6).contiguous(memory_format=CL),
+        {"conv2d": 1, "elementwise": 1},
+    ),
+    "perceptron": (Perceptron, lambda: torch.randn(2, 4, 8), {"gemm": 2, "layernorm": 1}),
+    "gpt2": (lambda: Gpt2(TINY), lambda: WORDS, {"gemm": 5, "layernorm": 3, "attention": 1}),
+    "resnet": (
+        lambda: Resnet(blocks=(1,), width=4, classes=5).to(memory_format=CL),
+        lambda: torch.randn(2, 3, 16, 16).contiguous(memory_format=CL),
+        {"conv2d": 5, "gemm": 1},
+    ),
+}
+
+
+def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
+    """Run a function with our kernels preferred; count those that ran."""
+    calls: list[Call] = []
+    with served.watching(calls.append), served.prefer("tunebench"):
+        result = function()
+    assert {call.by for call in calls} == {"tunebench"}, [call.reason for call in calls]
+    return result, Counter(call.function for call in calls)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_model_gives_the_same_by_our_kernels(name: str, request: pytest.FixtureRequest) -> None:
+    if name not in ("perceptron", "attention") and not request.config.getoption("--every-sample"):
+        pytest.skip("takes --every-sample: its kernels take long to compile")
+    make, inputs, counts = MODELS[name]
+    model, x = make().eval(), inputs()
+    compiled = served.compile(model)
+    with torch.no_grad():
+        y, functions = ran(lambda: compiled(x))
+        expected = copy.deepcopy(model).double()(x if x.dtype == torch.int64 else x.double())
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
+    assert {key: functions[key] for key in counts} == counts
+    (plan,) = served.plans(compiled)
+    assert len(plan.chosen) < len(plan.graph.nodes) or name in ("attention", "enlarged")
+
+
+def test_gradients_are_the_same_by_our_kernels() -> None:
+    model, x = Perceptron(), torch.randn(2, 4, 8)
+    exact = copy.deepcopy(model).double()
+    compiled = served.compile(model)
+
+    def step() -> None:
+        compiled(x).square().sum().backward()
+
+    _, functions = ran(step)
+    exact(x.double()).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+    assert functions["gemm"] >= 5  # two forward, and at least three gradients
+    assert [plan.graph.phase for plan in served.plans(compiled)] == ["forward", "backward"]
+
+
+def test_nothing_that_is_not_known_to_be_faster_runs() -> None:
+    model, x = Perceptron(), torch.randn(2, 4, 8)
+    calls: list[Call] = []
+    with served.watching(calls.append), torch.no_grad():
+        y = served.compile(model)(x)
+        assert torch.equal(y, model(x))
+    assert {call.by for call in calls} <= {"torch"}
+
+
+def test_parameters_that_change_are_seen() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)).eval()
+    model = model.to(memory_format=CL)
+    x = torch.randn(2, 4, 3, 3).contiguous(memory_format=CL)
+    compiled = served.compile(model)
+    with torch.no_grad():
+        first, _ = ran(lambda: compiled(x))
+        model[1].running_var.fill_(4.0)
+        model[1].bias.add_(1.0)
+        second, _ = ran(lambda: compiled(x))
+        torch.testing.assert_close(second, model(x))
+    assert not torch.allclose(first, second)
+
+
+def test_torch_knows_the_backend_by_name() -> None:
+    model = Perceptron()
+    with torch.no_grad():
+        y = torch.compile(model, backend="tunebench")(x := torch.randn(2, 4, 8))
+        assert torch.equal(y, model(x))
+
+
+def test_a_model_is_timed_by_each_way_and_so_are_its_groups() -> None:
+    model, x = Perceptron().train(), torch.randn(2, 4, 8)
+    with served.prefer("tunebench"):
+        times = served.time_model(model, x, rounds=2, library=False)
+    assert model.training
+    assert set(times.us) == {"eager", "tunebench"}
+    assert set(times.ratios) == {"eager"}
+    assert all(group.us > 0 and group.torch_us > 0 for group in times.groups)
+    assert len(times.groups) == 3
+    assert json.loads(json.dumps(times.to_json()))["rounds"] == 2
+    assert "epilogue=bias+relu" in str(times)
+    with pytest.raises(InputError, match="a round or more"):
+        served.time_model(model, rounds=2)
+
+
+def test_sizes_that_change_are_left_to_torch() -> None:
+    made, model = Backend(), Perceptron()
+    compiled = torch.compile(model, backend=made, dynamic=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(x := torch.randn(2, 4, 8)), model(x))
+    assert made.plans == []
+    assert made.left == ["sizes that change from call to call; compile with dynamic=False"]
+
+
+def test_only_what_was_compiled_has_plans() -> None:
+    with pytest.raises(InputError, match="compile returned"):
+        served.plans(Perceptron())
+
+
+# -- extract -----------------------------------------------------------------------------------------------
+
+FILE = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+def nothing():
+    return 3
+
+def broken():
+    raise RuntimeError("no weights")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "some_model.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_extract_writes_what_it_reads_again(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["extract", f"{file}:make", "--input", "4x8:f16", "--device", "h100-sxm", "--out", str(out)]
+    assert run_cli(command) == 0
+    shown = capsys.readouterr().out
+    assert "epilogue=bias+gelu" in shown
+    assert "no partition is faster" in shown
+    graph = out / "sequential.inference.json"
+    assert run_cli(["extract", str(graph), "--device", "a100-80-sxm", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["device"] == "a100-80-sxm"
+    assert (out / "sequential.toml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "says"),
+    [
+        ("make", [], "what is the model called with"),
+        ("make", ["--input", "4by8"], "is not SHAPE:TYPE"),
+        ("make", ["--input", "4x0"], "is empty"),
+        ("make", ["--input", "4x8:f32:channels_last"], "takes 4 axes"),
+        ("make", ["--input", "4x9"], "cannot be traced as a whole"),
+        ("make", ["--input", "4x8", "--dtype", "i64"], "parameters are f32, f16 or bf16"),
+        ("nothing", ["--input", "4x8"], "gives a int"),
+        ("broken", ["--input", "4x8"], "no weights"),
+        ("absent", ["--input", "4x8"], "has no function absent"),
+    ],
+)
+def test_what_cannot_be_extracted_is_told_in_a_line(
+    function: str, options: list[str], says: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(["extract", f"{file}:{function}", *options, "--device", "h100-sxm"]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "Traceback" not in error
+
+
+def test_a_model_of_another_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no Python file"):
+        load_factory(f"{tmp_path / 'absent.py'}:make")
+    with pytest.raises(InputError, match=r"is not FILE\.py:FUNCTION"):
+        load_factory("model.py")
+
+
+def test_parameters_take_the_type_and_the_layout_of_the_inputs() -> None:
+    (found,) = extract(lambda: nn.Conv2d(4, 8, 1), [InputSpec.parse("2x4x6x6:bf16:channels_last")])
+    assert list(texts(found)) == [
+        "conv2d:n=2,c=4,h=6,w=6,k=8,r=1,s=1,stride=1,pad=0,dtype=bf16,layout=nhwc,epilogue=bias"
+    ]
+
+
+def test_bert_is_read_too() -> None:
+    (found,) = (one.graph for one in capture(Bert(TINY), [WORDS]))
+    assert sum(text.startswith("gemm") for text in texts(found).elements()) == 5

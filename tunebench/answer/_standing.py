@@ -1,0 +1,108 @@
+"""Whether a record still stands: its variant is there, its source is the same, and it can run.
+
+Asking the variant means to import it and NumPy, and to make its source anew. What was found to stand is
+therefore kept in the cache folder, for as long as no file of this package changes: the next process need not
+ask again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tunebench import __version__, _environment
+from tunebench.answer._target import Target
+from tunebench.answer._view import Row
+from tunebench.device import Device
+from tunebench.errors import TunebenchError
+
+__all__ = ["why_not"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def why_not(row: Row, target: Target, device: Callable[[], Device]) -> str | None:
+    """Return why a record cannot be served for its problem on a device, or None if it stands.
+
+    Args:
+        row: The record.
+        target: Where it is to run.
+        device: Returns the description of that device; it is asked only if the variant must be.
+    """
+    note = _note(row, target) if _is_shipped(row.variant) else None
+    if note is not None and _read(note) == _signature():
+        return None
+    reason = _ask(row, device)
+    if reason is None and note is not None:
+        _write(note, _signature())
+    return reason
+
+
+def _ask(row: Row, device: Callable[[], Device]) -> str | None:
+    from tunebench.kernels import variant as find_variant
+    from tunebench.workloads import parse
+
+    try:
+        variant, problem, on = find_variant(row.variant), parse(row.workload), device()
+        reason = variant.refuses(problem, on)
+        if reason is not None:
+            return reason
+        variant.space.check(row.config, workload=problem, device=on)
+        today = variant.revision(problem, row.config)
+    except TunebenchError as error:
+        return str(error)
+    return None if today == row.revision else f"the source of {row.variant} has changed since it was timed"
+
+
+def _note(row: Row, target: Target) -> Path:
+    asked = "\0".join((row.variant, str(row.config), row.revision, row.workload, target.key))
+    name = hashlib.sha256(asked.encode()).hexdigest()[:32]
+    return _environment.cache_folder() / "standing" / name[:2] / name
+
+
+def _read(note: Path) -> str | None:
+    try:
+        return note.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return None
+
+
+def _write(note: Path, text: str) -> None:
+    """Keep a note; a folder that cannot be written costs the next process the question, and nothing else."""
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=note.parent)
+        with open(handle, "w", encoding="ascii") as file:
+            file.write(text)
+        Path(name).replace(note)
+    except OSError:
+        return
+
+
+def _is_shipped(variant: str) -> bool:
+    """Tell whether a variant is a file of this package: what others bring may change unseen."""
+    operator, _, name = variant.partition("/")
+    return f"{operator}{name}".isidentifier() and (_PACKAGE / "kernels" / operator / f"{name}.py").is_file()
+
+
+@functools.cache
+def _signature() -> str:
+    """Return a hash of the names, sizes and times of all files that decide whether a record stands."""
+    lines = [__version__]
+    for folder in (_PACKAGE, _PACKAGE / "kernels", _PACKAGE / "workloads"):
+        lines += sorted(_stamps(folder, deep=folder != _PACKAGE))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _stamps(folder: Path, *, deep: bool) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith((".py", ".cuh", ".toml")):
+                status = entry.stat()
+                yield f"{entry.path} {status.st_size} {status.st_mtime_ns}"
+            elif deep and entry.name != "__pycache__" and entry.is_dir():
+                yield from _stamps(Path(entry.path), deep=True)

@@ -1,0 +1,275 @@
+"""Reading records with the standard library alone: one SQLite file, or index of a server, at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tunebench.answer._answer import Versus
+from tunebench.answer._target import Target
+from tunebench.db.index import FrozenConnection, explain_sqlite, has_log, open_read_only
+from tunebench.db.location import Location
+from tunebench.errors import DatabaseError, SchemaError
+from tunebench.space import Config
+
+if TYPE_CHECKING:
+    from tunebench.outcome import CacheState
+
+__all__ = ["Row", "View"]
+
+
+class Row(NamedTuple):
+    """One row of `answer_v1`: the best of a variant, for a problem, on a device, in a cache state."""
+
+    device: str
+    architecture: str
+    workload: str
+    variant: str
+    config: Config
+    revision: str
+    predicted: bool
+    cache: CacheState | None
+    verification: str
+    time_us: float
+    ci_us: tuple[float, float] | None
+    bound_us: float | None
+    recorded_at: datetime
+    measurement_id: int
+
+
+_COLUMNS = (
+    "device, architecture, workload, variant, config_values, revision, kind, cache, verification, time_us, "
+    "ci_low_us, ci_high_us, bound_us, recorded_at, measurement_id"
+)
+
+# Of other devices the nearest one answers: the same product (with another power limit, say), else the one
+# with the most similar number of SMs.
+_ROWS = f"""
+SELECT {_COLUMNS}
+FROM answer_v1
+WHERE workload = :workload AND NOT stale AND (:variant IS NULL OR variant = :variant)
+  AND (:elsewhere OR architecture = :architecture)
+ORDER BY kind = 'predicted', architecture <> :architecture, device <> :key, product <> :product,
+         ABS(sm_count - :sm_count), device, cache = 'warm', verification = 'not verified', time_us,
+         measurement_id
+"""  # noqa: S608 (no outside text)
+
+# Every distinct workload of an operator on a device, each by one step through the index of trials: what is
+# known is listed in a time that does not grow with the number of trials.
+_PROBLEMS = """
+WITH RECURSIVE found (workload) AS (
+    SELECT MIN(workload) FROM trial
+    WHERE device_id = :device_id AND workload >= :first AND workload < :last
+    UNION ALL
+    SELECT (SELECT MIN(trial.workload) FROM trial
+            WHERE device_id = :device_id AND trial.workload > found.workload AND trial.workload < :last)
+    FROM found WHERE found.workload IS NOT NULL
+)
+SELECT workload FROM found WHERE workload IS NOT NULL
+"""
+
+
+class View:
+    """One file that is read; its callers hold a lock.
+
+    Args:
+        path: The file, which may not exist yet.
+        location: What it stands for in messages: the file, or the server it is an index of.
+    """
+
+    def __init__(self, path: Path, location: Location) -> None:
+        self.path, self.location = path, location
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, ...] = ()
+        self._version = -1
+        self._holds = False
+
+    def changed(self) -> bool:
+        """Tell whether anything may have been committed since this was last asked, or another file is there.
+
+        Raises:
+            DatabaseError: if the file cannot be read.
+        """
+        before = (self._file, self._version)
+        with self._reading() as connection:
+            self._version = connection.execute("PRAGMA data_version").fetchone()[0] if connection else -1
+            return (self._file, self._version) != before
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Read one state of one file within, whatever is committed or put in its place meanwhile.
+
+        Raises:
+            DatabaseError: if the file cannot be read.
+        """
+        with self._reading() as connection:
+            self._holds = connection is not None
+            try:
+                if connection is not None:
+                    connection.execute("BEGIN")
+                yield
+            finally:
+                self._holds = False
+                if connection is not None and connection is self._connection:  # what failed is closed by now
+                    connection.execute("COMMIT")
+
+    def rows(
+        self, workload: str, target: Target, variant: str | None, *, elsewhere: bool = False
+    ) -> list[Row]:
+        """Return what is known of a workload, best first: on the target's architecture, or `elsewhere` too.
+
+        Raises:
+            DatabaseError: if the file cannot be read.
+        """
+        asked = {
+            "workload": workload,
+            "variant": variant,
+            "elsewhere": elsewhere,
+            "architecture": target.architecture,
+            "key": target.key,
+            "product": target.product,
+            "sm_count": target.sm_count,
+        }
+        with self._reading() as connection:
+            return [_row(found) for found in connection.execute(_ROWS, asked)] if connection else []
+
+    def problems(self, operator: str) -> list[tuple[str, str]]:
+        """Return every workload of an operator that has trials, with the key of the device they ran on.
+
+        Raises:
+            DatabaseError: if the file cannot be read.
+        """
+        names = {"first": f"{operator}:", "last": f"{operator};"}  # ';' follows ':'
+        with self._reading() as connection:
+            if connection is None:
+                return []
+            devices = connection.execute("SELECT id, key FROM device").fetchall()
+            return [
+                (key, workload)
+                for id_, key in devices
+                for (workload,) in connection.execute(_PROBLEMS, {"device_id": id_, **names})
+            ]
+
+    def descriptor(self, key: str) -> Mapping[str, Any] | None:
+        """Return the fields of a device as they were stored, or None.
+
+        Raises:
+            DatabaseError: if the file cannot be read.
+        """
+        with self._reading() as connection:
+            query = "SELECT descriptor FROM device WHERE key = ?"
+            row = connection.execute(query, (key,)).fetchone() if connection else None
+            return json.loads(row[0]) if row else None
+
+    def interval_us(self, row: Row) -> tuple[float, float] | None:
+        """Return what nine of ten times of a predicted row lie between; None in records that do not tell."""
+        detail = self._said(row)[0]
+        low_us, high_us = detail.get("low_us"), detail.get("high_us")
+        return None if low_us is None or high_us is None else (low_us, high_us)
+
+    def libraries(self, row: Row) -> dict[str, Versus]:
+        """Return how a row stands to libraries that were timed in its rounds."""
+        found = self._said(row)[1].get("libraries", {})
+        return {
+            name: Versus(ratio=versus["ratio"], low=versus["low"], high=versus["high"])
+            for name, versus in found.items()
+        }
+
+    def _said(self, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+        with self._reading() as connection:
+            query = "SELECT detail, comparison FROM measurement WHERE id = ?"
+            found = connection.execute(query, (row.measurement_id,)).fetchone() if connection else None
+            detail, comparison = found or (None, None)
+            return json.loads(detail or "{}"), json.loads(comparison or "null") or {}
+
+    # -- the connection ---------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+        try:
+            yield self._current()
+        except (sqlite3.Error, OSError, ValueError, KeyError, TypeError) as error:
+            self._forget()
+            raise self._explained(error) from error
+
+    def _current(self) -> sqlite3.Connection | None:
+        """Return a connection to the file that is there now; None if there is none, or nothing in it."""
+        if self._holds:
+            return self._connection
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            self._forget()
+            return None
+        # A file that took this one's place, and a process after a fork, need a connection of their own; and
+        # one that is frozen, which sees no change at all, as soon as the file or its log has changed.
+        file: tuple[int, ...] = (os.getpid(), status.st_dev, status.st_ino)
+        if isinstance(self._connection, FrozenConnection):
+            file += _stamp(self.path)
+        if file != self._file:
+            self._forget()
+        if self._connection is None:
+            if status.st_size == 0 and not has_log(self.path):
+                return None
+            stamp = _stamp(self.path)
+            self._connection = open_read_only(self.path)
+            frozen = isinstance(self._connection, FrozenConnection)
+            self._file = (*file[:3], *stamp) if frozen else file[:3]
+        return self._connection
+
+    def _forget(self) -> None:
+        if self._connection is not None and self._file[0] != os.getpid():
+            _inherited.append(self._connection)  # the parent's: SQLite must not close it here
+        elif self._connection is not None:
+            self._connection.close()
+        self._connection, self._file, self._version = None, (), -1
+
+    def _explained(self, error: Exception) -> DatabaseError:
+        if "no such table" in str(error) or "no such column" in str(error):
+            return SchemaError(
+                f"database {self.location} has no view answer_v1 as this version reads it: it is not one of "
+                "tunebench's, or of another version of it; `tunebench db upgrade` tells which"
+            )
+        return DatabaseError(explain_sqlite(self.path, error))
+
+
+_inherited: list[sqlite3.Connection] = []
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return sizes and times of a file and of its log."""
+    found: list[int] = []
+    for name in (path, Path(f"{path}-wal")):
+        try:
+            status = name.stat()
+        except OSError:
+            continue
+        found += (status.st_size, status.st_mtime_ns)
+    return tuple(found)
+
+
+def _row(found: tuple[Any, ...]) -> Row:
+    device, architecture, workload, variant, values, revision, kind, *rest = found
+    cache, verification, time_us, low_us, high_us, bound_us, recorded_at, measurement_id = rest
+    return Row(
+        device=device,
+        architecture=architecture,
+        workload=workload,
+        variant=variant,
+        config=Config(json.loads(values)),
+        revision=revision,
+        predicted=kind == "predicted",
+        cache=cache,
+        verification=verification,
+        time_us=time_us,
+        ci_us=None if low_us is None else (low_us, high_us),
+        bound_us=bound_us,
+        recorded_at=datetime.fromisoformat(recorded_at).replace(tzinfo=UTC),
+        measurement_id=measurement_id,
+    )

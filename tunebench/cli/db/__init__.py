@@ -1,0 +1,71 @@
+"""`tunebench db`: each command is a function of a module here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from tunebench.cli._option import Database, Json
+from tunebench.cli._output import emit, plain, table
+from tunebench.cli.db.exchange import export, import_
+from tunebench.cli.db.merge import merge
+from tunebench.cli.db.schema import downgrade, upgrade
+from tunebench.cli.db.ship import ship
+from tunebench.cli.db.verify import verify
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.db import Stats
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def group() -> None:
+    """Look after the database."""
+
+
+app.command()(upgrade)
+app.command()(downgrade)
+
+
+@app.command()
+def stats(db: Database = None, as_json: Json = False) -> None:
+    """Tell what a database holds: devices, workloads, trials and outcomes by class."""
+    from tunebench.db import open_store
+
+    with open_store(db, read_only=True) as store:
+        found = store.stats()
+    emit(as_json, plain(found), lambda console: _render(console, found))
+
+
+def _render(console: Console, found: Stats) -> None:
+    console.print(f"{found.database}, schema {found.revision}", soft_wrap=True)
+    rows = [
+        ("devices", len(found.devices)),
+        ("workloads", found.workloads),
+        ("runs", found.runs),
+        ("trials", found.trials),
+        ("  of other tuners", found.recorded),
+        ("  in work", found.claimed),
+        ("  to be timed again", found.stale),
+        ("measurements", sum(found.outcomes.values())),
+        *((f"  {kind}", count) for kind, count in sorted(found.outcomes.items())),
+        ("faster than their bounds", found.violations),
+    ]
+    console.print(table("", ">count", rows=rows))
+    kinds = {"compiling": "compile_s", "verifying": "verify_s", "measuring": "measure_s"}
+    console.print(", ".join(f"{kind} {getattr(found.effort, name):.1f} s" for kind, name in kinds.items()))
+    for key in found.devices:
+        console.print(f"  {key}", soft_wrap=True)
+
+
+app.command()(verify)
+app.command("import")(import_)
+app.command()(export)
+app.command()(merge)
+app.command()(ship)

@@ -1,0 +1,63 @@
+"""`tunebench db merge`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunebench.cli._option import Json
+from tunebench.cli._output import console, emit, plain, progress, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.db.merge import Merged
+
+__all__ = ["merge"]
+
+
+def merge(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="DB…", help="Databases to merge, as paths or URLs; only read.")
+    ],
+    into: Annotated[
+        str, typer.Option(metavar="PATH|URL", help="The database they go into; made if it does not exist.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Bring all that several databases hold into one: each measurement, run and device once.
+
+    What was recorded last is what is known, whichever database it comes from. Each database goes in as a
+    whole, or not at all if it is interrupted; to merge it again adds what is new. Claims stay where they are.
+    """
+    from tunebench.db.merge import merge as merge_databases
+
+    done: list[Merged] = []
+    to = console(stderr=True)
+    try:
+        with progress(to, "") as watcher:
+            merge_databases(
+                sources,
+                into=into,
+                watcher=lambda source, looked, total: watcher(looked, total, source),
+                done=done.append,
+            )
+    except BaseException:
+        left = ", ".join(sources[len(done) :])
+        to.print(f"nothing went in of: {left}", soft_wrap=True)
+        raise
+    finally:
+        if done:
+            emit(as_json, plain(done), lambda out: _render(out, done))
+
+
+def _render(to: Console, done: list[Merged]) -> None:
+    rows = [(e.added, e.known, e.runs, e.devices, e.demand, e.database) for e in done]
+    columns = (">added", ">known", ">new runs", ">new devices", ">new demand", "database")
+    to.print(table(*columns, rows=rows))
+    for each in done:
+        for key in each.described:
+            to.print(
+                f"{each.database}: {key} is described otherwise; the later description stays", soft_wrap=True
+            )

@@ -1,0 +1,74 @@
+"""`tunebench db verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunebench.cli._option import Database, Json, VariantFile
+from tunebench.cli._output import console, emit, progress
+from tunebench.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.db.soundness import Soundness
+
+__all__ = ["verify"]
+
+
+def verify(
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Mark what today's sources do not stand for as to be timed again.")
+    ] = False,
+    variant_file: VariantFile = None,
+    db: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Look for whatever is wrong in a database: its file, the rules of its schema, every row.
+
+    The exit code is 4 if anything is wrong. Nothing is written, unless --fix is given, and nothing is ever
+    deleted.
+    """
+    from tunebench.db import locate, open_store, soundness
+
+    if variant_file is not None:
+        from tunebench.kernels import load_file
+
+        load_file(variant_file)
+    database = str(locate(db))
+    with open_store(db, read_only=True) as store, progress(console(stderr=True), database) as watcher:
+        found = soundness.examine(store, watcher)
+    fixed = len(found.outdated) if fix else 0
+    if fixed:
+        with open_store(db) as store:
+            soundness.fix(store, found)
+    emit(as_json, _described(database, found, fixed), lambda to: _render(to, database, found, fixed))
+    if not found.clean:
+        wrong = sum(count for kind, count in found.counts.items() if kind not in soundness.NOTES)
+        raise DatabaseError(f"database {database} is not sound: {wrong} findings")
+
+
+def _described(database: str, found: Soundness, fixed: int) -> dict[str, Any]:
+    return {
+        "database": database,
+        "clean": found.clean,
+        "rows": found.rows,
+        "fixed": fixed,
+        "counts": dict(found.counts),
+        "first": {kind: [*map(str, first)] for kind, first in found.first.items()},
+    }
+
+
+def _render(to: Console, database: str, found: Soundness, fixed: int) -> None:
+    from tunebench.db.soundness import KINDS
+
+    for kind, what in KINDS.items():
+        if found.counts[kind]:
+            to.print(f"{found.counts[kind]} {kind}: {what}", soft_wrap=True)
+            for finding in found.first[kind]:
+                to.print(f"  {finding}", soft_wrap=True)
+    marked = f"; {fixed} trials are marked as to be timed again" if fixed else ""
+    verdict = "is sound" if found.clean else "is not sound"
+    to.print(f"{database} {verdict}: {found.rows} rows were looked at{marked}", soft_wrap=True)

@@ -1,0 +1,161 @@
+"""`tunebench extract`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunebench.cli._option import Architecture, Json, Target, target_device
+from tunebench.cli._output import emit, table
+from tunebench.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.graph import Graph, Node, Plan
+
+__all__ = ["command"]
+
+MOST_REJECTED = 5
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="FILE.py:FUNCTION or MODULE:FUNCTION, which makes the model; or a graph written before.",
+            show_default=False,
+        ),
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="SHAPE:TYPE",
+            help="What it is called with, such as 1x3x224x224:f16, 8x512:i64 or 8x3x64x64:f32:channels_last; "
+            "once for each argument.",
+            show_default=False,
+        ),
+    ] = None,
+    training: Annotated[bool, typer.Option(help="Extract a training step, gradients included.")] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of the parameters: f32, f16, bf16.", show_default=False)
+    ] = None,
+    device: Target = None,
+    arch: Architecture = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the graphs and the suite into this folder.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Read a PyTorch model as problems: what its operations are, and which share a kernel.
+
+    Operations that no kernel does stay torch's, and are listed. Which are grouped is decided by what they
+    take on the device, as measured or predicted; it need not be here. The model's file is run, nothing else.
+    """
+    from tunebench.graph import Graph, InputSpec, extract, load_factory, plan
+
+    target = target_device(device, arch)
+    if model.endswith(".json"):
+        if inputs or training or dtype:
+            raise InputError(
+                f"{model} is a graph: --input, --training and --dtype were told when it was written"
+            )
+        graphs: Sequence[Graph] = (Graph.load(model),)
+    else:
+        factory = load_factory(model)
+        if not inputs:
+            raise InputError("what is the model called with? Give --input SHAPE:TYPE for each argument")
+        specs = [InputSpec.parse(text) for text in inputs]
+        graphs = extract(factory, specs, training=training, dtype=dtype)
+    plans = [plan(graph, target) for graph in graphs]
+    written = _write(plans, out) if out is not None else []
+    emit(as_json, [one.to_json() for one in plans], lambda to: _render(plans, written, to))
+
+
+def _write(plans: Sequence[Plan], folder: Path) -> list[Path]:
+    from tunebench.graph import suite_of
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = plans[0].graph.name.lower()
+        written = [folder / f"{name}.{one.graph.phase}.json" for one in plans]
+        for one, path in zip(plans, written, strict=True):
+            one.graph.save(path)
+        if any(one.problems for one in plans):
+            written.append(folder / f"{name}.toml")
+            written[-1].write_text(suite_of(plans), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write into {folder}: {error.strerror or error}") from None
+    return written
+
+
+def _render(plans: Sequence[Plan], written: Sequence[Path], to: Console) -> None:
+    for one in plans:
+        _render_plan(one, to)
+    for path in written:
+        to.print(f"written  {path}", soft_wrap=True)
+
+
+def _render_plan(one: Plan, to: Console) -> None:
+    graph = one.graph
+    to.print(
+        f"{graph.name}, {graph.phase}, on {one.device.name}: {len(graph.nodes)} operations in "
+        f"{len(one.chosen)} groups",
+        soft_wrap=True,
+    )
+    to.print(table("Time", "", rows=_times(one)))
+    to.print(table(">times", ">us", ">saves us", "by", "group", rows=_groups(one)))
+    left = Counter((node.target, node.reason) for node in _left(one))
+    if left:
+        rows = ((str(count), target, reason) for (target, reason), count in left.most_common())
+        to.print(table(">times", "torch's", "because", rows=rows))
+    for offer in one.rejected[:MOST_REJECTED]:
+        to.print(
+            f"not together: {_named(graph, offer.group.nodes)} ({-offer.saved_us:.1f} us more)",
+            soft_wrap=True,
+        )
+
+
+def _times(one: Plan) -> Iterator[tuple[str, str]]:
+    yield "torch's kernels, one an operation", f"{one.library_us:.1f} us"
+    yield "the faster of both, one an operation", f"{one.alone_us:.1f} us"
+    proof = "no partition is faster" if one.partition.exact else f"within {one.partition.gap:.1%} of the best"
+    yield "in groups", f"{one.us:.1f} us ({proof})"
+    known = sum(offer.price.us for offer in one.chosen if offer.price.how == "measured")
+    yield "of that measured", f"{known / one.us:.0%}" if one.us else "-"
+    yield "of torch's time in operators of tunebench", f"{one.coverage:.1%}"
+    yield "memory traffic saved by groups", f"{one.saved_bytes / 1e6:.1f} MB"
+
+
+def _groups(one: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield the groups of ours, alike ones once, those that take most first."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for index, offer in enumerate(one.chosen):
+        if offer.group.workloads:
+            alike.setdefault((*offer.group.workloads, offer.price.by), []).append(index)
+    for indices in sorted(alike.values(), key=lambda i: -sum(one.chosen[k].price.us for k in i)):
+        offers = [one.chosen[index] for index in indices]
+        saved = sum(offer.saved_us for offer in offers)
+        yield (
+            str(len(offers)),
+            f"{sum(offer.price.us for offer in offers):.1f}",
+            f"{saved:.1f}" if len(offers[0].group.nodes) > 1 else "-",
+            offers[0].price.variant or offers[0].price.by,
+            " and ".join(offers[0].group.workloads),
+        )
+
+
+def _left(one: Plan) -> Iterator[Node]:
+    for offer in one.chosen:
+        if not offer.group.workloads:
+            yield from (one.graph.nodes[index] for index in offer.group.nodes)
+
+
+def _named(graph: Graph, nodes: Sequence[int]) -> str:
+    return " + ".join(graph.nodes[index].target.removeprefix("aten.") for index in nodes)

@@ -1,0 +1,103 @@
+"""What must run before what: the order of nodes and of groups of them, and what is in between."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from tunebench.errors import InputError
+
+__all__ = ["Precedence", "bits"]
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Yield the nodes of a set that is written as a mask, in ascending order."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+@dataclass(frozen=True, slots=True)
+class Precedence:
+    """An acyclic graph of the nodes 0, 1 and so on.
+
+    Args:
+        before: For each node the set of its immediate predecessors, as a mask.
+        beyond: For each node the set of all that depend on it, however far, as a mask.
+    """
+
+    before: tuple[int, ...]
+    beyond: tuple[int, ...]
+
+    @classmethod
+    def of(cls, predecessors: Sequence[Collection[int]]) -> Precedence:
+        """Read a graph.
+
+        Raises:
+            InputError: if a predecessor is no node, or the graph has a cycle.
+        """
+        count = len(predecessors)
+        for node, given in enumerate(predecessors):
+            for other in given:
+                if not 0 <= other < count:
+                    raise InputError(f"node {node} has predecessor {other}; nodes are 0 to {count - 1}")
+        before = tuple(sum(1 << other for other in set(given)) for given in predecessors)
+        order = _sorted([set(given) for given in predecessors], range(count))
+        if len(order) < count:
+            stuck = min(set(range(count)) - set(order))
+            raise InputError(f"nodes must form an acyclic graph, but node {stuck} waits for a cycle")
+        beyond = [0] * count
+        for node in reversed(order):
+            for other in bits(before[node]):
+                beyond[other] |= beyond[node] | 1 << node
+        return cls(before, tuple(beyond))
+
+    def between(self, group: int) -> int | None:
+        """Return a node outside a group, given as a mask, that a path between nodes of the group meets."""
+        after = 0
+        for node in bits(group):
+            after |= self.beyond[node]
+        for node in bits(group):
+            if met := self.before[node] & after & ~group:
+                return next(bits(met))
+        return None
+
+    def order(self, groups: Sequence[int]) -> tuple[list[int], list[set[int]]]:
+        """Put disjoint groups, given as masks, in an order in which they can run.
+
+        Of those that can run the one with the lowest node comes first.
+
+        Returns:
+            Places of groups in `groups` as they run, and what each immediately waits for. Groups in a cycle,
+            and what waits for them, have no place in the order.
+        """
+        owner = {node: place for place, group in enumerate(groups) for node in bits(group)}
+        waits: list[set[int]] = []
+        for place, group in enumerate(groups):
+            needed = 0
+            for node in bits(group):
+                needed |= self.before[node]
+            waits.append({owner[node] for node in bits(needed & ~group)} - {place})
+        return _sorted(waits, [group & -group for group in groups]), waits
+
+
+def _sorted(waits: Sequence[Collection[int]], ranks: Sequence[int]) -> list[int]:
+    """Return what can run, as it can; of what can run at a time the lowest rank first."""
+    left = [len(given) for given in waits]
+    then: list[list[int]] = [[] for _ in waits]
+    for place, given in enumerate(waits):
+        for other in given:
+            then[other].append(place)
+    ready = [(ranks[place], place) for place, count in enumerate(left) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, place = heapq.heappop(ready)
+        order.append(place)
+        for other in then[place]:
+            left[other] -= 1
+            if not left[other]:
+                heapq.heappush(ready, (ranks[other], other))
+    return order

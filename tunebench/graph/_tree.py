@@ -1,0 +1,183 @@
+"""Expressions of several elementwise nodes as one, and what of it a product's epilogue can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tunebench.expression import Apply, Name, Node, names, parse, steps, write
+from tunebench.graph.node import Graph, Place
+from tunebench.workloads.operators._chain import replaced
+
+__all__ = ["Epilogue", "Leaf", "Tree", "epilogue_of", "joined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value that a tree reads, and how it lies beside what the tree gives."""
+
+    value: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What some elementwise nodes compute together.
+
+    Attributes:
+        root: The expression.
+        leaves: What its names are.
+    """
+
+    root: Node
+    leaves: Mapping[str, Leaf]
+
+
+def joined(graph: Graph, sink: int, members: frozenset[int]) -> Tree | None:
+    """Return what elementwise nodes compute together, or None if they do not walk the same elements.
+
+    Args:
+        graph: The graph.
+        sink: The node whose result is wanted.
+        members: The nodes, `sink` among them.
+    """
+    leaves: dict[str, Leaf] = {}
+    called: dict[Leaf, str] = {}
+
+    def tree_of(index: int) -> Node | None:
+        node = graph.nodes[index]
+        inputs: dict[Node, Node] = {}
+        for name, operand in node.operands.items():
+            writer = graph.writer.get(operand.value)
+            if writer in members:
+                inner = tree_of(writer) if operand.place == "whole" else None
+                if inner is None:
+                    return None
+                inputs[Name(name)] = inner
+            else:
+                leaf = Leaf(operand.value, operand.place)
+                called.setdefault(leaf, f"x{len(called)}")
+                leaves[called[leaf]] = leaf
+                inputs[Name(name)] = Name(called[leaf])
+        return replaced(parse(node.expression), inputs)
+
+    root = tree_of(sink)
+    if root is None or not _is_even(graph, leaves, graph.nodes[sink].writes[0]):
+        return None
+    return Tree(root, leaves)
+
+
+def _is_even(graph: Graph, leaves: Mapping[str, Leaf], result: str) -> bool:
+    """Tell whether each value is read in one way, and all vectors and rows are as long."""
+    values = [leaf.value for leaf in leaves.values()]
+    elements = graph.values[result].elements
+    lines = {
+        graph.values[leaf.value].elements
+        if leaf.place == "vector"
+        else elements // graph.values[leaf.value].elements
+        for leaf in leaves.values()
+        if leaf.place in ("vector", "row")
+    }
+    return len(set(values)) == len(values) and len(lines) <= 1
+
+
+# -- epilogues ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epilogue:
+    """``outer(act(sums * scale + bias + inner residual)) + residual``, or a part of that.
+
+    Attributes:
+        scale: Value that the sums are multiplied by, for each column; empty if none.
+        bias: Value that is added, for each column.
+        inner: Value that is added before the activation, like the sums.
+        residual: Value that is added in the end, likewise.
+        activation: Expression in ``x``; ``x`` itself if there is none.
+    """
+
+    scale: str = ""
+    bias: str = ""
+    inner: str = ""
+    residual: str = ""
+    activation: str = "x"
+
+
+X = Name("x")
+
+
+def epilogue_of(tree: Tree, sums: str, column: Place) -> Epilogue | None:
+    """Return a tree as what follows sums, or None if it is no such thing.
+
+    Args:
+        tree: What is computed.
+        sums: The value that the sums are.
+        column: How a value with one number for each column of the sums lies.
+    """
+    names_of = {leaf.value: name for name, leaf in tree.leaves.items()}
+    if sums not in names_of or tree.leaves[names_of[sums]].place != "whole":
+        return None
+    start = Name(names_of[sums])
+    root, residual = tree.root, ""
+    for rest, added in _sums_of(root):
+        if start.name in names(rest) and _place(tree, added) == "whole" and added != start:
+            found = _activated(tree, rest, start, column)
+            if found is not None and found.activation != "x" and not found.inner:
+                residual = tree.leaves[added.name].value  # type: ignore[union-attr]
+                return Epilogue(
+                    scale=found.scale, bias=found.bias, residual=residual, activation=found.activation
+                )
+    return _activated(tree, root, start, column)
+
+
+def _activated(tree: Tree, root: Node, start: Name, column: Place) -> Epilogue | None:
+    """Return a function of one linear part, the largest there is."""
+    parts = [root, *(step for step in reversed(steps(root)) if start.name in names(step)), start]
+    for part in parts:
+        linear = _linear(tree, part, start, column)
+        if linear is None:
+            continue
+        outer = replaced(root, {part: X})
+        if names(outer) in (("x",), ()):
+            return Epilogue(**linear, activation=write(outer))
+    return None
+
+
+def _linear(tree: Tree, part: Node, start: Name, column: Place) -> dict[str, str] | None:
+    """Return ``start * scale + bias + inner`` as the values it has, or None if it is something else."""
+    found: dict[str, str] = {}
+    while part != start:
+        step = _peeled(tree, part, start, column, found)
+        if step is None:
+            return None
+        part = step
+    return found
+
+
+def _peeled(tree: Tree, part: Node, start: Name, column: Place, found: dict[str, str]) -> Node | None:
+    """Take the last operation off a linear part, and note it; what is added comes after the factor."""
+    if not isinstance(part, Apply) or part.operation not in ("add", "mul"):
+        return None
+    for rest, other in (part.arguments, part.arguments[::-1]):
+        place = _place(tree, other)
+        if start.name not in names(rest) or other == start or place is None:
+            continue
+        role = {column: "bias", "whole": "inner"}.get(place) if part.operation == "add" else None
+        if part.operation == "mul" and place == column:
+            role = "scale"
+        if role is None or role in found or (role != "scale" and "scale" in found):
+            return None
+        found[role] = tree.leaves[other.name].value  # type: ignore[union-attr]
+        return rest
+    return None
+
+
+def _sums_of(root: Node) -> tuple[tuple[Node, Node], ...]:
+    if isinstance(root, Apply) and root.operation == "add":
+        first, second = root.arguments
+        return ((first, second), (second, first))
+    return ()
+
+
+def _place(tree: Tree, node: Node) -> Place | None:
+    return tree.leaves[node.name].place if isinstance(node, Name) and node.name in tree.leaves else None

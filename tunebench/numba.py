@@ -1,0 +1,201 @@
+"""Tuned kernels on NumPy arrays, and on anything that speaks DLPack.
+
+Each call runs the best configuration that is known for the problem on this processor, or else the default of
+a variant. There is no library to fall back on: what no kernel can do is an error. Results are new arrays, or
+`out`.
+
+>>> import numpy as np
+>>> from tunebench.numba import matmul
+>>> float(matmul(np.ones((2, 3), np.float32), np.ones((3, 4), np.float32))[0, 0])
+3.0
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.device import Device, local_cpu
+from tunebench.dtype import DType, numpy_dtype
+from tunebench.errors import InputError
+from tunebench.serving import CpuKernel, prefer, problem
+from tunebench.serving.watch import watched
+from tunebench.workload import Workload
+from tunebench.workloads import workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["attention", "conv2d", "layer_norm", "matmul", "softmax"]
+
+
+def matmul(a: Any, b: Any, out: Any = None) -> Array:
+    """Multiply matrices, or batches of as many: (..., m, k) and (..., k, n) give (..., m, n).
+
+    Transposed views of contiguous matrices are read where they are.
+
+    Raises:
+        InputError: if no kernel can do it.
+    """
+    left, trans_a = _matrix(a)
+    right, trans_b = _matrix(b)
+    if left.ndim < 2 or right.ndim != left.ndim or left.shape[:-2] != right.shape[:-2]:
+        raise InputError(f"matmul takes matrices, or batches of as many, not {left.shape} and {right.shape}")
+    batch, (m, k), n = _count(left.shape[:-2]), left.shape[-2:], right.shape[-1]
+    sizes = {"m": m, "n": n, "k": k, "batch": batch, "trans": trans_a + trans_b}
+    if right.shape[-2] != k:
+        raise InputError(f"matmul: {left.shape} and {right.shape} do not go together")
+    given = [t.swapaxes(-1, -2) if way == "t" else t for t, way in ((left, trans_a), (right, trans_b))]
+    return _serve("gemm", sizes, given, (*left.shape[:-1], n), out)[0]
+
+
+def softmax(x: Any, out: Any = None, *, log: bool = False) -> Array:
+    """Return the softmax along the last axis, or its logarithm.
+
+    Raises:
+        InputError: if no kernel can do it.
+    """
+    rows = _array(x)
+    sizes = {"rows": _count(rows.shape[:-1]), "cols": rows.shape[-1], "log": log}
+    return _serve("softmax", sizes, [rows], rows.shape, out)[0]
+
+
+def layer_norm(x: Any, gamma: Any, beta: Any, out: Any = None, *, eps: float = 1e-5) -> Array:
+    """Normalise the last axis, with `eps` added to the variance.
+
+    Raises:
+        InputError: if no kernel can do it.
+    """
+    rows = _array(x)
+    sizes = {"rows": _count(rows.shape[:-1]), "cols": rows.shape[-1], "eps": eps}
+    return _serve("layernorm", sizes, [rows, _array(gamma), _array(beta)], rows.shape, out)[0]
+
+
+def conv2d(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    out: Any = None,
+    *,
+    stride: int = 1,
+    pad: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    layout: str = "nchw",
+) -> Array:
+    """Convolve images: x (n, c, h, w) and w (k, c / groups, r, s), or channels last for layout ``"nhwc"``.
+
+    Raises:
+        InputError: if no kernel can do it.
+    """
+    images, filters = _array(x), _array(w)
+    if images.ndim != 4 or filters.ndim != 4:
+        raise InputError(f"conv2d takes a batch of images and filters, not {images.shape}, {filters.shape}")
+    last = layout == "nhwc"
+    (n, height, width, c), (k, r, s, _) = (
+        t.shape if last else (t.shape[0], *t.shape[2:], t.shape[1]) for t in (images, filters)
+    )
+    sizes: dict[str, Any] = {"n": n, "c": c, "h": height, "w": width, "k": k, "r": r, "s": s, "pad": pad}
+    sizes |= {"stride": stride, "dilation": dilation, "groups": groups, "layout": layout}
+    sizes["epilogue"] = "none" if bias is None else "bias"
+    given = [images, filters, *([] if bias is None else [_array(bias)])]
+    return _serve("conv2d", sizes, given, None, out)[0]
+
+
+def attention(q: Any, k: Any, v: Any, out: Any = None, *, causal: bool = False) -> Array:
+    """Attend: q (batch, heads, seq_q, head_dim), k and v (batch, heads_k, seq_k, head_dim) give (like q).
+
+    If causal, the last query sees all keys.
+
+    Raises:
+        InputError: if no kernel can do it.
+    """
+    queries, keys, values = _array(q), _array(k), _array(v)
+    if queries.ndim != 4 or keys.ndim != 4:
+        raise InputError(f"attention takes arrays of four axes, not {queries.shape} and {keys.shape}")
+    batch, heads, seq_q, head_dim = queries.shape
+    sizes = {"batch": batch, "heads": heads, "seq_q": seq_q, "head_dim": head_dim, "causal": causal}
+    sizes |= {"heads_k": keys.shape[1], "seq_k": keys.shape[2]}
+    return _serve("attention", sizes, [queries, keys, values], queries.shape, out)[0]
+
+
+# -- arrays --------------------------------------------------------------------------------------------------
+
+
+def _array(given: Any) -> Array:
+    """Return an array on memory of the processor, of anything that has some."""
+    if isinstance(given, np.ndarray):
+        return given
+    if not hasattr(given, "__dlpack__"):
+        raise InputError(f"an array, or what speaks DLPack, is needed, not {type(given).__name__}")
+    try:
+        array: Array = np.from_dlpack(given)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise InputError(f"{type(given).__name__} gives no memory of the processor: {error}") from error
+    return array
+
+
+def _matrix(given: Any) -> tuple[Array, str]:
+    """Return an array and whether its matrices lie row by row (n) or column by column (t)."""
+    array = _array(given)
+    swapped = array.ndim > 1 and not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
+    return array, "t" if swapped else "n"
+
+
+def _count(extents: Sequence[int]) -> int:
+    return functools.reduce(lambda a, b: a * b, extents, 1)
+
+
+@functools.cache
+def _types() -> dict[Any, DType]:
+    kinds: tuple[DType, ...] = ("f32", "f16", "bf16")
+    return {numpy_dtype(kind): kind for kind in kinds}
+
+
+@functools.cache
+def _device() -> Device:
+    return local_cpu()
+
+
+@functools.lru_cache(maxsize=4096)
+def _workload(operator: str, dtype: DType, *sizes: tuple[str, Any]) -> Workload:
+    return workload(operator, dtype=dtype, **dict(sizes))
+
+
+def _serve(
+    operator: str, sizes: dict[str, Any], given: list[Array], shape: tuple[int, ...] | None, out: Any
+) -> list[Array]:
+    """Run the kernel of a problem and return what it writes, the first in `shape` and, if given, in `out`."""
+    dtype = _types().get(given[0].dtype)
+    if dtype is None:
+        raise InputError(f"kernels compute with float32, float16 and bfloat16, not {given[0].dtype}")
+    asked = _workload(operator, dtype, *sizes.items())
+    found = problem(asked, _device())
+    with prefer("tunebench"):
+        made = found.made()
+    if watched():
+        found.tell(made)
+    if made.kernel is None:
+        raise InputError(f"{asked}: {made.choice.reason}")
+    results = [np.empty(tensor.shape, numpy_dtype(tensor.dtype)) for tensor in asked.outputs()]
+    wanted = results[0].shape if shape is None else shape
+    if out is not None:
+        results[0] = _checked_out(_array(out), wanted, results[0])
+    arrays = [
+        array.reshape(tensor.shape) if array.flags.c_contiguous and array.size == tensor.size else array
+        for array, tensor in zip([*given, *results], made.kernel.tensors, strict=True)
+    ]
+    assert isinstance(made.kernel, CpuKernel)
+    made.kernel(*arrays)
+    return [results[0].reshape(wanted), *results[1:]]
+
+
+def _checked_out(out: Array, shape: tuple[int, ...], like: Array) -> Array:
+    if out.shape != shape or out.dtype != like.dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        found = f"{out.shape}, {out.dtype}"
+        raise InputError(f"out must be {shape}, {like.dtype}, C-contiguous and writeable, not {found}")
+    return out

@@ -1,0 +1,219 @@
+"""JSON of any length, a value at a time: what a file holds of one space, without holding all of the file.
+
+A recording is one object. One of its members holds the rows, thousands of them; the others are short. The
+text is read in pieces, and each value is parsed by Python's own parser once all of it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tunebench.errors import InputError
+
+__all__ = ["MAX_VALUE", "Member", "Twice", "as_object", "members"]
+
+MAX_VALUE = 1 << 22
+"""Most characters of one value: a row, or a member that holds none."""
+MAX_DIGITS = 300
+"""An integer of more digits is none that anything here counts."""
+
+_PIECE = 1 << 16
+
+
+class Pieces(Protocol):
+    """A text that is read piece by piece."""
+
+    def read(self, size: int, /) -> str:
+        """Return up to `size` characters, or some more; nothing at the end."""
+
+
+_blank: Callable[[str, int], re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of the object, or one of the values that a member with rows holds.
+
+    Attributes:
+        name: Name of the member.
+        value: Its value; of a member with rows first an empty object or list, then each value in it.
+        key: Its key in the member with rows, or its place; None for a member itself.
+    """
+
+    name: str
+    value: Any
+    key: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """What an object becomes in which a name stands twice: nobody can tell which of the two is meant."""
+
+    name: str
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """Return a value that must be an object.
+
+    Raises:
+        InputError: if it is none, or has a name twice.
+    """
+    if isinstance(value, Twice):
+        raise InputError(f"it has {value.name[:100]!r} twice")
+    if not isinstance(value, dict):
+        raise InputError("it must be an object")
+    return value
+
+
+def members(file: Pieces, rows_of: tuple[str, ...], unfinished: str) -> Iterator[Member]:
+    """Yield the members of the object that a file holds; nothing if it holds something else.
+
+    Args:
+        file: Text of the file.
+        rows_of: Names of the members that hold rows.
+        unfinished: The one of them that may end behind a row, as in a file that is still being written.
+
+    Raises:
+        ValueError: if it is no JSON, or one value of it is too long.
+        RecursionError: if it is nested too deeply.
+    """
+    text = _Text(file)
+    if text.peek() != "{":
+        text.value()  # no JSON is another fault than JSON of something else
+        return
+    for name in text.members():
+        if name in rows_of and text.peek() in "{[":
+            yield from _rows(text, name, may_end=name == unfinished)
+            if text.ended:
+                return
+        else:
+            yield Member(name, text.value())
+    text.end()
+
+
+def _rows(text: _Text, name: str, *, may_end: bool) -> Iterator[Member]:
+    if text.peek() == "[":
+        yield Member(name, [])
+        for number in text.items():
+            yield Member(name, text.value(), number)
+        return
+    yield Member(name, {})
+    for key in text.members(may_end=may_end):
+        yield Member(name, text.value(), key)
+
+
+class _Text:
+    """A text that is read as it is parsed; what is parsed is forgotten."""
+
+    def __init__(self, file: Pieces) -> None:
+        self._file, self._text, self._place = file, "", 0
+        self._whole = False
+        self.ended = False
+        """Whether the text ended where its object may be unfinished."""
+
+    def peek(self) -> str:
+        """Return the next character that is not blank; nothing at the end."""
+        while True:
+            self._place = _blank(self._text, self._place).end()
+            if self._place < len(self._text) or not self._more():
+                return self._text[self._place : self._place + 1]
+
+    def value(self) -> Any:
+        """Return the next value."""
+        self.peek()
+        while True:
+            try:
+                found, end = _DECODER.raw_decode(self._text, self._place)
+            except json.JSONDecodeError as error:
+                # Where a value is cut off the fault is at the end, or a text does not end.
+                cut_off = error.pos + 16 > len(self._text) or error.msg.startswith("Unterminated")
+                if not (cut_off and self._more()):
+                    raise
+                continue
+            if end < len(self._text) or not self._more():  # 12 may be the beginning of 123
+                self._place = end
+                return found
+
+    def members(self, *, may_end: bool = False) -> Iterator[str]:
+        """Yield the names in an object; whoever asks takes the value of each.
+
+        Args:
+            may_end: Whether the text may end before the object does.
+        """
+        for _ in self._between("{", "}", may_end=may_end):
+            if self.peek() != '"':
+                raise self._fault("a name must stand here")
+            name = str(self.value())
+            self._take(":")
+            yield name
+
+    def items(self) -> Iterator[int]:
+        """Yield the places in a list; whoever asks takes the value of each."""
+        yield from self._between("[", "]")
+
+    def end(self) -> None:
+        """Make sure that nothing follows."""
+        if self.peek():
+            raise self._fault("nothing may follow here")
+
+    def _between(self, begin: str, end: str, *, may_end: bool = False) -> Iterator[int]:
+        self._take(begin)
+        number = 0
+        while self.peek() != end:
+            if number:
+                if self._ends(may_end):
+                    return
+                self._take(",")
+                if self._ends(may_end):
+                    return
+            number += 1
+            yield number
+        self._take(end)
+
+    def _ends(self, may_end: bool) -> bool:
+        self.ended = may_end and not self.peek()
+        return self.ended
+
+    def _take(self, character: str) -> None:
+        if self.peek() != character:
+            raise self._fault(f"{character!r} must stand here")
+        self._place += 1
+
+    def _fault(self, what: str) -> ValueError:
+        found = self._text[self._place : self._place + 20]
+        return ValueError(f"{what}: {found!r}" if found else f"{what}, and the file ends")
+
+    def _more(self) -> bool:
+        """Read on, twice as much as is waiting, so that a long value is not begun again too often."""
+        if self._whole:
+            return False
+        waiting = len(self._text) - self._place
+        if waiting > MAX_VALUE:
+            raise ValueError(f"a value is longer than {MAX_VALUE >> 20} Mi characters")
+        piece = self._file.read(max(_PIECE, waiting))
+        if piece:
+            self._text, self._place = self._text[self._place :] + piece, 0
+        self._whole = not piece
+        return bool(piece)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Twice:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    counts = Counter(name for name, _ in pairs)
+    return Twice(next(name for name, count in counts.items() if count > 1))
+
+
+def _integer(digits: str) -> int | float:
+    """Return an integer; infinity, which no row may have, in place of one that takes long to read."""
+    return int(digits) if len(digits) <= MAX_DIGITS else math.inf
+
+
+_DECODER: json.JSONDecoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer)

@@ -1,0 +1,85 @@
+"""How tensors lie in memory, and beside one another: told from shapes and strides alone."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from tunebench.graph.node import Place
+from tunebench.workload import Workload
+
+__all__ = ["inner", "is_dense", "is_laid_out", "lines", "memory_format", "place", "place_of_channels"]
+
+
+def is_dense(tensor: Any) -> bool:
+    """Tell whether the elements lie side by side in some order of the axes."""
+    axes = sorted(
+        ((stride, extent) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1)
+    )
+    expected = 1
+    for stride, extent in axes:
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def inner(tensor: Any) -> int:
+    """Return the extent of the axis whose elements lie side by side."""
+    axes = [
+        (stride, extent) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1
+    ]
+    return int(min(axes)[1]) if axes else 1
+
+
+def place(tensor: Any, result: Any) -> Place | None:
+    """Return how an operand lies beside a result, or None if that is none of the ways."""
+    if tensor.numel() == 1:
+        return "scalar"
+    if not is_dense(tensor):
+        return None
+    lead = result.dim() - tensor.dim()
+    active = [axis for axis in range(result.dim()) if axis >= lead and tensor.shape[axis - lead] > 1]
+    wide = [axis for axis in range(result.dim()) if result.shape[axis] > 1]
+    if active == wide:
+        same = all(tensor.stride(axis - lead) == result.stride(axis) for axis in active)
+        return "whole" if same else None
+    inner = min(wide, key=result.stride)
+    if active == [inner]:
+        return "vector"
+    if active == [1] and result.dim() == 4 and result.is_contiguous():
+        return "channel"
+    outer = sorted(wide, key=result.stride, reverse=True)[: len(active)]
+    in_order = sorted(active, key=lambda axis: tensor.stride(axis - lead), reverse=True)
+    return "row" if active and in_order == outer else None
+
+
+def place_of_channels(images: Any) -> Place:
+    """Return how a number for each channel lies beside images."""
+    if images.is_contiguous() and images.shape[2:].numel() > 1:
+        return "channel"
+    return "vector" if images.is_contiguous(memory_format=torch.channels_last) else "channel"
+
+
+def lines(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
+    """Return whether axes are the innermost in memory (``cols``) or the outermost; None if neither."""
+    chosen = {axis % tensor.dim() for axis in axes} if axes else set(range(tensor.dim()))
+    wide = (axis for axis in range(tensor.dim()) if tensor.shape[axis] > 1)
+    inside = [axis in chosen for axis in sorted(wide, key=tensor.stride, reverse=True)]
+    if inside == sorted(inside):
+        return "cols"
+    return "rows" if inside == sorted(inside, reverse=True) else None
+
+
+def is_laid_out(problem: Workload, tensor: Any) -> bool:
+    """Tell whether a tensor lies in memory as a problem's kernels read or write it."""
+    if problem.operator in ("gemm", "elementwise", "reduction"):  # it says how
+        return is_dense(tensor)
+    return bool(tensor.is_contiguous(memory_format=memory_format(problem, tensor)))
+
+
+def memory_format(problem: Workload, tensor: Any) -> torch.memory_format:
+    """Return the format of a problem's tensors."""
+    last = getattr(problem, "layout", "") == "nhwc" and tensor.dim() == 4
+    return torch.channels_last if last else torch.contiguous_format

@@ -1,0 +1,122 @@
+"""ATen's elementwise operators as expressions: what a call computes of each element.
+
+Source: PyTorch's native functions, and their derivatives (`derivatives.yaml`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["expression_of", "is_pointwise"]
+
+Arguments = Mapping[str, Any]
+"""Arguments of a call by the names of the schema: names and numbers as text, all else as it is."""
+
+ROOT_2_OVER_PI = 0.7978845608028654
+ROOT_HALF = 0.7071067811865476
+ROOT_2_PI_INVERSE = 0.3989422804014327
+
+
+def _binary(symbol: str) -> Callable[[Arguments], str | None]:
+    def read(given: Arguments) -> str | None:
+        alpha = given.get("alpha", 1)
+        other = given["other"] if alpha == 1 else f"({alpha!r}*{given['other']})"
+        return f"({given['self']}{symbol}{other})" if given.get("rounding_mode") is None else None
+
+    return read
+
+
+def _unary(function: str) -> Callable[[Arguments], str | None]:
+    return lambda given: f"{function}({given['self']})"
+
+
+def _written(template: str) -> Callable[[Arguments], str | None]:
+    return lambda given: template.format(**given)
+
+
+def _gelu(given: Arguments) -> str | None:
+    x = given["self"]
+    if given["approximate"] == "none":
+        return f"gelu({x})"
+    return f"(0.5*{x}*(1+tanh({ROOT_2_OVER_PI}*({x}+0.044715*{x}*{x}*{x}))))"
+
+
+def _gelu_backward(given: Arguments) -> str | None:
+    x, dy = given["self"], given["grad_output"]
+    if given["approximate"] == "none":
+        density = f"{ROOT_2_PI_INVERSE}*exp(max(-0.5*square({x}),-80))"
+        return f"({dy}*(0.5*(1+erf({x}*{ROOT_HALF}))+{x}*{density}))"
+    t = f"tanh({ROOT_2_OVER_PI}*({x}+0.044715*{x}*{x}*{x}))"
+    slope = f"{ROOT_2_OVER_PI}*(1+0.134145*{x}*{x})"
+    return f"({dy}*0.5*(1+{t}+{x}*(1-{t}*{t})*{slope}))"
+
+
+def _power(given: Arguments) -> str | None:
+    x, exponent = given["self"], given["exponent"]
+    forms = {2: "square({0})", 3: "({0}*{0}*{0})", 0.5: "sqrt({0})", -0.5: "rsqrt({0})", -1: "(1/{0})"}
+    return forms[exponent].format(x) if exponent in forms else None
+
+
+def _clamp(given: Arguments) -> str | None:
+    x = given["self"]
+    low, high = (given.get(name, given.get(f"{name}_val")) for name in ("min", "max"))
+    for function, limit in (("max", low), ("min", high)):
+        x = x if limit is None else f"{function}({x},{limit!r})"
+    return x if isinstance(low, (int, float, type(None))) else None
+
+
+def _threshold_backward(given: Arguments) -> str | None:
+    if given["threshold"] != 0:
+        return None
+    return f"({given['grad_output']}*step({given['self']}))"
+
+
+_READERS: Mapping[str, Callable[[Arguments], str | None]] = {
+    "aten::add": _binary("+"),
+    "aten::sub": _binary("-"),
+    "aten::mul": _binary("*"),
+    "aten::div": _binary("/"),
+    "aten::maximum": _written("max({self},{other})"),
+    "aten::minimum": _written("min({self},{other})"),
+    **{
+        f"aten::{name}": _unary(name)
+        for name in ("abs", "exp", "log", "relu", "rsqrt", "sigmoid", "silu", "sqrt", "square", "tanh", "erf")
+    },
+    "aten::clone": _written("{self}"),
+    "aten::neg": _written("(-{self})"),
+    "aten::reciprocal": _written("(1/{self})"),
+    "aten::gelu": _gelu,
+    "aten::gelu_backward": _gelu_backward,
+    "aten::pow": _power,
+    "aten::clamp": _clamp,
+    "aten::clamp_min": _clamp,
+    "aten::hardtanh": _clamp,
+    "aten::hardswish": _written("({self}*min(max({self}+3,0),6)/6)"),
+    "aten::hardsigmoid": _written("(min(max({self}+3,0),6)/6)"),
+    "aten::threshold_backward": _threshold_backward,
+    "aten::sigmoid_backward": _written("({grad_output}*{output}*(1-{output}))"),
+    "aten::tanh_backward": _written("({grad_output}*(1-{output}*{output}))"),
+    "aten::silu_backward": _written("({grad_output}*sigmoid({self})*(1+{self}*(1-sigmoid({self}))))"),
+    "aten::hardtanh_backward": lambda given: (
+        f"({given['grad_output']}*step({given['self']}-{given['min_val']!r})"
+        f"*step({given['max_val']!r}-{given['self']}))"
+    ),
+}
+"""What writes the expression of an operator, by its name without overload; None where it has none."""
+
+
+def is_pointwise(name: str) -> bool:
+    """Tell whether calls of an operator of ATen may be expressions."""
+    return name in _READERS
+
+
+def expression_of(name: str, given: Arguments) -> str | None:
+    """Return what a call computes of each element, or None if that is no expression of ours.
+
+    Args:
+        name: Of the operator, such as ``aten::add``.
+        given: Its arguments: tensors by the names they have in the expression.
+    """
+    reader = _READERS.get(name)
+    return reader(given) if reader is not None else None

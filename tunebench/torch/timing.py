@@ -1,0 +1,191 @@
+"""`time_model`: what a model takes by eager torch, by torch.compile and by ours, and each of its groups."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tunebench.errors import InputError
+from tunebench.torch.compiling import backend_of
+from tunebench.torch.compiling import compile as compile_ours
+
+__all__ = ["GroupTime", "ModelTimes", "time_model"]
+
+WARM_UP = 3
+"""Calls before any is timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTime:
+    """A group that kernels of ours may run.
+
+    Attributes:
+        workloads: What it computes, as canonical texts.
+        planned_us: The time that it was chosen for: measured, or predicted.
+        us: Median of its calls, on tensors of the model, by whoever runs it.
+        torch_us: The same by torch, operation by operation.
+    """
+
+    workloads: tuple[str, ...]
+    planned_us: float
+    us: float
+    torch_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTimes:
+    """How long a step of inference takes; all ways run in turn.
+
+    Attributes:
+        us: Medians, by way: ``eager``, ``torch.compile`` and ``tunebench``.
+        ratios: Median over the rounds of each other way's time over ours: above 1, ours is faster.
+        groups: Those that kernels of ours may run, in the order they run.
+        rounds: How often each ran.
+    """
+
+    us: Mapping[str, float]
+    ratios: Mapping[str, float]
+    groups: tuple[GroupTime, ...]
+    rounds: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "us": dict(self.us),
+            "ratios": dict(self.ratios),
+            "rounds": self.rounds,
+            "groups": [
+                {
+                    "workloads": list(g.workloads),
+                    "planned_us": g.planned_us,
+                    "us": g.us,
+                    "torch_us": g.torch_us,
+                }
+                for g in self.groups
+            ],
+        }
+
+    def __str__(self) -> str:
+        """Return a line for each way, then one for each group."""
+        lines = [f"{way:<14} {us / 1e3:10.3f} ms" for way, us in self.us.items()]
+        lines += [f"{way} takes {ratio:.2f} times as long" for way, ratio in self.ratios.items()]
+        if self.groups:
+            lines.append(f"{'us':>10} {'torch, us':>10} {'planned':>10}  group")
+        lines += [
+            f"{g.us:>10.1f} {g.torch_us:>10.1f} {g.planned_us:>10.1f}  {' and '.join(g.workloads)}"
+            for g in self.groups
+        ]
+        return "\n".join(lines)
+
+
+def time_model(model: nn.Module, *inputs: Tensor, rounds: int = 20, library: bool = True) -> ModelTimes:
+    """Time a step of inference by eager torch, by `torch.compile` and by `tunebench.torch.compile`.
+
+    The model runs in eval mode, and is given back in its own.
+
+    Args:
+        model: The model.
+        inputs: What it is called with, on its device.
+        rounds: How often each way runs, in turn with the others.
+        library: Whether `torch.compile` is among them, which must have a compiler.
+
+    Raises:
+        InputError: if there are no rounds, or no inputs.
+    """
+    if rounds < 1 or not inputs:
+        raise InputError("timing takes a round or more, and what the model is called with")
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return _timed(model, inputs, rounds, library)
+    finally:
+        model.train(training)
+
+
+def _timed(model: nn.Module, inputs: tuple[Tensor, ...], rounds: int, library: bool) -> ModelTimes:
+    ours = compile_ours(model)
+    ways: dict[str, Callable[..., Any]] = {"eager": model}
+    if library:
+        ways["torch.compile"] = torch.compile(model, dynamic=False)
+    ways["tunebench"] = ours
+    clock = _clock_of(inputs[0].device)
+    calls = {way: functools.partial(run, *inputs) for way, run in ways.items()}
+    times = _in_turn(calls, rounds, clock)
+    return ModelTimes(
+        us={way: statistics.median(found) for way, found in times.items()},
+        ratios={
+            way: statistics.median(a / b for a, b in zip(found, times["tunebench"], strict=True))
+            for way, found in times.items()
+            if way != "tunebench"
+        },
+        groups=_groups(ours, inputs, rounds, clock),
+        rounds=rounds,
+    )
+
+
+Clock = Callable[[Callable[[], Any]], float]
+
+
+def _clock_of(device: torch.device) -> Clock:
+    """Return what runs a call and tells its microseconds: of the stream on a GPU, else of the wall."""
+    if device.type != "cuda":
+        return _on_processor
+
+    def on_gpu(call: Callable[[], Any]) -> float:
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        call()
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) * 1e3
+
+    return on_gpu
+
+
+def _on_processor(call: Callable[[], Any]) -> float:
+    began = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - began) / 1e3
+
+
+def _in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock) -> dict[str, list[float]]:
+    for call in calls.values():
+        for _ in range(WARM_UP):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(clock(call))
+    return times
+
+
+def _groups(compiled: Any, inputs: tuple[Tensor, ...], rounds: int, clock: Clock) -> tuple[GroupTime, ...]:
+    """Time each group on the tensors that the model gives it."""
+    made = backend_of(compiled)
+    fused = [run for runs in made.fused for run in runs]
+    planned = [
+        offer.price.us for plan in made.plans for offer in plan.chosen if offer.price.by == "tunebench"
+    ]
+    for run in fused:
+        run.keeps = True
+    compiled(*inputs)
+    found = []
+    for run, us in zip(fused, planned, strict=True):
+        given, run.keeps, run.seen = run.seen, False, ()
+        calls = {"ours": functools.partial(run, *given), "torch": functools.partial(run.by_torch, *given)}
+        times = _in_turn(calls, rounds, clock)
+        medians = {name: statistics.median(each) for name, each in times.items()}
+        found.append(
+            GroupTime(
+                workloads=run.group.workloads, planned_us=us, us=medians["ours"], torch_us=medians["torch"]
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,47 @@
+"""A user's file of layers, in the form of the suites that come with the package."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from tunebench.errors import InputError
+
+__all__ = ["is_file", "read"]
+
+_ENTRY = {"workload", "count", "scales"}
+
+
+def is_file(name: str | Path) -> bool:
+    """Tell whether a suite is named by the path of a file."""
+    return isinstance(name, Path) or name.endswith(".toml")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what a file tells, every layer with `workload`, `count` and `scales`.
+
+    Raises:
+        InputError: if it cannot be read, or a layer is not what it must be; saying which.
+    """
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"suite {path} cannot be read: {error}") from None
+    layers = told.get("layer")
+    if not isinstance(layers, dict) or not layers:
+        raise InputError(f"suite {path} has no layers: it must have tables [layer.NAME] with a workload each")
+    return {"layer": {name: _entry(f"{path}: layer {name}", entry) for name, entry in layers.items()}}
+
+
+def _entry(place: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("workload"), str):
+        raise InputError(f"{place} must be a table with `workload`, the text of one")
+    if unknown := entry.keys() - _ENTRY:
+        raise InputError(f"{place} has {', '.join(sorted(unknown))}; known are {', '.join(sorted(_ENTRY))}")
+    count, scales = entry.get("count", 1), entry.get("scales", "")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError(f"{place}: count must be a whole number, 1 or more, got {count!r}")
+    if not isinstance(scales, str):
+        raise InputError(f"{place}: scales must be the name of a dimension, got {scales!r}")
+    return {"workload": entry["workload"], "count": count, "scales": scales}

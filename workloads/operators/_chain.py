@@ -1,0 +1,228 @@
+"""What elementwise and reduction share: an expression of a matrix, of rows, of columns and of numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import DType, numpy_dtype, underflow, unit_roundoff
+from tunebench.errors import InputError
+from tunebench.expression import Apply, Name, Node, names, parse, steps
+from tunebench.workload import Expression, Names, Reference, Size, Tensor, Workload
+from tunebench.workloads.operators._expression import Range, evaluate, span
+
+if TYPE_CHECKING:
+    import numpy
+
+    from tunebench.workload import Array, Array64
+
+__all__ = ["DRAWN", "LARGEST_OUT", "Chain", "replaced"]
+
+DRAWN: tuple[Range, ...] = ((-8.0, 8.0), (0.5, 1.5), (0.125, 0.875))
+"""Ranges that inputs are drawn in: the first in which an expression is sure to have a value.
+
+The first is that of normal numbers: of 1e12 of them none is expected beyond it.
+"""
+LARGEST_OUT: Mapping[str, float] = {"f16": 65504.0}
+"""Largest number of a type, where it is less than that of f32."""
+ELEMENTS_AT_ONCE = 2**20
+"""About so many are evaluated at a time: temporaries of all of a large problem may not fit in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain(Workload):
+    """An expression of the elements of a matrix, computed in f32; subclasses say what becomes of its values.
+
+    Tensors: each name of the expression is an input, in the order they first appear in. Those that `vectors`
+    lists are (cols,), the same for all rows; those that `columns` lists are (rows,), the same for a whole
+    row; those that `scalars` lists are () f32; all others are (rows, cols), and there is at least one.
+
+    Functions: abs, erf, exp, gelu (the exact one), log, max, min, relu, rsqrt, sigmoid, silu, sqrt, square,
+    step (1 where its argument is positive, else 0), tanh.
+    """
+
+    result: ClassVar[str] = "out"
+    """The name of the output, which no input may have."""
+    drawn_in: ClassVar[tuple[Range, ...]] = DRAWN
+
+    rows: Size
+    cols: Size
+    dtype: Literal["f32", "f16", "bf16"]
+    expression: Expression
+    vectors: Names = ""
+    scalars: Names = ""
+    columns: Names = ""
+
+    if TYPE_CHECKING:  # a dimension of every subclass, the last one
+
+        @property
+        def out(self) -> DType:
+            """The type of the result."""
+
+    def check(self) -> None:
+        """Hold the lists of names against the expression, and see that inputs can be drawn for it."""
+        used, lists = names(self.tree), self._lists
+        for name, listed in lists.items():
+            if unknown := set(listed) - set(used):
+                raise InputError(
+                    f"{self.operator}: {name}: no {', '.join(sorted(unknown))} in {self.expression}; "
+                    f"it has {', '.join(used) or 'no names'}"
+                )
+        for (one, ones), (other, others) in itertools.combinations(lists.items(), 2):
+            if both := set(ones) & set(others):
+                raise InputError(
+                    f"{self.operator}: {', '.join(sorted(both))} cannot be in {one} and in {other}"
+                )
+        if self.result in used:
+            raise InputError(f"{self.operator}: {self.result} is the result; give the input another name")
+        if not self.whole_names:
+            raise InputError(
+                f"{self.operator}: at least one input must be in none of vectors, scalars and columns"
+            )
+        if self._drawn_between is None:
+            raise InputError(
+                f"{self.operator}: {self._meaning} may divide by 0, leave the domain of log, sqrt or rsqrt, "
+                f"or overflow f32 or {self.out}, whether inputs are within "
+                f"{', '.join(map(str, self.drawn_in))}: "
+                "nothing could be checked. Keep arguments positive (abs(x)+0.01), or limit them (min, max)"
+            )
+
+    @property
+    def tree(self) -> Node:
+        """The expression, parsed."""
+        return parse(self.expression)
+
+    @property
+    def _meaning(self) -> str:
+        """What is computed, for messages."""
+        return self.expression
+
+    @property
+    def _lists(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "vectors": self.vector_names,
+            "scalars": self.scalar_names,
+            "columns": self.column_names,
+        }
+
+    @property
+    def vector_names(self) -> tuple[str, ...]:
+        """Inputs of shape (cols,)."""
+        return _listed(self.vectors)
+
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """Inputs of shape ()."""
+        return _listed(self.scalars)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Inputs of shape (rows,)."""
+        return _listed(self.columns)
+
+    @property
+    def whole_names(self) -> tuple[str, ...]:
+        """Inputs of shape (rows, cols)."""
+        others = set(itertools.chain(*self._lists.values()))
+        return tuple(name for name in names(self.tree) if name not in others)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return the inputs, in the order they first appear in."""
+        return tuple(map(self._input, names(self.tree)))
+
+    def _input(self, name: str) -> Tensor:
+        if name in self.scalar_names:
+            return Tensor(name=name, shape=(), dtype="f32")
+        shape: tuple[int, ...] = (self.rows, self.cols)
+        if name in self.vector_names:
+            shape = (self.cols,)
+        elif name in self.column_names:
+            shape = (self.rows,)
+        return Tensor(name=name, shape=shape, dtype=self.dtype)
+
+    def evaluated(self, inputs: Mapping[str, Array64]) -> Iterator[tuple[slice, Array64, Array64]]:
+        """Yield the expression some rows at a time: which, their values, and how far f32 may be from them."""
+        rows = max(1, ELEMENTS_AT_ONCE // self.cols)
+        whole, columns = set(self.whole_names), set(self.column_names)
+        for first in range(0, self.rows, rows):
+            part = slice(first, min(first + rows, self.rows))
+            given = {}
+            for name, array in inputs.items():
+                of_part = array[part] if name in whole or name in columns else array
+                given[name] = of_part[:, None] if name in columns else of_part
+            value, error = evaluate(self.tree, given)
+            yield part, value, np.broadcast_to(error, value.shape)
+
+    def rounded(self, value: Array64, error: Array64) -> Reference:
+        """Return the reference of results of which f32 has errors, and which are then rounded to `out`."""
+        # What is rounded in the end is the value with its error; near zero f16 rounds by a constant.
+        scale = error * ((1 + unit_roundoff(self.out)) / self.tolerance().eps_acc)
+        return Reference(value=value, scale=scale + underflow(self.out) / self.tolerance().eps_acc)
+
+    def apart(self) -> tuple[tuple[Node, Node], ...]:
+        """Return each operation by itself with what it is of the expression, in order.
+
+        Results are called step0, step1 and so on where others read them. What is the same for all elements of
+        a row, or of a column, is no kernel of its own, but stays a part of those that use it.
+        """
+        whole, prefix = set(self.whole_names), self.step_prefix
+        known: dict[Node, Node] = {}
+        parts: list[tuple[Node, Node]] = []
+        for step in steps(self.tree):
+            if whole & set(names(step)):
+                alone = Apply(step.operation, tuple(replaced(each, known) for each in step.arguments))
+                known[step] = Name(f"{prefix}{len(parts)}")
+                parts.append((alone, step))
+        return tuple(parts)
+
+    @property
+    def step_prefix(self) -> str:
+        """What names of results of parts begin with, and no input does."""
+        prefix = "step"
+        while any(name.startswith(prefix) for name in names(self.tree)):
+            prefix += "_"
+        return prefix
+
+    def lists_of(self, tree: Node) -> dict[str, str]:
+        """Return those of the lists' names that an expression has, as dimensions."""
+        used = names(tree)
+        return {key: "+".join(name for name in used if name in all_) for key, all_ in self._lists.items()}
+
+    @property
+    def _drawn_between(self) -> Range | None:
+        """The first of `drawn_in` in which the result has a finite value whatever the inputs."""
+        for drawn in self.drawn_in:
+            scalar = drawn if drawn[0] > 0 else (0.5, 1.5)  # as `Workload.draw` draws them
+            ranges = {name: scalar if name in self.scalar_names else drawn for name in names(self.tree)}
+            image = span(self.tree, ranges)
+            if image is not None and self._holds(image):
+                return drawn
+        return None
+
+    def _holds(self, image: Range) -> bool:
+        """Tell whether values between these have a result, which `out` can hold."""
+        return max(map(abs, image)) <= LARGEST_OUT.get(self.out, float("inf"))
+
+    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
+        """Draw uniformly from a range in which the expression has a value, where not all numbers do."""
+        drawn = self._drawn_between
+        if drawn is None or drawn == DRAWN[0]:
+            return None
+        if not tensor.shape and drawn[0] <= 0:
+            return None
+        array: Array = np.asarray(rng.uniform(*drawn, tensor.shape)).astype(numpy_dtype(tensor.dtype))
+        return array
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split("+")))
+
+
+def replaced(node: Node, known: Mapping[Node, Node]) -> Node:
+    """Return an expression in which known parts are other ones."""
+    if node in known or not isinstance(node, Apply):
+        return known.get(node, node)
+    return Apply(node.operation, tuple(replaced(argument, known) for argument in node.arguments))
