@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tunebench.expression import Node, parse, steps
 from tunebench.kernels._chain import Spelling, variable
-from tunebench.kernels._cuda import flag, helpers
+from tunebench.kernels._cuda import ctype, flag, helpers
 from tunebench.variant import ceil_div
+from tunebench.workload import Tensor
 from tunebench.workloads.operators._chain import Chain
 
 __all__ = [
@@ -116,12 +117,14 @@ def function_of(tree: Node, inputs: tuple[str, ...], name: str = "chain") -> str
 
 def parameters(workload: Chain) -> str:
     """Return the parameters of a kernel that stand for the inputs: pointers, and numbers."""
-    return ", ".join(
-        f"float {variable(tensor.name)}"
-        if not tensor.shape
-        else f"const In* __restrict__ {variable(tensor.name)}"
-        for tensor in workload.inputs()
-    )
+
+    def parameter(tensor: Tensor) -> str:
+        if not tensor.shape:
+            return f"float {variable(tensor.name)}"
+        stored = "In" if tensor.dtype == workload.dtype else ctype(tensor.dtype)
+        return f"const {stored}* __restrict__ {variable(tensor.name)}"
+
+    return ", ".join(map(parameter, workload.inputs()))
 
 
 def special(functions: dict[str, int]) -> int:

@@ -83,9 +83,10 @@ class NumbaCpuElementwise(NumbaCpuVariant[Elementwise]):
         """Return the loop over elements and the kernel around it."""
         assignments, result = SPELLING.write(workload.tree)
         inputs, whole = [tensor.name for tensor in workload.inputs()], workload.whole_names
+        read_line = "read" if workload.vector_dtype == workload.dtype else f"read_{workload.vector_dtype}"
         loads = [f"        {variable(name)} = read({variable(name)}_at[begin + j])" for name in whole]
         loads += [
-            f"        {variable(name)} = read({variable(name)}_at[column + j])"
+            f"        {variable(name)} = {read_line}({variable(name)}_at[column + j])"
             for name in workload.vector_names
         ]
         stored = {name: f"{variable(name)}_at" for name in (*whole, *workload.vector_names)}
@@ -113,6 +114,7 @@ class NumbaCpuElementwise(NumbaCpuVariant[Elementwise]):
         functions = by_libm() if config["functions"] == "libm" else by_polynomials()
         scope = {"__name__": __name__, "np": np, "f32": np.float32, **functions}
         scope |= {"read": load(workload.dtype), "write": store(workload.out)}
+        scope[f"read_{workload.vector_dtype}"] = load(workload.vector_dtype)
         run = jitted(self.fastmath)(compiled(loop, "run", scope))
         scope = {"__name__": __name__, "numba": numba, "address_of": address(), "run": run}
         scope |= {"chunk": config["chunk"], "row_block": config["row_block"], "read": load(workload.dtype)}

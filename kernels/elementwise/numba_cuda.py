@@ -68,7 +68,8 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
 
     def limits(self, workload: Elementwise, device: Device) -> str | None:
         """Refuse bf16: Numba-CUDA converts it by functions that only a driver can link."""
-        return f"{self.key} does not do bf16" if "bf16" in (workload.dtype, workload.out) else None
+        types = (workload.dtype, workload.vector_dtype, workload.out)
+        return f"{self.key} does not do bf16" if "bf16" in types else None
 
     def default(self, workload: Elementwise, device: Device) -> Config:
         """Return blocks of up to 256 threads, a warp or more of them along a row."""

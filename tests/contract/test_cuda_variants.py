@@ -44,6 +44,7 @@ WORKLOADS = {
         "elementwise:rows=20,cols=50,dtype=bf16,expression=silu(x)/max(1+square(y),2),out=f32",
         "elementwise:rows=5,cols=1000,dtype=f16,expression=relu(x*gamma+beta),vectors=beta+gamma",
         "elementwise:rows=19,cols=33,dtype=f32,expression=(x-mean)*rstd*g,vectors=g,columns=mean+rstd",
+        "elementwise:rows=19,cols=40,dtype=f16,expression=relu((x-m)*g)*r,vectors=g+m,columns=r,vector_dtype=f32",
     ),
     "reduction": (
         "reduction:rows=37,cols=131,dtype=f32,expression=alpha*x*r+b,vectors=b,columns=r,scalars=alpha,reduce=sum",

@@ -66,6 +66,7 @@ PATHS = [
     "elementwise:rows=11,cols=131,dtype=f32,expression=alpha*gelu(x+bias)-tanh(x),vectors=bias,scalars=alpha",
     "elementwise:rows=12,cols=50,dtype=bf16,expression=silu(x)/max(exp(x),2)+x,out=f16",
     "elementwise:rows=11,cols=33,dtype=f16,expression=(x-mean)*rstd*g,vectors=g,columns=mean+rstd",
+    "elementwise:rows=11,cols=40,dtype=bf16,expression=relu((x-m)*g)*r,vectors=g+m,columns=r,vector_dtype=f32",
     "reduction:rows=11,cols=300,dtype=f16,expression=square(x-m)*b,vectors=b,columns=m,reduce=mean,then=rsqrt(x+2)",
     "reduction:rows=303,cols=75,dtype=bf16,expression=gelu(x)*r+b,vectors=b,columns=r,axis=rows,reduce=sum,out=f32",
     "reduction:rows=140,cols=131,dtype=f32,expression=s*exp(x),scalars=s,reduce=min",

@@ -29,6 +29,7 @@ WORKLOADS = (
     "layernorm:rows=5,cols=37,dtype=f16,prologue=bias+residual,stats=true,eps=0.25",
     "rmsnorm:rows=5,cols=37,dtype=f16,prologue=residual,stats=true,eps=1e-12",
     "elementwise:rows=5,cols=37,dtype=f32,expression=x*r+m,columns=m+r",
+    "elementwise:rows=5,cols=37,dtype=f16,expression=(x-m)*g,vectors=g+m,vector_dtype=f32",
     "reduction:rows=5,cols=37,dtype=f16,expression=square(x-m)*b,vectors=b,columns=m,reduce=mean,then=rsqrt(x+2)",
     "reduction:rows=37,cols=5,dtype=f32,expression=x*r*s,columns=r,scalars=s,axis=rows,reduce=max",
     "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+silu+residual",

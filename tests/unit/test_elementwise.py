@@ -308,6 +308,24 @@ def test_rows_are_joined_where_no_vector_tells_them_apart() -> None:
         assert lines(chain(f"rows=64,cols=6,dtype=f16,expression=x*b,{key}=b")) == (64, 6)
 
 
+def test_vectors_may_be_of_another_type() -> None:
+    made = chain("rows=4,cols=8,dtype=f16,expression=(x-m)*r+y,vectors=m+r,vector_dtype=f32")
+    assert {t.name: t.dtype for t in made.inputs()} == {"x": "f16", "m": "f32", "r": "f32", "y": "f16"}
+    assert made.out == "f16"
+    assert [(str(part.vector_dtype), part.vectors) for part in made.unfused()] == [
+        ("f32", "m"),
+        ("f32", "r"),
+        ("f16", ""),
+    ]
+    plain = chain("rows=4,cols=8,dtype=f16,expression=x+y,vector_dtype=f32")
+    assert plain == chain("rows=4,cols=8,dtype=f16,expression=x+y")  # none is there
+    for variant in (cuda_vector.VARIANT, numba_cpu.VARIANT):
+        device = local_cpu() if variant is numba_cpu.VARIANT else representative("sm_90")
+        config = variant.default(made, device)
+        alike = made.changed(vector_dtype="f16")
+        assert variant.revision(made, config) != variant.revision(alike, config)
+
+
 def test_what_must_be_executed_at_least() -> None:
     def least(expression: str, more: str = "") -> tuple[float, dict[str, int]]:
         return least_operations(chain(f"rows=4,cols=4,dtype=f32,expression={expression}{more}"))

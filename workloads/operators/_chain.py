@@ -109,6 +109,11 @@ class Chain(Workload):
         }
 
     @property
+    def vector_type(self) -> DType:
+        """The type of inputs of shape (cols,)."""
+        return self.dtype
+
+    @property
     def vector_names(self) -> tuple[str, ...]:
         """Inputs of shape (cols,)."""
         return _listed(self.vectors)
@@ -136,11 +141,9 @@ class Chain(Workload):
     def _input(self, name: str) -> Tensor:
         if name in self.scalar_names:
             return Tensor(name=name, shape=(), dtype="f32")
-        shape: tuple[int, ...] = (self.rows, self.cols)
         if name in self.vector_names:
-            shape = (self.cols,)
-        elif name in self.column_names:
-            shape = (self.rows,)
+            return Tensor(name=name, shape=(self.cols,), dtype=self.vector_type)
+        shape = (self.rows,) if name in self.column_names else (self.rows, self.cols)
         return Tensor(name=name, shape=shape, dtype=self.dtype)
 
     def evaluated(self, inputs: Mapping[str, Array64]) -> Iterator[tuple[slice, Array64, Array64]]:

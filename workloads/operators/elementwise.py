@@ -24,14 +24,27 @@ __all__ = ["Elementwise", "neighbour"]
 class Elementwise(Chain):
     """A chain of elementwise operations in one kernel, computed in f32 and rounded once.
 
-    See `Chain` for the inputs. out (rows, cols).
+    See `Chain` for the inputs. out (rows, cols). Vectors may be of another type, `vector_dtype`: statistics are
+    f32 where images are f16.
     """
 
     operator: ClassVar[str] = "elementwise"
     category: ClassVar[Category | None] = "elementwise"
     leeway: ClassVar[Leeway] = Leeway(items=("rows",))
 
+    vector_dtype: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
     out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
+
+    def check(self) -> None:
+        """Let vectors that are not there be of no type of their own."""
+        if not self.vectors:
+            object.__setattr__(self, "vector_dtype", self.dtype)
+        super().check()
+
+    @property
+    def vector_type(self) -> DType:
+        """The type of inputs of shape (cols,)."""
+        return self.vector_dtype
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return out (rows, cols)."""

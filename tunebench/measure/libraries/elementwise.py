@@ -28,10 +28,10 @@ def numpy_call(workload: Elementwise, inputs: Mapping[str, Array]) -> Call | Non
 
 
 def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, Call]:
-    """Return the same by torch, which rounds each step to the type of the inputs."""
+    """Return the same by torch, which rounds each step to the type of its inputs."""
     out = torch_type(workload.out)
     call = _program(workload, t, by_torch(t[workload.whole_names[0]].device), float)
-    if workload.out == workload.dtype:
+    if workload.out == workload.dtype == workload.vector_dtype:
         return {"torch": call}
     return {"torch": lambda: call().to(out)}
 
