@@ -11,7 +11,7 @@ from tunebench._lazy import np
 from tunebench.dimension import text_of
 from tunebench.dtype import numpy_dtype, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Category, Positive, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import Category, Leeway, Positive, Reference, Size, Tensor, Tolerance, Workload
 from tunebench.workloads.operators._norm import EPS
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class BatchNormStats(Workload):
 
     operator: ClassVar[str] = "batchnorm_stats"
     category: ClassVar[Category | None] = "reduction"
+    leeway: ClassVar[Leeway] = Leeway(padding={"cols": "zeros"}, items=("cols",))
 
     rows: Size
     cols: Size
@@ -86,6 +87,10 @@ class BatchNormStats(Workload):
                     f"batchnorm_stats: {name}={text_of(getattr(self, name))} needs direction=forward, not "
                     f"backward; leave it out: {reads}"
                 )
+
+    def may_change(self) -> Leeway:
+        """Return padding alone: columns are independent of each other, but a layer has as many as it has."""
+        return Leeway(padding=self.leeway.padding)
 
     @property
     def is_backward(self) -> bool:
