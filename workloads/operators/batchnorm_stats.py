@@ -1,0 +1,218 @@
+"""batchnorm_stats: mean and 1 / sqrt(variance + eps) of each column, and the gradients of scale and shift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tunebench._lazy import np
+from tunebench.dimension import text_of
+from tunebench.dtype import numpy_dtype, unit_roundoff
+from tunebench.errors import InputError
+from tunebench.workload import Category, Leeway, Positive, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workloads.operators._norm import EPS
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array, Array64
+
+__all__ = ["BatchNormStats"]
+
+F32 = unit_roundoff("f32")
+FEW = 8.0 * F32
+"""Relative error of a few roundings in f32."""
+MOMENTUM = 0.1
+"""Share of the batch in running statistics unless told otherwise: a customary value."""
+BLOCK_ELEMENTS = 2**22
+"""Elements of which the reference keeps intermediate results: images of a batch are large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormStats(Workload):
+    """Statistics of a batch for its normalisation, and the gradients of its scale and shift; in f32.
+
+    x is (rows, cols): images with channels last, so that a column is a channel and rows = n h w.
+
+    ========= ================================== ====================================
+    direction reads                              writes
+    ========= ================================== ====================================
+    forward   x, running_mean, running_var       mean, rstd, new_mean, new_var
+    backward  dy, x, mean, rstd                  dgamma, dbeta
+    ========= ================================== ====================================
+
+    Forward, for each column, with the biased variance v: rstd = 1 / sqrt(v + eps), and
+    new_mean = (1 - momentum) running_mean + momentum mean,
+    new_var = (1 - momentum) running_var + momentum v rows / (rows - 1).
+    Backward: dgamma = sum(dy (x - mean) rstd), dbeta = sum(dy). It takes statistics as they come: they need
+    not be those of x.
+
+    x and dy are (rows, cols) of `dtype`; all others (cols,) f32. What normalises, and the gradient of x, are
+    elementwise chains.
+
+    Source: Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal
+    Covariate Shift", 2015.
+    """
+
+    operator: ClassVar[str] = "batchnorm_stats"
+    category: ClassVar[Category | None] = "reduction"
+    leeway: ClassVar[Leeway] = Leeway(padding={"cols": "zeros"}, items=("cols",))
+
+    rows: Size
+    cols: Size
+    dtype: Literal["f32", "f16", "bf16"]
+    direction: Literal["forward", "backward"] = "forward"
+    eps: Positive = EPS
+    momentum: Positive = MOMENTUM
+
+    def check(self) -> None:
+        """Refuse a variance of one row, a momentum above 1, and gradients with an eps or a momentum."""
+        if self.rows < 2:
+            raise InputError(
+                "batchnorm_stats: rows=1 must be at least 2: one value a column has no unbiased variance"
+            )
+        if self.momentum > 1.0:
+            raise InputError(
+                f"batchnorm_stats: momentum={text_of(self.momentum)} must be at most 1: it is the batch's "
+                "share in running statistics"
+            )
+        if not self.is_backward:
+            return
+        for name, default, reads in (
+            ("eps", EPS, "backward reads rstd, which has it"),
+            ("momentum", MOMENTUM, "backward has no running statistics"),
+        ):
+            if getattr(self, name) != default:
+                raise InputError(
+                    f"batchnorm_stats: {name}={text_of(getattr(self, name))} needs direction=forward, not "
+                    f"backward; leave it out: {reads}"
+                )
+
+    def may_change(self) -> Leeway:
+        """Return padding alone: columns are independent of each other, but a layer has as many as it has."""
+        return Leeway(padding=self.leeway.padding)
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether gradients are computed."""
+        return self.direction == "backward"
+
+    @property
+    def unbiased(self) -> float:
+        """What the biased variance is multiplied by in running statistics."""
+        return self.rows / (self.rows - 1)
+
+    def _matrix(self, name: str) -> Tensor:
+        return Tensor(name=name, shape=(self.rows, self.cols), dtype=self.dtype)
+
+    def _vectors(self, *names: str) -> tuple[Tensor, ...]:
+        return tuple(Tensor(name=name, shape=(self.cols,), dtype="f32") for name in names)
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return x and running statistics; or dy, x and the statistics that forward wrote."""
+        if self.is_backward:
+            return (self._matrix("dy"), self._matrix("x"), *self._vectors("mean", "rstd"))
+        return (self._matrix("x"), *self._vectors("running_mean", "running_var"))
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return statistics of the batch, then running ones; or gradients of scale and shift."""
+        if self.is_backward:
+            return self._vectors("dgamma", "dbeta")
+        return self._vectors("mean", "rstd", "new_mean", "new_var")
+
+    def flops(self) -> int:
+        """Count four operations an element, and a few a column.
+
+        Forward: 1 for the mean and 3 for the variance; 2 divisions, 3 for rstd, 3 and 4 for running
+        statistics. Backward: 3 for dgamma and 1 for dbeta; the factor rstd.
+        """
+        return 4 * self.rows * self.cols + (1 if self.is_backward else 12) * self.cols
+
+    def draw(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw columns of x that tell apart who computes their variance well, in turns of four.
+
+        Of each four, the second's mean is large beside its deviations, of which the mean square less the
+        squared mean leaves little; the fourth is so small that `eps` counts as much as its variance.
+        """
+        tensors = super().draw(rng)
+        if not self.is_backward:
+            x = tensors["x"].astype(np.float32)
+            means = rng.uniform(1.0, 2.0, self.cols) * rng.choice((-1.0, 1.0), self.cols)
+            means[1::4] *= 64.0
+            means[3::4] = 0.0
+            x[:, 3::4] *= np.float32(math.sqrt(self.eps))
+            tensors["x"] = (x + means.astype(np.float32)).astype(numpy_dtype(self.dtype))
+        return tensors
+
+    def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
+        """Draw a factor and a variance from 0.5 to 2, which are positive."""
+        if tensor.name not in ("rstd", "running_var"):
+            return None
+        return rng.uniform(0.5, 2.0, tensor.shape).astype(np.float32)
+
+    def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        """Compute in two passes: means, then variances about them; or gradients by their formulas."""
+        return self._gradients(inputs) if self.is_backward else self._statistics(inputs)
+
+    def _blocks(self) -> Iterator[slice]:
+        """Return some rows at a time."""
+        step = max(1, BLOCK_ELEMENTS // self.cols)
+        return (slice(first, min(self.rows, first + step)) for first in range(0, self.rows, step))
+
+    def _statistics(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        x, n, share = inputs["x"], self.rows, self.momentum
+        mean, level, variance = np.zeros((3, self.cols))
+        for some in self._blocks():
+            mean += x[some].sum(axis=0) / n
+            level += np.abs(x[some]).sum(axis=0) / n
+        for some in self._blocks():
+            variance += np.square(x[some] - mean).sum(axis=0) / n
+        rstd = 1.0 / np.sqrt(variance + self.eps)
+        # Deviations from a mean that is off by e add e^2. One pass has deviations from a mean of so far,
+        # which is off by a rounding of its own size, either way.
+        sums, few = _sum_error(n), FEW / _sum_error(n)
+        off = variance + few * np.sqrt(variance) * level + sums * np.square(level)
+        kept_mean, kept_var = ((1.0 - share) * inputs[f"running_{name}"] for name in ("mean", "var"))
+        batch_var = share * self.unbiased
+        return {
+            "mean": Reference(value=mean, scale=level),
+            "rstd": Reference(value=rstd, scale=rstd * (few + np.square(rstd) * off)),
+            "new_mean": Reference(
+                value=kept_mean + share * mean, scale=few * np.abs(kept_mean) + share * level
+            ),
+            "new_var": Reference(
+                value=kept_var + batch_var * variance, scale=few * np.abs(kept_var) + batch_var * off
+            ),
+        }
+
+    def _gradients(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
+        dgamma, along, dbeta, size = np.zeros((4, self.cols))
+        for some in self._blocks():
+            dy, deviation = inputs["dy"][some], inputs["x"][some] - inputs["mean"]
+            dgamma += (dy * deviation).sum(axis=0)
+            along += np.abs(dy * deviation).sum(axis=0)
+            dbeta += dy.sum(axis=0)
+            size += np.abs(dy).sum(axis=0)
+        rstd = inputs["rstd"]
+        return {
+            "dgamma": Reference(value=dgamma * rstd, scale=along * np.abs(rstd)),
+            "dbeta": Reference(value=dbeta, scale=size),
+        }
+
+    def tolerance(self) -> Tolerance:
+        """Allow one rounding of the result, and f32 sums over rows in any order of deviations."""
+        return Tolerance(
+            eps_out=F32,
+            eps_acc=_sum_error(self.rows),
+            reason="one rounding to f32; f32 sums over rows err by 2 sqrt(rows) u of the magnitude summed "
+            "with overwhelming probability (Higham and Mary 2019), and a few roundings follow; variances are "
+            "sums of squared deviations from about the mean",
+        )
+
+
+def _sum_error(terms: int) -> float:
+    """Return the relative error of an f32 sum and of a few roundings after it, per unit of magnitude.
+
+    Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019.
+    """
+    return (2.0 * math.sqrt(terms) + 8.0) * F32
