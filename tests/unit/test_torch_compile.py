@@ -22,8 +22,9 @@ from tunebench.cli import run as run_cli  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
 from tunebench.serving import Call  # noqa: E402
+from tunebench.torch import _trial  # noqa: E402
 from tunebench.torch.capturing import capture  # noqa: E402
-from tunebench.torch.compiling import Backend  # noqa: E402
+from tunebench.torch.compiling import Backend, backend_of  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -107,6 +108,67 @@ def test_a_batch_normalisation_that_does_not_change_is_part_of_the_convolution(l
         "conv2d:n=2,c=4,h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,"
         f"layout={layout},epilogue=scale+bias+relu"
     }
+
+
+class Join(nn.Module):
+    """What a U-Net does on its way up, of three parts."""
+
+    def __init__(
+        self, *tail: nn.Module, sizes: tuple[int, ...] = (4, 3, 2), taps: int = 3, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(sum(sizes), 4, taps, padding=taps // 2, bias=bias)
+        self.tail = nn.Sequential(*tail)
+
+    def forward(self, x: Any, y: Any, z: Any) -> Any:
+        return self.tail(self.conv(torch.cat([x, y, z], dim=1)))
+
+
+def parts_of_images(sizes: tuple[int, ...] = (4, 3, 2), extent: int = 6) -> list[Any]:
+    return [torch.randn(2, count, extent, extent).contiguous(memory_format=CL) for count in sizes]
+
+
+def test_a_convolution_of_joined_images_is_a_sum_of_convolutions() -> None:
+    model = Join(nn.BatchNorm2d(4), nn.SiLU()).eval().to(memory_format=CL)
+    (found,) = (one.graph for one in capture(model, parts_of_images()))
+    (joined,) = (group for group in groups(found) if group.kind == "parted" and len(group.nodes) == 4)
+    dimensions = "h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=scale+bias"
+    assert len(joined.workloads) == 3
+    assert joined.workloads[0] == f"conv2d:n=2,c=4,{dimensions}"
+    assert joined.workloads[1] == f"conv2d:n=2,c=3,{dimensions}+residual"
+    assert joined.workloads[2].startswith(f"conv2d:n=2,c=2,{dimensions}+residual,act=")
+    assert joined.role(1, "residual") == joined.role(0, "y")
+    assert joined.role(2, "y") == found.nodes[-1].writes[0]
+
+
+@pytest.mark.parametrize("tail", [(), (nn.ReLU(),)])
+def test_parts_of_joined_images_are_convolved_by_our_kernels(tail: tuple[nn.Module, ...]) -> None:
+    # Many channels and few filters: what is saved is more than what three kernels cost.
+    model = Join(*tail, sizes=(64, 48, 32), taps=1, bias=True).eval().to(memory_format=CL)
+    images = parts_of_images((64, 48, 32), 48)
+    compiled = served.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            y, functions = ran(lambda: compiled(*images))
+            torch.testing.assert_close(y, model(*images), rtol=1e-5, atol=1e-5)
+            assert functions == {"conv2d": 3}
+            model.conv.weight.mul_(2.0)  # what was made of it is made again
+
+
+class Reads(nn.Module):
+    """Joined images that others read as well are written in any case."""
+
+    def forward(self, x: Any, w: Any) -> Any:
+        joined = torch.cat([x, x], dim=1)
+        return functional.conv2d(joined, w) + joined[:, :4]
+
+
+def test_joined_images_that_others_read_are_written() -> None:
+    x = torch.zeros(2, 4, 6, 6).contiguous(memory_format=CL)
+    w = torch.zeros(4, 8, 1, 1).contiguous(memory_format=CL)
+    (found,) = (one.graph for one in capture(Reads(), [x, w]))
+    assert any(node.joins for node in found.nodes)
+    assert not [group for group in groups(found) if group.kind == "parted"]
 
 
 def test_heads_that_do_not_lie_side_by_side_are_copied_and_the_bytes_counted() -> None:
@@ -258,6 +320,67 @@ def test_a_model_is_timed_by_each_way_and_so_are_its_groups() -> None:
     assert "epilogue=bias+relu" in str(times)
     with pytest.raises(InputError, match="a round or more"):
         served.time_model(model, rounds=2)
+
+
+class Clock:
+    """Time that goes on only while a group runs, by so much for whoever runs it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **us: float) -> None:
+        self.now_us, self.us = 0.0, us
+        monkeypatch.setattr(_trial.time, "perf_counter_ns", lambda: int(self.now_us * 1e3))
+
+    def way(self, who: str) -> Callable[[], str]:
+        def run() -> str:
+            self.now_us += self.us[who]
+            return who
+
+        return run
+
+
+@pytest.mark.parametrize(("ours_us", "torch_us", "winner"), [(2.0, 3.0, "tunebench"), (3.0, 2.0, "torch")])
+def test_a_trial_runs_both_in_turn_and_keeps_the_faster(
+    ours_us: float, torch_us: float, winner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, trial = Clock(monkeypatch, tunebench=ours_us, torch=torch_us), _trial.Trial()
+    ran = [
+        trial.run(torch.device("cpu"), clock.way("tunebench"), clock.way("torch"))
+        for _ in range(_trial.CALLS + 3)
+    ]
+    assert ran[: _trial.CALLS] == ["tunebench", "torch"] * (_trial.CALLS // 2)
+    assert ran[_trial.CALLS :] == [winner] * 3
+    assert trial.winner == winner
+    assert trial.ratio == pytest.approx(torch_us / ours_us)
+
+
+def test_groups_are_held_against_torch_inside_the_model() -> None:
+    model, x = Perceptron(), torch.randn(2, 4, 8)
+    compiled = served.compile(model, benchmark=True)
+    with torch.no_grad(), served.prefer("tunebench"):
+        expected = model(x)
+        for _ in range(_trial.CALLS):
+            torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+        runs = [run for found in backend_of(compiled).fused for run in found]
+        assert len(runs) == 3
+        assert all(run.trial.winner in ("tunebench", "torch") for run in runs)
+        for run, winner in zip(runs, ("tunebench", "torch", "tunebench"), strict=True):
+            run.trial.winner, run.trial.ratio = winner, 0.5
+        calls: list[Call] = []
+        with served.watching(calls.append):
+            torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+    assert [call.by for call in calls] == ["tunebench", "torch", "tunebench"]
+    assert "torch takes 0.50 times as long" in calls[1].reason
+
+
+def test_the_backend_by_name_takes_its_option_and_no_other() -> None:
+    with torch.no_grad():
+        assert backend_by_name({"benchmark": True}).shape == (2, 4, 8)
+        with pytest.raises(Exception, match="one option, benchmark"):
+            backend_by_name({"bench": True})
+
+
+def backend_by_name(options: dict[str, bool]) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(Perceptron(), backend="tunebench", options=options)(torch.zeros(2, 4, 8))
 
 
 def test_sizes_that_change_are_left_to_torch() -> None:

@@ -1,20 +1,22 @@
 """Legal groups: which nodes of a graph one kernel can do together.
 
-A group is one node by itself, or several whose inner values need not be written: an elementwise chain; a
-product or a convolution with the chain after it as its epilogue; two products of one input of which one gates
-the other; a normalisation with the sum before it.
+A group is one node by itself, or several whose inner values need not be written: an elementwise chain, which
+may begin with the statistics that it normalises by; a product or a convolution with the chain after it as its
+epilogue; two products of one input of which one gates the other; a normalisation with the sum before it; a
+convolution of joined images, as a sum of convolutions.
 Every value that a group writes besides its last is read by none but the group, or is an output of its kernel.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, names, write
+from tunebench.graph._parted import parted
 from tunebench.graph._tree import Epilogue, Tree, epilogue_of, joined
 from tunebench.graph.node import Graph, Place
 from tunebench.workload import Workload
@@ -24,7 +26,7 @@ from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 __all__ = ["Group", "Kind", "groups"]
 
-Kind = Literal["alone", "chain", "epilogue", "gated", "prologue", "torch"]
+Kind = Literal["alone", "chain", "epilogue", "gated", "parted", "prologue", "torch"]
 """Why its nodes are together; `torch` if no operator of ours does what it does."""
 
 MOST_CHAINS = 48
@@ -43,7 +45,8 @@ class Group:
         kind: Why they are together.
         workloads: What they compute, as canonical texts; empty if only torch does it.
         roles: Which value each tensor of the workloads is, inputs and outputs; empty where kernels do not do
-            all that the node does.
+            all that the node does. Where workloads have tensors of one name that are not one value, the
+            number of the workload comes before it: ``1.x``.
         copied: Bytes that must be laid out anew before.
     """
 
@@ -52,6 +55,10 @@ class Group:
     workloads: tuple[str, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     copied: int = 0
+
+    def role(self, index: int, tensor: str) -> str:
+        """Return which value a tensor of a workload is; empty if it is none."""
+        return self.roles.get(f"{index}.{tensor}") or self.roles.get(tensor, "")
 
 
 def groups(graph: Graph) -> tuple[Group, ...]:
@@ -66,7 +73,8 @@ def groups(graph: Graph) -> tuple[Group, ...]:
             found = _prologues(graph, index)
         for group in found:
             several.setdefault((group.nodes, group.workloads), group)
-    return (*alone, *several.values())
+    joined_images = filter(None, (_parted(graph, group) for group in (*alone, *several.values())))
+    return (*alone, *several.values(), *joined_images)
 
 
 def _alone(graph: Graph, index: int) -> Group:
@@ -83,6 +91,17 @@ def _alone(graph: Graph, index: int) -> Group:
     return Group(nodes=(index,), kind="alone", workloads=node.workloads, roles=roles, copied=node.copied)
 
 
+def _parted(graph: Graph, group: Group) -> Group | None:
+    """Return a convolution of joined images, with its epilogue, as convolutions of the parts."""
+    if len(group.workloads) != 1 or group.copied:
+        return None
+    found = parted(graph, group.nodes, group.workloads[0], group.roles)
+    if found is None:
+        return None
+    joining, texts, roles = found
+    return Group(nodes=tuple(sorted((joining, *group.nodes))), kind="parted", workloads=texts, roles=roles)
+
+
 # -- elementwise nodes, and what is before them ------------------------------------------------------------
 
 
@@ -95,6 +114,8 @@ def _ending_in(graph: Graph, sink: int) -> Iterator[Group]:
             chain = _chain(graph, sink, members, tree)
             if chain is not None:
                 yield chain
+        if _preparing(graph, members):
+            continue
         gated = _gated(graph, sink, members, tree)
         if gated is not None:
             yield gated
@@ -108,7 +129,10 @@ def _ending_in(graph: Graph, sink: int) -> Iterator[Group]:
 
 
 def _chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
-    """Yield sets of elementwise nodes that end in one, all other values of which are read by none beyond."""
+    """Yield sets of elementwise nodes that end in one, all other values of which are read by none beyond.
+
+    At most one of them has kernels of its own to run before.
+    """
     seen = {frozenset({sink})}
     queue = [frozenset({sink})]
     while queue:
@@ -116,34 +140,50 @@ def _chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
         yield members
         for before in sorted(_grown(graph, members), reverse=True):
             wider = members | {before}
-            if wider not in seen and len(wider) <= MOST_LINKS:
+            if wider not in seen and len(wider) <= MOST_LINKS and len(_preparing(graph, wider)) <= 1:
                 seen.add(wider)
                 queue.append(wider)
 
 
 def _grown(graph: Graph, members: frozenset[int]) -> set[int]:
-    """Return elementwise nodes whose results are read by members, and by none else."""
+    """Return elementwise nodes whose results are read by members, and by none else.
+
+    What is read by kernels that run before the chain must have been written.
+    """
     found = set()
+    written = {value for index in _preparing(graph, members) for value in graph.nodes[index].reads}
     for index in members:
         for operand in graph.nodes[index].operands.values():
             before = graph.writer.get(operand.value)
             if before is None or before in members or not graph.nodes[before].expression:
+                continue
+            if operand.value in written:
                 continue
             if operand.place == "whole" and graph.is_inner(operand.value, members):
                 found.add(before)
     return found
 
 
+def _preparing(graph: Graph, members: Iterable[int]) -> list[int]:
+    """Return elementwise nodes that have kernels of their own to run before: those of statistics."""
+    return [index for index in members if graph.nodes[index].workloads]
+
+
 def _chain(graph: Graph, sink: int, members: frozenset[int], tree: Tree) -> Group | None:
-    """Return an elementwise workload of a tree, or None if none computes it."""
-    (result,) = graph.nodes[sink].writes
+    """Return an elementwise workload of a tree, and what must run before; None if none computes it."""
+    result = graph.nodes[sink].writes[0]
     given = _elementwise(graph, tree, result)
     if given is None:
         return None
+    before = [graph.nodes[index] for index in _preparing(graph, members)]
     leaves = {name: leaf.value for name, leaf in tree.leaves.items()}
-    roles = {name: leaves[name] for name in names(tree.root)}
+    roles = {name: value for node in before for name, value in node.roles.items()}
+    roles |= {name: leaves[name] for name in names(tree.root)}
     return Group(
-        nodes=tuple(sorted(members)), kind="chain", workloads=(str(given),), roles={**roles, "out": result}
+        nodes=tuple(sorted(members)),
+        kind="chain",
+        workloads=(*(text for node in before for text in node.workloads), str(given)),
+        roles={**roles, "out": result},
     )
 
 
@@ -176,6 +216,9 @@ def _dimensions(graph: Graph, tree: Tree, result: str) -> dict[str, Any] | None:
         expression = write(tree.root)
     except InputError:  # too long
         return None
+    types = {graph.values[tree.leaves[name].value].dtype for name in placed["vector"]}
+    if len(types) > 1:
+        return None
     return {
         "rows": value.elements // cols,
         "cols": cols,
@@ -183,6 +226,7 @@ def _dimensions(graph: Graph, tree: Tree, result: str) -> dict[str, Any] | None:
         "expression": expression,
         "vectors": "+".join(placed["vector"]),
         "columns": "+".join(columns),
+        **({"vector_dtype": types.pop()} if types else {}),
     }
 
 
@@ -344,9 +388,9 @@ def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[G
     if before is None or not graph.nodes[before].expression or not graph.is_inner(read, (index,)):
         return
     for members in itertools.islice(_chains(graph, before), MOST_CHAINS):
-        tree = joined(graph, before, members)
+        tree = None if _preparing(graph, members) else joined(graph, before, members)
         given = None if tree is None else _dimensions(graph, tree, read)
-        if tree is None or given is None:
+        if tree is None or given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
             continue
         lies_in_lines = given["vectors"] or given["columns"]
         if lies_in_lines and (given["rows"], given["cols"]) != (workload.rows, workload.cols):
@@ -374,7 +418,7 @@ def _normalised_sums(graph: Graph, index: int, workload: Any) -> Iterator[Group]
     if before is None or not graph.nodes[before].expression:
         return
     for members in itertools.islice(_chains(graph, before), MOST_CHAINS):
-        tree = joined(graph, before, members)
+        tree = None if _preparing(graph, members) else joined(graph, before, members)
         parts = None if tree is None else _summed(tree, graph.values[total].elements, workload.cols, graph)
         if parts is None or not _is_convex(graph, {*members, index}):
             continue

@@ -101,8 +101,10 @@ class Node:
         roles: Which value each tensor of the workloads is, inputs and outputs, by the tensor's name. A value
             that no node writes is what one kernel leaves to the next.
         copied: Bytes that must be laid out anew before a kernel of ours can read them.
-        expression: What an elementwise node computes, in the names of its operands.
+        expression: What an elementwise node computes, in the names of its operands; after the workloads, if
+            there are any, whose results may be among them. It is the first of `writes`.
         operands: What the names of the expression are.
+        joins: The images, in order, that it joins channel by channel, channels innermost in memory.
         reason: Why there is no workload.
     """
 
@@ -115,6 +117,7 @@ class Node:
     copied: int = 0
     expression: str = ""
     operands: Mapping[str, Operand] = field(default_factory=dict)
+    joins: tuple[str, ...] = ()
     reason: str = ""
 
 
@@ -232,5 +235,5 @@ class Graph:
 
 def _node(given: Mapping[str, Any]) -> Node:
     operands = {name: Operand(**one) for name, one in given["operands"].items()}
-    listed = {name: tuple(given[name]) for name in ("reads", "writes", "workloads")}
+    listed = {name: tuple(given[name]) for name in ("reads", "writes", "workloads", "joins")}
     return Node(**{**given, **listed, "operands": operands})

@@ -139,7 +139,7 @@ class Prices:
         moved = self._moved(index)
         if index in self._shares:
             return Price(us=self._shares[index], by="torch", how="measured", kernels=1, nbytes=moved)
-        texts = node.workloads or tuple(filter(None, [self._as_elementwise(index)]))
+        texts = (*node.workloads, *filter(None, [self._as_elementwise(index)]))
         if texts:
             times = [self._library_us(text) for text in texts]
             how = "measured" if all(known for _, known in times) else "predicted"

@@ -129,9 +129,13 @@ class Problem:
         self.workload, self.device, self.ordinal = workload, device, ordinal
         self._made: dict[Preference, Made] = {}
 
-    def made(self) -> Made:
-        """Return what runs it now."""
-        preferred = preference()
+    def made(self, preferred: Preference | None = None) -> Made:
+        """Return what runs it now.
+
+        Args:
+            preferred: Instead of the preference in force.
+        """
+        preferred = preferred or preference()
         made = self._made.get(preferred)
         if made is not None and made.generation == freshness.generation():
             return made

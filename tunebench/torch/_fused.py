@@ -12,11 +12,14 @@ from torch import Tensor, fx
 
 from tunebench.device import Device
 from tunebench.graph.group import Group
-from tunebench.serving import Problem, problem
+from tunebench.serving import Choice, Problem, preference, problem
+from tunebench.serving.choice import Made
 from tunebench.serving.watch import watched
+from tunebench.torch._derived import Derived
 from tunebench.torch._memory import launch, stored_type
 from tunebench.torch._order import is_laid_out, memory_format
 from tunebench.torch._translation import Translation
+from tunebench.torch._trial import Trial
 from tunebench.workload import Tensor as Specification
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -30,6 +33,8 @@ def fused(
     groups: Iterable[tuple[Group, bool]],
     device: Device,
     ordinal: int,
+    *,
+    benchmark: bool = False,
 ) -> tuple[fx.GraphModule, list[Fused]]:
     """Return a module that runs groups by kernels, and all else as before; and these groups.
 
@@ -40,8 +45,9 @@ def fused(
             group, wherever they are known to be faster.
         device: Where it runs.
         ordinal: Which of the machine's GPUs that is.
+        benchmark: Whether groups are timed against torch at their first calls.
     """
-    writer = _Writer(module, translation, device, ordinal)
+    writer = _Writer(module, translation, device, ordinal, benchmark=benchmark)
     for group, is_ours in groups:
         if is_ours:
             writer.fuse(group)
@@ -54,10 +60,16 @@ class _Writer:
     """Writes a graph anew, group by group."""
 
     def __init__(
-        self, module: fx.GraphModule, translation: Translation, device: Device, ordinal: int
+        self,
+        module: fx.GraphModule,
+        translation: Translation,
+        device: Device,
+        ordinal: int,
+        *,
+        benchmark: bool,
     ) -> None:
         self._module, self._translation = module, translation
-        self._device, self._ordinal = device, ordinal
+        self._device, self._ordinal, self._benchmark = device, ordinal, benchmark
         self._graph = fx.Graph()
         self.fused: list[Fused] = []
         self._written: dict[fx.Node, fx.Node] = {}
@@ -73,7 +85,8 @@ class _Writer:
     def fuse(self, group: Group) -> None:
         """Have a group run by one call."""
         region = _Region(self._translation, group, [self._call(index) for index in group.nodes])
-        run = Fused(group, f"group_{len(self.fused)}", self._kernels(group, region), region)
+        trial = Trial() if self._benchmark else None
+        run = Fused(group, f"group_{len(self.fused)}", self._kernels(group, region), region, trial)
         self.fused.append(run)
         made = self._graph.call_function(run, tuple(self._write(node) for node in region.reads))
         if len(region.gives) == 1:
@@ -106,13 +119,19 @@ class _Writer:
 
     def _kernels(self, group: Group, region: _Region) -> list[_Kernel]:
         found = []
-        for text in group.workloads:
+        for index, text in enumerate(group.workloads):
             workload = parse(text)
             found.append(
                 _Kernel(
                     problem(workload, self._device, self._ordinal),
-                    tuple(region.input(workload, group.roles[spec.name]) for spec in workload.inputs()),
-                    tuple(region.output(workload, spec, group) for spec in workload.outputs()),
+                    tuple(
+                        region.input(workload, spec, group.role(index, spec.name))
+                        for spec in workload.inputs()
+                    ),
+                    tuple(
+                        region.output(workload, spec, group.role(index, spec.name))
+                        for spec in workload.outputs()
+                    ),
                 )
             )
         return found
@@ -165,8 +184,8 @@ class _Region:
                     queue.append(before)
         sources = self._translation.sources
         for value in self._group.roles.values():
-            if value in self._translation.folds:
-                found.update(dict.fromkeys(self._translation.folds[value].parts))
+            if value in self._translation.derived:
+                found.update(dict.fromkeys(self._translation.derived[value].parts))
             elif value in sources and not self._is_inside(sources[value]):
                 found[sources[value]] = None
         return tuple(found)
@@ -186,31 +205,33 @@ class _Region:
         graph.output(results[0] if len(results) == 1 else results)
         return fx.GraphModule(torch.nn.Module(), graph)
 
-    def input(self, workload: Workload, value: str) -> _Input:
+    def input(self, workload: Workload, spec: Specification, value: str) -> _Input:
         """Return how a kernel comes to a tensor that it reads."""
-        fold = self._translation.folds.get(value)
-        if fold is not None:
-            places = tuple(self.reads.index(node) for node in fold.parts)
-            return _Fold(places, fold.eps, fold.dtype, is_scale=value.endswith(".scale"))
+        derived = self._translation.derived.get(value)
+        if derived is not None:
+            return _Derived(tuple(self.reads.index(node) for node in derived.parts), derived)
         if value in self._between:
             return _Given(self._between[value])
         node = self._translation.sources[value]
         place = self.reads.index(node)
+        if node.meta["val"].dtype != stored_type(spec.dtype):
+            return _Converted(place, stored_type(spec.dtype))
         if is_laid_out(workload, node.meta["val"]) or not self._translation.graph.values[value].memory:
             return _Given(place)
         return _Copied(place, workload)
 
-    def output(self, workload: Workload, spec: Specification, group: Group) -> _Output:
+    def output(self, workload: Workload, spec: Specification, value: str) -> _Output:
         """Return what a tensor that a kernel writes is."""
-        value = group.roles.get(spec.name, "")
         node = self.values.get(value)
+        if is_left := list(self._group.roles.values()).count(value) > 1:  # for the next kernel
+            self._between[value] = len(self.reads) + len(self._between)
         if node is None:
-            if is_left := list(group.roles.values()).count(value) > 1:  # for the next kernel
-                self._between[value] = len(self.reads) + len(self._between)
-            return _Output(None, spec.shape, None, stored_type(spec.dtype), is_left=is_left)
+            dtype = stored_type(spec.dtype)
+            return _Output(None, spec.shape, None, dtype, None, dtype, is_left)
         told = node.meta["val"]
         how = None if is_laid_out(workload, told) else memory_format(workload, told)
-        return _Output(self.gives.index(node), tuple(told.shape), tuple(told.stride()), told.dtype, how)
+        place, shape, stride = self.gives.index(node), tuple(told.shape), tuple(told.stride())
+        return _Output(place, shape, stride, stored_type(spec.dtype), how, told.dtype, is_left)
 
 
 class _Given:
@@ -234,26 +255,33 @@ class _Copied:
         return tensor.contiguous(memory_format=memory_format(self.workload, tensor))
 
 
-class _Fold:
-    """The scale or the shift of a batch normalisation, computed again when a part of it has changed."""
+@dataclass(frozen=True, slots=True)
+class _Converted:
+    """A tensor that is read in another type."""
 
-    def __init__(self, places: Sequence[int], eps: float, dtype: torch.dtype, *, is_scale: bool) -> None:
-        self._places, self._eps, self._dtype, self._is_scale = tuple(places), eps, dtype, is_scale
+    place: int
+    dtype: torch.dtype
+
+    def of(self, given: Sequence[Tensor]) -> Tensor:
+        return given[self.place].to(self.dtype)
+
+
+class _Derived:
+    """What is made of other tensors, and made again when one of them has changed."""
+
+    def __init__(self, places: tuple[int, ...], derived: Derived) -> None:
+        self._places, self._derived = places, derived
         self._known: tuple[Any, Tensor] | None = None
 
     def of(self, given: Sequence[Tensor]) -> Tensor:
         parts = [given[place] for place in self._places]
         key = [(part.data_ptr(), part._version) for part in parts]
         if self._known is None or self._known[0] != key:
-            self._known = (key, self._computed(*(part.detach() for part in parts)))
+            self._known = (key, self._derived.of(*(part.detach() for part in parts)))
         return self._known[1]
 
-    def _computed(self, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        scale = weight * torch.rsqrt(variance + self._eps)
-        return (scale if self._is_scale else bias - mean * scale).to(self._dtype)
 
-
-_Input = _Given | _Copied | _Fold
+_Input = _Given | _Copied | _Converted | _Derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +292,9 @@ class _Output:
         place: Among the results; None if nobody reads it.
         shape: As torch has it.
         stride: Likewise; None for contiguous.
-        dtype: Its type.
+        dtype: The type that the kernel writes.
         written_as: The memory format that the kernel writes, if that is another.
+        expected_type: Its type, as torch has it.
         is_left: Whether the next kernel reads it.
     """
 
@@ -273,8 +302,9 @@ class _Output:
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
     dtype: torch.dtype
-    written_as: torch.memory_format | None = None
-    is_left: bool = False
+    written_as: torch.memory_format | None
+    expected_type: torch.dtype
+    is_left: bool
 
     def empty(self, device: torch.device) -> Tensor:
         """Return memory for it."""
@@ -284,12 +314,11 @@ class _Output:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
     def expected(self, written: Tensor) -> Tensor:
-        """Return it as torch would have laid it out."""
+        """Return it as torch would have laid it out, in the type that it would have."""
         if self.written_as is None or self.stride is None:
-            return written
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=written.device).copy_(
-            written
-        )
+            return written.to(self.expected_type)
+        wanted = torch.empty_strided(self.shape, self.stride, dtype=self.expected_type, device=written.device)
+        return wanted.copy_(written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,13 +336,18 @@ class Fused:
     Attributes:
         group: What it does.
         by_torch: The same by torch.
+        trial: What finds out which is the faster, if it is found out here.
         seen: What it was last called with, if `keeps` is true.
         keeps: Whether to keep that.
     """
 
-    def __init__(self, group: Group, name: str, kernels: Sequence[_Kernel], region: _Region) -> None:
-        self.__name__, self.group = name, group
+    def __init__(
+        self, group: Group, name: str, kernels: Sequence[_Kernel], region: _Region, trial: Trial | None
+    ) -> None:
+        self.__name__, self.group, self.trial = name, group, trial
         self._kernels, self._count = tuple(kernels), len(region.gives)
+        # Kernels of one problem each are held against torch's; of several, and in a trial, all together are.
+        self._is_weighed = trial is not None or len(kernels) > 1
         self.by_torch = region.module.forward
         self.keeps, self.seen = False, tuple[Tensor, ...]()
 
@@ -321,12 +355,32 @@ class Fused:
         """Run it on the tensors that its nodes read."""
         if self.keeps:
             self.seen = given
-        made = [kernel.problem.made() for kernel in self._kernels]
+        preferred, trial = preference(), self.trial
+        if preferred == "faster" and self._is_weighed:
+            preferred = "tunebench"
+        made = [kernel.problem.made(preferred) for kernel in self._kernels]
+        is_lost = trial is not None and trial.winner == "torch" and preferred != "torch"
         if watched():
-            for kernel, one in zip(self._kernels, made, strict=True):
-                kernel.problem.tell(one)
-        if any(one.kernel is None for one in made):
+            self._tell(made, is_lost=is_lost)
+        if is_lost or any(one.kernel is None for one in made):
             return self.by_torch(*given)
+        if trial is None or trial.winner is not None:
+            return self._by_kernels(made, given)
+        return trial.run(
+            given[0].device, lambda: self._by_kernels(made, given), lambda: self.by_torch(*given)
+        )
+
+    def _tell(self, made: Sequence[Made], *, is_lost: bool) -> None:
+        """Tell watchers whose kernels run it."""
+        for kernel, one in zip(self._kernels, made, strict=True):
+            if is_lost and self.trial is not None:
+                reason = f"in this model torch takes {self.trial.ratio:.2f} times as long"
+                lost = Choice(workload=kernel.problem.workload, reason=reason)
+                kernel.problem.tell(Made(one.generation, lost, None))
+            else:
+                kernel.problem.tell(one)
+
+    def _by_kernels(self, made: Sequence[Made], given: Sequence[Tensor]) -> Any:
         results: list[Any] = [None] * self._count
         known, device = list(given), given[0].device
         for kernel, one in zip(self._kernels, made, strict=True):
@@ -335,6 +389,6 @@ class Fused:
             for output, tensor in zip(kernel.outputs, written, strict=True):
                 if output.is_left:
                     known.append(tensor)
-                elif output.place is not None:
+                if output.place is not None:
                     results[output.place] = output.expected(tensor)
         return results[0] if self._count == 1 else tuple(results)

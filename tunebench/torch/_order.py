@@ -74,7 +74,7 @@ def lines(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
 
 def is_laid_out(problem: Workload, tensor: Any) -> bool:
     """Tell whether a tensor lies in memory as a problem's kernels read or write it."""
-    if problem.operator in ("gemm", "elementwise", "reduction"):  # it says how
+    if problem.operator in ("gemm", "elementwise", "reduction", "batchnorm_stats"):  # it says how
         return is_dense(tensor)
     return bool(tensor.is_contiguous(memory_format=memory_format(problem, tensor)))
 

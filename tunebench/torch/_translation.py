@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Mapping
@@ -13,32 +14,20 @@ from torch import Tensor, fx
 
 from tunebench.errors import InputError
 from tunebench.expression import canonical
+from tunebench.graph._parted import channels_of, sum_of, zeros_of
 from tunebench.graph.node import Graph, Node, Operand, Value
 from tunebench.torch._aten import is_known, workloads_of
+from tunebench.torch._batch_norm import gradients_by_batch, normalised_by_batch
+from tunebench.torch._derived import Channels, Derived, Folded, Zeros
 from tunebench.torch._memory import DTYPES
 from tunebench.torch._order import inner, is_dense, is_laid_out, lines, place, place_of_channels
 from tunebench.torch._pointwise import expression_of, is_pointwise
 from tunebench.workload import Workload
 from tunebench.workloads import parse, workload
 
-__all__ = ["Fold", "Translation", "translate"]
+__all__ = ["Translation", "translate"]
 
 TYPES = {**DTYPES, torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """A batch normalisation whose scale and shift are the same in every step.
-
-    Attributes:
-        parts: The nodes that give weight, bias, running mean and running variance.
-        eps: Added to the variance.
-        dtype: Type of what is folded: that of the images.
-    """
-
-    parts: tuple[fx.Node, ...]
-    eps: float
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -49,13 +38,13 @@ class Translation:
         graph: Ours.
         sources: The node of FX that gives the memory of each value.
         calls: The node of FX that each node of ours stands for.
-        folds: What scales and shifts are made of, by the value.
+        derived: What values are made of that neither nodes nor kernels write.
     """
 
     graph: Graph
     sources: Mapping[str, fx.Node]
     calls: Mapping[str, fx.Node]
-    folds: Mapping[str, Fold]
+    derived: Mapping[str, Derived]
 
 
 def translate(
@@ -83,7 +72,8 @@ class _Translator:
         """The value that each node of FX with one tensor shows."""
         self._sources: dict[str, fx.Node] = {}
         self._copied: set[str] = set()
-        self._folds: dict[str, Fold] = {}
+        self._joins: dict[str, tuple[str, ...]] = {}
+        self._derived: dict[str, Derived] = {}
         self._nodes: list[Node] = []
         self._calls: dict[str, fx.Node] = {}
 
@@ -109,7 +99,7 @@ class _Translator:
             values=self._values,
             outputs=frozenset(outputs),
         )
-        return Translation(graph, self._sources, self._calls, self._folds)
+        return Translation(graph, self._sources, self._calls, self._derived)
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -171,7 +161,7 @@ class _Translator:
         told = self._made(node, given) or {"reason": "no expression of ours"}
         self._calls[node.name] = node
         writes = self._written(node)
-        if "roles" in told:
+        if "roles" in told and "expression" not in told:
             told["roles"] = {**told["roles"], **_results(told["workloads"], writes, told["roles"])}
         self._nodes.append(Node(name=node.name, target=_target(node), reads=reads, writes=writes, **told))
 
@@ -194,6 +184,11 @@ class _Translator:
         func, name = node.target, node.target._schema.name
         if name == "aten::_native_batch_norm_legit_no_training":
             return self._normalised_by_channel(given)
+        if name in _BY_BATCH:
+            own = functools.partial(self._own, None)
+            return _BY_BATCH[name](node, given, self._in_f32, own)
+        if name == "aten::cat":
+            return {"reason": "no operator of ours", "joins": self._joined(node, given)}
         if is_known(func):
             return self._known(node, given)
         if name in _REDUCTIONS:
@@ -236,7 +231,34 @@ class _Translator:
         copied += sum(tensor.numel() * tensor.element_size() for tensor in relaid)
         if given.get("transposed") and isinstance(given.get("bias"), fx.Node):
             return self._with_bias(node, texts, roles, given["bias"], copied)
+        if roles.get("x") in self._joins and not copied:
+            self._part(node, problems[0], roles)
         return {"workloads": texts, "roles": roles, "copied": copied}
+
+    def _joined(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
+        """Return the images that are joined channel by channel, channels last; else none."""
+        parts, result = given["tensors"], _tensor(node)
+        tensors = [_tensor(part) for part in parts]
+        last = all(one.dim() == 4 and place_of_channels(one) == "vector" for one in (*tensors, result))
+        if not last or given["dim"] not in (1, -3) or any(one.dtype != result.dtype for one in tensors):
+            return ()
+        self._joins[node.name] = tuple(self._owned[part] for part in parts)
+        return self._joins[node.name]
+
+    def _part(self, node: fx.Node, problem: Any, roles: dict[str, str]) -> None:
+        """Note what the convolutions of the parts of joined images read and write (see `graph._parted`)."""
+        if problem.operator != "conv2d" or problem.direction != "fprop" or problem.groups > 1:
+            return
+        filters, first = self._sources[roles["w"]], 0
+        for part, value in enumerate(self._joins[roles["x"]]):
+            end = first + self._values[value].shape[1]
+            name = channels_of(roles["w"], first, end)
+            self._own(None, name, _tensor(filters)[:, first:end], constant=self._is_constant(filters))
+            self._derived[name] = Channels((filters,), first, end)
+            self._own(None, sum_of(node.name, part), _tensor(node))
+            first = end
+        self._own(None, zeros_of(node.name), _tensor(filters)[:, 0, 0, 0], constant=True)
+        self._derived[zeros_of(node.name)] = Zeros((filters,))
 
     def _with_bias(
         self, node: fx.Node, texts: tuple[str, ...], roles: dict[str, str], bias: fx.Node, copied: int
@@ -276,6 +298,17 @@ class _Translator:
             self._own(None, name, _tensor(node), constant=constant, memory=self._owner(shown))
             self._sources[name] = node
         self._copied.add(name)
+        return name
+
+    def _in_f32(self, node: fx.Node) -> str:
+        """Return the value of images, or of statistics of them, which kernels have in f32."""
+        shown, tensor = self._owned[node], _tensor(node)
+        if tensor.dim() > 1 or tensor.dtype == torch.float32:
+            return shown
+        name = f"{node.name}~f32"
+        if name not in self._values:
+            self._own(None, name, tensor.float(), memory=self._owner(shown))
+            self._sources[name] = node
         return name
 
     def _pointwise(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
@@ -320,10 +353,11 @@ class _Translator:
             return {"reason": "statistics that change from step to step"}
         weight = given["weight"]
         names = []
-        for what in ("scale", "shift"):
+        whats: tuple[Literal["scale", "shift"], ...] = ("scale", "shift")
+        for what in whats:
             name = f"{self._owned[given['input']]}~{weight.name}.{what}"
             self._own(None, name, _tensor(weight).to(x.dtype), constant=True)
-            self._folds[name] = Fold(tuple(statistics), given["eps"], x.dtype)
+            self._derived[name] = Folded(tuple(statistics), what, given["eps"], x.dtype)
             names.append(name)
         where = place_of_channels(x)
         operands = {
@@ -338,6 +372,11 @@ class _Translator:
 
 
 # -- reading FX --------------------------------------------------------------------------------------------
+
+_BY_BATCH = {
+    "aten::_native_batch_norm_legit_functional": normalised_by_batch,
+    "aten::native_batch_norm_backward": gradients_by_batch,
+}
 
 _REDUCTIONS = {"aten::sum": "sum", "aten::mean": "mean"}
 

@@ -7,7 +7,7 @@ what it takes on the device: measured where it was tuned, predicted elsewhere.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,10 @@ __all__ = ["Backend", "backend", "backend_of", "compile", "plans"]
 class Backend:
     """A backend of `torch.compile`; it remembers the plans of what it has compiled.
 
+    Args:
+        name: Of the model.
+        benchmark: Whether groups are timed against torch inside the model (see `compile`).
+
     Attributes:
         plans: Of each graph, in the order in which they were compiled; backward ones come with the first call
             that needs gradients.
@@ -34,8 +38,8 @@ class Backend:
         left: Why graphs were left to torch as they were.
     """
 
-    def __init__(self, name: str = "model") -> None:
-        self._name = name
+    def __init__(self, name: str = "model", *, benchmark: bool = False) -> None:
+        self._name, self._benchmark = name, benchmark
         self.plans: list[Plan] = []
         self.fused: list[list[Fused]] = []
         self.left: list[str] = []
@@ -61,7 +65,7 @@ class Backend:
         made = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")
         self.plans.append(made)
         chosen = [(offer.group, offer.price.by == "tunebench") for offer in made.chosen]
-        written, ours = fused(module, translation, chosen, device, ordinal)
+        written, ours = fused(module, translation, chosen, device, ordinal, benchmark=self._benchmark)
         self.fused.append(ours)
         return written.forward  # type: ignore[no-any-return]
 
@@ -78,15 +82,32 @@ def _refusal(tensors: list[Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def backend(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-    """Compile what torch has traced: ``torch.compile(model, backend="tunebench")``."""
-    return Backend()(module, inputs)
+def backend(
+    module: fx.GraphModule, inputs: Any, *, options: Mapping[str, bool] | None = None
+) -> Callable[..., Any]:
+    """Compile what torch has traced: ``torch.compile(model, backend="tunebench")``.
+
+    Args:
+        module: What was traced.
+        inputs: What it is called with.
+        options: ``{"benchmark": True}``, or nothing (see `compile`).
+
+    Raises:
+        InputError: naming an option that there is not.
+    """
+    given = dict(options or {})
+    benchmark = given.pop("benchmark", False)
+    if given or not isinstance(benchmark, bool):
+        raise InputError(f"the backend tunebench has one option, benchmark: true or false; got {options}")
+    return Backend(benchmark=benchmark)(module, inputs)
 
 
 _backends: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
 
 
-def compile(model: nn.Module | Callable[..., Any], *, fullgraph: bool = False) -> Any:  # noqa: A001 - torch's name
+def compile(  # noqa: A001 - torch's name
+    model: nn.Module | Callable[..., Any], *, fullgraph: bool = False, benchmark: bool = False
+) -> Any:
     """Compile a model: groups of operations by tuned kernels, the rest by torch, gradients included.
 
     Which operations are grouped is decided at the first call of each kind, by what is in the database then.
@@ -96,6 +117,8 @@ def compile(model: nn.Module | Callable[..., Any], *, fullgraph: bool = False) -
     Args:
         model: A module, or a function of tensors.
         fullgraph: Whether it is an error if torch cannot trace all of it.
+        benchmark: Whether each group that kernels of ours may run is timed against torch inside the model,
+            over its first 22 calls, and then run by the faster: alone a kernel may take another time.
 
     Returns:
         What `torch.compile` returns: a module with the parameters of the model, or a function.
@@ -105,7 +128,7 @@ def compile(model: nn.Module | Callable[..., Any], *, fullgraph: bool = False) -
     """
     if not callable(model):
         raise InputError(f"compile takes a module or a function, not {type(model).__name__}")
-    made = Backend(getattr(model, "__name__", type(model).__name__))
+    made = Backend(getattr(model, "__name__", type(model).__name__), benchmark=benchmark)
     compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=False)
     _backends[compiled] = made
     return compiled

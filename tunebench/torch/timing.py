@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tunebench.errors import InputError
+from tunebench.torch._trial import CALLS
 from tunebench.torch.compiling import backend_of
 from tunebench.torch.compiling import compile as compile_ours
 
@@ -85,7 +86,9 @@ class ModelTimes:
         return "\n".join(lines)
 
 
-def time_model(model: nn.Module, *inputs: Tensor, rounds: int = 20, library: bool = True) -> ModelTimes:
+def time_model(
+    model: nn.Module, *inputs: Tensor, rounds: int = 20, library: bool = True, benchmark: bool = False
+) -> ModelTimes:
     """Time a step of inference by eager torch, by `torch.compile` and by `tunebench.torch.compile`.
 
     The model runs in eval mode, and is given back in its own.
@@ -95,6 +98,7 @@ def time_model(model: nn.Module, *inputs: Tensor, rounds: int = 20, library: boo
         inputs: What it is called with, on its device.
         rounds: How often each way runs, in turn with the others.
         library: Whether `torch.compile` is among them, which must have a compiler.
+        benchmark: Whether ours is compiled with `benchmark`; all ways have run often enough then.
 
     Raises:
         InputError: if there are no rounds, or no inputs.
@@ -105,19 +109,24 @@ def time_model(model: nn.Module, *inputs: Tensor, rounds: int = 20, library: boo
     model.eval()
     try:
         with torch.no_grad():
-            return _timed(model, inputs, rounds, library)
+            return _timed(model, inputs, rounds, library=library, benchmark=benchmark)
     finally:
         model.train(training)
 
 
-def _timed(model: nn.Module, inputs: tuple[Tensor, ...], rounds: int, library: bool) -> ModelTimes:
-    ours = compile_ours(model)
+def _timed(
+    model: nn.Module, inputs: tuple[Tensor, ...], rounds: int, *, library: bool, benchmark: bool
+) -> ModelTimes:
+    ours = compile_ours(model, benchmark=benchmark)
     ways: dict[str, Callable[..., Any]] = {"eager": model}
     if library:
         ways["torch.compile"] = torch.compile(model, dynamic=False)
     ways["tunebench"] = ours
     clock = _clock_of(inputs[0].device)
     calls = {way: functools.partial(run, *inputs) for way, run in ways.items()}
+    if benchmark:
+        for _ in range(CALLS):
+            ours(*inputs)
     times = _in_turn(calls, rounds, clock)
     return ModelTimes(
         us={way: statistics.median(found) for way, found in times.items()},

@@ -24,8 +24,8 @@ __all__ = ["Elementwise", "neighbour"]
 class Elementwise(Chain):
     """A chain of elementwise operations in one kernel, computed in f32 and rounded once.
 
-    See `Chain` for the inputs. out (rows, cols). Vectors may be of another type, `vector_dtype`: statistics are
-    f32 where images are f16.
+    See `Chain` for the inputs. out (rows, cols). Vectors may be of another type, `vector_dtype`: statistics
+    are f32 where images are f16.
     """
 
     operator: ClassVar[str] = "elementwise"
