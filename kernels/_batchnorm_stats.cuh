@@ -3,9 +3,9 @@
 // _row_block.cuh.
 //
 // Two figures of a column come together from threads, and from parts of the rows. Forward they are the mean of some rows
-// and their squared deviations from it. A thread takes differences from the first value it meets, so that one pass will do
-// however far the mean is from zero, and a value that is far off spoils nothing but what that thread alone has of it. What
-// several threads, or parts, have is joined about their common mean.
+// and their squared deviations from it. A thread takes differences from the first value that it meets, and each time that
+// it has met twice as many, from the mean of all so far: one pass will do, however far the mean is from zero and however
+// far the first value is from the mean. What several threads, or parts, have is joined about their common mean.
 //
 // Source: Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and Recommendations", 1983.
 
@@ -43,15 +43,22 @@ struct Moments {
       second[i] = multiply_add(apart, apart, second[i]);
     }
   }
-  // Sums of differences become a mean and squared deviations from it. A NaN stays one.
-  __device__ __forceinline__ void end(u32 rows) {
-    if (rows == 0) return;
+  // From here on differences are from the mean of all rows so far; those of these rows from it add up to nothing.
+  __device__ __forceinline__ void centre(u32 rows) {
+    const float share = 1.0f / rows;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float apart = first[i] / rows, squares = second[i] - first[i] * apart;
-      first[i] = from[i] + apart;
-      second[i] = squares < 0.0f ? 0.0f : squares;
+      const float apart = first[i] * share, squares = second[i] - first[i] * apart;
+      from[i] += apart;
+      first[i] = 0.0f;
+      second[i] = squares < 0.0f ? 0.0f : squares;  // a NaN stays one
     }
+  }
+  __device__ __forceinline__ void end(u32 rows) {
+    if (rows == 0) return;
+    centre(rows);
+#pragma unroll
+    for (int i = 0; i < V; ++i) first[i] = from[i];
   }
   // What COUNT shares of the rows come to; `get(share, which)` is a figure of one of them.
   template <int COUNT, class Get>
@@ -109,6 +116,7 @@ struct Products {
       second[i] = f32_op(second[i] + d);
     }
   }
+  __device__ __forceinline__ void centre(u32) {}
   __device__ __forceinline__ void end(u32) {}
   template <int COUNT, class Get>
   static __device__ __forceinline__ Figures join(u32, Get get) {
@@ -144,6 +152,9 @@ struct Part {
   }
 };
 
+// Rows of a thread before it takes differences from their mean: a multiple of all that it may have in flight.
+constexpr u32 FIRST_ROWS = 16;
+
 // The first column of this thread.
 template <int COL_THREADS, int V>
 __device__ __forceinline__ u32 own_column() {
@@ -159,6 +170,7 @@ __device__ __forceinline__ void over_rows(Sums& sums, const Target& target, int 
   // Columns that are missing have no rows; their threads still come to the barrier.
   const u32 count = column < u32(cols) ? there : 0;
   const size_t start = size_t(parts.begin(blockIdx.y)) * cols + column;
+  u32 seen = 0, next = FIRST_ROWS;
   for (u32 top = line; top < count; top += ROW_THREADS * N) {
     typename Sums::Loaded held[N];
 #pragma unroll
@@ -168,6 +180,10 @@ __device__ __forceinline__ void over_rows(Sums& sums, const Target& target, int 
 #pragma unroll
     for (int n = 0; n < N; ++n)
       if (top + n * ROW_THREADS < count) sums.see(held[n], start + size_t(top + n * ROW_THREADS) * cols);
+    if ((seen += N) == next && top + ROW_THREADS * N < count) {
+      sums.centre(seen);
+      next *= 2;
+    }
   }
   sums.end(Shares(count, ROW_THREADS).rows(line));
 
