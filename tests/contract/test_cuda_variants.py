@@ -33,6 +33,12 @@ WORKLOADS = {
         "attention:batch=1,heads=1,seq_q=70,head_dim=64,dtype=bf16,seq_k=37,direction=backward",
         "attention:batch=1,heads=3,seq_q=35,head_dim=13,dtype=f32,seq_k=45,heads_k=1,causal=true,direction=backward",
     ),
+    "batchnorm_stats": (
+        "batchnorm_stats:rows=150,cols=37,dtype=f32,eps=0.25,momentum=0.5",
+        "batchnorm_stats:rows=301,cols=200,dtype=f16",
+        "batchnorm_stats:rows=97,cols=131,dtype=f32,direction=backward",
+        "batchnorm_stats:rows=301,cols=72,dtype=bf16,direction=backward",
+    ),
     "cross_entropy": (
         "cross_entropy:rows=37,cols=131,dtype=f32",
         "cross_entropy:rows=5,cols=1000,dtype=f16",

@@ -19,6 +19,9 @@ pytestmark = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unav
 
 # The simulator does some 1e5 operations a second: just large enough to cut a row, a tile and a block.
 WORKLOADS = (
+    "batchnorm_stats:rows=300,cols=37,dtype=f32,eps=0.25,momentum=0.5",
+    "batchnorm_stats:rows=67,cols=5,dtype=f16",
+    "batchnorm_stats:rows=37,cols=5,dtype=f16,direction=backward",
     "cross_entropy:rows=17,cols=37,dtype=f16",
     "cross_entropy:rows=3,cols=67,dtype=f32,direction=backward",
     "softmax:rows=5,cols=37,dtype=f32,prologue=scale+mask",
