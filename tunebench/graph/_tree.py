@@ -49,7 +49,8 @@ def joined(graph: Graph, sink: int, members: frozenset[int]) -> Tree | None:
         inputs: dict[Node, Node] = {}
         for name, operand in node.operands.items():
             writer = graph.writer.get(operand.value)
-            if writer in members:
+            # What a node's own kernels have found before is read like any other value.
+            if writer in members and writer != index:
                 inner = tree_of(writer) if operand.place == "whole" else None
                 if inner is None:
                     return None

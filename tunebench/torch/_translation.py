@@ -218,6 +218,8 @@ class _Translator:
         if not seen.workloads:
             return {"reason": seen.reason}
         texts = tuple(_with_statistics(text, node) for text in seen.workloads)
+        if node.target._schema.name == "aten::convolution_backward" and given["output_mask"][2]:
+            texts += _sums_of_channels(_tensor(given["grad_output"]))
         problems = [parse(text) for text in texts]
         roles = {name: value for one in problems for name, value in self._roles(one, given).items()}
         results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else (node.meta["val"],)
@@ -392,6 +394,7 @@ _ROLES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "conv2d": {"x": ("input",), "w": ("weight",), "bias": ("bias",), "dy": ("grad_output",)},
     "transposed": {"dy": ("input",), "w": ("weight",), "x": ("grad_output",)},
+    "reduction": {"x0": ("grad_output",)},
     "softmax": {"x": ("self",), "y": ("output",), "dy": ("grad_output",)},
     "layernorm": {
         "x": ("input",),
@@ -450,6 +453,15 @@ def _with_statistics(text: str, node: fx.Node) -> str:
         return text
     kept = any(user.target is operator.getitem and user.args[1] > 0 for user in node.users)
     return str(norm.changed(stats=kept))
+
+
+def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
+    """Return the gradient of a convolution's bias, if channels lie innermost in memory."""
+    if place_of_channels(images) != "vector" or images.dtype not in DTYPES:
+        return ()
+    sizes = {"rows": images.numel() // images.shape[1], "cols": images.shape[1]}
+    of = {"expression": "x0", "reduce": "sum", "axis": "rows"}
+    return (str(workload("reduction", **sizes, dtype=DTYPES[images.dtype], **of)),)
 
 
 def _results(texts: tuple[str, ...], writes: tuple[str, ...], known: Mapping[str, str]) -> dict[str, str]:
