@@ -261,6 +261,88 @@ def test_a_compiled_model_gives_the_same_by_our_kernels(name: str, request: pyte
     assert len(plan.chosen) < len(plan.graph.nodes) or name in ("attention", "enlarged")
 
 
+class Normalised(nn.Module):
+    """Batch statistics before an activation, and before a sum and an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.more = nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 1)
+        self.norm, self.last = nn.BatchNorm2d(8), nn.BatchNorm2d(8, momentum=0.25)
+
+    def forward(self, x: Any) -> Any:
+        y = functional.relu(self.norm(self.conv(x)))
+        return functional.relu(self.last(self.more(y)) + y)
+
+
+def grown(model: nn.Module, x: Any) -> Any:
+    """Take a step, and return the result; its elements count differently."""
+    y = model(x)
+    (y * torch.linspace(-1.0, 1.0, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+    return y
+
+
+def test_statistics_of_a_batch_and_the_chain_after_them_are_ours_forward_and_backward() -> None:
+    model, x = Normalised().to(memory_format=CL), torch.randn(2, 4, 6, 6).contiguous(memory_format=CL)
+    exact = copy.deepcopy(model).double()
+    compiled = served.compile(model)
+    y, functions = ran(lambda: grown(compiled, x))
+    torch.testing.assert_close(y.double(), grown(exact, x.double()), rtol=1e-4, atol=1e-5)
+    assert functions["batchnorm_stats"] == 4
+    assert functions["reduction"] == 1  # the bias of a convolution
+    for (name, ours), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(
+            ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    for ours, theirs in zip(model.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(ours.to(theirs.dtype), theirs, rtol=1e-5, atol=1e-6)
+    forward, backward = served.plans(compiled)
+    fused = [group for group in (offer.group for offer in forward.chosen) if len(group.nodes) > 1]
+    assert [len(group.nodes) for group in fused] == [2, 3]
+    assert all("batchnorm_stats" in group.workloads[0] for group in fused)
+    assert [node.target for node in forward.graph.nodes if not (node.workloads or node.expression)] == [
+        "aten.add",
+        "aten.add",
+    ]  # numbers of batches
+    assert all(node.workloads or node.expression for node in backward.graph.nodes)
+
+
+def test_nothing_is_fused_into_a_product_through_statistics() -> None:
+    model = Normalised().half().to(memory_format=CL)
+    model.norm.float(), model.last.float()
+    x = torch.zeros(2, 4, 6, 6, dtype=torch.half).contiguous(memory_format=CL)
+    forward, backward = (one.graph for one in capture(model, [x], training=True))
+    for graph in (forward, backward):
+        for group in groups(graph):
+            kinds = [text.partition(":")[0] for text in group.workloads]
+            inside = [graph.nodes[index].target for index in group.nodes]
+            if any("batch_norm" in target for target in inside):
+                assert kinds == ["batchnorm_stats", "elementwise"]
+                assert "vector_dtype=f32" in group.workloads[1]
+                assert sum("batch_norm" in target for target in inside) == 1
+                read = {group.role(0, name) for name in ("x", "dy")} - {""}
+                assert not read & {value for index in group.nodes for value in graph.nodes[index].writes}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: model.norm.half(), "not f32"),
+        (lambda model: model.to(memory_format=torch.contiguous_format), "innermost"),
+    ],
+)
+def test_statistics_that_are_none_of_ours_are_torchs(change: Callable[[Any], Any], reason: str) -> None:
+    model = Normalised().half().to(memory_format=CL)
+    model.norm.float(), model.last.float()
+    change(model)
+    x = torch.zeros(2, 4, 6, 6, dtype=torch.half).contiguous(
+        memory_format=CL if reason == "not f32" else torch.contiguous_format
+    )
+    (forward, _) = (one.graph for one in capture(model, [x], training=True))
+    first = next(node for node in forward.nodes if "batch_norm" in node.target)
+    assert reason in first.reason
+    assert not first.workloads
+
+
 def test_gradients_are_the_same_by_our_kernels() -> None:
     model, x = Perceptron(), torch.randn(2, 4, 8)
     exact = copy.deepcopy(model).double()

@@ -171,10 +171,13 @@ class _Translator:
             return (self._own(node, node.name, found),)
         parts = found if isinstance(found, (list, tuple)) else ()
         used = {user.args[1] for user in node.users if user.target is operator.getitem}
-        return tuple(
-            self._own(None, f"{node.name}.{index}", part)
+        names = {
+            f"{node.name}.{index}": part
             for index, part in enumerate(parts)
             if isinstance(part, Tensor) and index in used
+        }
+        return tuple(
+            name if name in self._values else self._own(None, name, part) for name, part in names.items()
         )
 
     def _made(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
