@@ -465,6 +465,40 @@ def backend_by_name(options: dict[str, bool]) -> Any:
     return torch.compile(Perceptron(), backend="tunebench", options=options)(torch.zeros(2, 4, 8))
 
 
+def test_a_training_step_is_timed_and_the_model_stays_what_it_was() -> None:
+    model, x = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)), torch.randn(2, 4, 6, 6)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = copy.deepcopy(model.eval().state_dict())
+    times = served.time_model(model, x, rounds=2, library=False, training=True, benchmark=True)
+    assert set(times.us) == {"eager", "tunebench"}
+    assert not model.training
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert model[0].bias.grad is None
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    with pytest.raises(InputError, match="nothing to train"):
+        served.time_model(nn.ReLU(), x, training=True)
+
+
+def test_time_prints_every_way_and_every_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(8, 8), nn.ReLU())\n"
+    )
+    arguments = ["time", f"{file}:make", "--input", "4x8", "--device", "cpu", "--rounds", "2", "--no-library"]
+    with served.prefer("tunebench"):
+        assert run_cli([*arguments, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert set(found["us"]) == {"eager", "tunebench"}
+        assert [group["by"] in ("tunebench", "torch") for group in found["groups"]] == [True]
+        assert run_cli(arguments) == 0
+        assert "epilogue=bias+relu" in capsys.readouterr().out
+    assert run_cli([*arguments[:2], "--device", "cpu"]) == 2
+    assert "--input SHAPE:TYPE" in capsys.readouterr().err
+    assert run_cli([*arguments[:4], "--device", "h100-sxm"]) == 2
+    assert "not in this machine" in capsys.readouterr().err
+
+
 def test_sizes_that_change_are_left_to_torch() -> None:
     made, model = Backend(), Perceptron()
     compiled = torch.compile(model, backend=made, dynamic=True)

@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": "Predict how long a workload or a model takes on GPUs that need not be here.",
     "compare": "Compare GPUs that need not be here by predicted time, speed and cost of the same work.",
     "extract": "Read a PyTorch model as problems: what its operations are, and which share a kernel.",
+    "time": "Time a PyTorch model here: by eager torch, by torch.compile, and by tuned kernels.",
     "explain": "Tell what limits a configuration, and what would take less time.",
     "export": "Write a kernel with all that a program needs to launch it, and an example in C++.",
     "workloads": "List what can be computed: operators, and suites of real layers.",

@@ -4,7 +4,7 @@
 `tunebench.torch.compile` runs them. Only `extract` needs torch.
 """
 
-from tunebench.graph.extraction import InputSpec, extract, load_factory, suite_of
+from tunebench.graph.extraction import InputSpec, extract, load_factory, make_model, suite_of
 from tunebench.graph.group import Group, groups
 from tunebench.graph.node import Graph, Node, Operand, Value
 from tunebench.graph.partition import Candidate, Partition, cheapest_partition
@@ -28,6 +28,7 @@ __all__ = [
     "extract",
     "groups",
     "load_factory",
+    "make_model",
     "plan",
     "suite_of",
 ]

@@ -19,7 +19,7 @@ from tunebench.workloads import parse
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["InputSpec", "extract", "load_factory", "suite_of"]
+__all__ = ["InputSpec", "extract", "load_factory", "make_model", "suite_of"]
 
 DTYPES = {
     "f32": "float32",
@@ -143,10 +143,29 @@ def extract(
         MissingDependency: if torch is not installed.
         InputError: if the model cannot be made, is none, or cannot be traced as a whole.
     """
+    model = make_model(factory, inputs, dtype)
+    from tunebench.torch.capturing import capture
+
+    found = capture(model, [spec.tensor() for spec in inputs], training=training, name=name)
+    return tuple(translation.graph for translation in found)
+
+
+def make_model(
+    factory: Callable[[], Any], inputs: Sequence[InputSpec], dtype: str | None = None
+) -> nn.Module:
+    """Return a model whose parameters have the type and the layout that its inputs tell.
+
+    Args:
+        factory: Makes the model, a `torch.nn.Module`.
+        inputs: What it is called with.
+        dtype: Type of the parameters; that of the first input with a short floating type if it is None.
+
+    Raises:
+        MissingDependency: if torch is not installed.
+        InputError: if the model cannot be made, or is none.
+    """
     _require_torch()
     from torch import nn
-
-    from tunebench.torch.capturing import capture
 
     try:
         model = factory()
@@ -154,9 +173,7 @@ def extract(
         raise InputError(f"the model cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"what makes the model gives a {type(model).__name__}, not a torch.nn.Module")
-    model = _like_its_inputs(model, inputs, dtype)
-    found = capture(model, [spec.tensor() for spec in inputs], training=training, name=name)
-    return tuple(translation.graph for translation in found)
+    return _like_its_inputs(model, inputs, dtype)
 
 
 def _like_its_inputs(model: nn.Module, inputs: Sequence[InputSpec], dtype: str | None) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
@@ -355,14 +355,10 @@ class Fused:
         """Run it on the tensors that its nodes read."""
         if self.keeps:
             self.seen = given
-        preferred, trial = preference(), self.trial
-        if preferred == "faster" and self._is_weighed:
-            preferred = "tunebench"
-        made = [kernel.problem.made(preferred) for kernel in self._kernels]
-        is_lost = trial is not None and trial.winner == "torch" and preferred != "torch"
+        trial, made = self.trial, self._made()
         if watched():
-            self._tell(made, is_lost=is_lost)
-        if is_lost or any(one.kernel is None for one in made):
+            self._tell(made)
+        if self._is_torchs(made):
             return self.by_torch(*given)
         if trial is None or trial.winner is not None:
             return self._by_kernels(made, given)
@@ -370,10 +366,25 @@ class Fused:
             given[0].device, lambda: self._by_kernels(made, given), lambda: self.by_torch(*given)
         )
 
-    def _tell(self, made: Sequence[Made], *, is_lost: bool) -> None:
+    @property
+    def by(self) -> Literal["tunebench", "torch"]:
+        """Whose kernels run it now."""
+        return "torch" if self._is_torchs(self._made()) else "tunebench"
+
+    def _made(self) -> list[Made]:
+        preferred = preference()
+        if preferred == "faster" and self._is_weighed:
+            preferred = "tunebench"
+        return [kernel.problem.made(preferred) for kernel in self._kernels]
+
+    def _is_torchs(self, made: Sequence[Made]) -> bool:
+        is_lost = self.trial is not None and self.trial.winner == "torch"
+        return is_lost or any(one.kernel is None for one in made)
+
+    def _tell(self, made: Sequence[Made]) -> None:
         """Tell watchers whose kernels run it."""
         for kernel, one in zip(self._kernels, made, strict=True):
-            if is_lost and self.trial is not None:
+            if self.trial is not None and self.trial.winner == "torch" and one.kernel is not None:
                 reason = f"in this model torch takes {self.trial.ratio:.2f} times as long"
                 lost = Choice(workload=kernel.problem.workload, reason=reason)
                 kernel.problem.tell(Made(one.generation, lost, None))

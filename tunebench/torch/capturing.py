@@ -15,7 +15,7 @@ from torch._guards import TracingContext
 from tunebench.errors import InputError
 from tunebench.torch._translation import Translation, translate
 
-__all__ = ["capture", "constants_of", "traced_by"]
+__all__ = ["capture", "constants_of", "in_mode", "traced_by"]
 
 Phase = Literal["inference", "forward", "backward"]
 Compiler = Callable[[fx.GraphModule, Phase], Callable[..., Any]]
@@ -52,7 +52,7 @@ def capture(
         found.append(translate(graph.graph, name or type(model).__name__, phase, constants_of(graph, phase)))
         return _of_nothing(graph)
 
-    with _in_mode(model, training=training), torch.set_grad_enabled(training), warnings.catch_warnings():
+    with in_mode(model, training=training), torch.set_grad_enabled(training), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch._dynamo.reset()
         try:
@@ -102,7 +102,7 @@ def constants_of(graph: fx.GraphModule, phase: Phase) -> frozenset[str]:
 
 
 @contextlib.contextmanager
-def _in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Put a model in a mode; afterwards it is in its own, with what it had in its buffers."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tunebench.errors import InputError
 from tunebench.torch._trial import CALLS
+from tunebench.torch.capturing import in_mode
 from tunebench.torch.compiling import backend_of
 from tunebench.torch.compiling import compile as compile_ours
 
@@ -30,19 +31,21 @@ class GroupTime:
     Attributes:
         workloads: What it computes, as canonical texts.
         planned_us: The time that it was chosen for: measured, or predicted.
-        us: Median of its calls, on tensors of the model, by whoever runs it.
+        by: Whose kernels run it.
+        us: Median of its calls, on tensors of the model, by these.
         torch_us: The same by torch, operation by operation.
     """
 
     workloads: tuple[str, ...]
     planned_us: float
+    by: Literal["tunebench", "torch"]
     us: float
     torch_us: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTimes:
-    """How long a step of inference takes; all ways run in turn.
+    """How long a step takes; all ways run in turn.
 
     Attributes:
         us: Medians, by way: ``eager``, ``torch.compile`` and ``tunebench``.
@@ -66,6 +69,7 @@ class ModelTimes:
                 {
                     "workloads": list(g.workloads),
                     "planned_us": g.planned_us,
+                    "by": g.by,
                     "us": g.us,
                     "torch_us": g.torch_us,
                 }
@@ -87,35 +91,68 @@ class ModelTimes:
 
 
 def time_model(
-    model: nn.Module, *inputs: Tensor, rounds: int = 20, library: bool = True, benchmark: bool = False
+    model: nn.Module,
+    *inputs: Tensor,
+    rounds: int = 20,
+    training: bool = False,
+    library: bool = True,
+    benchmark: bool = False,
 ) -> ModelTimes:
-    """Time a step of inference by eager torch, by `torch.compile` and by `tunebench.torch.compile`.
+    """Time a step by eager torch, by `torch.compile` and by `tunebench.torch.compile`.
 
-    The model runs in eval mode, and is given back in its own.
+    The model runs in eval or in training mode, and is given back in its own, with the gradients and the
+    buffers that it had.
 
     Args:
         model: The model.
         inputs: What it is called with, on its device.
         rounds: How often each way runs, in turn with the others.
+        training: Whether a step is forward and backward, with gradients of ones for all that the model
+            returns, in place of inference.
         library: Whether `torch.compile` is among them, which must have a compiler.
         benchmark: Whether ours is compiled with `benchmark`; all ways have run often enough then.
 
     Raises:
-        InputError: if there are no rounds, or no inputs.
+        InputError: if there are no rounds, or no inputs, or nothing to train.
     """
     if rounds < 1 or not inputs:
         raise InputError("timing takes a round or more, and what the model is called with")
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return _timed(model, inputs, rounds, library=library, benchmark=benchmark)
-    finally:
-        model.train(training)
+    if training and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("the model has nothing to train: time a step of inference")
+    with in_mode(model, training=training), torch.set_grad_enabled(training):
+        before = {parameter: parameter.grad for parameter in model.parameters()}
+        try:
+            step = functools.partial(_train, tuple(before)) if training else _infer
+            return _timed(model, inputs, rounds, step, library=library, benchmark=benchmark)
+        finally:
+            for parameter, gradient in before.items():
+                parameter.grad = gradient
+
+
+Step = Callable[[Callable[..., Any], tuple[Tensor, ...]], None]
+"""Runs a model once on what it is called with."""
+
+
+def _infer(run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    run(*inputs)
+
+
+def _train(parameters: Sequence[Tensor], run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    leaves = torch.utils._pytree.tree_leaves(run(*inputs))
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    for parameter in parameters:
+        parameter.grad = None
+    torch.autograd.backward(found, [torch.ones_like(leaf) for leaf in found])
 
 
 def _timed(
-    model: nn.Module, inputs: tuple[Tensor, ...], rounds: int, *, library: bool, benchmark: bool
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    rounds: int,
+    step: Step,
+    *,
+    library: bool,
+    benchmark: bool,
 ) -> ModelTimes:
     ours = compile_ours(model, benchmark=benchmark)
     ways: dict[str, Callable[..., Any]] = {"eager": model}
@@ -123,10 +160,9 @@ def _timed(
         ways["torch.compile"] = torch.compile(model, dynamic=False)
     ways["tunebench"] = ours
     clock = _clock_of(inputs[0].device)
-    calls = {way: functools.partial(run, *inputs) for way, run in ways.items()}
-    if benchmark:
-        for _ in range(CALLS):
-            ours(*inputs)
+    calls = {way: functools.partial(step, run, inputs) for way, run in ways.items()}
+    for _ in range(CALLS if benchmark else 0):
+        calls["tunebench"]()
     times = _in_turn(calls, rounds, clock)
     return ModelTimes(
         us={way: statistics.median(found) for way, found in times.items()},
@@ -135,7 +171,7 @@ def _timed(
             for way, found in times.items()
             if way != "tunebench"
         },
-        groups=_groups(ours, inputs, rounds, clock),
+        groups=_groups(ours, calls["tunebench"], rounds, clock),
         rounds=rounds,
     )
 
@@ -176,7 +212,7 @@ def _in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock) 
     return times
 
 
-def _groups(compiled: Any, inputs: tuple[Tensor, ...], rounds: int, clock: Clock) -> tuple[GroupTime, ...]:
+def _groups(compiled: Any, call: Callable[[], None], rounds: int, clock: Clock) -> tuple[GroupTime, ...]:
     """Time each group on the tensors that the model gives it."""
     made = backend_of(compiled)
     fused = [run for runs in made.fused for run in runs]
@@ -185,16 +221,21 @@ def _groups(compiled: Any, inputs: tuple[Tensor, ...], rounds: int, clock: Clock
     ]
     for run in fused:
         run.keeps = True
-    compiled(*inputs)
+    call()
     found = []
     for run, us in zip(fused, planned, strict=True):
         given, run.keeps, run.seen = run.seen, False, ()
         calls = {"ours": functools.partial(run, *given), "torch": functools.partial(run.by_torch, *given)}
-        times = _in_turn(calls, rounds, clock)
+        with torch.no_grad():
+            times = _in_turn(calls, rounds, clock)
         medians = {name: statistics.median(each) for name, each in times.items()}
         found.append(
             GroupTime(
-                workloads=run.group.workloads, planned_us=us, us=medians["ours"], torch_us=medians["torch"]
+                workloads=run.group.workloads,
+                planned_us=us,
+                by=run.by,
+                us=medians["ours"],
+                torch_us=medians["torch"],
             )
         )
     return tuple(found)

@@ -1,0 +1,127 @@
+"""`tunebench time`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunebench.cli._option import Json
+from tunebench.cli._output import console, emit, table
+from tunebench.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.graph import InputSpec
+    from tunebench.torch import ModelTimes
+
+__all__ = ["command"]
+
+ROUNDS = 20
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="FILE.py:FUNCTION or MODULE:FUNCTION, which makes the model.",
+            show_default=False,
+        ),
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="SHAPE:TYPE",
+            help="What it is called with, such as 1x3x224x224:f16, 8x512:i64 or 8x3x64x64:f32:channels_last; "
+            "once for each argument. Numbers are random, indices are 0.",
+            show_default=False,
+        ),
+    ] = None,
+    training: Annotated[bool, typer.Option(help="Time a training step, gradients included.")] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of the parameters: f32, f16, bf16.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu, or a GPU of this machine: cuda:0. Default: GPU, else CPU.", show_default=False
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way runs, in turn.")] = ROUNDS,
+    library: Annotated[bool, typer.Option(help="Have torch.compile run it, too.")] = True,
+    benchmark: Annotated[
+        bool, typer.Option(help="Hold each group against torch inside the model first, and keep the faster.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Time a PyTorch model here: by eager torch, by torch.compile, and by tuned kernels.
+
+    Groups of operations run by kernels of tunebench where these were timed on this device and found faster:
+    tune what `tunebench extract` writes first. The model's file is run; its weights are those that it makes.
+    """
+    from tunebench.graph import InputSpec, load_factory, make_model
+
+    if not inputs:
+        raise InputError("what is the model called with? Give --input SHAPE:TYPE for each argument")
+    factory = load_factory(model)
+    specs = [InputSpec.parse(text) for text in inputs]
+    times = _timed(
+        make_model(factory, specs, dtype),
+        specs,
+        device,
+        rounds=rounds,
+        training=training,
+        library=library,
+        benchmark=benchmark,
+    )
+    emit(as_json, times.to_json(), lambda to: _render(times, to))
+
+
+def _timed(model: Any, specs: list[InputSpec], device: str | None, **how: Any) -> ModelTimes:
+    import torch
+
+    from tunebench.torch import time_model
+
+    where = _where(device)
+    torch.manual_seed(0)
+    tensors = [spec.tensor() for spec in specs]
+    drawn = [one.normal_() if one.is_floating_point() else one for one in tensors]
+    console(stderr=True).print(f"timing on {where}: compiling first", soft_wrap=True)
+    return time_model(model.to(where), *(one.to(where) for one in drawn), **how)
+
+
+def _where(device: str | None) -> str:
+    """Return a device of this machine as torch names it."""
+    from tunebench import device as devices
+
+    found = devices.find(device)
+    if found == devices.local_cpu():
+        return "cpu"
+    local = devices.local_gpus()
+    if found not in local:
+        raise InputError(
+            f"{found.name} is not in this machine; `tunebench extract` predicts what it would take"
+        )
+    return device if device is not None and device.startswith("cuda") else f"cuda:{local.index(found)}"
+
+
+def _render(times: ModelTimes, to: Console) -> None:
+    rows = [
+        (way, f"{us / 1e3:.3f} ms", f"{times.ratios[way]:.2f}" if way in times.ratios else "1")
+        for way, us in times.us.items()
+    ]
+    to.print(table("Step", ">median", ">to tunebench", rows=rows))
+    groups = sorted(times.groups, key=lambda group: -group.us)
+    if groups:
+        lines = (
+            (f"{g.us:.1f}", f"{g.torch_us:.1f}", f"{g.planned_us:.1f}", g.by, " and ".join(g.workloads))
+            for g in groups
+        )
+        to.print(table(">us", ">torch, us", ">planned, us", "by", "group", rows=lines))
+    else:
+        to.print(
+            "no group is known to be faster by kernels of tunebench here: `tunebench tune --suite` first"
+        )
