@@ -25,6 +25,14 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "attention:batch=1,heads=3,seq_q=50,head_dim=33,dtype=f16,seq_k=333,heads_k=1,causal=true,"
         "direction=backward",
     ),
+    "batchnorm_stats": (
+        "batchnorm_stats:rows=401408,cols=64,dtype=f16",
+        "batchnorm_stats:rows=1568,cols=2048,dtype=bf16",
+        "batchnorm_stats:rows=1000,cols=777,dtype=f32,eps=1e-12,momentum=1",
+        "batchnorm_stats:rows=401408,cols=64,dtype=bf16,direction=backward",
+        "batchnorm_stats:rows=1568,cols=2048,dtype=f16,direction=backward",
+        "batchnorm_stats:rows=100000,cols=3,dtype=f32,direction=backward",
+    ),
     "conv2d": tuple(
         CONV.format(n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, pad=pad, dtype=dtype, layout=layout)
         + more

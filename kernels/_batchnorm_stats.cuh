@@ -3,9 +3,8 @@
 // _row_block.cuh.
 //
 // Two figures of a column come together from threads, and from parts of the rows. Forward they are the mean of some rows
-// and their squared deviations from it. A thread takes differences from the first value that it meets, and each time that
-// it has met twice as many, from the mean of all so far: one pass will do, however far the mean is from zero and however
-// far the first value is from the mean. What several threads, or parts, have is joined about their common mean.
+// and their squared deviations from it. A thread takes differences from the first value that it meets, and later from the
+// mean of all so far: one pass will do, however far the mean is from zero and the first value from the mean. What several threads, or parts, have is joined about their common mean.
 //
 // Source: Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and Recommendations", 1983.
 
@@ -27,7 +26,7 @@ template <class In, int V>
 struct Moments {
   using Loaded = Vec<In, V>;
   const In* x;
-  float from[V], first[V] = {}, second[V] = {};
+  float from[V], first[V] = {}, second[V] = {}, kept[V] = {};
 
   __device__ __forceinline__ Moments(const In* x, u32) : x(x) {}
   __device__ __forceinline__ Loaded load(size_t at) const { return load_vec<V>(x + at); }
@@ -43,22 +42,27 @@ struct Moments {
       second[i] = multiply_add(apart, apart, second[i]);
     }
   }
-  // From here on differences are from the mean of all rows so far; those of these rows from it add up to nothing.
+  // From here on differences are from the mean of all rows so far, as far as f32 can hold it: those sums change that are of
+  // these rows. Squares are put by, so that no long sum has many small terms. A NaN stays one.
   __device__ __forceinline__ void centre(u32 rows) {
     const float share = 1.0f / rows;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float apart = first[i] * share, squares = second[i] - first[i] * apart;
-      from[i] += apart;
-      first[i] = 0.0f;
-      second[i] = squares < 0.0f ? 0.0f : squares;  // a NaN stays one
+      const float to = from[i] + first[i] * share, moved = to - from[i], left = first[i] - moved * rows;
+      kept[i] += second[i] - moved * (first[i] + left);
+      from[i] = to;
+      first[i] = left;
+      second[i] = 0.0f;
     }
   }
   __device__ __forceinline__ void end(u32 rows) {
     if (rows == 0) return;
     centre(rows);
 #pragma unroll
-    for (int i = 0; i < V; ++i) first[i] = from[i];
+    for (int i = 0; i < V; ++i) {
+      first[i] = from[i];
+      second[i] = kept[i] < 0.0f ? 0.0f : kept[i];
+    }
   }
   // What COUNT shares of the rows come to; `get(share, which)` is a figure of one of them.
   template <int COUNT, class Get>
@@ -152,8 +156,8 @@ struct Part {
   }
 };
 
-// Rows of a thread before it takes differences from their mean: a multiple of all that it may have in flight.
-constexpr u32 FIRST_ROWS = 16;
+// Rows that a thread takes differences of from its first value, and then from one mean: it may have no more in flight.
+constexpr u32 AT_FIRST = 8, AT_ONCE = 32;
 
 // The first column of this thread.
 template <int COL_THREADS, int V>
@@ -170,7 +174,7 @@ __device__ __forceinline__ void over_rows(Sums& sums, const Target& target, int 
   // Columns that are missing have no rows; their threads still come to the barrier.
   const u32 count = column < u32(cols) ? there : 0;
   const size_t start = size_t(parts.begin(blockIdx.y)) * cols + column;
-  u32 seen = 0, next = FIRST_ROWS;
+  u32 seen = 0;
   for (u32 top = line; top < count; top += ROW_THREADS * N) {
     typename Sums::Loaded held[N];
 #pragma unroll
@@ -180,10 +184,8 @@ __device__ __forceinline__ void over_rows(Sums& sums, const Target& target, int 
 #pragma unroll
     for (int n = 0; n < N; ++n)
       if (top + n * ROW_THREADS < count) sums.see(held[n], start + size_t(top + n * ROW_THREADS) * cols);
-    if ((seen += N) == next && top + ROW_THREADS * N < count) {
-      sums.centre(seen);
-      next *= 2;
-    }
+    seen += N;
+    if ((seen == AT_FIRST || seen % AT_ONCE == 0) && top + ROW_THREADS * N < count) sums.centre(seen);
   }
   sums.end(Shares(count, ROW_THREADS).rows(line));
 

@@ -47,6 +47,8 @@ WORKLOADS = (
     "elementwise:rows=1000,cols=1000,dtype=f16,expression=s*gelu(x+b)*y,vectors=b,scalars=s",
     "reduction:rows=4,cols=100000,dtype=f16,expression=s*square(x-m)*b,vectors=b,columns=m,scalars=s,reduce=mean",
     "reduction:rows=10000,cols=1000,dtype=bf16,expression=x*r,columns=r,reduce=sum,axis=rows",
+    "batchnorm_stats:rows=100000,cols=64,dtype=f16",
+    "batchnorm_stats:rows=10000,cols=777,dtype=bf16,direction=backward",
     "grouped_gemm:groups=8,m=512,n=1024,k=512,dtype=f16,trans=nt",
     "grouped_gemm:groups=8,m=256,n=256,k=256,dtype=f32",
     "softmax:rows=4096,cols=1000,dtype=f32,prologue=scale+mask",

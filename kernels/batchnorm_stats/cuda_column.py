@@ -55,9 +55,9 @@ def _read(workload: BatchNormStats) -> int:
 
 
 def _fit(threads: Any, vector: Any, unroll: Any, workload: BatchNormStats, device: Device) -> Any:
-    """Tell whether a thread can hold what it has in flight, and three figures of each of its columns."""
+    """Tell whether a thread can hold what it has in flight, and four figures of each of its columns."""
     loaded = ceil_div(vector * unroll * _read(workload) * itemsize(workload.dtype), 4)
-    words = loaded + 3 * vector + OTHER_REGISTERS
+    words = loaded + 4 * vector + OTHER_REGISTERS
     return words <= np.minimum(255, device.registers_per_sm // threads)
 
 

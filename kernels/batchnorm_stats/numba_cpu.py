@@ -2,9 +2,9 @@
 
 A task takes `block` columns side by side and goes down the rows of its part, `unroll` at once; what columns
 come to waits in memory, which stays in the cache. Forward, differences from the first row are added up, with
-their squares, and each time that there were twice as many rows differences are from the mean of all so far:
-one pass will do, however far means are from zero and however far the first row is from them. Means and
-squared deviations of parts are joined in an order that is always the same.
+their squares, and after some rows those from the mean of all so far: one pass will do, however far means are
+from zero and the first row from them. Means and squared deviations of parts are joined in an order that is
+always the same.
 
 Source: Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and
 Recommendations", 1983.
@@ -27,8 +27,8 @@ LEAST_PART = 64
 """Rows that are worth a part of their own."""
 BESIDE = 64
 """Columns that are worth a task of their own: fewer waste what is fetched with them."""
-FIRST_ROWS = 32
-"""Rows before differences are from their mean."""
+AT_FIRST, AT_ONCE = 8, 64
+"""Rows that differences are taken of from the first, and then from one mean: many beside what that costs."""
 
 SPACE = Space(
     (
@@ -95,7 +95,7 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
 
     def scratch(self, workload: BatchNormStats, config: Config) -> tuple[Tensor, ...]:
         """Return what columns come to in each part (parts, cols)."""
-        names = ("sums", "products") if workload.is_backward else ("shift", "sums", "squares")
+        names = ("sums", "products") if workload.is_backward else ("shift", "sums", "squares", "kept")
         shape = (config["parts"], workload.cols)
         return tuple(Tensor(name=f"{name}_of_part", shape=shape, dtype="f32") for name in names)
 
@@ -182,43 +182,51 @@ def _gradients(config: Config, several: Callable[..., Any], one: Callable[..., A
 def _passing(
     config: Config, several: Callable[..., Any], one: Callable[..., Any], read: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return what goes down some rows, and leaves means as `shift`, and as `squares` deviations from them."""
+    """Return what goes down some rows, and leaves means as `shift`, and as `kept` squared deviations."""
     import numpy as np
 
     unroll, zero = config["unroll"], np.float32(0)
 
     @jitted()
-    def begin(x: Any, at: int, shift: Any, sums: Any, squares: Any, to: int, count: int) -> None:
+    def begin(x: Any, at: int, figures: Any, to: int, count: int) -> None:
+        shift, sums, squares, kept = figures
         for j in range(count):
             shift[to + j] = read(x[at + j])
-            sums[to + j] = zero
-            squares[to + j] = zero
+        for j in range(to, to + count):
+            sums[j] = zero
+            squares[j] = zero
+            kept[j] = zero
 
     @jitted()
-    def centre(rows: int, shift: Any, sums: Any, squares: Any, to: int, count: int) -> None:
-        each = np.float32(1.0 / rows)
+    def centre(rows: int, figures: Any, to: int, count: int) -> None:
+        shift, sums, squares, kept = figures
+        each, number = np.float32(1.0 / rows), np.float32(rows)
         for j in range(to, to + count):
-            off = sums[j] * each
-            left = squares[j] - sums[j] * off
-            shift[j] += off
-            sums[j] = zero
-            squares[j] = zero if left < 0 else left  # a NaN stays one
+            after = shift[j] + sums[j] * each
+            moved = after - shift[j]
+            left = sums[j] - moved * number
+            kept[j] += squares[j] - moved * (sums[j] + left)
+            shift[j] = after
+            sums[j] = left
+            squares[j] = zero
 
     @jitted()
     def go_down(
-        x: Any, shift: Any, sums: Any, squares: Any, first: int, last: int, cols: int, column: int,
-        count: int, to: int,
-    ) -> None:  # fmt: skip
-        begin(x, first * cols + column, shift, sums, squares, to, count)
-        top, bottom = first, min(last, first + FIRST_ROWS)
-        while top < last:
+        x: Any, figures: Any, first: int, last: int, cols: int, column: int, count: int, to: int
+    ) -> None:
+        begin(x, first * cols + column, figures, to, count)
+        shift, sums, squares, kept = figures
+        bottom = first
+        while bottom < last:
+            top, bottom = bottom, min(last, bottom + (AT_FIRST if bottom == first else AT_ONCE))
             whole = bottom - (bottom - top) % unroll
             for i in range(top, whole, unroll):
                 several(x, i * cols + column, cols, count, shift, sums, squares, to)
             for i in range(whole, bottom):
                 one(x, i * cols + column, cols, count, shift, sums, squares, to)
-            centre(bottom - first, shift, sums, squares, to, count)
-            top, bottom = bottom, min(last, bottom + (bottom - first))
+            centre(bottom - first, figures, to, count)
+        for j in range(to, to + count):
+            kept[j] = zero if kept[j] < 0 else kept[j]  # a NaN stays one
 
     return go_down
 
@@ -235,26 +243,26 @@ def _statistics(
 
     def statistics(
         x: Any, running_mean: Any, running_var: Any, mean: Any, rstd: Any, new_mean: Any, new_var: Any,
-        shift: Any, sums: Any, squares: Any, rows: int, cols: int, eps: Any, momentum: Any,
+        shift: Any, sums: Any, squares: Any, kept: Any, rows: int, cols: int, eps: Any, momentum: Any,
     ) -> None:  # fmt: skip
         blocks = (cols + block - 1) // block
         for task in numba.prange(blocks * parts):
             column, part = task // parts * block, task % parts
             first, last = rows * part // parts, rows * (part + 1) // parts
             count, to = min(block, cols - column), part * cols + column
-            figures = address_of(shift), address_of(sums), address_of(squares)
-            go_down(address_of(x), *figures, first, last, cols, column, count, to)
+            figures = address_of(shift), address_of(sums), address_of(squares), address_of(kept)
+            go_down(address_of(x), figures, first, last, cols, column, count, to)
         for task in numba.prange(blocks):
             column = task * block
             count = min(block, cols - column)
-            shift_at, squares_at = address_of(shift), address_of(squares)
+            means_at, squares_at = address_of(shift), address_of(kept)
             for part in range(1, parts):
                 before = rows * part // parts
                 more = rows * (part + 1) // parts - before
-                join(shift_at, squares_at, column, part * cols + column, count, before, more)
-            kept = address_of(running_mean), address_of(running_var)
+                join(means_at, squares_at, column, part * cols + column, count, before, more)
+            running = address_of(running_mean), address_of(running_var)
             batch, new = (address_of(mean), address_of(rstd)), (address_of(new_mean), address_of(new_var))
-            end(shift_at, squares_at, kept, batch, new, column, count, rows, eps, momentum)
+            end(means_at, squares_at, running, batch, new, column, count, rows, eps, momentum)
 
     return statistics
 
@@ -276,10 +284,10 @@ def _ends() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
     @jitted()
     def end(
-        means: Any, squares: Any, kept: Any, batch: Any, new: Any, column: int, count: int, rows: int,
+        means: Any, squares: Any, running: Any, batch: Any, new: Any, column: int, count: int, rows: int,
         eps: Any, momentum: Any,
     ) -> None:  # fmt: skip
-        running_mean, running_var = kept
+        running_mean, running_var = running
         mean, rstd = batch
         new_mean, new_var = new
         each, spread, rest = f32(1.0 / rows), f32(momentum / (rows - 1.0)), unit - momentum

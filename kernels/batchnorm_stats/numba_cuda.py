@@ -2,7 +2,7 @@
 
 A block has `others` columns side by side, and `threads` go down each. Nothing is split among blocks: few
 columns leave a large device idle. Forward, a thread takes differences from the first value that it meets, and
-each time that it has met twice as many, from the mean of all so far; see _batchnorm_stats.cuh.
+later from the mean of all so far; see _batchnorm_stats.cuh.
 
 Source: Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and
 Recommendations", 1983.
@@ -21,8 +21,8 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
-FIRST_ROWS = 16
-"""Rows of a thread before it takes differences from their mean."""
+AT_FIRST, AT_ONCE = 8, 32
+"""Rows that a thread takes differences of from its first value, and then from one mean."""
 
 SPACE = Space(
     (
@@ -107,8 +107,8 @@ class NumbaCudaBatchNormStats(NumbaCudaVariant[BatchNormStats]):
         )
 
     def miniature(self, workload: BatchNormStats, config: Config) -> BatchNormStats:
-        """Return a full block of columns and a cut one, of few rows a thread but more than it begins with."""
-        rows = min(workload.rows, (FIRST_ROWS + 2) * config["threads"] + 1)
+        """Return a full block of columns and a cut one, and more rows a thread than it takes at once."""
+        rows = min(workload.rows, (AT_ONCE + 2) * config["threads"] + 1)
         return dataclasses.replace(workload, rows=rows, cols=min(workload.cols, config["others"] + 1))
 
 
@@ -131,27 +131,24 @@ def _statistics(threads: int, others: int) -> Callable[..., None]:
         column = cuda.blockIdx.x * others + c
         # A column that is missing has no rows; its threads still come to every barrier.
         rows = x.shape[0] if column < x.shape[1] else 0
-        shift, total, squares, seen, following = zero, zero, zero, 0, FIRST_ROWS
+        shift, total, squares, kept, seen = zero, zero, zero, zero, 0
         if t < rows:
             shift = f32(x[t, column])
-        for i in range(t, rows, threads):
-            if seen == following:
-                apart = total / f32(seen)
-                squares -= total * apart
-                shift += apart
-                total = zero
-                following += following
-            apart = f32(x[i, column]) - shift
-            total += apart
-            squares += apart * apart
-            seen += 1
-        if seen > 0:
-            apart = total / f32(seen)
-            squares -= total * apart
-            shift += apart
+        while t + seen * threads < rows:
+            following = min((rows - t + threads - 1) // threads, seen + (AT_ONCE if seen else AT_FIRST))
+            for i in range(t + seen * threads, min(rows, t + following * threads), threads):
+                apart = f32(x[i, column]) - shift
+                total += apart
+                squares += apart * apart
+            seen = following
+            after = shift + total / f32(seen)
+            moved = after - shift
+            left = total - moved * f32(seen)
+            kept += squares - moved * (total + left)
+            shift, total, squares = after, left, zero
         met[0, t, c] = f32(seen)
         met[1, t, c] = shift
-        met[2, t, c] = squares
+        met[2, t, c] = kept
         cuda.syncthreads()
         half = threads // 2
         while half > 0:

@@ -192,6 +192,8 @@ SMALL = (
     "layernorm:rows=33,cols=1000,dtype={dtype}",
     "layernorm:rows=33,cols=1000,dtype={dtype},prologue=bias+residual,stats=true",
     "layernorm:rows=33,cols=1000,dtype={dtype},direction=backward",
+    "batchnorm_stats:rows=1000,cols=72,dtype={dtype}",
+    "batchnorm_stats:rows=1000,cols=72,dtype={dtype},direction=backward",
     "rmsnorm:rows=3,cols=40000,dtype={dtype},prologue=residual",
     "rmsnorm:rows=33,cols=1000,dtype={dtype},direction=backward",
 )

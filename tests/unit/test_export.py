@@ -226,6 +226,7 @@ PROBLEMS = {
     "gated_gemm": "gated_gemm:m=300,n=328,k=64,dtype=bf16",
     "grouped_gemm": "grouped_gemm:groups=7,m=100,n=72,k=64,dtype=bf16,skew=zipf",
     "conv2d": "conv2d:n=2,c=16,h=9,w=9,k=24,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,direction=wgrad",
+    "batchnorm_stats": "batchnorm_stats:rows=300,cols=77,dtype=f16",
     "cross_entropy": "cross_entropy:rows=50,cols=300,dtype=bf16",
     "cross_entropy/cuda_flat_backward": "cross_entropy:rows=50,cols=77,dtype=f16,direction=backward",
     "conv2d/cuda_depthwise": f"{DEPTHWISE},direction=wgrad",

@@ -158,6 +158,8 @@ def test_an_epilogue_of_a_convolution_is_a_launch(epilogue: str, reads: int) -> 
         ),
         ("cross_entropy:rows=8,cols=32,dtype=f32", [("softmax", 1024 + 32, 64)]),
         ("cross_entropy:rows=8,cols=32,dtype=f32,direction=backward", [("softmax", 1024 + 96, 1024)]),
+        ("batchnorm_stats:rows=8,cols=32,dtype=f32", [("elementwise", 1024 + 256, 512)]),
+        ("batchnorm_stats:rows=8,cols=32,dtype=f32,direction=backward", [("elementwise", 2048 + 256, 256)]),
         ("layernorm:rows=8,cols=32,dtype=f32", [("norm", 1024 + 256, 1024)]),
         ("layernorm:rows=8,cols=32,dtype=f32,stats=true", [("norm", 1024 + 256, 1024 + 64)]),
         ("layernorm:rows=8,cols=32,dtype=f32,direction=backward", [("norm", 2048 + 192, 1024 + 256)]),
@@ -185,6 +187,10 @@ def test_rows_are_read_and_written_once(text: str, expected: list[tuple[str, int
         ("layernorm:rows=8,cols=32,dtype=f32,direction=backward", "gradients as layernorm of as many bytes"),
         ("rmsnorm:rows=8,cols=32,dtype=f32", "rmsnorm as layernorm of as many bytes"),
         ("cross_entropy:rows=8,cols=32,dtype=f32", "cross_entropy as softmax of as many bytes"),
+        (
+            "batchnorm_stats:rows=8,cols=32,dtype=f16",
+            "sums over rows as an elementwise operation of as many bytes",
+        ),
     ],
 )
 def test_what_nobody_measured_says_whose_times_it_has(text: str, said: str) -> None:

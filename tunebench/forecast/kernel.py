@@ -197,6 +197,11 @@ def _reduction(workload: Workload, device: Device) -> Iterator[Kernel]:
     yield _rows("elementwise", workload, "a reduction as an elementwise operation of as many bytes")
 
 
+def _batchnorm_stats(workload: Workload, device: Device) -> Iterator[Kernel]:
+    """Yield statistics or sums over rows as one launch that moves as many bytes."""
+    yield _rows("elementwise", workload, "sums over rows as an elementwise operation of as many bytes")
+
+
 def _softmax(workload: Workload, device: Device) -> Iterator[Kernel]:
     if workload.unfused():
         yield from _parts(workload, device)
@@ -243,6 +248,7 @@ def _attention(workload: Attention, device: Device) -> Iterator[Kernel]:
 
 _OPERATORS: dict[str, Callable[[Any, Device], Iterator[Kernel]]] = {
     "attention": _attention,
+    "batchnorm_stats": _batchnorm_stats,
     "conv2d": _conv2d,
     "cross_entropy": _cross_entropy,
     "elementwise": _elementwise,

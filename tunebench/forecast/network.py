@@ -265,6 +265,7 @@ def _least(work: Workload) -> Workload:
 
 
 _LEAST: dict[str, dict[str, Any]] = {
+    "batchnorm_stats": {"rows": 2, "cols": 32},
     "elementwise": {"rows": 1, "cols": 32, "expression": "x"},
     "gemm": {"batch": 4, "m": 32, "n": 32, "k": 32},
     "layernorm": {"rows": 1, "cols": 32},
