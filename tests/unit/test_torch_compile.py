@@ -204,8 +204,11 @@ def test_a_transposed_convolution_is_the_gradient_of_one_and_its_bias_a_kernel_m
     bias = "elementwise:rows=288,cols=4,dtype=f32,expression=t0+t1,vectors=t1"
     assert [node.workloads for node in found.nodes] == [(conv, bias)]
     _, backward = (one.graph for one in capture(model, [images], training=True))
-    (gradients,) = (group for group in groups(backward) if len(group.workloads) == 2 or not group.roles)
-    assert not gradients.roles  # the gradient of the bias is torch's, and it gives all three
+    (gradients,) = groups(backward)
+    assert [text.partition(":")[0] for text in gradients.workloads] == ["conv2d", "reduction"]
+    weight, bias = backward.nodes[0].writes
+    assert {gradients.role(0, "dw"), gradients.role(1, "out")} == {weight, bias}
+    assert gradients.role(0, "x") == gradients.role(1, "x0")  # what the result's gradient is
 
 
 def test_what_cannot_be_traced_is_told() -> None:

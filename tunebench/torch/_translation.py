@@ -285,7 +285,8 @@ class _Translator:
 
     def _roles(self, problem: Workload, given: dict[str, Any]) -> dict[str, str]:
         """Return which value each input of a problem is; those that must be laid out anew are no other's."""
-        names = _ROLES["transposed" if given.get("transposed") else problem.operator]
+        is_transposed = given.get("transposed") and problem.operator == "conv2d"
+        names = _ROLES["transposed" if is_transposed else problem.operator]
         roles = {}
         for tensor in problem.inputs():
             found = [given[name] for name in names[tensor.name] if isinstance(given.get(name), fx.Node)]
