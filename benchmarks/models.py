@@ -2,15 +2,16 @@
 
     python benchmarks/models.py predicted [--model resnet50]
     python benchmarks/models.py right [--model gpt2]
-    python benchmarks/models.py measured [--model gpt2] [--rounds 20] [--device cuda]
+    python benchmarks/models.py measured [--model gpt2] [--rounds 20] [--training] [--device cuda]
 
 - `predicted`: a step of inference and one of training in f16 on A100 and H100, which need not be here: how
   much of torch's time is in operators of tunebench, and what groups save.
 - `right`: outputs and gradients in float32 on this processor, with a kernel of ours wherever one can, against
   float64; torch's own errors beside. Kernels are compiled on their first use: minutes.
-- `measured`: a step of inference on this processor, by eager torch, by torch.compile and by
-  tunebench.torch.compile, in turn; the last runs kernels of ours where the database knows them to be faster.
-  With `--device cuda` in f16, and of the sizes of `predicted`.
+- `measured`: a step of inference, or of training, on this processor, by eager torch, by torch.compile and by
+  tunebench.torch.compile, in turn; the last runs kernels of ours where the database knows them to be faster,
+  and where they also were inside the model, over its first calls. With `--device cuda` in f16 (batch
+  normalisations in f32), and of the sizes of `predicted`.
 
 Each is a table in Markdown, written as it goes.
 """
@@ -73,7 +74,11 @@ class Case:
         drawn = torch.randint(0, self.words, spec.shape) if self.words else torch.randn(spec.shape).half()
         if not self.words:
             drawn = drawn.contiguous(memory_format=LAST)
-        return self.model().half().cuda(), drawn.cuda()
+        model = self.model().half()
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.float()
+        return model.cuda(), drawn.cuda()
 
     def inputs(self) -> Tensor:
         """Return what it is called with on this processor."""
@@ -220,8 +225,8 @@ def _renamed(found: Step) -> Step:
 # -- measured ------------------------------------------------------------------------------------------------
 
 MEASURED = (
-    "| model | eager | torch.compile | tunebench | to eager | to torch.compile | groups by our kernels |\n"
-    "|---|---|---|---|---|---|---|"
+    "| model | step | eager | torch.compile | tunebench | to eager | to torch.compile "
+    "| groups planned for our kernels | by them in the end |\n|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -229,12 +234,16 @@ def measured(name: str, case: Case, given: argparse.Namespace) -> Iterator[str]:
     """Yield a row: medians of rounds in which all ways run in turn."""
     torch._dynamo.reset()
     model, inputs = case.on_gpu() if given.device == "cuda" else (case.model(), case.inputs())
-    times = served.time_model(model, inputs, rounds=given.rounds)
+    times = served.time_model(
+        _without_chance(model), inputs, rounds=given.rounds, training=given.training, benchmark=True
+    )
     cells = (
         name,
+        "training" if given.training else "inference",
         *(f"{times.us[way] / 1e3:.1f} ms" for way in ("eager", "torch.compile", "tunebench")),
         *(f"{times.ratios[way]:.2f}" for way in ("eager", "torch.compile")),
         len(times.groups),
+        sum(group.by == "tunebench" for group in times.groups),
     )
     yield f"| {' | '.join(map(str, cells))} |"
 
@@ -252,6 +261,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--model", action="append", choices=list(CASES), help="only this one; repeatable")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of `measured`")
+    parser.add_argument("--training", action="store_true", help="`measured` times training steps")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where `measured` runs")
     parser.add_argument("--out", type=Path, help="where the table is written, too")
     given = parser.parse_args(arguments)
