@@ -16,8 +16,9 @@ from torch import fx, nn
 from tunebench.errors import InputError
 from tunebench.graph.plan import Plan, plan
 from tunebench.serving import preference
-from tunebench.torch._fused import Fused, fused
+from tunebench.torch._fused import Fused
 from tunebench.torch._memory import device_of
+from tunebench.torch._rewriting import fused
 from tunebench.torch._translation import translate
 from tunebench.torch.capturing import Phase, constants_of, traced_by
 
