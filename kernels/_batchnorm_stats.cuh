@@ -70,10 +70,10 @@ struct Moments {
     const Shares shares(rows, COUNT);
     const float some = get(0, 0);
     float total = 0.0f, squares = 0.0f;
-#pragma unroll
+#pragma unroll 8
     for (int s = 1; s < COUNT; ++s) total = multiply_add(float(shares.rows(s)), get(s, 0) - some, total);
     const float mean = some + total / rows;
-#pragma unroll
+#pragma unroll 8
     for (int s = 0; s < COUNT; ++s) {
       const float apart = get(s, 0) - mean;
       squares = multiply_add(float(shares.rows(s)) * apart, apart, squares + get(s, 1));
@@ -125,7 +125,7 @@ struct Products {
   template <int COUNT, class Get>
   static __device__ __forceinline__ Figures join(u32, Get get) {
     Figures total = {get(0, 0), get(0, 1)};
-#pragma unroll
+#pragma unroll 8
     for (int s = 1; s < COUNT; ++s) {
       total.first = f32_op(total.first + get(s, 0));
       total.second = f32_op(total.second + get(s, 1));

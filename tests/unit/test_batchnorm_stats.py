@@ -132,7 +132,7 @@ def test_every_kind_of_column_is_drawn() -> None:
 
 
 def test_the_forecast_takes_it_for_a_pass_over_memory() -> None:
-    found = predict(problem("rows=401408,cols=64,dtype=f16"), find("h100-sxm"))
+    found = predict(problem("rows=1605632,cols=64,dtype=f16"), find("h100-sxm"))
     assert found.time_us > found.bound_us > 0
     assert "as an elementwise operation of as many bytes" in found.because
 
