@@ -39,17 +39,24 @@ SPACE = Space(
     (
         lambda parts, workload: (parts == 1) | (parts * LEAST_PART <= workload.rows),
         lambda block, workload: (block == BESIDE) | (block < 2 * workload.cols),
-        lambda unroll, workload: (unroll == 1) | (unroll <= workload.rows),
+        # More rows of two matrices are more arrays than LLVM checks for what overlaps.
+        lambda unroll, workload: (
+            (unroll == 1) | (unroll <= min(workload.rows, 4 if workload.is_backward else 8))
+        ),
     ),
 )
 
+# Lines of `figures`, `block` columns each, follow one another: distances that are known need no check of what
+# overlaps, and LLVM vectorises a loop with few of these only.
 SEE = """
-def see(x_at, begin, cols, count, shift_at, sums_at, squares_at, to):
+def take(x_at, begin, cols, count, figures, to):
     for j in range(count):
-        shift, total, squares = shift_at[to + j], sums_at[to + j], squares_at[to + j]
+        shift = figures[to + j]
+        total = figures[to + block + j]
+        squares = figures[to + 2 * block + j]
 @TAKEN@
-        sums_at[to + j] = total
-        squares_at[to + j] = squares
+        figures[to + block + j] = total
+        figures[to + 2 * block + j] = squares
 """
 SEE_EACH = """
         apart_{n} = read(x_at[begin + {n} * cols + j]) - shift
@@ -58,12 +65,14 @@ SEE_EACH = """
 """
 
 ADD = """
-def add(dy_at, x_at, begin, cols, count, mean_at, column, sums_at, products_at, to):
+def take(dy_at, x_at, begin, cols, count, figures, to):
     for j in range(count):
-        mean, total, products = mean_at[column + j], sums_at[to + j], products_at[to + j]
+        mean = figures[to + j]
+        total = figures[to + block + j]
+        products = figures[to + 2 * block + j]
 @TAKEN@
-        sums_at[to + j] = total
-        products_at[to + j] = products
+        figures[to + block + j] = total
+        figures[to + 2 * block + j] = products
 """
 ADD_EACH = """
         dy_{n} = read(dy_at[begin + {n} * cols + j])
@@ -81,12 +90,13 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
     fastmath = frozenset({"contract", "nsz"})  # another order would add up what differences are taken of
 
     def default(self, workload: BatchNormStats, device: Device) -> Config:
-        """Return up to 1024 columns a task, and parts only where columns are too few for 16 tasks."""
+        """Return up to 1024 columns a task, parts where these are not 16 tasks, and several short rows."""
         block = max(b for b in (64, 256, 1024) if b == BESIDE or b < 2 * workload.cols)
         blocks, parts = -(-workload.cols // block), 1
         while parts < 1024 and parts * blocks < 16 and 8 * parts * LEAST_PART <= workload.rows:
             parts *= 2
-        unroll = max(u for u in (1, 2, 4) if u <= workload.rows)
+        most = 1 if workload.is_backward else min(workload.rows, 256 // workload.cols)
+        unroll = max(u for u in (1, 2, 4) if u == 1 or u <= most)
         return Config({"block": block, "parts": parts, "unroll": unroll})
 
     def costs(self, workload: BatchNormStats, table: Table, device: Device) -> Costs:
@@ -94,10 +104,10 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=2.0 * workload.rows * workload.cols)
 
     def scratch(self, workload: BatchNormStats, config: Config) -> tuple[Tensor, ...]:
-        """Return what columns come to in each part (parts, cols)."""
-        names = ("sums", "products") if workload.is_backward else ("shift", "sums", "squares", "kept")
-        shape = (config["parts"], workload.cols)
-        return tuple(Tensor(name=f"{name}_of_part", shape=shape, dtype="f32") for name in names)
+        """Return what columns come to in each part: (parts, blocks, lines, columns of a block)."""
+        blocks = -(-workload.cols // config["block"])
+        shape = (config["parts"], blocks, _lines(workload), config["block"])
+        return (Tensor(name="figures", shape=shape, dtype="f32"),)
 
     def arguments(self, workload: BatchNormStats, config: Config) -> tuple[Argument, ...]:
         """Pass all tensors in order, then the shape, then eps and momentum if it is forward."""
@@ -111,18 +121,23 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
 
     def kernel(self, workload: BatchNormStats, config: Config) -> Callable[..., None]:
         """Return the kernel of this direction, which takes `arguments`."""
+        read, block = load(workload.dtype), config["block"]
         several, one = (
             jitted(self.fastmath)(
                 compiled(
-                    _unrolled(workload, rows),
-                    "add" if workload.is_backward else "see",
-                    {"__name__": __name__, "read": load(workload.dtype)},
+                    _unrolled(workload, rows), "take", {"__name__": __name__, "read": read, "block": block}
                 )
             )
             for rows in (config["unroll"], 1)
         )
-        make = _gradients if workload.is_backward else _statistics
-        return make(config, several, one, *(() if workload.is_backward else (load(workload.dtype),)))
+        if workload.is_backward:
+            return _gradients(config, several, one)
+        return _statistics(config, _passing(config, several, one, read))
+
+
+def _lines(workload: BatchNormStats) -> int:
+    """Return the lines of figures: means, sums, products; or a shift, sums, squares, and squares put by."""
+    return 3 if workload.is_backward else 4
 
 
 def _unrolled(workload: BatchNormStats, rows: int) -> str:
@@ -131,172 +146,182 @@ def _unrolled(workload: BatchNormStats, rows: int) -> str:
     return around.replace("@TAKEN@\n", taken)
 
 
+# -- backward -----------------------------------------------------------------------------------------------
+
+
 def _gradients(config: Config, several: Callable[..., Any], one: Callable[..., Any]) -> Callable[..., None]:
     """Return the kernel of the sums over rows."""
     import numba
     import numpy as np
 
     block, parts, unroll = config["block"], config["parts"], config["unroll"]
-    address_of, zero = address(), np.float32(0)
+    size, address_of, zero, end = 3 * block, address(), np.float32(0), _end_of_gradients(config)
 
     @jitted()
-    def end(sums: Any, products: Any, rstd: Any, dgamma: Any, dbeta: Any, begin: int, count: int) -> None:
-        cols = rstd.shape[0]
-        sums_at, products_at = address_of(sums), address_of(products)
-        for part in range(1, parts):
-            for j in range(begin, begin + count):
-                sums_at[j] += sums_at[part * cols + j]
-                products_at[j] += products_at[part * cols + j]
-        for j in range(begin, begin + count):
-            dgamma[j] = products_at[j] * rstd[j]
-            dbeta[j] = sums_at[j]
+    def begin(mean: Any, figures: Any, to: int, count: int) -> None:
+        for j in range(count):
+            figures[to + j] = mean[j]
+            figures[to + block + j] = zero
+            figures[to + 2 * block + j] = zero
 
     def gradients(
-        dy: Any, x: Any, mean: Any, rstd: Any, dgamma: Any, dbeta: Any, sums: Any, products: Any,
-        rows: int, cols: int,
-    ) -> None:  # fmt: skip
+        dy: Any, x: Any, mean: Any, rstd: Any, dgamma: Any, dbeta: Any, figures: Any, rows: int, cols: int
+    ) -> None:
         blocks = (cols + block - 1) // block
         for task in numba.prange(blocks * parts):
-            column, part = task // parts * block, task % parts
+            column, part = task % blocks * block, task // blocks
             first, last = rows * part // parts, rows * (part + 1) // parts
-            count, to = min(block, cols - column), part * cols + column
-            sums_at, products_at, mean_at = address_of(sums), address_of(products), address_of(mean)
-            dy_at, x_at = address_of(dy), address_of(x)
-            for j in range(to, to + count):
-                sums_at[j] = zero
-                products_at[j] = zero
+            count, to, figures_at = min(block, cols - column), task * size, address_of(figures)
+            begin(mean[column:], figures_at, to, count)
             whole = last - (last - first) % unroll
             for i in range(first, whole, unroll):
-                at = i * cols + column
-                several(dy_at, x_at, at, cols, count, mean_at, column, sums_at, products_at, to)
+                several(address_of(dy), address_of(x), i * cols + column, cols, count, figures_at, to)
             for i in range(whole, last):
-                at = i * cols + column
-                one(dy_at, x_at, at, cols, count, mean_at, column, sums_at, products_at, to)
+                one(address_of(dy), address_of(x), i * cols + column, cols, count, figures_at, to)
         for task in numba.prange(blocks):
             column = task * block
-            end(sums, products, rstd, dgamma, dbeta, column, min(block, cols - column))
+            count = min(block, cols - column)
+            end(address_of(figures), task * size, blocks * size, rstd, dgamma, dbeta, column, count)
 
     return gradients
+
+
+def _end_of_gradients(config: Config) -> Callable[..., Any]:
+    """Return what adds up the parts of some columns, `part` apart, and writes their results."""
+    block, parts = config["block"], config["parts"]
+
+    @jitted()
+    def end(
+        figures: Any, to: int, part: int, rstd: Any, dgamma: Any, dbeta: Any, column: int, count: int
+    ) -> None:
+        for other in range(to + part, to + parts * part, part):
+            for j in range(block, 2 * block + count):
+                figures[to + j] += figures[other + j]
+        for j in range(count):
+            dbeta[column + j] = figures[to + block + j]
+            dgamma[column + j] = figures[to + 2 * block + j] * rstd[column + j]
+
+    return end
+
+
+# -- forward ------------------------------------------------------------------------------------------------
 
 
 def _passing(
     config: Config, several: Callable[..., Any], one: Callable[..., Any], read: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return what goes down some rows, and leaves means as `shift`, and as `kept` squared deviations."""
+    """Return what goes down some rows, and leaves means as the first line, squared deviations as the last."""
     import numpy as np
 
-    unroll, zero = config["unroll"], np.float32(0)
+    block, unroll, zero = config["block"], config["unroll"], np.float32(0)
 
     @jitted()
     def begin(x: Any, at: int, figures: Any, to: int, count: int) -> None:
-        shift, sums, squares, kept = figures
         for j in range(count):
-            shift[to + j] = read(x[at + j])
-        for j in range(to, to + count):
-            sums[j] = zero
-            squares[j] = zero
-            kept[j] = zero
+            figures[to + j] = read(x[at + j])
+            figures[to + block + j] = zero
+            figures[to + 2 * block + j] = zero
+            figures[to + 3 * block + j] = zero
 
     @jitted()
     def centre(rows: int, figures: Any, to: int, count: int) -> None:
-        shift, sums, squares, kept = figures
         each, number = np.float32(1.0 / rows), np.float32(rows)
-        for j in range(to, to + count):
-            after = shift[j] + sums[j] * each
-            moved = after - shift[j]
-            left = sums[j] - moved * number
-            kept[j] += squares[j] - moved * (sums[j] + left)
-            shift[j] = after
-            sums[j] = left
-            squares[j] = zero
+        for j in range(count):
+            before, total = figures[to + j], figures[to + block + j]
+            after = before + total * each
+            moved = after - before
+            left = total - moved * number
+            figures[to + 3 * block + j] += figures[to + 2 * block + j] - moved * (total + left)
+            figures[to + j] = after
+            figures[to + block + j] = left
+            figures[to + 2 * block + j] = zero
 
     @jitted()
     def go_down(
         x: Any, figures: Any, first: int, last: int, cols: int, column: int, count: int, to: int
     ) -> None:
         begin(x, first * cols + column, figures, to, count)
-        shift, sums, squares, kept = figures
         bottom = first
         while bottom < last:
             top, bottom = bottom, min(last, bottom + (AT_FIRST if bottom == first else AT_ONCE))
             whole = bottom - (bottom - top) % unroll
             for i in range(top, whole, unroll):
-                several(x, i * cols + column, cols, count, shift, sums, squares, to)
+                several(x, i * cols + column, cols, count, figures, to)
             for i in range(whole, bottom):
-                one(x, i * cols + column, cols, count, shift, sums, squares, to)
+                one(x, i * cols + column, cols, count, figures, to)
             centre(bottom - first, figures, to, count)
-        for j in range(to, to + count):
-            kept[j] = zero if kept[j] < 0 else kept[j]  # a NaN stays one
+        for j in range(to + 3 * block, to + 3 * block + count):
+            figures[j] = zero if figures[j] < 0 else figures[j]  # a NaN stays one
 
     return go_down
 
 
-def _statistics(
-    config: Config, several: Callable[..., Any], one: Callable[..., Any], read: Callable[..., Any]
-) -> Callable[..., None]:
+def _statistics(config: Config, go_down: Callable[..., Any]) -> Callable[..., None]:
     """Return the kernel of the statistics."""
     import numba
 
     block, parts = config["block"], config["parts"]
-    go_down, (join, end) = _passing(config, several, one, read), _ends()
-    address_of = address()
+    size, address_of, (join, end) = 4 * block, address(), _ends_of_statistics(config)
 
     def statistics(
         x: Any, running_mean: Any, running_var: Any, mean: Any, rstd: Any, new_mean: Any, new_var: Any,
-        shift: Any, sums: Any, squares: Any, kept: Any, rows: int, cols: int, eps: Any, momentum: Any,
+        figures: Any, rows: int, cols: int, eps: Any, momentum: Any,
     ) -> None:  # fmt: skip
         blocks = (cols + block - 1) // block
         for task in numba.prange(blocks * parts):
-            column, part = task // parts * block, task % parts
+            column, part = task % blocks * block, task // blocks
             first, last = rows * part // parts, rows * (part + 1) // parts
-            count, to = min(block, cols - column), part * cols + column
-            figures = address_of(shift), address_of(sums), address_of(squares), address_of(kept)
-            go_down(address_of(x), figures, first, last, cols, column, count, to)
-        for task in numba.prange(blocks):
-            column = task * block
             count = min(block, cols - column)
-            means_at, squares_at = address_of(shift), address_of(kept)
+            go_down(address_of(x), address_of(figures), first, last, cols, column, count, task * size)
+        for task in numba.prange(blocks):
+            column, to = task * block, task * size
+            count, figures_at = min(block, cols - column), address_of(figures)
             for part in range(1, parts):
                 before = rows * part // parts
                 more = rows * (part + 1) // parts - before
-                join(means_at, squares_at, column, part * cols + column, count, before, more)
-            running = address_of(running_mean), address_of(running_var)
-            batch, new = (address_of(mean), address_of(rstd)), (address_of(new_mean), address_of(new_var))
-            end(means_at, squares_at, running, batch, new, column, count, rows, eps, momentum)
+                join(figures_at, to, to + part * blocks * size, count, before, more)
+            running = running_mean[column:], running_var[column:]
+            batch, new = (mean[column:], rstd[column:]), (new_mean[column:], new_var[column:])
+            end(figures_at, to, running, batch, new, count, rows, eps, momentum)
 
     return statistics
 
 
-def _ends() -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _ends_of_statistics(config: Config) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return what joins a part to those before it, and what writes the results of all rows."""
     import numpy as np
 
-    f32, unit = np.float32, np.float32(1)
+    block, f32, unit = config["block"], np.float32, np.float32(1)
 
     @jitted()
-    def join(means: Any, squares: Any, to: int, other: int, count: int, before: int, more: int) -> None:
+    def join(figures: Any, to: int, other: int, count: int, before: int, more: int) -> None:
         share = f32(more / (before + more))
         weight = f32(before * (more / (before + more)))
         for j in range(count):
-            apart = means[other + j] - means[to + j]
-            means[to + j] += apart * share
-            squares[to + j] += squares[other + j] + apart * apart * weight
+            apart = figures[other + j] - figures[to + j]
+            figures[to + j] += apart * share
+            figures[to + 3 * block + j] += figures[other + 3 * block + j] + apart * apart * weight
 
     @jitted()
     def end(
-        means: Any, squares: Any, running: Any, batch: Any, new: Any, column: int, count: int, rows: int,
-        eps: Any, momentum: Any,
-    ) -> None:  # fmt: skip
-        running_mean, running_var = running
-        mean, rstd = batch
-        new_mean, new_var = new
+        figures: Any,
+        to: int,
+        running: Any,
+        batch: Any,
+        new: Any,
+        count: int,
+        rows: int,
+        eps: Any,
+        momentum: Any,
+    ) -> None:
+        (running_mean, running_var), (mean, rstd), (new_mean, new_var) = running, batch, new
         each, spread, rest = f32(1.0 / rows), f32(momentum / (rows - 1.0)), unit - momentum
-        for j in range(column, column + count):
-            mean[j] = means[j]
-            rstd[j] = unit / np.sqrt(squares[j] * each + eps)
-        for j in range(column, column + count):
-            new_mean[j] = rest * running_mean[j] + momentum * means[j]
-            new_var[j] = rest * running_var[j] + spread * squares[j]
+        for j in range(count):
+            squares = figures[to + 3 * block + j]
+            mean[j] = figures[to + j]
+            rstd[j] = unit / np.sqrt(squares * each + eps)
+            new_mean[j] = rest * running_mean[j] + momentum * figures[to + j]
+            new_var[j] = rest * running_var[j] + spread * squares
 
     return join, end
 

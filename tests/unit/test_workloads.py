@@ -70,7 +70,7 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
             "gemm:m=1,n=1,k=1",
             "missing dtype; usage: gemm:m=N,n=N,k=N,dtype=f32|tf32|f16|bf16|e4m3|i8,[batch=N]",
         ),
-        ("gemm", "neither operator:dimension=value,… nor suite/layer; operators: attention, batchnorm_stats, "),
+        ("gemm", "neither operator:dimension=value,… nor suite/layer; operators: attention, "),
         ("", "suites: bert-base, gpt2, llama-3-8b, llama-3-8b-decode, llama-7b, mixtral-8x7b, resnet50"),
         ("resnet5/fc", "unknown suite 'resnet5'. Did you mean 'resnet50'?"),
         ("resnet50/conv31", "unknown layer of resnet50 'conv31'. Did you mean 'conv3_1'?"),
