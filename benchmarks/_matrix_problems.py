@@ -31,6 +31,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "batchnorm_stats:rows=1000,cols=777,dtype=f32,eps=1e-12,momentum=1",
         "batchnorm_stats:rows=401408,cols=64,dtype=bf16,direction=backward",
         "batchnorm_stats:rows=1568,cols=2048,dtype=f16,direction=backward",
+        "batchnorm_stats:rows=401408,cols=64,dtype=f16,direction=backward,act=relu",
         "batchnorm_stats:rows=100000,cols=3,dtype=f32,direction=backward",
     ),
     "conv2d": tuple(

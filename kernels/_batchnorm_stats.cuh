@@ -99,23 +99,40 @@ struct Statistics {
 
 // ---- backward: sums of dy (x - mean) and of dy ------------------------------------------------------------
 
-template <class In, int V>
+// Of what relu is then applied to, whose result is y: dz stands for dy, and is written.
+template <class In, bool RELU, int V>
 struct Products {
   struct Loaded {
-    Vec<In, V> dy, x;
+    Vec<In, V> dy, x, y;
   };
-  const In *dy, *x;
+  const In *dy, *x, *y;
+  In* dz;
   float mean[V], first[V] = {}, second[V] = {};
 
-  __device__ __forceinline__ Products(const In* dy, const In* x, const float* means, u32 column, u32 cols) : dy(dy), x(x) {
+  __device__ __forceinline__ Products(const In* dy, const In* x, const In* y, In* dz, const float* means, u32 column,
+                                      u32 cols)
+      : dy(dy), x(x), y(y), dz(dz) {
     if (column < cols) load_floats(means + column, mean);
   }
-  __device__ __forceinline__ Loaded load(size_t at) const { return {load_vec<V>(dy + at), load_vec<V>(x + at)}; }
+  __device__ __forceinline__ Loaded load(size_t at) const {
+    Loaded loaded;
+    loaded.dy = load_vec<V>(dy + at);
+    loaded.x = load_vec<V>(x + at);
+    if constexpr (RELU) loaded.y = load_vec<V>(y + at);
+    return loaded;
+  }
   __device__ __forceinline__ void begin(const Loaded&) {}
-  __device__ __forceinline__ void see(const Loaded& loaded, size_t) {
+  __device__ __forceinline__ void see(const Loaded& loaded, size_t at) {
+    Vec<In, V> gradient = loaded.dy;
+    if constexpr (RELU) {
+#pragma unroll
+      for (int i = 0; i < V; ++i)
+        if (!(to_float(loaded.y.at[i]) > 0.0f)) gradient.at[i] = In{};
+      store_vec(dz + at, gradient);
+    }
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float d = to_float(loaded.dy.at[i]);
+      const float d = to_float(gradient.at[i]);
       first[i] = multiply_add(d, f32_op(to_float(loaded.x.at[i]) - mean[i]), first[i]);
       second[i] = f32_op(second[i] + d);
     }
@@ -227,19 +244,20 @@ __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
   over_rows<COL_THREADS, ROW_THREADS, V, N>(sums, Part{partial, cols}, rows, cols);
 }
 
-template <class In, int COL_THREADS, int ROW_THREADS, int V, int N>
+template <class In, bool RELU, int COL_THREADS, int ROW_THREADS, int V, int N>
 __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
-    gradients(const In* __restrict__ dy, const In* __restrict__ x, const float* __restrict__ mean,
-              const float* __restrict__ rstd, float* __restrict__ dgamma, float* __restrict__ dbeta, int rows, int cols) {
-  Products<In, V> sums(dy, x, mean, own_column<COL_THREADS, V>(), cols);
+    gradients(const In* __restrict__ dy, const In* __restrict__ x, const float* __restrict__ mean, const In* __restrict__ y,
+              In* __restrict__ dz, const float* __restrict__ rstd, float* __restrict__ dgamma, float* __restrict__ dbeta,
+              int rows, int cols) {
+  Products<In, RELU, V> sums(dy, x, y, dz, mean, own_column<COL_THREADS, V>(), cols);
   over_rows<COL_THREADS, ROW_THREADS, V, N>(sums, Gradients{rstd, dgamma, dbeta}, rows, cols);
 }
 
-template <class In, int COL_THREADS, int ROW_THREADS, int V, int N>
+template <class In, bool RELU, int COL_THREADS, int ROW_THREADS, int V, int N>
 __global__ void __launch_bounds__(COL_THREADS * ROW_THREADS)
     gradients_of_part(const In* __restrict__ dy, const In* __restrict__ x, const float* __restrict__ mean,
-                      float* __restrict__ partial, int rows, int cols) {
-  Products<In, V> sums(dy, x, mean, own_column<COL_THREADS, V>(), cols);
+                      const In* __restrict__ y, In* __restrict__ dz, float* __restrict__ partial, int rows, int cols) {
+  Products<In, RELU, V> sums(dy, x, y, dz, mean, own_column<COL_THREADS, V>(), cols);
   over_rows<COL_THREADS, ROW_THREADS, V, N>(sums, Part{partial, cols}, rows, cols);
 }
 

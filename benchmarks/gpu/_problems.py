@@ -103,6 +103,7 @@ VERIFIED = (
     (ROW_TYPES, "batchnorm_stats:rows=10000,cols=776,dtype={dtype}"),
     (ROW_TYPES, "batchnorm_stats:rows=37,cols=4099,dtype={dtype},direction=backward"),
     (ROW_TYPES, "batchnorm_stats:rows=10000,cols=776,dtype={dtype},direction=backward"),
+    (ROW_TYPES, "batchnorm_stats:rows=10001,cols=131,dtype={dtype},direction=backward,act=relu"),
     (
         PRODUCT_TYPES,
         CONV.format(n=3, c=40, h=23, w=19, k=40, r=3, s=3, stride=2, pad=1)
@@ -225,7 +226,7 @@ MEASURED = (
     ("reduction:rows=1,cols=33554432,dtype=f32,expression=square(x-y),reduce=mean", 50),
     # resnet50: statistics of 32 images after the first convolution, and in the last stage
     ("batchnorm_stats:rows=401408,cols=64,dtype=f16", 50),
-    ("batchnorm_stats:rows=401408,cols=64,dtype=f16,direction=backward", 50),
+    ("batchnorm_stats:rows=401408,cols=64,dtype=f16,direction=backward,act=relu", 50),
     ("batchnorm_stats:rows=1568,cols=2048,dtype=f16", 50),
     # llama-3-8b: the gated half of its feed-forward layer, for a prompt and for 16 sequences
     ("gated_gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt", 50),

@@ -19,7 +19,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels._cuda import ctype, flag, helpers
 from tunebench.kernels._cuda_chain import threads_along
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
@@ -51,7 +51,7 @@ def _along(workload: BatchNormStats, col_threads: Any, vector: Any) -> Any:
 
 def _read(workload: BatchNormStats) -> int:
     """Return how many matrices are read."""
-    return 2 if workload.is_backward else 1
+    return 2 + workload.has_relu if workload.is_backward else 1
 
 
 def _fit(threads: Any, vector: Any, unroll: Any, workload: BatchNormStats, device: Device) -> Any:
@@ -139,6 +139,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
         split, vector, down = table["split"], table["vector"], table["row_threads"]
         tile, part, size = table["col_threads"] * vector, workload.rows // split, itemsize(workload.dtype)
         elements, whole, met = 1.0 * part * tile, _read(workload), down > 1
+        moved = whole + workload.has_relu
         # A sector at either end of each row may have come with a neighbour's tile.
         row_bytes = np.maximum(0.0, tile * float(size) - 64.0)
         left_behind = np.where(met, 2.0 * down * tile, 0.0)
@@ -153,7 +154,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
             # Written once and read once, four bytes a lane.
             smem_traffic_bytes=8.0 * left_behind,
             fill_bytes=whole * part * row_bytes,
-            accesses=whole * elements / vector + 2.0 * left_behind,
+            accesses=moved * elements / vector + 2.0 * left_behind,
             # The first load, one addition after the other, and what threads below each other leave.
             chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
             + np.maximum(0.0, adds) * device.fma_latency
@@ -182,8 +183,9 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
         read, kept, written, factors = _arguments(workload)
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
         name, whole = "gradients" if workload.is_backward else "statistics", split == 1
+        types = ctype(workload.dtype) + (f", {flag(workload.has_relu)}" if workload.is_backward else "")
         first = Launch(
-            entry=f"{name}{'' if whole else '_of_part'}<{ctype(workload.dtype)}, {shape}>",
+            entry=f"{name}{'' if whole else '_of_part'}<{types}, {shape}>",
             grid=(int(_along(workload, col_threads, config["vector"])), split, 1),
             block=(col_threads * row_threads, 1, 1),
             arguments=(*read, *((*kept, *written, *factors) if whole else ("partial",)), *sizes),
@@ -214,10 +216,14 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
 
 
 def _arguments(workload: BatchNormStats) -> tuple[tuple[Argument, ...], ...]:
-    """Return what is read of elements, what of results, what is written, and numbers for results."""
-    written = tuple(tensor.name for tensor in workload.outputs())
+    """Return what is for elements, what is read for results, what is written, and numbers for results.
+
+    Without relu x stands for what there is not; it is not touched.
+    """
+    written = tuple(tensor.name for tensor in workload.outputs() if len(tensor.shape) == 1)
     if workload.is_backward:
-        return ("dy", "x", "mean"), ("rstd",), written, ()
+        with_relu = ("y", "dz") if workload.has_relu else ("x", "x")
+        return ("dy", "x", "mean", *with_relu), ("rstd",), written, ()
     factors = (Scalar("float", workload.eps), Scalar("float", workload.momentum))
     return ("x",), ("running_mean", "running_var"), written, factors
 

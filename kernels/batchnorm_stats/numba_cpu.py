@@ -17,7 +17,7 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels._chain import compiled
-from tunebench.kernels._numba_cpu import address, jitted, load
+from tunebench.kernels._numba_cpu import address, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workload import Tensor
@@ -30,6 +30,12 @@ BESIDE = 64
 AT_FIRST, AT_ONCE = 8, 64
 """Rows that differences are taken of from the first, and then from one mean: many beside what that costs."""
 
+
+def _most_rows(workload: BatchNormStats) -> int:
+    """Return the rows that are taken in at once at most."""
+    return (1 if workload.has_relu else 4) if workload.is_backward else 8
+
+
 SPACE = Space(
     (
         Parameter("block", tuple(2**n for n in range(6, 15)), "columns that a task takes together"),
@@ -39,10 +45,8 @@ SPACE = Space(
     (
         lambda parts, workload: (parts == 1) | (parts * LEAST_PART <= workload.rows),
         lambda block, workload: (block == BESIDE) | (block < 2 * workload.cols),
-        # More rows of two matrices are more arrays than LLVM checks for what overlaps.
-        lambda unroll, workload: (
-            (unroll == 1) | (unroll <= min(workload.rows, 4 if workload.is_backward else 8))
-        ),
+        # More rows of several matrices are more arrays than LLVM checks for what overlaps.
+        lambda unroll, workload: (unroll == 1) | (unroll <= min(workload.rows, _most_rows(workload))),
     ),
 )
 
@@ -65,7 +69,7 @@ SEE_EACH = """
 """
 
 ADD = """
-def take(dy_at, x_at, begin, cols, count, figures, to):
+def take(dy_at, x_at, y_at, dz_at, begin, cols, count, figures, to):
     for j in range(count):
         mean = figures[to + j]
         total = figures[to + block + j]
@@ -76,6 +80,13 @@ def take(dy_at, x_at, begin, cols, count, figures, to):
 """
 ADD_EACH = """
         dy_{n} = read(dy_at[begin + {n} * cols + j])
+        total += dy_{n}
+        products += dy_{n} * (read(x_at[begin + {n} * cols + j]) - mean)
+"""
+ADD_WHERE_POSITIVE = """
+        there_{n} = read(y_at[begin + {n} * cols + j]) > zero
+        dy_{n} = read(dy_at[begin + {n} * cols + j]) if there_{n} else zero
+        dz_at[begin + {n} * cols + j] = write(dy_{n})
         total += dy_{n}
         products += dy_{n} * (read(x_at[begin + {n} * cols + j]) - mean)
 """
@@ -110,10 +121,16 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
         return (Tensor(name="figures", shape=shape, dtype="f32"),)
 
     def arguments(self, workload: BatchNormStats, config: Config) -> tuple[Argument, ...]:
-        """Pass all tensors in order, then the shape, then eps and momentum if it is forward."""
+        """Pass all tensors in order, then the shape, then eps and momentum if it is forward.
+
+        Without relu x stands for what there is not; it is not touched.
+        """
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
         factors = (Scalar("float", workload.eps), Scalar("float", workload.momentum))
-        return (*super().arguments(workload, config), *sizes, *(() if workload.is_backward else factors))
+        if workload.is_backward:
+            y, dz = ("y", "dz") if workload.has_relu else ("x", "x")
+            return ("dy", "x", "mean", "rstd", y, "dgamma", "dbeta", dz, "figures", *sizes)
+        return (*super().arguments(workload, config), *sizes, *factors)
 
     def generated(self, workload: BatchNormStats, config: Config) -> str:
         """Return the loop over columns that takes in so many rows."""
@@ -121,13 +138,13 @@ class NumbaCpuBatchNormStats(NumbaCpuVariant[BatchNormStats]):
 
     def kernel(self, workload: BatchNormStats, config: Config) -> Callable[..., None]:
         """Return the kernel of this direction, which takes `arguments`."""
+        import numpy as np
+
         read, block = load(workload.dtype), config["block"]
+        scope = {"__name__": __name__, "read": read, "write": store(workload.dtype), "block": block}
+        scope["zero"] = np.float32(0)
         several, one = (
-            jitted(self.fastmath)(
-                compiled(
-                    _unrolled(workload, rows), "take", {"__name__": __name__, "read": read, "block": block}
-                )
-            )
+            jitted(self.fastmath)(compiled(_unrolled(workload, rows), "take", dict(scope)))
             for rows in (config["unroll"], 1)
         )
         if workload.is_backward:
@@ -142,6 +159,7 @@ def _lines(workload: BatchNormStats) -> int:
 
 def _unrolled(workload: BatchNormStats, rows: int) -> str:
     around, each = (ADD, ADD_EACH) if workload.is_backward else (SEE, SEE_EACH)
+    each = ADD_WHERE_POSITIVE if workload.has_relu else each
     taken = "".join(each.strip("\n").format(n=n) + "\n" for n in range(rows))
     return around.replace("@TAKEN@\n", taken)
 
@@ -165,19 +183,21 @@ def _gradients(config: Config, several: Callable[..., Any], one: Callable[..., A
             figures[to + 2 * block + j] = zero
 
     def gradients(
-        dy: Any, x: Any, mean: Any, rstd: Any, dgamma: Any, dbeta: Any, figures: Any, rows: int, cols: int
-    ) -> None:
+        dy: Any, x: Any, mean: Any, rstd: Any, y: Any, dgamma: Any, dbeta: Any, dz: Any, figures: Any,
+        rows: int, cols: int,
+    ) -> None:  # fmt: skip
         blocks = (cols + block - 1) // block
         for task in numba.prange(blocks * parts):
             column, part = task % blocks * block, task // blocks
             first, last = rows * part // parts, rows * (part + 1) // parts
             count, to, figures_at = min(block, cols - column), task * size, address_of(figures)
             begin(mean[column:], figures_at, to, count)
+            given = address_of(dy), address_of(x), address_of(y), address_of(dz)
             whole = last - (last - first) % unroll
             for i in range(first, whole, unroll):
-                several(address_of(dy), address_of(x), i * cols + column, cols, count, figures_at, to)
+                several(*given, i * cols + column, cols, count, figures_at, to)
             for i in range(whole, last):
-                one(address_of(dy), address_of(x), i * cols + column, cols, count, figures_at, to)
+                one(*given, i * cols + column, cols, count, figures_at, to)
         for task in numba.prange(blocks):
             column = task * block
             count = min(block, cols - column)

@@ -73,7 +73,7 @@ class NumbaCudaBatchNormStats(NumbaCudaVariant[BatchNormStats]):
     def costs(self, workload: BatchNormStats, table: Table, device: Device) -> Costs:
         """Count a difference, a sum and a multiply-add an element, and the bytes that nobody else reads."""
         threads, others, size = table["threads"], table["others"], float(itemsize(workload.dtype))
-        elements, whole = 1.0 * others * workload.rows, 2 if workload.is_backward else 1
+        elements, whole = 1.0 * others * workload.rows, 2 + workload.has_relu if workload.is_backward else 1
         own_bytes = workload.rows * np.maximum(0.0, others * size - 64.0)
         return Costs(
             blocks=workload.cols / others,
@@ -82,7 +82,7 @@ class NumbaCudaBatchNormStats(NumbaCudaVariant[BatchNormStats]):
             smem_bytes=(8.0 if workload.is_backward else 12.0) * threads * others,
             fma=3.0 * elements,
             fill_bytes=whole * own_bytes,
-            accesses=whole * elements,
+            accesses=(whole + workload.has_relu) * elements,
             # The first load, one addition after the other, and what threads leave each other.
             chain_clocks=np.where(own_bytes > 0, device.l2_latency, device.l1_latency)
             + (ceil_div(workload.rows, threads) - 1) * device.fma_latency
@@ -91,13 +91,18 @@ class NumbaCudaBatchNormStats(NumbaCudaVariant[BatchNormStats]):
 
     def kernel(self, workload: BatchNormStats, config: Config) -> Callable[..., None]:
         """Return the kernel of this direction."""
-        make = _gradients if workload.is_backward else _statistics
-        return make(config["threads"], config["others"])
+        threads, others = config["threads"], config["others"]
+        if workload.is_backward:
+            return _gradients(threads, others, workload.has_relu)
+        return _statistics(threads, others)
 
     def launches(self, workload: BatchNormStats, config: Config) -> tuple[Launch, ...]:
-        """Launch a block for every few columns."""
+        """Launch a block for every few columns; without relu x stands for what there is not."""
         factors = (Scalar("float", workload.eps), Scalar("float", workload.momentum))
-        tensors = (tensor.name for tensor in (*workload.inputs(), *workload.outputs()))
+        tensors = tuple(tensor.name for tensor in (*workload.inputs(), *workload.outputs()))
+        if workload.is_backward:
+            y, dz = ("y", "dz") if workload.has_relu else ("x", "x")
+            tensors = ("dy", "x", "mean", "rstd", y, "dgamma", "dbeta", dz)
         return (
             Launch(
                 grid=(ceil_div(workload.cols, config["others"]), 1, 1),
@@ -174,14 +179,14 @@ def _statistics(threads: int, others: int) -> Callable[..., None]:
     return statistics
 
 
-def _gradients(threads: int, others: int) -> Callable[..., None]:
+def _gradients(threads: int, others: int, has_relu: bool) -> Callable[..., None]:
     """Return the kernel of the sums over rows."""
     import numpy as np
     from numba import cuda, float32
 
     f32, zero = np.float32, np.float32(0)
 
-    def gradients(dy: Any, x: Any, mean: Any, rstd: Any, dgamma: Any, dbeta: Any) -> None:
+    def gradients(dy: Any, x: Any, mean: Any, rstd: Any, y: Any, dgamma: Any, dbeta: Any, dz: Any) -> None:
         met = cuda.shared.array((2, threads, others), float32)
         c, t = cuda.threadIdx.x, cuda.threadIdx.y
         column = cuda.blockIdx.x * others + c
@@ -192,6 +197,10 @@ def _gradients(threads: int, others: int) -> Callable[..., None]:
             centre = mean[column]
         for i in range(t, rows, threads):
             d = f32(dy[i, column])
+            if has_relu:
+                if not f32(y[i, column]) > zero:
+                    d = zero
+                dz[i, column] = d
             products += d * (f32(x[i, column]) - centre)
             total += d
         met[0, t, c] = products

@@ -38,6 +38,7 @@ WORKLOADS = {
         "batchnorm_stats:rows=301,cols=200,dtype=f16",
         "batchnorm_stats:rows=97,cols=131,dtype=f32,direction=backward",
         "batchnorm_stats:rows=301,cols=72,dtype=bf16,direction=backward",
+        "batchnorm_stats:rows=301,cols=72,dtype=f16,direction=backward,act=relu",
     ),
     "cross_entropy": (
         "cross_entropy:rows=37,cols=131,dtype=f32",

@@ -73,6 +73,7 @@ PATHS = [
     "batchnorm_stats:rows=603,cols=75,dtype=f32",
     "batchnorm_stats:rows=301,cols=131,dtype=f16,eps=0.25,momentum=1",
     "batchnorm_stats:rows=303,cols=75,dtype=bf16,direction=backward",
+    "batchnorm_stats:rows=303,cols=75,dtype=bf16,direction=backward,act=relu",
     "attention:batch=1,heads=4,seq_q=37,head_dim=20,dtype=f16,seq_k=45,heads_k=2,causal=true",
     "attention:batch=2,heads=2,seq_q=1,head_dim=33,dtype=bf16,seq_k=131,heads_k=1",
     "attention:batch=1,heads=2,seq_q=41,head_dim=16,dtype=f32",

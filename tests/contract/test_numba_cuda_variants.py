@@ -22,6 +22,7 @@ WORKLOADS = (
     "batchnorm_stats:rows=300,cols=37,dtype=f32,eps=0.25,momentum=0.5",
     "batchnorm_stats:rows=67,cols=5,dtype=f16",
     "batchnorm_stats:rows=37,cols=5,dtype=f16,direction=backward",
+    "batchnorm_stats:rows=37,cols=5,dtype=f16,direction=backward,act=relu",
     "cross_entropy:rows=17,cols=37,dtype=f16",
     "cross_entropy:rows=3,cols=67,dtype=f32,direction=backward",
     "softmax:rows=5,cols=37,dtype=f32,prologue=scale+mask",

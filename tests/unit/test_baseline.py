@@ -51,6 +51,8 @@ PROBLEMS = (
     "batchnorm_stats:rows=50,cols=33,dtype=f32,direction=backward",
     "batchnorm_stats:rows=50,cols=33,dtype=f16,direction=backward",
     "batchnorm_stats:rows=50,cols=33,dtype=bf16,direction=backward",
+    "batchnorm_stats:rows=50,cols=33,dtype=f32,direction=backward,act=relu",
+    "batchnorm_stats:rows=50,cols=33,dtype=bf16,direction=backward,act=relu",
     "cross_entropy:rows=5,cols=33,dtype=f16",
     "cross_entropy:rows=5,cols=33,dtype=bf16,direction=backward",
     "attention:batch=2,heads=4,seq_q=9,head_dim=8,dtype=f32,seq_k=13,heads_k=2,causal=true,direction=backward",

@@ -97,9 +97,26 @@ def test_both_directions_are_torchs() -> None:
     np.testing.assert_allclose(gradients["dbeta"].value, beta.grad.numpy(), rtol=1e-9, atol=1e-9)
 
 
+def test_relu_keeps_back_gradients_where_its_result_is_zero() -> None:
+    torch = pytest.importorskip("torch")
+    w = problem("rows=11,cols=6,dtype=f32,direction=backward,act=relu")
+    t = exact(w.draw(np.random.default_rng(4)))
+    assert np.count_nonzero(t["y"] == 0) > 10
+    found = {name: reference.value for name, reference in w.reference(t).items()}
+    assert tuple(tensor.name for tensor in w.outputs()) == ("dgamma", "dbeta", "dz")
+    z = torch.tensor(np.where(t["y"] > 0, t["y"], -1.0), requires_grad=True)
+    torch.relu(z).backward(torch.tensor(t["dy"]))
+    np.testing.assert_array_equal(found["dz"], z.grad.numpy())
+    plain = problem("rows=11,cols=6,dtype=f32,direction=backward")
+    sums = plain.reference({**{name: t[name] for name in ("x", "mean", "rstd")}, "dy": z.grad.numpy()})
+    for name, reference in sums.items():
+        np.testing.assert_allclose(found[name], reference.value, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("rows=2,cols=8,act=relu", "act=relu needs direction=backward, not forward; leave it out"),
         ("rows=1,cols=8", "rows=1 must be at least 2: one value a column has no unbiased variance"),
         ("rows=2,cols=8,momentum=1.5", "momentum=1.5 must be at most 1"),
         ("rows=2,cols=8,momentum=0", "momentum=0.0 must be a number from"),
@@ -335,6 +352,23 @@ def test_faults_are_found(old: str, new: str) -> None:
     assert max(shares(w, inputs, wrong).values()) > 1
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("> 0.0f)) gradient", ">= 0.0f)) gradient"),
+        ("store_vec(dz + at, gradient);", "store_vec(dz + at, loaded.dy);"),
+        ("to_float(gradient.at[i])", "to_float(loaded.dy.at[i])"),
+    ],
+)
+def test_faults_of_relu_are_found(old: str, new: str) -> None:
+    w = problem("rows=403,cols=66,dtype=f16,direction=backward,act=relu")
+    inputs = w.draw(np.random.default_rng(0))
+    assert max(shares(w, inputs, emulate(cuda_column.VARIANT, w, SPLIT, inputs)).values()) < 1
+    wrong = emulate(planted(cuda_column.VARIANT, old, new), w, SPLIT, inputs)
+    assert max(shares(w, inputs, wrong).values()) > 1
+
+
 def broken(w: BatchNormStats) -> dict[str, Array]:
     """Return inputs with a NaN, and infinities, in some of their columns."""
     inputs = w.draw(np.random.default_rng(0))
@@ -370,7 +404,7 @@ GPUS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_
     rows=st.sampled_from([2, 3, 7, 64, 1000, 401408, 2**24]),
     cols=st.sampled_from([1, 2, 3, 5, 8, 64, 131, 1024, 2048, 50257, 2**20]),
     dtype=st.sampled_from(["f32", "f16", "bf16"]),
-    direction=st.sampled_from(["forward", "backward"]),
+    direction=st.sampled_from(["forward", "backward", "backward,act=relu"]),
 )
 @settings(max_examples=40, deadline=None)
 def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, direction: str) -> None:

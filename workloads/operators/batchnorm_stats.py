@@ -38,17 +38,18 @@ class BatchNormStats(Workload):
     direction reads                              writes
     ========= ================================== ====================================
     forward   x, running_mean, running_var       mean, rstd, new_mean, new_var
-    backward  dy, x, mean, rstd                  dgamma, dbeta
+    backward  dy, x, mean, rstd; y               dgamma, dbeta; dz
     ========= ================================== ====================================
 
     Forward, for each column, with the biased variance v: rstd = 1 / sqrt(v + eps), and
     new_mean = (1 - momentum) running_mean + momentum mean,
     new_var = (1 - momentum) running_var + momentum v rows / (rows - 1).
     Backward: dgamma = sum(dy (x - mean) rstd), dbeta = sum(dy). It takes statistics as they come: they need
-    not be those of x.
+    not be those of x. With `act=relu`, whose result y is, dz = dy where y > 0 and 0 elsewhere is written, and
+    stands for dy in the sums.
 
-    x and dy are (rows, cols) of `dtype`; all others (cols,) f32. What normalises, and the gradient of x, are
-    elementwise chains.
+    x, dy, y and dz are (rows, cols) of `dtype`; all others (cols,) f32. What normalises, and the gradient of
+    x, are elementwise chains.
 
     Source: Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal
     Covariate Shift", 2015.
@@ -64,6 +65,7 @@ class BatchNormStats(Workload):
     direction: Literal["forward", "backward"] = "forward"
     eps: Positive = EPS
     momentum: Positive = MOMENTUM
+    act: Literal["none", "relu"] = "none"
 
     def check(self) -> None:
         """Refuse a variance of one row, a momentum above 1, and gradients with an eps or a momentum."""
@@ -77,6 +79,11 @@ class BatchNormStats(Workload):
                 "share in running statistics"
             )
         if not self.is_backward:
+            if self.has_relu:
+                raise InputError(
+                    f"batchnorm_stats: act={self.act} needs direction=backward, not forward; leave it out: "
+                    "an activation follows what normalises"
+                )
             return
         for name, default, reads in (
             ("eps", EPS, "backward reads rstd, which has it"),
@@ -98,6 +105,11 @@ class BatchNormStats(Workload):
         return self.direction == "backward"
 
     @property
+    def has_relu(self) -> bool:
+        """Whether gradients are those of what relu is then applied to."""
+        return self.act == "relu"
+
+    @property
     def unbiased(self) -> float:
         """What the biased variance is multiplied by in running statistics."""
         return self.rows / (self.rows - 1)
@@ -109,24 +121,25 @@ class BatchNormStats(Workload):
         return tuple(Tensor(name=name, shape=(self.cols,), dtype="f32") for name in names)
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return x and running statistics; or dy, x and the statistics that forward wrote."""
+        """Return x and running statistics; or dy, x and the statistics that forward wrote, and relu's y."""
         if self.is_backward:
-            return (self._matrix("dy"), self._matrix("x"), *self._vectors("mean", "rstd"))
+            result = (self._matrix("y"),) if self.has_relu else ()
+            return (self._matrix("dy"), self._matrix("x"), *self._vectors("mean", "rstd"), *result)
         return (self._matrix("x"), *self._vectors("running_mean", "running_var"))
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """Return statistics of the batch, then running ones; or gradients of scale and shift."""
+        """Return statistics of the batch, then running ones; or gradients of scale and shift, then dz."""
         if self.is_backward:
-            return self._vectors("dgamma", "dbeta")
+            return (*self._vectors("dgamma", "dbeta"), *((self._matrix("dz"),) if self.has_relu else ()))
         return self._vectors("mean", "rstd", "new_mean", "new_var")
 
     def flops(self) -> int:
         """Count four operations an element, and a few a column.
 
         Forward: 1 for the mean and 3 for the variance; 2 divisions, 3 for rstd, 3 and 4 for running
-        statistics. Backward: 3 for dgamma and 1 for dbeta; the factor rstd.
+        statistics. Backward: 3 for dgamma and 1 for dbeta, 1 for dz; the factor rstd.
         """
-        return 4 * self.rows * self.cols + (1 if self.is_backward else 12) * self.cols
+        return (4 + self.has_relu) * self.rows * self.cols + (1 if self.is_backward else 12) * self.cols
 
     def draw(self, rng: np.random.Generator) -> dict[str, Array]:
         """Draw columns of x that tell apart who computes their variance well, in turns of four.
@@ -145,7 +158,10 @@ class BatchNormStats(Workload):
         return tensors
 
     def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
-        """Draw a factor and a variance from 0.5 to 2, which are positive."""
+        """Draw a factor and a variance from 0.5 to 2, which are positive, and what relu leaves."""
+        if tensor.name == "y":
+            left = np.maximum(rng.standard_normal(tensor.shape, dtype="float32"), np.float32(0))
+            return left.astype(numpy_dtype(tensor.dtype))
         if tensor.name not in ("rstd", "running_var"):
             return None
         return rng.uniform(0.5, 2.0, tensor.shape).astype(np.float32)
@@ -188,16 +204,23 @@ class BatchNormStats(Workload):
     def _gradients(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         dgamma, along, dbeta, size = np.zeros((4, self.cols))
         for some in self._blocks():
-            dy, deviation = inputs["dy"][some], inputs["x"][some] - inputs["mean"]
+            dy, deviation = self._dz(inputs, some), inputs["x"][some] - inputs["mean"]
             dgamma += (dy * deviation).sum(axis=0)
             along += np.abs(dy * deviation).sum(axis=0)
             dbeta += dy.sum(axis=0)
             size += np.abs(dy).sum(axis=0)
-        rstd = inputs["rstd"]
+        rstd, every = inputs["rstd"], slice(0, self.rows)
+        dz = self._dz(inputs, every) if self.has_relu else None
         return {
+            **({} if dz is None else {"dz": Reference(value=dz, scale=np.abs(dz))}),
             "dgamma": Reference(value=dgamma * rstd, scale=along * np.abs(rstd)),
             "dbeta": Reference(value=dbeta, scale=size),
         }
+
+    def _dz(self, inputs: Mapping[str, Array64], some: slice) -> Array64:
+        """Return the gradient of what is normalised, of some rows."""
+        dy = inputs["dy"][some]
+        return np.where(inputs["y"][some] > 0.0, dy, 0.0) if self.has_relu else dy
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and f32 sums over rows in any order of deviations."""

@@ -29,8 +29,9 @@ def _numpy(workload: BatchNormStats, t: Tensors) -> tuple[Array, ...]:
 
 
 def _numpy_gradients(workload: BatchNormStats, t: Tensors) -> tuple[Array, ...]:
-    dy = t["dy"]
-    return (dy * (t["x"] - t["mean"])).sum(axis=0) * t["rstd"], dy.sum(axis=0)
+    dz = np.where(t["y"] > 0, t["dy"], np.float32(0)) if workload.has_relu else t["dy"]
+    found = (dz * (t["x"] - t["mean"])).sum(axis=0) * t["rstd"], dz.sum(axis=0)
+    return (*found, dz) if workload.has_relu else found
 
 
 def _updated(workload: BatchNormStats, t: Tensors, mean: Any, variance: Any) -> tuple[Any, Any]:
@@ -70,10 +71,17 @@ def _torch_gradients(workload: BatchNormStats, t: Tensors) -> Call:
     import torch
 
     # A scale of f32 tells what type gradients have; its values do not count.
-    operands, scale = (t["dy"], t["x"]), torch.ones_like(t["rstd"])
-    if t["x"].is_cuda:
-        reduce: Any = torch.batch_norm_backward_reduce
-        return lambda: reduce(*operands, t["mean"], t["rstd"], scale, False, True, True)[2:]
-    backward: Any = torch.ops.aten.native_batch_norm_backward
+    scale, aten = torch.ones_like(t["rstd"]), torch.ops.aten
     rest = (scale, None, None, t["mean"], t["rstd"], True, workload.eps, [False, True, True])
-    return lambda: backward(*operands, *rest)[1:]
+
+    def sums(dz: Any) -> tuple[Any, ...]:
+        if dz.is_cuda:
+            reduce: Any = torch.batch_norm_backward_reduce
+            return tuple(reduce(dz, t["x"], t["mean"], t["rstd"], scale, False, True, True)[2:])
+        return tuple(aten.native_batch_norm_backward(dz, t["x"], *rest)[1:])
+
+    def after_relu() -> tuple[Any, ...]:
+        dz = aten.threshold_backward(t["dy"], t["y"], 0)
+        return (*sums(dz), dz)
+
+    return after_relu if workload.has_relu else lambda: sums(t["dy"])
