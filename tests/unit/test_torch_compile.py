@@ -309,6 +309,27 @@ def test_statistics_of_a_batch_and_the_chain_after_them_are_ours_forward_and_bac
     assert all(node.workloads or node.expression for node in backward.graph.nodes)
 
 
+class Pooled(nn.Module):
+    """A gradient that torch gives in another layout than it tells: hardtanh's, of what a mean spreads out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(4, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6()
+
+    def forward(self, x: Any) -> Any:
+        return self.act(self.norm(self.conv(x))).mean((2, 3))
+
+
+def test_what_torch_lays_out_in_another_way_than_it_told_is_laid_out_anew() -> None:
+    model, x = Pooled().to(memory_format=CL), torch.randn(2, 4, 6, 6).contiguous(memory_format=CL)
+    exact = copy.deepcopy(model).double()
+    compiled = served.compile(model)
+    ran(lambda: grown(compiled, x))
+    grown(exact, x.double())
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_nothing_is_fused_into_a_product_through_statistics() -> None:
     model = Normalised().half().to(memory_format=CL)
     model.norm.float(), model.last.float()

@@ -92,13 +92,13 @@ class Region:
         if derived is not None:
             return _Derived(tuple(self.reads.index(node) for node in derived.parts), derived)
         if value in self._between:
-            return _Given(self._between[value])
+            return _Left(self._between[value])
         node = self._translation.sources[value]
         place = self.reads.index(node)
         if node.meta["val"].dtype != stored_type(spec.dtype):
             return _Converted(place, stored_type(spec.dtype))
         if is_laid_out(workload, node.meta["val"]) or not self._translation.graph.values[value].memory:
-            return _Given(place)
+            return _Given(place, tuple(node.meta["val"].stride()))
         return _Copied(place, workload)
 
     def output(self, workload: Workload, spec: Specification, value: str) -> Output:
@@ -115,8 +115,31 @@ class Region:
         return Output(place, shape, stride, stored_type(spec.dtype), how, told.dtype, is_left)
 
 
+@dataclass(frozen=True, slots=True)
 class _Given:
-    """A tensor as it is given."""
+    """A tensor as it is given, if it lies as torch told beforehand.
+
+    Some operators of torch tell another layout than they give, such as the gradient of hardtanh where its
+    operands lie differently.
+    """
+
+    place: int
+    stride: tuple[int, ...]
+
+    def of(self, given: Sequence[Tensor]) -> Tensor:
+        tensor = given[self.place]
+        return tensor if tensor.stride() == self.stride else self._relaid(tensor)
+
+    def _relaid(self, tensor: Tensor) -> Tensor:
+        steps = zip(tensor.shape, tensor.stride(), self.stride, strict=True)
+        if all(extent == 1 or step == told for extent, step, told in steps):
+            return tensor
+        wanted = torch.empty_strided(tensor.shape, self.stride, dtype=tensor.dtype, device=tensor.device)
+        return wanted.copy_(tensor)
+
+
+class _Left:
+    """What a kernel of the group has left to the next."""
 
     def __init__(self, place: int) -> None:
         self.of = operator.itemgetter(place)
@@ -162,7 +185,7 @@ class _Derived:
         return self._known[1]
 
 
-Input = _Given | _Copied | _Converted | _Derived
+Input = _Given | _Left | _Copied | _Converted | _Derived
 
 
 @dataclass(frozen=True, slots=True)
