@@ -28,7 +28,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm, _mma_tile
+from tunebench.kernels import _gemm, _mma_tile, _prologue
 from tunebench.kernels._cuda import first_product, helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
@@ -161,6 +161,8 @@ class CudaMmaGemm(CudaVariant[Gemm]):
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
         """Return what keeps this problem from tensor cores or from cp.async, or None."""
+        if reason := _prologue.refusal(self.key, workload):
+            return reason
         if workload.dtype == "f32":
             return f"{self.key} multiplies f16, bf16, tf32, e4m3 and i8; f32 has no tensor-core instruction"
         if workload.dtype == "e4m3" and device.compute_capability < (8, 9):

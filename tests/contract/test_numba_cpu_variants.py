@@ -34,6 +34,8 @@ PATHS = [
     "gemm:m=37,n=41,k=67,dtype=f16,batch=3,trans=nt,epilogue=bias+silu+residual",
     "gemm:m=37,n=41,k=67,dtype=bf16,epilogue=bias+residual,act=0.5*x*(1+tanh(0.7978845608*(x+0.044715*x*x*x)))",
     "gemm:m=1,n=83,k=131,dtype=bf16,trans=tn,epilogue=bias+relu",
+    "gemm:m=37,n=41,k=67,dtype=f16,batch=2,trans=tn,epilogue=bias,pre=max(x*scale+shift,0)",
+    "gemm:m=37,n=41,k=67,dtype=f32,act=tanh(x),pre=gelu(x-shift)",
     "gemm:m=19,n=17,k=13,dtype=tf32,batch=2,trans=tt,out=f16",
     f"{_CONV2D},r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual+relu",
     f"{_CONV2D},r=3,s=3,stride=2,pad=2,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=scale+bias+relu",
