@@ -166,6 +166,92 @@ def test_a_sum_before_a_normalisation_is_its_prologue_though_others_read_it() ->
     assert (group.roles["z"], group.roles["y"]) == ("z", "y")
 
 
+AHEAD: Mapping[str, tuple[str, dict[str, str], str | None]] = {
+    "relu": ("relu(x0)", {"x0": "h/whole"}, "pre=relu(x)"),
+    "a folded normalisation": (
+        "relu(x0*x1+x2)",
+        {"x0": "h/whole", "x1": "g/vector", "x2": "s/vector"},
+        "pre=relu(x*scale+shift)",
+    ),
+    "a shift alone": ("x1-x0", {"x0": "h/whole", "x1": "s/vector"}, "pre=shift-x"),
+    "the scale comes last": (
+        "tanh((x0-x1)/x2)",
+        {"x0": "h/whole", "x1": "s/vector", "x2": "g/vector"},
+        "pre=tanh((x-shift)/scale)",
+    ),
+    "a number for each row": ("x0*x1", {"x0": "h/whole", "x1": "rows/row"}, None),
+    "numbers of another length": ("x0*x1", {"x0": "h/whole", "x1": "bias/vector"}, None),
+    "a second matrix": ("x0*x1", {"x0": "h/whole", "x1": "other/whole"}, None),
+    "what may divide by zero": ("1/x0", {"x0": "h/whole"}, None),
+}
+OPERANDS: Mapping[str, Any] = {
+    **SHAPES,
+    **dict.fromkeys(("h", "other", "a"), (64, 16)),
+    "g": (16,),
+    "s": (16,),
+    "rows": (64,),
+}
+
+
+def taking(**roles: str) -> Node:
+    return computing("mm", GEMM, **{"a": "a", "b": "w", "c": "mm", **roles})
+
+
+@pytest.mark.parametrize("case", AHEAD)
+def test_what_gives_the_left_operand_is_a_function_ahead_or_none(case: str) -> None:
+    expression, places, pre = AHEAD[case]
+    made = graph(pointwise("a", expression, **places), taking(), outputs=("mm",), **OPERANDS)
+    assert several(made).get(("a", "mm")) == (None if pre is None else f"{GEMM},{pre}")
+    for group in groups(made):
+        if len(group.nodes) > 1:
+            workload = parse(group.workloads[0])
+            named = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
+            assert named == group.roles.keys()
+            vectors = {"pre_scale": "g", "pre_shift": "s"}
+            assert all(group.roles[name] == value for name, value in vectors.items() if name in named)
+            assert group.roles["a"] == "h"
+
+
+def test_a_transposed_operand_has_numbers_by_rows() -> None:
+    node = computing("mm", GEMM.replace("trans=nt", "trans=tt"), a="a", b="w", c="mm")
+    shapes = {**OPERANDS, "h": (16, 64), "a": (16, 64)}
+    by_row = graph(pointwise("a", "x0*x1", x0="h/whole", x1="g/row"), node, outputs=("mm",), **shapes)
+    assert several(by_row)["a", "mm"].endswith("trans=tt,pre=x*scale")
+    by_column = graph(
+        pointwise("a", "x0*x1", x0="h/whole", x1="rows/vector"), node, outputs=("mm",), **shapes
+    )
+    assert several(by_column) == {}
+
+
+def test_a_product_may_have_both_a_function_ahead_and_an_epilogue() -> None:
+    made = graph(
+        pointwise("n", "x0*x1+x2", x0="h/whole", x1="g/vector", x2="s/vector"),
+        pointwise("a", "relu(x0)", x0="n/whole"),
+        taking(),
+        pointwise("after", "x0+x1", x0="mm/whole", x1="bias/vector"),
+        outputs=("after",),
+        **OPERANDS,
+    )
+    found = several(made)
+    assert found["n", "a", "mm", "after"] == f"{GEMM},epilogue=bias,pre=relu(x*scale+shift)"
+    assert found["a", "mm", "after"] == f"{GEMM},epilogue=bias,pre=relu(x)"
+    assert found["mm", "after"] == f"{GEMM},epilogue=bias"
+    kinds = {group.kind for group in groups(made) if len(group.nodes) > 2}
+    assert kinds == {"prologue"}
+
+
+def test_an_operand_that_others_read_is_written_and_not_computed_again() -> None:
+    ahead = pointwise("a", "relu(x0)", x0="h/whole")
+    assert several(graph(ahead, taking(), outputs=("mm",), **OPERANDS))
+    assert several(graph(ahead, taking(), outputs=("mm", "a"), **OPERANDS)) == {}
+    square = computing("mm", "gemm:m=64,n=64,k=16,dtype=f32,trans=nt", a="a", b="a", c="mm")
+    assert several(graph(ahead, square, outputs=("mm",), **{**OPERANDS, "mm": (64, 64)})) == {}
+    copied = dataclasses.replace(taking(), copied=4096)
+    scaled = pointwise("a", "x0*x1", x0="h/whole", x1="g/vector")
+    assert several(graph(scaled, copied, outputs=("mm",), **OPERANDS)) == {}
+    assert several(graph(ahead, copied, outputs=("mm",), **OPERANDS))
+
+
 SUM = "reduction:rows=64,cols=32,dtype=f32,expression=x0,reduce=sum,axis=rows"
 
 

@@ -53,6 +53,18 @@ class Perceptron(nn.Module):
         return self.norm(x + self.down(functional.relu(self.up(x))))
 
 
+class Ahead(nn.Module):
+    """What is multiplied is computed first, and what it comes to is added to what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.rand(8) + 0.5), nn.Parameter(torch.randn(8))
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.mix(functional.silu(x * self.scale + self.shift))
+
+
 class Attend(nn.Module):
     """Heads that are parts of one tensor, and do not lie side by side."""
 
@@ -223,6 +235,7 @@ def test_what_cannot_be_traced_is_told() -> None:
 # -- what is run -------------------------------------------------------------------------------------------
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, int]]] = {
+    "ahead": (Ahead, lambda: torch.randn(2, 4, 8), {"gemm": 1}),
     "attention": (Attend, lambda: torch.randn(2, 8, 24), {"attention": 1}),
     "enlarged": (
         lambda: nn.ConvTranspose2d(8, 4, 2, 2).to(memory_format=CL),
@@ -250,7 +263,7 @@ def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_model_gives_the_same_by_our_kernels(name: str, request: pytest.FixtureRequest) -> None:
-    if name not in ("perceptron", "attention") and not request.config.getoption("--every-sample"):
+    if name not in ("perceptron", "attention", "ahead") and not request.config.getoption("--every-sample"):
         pytest.skip("takes --every-sample: its kernels take long to compile")
     make, inputs, counts = MODELS[name]
     model, x = make().eval(), inputs()
@@ -344,6 +357,15 @@ def test_statistics_that_are_none_of_ours_are_torchs(change: Callable[[Any], Any
     first = next(node for node in forward.nodes if "batch_norm" in node.target)
     assert reason in first.reason
     assert not first.workloads
+
+
+def test_a_chain_ahead_of_a_product_is_a_part_of_it() -> None:
+    (found,) = (one.graph for one in capture(Ahead(), [torch.zeros(2, 4, 8)]))
+    (whole,) = (group for group in groups(found) if len(group.nodes) == len(found.nodes))
+    assert whole.workloads == (
+        "gemm:m=8,n=8,k=8,dtype=f32,trans=nt,epilogue=bias+residual,pre=silu(x*scale+shift)",
+    )
+    assert whole.roles["a"] == whole.roles["residual"]
 
 
 def test_gradients_are_the_same_by_our_kernels() -> None:
