@@ -13,7 +13,7 @@ from tunebench.kernels._numba_chain import CUDA_SPELLING, SPELLING, by_polynomia
 from tunebench.kernels._numba_cpu import inlined, jitted, load, store
 from tunebench.workloads.operators._prologue import vectors
 
-__all__ = ["ahead_in_cuda", "line_ahead"]
+__all__ = ["ahead_in_cuda", "line_ahead", "taken_ahead"]
 
 
 def ahead_in_cuda(workload: Any) -> Callable[..., Any]:
@@ -21,18 +21,11 @@ def ahead_in_cuda(workload: Any) -> Callable[..., Any]:
     return _function(workload.pre, CUDA_SPELLING, {"math": math})
 
 
-def line_ahead(
-    workload: Any, place: Callable[..., Any], numbers: Callable[..., Any], *, along_depth: bool
-) -> Callable[[int], Callable[..., None]]:
-    """Return the `line` of an operand whose elements a function is applied to as they are packed.
+def taken_ahead(workload: Any) -> Callable[..., Any]:
+    """Return the inlined function `(source, place, scale, shift, at)` of what is multiplied, on the CPU.
 
-    What is packed is rounded to the type that it is stored in.
-
-    Args:
-        workload: With `pre` and `dtype`.
-        place: As for `stored_line`.
-        numbers: `inlined` function `(operands)` that returns the addresses of scale and shift.
-        along_depth: Whether a line runs along the depth, and not at a fixed term.
+    It reads an element and the numbers at `at` of two vectors, applies the function, and rounds to the type
+    that the operand is stored in. A vector that the expression does not name is not read.
     """
     import numpy as np
 
@@ -40,6 +33,26 @@ def line_ahead(
     read, rounded = load(dtype), store(dtype)
     ahead = _function(workload.pre, SPELLING, {"np": np, **by_polynomials()})
     scale_at, shift_at = (_element(read, name in vectors(workload.pre)) for name in ("scale", "shift"))
+
+    @inlined
+    def taken(source: Any, place: int, scale: Any, shift: Any, at: int) -> Any:
+        return read(rounded(ahead(read(source[place]), scale_at(scale, at), shift_at(shift, at))))
+
+    return taken
+
+
+def line_ahead(
+    workload: Any, place: Callable[..., Any], numbers: Callable[..., Any], *, along_depth: bool
+) -> Callable[[int], Callable[..., None]]:
+    """Return the `line` of an operand whose elements a function is applied to as they are packed.
+
+    Args:
+        workload: With `pre` and `dtype`.
+        place: As for `stored_line`.
+        numbers: `inlined` function `(operands)` that returns the addresses of scale and shift.
+        along_depth: Whether a line runs along the depth, and not at a fixed term.
+    """
+    taken = taken_ahead(workload)
 
     def line(stride: int) -> Callable[..., None]:
         @jitted(frozenset({"contract", "nsz"}))
@@ -51,8 +64,7 @@ def line_ahead(
             begin = of_line + start
             for t in range(count):
                 at = start + t if along_depth else fixed
-                value = ahead(read(source[begin + t]), scale_at(scale, at), shift_at(shift, at))
-                panel[offset + t * stride] = read(rounded(value))
+                panel[offset + t * stride] = taken(source, begin + t, scale, shift, at)
 
         return pack_line
 

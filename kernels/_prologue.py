@@ -53,9 +53,9 @@ def operands(workload: Any) -> tuple[str, str]:
 
 
 def refusal(key: str, workload: Any) -> str | None:
-    """Return why a variant that copies operands past registers cannot do a problem; None if it can."""
+    """Return why a variant that multiplies what it reads cannot do a problem; None if it can."""
     if is_there(workload):
-        return f"{key} copies operands past registers, where pre={workload.pre} could be computed"
+        return f"{key} multiplies what it reads as it is: it has no place for pre={workload.pre}"
     return None
 
 

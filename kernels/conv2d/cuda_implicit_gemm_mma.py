@@ -24,7 +24,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _conv, _conv_miniature, _mma_tile
+from tunebench.kernels import _conv, _conv_miniature, _mma_tile, _prologue
 from tunebench.kernels._conv import alignment, product
 from tunebench.kernels._cuda import first_product, helpers
 from tunebench.space import Config, Parameter, Space, Table
@@ -297,6 +297,8 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
         """Refuse f32, which has no tensor-core instruction, and what no device's memory holds."""
+        if ahead := _prologue.refusal(self.key, workload):
+            return ahead
         if workload.dtype == "f32":
             return f"{self.key} multiplies f16, bf16 and tf32; f32 has no tensor-core instruction"
         return _conv.limits(workload)

@@ -135,7 +135,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
                     if row0 + i < m and k0 + kk < k:
                         value = a[z, k0 + kk, row0 + i] if a_transposed else a[z, row0 + i, k0 + kk]
                         if has_ahead:
-                            factor, added = one, zero
+                            factor, added = zero, zero
                             if has_scale:
                                 factor = scale[k0 + kk]
                             if has_shift:

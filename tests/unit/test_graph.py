@@ -252,6 +252,40 @@ def test_an_operand_that_others_read_is_written_and_not_computed_again() -> None
     assert several(graph(ahead, copied, outputs=("mm",), **OPERANDS))
 
 
+LAYER = "conv2d:n=2,c=8,h=4,w=4,k=4,r=3,s=3,stride=1,pad=1,dtype=f32"
+IMAGES: Mapping[str, Any] = {
+    **dict.fromkeys(("h", "a"), (2, 8, 4, 4)),
+    **dict.fromkeys(("conv", "after"), (2, 4, 4, 4)),
+    "w": (4, 8, 3, 3),
+    "g": (8,),
+    "s": (8,),
+    "bias": (4,),
+}
+
+
+@pytest.mark.parametrize(("layout", "place"), [("nhwc", "vector"), ("nchw", "channel")])
+def test_a_convolution_may_have_both_as_well(layout: str, place: str) -> None:
+    layer = f"{LAYER},layout={layout}"
+    made = graph(
+        pointwise("a", "relu(x0*x1+x2)", x0="h/whole", x1=f"g/{place}", x2=f"s/{place}"),
+        computing("conv", layer, x="a", w="w", y="conv"),
+        pointwise("after", "relu(x0+x1)", x0="conv/whole", x1=f"bias/{place}"),
+        outputs=("after",),
+        **IMAGES,
+    )
+    found = several(made)
+    assert found["a", "conv"] == f"{layer},pre=relu(x*scale+shift)"
+    assert found["a", "conv", "after"] == f"{layer},epilogue=bias+relu,pre=relu(x*scale+shift)"
+    other = {"vector": "channel", "channel": "vector"}[place]
+    scaled = pointwise("a", "x0*x1", x0="h/whole", x1=f"g/{other}")
+    conv = computing("conv", layer, x="a", w="w", y="conv")
+    assert several(graph(scaled, conv, outputs=("conv",), **IMAGES)) == {}
+    gradient = computing("conv", f"{layer},direction=dgrad", dy="a", w="w", dx="conv")
+    assert (
+        several(graph(pointwise("a", "relu(x0)", x0="h/whole"), gradient, outputs=("conv",), **IMAGES)) == {}
+    )
+
+
 SUM = "reduction:rows=64,cols=32,dtype=f32,expression=x0,reduce=sum,axis=rows"
 
 
@@ -323,6 +357,19 @@ def test_the_plan_is_the_cheapest_and_tells_what_it_saves(name: str) -> None:
     assert 0 < found.coverage < 1
     assert found.problems == {f"{GEMM},epilogue=bias+gelu": 1}
     assert json.loads(json.dumps(found.to_json()))["groups"][0]["nodes"] == ["mm", "add", "gelu"]
+
+
+def test_what_may_be_behind_one_product_or_ahead_of_the_next_is_behind() -> None:
+    made = graph(
+        computing("first", GEMM.replace("n=32", "n=16"), a="x", b="v", c="first"),
+        pointwise("relu", "relu(x0)", x0="first/whole"),
+        computing("mm", GEMM, a="relu", b="w", c="mm"),
+        outputs=("mm",),
+        **{**SHAPES, "v": (16, 16), "first": (64, 16), "relu": (64, 16)},
+    )
+    assert {("first", "relu"), ("relu", "mm")} <= several(made).keys()
+    (fused,) = plan(made, described()["h100-sxm"]).fused
+    assert [made.nodes[index].name for index in fused.group.nodes] == ["first", "relu"]
 
 
 def test_with_torch_preferred_nothing_is_grouped() -> None:

@@ -183,7 +183,7 @@ def test_a_variant_computes_it_or_says_why_not(variant: CudaVariant[Any]) -> Non
     assert "Prologue" not in variant.source(plain, variant.default(plain, device))
     reason = variant.refuses(ahead, device)
     if reason is not None:
-        assert "copies operands past registers" in reason
+        assert "multiplies what it reads as it is" in reason
         return
     text = variant.source(ahead, variant.default(ahead, device))
     assert "Relu()" in text.partition("struct Prologue {")[2].partition("};")[0]
@@ -207,3 +207,85 @@ def test_the_processor_has_it() -> None:
     variant = kernels.variant("gemm/numba_cpu")
     assert isinstance(variant, NumbaCpuVariant)
     assert variant.refuses(gemm("dtype=bf16,pre=relu(x)"), local_cpu()) is None
+
+
+# -- convolutions --------------------------------------------------------------------------------------------
+
+CONV = "conv2d:n=2,c=8,h=5,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32"
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("pre", ["exp(min(x,0))*scale+shift", "tanh(x)+1"])
+def test_the_padding_is_zero_behind_the_function(layout: str, pre: str) -> None:
+    workload = parse(f"{CONV},layout={layout},epilogue=bias,pre={pre}")
+    plain = parse(f"{CONV},layout={layout},epilogue=bias")
+    inputs = exact(workload.draw(np.random.default_rng(3)))
+    scale, shift = (inputs.get(f"pre_{name}", np.zeros(8)) for name in ("scale", "shift"))
+    if layout == "nchw":
+        scale, shift = scale[:, None, None], shift[:, None, None]
+    x = np.tanh(inputs["x"]) + 1 if "tanh" in pre else np.exp(np.minimum(inputs["x"], 0)) * scale + shift
+    expected = plain.reference({**inputs, "x": x})["y"].value
+    np.testing.assert_allclose(workload.reference(inputs)["y"].value, expected, rtol=1e-12, atol=1e-13)
+    # In place of the zeros of a padding there would be what the function makes of them.
+    around = [(0, 0)] * 4
+    for axis in (1, 2) if layout == "nhwc" else (2, 3):
+        around[axis] = (1, 1)
+    padded = workload.changed(h=7, w=8, pad=0)
+    wrong = padded.reference({**inputs, "x": np.pad(inputs["x"], around)})["y"].value
+    assert not np.allclose(wrong, expected)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_convolution_of_a_rounded_operand_is_within_tolerance(dtype: str) -> None:
+    text = CONV.replace("f32", dtype)
+    workload = parse(f"{text},layout=nhwc,pre=max(x*scale+shift,0)")
+    inputs = workload.draw(np.random.default_rng(5))
+    references = InputSet(workload=workload, seed=5, inputs=inputs).references
+    single = {name: value.astype(np.float32) for name, value in inputs.items()}
+    stored = numpy_dtype(dtype)  # type: ignore[arg-type]
+    for shift, is_right in ((single["pre_shift"], True), (np.roll(single["pre_shift"], 1), False)):
+        x = np.maximum(single["x"] * single["pre_scale"] + shift, 0).astype(stored).astype(np.float64)
+        y = parse(f"{text},layout=nhwc").reference({"x": x, "w": exact(inputs)["w"]})["y"].value
+        assert (worst_error(workload, {"y": y.astype(stored)}, references) <= 1) is is_right
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("direction=wgrad,pre=relu(x)", "pre=relu(x) needs direction=fprop, not wgrad; leave it out"),
+        ("pre=x*bias", "it has x, bias"),
+        ("pre=rsqrt(x)", "leave the domain of log, sqrt or rsqrt"),
+    ],
+)
+def test_what_a_convolution_cannot_have_is_refused(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(f"{CONV},layout=nhwc,{text}")
+    assert says in str(caught.value)
+
+
+def test_parts_of_a_convolution_are_a_chain_itself_and_a_chain() -> None:
+    workload = parse(f"{CONV},layout=nhwc,epilogue=bias+relu,pre=relu(x*scale)")
+    assert list(map(str, workload.unfused())) == [
+        "elementwise:rows=60,cols=8,dtype=f32,expression=relu(x*pre_scale),vectors=pre_scale",
+        f"{CONV},layout=nhwc",
+        "elementwise:rows=60,cols=4,dtype=f32,expression=relu(y+bias),vectors=bias",
+    ]
+    assert parse(f"{CONV},layout=nchw,pre=x*scale").unfused() == ()
+    assert "c" in workload.may_change().padding
+    assert "c" not in parse(f"{CONV},layout=nhwc,pre=x/scale").may_change().padding
+
+
+def test_some_variant_does_each_convolution_and_the_others_say_why_not() -> None:
+    layer = "conv2d:n=2,c=64,h=8,w=8,k=64,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc"
+    for text in (
+        layer,
+        layer.replace("r=3,s=3,stride=1,pad=1", "r=1,s=1,stride=1,pad=0"),
+        f"{layer},groups=64",
+    ):
+        plain, ahead = parse(text), parse(f"{text},pre=relu(x*scale+shift)")
+        for device in (representative("sm_90"), local_cpu()):
+            reasons = {v: v.refuses(ahead, device) for v in kernels.variants("conv2d")}
+            assert None in reasons.values()
+            for variant, reason in reasons.items():
+                if reason is not None and variant.refuses(plain, device) is None:
+                    assert "as it is" in reason

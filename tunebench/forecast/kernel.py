@@ -174,6 +174,8 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[Kernel]:
     w = workload
     c, k, taps, pixels = w.c // w.groups, w.k // w.groups, w.r * w.s, w.n * w.p * w.q
     out = storage(w.dtype)
+    if w.has_pre:
+        yield _ahead(w.n * w.h * w.w, w.c, out)
     if w.groups > 1 and min(c, k) < 8:
         traffic = w.traffic()
         figures = (pixels, w.k, traffic.read_bytes, traffic.write_bytes)

@@ -19,7 +19,7 @@ from tunebench.workloads.operators._prologue import PREFIX
 
 __all__ = ["PRODUCTS", "Ahead", "aheads"]
 
-PRODUCTS = ("gemm",)
+PRODUCTS = ("gemm", "conv2d")
 """Operators that have a function ahead."""
 
 MOST = 8

@@ -110,7 +110,7 @@ class Gemm(Workload):
             raise InputError(f"gemm: i8 has epilogue=none only, got {self.epilogue}")
         if self.dtype == "i8" and self.k > MAX_INTEGER_K:
             raise InputError(f"gemm: i8 has k up to {MAX_INTEGER_K}, or sums overflow i32; got {self.k}")
-        if self.pre != IDENTITY:
+        if self.has_pre:
             _prologue.check(self.operator, self.pre, self.dtype, self.out, self.k)
         if self.act != IDENTITY:
             self._check_act()
