@@ -205,7 +205,8 @@ _HELPERS = ("types", "epilogue", "gemm", "gemm_simt", "conv", "conv_simt")
 _AHEAD = {
     "PARAMETERS": " const T* __restrict__ pre_scale, const T* __restrict__ pre_shift,",
     "TILE": "PrologueHeldTile",
-    "VECTORS": "(pre_scale + to.group * product.depth, pre_shift + to.group * product.depth)",
+    "VECTORS": """(
+        PrologueVectors<T>{pre_scale + to.group * product.depth, pre_shift + to.group * product.depth})""",
 }
 
 
@@ -217,7 +218,7 @@ def _source() -> str:
 def _source_ahead(workload: Conv2d) -> str:
     """Return the same with a function of what is multiplied, which is a part of it."""
     activation = _conv.injected(workload)
-    ahead = _prologue.struct(workload) + helpers("conv_prologue")
+    ahead = _prologue.struct(workload) + helpers("prologue", "conv_prologue")
     return helpers(*_HELPERS) + activation + ahead + filled(SOURCE, **_AHEAD)
 
 

@@ -258,7 +258,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         shared = helpers("types", "epilogue", "gemm", "gemm_parts", "gemm_simt")
         if not _prologue.is_there(workload):
             return shared + _gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
-        ahead = _prologue.struct(workload) + helpers("prologue")
+        ahead = _prologue.struct(workload) + helpers("prologue", "prologue_simt")
         return shared + _gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
