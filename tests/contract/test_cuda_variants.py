@@ -124,8 +124,9 @@ WORKLOADS = {
         "conv2d:n=2,c=3,h=10,w=13,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,groups=3,direction=wgrad",
         "conv2d:n=2,c=24,h=9,w=7,k=20,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,epilogue=bias+relu,"
         "pre=max(x*scale+shift,0)",
-        "conv2d:n=2,c=10,h=8,w=5,k=9,r=3,s=2,stride=2,pad=2,dtype=f32,layout=nchw,groups=1,act=tanh(x),"
+        "conv2d:n=2,c=10,h=8,w=5,k=9,r=3,s=2,stride=2,pad=2,dtype=tf32,layout=nchw,act=tanh(x),"
         "pre=sigmoid(x-shift)",
+        "conv2d:n=2,c=12,h=6,w=9,k=8,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nchw,groups=2,pre=x*scale+shift",
         "conv2d:n=2,c=12,h=7,w=9,k=6,r=3,s=3,stride=1,pad=1,dtype=bf16,layout=nhwc,groups=3,dilation=2,"
         "epilogue=scale+bias,pre=silu(x)*scale",
         "conv2d:n=2,c=40,h=5,w=7,k=24,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc,pre=relu(x*scale+shift)",
