@@ -256,6 +256,7 @@ LAYER = "conv2d:n=2,c=8,h=4,w=4,k=4,r=3,s=3,stride=1,pad=1,dtype=f32"
 IMAGES: Mapping[str, Any] = {
     **dict.fromkeys(("h", "a"), (2, 8, 4, 4)),
     **dict.fromkeys(("conv", "after"), (2, 4, 4, 4)),
+    **dict.fromkeys(("p", "q"), (2, 4, 4, 4)),
     "w": (4, 8, 3, 3),
     "g": (8,),
     "s": (8,),
@@ -267,6 +268,7 @@ IMAGES: Mapping[str, Any] = {
 def test_a_convolution_may_have_both_as_well(layout: str, place: str) -> None:
     layer = f"{LAYER},layout={layout}"
     made = graph(
+        Node(name="h", target="aten.cat", reads=("p", "q"), writes=("h",), joins=("p", "q")),
         pointwise("a", "relu(x0*x1+x2)", x0="h/whole", x1=f"g/{place}", x2=f"s/{place}"),
         computing("conv", layer, x="a", w="w", y="conv"),
         pointwise("after", "relu(x0+x1)", x0="conv/whole", x1=f"bias/{place}"),
