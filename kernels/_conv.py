@@ -13,7 +13,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
-from tunebench.kernels import _cuda_chain
+from tunebench.kernels import _cuda_chain, _prologue
 from tunebench.kernels._cuda import ctype
 from tunebench.space import Parameter
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
@@ -361,12 +361,13 @@ def launches(
     wide = max(*_spans(workload), blocks) >= NARROW
     a, b = (tensor.name for tensor in workload.inputs()[:2])
     numbers = (*sizes(workload), *tiles, int(config["raster"] == "rows"), split)
+    ahead = _prologue.operands(workload) if _prologue.is_there(workload) else ()
     first = Launch(
         entry=entry("i64" if wide else "i32"),
         grid=(min(blocks, MAX_GRID_X), ceil_div(blocks, MAX_GRID_X), 1),
         block=(threads, 1, 1),
         arguments=(
-            *(a, b, *epilogue_tensors(workload), out.name if split == 1 else "partial"),
+            *(a, b, *epilogue_tensors(workload), *ahead, out.name if split == 1 else "partial"),
             *(Scalar("long long" if wide else "int", number) for number in numbers),
             Scalar("long long", out.size),
         ),

@@ -9,7 +9,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
-from tunebench.kernels import _cuda_chain
+from tunebench.kernels import _cuda_chain, _prologue
 from tunebench.kernels._cuda import ctype
 from tunebench.space import Config, Table
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
@@ -211,10 +211,11 @@ def divided_launches(workload: Gemm, config: Config, product: Launch) -> tuple[L
     sizes = (workload.m, workload.n, workload.k, config["group_m"], tiles, parts)
     numbers = tuple(Scalar("int", size) for size in sizes)
     partial = "c" if kind == "WholeTiles" else "partial"  # in whose place it is not written
+    ahead = _prologue.operands(workload) if _prologue.is_there(workload) else ()
     first = dataclasses.replace(
         product,
         grid=(parts if kind == "StreamK" else tiles * parts, 1, 1),
-        arguments=("a", "b", *added(workload), "c", partial, *numbers),
+        arguments=("a", "b", *added(workload), *ahead, "c", partial, *numbers),
     )
     if kind == "WholeTiles":
         return (first,)

@@ -23,6 +23,8 @@ def depthwise_limit(workload: Conv2d) -> str | None:
         return f"does groups of one channel and one filter: groups={w.groups}, c={w.c}, k={w.k}"
     if w.layout != "nhwc":
         return f"does layout nhwc, not {w.layout}"
+    if w.pre != IDENTITY:
+        return f"multiplies what it reads as it is: it has no place for pre={w.pre}"
     if max(w.r, w.s) > MOST_TAPS:
         return f"does filters of up to {MOST_TAPS} x {MOST_TAPS} taps"
     return None

@@ -54,6 +54,7 @@ def gemm_of(workload: Conv2d) -> Gemm:
         trans=_TRANS[workload.direction],  # type: ignore[arg-type]
         epilogue=workload.epilogue,  # type: ignore[arg-type]
         act=workload.act,
+        pre=workload.pre,
     )
 
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = ["POINTS", "Transform", "fewest_channels", "limits", "results", "summed", "transform"]
@@ -121,6 +122,8 @@ def limits(workload: Conv2d) -> str | None:
         return "Winograd's tiles are for 3 x 3 filters with stride, dilation and groups of 1"
     if w.direction == "wgrad":
         return "gradients of filters are not done by Winograd's tiles"
+    if w.pre != IDENTITY:
+        return f"Winograd's tiles are of what is read as it is: they have no place for pre={w.pre}"
     if w.pad > 2:
         return "Winograd's tiles need pad up to 2"
     if summed(w) < (fewest := fewest_channels(2, w)):

@@ -38,6 +38,11 @@ VERIFIED = (
         "gemm:m=260,n=264,k=1040,dtype={dtype},trans=nt,epilogue=bias+residual,"
         "act=0.5*x*(1+tanh(0.7978845608*(x+0.044715*x*x*x)))",
     ),
+    (
+        PRODUCT_TYPES,
+        "gemm:m=260,n=264,k=1040,dtype={dtype},trans=nt,epilogue=bias,pre=relu(x*scale+shift)",
+    ),
+    (PRODUCT_TYPES, "gemm:m=127,n=130,k=66,dtype={dtype},trans=tn,pre=silu(x*scale+shift)"),
     (PRODUCT_TYPES, "gated_gemm:m=1,n=1,k=1,dtype={dtype}"),
     (PRODUCT_TYPES, "gated_gemm:m=127,n=131,k=67,dtype={dtype},activation=gelu"),
     (PRODUCT_TYPES, "gated_gemm:m=260,n=264,k=1000,dtype={dtype},trans=nt,activation=sigmoid,out=f32"),
@@ -63,6 +68,15 @@ VERIFIED = (
         PRODUCT_TYPES,
         CONV.format(n=2, c=16, h=14, w=14, k=24, r=3, s=3, stride=1, pad=1)
         + ",layout=nhwc,epilogue=scale+bias+residual,act=x*min(max(x+3,0),6)/6",
+    ),
+    (
+        PRODUCT_TYPES,
+        CONV.format(n=2, c=24, h=14, w=15, k=16, r=3, s=3, stride=1, pad=1)
+        + ",layout=nhwc,epilogue=bias+relu,pre=max(x*scale+shift,0.25)",
+    ),
+    (
+        PRODUCT_TYPES,
+        CONV.format(n=2, c=10, h=13, w=9, k=12, r=3, s=2, stride=2, pad=1) + ",layout=nchw,pre=exp(min(x,0))",
     ),
     (
         PRODUCT_TYPES,

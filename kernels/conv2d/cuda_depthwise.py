@@ -29,7 +29,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import storage
 from tunebench.errors import InputError
-from tunebench.kernels import _conv, _conv_miniature
+from tunebench.kernels import _conv, _conv_miniature, _prologue
 from tunebench.kernels._cuda import ctype, helpers
 from tunebench.kernels._depthwise import (
     MAX_SPAN,
@@ -251,6 +251,8 @@ class CudaDepthwise(CudaVariant[Conv2d]):
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
         """Refuse groups of several channels or filters, large filters and strides, and huge images."""
+        if ahead := _prologue.refusal(self.key, workload):
+            return ahead
         w, (tall, wide) = workload, axes(workload)
         if w.groups != w.c or w.k != w.c:
             return (

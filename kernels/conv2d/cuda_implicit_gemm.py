@@ -23,9 +23,10 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
-from tunebench.kernels import _conv, _conv_miniature
+from tunebench.kernels import _conv, _conv_miniature, _prologue
 from tunebench.kernels._conv import alignment, product
 from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._cuda_chain import filled
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -136,13 +137,14 @@ SPACE = Space(
 
 # -- source -----------------------------------------------------------------------------------------------
 
+# Words between @ stand for what a function ahead of the product adds.
 SOURCE = """
 // One tile of C, or of a part of it: `parts` blocks share K, and write their sums `part_size` elements apart.
 template <class T, class Out, class I, Direction DIRECTION, Layout LAYOUT, Walk WALK, int BM, int BN, int BK,
           int TM, int TN, int VEC_A, int VEC_B, int VEC_C, int STAGES, class E, int MIN_BLOCKS>
 __global__ void __launch_bounds__(BM / TM * (BN / TN), MIN_BLOCKS)
 conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ scale,
-     const T* __restrict__ bias, const T* __restrict__ residual, Out* __restrict__ out,
+     const T* __restrict__ bias, const T* __restrict__ residual,@PARAMETERS@ Out* __restrict__ out,
      I n, I c, I h, I w, I k, I r, I s, I p, I q, I stride, I pad, I dilation, I groups,
      I tap_skip, I tap_shift, I row_classes, I column_classes, I row_tiles, I column_tiles, I rows_first,
      I parts, i64 part_size) {
@@ -150,7 +152,7 @@ conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ sca
   using Grid = ThreadGrid<BM, BN, TM, TN, usual_lanes_n<BM, BN, TM, TN>()>;
   using ShareA = Share<BM, BK, VEC_A, Grid::THREADS, P::A_ALONG_K>;
   using ShareB = Share<BN, BK, VEC_B, Grid::THREADS, P::B_ALONG_K>;
-  using TileA = HeldTile<T, ShareA, BM, BK, VEC_A, P::A_ALONG_K>;
+  using TileA = @TILE@<T, ShareA, BM, BK, VEC_A, P::A_ALONG_K>;
   using TileB = HeldTile<T, ShareB, BN, BK, VEC_B, P::B_ALONG_K>;
 
   const Sizes<I> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
@@ -167,7 +169,7 @@ conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ sca
   if (steps.count > 0) {
     const ReaderA<T, I, P, ShareA> from_a(a, product, to.group, to.row);
     const ReaderB<T, I, P, ShareB> from_b(b, product, to.group, to.column);
-    TileA of_a;
+    TileA of_a@VECTORS@;
     TileB of_b;
     const Digits<I> whole_step = product.whole_step();
     Digits<I> at = product.at_step(steps.begin);
@@ -199,9 +201,25 @@ conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ sca
 """
 
 
+_HELPERS = ("types", "epilogue", "gemm", "gemm_simt", "conv", "conv_simt")
+_AHEAD = {
+    "PARAMETERS": " const T* __restrict__ pre_scale, const T* __restrict__ pre_shift,",
+    "TILE": "PrologueHeldTile",
+    "VECTORS": """(
+        PrologueVectors<T>{pre_scale + to.group * product.depth, pre_shift + to.group * product.depth})""",
+}
+
+
 @functools.cache
 def _source() -> str:
-    return helpers("types", "epilogue", "gemm", "gemm_simt", "conv", "conv_simt") + SOURCE
+    return helpers(*_HELPERS) + filled(SOURCE, PARAMETERS="", TILE="HeldTile", VECTORS="")
+
+
+def _source_ahead(workload: Conv2d) -> str:
+    """Return the same with a function of what is multiplied, which is a part of it."""
+    activation = _conv.injected(workload)
+    ahead = _prologue.struct(workload) + helpers("prologue", "conv_prologue")
+    return helpers(*_HELPERS) + activation + ahead + filled(SOURCE, **_AHEAD)
 
 
 def _entry(workload: Conv2d, config: Config, index: str) -> str:
@@ -334,6 +352,8 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
 
     def source(self, workload: Conv2d, config: Config) -> str:
         """Return the kernels as templates: all that is compiled in is in the names of the entries."""
+        if _prologue.is_there(workload):
+            return _source_ahead(workload)
         return _source() + _conv.injected(workload)
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:

@@ -24,9 +24,10 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _conv, _conv_miniature, _mma_tile
+from tunebench.kernels import _conv, _conv_miniature, _mma_tile, _prologue
 from tunebench.kernels._conv import alignment, product
 from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._cuda_chain import filled
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -151,7 +152,7 @@ template <class T, class Out, class I, Direction DIRECTION, Layout LAYOUT, Walk 
           int WARPS_M, int WARPS_N, int VEC_A, int VEC_B, int VEC_C, int STAGES, class E, int MIN_BLOCKS>
 __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N, MIN_BLOCKS)
 conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ scale,
-         const T* __restrict__ bias, const T* __restrict__ residual, Out* __restrict__ out,
+         const T* __restrict__ bias, const T* __restrict__ residual,@PARAMETERS@ Out* __restrict__ out,
          I n, I c, I h, I w, I k, I r, I s, I p, I q, I stride, I pad, I dilation, I groups,
          I tap_skip, I tap_shift, I row_classes, I column_classes, I row_tiles, I column_tiles, I rows_first,
          I parts, i64 part_size) {
@@ -159,7 +160,7 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
   using Grid = WarpGrid<BM, BN, WARPS_M, WARPS_N>;
   using ShareA = Share<BM, BK, VEC_A, Grid::THREADS, P::A_ALONG_K>;
   using ShareB = Share<BN, BK, VEC_B, Grid::THREADS, P::B_ALONG_K>;
-  using TileA = CopiedTile<T, ShareA, BM, BK, VEC_A, P::A_ALONG_K>;
+  using TileA = @TILE@<T, ShareA, BM, BK, VEC_A, P::A_ALONG_K>;
   using TileB = CopiedTile<T, ShareB, BN, BK, VEC_B, P::B_ALONG_K>;
 
   const Sizes<I> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
@@ -197,10 +198,10 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; ++stage) copy_next();
 
-  int read = 0;  // the buffer that is multiplied next
+  int read = 0;  // the buffer that is multiplied next@BEGIN@
 #pragma unroll 1
   for (I left = steps.count; left > 0; --left) {
-    cp_async_wait<STAGES - 2>();  // my copies of this step have landed
+    cp_async_wait<STAGES - 2>();  // my copies of this step have landed@APPLY@
     __syncthreads();              // those of the others too, and all have read the buffer that is filled now
     copy_next();
     const T* const buffer = shared + read * STAGE;
@@ -216,9 +217,30 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
 """
 
 
+_HELPERS = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "conv", "conv_mma")
+_AHEAD = {
+    "PARAMETERS": " const T* __restrict__ pre_scale, const T* __restrict__ pre_shift,",
+    "TILE": "PrologueCopiedTile",
+    "BEGIN": """
+  Digits<I> to_apply = product.at_step(steps.begin);  // where that begins
+  const I channel = to.group * product.depth;
+  const PrologueVectors<T> vectors = {pre_scale + channel, pre_shift + channel};""",
+    "APPLY": """
+    TileA::apply(shared + read * STAGE, from_a, product, to_apply, vectors);
+    to_apply = product.next_step(to_apply, whole_step);""",
+}
+
+
 @functools.cache
 def _source() -> str:
-    return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma", "conv", "conv_mma") + SOURCE
+    return helpers(*_HELPERS) + filled(SOURCE, PARAMETERS="", TILE="CopiedTile", BEGIN="", APPLY="")
+
+
+def _source_ahead(workload: Conv2d) -> str:
+    """Return the same with a function of what is multiplied, which is a part of it."""
+    activation = _conv.injected(workload)
+    ahead = _prologue.struct(workload) + helpers("prologue", "conv_prologue_mma")
+    return helpers(*_HELPERS) + activation + ahead + filled(SOURCE, **_AHEAD)
 
 
 def _entry(workload: Conv2d, config: Config, index: str) -> str:
@@ -356,6 +378,8 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
 
     def source(self, workload: Conv2d, config: Config) -> str:
         """Return the kernels as templates: all that is compiled in is in the names of the entries."""
+        if _prologue.is_there(workload):
+            return _source_ahead(workload)
         return _source() + _conv.injected(workload)
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:

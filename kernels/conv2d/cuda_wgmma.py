@@ -35,7 +35,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.kernels import _conv, _conv_miniature, _conv_pixels, _gemm, _wgmma_tile
+from tunebench.kernels import _conv, _conv_miniature, _conv_pixels, _gemm, _prologue, _wgmma_tile
 from tunebench.kernels._conv_pixels import PANEL_CHANNELS, axes, product
 from tunebench.kernels._cuda import ctype, helpers
 from tunebench.kernels._wgmma_tile import LINE_BYTES, MOST_EXTENT
@@ -220,6 +220,8 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
         """Return what keeps this problem from wgmma or from TMA, or None."""
+        if ahead := _prologue.refusal(self.key, workload):
+            return ahead
         w = workload
         if w.dtype not in ("f16", "bf16") or w.layout != "nhwc":
             return f"{self.key} multiplies f16 and bf16 of layout nhwc, not {w.dtype} of layout {w.layout}"

@@ -28,6 +28,8 @@ from tunebench.kernels._numba_product import (
     stored_line,
     walker,
 )
+from tunebench.kernels._numba_prologue import taken_ahead
+from tunebench.kernels._prologue import is_there, operands
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -77,18 +79,18 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(pairs * executed))
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
-        """Pass the output for a missing scale, bias or residual (which is then not read)."""
+        """Pass another tensor for a missing scale, bias or residual, or number ahead, which is not read."""
         first, second = (tensor.name for tensor in workload.inputs()[:2])
         sizes = (workload.stride, workload.pad, workload.dilation, workload.groups)
         return (
-            *(first, second, *epilogue_tensors(workload), workload.outputs()[0].name),
+            *(first, second, *epilogue_tensors(workload), *operands(workload), workload.outputs()[0].name),
             *(Scalar("long long", size) for size in sizes),
         )
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:
-        """Return the kernel `(images, others, scale, bias, residual, out, stride, pad, dilation, groups)`.
+        """Return the kernel of images, others and vectors, out, stride, pad, dilation and groups.
 
-        Others are filters, or dy for wgrad.
+        Others are filters, or dy for wgrad. Vectors are scale, bias and residual, and scale and shift ahead.
         """
         import numba
         import numpy as np
@@ -108,6 +110,8 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
             scale: Any,
             bias: Any,
             residual: Any,
+            pre_scale: Any,
+            pre_shift: Any,
             out: Any,
             stride: int,
             pad: int,
@@ -135,7 +139,8 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
             for worker in numba.prange(workers):
                 # Numba's parallel loops take arrays and numbers from outside, but no tuples.
                 sources = address_of(images), address_of(others)
-                inputs = (*sources, address_of(scale), address_of(bias), address_of(residual))
+                ahead = address_of(pre_scale), address_of(pre_shift)
+                inputs = (*sources, address_of(scale), address_of(bias), address_of(residual), *ahead)
                 shape, target = (high, wide, own, results, groups, step), (tall, long, spread, whole, kinds)
                 operands = (inputs, address_of(out), address_of(taps), address_of(grids), shape, target)
                 buffer = address_of(buffers[worker])
@@ -152,7 +157,7 @@ def _met(workload: Conv2d, extent: int, taps: int) -> int:
 
 # What becomes machine code is passed `operands`: (inputs, out, taps, grids, shape, target), of which all but
 # the last two are addresses:
-#   inputs  images, others, scale, bias, residual
+#   inputs  images, others, scale, bias, residual, scale and shift ahead
 #   taps    (kinds, r * s, 3): place in the filter; rows and columns from a pixel to what it meets
 #   grids   (kinds, 5): taps in use, rows and columns of pixels, row and column of the first pixel
 #   shape   height and width of an image, its channels and those of the result in a group, groups, step
@@ -204,11 +209,30 @@ def _operands(workload: Conv2d) -> tuple[Operand, Operand]:
     return (patches, filters) if last else (filters, patches)
 
 
+def _pixel(workload: Conv2d) -> Callable[..., Any]:
+    """Return the inlined function `(inputs, place, channel)` of an element that is multiplied."""
+    read = load(workload.inputs()[0].dtype)
+
+    @inlined
+    def as_it_is(inputs: Any, place: int, channel: int) -> Any:
+        return read(inputs[0][place])
+
+    if not is_there(workload):
+        return as_it_is
+    taken = taken_ahead(workload)
+
+    @inlined
+    def ahead(inputs: Any, place: int, channel: int) -> Any:
+        return taken(inputs[0], place, inputs[5], inputs[6], channel)
+
+    return ahead
+
+
 def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     """Return what packs taps and channels that one pixel meets: a run of channels for each tap."""
     import numpy as np
 
-    read, zero = load(workload.inputs()[0].dtype), np.float32(0)
+    pixel_of, zero = _pixel(workload), np.float32(0)
 
     def line(stride: int) -> Callable[..., None]:
         @jitted()
@@ -216,7 +240,6 @@ def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
             operands: Any, z: int, pixel: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
             inputs, _, taps, grids, shape, target = operands
-            images = inputs[0]
             height, width, own, _, groups, step = shape
             kind, group = z % target[4], z // target[4]
             rows, cols = grids[kind * 5 + 1], grids[kind * 5 + 2]
@@ -232,7 +255,7 @@ def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
                 if 0 <= y < height and 0 <= x < width:
                     begin = (((image * height + y) * width + x) * groups + group) * own + channel
                     for t in range(run):
-                        panel[to + t * stride] = read(images[begin + t])
+                        panel[to + t * stride] = pixel_of(inputs, begin + t, group * own + channel + t)
                 else:
                     for t in range(run):
                         panel[to + t * stride] = zero
@@ -247,7 +270,7 @@ def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     """Return what packs the pixels that meet one tap of one channel: a run for each row of the grid."""
     import numpy as np
 
-    read, zero = load(workload.inputs()[0].dtype), np.float32(0)
+    pixel_of, zero = _pixel(workload), np.float32(0)
 
     def line(stride: int) -> Callable[..., None]:
         @jitted()
@@ -255,7 +278,6 @@ def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
             operands: Any, z: int, term: int, start: int, count: int, panel: Any, offset: int
         ) -> None:
             inputs, _, taps, grids, shape, target = operands
-            images = inputs[0]
             height, width, own, _, groups, step = shape
             kind, group = z % target[4], z // target[4]
             met, rows, cols = grids[kind * 5], grids[kind * 5 + 1], grids[kind * 5 + 2]
@@ -278,7 +300,7 @@ def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
                 for t in range(low):
                     panel[to + t * stride] = zero
                 for t in range(low, high):
-                    panel[to + t * stride] = read(images[begin + t * step])
+                    panel[to + t * stride] = pixel_of(inputs, begin + t * step, group * own + channel)
                 for t in range(high, run):
                     panel[to + t * stride] = zero
                 done, col, row = done + run, 0, row + 1

@@ -16,9 +16,12 @@ import numpy as np
 from tunebench.device import Device
 from tunebench.kernels._conv import epilogue_tensors, pairs_inside
 from tunebench.kernels._numba_chain import in_cuda
+from tunebench.kernels._numba_prologue import ahead_in_cuda
+from tunebench.kernels._prologue import is_there, operands
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.operators._prologue import vectors
 from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_BLOCKS = 2**31 - 1
@@ -106,7 +109,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         )
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
-        """Return the kernel `(x, w, scale, bias, residual, y, stride, pad, dilation, groups)`."""
+        """Return the kernel of x, w, scale, bias, residual, numbers ahead, y, and sizes."""
         from numba import cuda, float32
 
         pixels, threads_k, chunk = config["pixels"], config["filters"], config["chunk"]
@@ -114,6 +117,8 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         width, threads = threads_k * per_thread, pixels * threads_k
         nhwc, has_scale, has_bias = workload.layout == "nhwc", workload.has_scale, workload.has_bias
         has_residual, has_relu = workload.has_residual, workload.has_relu
+        has_ahead, ahead, is_half = is_there(workload), ahead_in_cuda(workload), workload.dtype == "f16"
+        has_factor, has_shift = (name in vectors(workload.pre) for name in ("scale", "shift"))
         zero, activate, activates = np.float32(0), in_cuda(workload.act), workload.act != IDENTITY
 
         def conv2d(  # noqa: C901 - likewise
@@ -122,6 +127,8 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
             scale: Any,
             bias: Any,
             residual: Any,
+            pre_scale: Any,
+            pre_shift: Any,
             y: Any,
             stride: int,
             pad: int,
@@ -173,6 +180,15 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
                             value = np.float32(x[image, i, j, channel])
                         else:
                             value = np.float32(x[image, channel, i, j])
+                        if has_ahead:
+                            factor, added = zero, zero
+                            if has_factor:
+                                factor = np.float32(pre_scale[channel])
+                            if has_shift:
+                                added = np.float32(pre_shift[channel])
+                            value = ahead(value, factor, added)
+                            if is_half:
+                                value = np.float32(np.float16(value))
                         for f in range(per_thread):
                             sums[f] += value * shared[c, ty * per_thread + f]
 
@@ -210,7 +226,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
                 grid=(pixel_tiles * filter_tiles, 1, 1),
                 block=(config["pixels"], config["filters"], 1),
                 arguments=(
-                    *("x", "w", *epilogue_tensors(workload), "y"),
+                    *("x", "w", *epilogue_tensors(workload), *operands(workload), "y"),
                     *(Scalar("int", number) for number in numbers),
                 ),
             ),

@@ -28,8 +28,9 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm, _mma_tile
+from tunebench.kernels import _gemm, _mma_tile, _prologue
 from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._cuda_chain import filled
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -102,20 +103,21 @@ USUAL = (
 )
 """Tiles that libraries ship."""
 
+# Words between @ stand for what a function ahead of the product adds.
 SOURCE = """
 // c = activation(op(a) op(b) + bias) + residual, or parts of it for finish_tiles. C is the problem and the
 // configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
-         const typename C::Out* __restrict__ bias, const typename C::Out* __restrict__ residual,
+         const typename C::Out* __restrict__ bias, const typename C::Out* __restrict__ residual,@PARAMETERS@
          typename C::Out* __restrict__ c, Wide<typename C::In>* __restrict__ partial, int m, int n, int k,
          int group_m, int tiles, int parts) {
   using In = typename C::In;
   using Out = typename C::Out;
   using Sum = Wide<In>;
   using Grid = WarpGrid<C::BM, C::BN, C::WARPS_M, C::WARPS_N>;
-  using TileA = AsyncTile<In, C::BM, C::BK, C::A_K_CONTIGUOUS, C::VEC_A, C::THREADS>;
+  using TileA = @TILE@<In, C::BM, C::BK, C::A_K_CONTIGUOUS, C::VEC_A, C::THREADS>;
   using TileB = AsyncTile<In, C::BN, C::BK, C::B_K_CONTIGUOUS, C::VEC_B, C::THREADS>;
   static_assert(Grid::THREADS == C::THREADS, "the launch has a warp for each part of the tile");
 
@@ -128,10 +130,10 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
     const int k0 = segment.first * C::BK;
     const In* const whole_a = a + tile.batch * (i64(m) * k);
     const In* const whole_b = b + tile.batch * (i64(k) * n);
-    TileA of_a(tile_corner<C::A_K_CONTIGUOUS>(whole_a, row, k0, pitch_a), pitch_a, m - row);
+    TileA of_a(tile_corner<C::A_K_CONTIGUOUS>(whole_a, row, k0, pitch_a), pitch_a, m - row@VECTORS@);
     TileB of_b(tile_corner<C::B_K_CONTIGUOUS>(whole_b, column, k0, pitch_b), pitch_b, n - column);
     Sum sums[Grid::M / 16][Grid::N / 8][4] = {};
-    multiply_ahead<Grid, C::STAGES, C::BK>(sums, of_a, of_b, end_of<C::BK>(segment, steps, k) - k0, shared);
+    @MULTIPLY@<Grid, C::STAGES, C::BK>(sums, of_a, of_b, end_of<C::BK>(segment, steps, k) - k0, shared);
 
     if constexpr (sizeof(In) == 1) straighten<Grid, !C::A_K_CONTIGUOUS, !C::B_K_CONTIGUOUS>(sums);
 
@@ -149,6 +151,15 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
   });
 }
 """
+
+_PLAIN = {"PARAMETERS": "", "TILE": "AsyncTile", "VECTORS": "", "MULTIPLY": "multiply_ahead"}
+_AHEAD = {
+    "PARAMETERS": """
+         const typename C::In* __restrict__ pre_scale, const typename C::In* __restrict__ pre_shift,""",
+    "TILE": "PrologueAsyncTile",
+    "VECTORS": ", PrologueVectors<In>{pre_scale + k0, pre_shift + k0}",
+    "MULTIPLY": "multiply_prologue",
+}
 
 
 class CudaMmaGemm(CudaVariant[Gemm]):
@@ -229,6 +240,7 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=2 * bm * bn * length,
             mma_dtype=workload.dtype,
+            sfu=bm * share.length * _prologue.special_of_element(workload),
             smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
             fill_bytes=_mma_tile.fill_bytes(workload, _gemm.widths(workload), bm, bn, share.length),
             instructions=products + fragments,
@@ -251,7 +263,10 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         choices["Division"] = _gemm.division(config)
         choice = _gemm.constants("Choice", **_gemm.problem(workload), **choices)
         shared = helpers("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma")
-        return shared + _gemm.injected(workload) + choice + SOURCE
+        if not _prologue.is_there(workload):
+            return shared + _gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
+        ahead = _prologue.struct(workload) + helpers("prologue", "prologue_mma")
+        return shared + _gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return the product, and what adds its parts up if k is divided."""

@@ -19,8 +19,9 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm, _simt_tile
+from tunebench.kernels import _gemm, _prologue, _simt_tile
 from tunebench.kernels._cuda import first_product, helpers
+from tunebench.kernels._cuda_chain import filled
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling
 from tunebench.workload import Tensor
@@ -115,20 +116,21 @@ USUAL = tuple(
 )
 """Tiles that libraries ship, largest first."""
 
+# Words between @ stand for what a function ahead of the product adds.
 SOURCE = """
 // c = activation(op(a) op(b) + bias) + residual, or parts of it for finish_tiles. C is the problem and the
 // configuration.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict__ b,
-          const typename C::Out* __restrict__ bias, const typename C::Out* __restrict__ residual,
+          const typename C::Out* __restrict__ bias, const typename C::Out* __restrict__ residual,@PARAMETERS@
           typename C::Out* __restrict__ c, Wide<typename C::In>* __restrict__ partial, int m, int n, int k,
           int group_m, int tiles, int parts) {
   using In = typename C::In;
   using Out = typename C::Out;
   using Sum = Wide<In>;
   using Grid = ThreadGrid<C::BM, C::BN, C::TM, C::TN, C::LANES_N>;
-  using TileA = RegisterTile<In, C::BM, C::BK, C::A_K_CONTIGUOUS, C::VEC_A, C::THREADS>;
+  using TileA = @TILE@<In, C::BM, C::BK, C::A_K_CONTIGUOUS, C::VEC_A, C::THREADS>;
   using TileB = RegisterTile<In, C::BN, C::BK, C::B_K_CONTIGUOUS, C::VEC_B, C::THREADS>;
   static_assert(Grid::THREADS == C::THREADS, "the launch has a thread for each part of the tile");
 
@@ -141,7 +143,7 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
     const int k0 = segment.first * C::BK;
     const In* const whole_a = a + tile.batch * (i64(m) * k);
     const In* const whole_b = b + tile.batch * (i64(k) * n);
-    TileA of_a(tile_corner<C::A_K_CONTIGUOUS>(whole_a, row, k0, pitch_a), pitch_a, m - row);
+    TileA of_a(tile_corner<C::A_K_CONTIGUOUS>(whole_a, row, k0, pitch_a), pitch_a, m - row@VECTORS@);
     TileB of_b(tile_corner<C::B_K_CONTIGUOUS>(whole_b, column, k0, pitch_b), pitch_b, n - column);
     Sum sums[C::TM][C::TN] = {};
     const int length = end_of<C::BK>(segment, steps, k) - k0;
@@ -159,6 +161,14 @@ gemm_simt(const typename C::In* __restrict__ a, const typename C::In* __restrict
   });
 }
 """
+
+_PLAIN = {"PARAMETERS": "", "TILE": "RegisterTile", "VECTORS": ""}
+_AHEAD = {
+    "PARAMETERS": """
+          const typename C::In* __restrict__ pre_scale, const typename C::In* __restrict__ pre_shift,""",
+    "TILE": "PrologueTile",
+    "VECTORS": ", PrologueVectors<In>{pre_scale + k0, pre_shift + k0}",
+}
 
 
 class CudaSimtGemm(CudaVariant[Gemm]):
@@ -219,6 +229,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
             smem_bytes=_simt_tile.smem_bytes(workload.trans, bm, bn, bk, table["stages"]),
             registers=np.minimum(tm * tn + 16, 65536 // (threads * table["min_blocks"])),
             fma=length * term.fma,
+            sfu=bm * share.length * _prologue.special_of_element(workload),
             smem_traffic_bytes=length * term.smem_bytes,
             accesses=length * term.accesses,
             instructions=length * term.instructions,
@@ -245,7 +256,10 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         threads = _simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
         choice = _gemm.constants("Choice", **_gemm.problem(workload), THREADS=threads, **choices, **widths)
         shared = helpers("types", "epilogue", "gemm", "gemm_parts", "gemm_simt")
-        return shared + _gemm.injected(workload) + choice + SOURCE
+        if not _prologue.is_there(workload):
+            return shared + _gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
+        ahead = _prologue.struct(workload) + helpers("prologue", "prologue_simt")
+        return shared + _gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return the product, and what adds its parts up if k is divided."""

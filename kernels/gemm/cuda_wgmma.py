@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm, _wgmma_tile
+from tunebench.kernels import _gemm, _prologue, _wgmma_tile
 from tunebench.kernels._cuda import helpers
 from tunebench.kernels._wgmma_gemm import WgmmaGemm, constraints, fits
 from tunebench.kernels._wgmma_tile import MOST_EXTENT
@@ -100,6 +100,8 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
         """Return what keeps this problem from wgmma or from TMA, or None."""
+        if reason := _prologue.refusal(self.key, workload):
+            return reason
         if workload.dtype not in ("f16", "bf16", "e4m3"):
             return f"{self.key} multiplies f16, bf16 and e4m3, not {workload.dtype}"
         if workload.dtype == "e4m3" and workload.trans != "nt":

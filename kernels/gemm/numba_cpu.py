@@ -21,6 +21,8 @@ from tunebench.kernels._numba_product import (
     stored_line,
     walker,
 )
+from tunebench.kernels._numba_prologue import line_ahead
+from tunebench.kernels._prologue import is_there, operands
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workloads.operators.gemm import Gemm
@@ -51,11 +53,11 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
     def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
-        """Pass c for a missing bias or residual (which is then not read)."""
-        return ("a", "b", *added(workload), "c")
+        """Pass c for a missing bias or residual, and a for a missing scale or shift, which are not read."""
+        return ("a", "b", *added(workload), *operands(workload), "c")
 
     def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:
-        """Return the kernel `(a, b, bias, residual, c)` for these types, transposes and epilogue."""
+        """Return the kernel `(a, b, bias, residual, scale, shift, c)` for these types and transposes."""
         import numba
         import numpy as np
 
@@ -71,7 +73,7 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
         # Asking while the kernel runs would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
-        def gemm(a: Any, b: Any, bias: Any, residual: Any, c: Any) -> None:
+        def gemm(a: Any, b: Any, bias: Any, residual: Any, scale: Any, shift: Any, c: Any) -> None:
             batch, m, n, k = c.shape[0], c.shape[1], c.shape[2], a.shape[a_depth]
             a_lines, b_lines, a_length, b_length = a.shape[1], b.shape[1], a.shape[2], b.shape[2]
             sizes = np.empty((batch, 3), np.int64)
@@ -79,7 +81,7 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
                 sizes[z, 0], sizes[z, 1], sizes[z, 2] = m, n, k
             buffers = np.empty((workers, size), np.float32)
             for worker in numba.prange(workers):
-                arrays = address_of(a), address_of(b), address_of(c)
+                arrays = address_of(a), address_of(b), address_of(c), address_of(scale), address_of(shift)
                 added = address_of(bias), address_of(residual)
                 operands = (arrays, added, (a_lines, b_lines), (a_length, b_length), m, n)
                 buffer = address_of(buffers[worker])
@@ -96,7 +98,16 @@ def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
         arrays, _, lines, lengths, _, _ = operands
         return arrays[which], (z * lines[which] + fixed) * lengths[which]
 
-    return stored_line(workload.inputs()[which].dtype, place)
+    dtype = workload.inputs()[which].dtype
+    if which == 1 or not is_there(workload):
+        return stored_line(dtype, place)
+
+    @inlined
+    def numbers(operands: Any) -> Any:
+        arrays, _, _, _, _, _ = operands
+        return arrays[3], arrays[4]
+
+    return line_ahead(workload, place, numbers, along_depth=workload.trans[0] == "n")
 
 
 def _write(workload: Gemm) -> Callable[..., None]:

@@ -19,8 +19,11 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels import _gemm, _numba_tile
 from tunebench.kernels._numba_chain import in_cuda
+from tunebench.kernels._numba_prologue import ahead_in_cuda
+from tunebench.kernels._prologue import is_there, operands
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+from tunebench.workloads.operators._prologue import vectors
 from tunebench.workloads.operators.gemm import Gemm
 
 SPACE = Space(
@@ -70,7 +73,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
             Launch(
                 grid=(_gemm.blocks(workload, bm, bn), 1, 1),
                 block=(bn // config["tn"], bm // config["tm"], 1),
-                arguments=("a", "b", *_gemm.added(workload), "c"),
+                arguments=("a", "b", *_gemm.added(workload), *operands(workload), "c"),
             ),
         )
 
@@ -87,7 +90,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         )
 
     def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
-        """Return the kernel `(a, b, bias, residual, c)`."""
+        """Return the kernel `(a, b, bias, residual, scale, shift, c)`."""
         import math
 
         from numba import cuda, float32
@@ -100,10 +103,12 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         has_bias, has_residual = workload.has_bias, workload.has_residual
         activation = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}.get(workload.activation, 4)
         injected = in_cuda(workload.act)
+        has_ahead, ahead = is_there(workload), ahead_in_cuda(workload)
+        has_scale, has_shift = (name in vectors(workload.pre) for name in ("scale", "shift"))
         zero, half, one, root_half = np.float32(0), np.float32(0.5), np.float32(1), np.float32(math.sqrt(0.5))
 
         def multiply(  # noqa: C901 - likewise
-            a: Any, b: Any, bias: Any, residual: Any, c: Any
+            a: Any, b: Any, bias: Any, residual: Any, scale: Any, shift: Any, c: Any
         ) -> None:
             tile_a = cuda.shared.array(A_SHAPE, float32)
             tile_b = cuda.shared.array(B_SHAPE, float32)
@@ -129,6 +134,13 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
                     value = zero
                     if row0 + i < m and k0 + kk < k:
                         value = a[z, k0 + kk, row0 + i] if a_transposed else a[z, row0 + i, k0 + kk]
+                        if has_ahead:
+                            factor, added = zero, zero
+                            if has_scale:
+                                factor = scale[k0 + kk]
+                            if has_shift:
+                                added = shift[k0 + kk]
+                            value = ahead(value, factor, added)
                     tile_a[i, kk] = value
                 for index in range(y * COLUMNS + x, BN * BK, THREADS):
                     j, kk = (index // BK, index % BK) if b_transposed else (index % BN, index // BN)

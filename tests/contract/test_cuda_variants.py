@@ -89,6 +89,9 @@ WORKLOADS = {
         "gemm:m=37,n=29,k=31,dtype=bf16,trans=tt,batch=2,epilogue=residual",
         "gemm:m=96,n=64,k=64,dtype=bf16,trans=nt",
         "gemm:m=40,n=72,k=104,dtype=f16,trans=nt,epilogue=bias+residual,act=x*tanh(max(x,0)+log(1+exp(-abs(x))))",
+        "gemm:m=67,n=53,k=43,dtype=f32,trans=tn,epilogue=bias,act=tanh(x),pre=silu(x*scale+shift)+exp(min(x,0))",
+        "gemm:m=40,n=72,k=104,dtype=f16,trans=nt,batch=2,pre=relu(x*scale+shift)",
+        "gemm:m=37,n=58,k=30,dtype=bf16,epilogue=bias+relu,pre=x*sigmoid(1.702*x)",
         "gemm:m=33,n=65,k=17,dtype=tf32",
         "gemm:m=40,n=48,k=80,dtype=e4m3,trans=nt,epilogue=bias+relu",
         "gemm:m=35,n=27,k=45,dtype=e4m3,trans=tn,out=f16",
@@ -120,6 +123,14 @@ WORKLOADS = {
         "conv2d:n=2,c=12,h=9,w=11,k=12,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc,groups=12,"
         "epilogue=scale+bias,act=max(min(x,6),0)",
         "conv2d:n=2,c=3,h=10,w=13,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,groups=3,direction=wgrad",
+        "conv2d:n=2,c=24,h=9,w=7,k=20,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,epilogue=bias+relu,"
+        "pre=max(x*scale+shift,0)",
+        "conv2d:n=2,c=10,h=8,w=5,k=9,r=3,s=2,stride=2,pad=2,dtype=tf32,layout=nchw,act=tanh(x),"
+        "pre=sigmoid(x-shift)",
+        "conv2d:n=2,c=12,h=6,w=9,k=8,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nchw,groups=2,pre=x*scale+shift",
+        "conv2d:n=2,c=12,h=7,w=9,k=6,r=3,s=3,stride=1,pad=1,dtype=bf16,layout=nhwc,groups=3,dilation=2,"
+        "epilogue=scale+bias,pre=silu(x)*scale",
+        "conv2d:n=2,c=40,h=5,w=7,k=24,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc,pre=relu(x*scale+shift)",
     ),
 }
 ARCHITECTURES = ("sm_80", "sm_90")

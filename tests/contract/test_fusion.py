@@ -28,6 +28,12 @@ FUSED = {
     "softmax": "softmax:rows=4,cols=5,dtype=bf16,prologue=scale",
 }
 ALSO = (
+    "gemm:m=5,n=4,k=3,dtype=f32,batch=2,epilogue=bias+relu,pre=x*scale+shift",
+    "gemm:m=5,n=4,k=3,dtype=f32,trans=tn,act=tanh(x),pre=silu(x-shift)",
+    "gemm:m=5,n=4,k=3,dtype=f32,batch=2,trans=tn,pre=gelu(x)",
+    "conv2d:n=2,c=3,h=5,w=4,k=6,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+relu,"
+    "pre=exp(min(x,0))*scale+shift",
+    "conv2d:n=2,c=3,h=5,w=4,k=6,r=3,s=3,stride=2,pad=1,dtype=f32,layout=nchw,pre=sigmoid(x)",
     "softmax:rows=4,cols=5,dtype=f32,prologue=scale,direction=backward",
     "reduction:rows=4,cols=5,dtype=f16,expression=x*r,columns=r,reduce=sum,axis=rows,out=f32",
     "reduction:rows=4,cols=5,dtype=f32,expression=x,reduce=max,axis=rows,then=exp(x)",

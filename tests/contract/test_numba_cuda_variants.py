@@ -38,9 +38,13 @@ WORKLOADS = (
     "reduction:rows=37,cols=5,dtype=f32,expression=x*r*s,columns=r,scalars=s,axis=rows,reduce=max",
     "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+silu+residual",
     "gemm:m=9,n=7,k=5,dtype=f32,epilogue=residual,act=x*min(max(x+3,0),6)/6+erf(x)*step(x)",
+    "gemm:m=9,n=7,k=5,dtype=f32,trans=tn,epilogue=bias,act=tanh(x),pre=max(x*scale+shift,0)",
+    "gemm:m=9,n=7,k=5,dtype=f32,pre=silu(x)",
     "gated_gemm:m=9,n=7,k=5,dtype=f32,trans=nt",
     "grouped_gemm:groups=3,m=21,n=7,k=5,dtype=f32,skew=zipf",
     "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias,act=tanh(x)",
+    "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,epilogue=bias,pre=tanh(x*scale+shift)",
+    "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=2,pad=1,dtype=f32,layout=nchw,pre=exp(min(x,0))-shift",
 )
 VARIANTS = [variant for variant in kernels.variants() if isinstance(variant, NumbaCudaVariant)]
 CASES = [

@@ -45,7 +45,14 @@ def _values(kind: Any, largest: int) -> st.SearchStrategy[Any]:
     base, *notes = get_args(kind)
     if notes == ["expression"]:
         return st.sampled_from(
-            ("x", "gelu(x)", "max(x,0.1*x)", "max(x,gelu(y+bias))*2", "bias*x/(1+square(x))")
+            (
+                "x",
+                "gelu(x)",
+                "max(x,0.1*x)",
+                "max(x,gelu(y+bias))*2",
+                "bias*x/(1+square(x))",
+                "relu(x*scale+shift)",
+            )
         )
     if notes == ["names"]:
         return st.sampled_from(("", "bias", "x"))

@@ -166,6 +166,128 @@ def test_a_sum_before_a_normalisation_is_its_prologue_though_others_read_it() ->
     assert (group.roles["z"], group.roles["y"]) == ("z", "y")
 
 
+AHEAD: Mapping[str, tuple[str, dict[str, str], str | None]] = {
+    "relu": ("relu(x0)", {"x0": "h/whole"}, "pre=relu(x)"),
+    "a folded normalisation": (
+        "relu(x0*x1+x2)",
+        {"x0": "h/whole", "x1": "g/vector", "x2": "s/vector"},
+        "pre=relu(x*scale+shift)",
+    ),
+    "a shift alone": ("x1-x0", {"x0": "h/whole", "x1": "s/vector"}, "pre=shift-x"),
+    "the scale comes last": (
+        "tanh((x0-x1)/x2)",
+        {"x0": "h/whole", "x1": "s/vector", "x2": "g/vector"},
+        "pre=tanh((x-shift)/scale)",
+    ),
+    "a number for each row": ("x0*x1", {"x0": "h/whole", "x1": "rows/row"}, None),
+    "numbers of another length": ("x0*x1", {"x0": "h/whole", "x1": "bias/vector"}, None),
+    "a second matrix": ("x0*x1", {"x0": "h/whole", "x1": "other/whole"}, None),
+    "what may divide by zero": ("1/x0", {"x0": "h/whole"}, None),
+}
+OPERANDS: Mapping[str, Any] = {
+    **SHAPES,
+    **dict.fromkeys(("h", "other", "a"), (64, 16)),
+    "g": (16,),
+    "s": (16,),
+    "rows": (64,),
+}
+
+
+def taking(**roles: str) -> Node:
+    return computing("mm", GEMM, **{"a": "a", "b": "w", "c": "mm", **roles})
+
+
+@pytest.mark.parametrize("case", AHEAD)
+def test_what_gives_the_left_operand_is_a_function_ahead_or_none(case: str) -> None:
+    expression, places, pre = AHEAD[case]
+    made = graph(pointwise("a", expression, **places), taking(), outputs=("mm",), **OPERANDS)
+    assert several(made).get(("a", "mm")) == (None if pre is None else f"{GEMM},{pre}")
+    for group in groups(made):
+        if len(group.nodes) > 1:
+            workload = parse(group.workloads[0])
+            named = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
+            assert named == group.roles.keys()
+            vectors = {"pre_scale": "g", "pre_shift": "s"}
+            assert all(group.roles[name] == value for name, value in vectors.items() if name in named)
+            assert group.roles["a"] == "h"
+
+
+def test_a_transposed_operand_has_numbers_by_rows() -> None:
+    node = computing("mm", GEMM.replace("trans=nt", "trans=tt"), a="a", b="w", c="mm")
+    shapes = {**OPERANDS, "h": (16, 64), "a": (16, 64)}
+    by_row = graph(pointwise("a", "x0*x1", x0="h/whole", x1="g/row"), node, outputs=("mm",), **shapes)
+    assert several(by_row)["a", "mm"].endswith("trans=tt,pre=x*scale")
+    by_column = graph(
+        pointwise("a", "x0*x1", x0="h/whole", x1="rows/vector"), node, outputs=("mm",), **shapes
+    )
+    assert several(by_column) == {}
+
+
+def test_a_product_may_have_both_a_function_ahead_and_an_epilogue() -> None:
+    made = graph(
+        pointwise("n", "x0*x1+x2", x0="h/whole", x1="g/vector", x2="s/vector"),
+        pointwise("a", "relu(x0)", x0="n/whole"),
+        taking(),
+        pointwise("after", "x0+x1", x0="mm/whole", x1="bias/vector"),
+        outputs=("after",),
+        **OPERANDS,
+    )
+    found = several(made)
+    assert found["n", "a", "mm", "after"] == f"{GEMM},epilogue=bias,pre=relu(x*scale+shift)"
+    assert found["a", "mm", "after"] == f"{GEMM},epilogue=bias,pre=relu(x)"
+    assert found["mm", "after"] == f"{GEMM},epilogue=bias"
+    kinds = {group.kind for group in groups(made) if len(group.nodes) > 2}
+    assert kinds == {"prologue"}
+
+
+def test_an_operand_that_others_read_is_written_and_not_computed_again() -> None:
+    ahead = pointwise("a", "relu(x0)", x0="h/whole")
+    assert several(graph(ahead, taking(), outputs=("mm",), **OPERANDS))
+    assert several(graph(ahead, taking(), outputs=("mm", "a"), **OPERANDS)) == {}
+    square = computing("mm", "gemm:m=64,n=64,k=16,dtype=f32,trans=nt", a="a", b="a", c="mm")
+    assert several(graph(ahead, square, outputs=("mm",), **{**OPERANDS, "mm": (64, 64)})) == {}
+    copied = dataclasses.replace(taking(), copied=4096)
+    scaled = pointwise("a", "x0*x1", x0="h/whole", x1="g/vector")
+    assert several(graph(scaled, copied, outputs=("mm",), **OPERANDS)) == {}
+    assert several(graph(ahead, copied, outputs=("mm",), **OPERANDS))
+
+
+LAYER = "conv2d:n=2,c=8,h=4,w=4,k=4,r=3,s=3,stride=1,pad=1,dtype=f32"
+IMAGES: Mapping[str, Any] = {
+    **dict.fromkeys(("h", "a"), (2, 8, 4, 4)),
+    **dict.fromkeys(("conv", "after"), (2, 4, 4, 4)),
+    **dict.fromkeys(("p", "q"), (2, 4, 4, 4)),
+    "w": (4, 8, 3, 3),
+    "g": (8,),
+    "s": (8,),
+    "bias": (4,),
+}
+
+
+@pytest.mark.parametrize(("layout", "place"), [("nhwc", "vector"), ("nchw", "channel")])
+def test_a_convolution_may_have_both_as_well(layout: str, place: str) -> None:
+    layer = f"{LAYER},layout={layout}"
+    made = graph(
+        Node(name="h", target="aten.cat", reads=("p", "q"), writes=("h",), joins=("p", "q")),
+        pointwise("a", "relu(x0*x1+x2)", x0="h/whole", x1=f"g/{place}", x2=f"s/{place}"),
+        computing("conv", layer, x="a", w="w", y="conv"),
+        pointwise("after", "relu(x0+x1)", x0="conv/whole", x1=f"bias/{place}"),
+        outputs=("after",),
+        **IMAGES,
+    )
+    found = several(made)
+    assert found["a", "conv"] == f"{layer},pre=relu(x*scale+shift)"
+    assert found["a", "conv", "after"] == f"{layer},epilogue=bias+relu,pre=relu(x*scale+shift)"
+    other = {"vector": "channel", "channel": "vector"}[place]
+    scaled = pointwise("a", "x0*x1", x0="h/whole", x1=f"g/{other}")
+    conv = computing("conv", layer, x="a", w="w", y="conv")
+    assert several(graph(scaled, conv, outputs=("conv",), **IMAGES)) == {}
+    gradient = computing("conv", f"{layer},direction=dgrad", dy="a", w="w", dx="conv")
+    assert (
+        several(graph(pointwise("a", "relu(x0)", x0="h/whole"), gradient, outputs=("conv",), **IMAGES)) == {}
+    )
+
+
 SUM = "reduction:rows=64,cols=32,dtype=f32,expression=x0,reduce=sum,axis=rows"
 
 
@@ -237,6 +359,19 @@ def test_the_plan_is_the_cheapest_and_tells_what_it_saves(name: str) -> None:
     assert 0 < found.coverage < 1
     assert found.problems == {f"{GEMM},epilogue=bias+gelu": 1}
     assert json.loads(json.dumps(found.to_json()))["groups"][0]["nodes"] == ["mm", "add", "gelu"]
+
+
+def test_what_may_be_behind_one_product_or_ahead_of_the_next_is_behind() -> None:
+    made = graph(
+        computing("first", GEMM.replace("n=32", "n=16"), a="x", b="v", c="first"),
+        pointwise("relu", "relu(x0)", x0="first/whole"),
+        computing("mm", GEMM, a="relu", b="w", c="mm"),
+        outputs=("mm",),
+        **{**SHAPES, "v": (16, 16), "first": (64, 16), "relu": (64, 16)},
+    )
+    assert {("first", "relu"), ("relu", "mm")} <= several(made).keys()
+    (fused,) = plan(made, described()["h100-sxm"]).fused
+    assert [made.nodes[index].name for index in fused.group.nodes] == ["first", "relu"]
 
 
 def test_with_torch_preferred_nothing_is_grouped() -> None:

@@ -53,6 +53,18 @@ class Perceptron(nn.Module):
         return self.norm(x + self.down(functional.relu(self.up(x))))
 
 
+class Ahead(nn.Module):
+    """What is multiplied is computed first, and what it comes to is added to what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.rand(8) + 0.5), nn.Parameter(torch.randn(8))
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.mix(functional.silu(x * self.scale + self.shift))
+
+
 class Attend(nn.Module):
     """Heads that are parts of one tensor, and do not lie side by side."""
 
@@ -223,6 +235,14 @@ def test_what_cannot_be_traced_is_told() -> None:
 # -- what is run -------------------------------------------------------------------------------------------
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, int]]] = {
+    "ahead": (Ahead, lambda: torch.randn(2, 4, 8), {"gemm": 1}),
+    "activated first": (
+        lambda: nn.Sequential(
+            nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1)
+        ).to(memory_format=CL),
+        lambda: torch.randn(2, 8, 6, 6).contiguous(memory_format=CL),
+        {"conv2d": 2},
+    ),
     "attention": (Attend, lambda: torch.randn(2, 8, 24), {"attention": 1}),
     "enlarged": (
         lambda: nn.ConvTranspose2d(8, 4, 2, 2).to(memory_format=CL),
@@ -250,7 +270,9 @@ def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_model_gives_the_same_by_our_kernels(name: str, request: pytest.FixtureRequest) -> None:
-    if name not in ("perceptron", "attention") and not request.config.getoption("--every-sample"):
+    if name not in ("perceptron", "attention", "ahead", "activated first") and not request.config.getoption(
+        "--every-sample"
+    ):
         pytest.skip("takes --every-sample: its kernels take long to compile")
     make, inputs, counts = MODELS[name]
     model, x = make().eval(), inputs()
@@ -365,6 +387,26 @@ def test_statistics_that_are_none_of_ours_are_torchs(change: Callable[[Any], Any
     first = next(node for node in forward.nodes if "batch_norm" in node.target)
     assert reason in first.reason
     assert not first.workloads
+
+
+def test_a_chain_ahead_of_a_product_is_a_part_of_it() -> None:
+    (found,) = (one.graph for one in capture(Ahead(), [torch.zeros(2, 4, 8)]))
+    (whole,) = (group for group in groups(found) if len(group.nodes) == len(found.nodes))
+    assert whole.workloads == (
+        "gemm:m=8,n=8,k=8,dtype=f32,trans=nt,epilogue=bias+residual,pre=silu(x*scale+shift)",
+    )
+    assert whole.roles["a"] == whole.roles["residual"]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_normalisation_and_a_relu_are_ahead_of_a_convolution(layout: str) -> None:
+    model, images = MODELS["activated first"][0](), torch.zeros(2, 8, 6, 6)
+    how = CL if layout == "nhwc" else torch.contiguous_format
+    model, images = (one.to(memory_format=how) for one in (model, images))
+    (found,) = (one.graph for one in capture(model, [images]))
+    texts = {group.workloads[0] for group in groups(found) if len(group.nodes) > 1}
+    layer = f"conv2d:n=2,c=8,h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout={layout}"
+    assert f"{layer},epilogue=bias+relu,pre=relu(x*scale+shift)" in texts
 
 
 def test_gradients_are_the_same_by_our_kernels() -> None:

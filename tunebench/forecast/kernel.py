@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunebench.device import Device
-from tunebench.dtype import itemsize, storage
+from tunebench.dtype import DType, itemsize, storage
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
@@ -128,6 +128,13 @@ def _rows(family: Family, workload: Workload, borrowed: str = "") -> Kernel:
     return Kernel(family, "f32", figures, borrowed)
 
 
+def _ahead(rows: int, cols: int, stored: DType) -> Kernel:
+    """Return a function of the left operand as a launch that reads it, and writes what is multiplied."""
+    moved = rows * cols * itemsize(stored)
+    borrowed = "" if stored == "f32" else f"{stored} as f32 of as many bytes"
+    return Kernel("elementwise", "f32", (rows, cols, moved, moved), borrowed)
+
+
 # ------------------------------------------------------------------------------------------ by operator
 
 
@@ -137,8 +144,10 @@ def _parts(workload: Workload, device: Device) -> Iterator[Kernel]:
 
 
 def _gemm(workload: Gemm, device: Device) -> Iterator[Kernel]:
-    """Yield the product, to which libraries add a bias, and what else the epilogue has."""
+    """Yield what is ahead as a launch, the product, to which libraries add a bias, and the rest behind."""
     w = workload
+    if w.has_pre:
+        yield _ahead(w.batch * w.m, w.k, storage(w.dtype))
     yield _product(device, w.dtype, w.out, w.m, w.n, w.k, w.batch)
     if w.epilogue not in ("none", "bias") or w.activation != "none":
         elements, size = w.batch * w.m * w.n, itemsize(w.out)
@@ -165,6 +174,8 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[Kernel]:
     w = workload
     c, k, taps, pixels = w.c // w.groups, w.k // w.groups, w.r * w.s, w.n * w.p * w.q
     out = storage(w.dtype)
+    if w.has_pre:
+        yield _ahead(w.n * w.h * w.w, w.c, out)
     if w.groups > 1 and min(c, k) < 8:
         traffic = w.traffic()
         figures = (pixels, w.k, traffic.read_bytes, traffic.write_bytes)

@@ -49,10 +49,10 @@ def parted(
     joining = graph.writer.get(roles.get("x", ""))
     if joining is None or workload.operator != "conv2d" or workload.direction != "fprop":
         return None
-    values, name = graph.nodes[joining].joins, _convolution(graph, nodes, roles["x"])
-    is_plain = not workload.has_residual and getattr(workload, "pre", "x") == "x"
+    values, is_plain = graph.nodes[joining].joins, not workload.has_residual and not workload.has_pre
     if not values or not is_plain or not graph.is_inner(roles["x"], nodes):
         return None
+    name = _convolution(graph, nodes, roles["x"])
     ends = list(itertools.accumulate(graph.values[value].shape[1] for value in values))
     filters = [channels_of(roles["w"], *bounds) for bounds in zip((0, *ends), ends, strict=False)]
     if any(one not in graph.values for one in filters):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tunebench.expression import Apply, Name, Node, names, parse, steps, write
 from tunebench.graph.node import Graph, Place
 from tunebench.workloads.operators._chain import replaced
 
-__all__ = ["Epilogue", "Leaf", "Tree", "epilogue_of", "joined"]
+__all__ = ["Epilogue", "Leaf", "Tree", "chains", "epilogue_of", "joined", "preparing"]
+
+MOST_CHAINS = 48
+"""Chains that end in one node; the shorter ones come first."""
+
+MOST_LINKS = 12
+"""Nodes of a chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,51 @@ def _is_even(graph: Graph, leaves: Mapping[str, Leaf], result: str) -> bool:
         if leaf.place in ("vector", "row")
     }
     return len(set(values)) == len(values) and len(lines) <= 1
+
+
+def chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
+    """Yield sets of elementwise nodes that end in one, all other values of which are read by none beyond.
+
+    At most one of them has kernels of its own to run before.
+    """
+    yield from itertools.islice(_chains(graph, sink), MOST_CHAINS)
+
+
+def preparing(graph: Graph, members: Iterable[int]) -> list[int]:
+    """Return elementwise nodes that have kernels of their own to run before: those of statistics."""
+    return [index for index in members if graph.nodes[index].workloads]
+
+
+def _chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
+    seen = {frozenset({sink})}
+    queue = [frozenset({sink})]
+    while queue:
+        members = queue.pop(0)
+        yield members
+        for before in sorted(_grown(graph, members), reverse=True):
+            wider = members | {before}
+            if wider not in seen and len(wider) <= MOST_LINKS and len(preparing(graph, wider)) <= 1:
+                seen.add(wider)
+                queue.append(wider)
+
+
+def _grown(graph: Graph, members: frozenset[int]) -> set[int]:
+    """Return elementwise nodes whose results are read by members, and by none else.
+
+    What is read by kernels that run before the chain must have been written.
+    """
+    found = set()
+    written = {value for index in preparing(graph, members) for value in graph.nodes[index].reads}
+    for index in members:
+        for operand in graph.nodes[index].operands.values():
+            before = graph.writer.get(operand.value)
+            if before is None or before in members or not graph.nodes[before].expression:
+                continue
+            if operand.value in written:
+                continue
+            if operand.place == "whole" and graph.is_inner(operand.value, members):
+                found.add(before)
+    return found
 
 
 # -- epilogues ---------------------------------------------------------------------------------------------

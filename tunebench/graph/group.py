@@ -1,23 +1,24 @@
 """Legal groups: which nodes of a graph one kernel can do together.
 
 A group is one node by itself, or several whose inner values need not be written: an elementwise chain, which
-may begin with the statistics that it normalises by; a product or a convolution with the chain after it as its
-epilogue; two products of one input of which one gates the other; a normalisation with the sum before it; a
-convolution of joined images, as a sum of convolutions.
+may begin with the statistics that it normalises by; a product or a convolution with the chain that gives its
+left operand, with the chain after it as its epilogue, or with both; two products of one input of which one
+gates the other; a normalisation with the sum before it; a convolution of joined images, as a sum of
+convolutions.
 Every value that a group writes besides its last is read by none but the group, or is an output of its kernel.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, names, write
 from tunebench.graph._parted import parted
-from tunebench.graph._tree import Epilogue, Tree, epilogue_of, joined
+from tunebench.graph._prologue import Ahead, aheads
+from tunebench.graph._tree import Epilogue, Tree, chains, epilogue_of, joined, preparing
 from tunebench.graph.node import Graph, Place
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -28,12 +29,6 @@ __all__ = ["Group", "Kind", "groups"]
 
 Kind = Literal["alone", "chain", "epilogue", "gated", "parted", "prologue", "torch"]
 """Why its nodes are together; `torch` if no operator of ours does what it does."""
-
-MOST_CHAINS = 48
-"""Chains that end in one node; the shorter ones come first."""
-
-MOST_LINKS = 12
-"""Nodes of a chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +60,13 @@ def groups(graph: Graph) -> tuple[Group, ...]:
     """Return every legal group: each node by itself first, in their order, then those of several."""
     alone = tuple(_alone(graph, index) for index in range(len(graph.nodes)))
     several: dict[tuple[Any, ...], Group] = {}
+    ahead = {index: tuple(aheads(graph, index)) for index in range(len(graph.nodes))}
     for index, node in enumerate(graph.nodes):
         found: Iterator[Group] = iter(())
         if node.expression:
-            found = _ending_in(graph, index)
+            found = _ending_in(graph, index, ahead)
         elif node.workloads and not node.expression:
-            found = _prologues(graph, index)
+            found = _prologues(graph, index, ahead[index])
         for group in found:
             several.setdefault((group.nodes, group.workloads), group)
     joined_images = filter(None, (_parted(graph, group) for group in (*alone, *several.values())))
@@ -105,8 +101,8 @@ def _parted(graph: Graph, group: Group) -> Group | None:
 # -- elementwise nodes, and what is before them ------------------------------------------------------------
 
 
-def _ending_in(graph: Graph, sink: int) -> Iterator[Group]:
-    for members in itertools.islice(_chains(graph, sink), MOST_CHAINS):
+def _ending_in(graph: Graph, sink: int, ahead: Mapping[int, Sequence[Ahead]]) -> Iterator[Group]:
+    for members in chains(graph, sink):
         tree = joined(graph, sink, members)
         if tree is None:
             continue
@@ -114,7 +110,7 @@ def _ending_in(graph: Graph, sink: int) -> Iterator[Group]:
             chain = _chain(graph, sink, members, tree)
             if chain is not None:
                 yield chain
-        if _preparing(graph, members):
+        if preparing(graph, members):
             continue
         gated = _gated(graph, sink, members, tree)
         if gated is not None:
@@ -123,50 +119,11 @@ def _ending_in(graph: Graph, sink: int) -> Iterator[Group]:
             before = graph.writer.get(leaf.value)
             if before is None or not graph.is_inner(leaf.value, members):
                 continue
-            fused = _with_epilogue(graph, before, members, tree, leaf.value, sink)
-            if fused is not None:
-                yield fused
-
-
-def _chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
-    """Yield sets of elementwise nodes that end in one, all other values of which are read by none beyond.
-
-    At most one of them has kernels of its own to run before.
-    """
-    seen = {frozenset({sink})}
-    queue = [frozenset({sink})]
-    while queue:
-        members = queue.pop(0)
-        yield members
-        for before in sorted(_grown(graph, members), reverse=True):
-            wider = members | {before}
-            if wider not in seen and len(wider) <= MOST_LINKS and len(_preparing(graph, wider)) <= 1:
-                seen.add(wider)
-                queue.append(wider)
-
-
-def _grown(graph: Graph, members: frozenset[int]) -> set[int]:
-    """Return elementwise nodes whose results are read by members, and by none else.
-
-    What is read by kernels that run before the chain must have been written.
-    """
-    found = set()
-    written = {value for index in _preparing(graph, members) for value in graph.nodes[index].reads}
-    for index in members:
-        for operand in graph.nodes[index].operands.values():
-            before = graph.writer.get(operand.value)
-            if before is None or before in members or not graph.nodes[before].expression:
-                continue
-            if operand.value in written:
-                continue
-            if operand.place == "whole" and graph.is_inner(operand.value, members):
-                found.add(before)
-    return found
-
-
-def _preparing(graph: Graph, members: Iterable[int]) -> list[int]:
-    """Return elementwise nodes that have kernels of their own to run before: those of statistics."""
-    return [index for index in members if graph.nodes[index].workloads]
+            alone = Ahead(graph.nodes[before], frozenset({before}))
+            for product in (alone, *ahead[before]):
+                fused = _with_epilogue(graph, product, members, tree, leaf.value, sink)
+                if fused is not None:
+                    yield fused
 
 
 def _chain(graph: Graph, sink: int, members: frozenset[int], tree: Tree) -> Group | None:
@@ -175,7 +132,7 @@ def _chain(graph: Graph, sink: int, members: frozenset[int], tree: Tree) -> Grou
     given = _elementwise(graph, tree, result)
     if given is None:
         return None
-    before = [graph.nodes[index] for index in _preparing(graph, members)]
+    before = [graph.nodes[index] for index in preparing(graph, members)]
     leaves = {name: leaf.value for name, leaf in tree.leaves.items()}
     roles = {name: value for node in before for name, value in node.roles.items()}
     roles |= {name: leaves[name] for name in names(tree.root)}
@@ -234,10 +191,10 @@ def _dimensions(graph: Graph, tree: Tree, result: str) -> dict[str, Any] | None:
 
 
 def _with_epilogue(
-    graph: Graph, before: int, members: frozenset[int], tree: Tree, sums: str, sink: int
+    graph: Graph, before: Ahead, members: frozenset[int], tree: Tree, sums: str, sink: int
 ) -> Group | None:
     """Return a product with a chain after it, or None if its kernels have no such epilogue."""
-    node = graph.nodes[before]
+    node = before.node
     if len(node.workloads) != 1 or node.writes != (sums,):
         return None
     workload = parse(node.workloads[0])
@@ -256,8 +213,8 @@ def _with_epilogue(
     if {tensor.name for tensor in (*fused.inputs(), *fused.outputs())} != roles.keys():
         return None
     return Group(
-        nodes=tuple(sorted({before, *members})),
-        kind="epilogue",
+        nodes=tuple(sorted({*before.nodes, *members})),
+        kind="epilogue" if len(before.nodes) == 1 else "prologue",
         workloads=(str(fused),),
         roles=roles,
         copied=node.copied,
@@ -368,11 +325,20 @@ def _gated_group(
     )
 
 
-# -- what is before a reduction ------------------------------------------------------------------------
+# -- what is before ------------------------------------------------------------------------------------
 
 
-def _prologues(graph: Graph, index: int) -> Iterator[Group]:
-    """Yield reductions with what is before them."""
+def _prologues(graph: Graph, index: int, ahead: Sequence[Ahead]) -> Iterator[Group]:
+    """Yield products, reductions and normalisations with what is before them."""
+    for both in ahead:
+        node = both.node
+        yield Group(
+            nodes=tuple(sorted(both.nodes)),
+            kind="prologue",
+            workloads=node.workloads,
+            roles=node.roles,
+            copied=node.copied,
+        )
     workload: Any = parse(graph.nodes[index].workloads[0])
     if workload.operator == "reduction":
         yield from _reductions_of_chains(graph, index, workload)
@@ -387,8 +353,8 @@ def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[G
     before = graph.writer.get(read)
     if before is None or not graph.nodes[before].expression or not graph.is_inner(read, (index,)):
         return
-    for members in itertools.islice(_chains(graph, before), MOST_CHAINS):
-        tree = None if _preparing(graph, members) else joined(graph, before, members)
+    for members in chains(graph, before):
+        tree = None if preparing(graph, members) else joined(graph, before, members)
         given = None if tree is None else _dimensions(graph, tree, read)
         if tree is None or given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
             continue
@@ -417,8 +383,8 @@ def _normalised_sums(graph: Graph, index: int, workload: Any) -> Iterator[Group]
     before = graph.writer.get(total)
     if before is None or not graph.nodes[before].expression:
         return
-    for members in itertools.islice(_chains(graph, before), MOST_CHAINS):
-        tree = None if _preparing(graph, members) else joined(graph, before, members)
+    for members in chains(graph, before):
+        tree = None if preparing(graph, members) else joined(graph, before, members)
         parts = None if tree is None else _summed(tree, graph.values[total].elements, workload.cols, graph)
         if parts is None or not _is_convex(graph, {*members, index}):
             continue

@@ -1,4 +1,4 @@
-"""conv2d: y = epilogue(x * w), two-dimensional cross-correlation, and its two gradients."""
+"""conv2d: y = epilogue(pre(x) * w), two-dimensional cross-correlation, and its two gradients."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from tunebench.workload import (
     Workload,
 )
 from tunebench.workloads.operators import _accumulation as accumulation
-from tunebench.workloads.operators import _activation
+from tunebench.workloads.operators import _activation, _prologue
 from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
-    from tunebench.workload import Array64
+    import numpy
+
+    from tunebench.workload import Array, Array64
 
 __all__ = ["Conv2d"]
 
@@ -64,8 +66,13 @@ class Conv2d(Workload):
     Only fprop has an epilogue, in f32 before the one rounding: ``relu(sum * scale + bias + residual)``, or a
     part of that. A filter has one scale and one bias, both (k,): what a trained batch normalisation comes to.
     residual is shaped like y. In the place of relu, `act` may be any expression in x, such as
-    ``max(min(x,6),0)``; ``relu(x)`` after a bias becomes a part of the name. As for gemm, tf32 means f32
-    tensors rounded to 11 bits before multiplying.
+    ``max(min(x,6),0)``; ``relu(x)`` after a bias becomes a part of the name.
+
+    What fprop multiplies is `pre` of each element of x, computed in f32 and rounded to the type of x: an
+    expression in x, and in scale and shift, of which there is one number for each input channel:
+    ``relu(x*scale+shift)``. Those it names are the inputs pre_scale and pre_shift, both (c,). The padding is
+    0 behind it, whatever it makes of 0. As for gemm, tf32 means f32 tensors rounded to 11 bits before
+    multiplying.
     """
 
     operator: ClassVar[str] = "conv2d"
@@ -74,7 +81,7 @@ class Conv2d(Workload):
         padding={"c": "zeros", "k": "zeros"},
         items=("n",),
         layouts=("layout",),
-        fusions={"epilogue": "after", "act": "after"},
+        fusions={"epilogue": "after", "act": "after", "pre": "before"},
     )
 
     n: Size
@@ -103,6 +110,7 @@ class Conv2d(Workload):
         "scale+bias+residual+relu",
     ] = "none"
     act: Expression = IDENTITY
+    pre: Expression = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,8 +131,18 @@ class Conv2d(Workload):
             raise InputError(
                 f"conv2d: epilogue={self.epilogue} needs direction=fprop, not {self.direction}; leave it out"
             )
+        if self.has_pre:
+            self._check_pre()
         if self.act != IDENTITY:
             self._check_act()
+
+    def _check_pre(self) -> None:
+        if self.direction != "fprop":
+            raise InputError(
+                f"conv2d: pre={self.pre} needs direction=fprop, not {self.direction}; leave it out"
+            )
+        stored, factor = storage(self.dtype), LARGEST_SCALE if self.has_scale else 1.0
+        _prologue.check(self.operator, self.pre, self.dtype, stored, self.terms, factor)
 
     def _check_act(self) -> None:
         if self.direction != "fprop":
@@ -136,12 +154,21 @@ class Conv2d(Workload):
                 f"conv2d: epilogue={self.epilogue} has its activation, and act={self.act} would be another; "
                 "leave one out, or write both as one expression"
             )
-        largest = _activation.reach(self.terms) * (LARGEST_SCALE if self.has_scale else 1.0)
+        reach = _activation.reach(self.terms)
+        if self.has_pre:
+            reach = _prologue.reach(self.pre, self.terms)
+        largest = reach * (LARGEST_SCALE if self.has_scale else 1.0)
         _activation.check(self.operator, self.act, largest, storage(self.dtype))
 
     def may_change(self) -> Leeway:
-        """Return what may be changed; where there is an expression, another operation is a part of it."""
-        return self.leeway if self.act == IDENTITY else dataclasses.replace(self.leeway, fusions={})
+        """Return what may be changed; where there is an expression, another operation is a part of it.
+
+        Channels of zeros stay zeros only where the function ahead has a value of them.
+        """
+        leeway = self.leeway if self.act == IDENTITY else dataclasses.replace(self.leeway, fusions={})
+        if _prologue.is_finite_at_zero(self.pre):
+            return leeway
+        return dataclasses.replace(leeway, padding={"k": "zeros"})
 
     @property
     def p(self) -> int:
@@ -181,6 +208,11 @@ class Conv2d(Workload):
         return "relu" if self.has_relu else "none"
 
     @property
+    def has_pre(self) -> bool:
+        """Whether a function of x is multiplied."""
+        return self.pre != IDENTITY
+
+    @property
     def terms(self) -> int:
         """Products summed for one element of the output, those with padding included."""
         return {
@@ -202,7 +234,7 @@ class Conv2d(Workload):
         return Tensor(name=name, shape=(self.k, *shape), dtype=storage(self.dtype))
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return what the direction reads: x and w, scale, bias, residual if any; dy and w; or x and dy."""
+        """Return what the direction reads: x and w, what is fused if any; dy and w; or x and dy."""
         if self.direction == "dgrad":
             return (self._images("dy"), self._filters("w"))
         if self.direction == "wgrad":
@@ -213,7 +245,11 @@ class Conv2d(Workload):
                 tensors.append(Tensor(name=name, shape=(self.k,), dtype=storage(self.dtype)))
         if self.has_residual:
             tensors.append(self._images("residual"))
-        return tuple(tensors)
+        return (*tensors, *_prologue.tensors(self.pre, self.c, storage(self.dtype)))
+
+    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
+        """Draw scale and shift of `pre` near 1 and 0, so that sums stay as large as they are without."""
+        return _prologue.draw(tensor, rng)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return y, dx or dw."""
@@ -222,7 +258,7 @@ class Conv2d(Workload):
         return (self._images("y" if self.direction == "fprop" else "dx"),)
 
     def flops(self) -> int:
-        """Count the products and sums, with padding but without the epilogue, as is the custom."""
+        """Count the products and sums, with padding but without what is fused, as is the custom."""
         return 2 * self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
     def part_count(self) -> int:
@@ -265,8 +301,7 @@ class Conv2d(Workload):
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         """Sum one tap of the filter after the other, each a product of matrices."""
         name = self.outputs()[0].name
-        value = self._sum_taps(inputs)
-        scale = self._sum_taps({name: np.abs(tensor) for name, tensor in inputs.items()})
+        value, scale = self._sums(inputs)
         if self.has_scale:
             factor = self._of_channels(inputs["scale"])
             value, scale = value * factor, scale * np.abs(factor)
@@ -283,8 +318,20 @@ class Conv2d(Workload):
         scale += underflow(stored) / eps
         return {name: Reference(value=value, scale=scale)}
 
+    def _sums(self, inputs: Mapping[str, Array64]) -> tuple[Array64, Array64]:
+        """Return the output without epilogue, and the magnitude that is summed, with errors of `pre`."""
+        magnitudes = {name: np.abs(tensor) for name, tensor in inputs.items()}
+        if self.has_pre:
+            numbers = {name: inputs[_prologue.PREFIX + name] for name in _prologue.vectors(self.pre)}
+            met = {name: self._of_channels(number) for name, number in numbers.items()}
+            value, error = _prologue.applied(self.pre, inputs["x"], met, self.dtype)
+            # What is rounded in the end is the sum with its errors.
+            error *= 1 + (1 + unit_roundoff(storage(self.dtype))) / self.tolerance().eps_acc
+            inputs, magnitudes = {**inputs, "x": value}, {**magnitudes, "x": np.abs(value) + error}
+        return self._sum_taps(inputs), self._sum_taps(magnitudes)
+
     def _of_channels(self, vector: Array64) -> Array64:
-        """Return what each output channel has one of, so that it meets outputs of the layout."""
+        """Return what each channel has one of, so that it meets images of the layout."""
         return vector if self.layout == "nhwc" else vector[:, None, None]
 
     def _sum_taps(self, inputs: Mapping[str, Array64]) -> Array64:
@@ -332,23 +379,32 @@ class Conv2d(Workload):
         return last if self.layout == "nhwc" else last.transpose(0, 3, 1, 2)
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return the convolution alone, and its epilogue as an elementwise chain; nothing for nchw.
+        """Return what is ahead as an elementwise chain, the convolution alone, and its epilogue as a chain.
 
         A pixel of nhwc is a row, and what each channel has one of a vector. Of nchw each image has a row of
-        every channel, and elementwise wants an element for each row.
+        every channel, and elementwise wants an element for each row: there are no parts then, unless no
+        channel has anything of its own.
         """
         applied = (
             *(self.epilogue.split("+") if self.epilogue != "none" else []),
             *([self.act] if self.act != IDENTITY else []),
         )
-        if not applied or self.layout == "nchw":
+        last = self.layout == "nhwc"
+        of_channels = applied or _prologue.vectors(self.pre)
+        if not (applied or self.has_pre) or (of_channels and not last):
             return ()
-        shape, dtype = (self.n * self.p * self.q, self.k), storage(self.dtype)
+        before: tuple[Workload, ...] = ()
+        after: tuple[Workload, ...] = ()
         try:
-            after = neighbour(applied, "y", shape, dtype, vectors="scale+bias")
-        except InputError:  # no text, or no inputs, for the chain alone
+            if self.has_pre:
+                shape = (self.n * self.h * self.w, self.c) if last else (self.n * self.c, self.h * self.w)
+                before = (_prologue.chain(self.pre, self._images("x"), shape, "vectors"),)
+            if applied:
+                shape, dtype = (self.n * self.p * self.q, self.k), storage(self.dtype)
+                after = (neighbour(applied, "y", shape, dtype, vectors="scale+bias"),)
+        except InputError:  # no text, or no inputs, for a chain alone
             return ()
-        return (self.changed(epilogue="none", act=IDENTITY), after)
+        return (*before, self.changed(epilogue="none", act=IDENTITY, pre=IDENTITY), *after)
 
     @property
     def fewest_terms(self) -> int:

@@ -1,4 +1,4 @@
-"""gemm: c[z] = activation(op(a[z]) @ op(b[z]) + bias) + residual[z], each product of a batch on its own."""
+"""gemm: c[z] = activation(pre(op(a[z])) @ op(b[z]) + bias) + residual[z], for each z of a batch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from tunebench.workload import (
     defaults_to,
 )
 from tunebench.workloads.operators import _accumulation as accumulation
-from tunebench.workloads.operators import _activation
+from tunebench.workloads.operators import _activation, _prologue
 from tunebench.workloads.operators._activation import IDENTITY, SLOPES, STEPS, apply
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
-    from tunebench.workload import Array64
+    import numpy
+
+    from tunebench.workload import Array, Array64
 
 __all__ = ["Gemm"]
 
@@ -53,6 +55,10 @@ class Gemm(Workload):
     silu is ``x / (1 + exp(-x))``. Where the name has no activation, `act` may be any expression in x, such as
     ``max(min(x,6),0)``; one that has a name after a bias (``gelu(x)``) becomes a part of that.
 
+    What is multiplied is `pre` of each element of a, computed in f32 and rounded to the type of a: an
+    expression in x, and in scale and shift, of which there is one number for each k: ``relu(x*scale+shift)``.
+    Those it names are the inputs pre_scale and pre_shift, both (k,) and of the type of a.
+
     8-bit floats (e4m3) give bf16 unless `out` says otherwise. Integers (i8) give i32, exactly and without an
     epilogue; k ends where a sum could overflow.
     """
@@ -63,7 +69,7 @@ class Gemm(Workload):
         padding={"m": "zeros", "n": "zeros", "k": "zeros"},
         items=("m", "batch"),
         layouts=("trans",),
-        fusions={"epilogue": "after", "act": "after"},
+        fusions={"epilogue": "after", "act": "after", "pre": "before"},
     )
 
     m: Size
@@ -86,6 +92,7 @@ class Gemm(Workload):
     ] = "none"
     out: Literal["f32", "f16", "bf16", "i32"] = defaults_to("dtype")
     act: Expression = IDENTITY
+    pre: Expression = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,8 +110,12 @@ class Gemm(Workload):
             raise InputError(f"gemm: i8 has epilogue=none only, got {self.epilogue}")
         if self.dtype == "i8" and self.k > MAX_INTEGER_K:
             raise InputError(f"gemm: i8 has k up to {MAX_INTEGER_K}, or sums overflow i32; got {self.k}")
-        if self.act == IDENTITY:
-            return
+        if self.has_pre:
+            _prologue.check(self.operator, self.pre, self.dtype, self.out, self.k)
+        if self.act != IDENTITY:
+            self._check_act()
+
+    def _check_act(self) -> None:
         if self.dtype == "i8":
             raise InputError(f"gemm: i8 has no epilogue, got act={self.act}")
         if any(name in self.epilogue for name in ("relu", "gelu", "silu")):
@@ -112,11 +123,21 @@ class Gemm(Workload):
                 f"gemm: epilogue={self.epilogue} has its activation, and act={self.act} would be another; "
                 "leave one out, or write both as one expression"
             )
-        _activation.check(self.operator, self.act, _activation.reach(self.k), self.out)
+        _activation.check(self.operator, self.act, self._reach(), self.out)
+
+    def _reach(self) -> float:
+        """Return how large sums may be."""
+        return _activation.reach(self.k) if self.pre == IDENTITY else _prologue.reach(self.pre, self.k)
 
     def may_change(self) -> Leeway:
-        """Return what may be changed; where there is an expression, another operation is a part of it."""
-        return self.leeway if self.act == IDENTITY else dataclasses.replace(self.leeway, fusions={})
+        """Return what may be changed; where there is an expression, another operation is a part of it.
+
+        Zeros along k stay zeros only where the function ahead has a value of them.
+        """
+        leeway = self.leeway if self.act == IDENTITY else dataclasses.replace(self.leeway, fusions={})
+        if _prologue.is_finite_at_zero(self.pre):
+            return leeway
+        return dataclasses.replace(leeway, padding=dict.fromkeys(("m", "n"), "zeros"))
 
     @property
     def has_bias(self) -> bool:
@@ -135,8 +156,13 @@ class Gemm(Workload):
             return self.act
         return next((name for name in ("relu", "gelu", "silu") if name in self.epilogue), "none")
 
+    @property
+    def has_pre(self) -> bool:
+        """Whether a function of a is multiplied."""
+        return self.pre != IDENTITY
+
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return a and b, then bias and residual where the epilogue has them."""
+        """Return a and b, then bias and residual where the epilogue has them, then what `pre` names."""
         a_shape = (self.m, self.k) if self.trans[0] == "n" else (self.k, self.m)
         b_shape = (self.k, self.n) if self.trans[1] == "n" else (self.n, self.k)
         stored = storage(self.dtype)
@@ -148,14 +174,18 @@ class Gemm(Workload):
             tensors.append(Tensor(name="bias", shape=(self.n,), dtype=self.out))
         if self.has_residual:
             tensors.append(Tensor(name="residual", shape=(self.batch, self.m, self.n), dtype=self.out))
-        return tuple(tensors)
+        return (*tensors, *_prologue.tensors(self.pre, self.k, stored))
+
+    def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
+        """Draw scale and shift of `pre` near 1 and 0, so that sums stay as large as they are without."""
+        return _prologue.draw(tensor, rng)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return c (batch, m, n)."""
         return (Tensor(name="c", shape=(self.batch, self.m, self.n), dtype=self.out),)
 
     def flops(self) -> int:
-        """Count the products and sums; the epilogue is left out, as is the custom."""
+        """Count the products and sums; what is before and after is left out, as is the custom."""
         return 2 * self.batch * self.m * self.n * self.k
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
@@ -180,10 +210,10 @@ class Gemm(Workload):
         Returns:
             Value and scale, both of the shape of the block.
         """
-        a, b = inputs["a"][batch_index], inputs["b"][batch_index]
-        a = a[rows] if self.trans[0] == "n" else a[:, rows].T
+        a, off = self._multiplied(inputs, batch_index, rows)
+        b = inputs["b"][batch_index]
         b = b[:, cols] if self.trans[1] == "n" else b[cols].T
-        value, scale = a @ b, np.abs(a) @ np.abs(b)
+        value, scale = a @ b, (np.abs(a) + off) @ np.abs(b)
         if self.has_bias:
             value += inputs["bias"][cols]
             scale += np.abs(inputs["bias"][cols])
@@ -197,6 +227,19 @@ class Gemm(Workload):
             scale = scale if self.act == IDENTITY else np.maximum(scale, np.abs(value))
             value, scale = value + residual, scale + np.abs(residual)
         return Reference(value=value, scale=scale + self._least_scale())
+
+    def _multiplied(
+        self, inputs: Mapping[str, Array64], batch_index: int, rows: slice
+    ) -> tuple[Array64, Array64 | float]:
+        """Return rows of op(a) as they are multiplied, and their errors in units of `eps_acc`."""
+        a = inputs["a"][batch_index]
+        a = a[rows] if self.trans[0] == "n" else a[:, rows].T
+        if not self.has_pre:
+            return a, 0.0
+        numbers = {name: inputs[_prologue.PREFIX + name] for name in _prologue.vectors(self.pre)}
+        value, error = _prologue.applied(self.pre, a, numbers, self.dtype)
+        # What is rounded in the end is the sum with its errors.
+        return value, error * (1 + (1 + unit_roundoff(self.out)) / self.tolerance().eps_acc)
 
     def reference_sums(
         self, inputs: Mapping[str, Array64], batch_index: int, signs: Array64, width: int
@@ -219,12 +262,12 @@ class Gemm(Workload):
         """
         if self.activation != "none":
             return None
-        a, b = inputs["a"][batch_index], inputs["b"][batch_index]
-        a = a if self.trans[0] == "n" else a.T
+        a, off = self._multiplied(inputs, batch_index, slice(None))
+        b = inputs["b"][batch_index]
         b = b if self.trans[1] == "n" else b.T
         starts = np.arange(0, self.n, width)
         value = a @ np.add.reduceat(b * signs, starts, axis=1)
-        lengths = np.sqrt(np.square(a).sum(axis=1))
+        lengths = np.sqrt(np.square(np.abs(a) + off).sum(axis=1))
         scale = lengths[:, None] * np.sqrt(np.add.reduceat(np.square(b).sum(axis=0), starts))
         if self.has_bias:
             bias = inputs["bias"]
@@ -237,20 +280,32 @@ class Gemm(Workload):
         return Reference(value=value, scale=scale + math.sqrt(width) * self._least_scale())
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return the product alone, and its epilogue as an elementwise chain."""
+        """Return what is ahead as an elementwise chain, the product alone, and its epilogue as a chain.
+
+        There are no parts where rows of a have numbers of their own, and all products of a batch the same.
+        """
         applied = (
             *(["bias"] if self.has_bias else []),
             *([self.activation] if self.activation != "none" else []),
             *(["residual"] if self.has_residual else []),
         )
-        if not applied:
+        if not applied and not self.has_pre:
             return ()
-        shape = (self.batch * self.m, self.n)
+        rows_of_k = self.trans[0] == "t"
+        if rows_of_k and self.batch > 1 and _prologue.vectors(self.pre):
+            return ()
+        before: tuple[Workload, ...] = ()
+        after: tuple[Workload, ...] = ()
         try:
-            after = neighbour(applied, "c", shape, self.out, vectors="bias")
-        except InputError:  # no text, or no inputs, for the chain alone
+            if self.has_pre:
+                a = self.inputs()[0]
+                shape = (a.shape[0] * a.shape[1], a.shape[2])
+                before = (_prologue.chain(self.pre, a, shape, "columns" if rows_of_k else "vectors"),)
+            if applied:
+                after = (neighbour(applied, "c", (self.batch * self.m, self.n), self.out, vectors="bias"),)
+        except InputError:  # no text, or no inputs, for a chain alone
             return ()
-        return (self.changed(epilogue="none", act=IDENTITY), after)
+        return (*before, self.changed(epilogue="none", act=IDENTITY, pre=IDENTITY), *after)
 
     def _least_scale(self) -> float:
         """Return the magnitude whose tolerance is what rounding to `out` may err near zero."""
@@ -273,6 +328,7 @@ class Gemm(Workload):
                     accumulation.REASON,
                     *([accumulation.REASON_E4M3] if self.dtype == "e4m3" else []),
                     "a few f32 roundings of the epilogue",
+                    *(["errors of pre are bounded element by element"] if self.has_pre else []),
                 ]
             ),
         )

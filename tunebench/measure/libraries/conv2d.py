@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.measure.libraries import Call, single
 from tunebench.measure.libraries._activation import in_numpy, in_torch
+from tunebench.measure.libraries._prologue import ahead_in_numpy, ahead_in_torch
 from tunebench.workloads.operators.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ def numpy_call(workload: Conv2d, inputs: Mapping[str, Array]) -> Call | None:
     activate = in_numpy(workload.activation)
     if workload.direction != "fprop" or activate is None:
         return None
-    return lambda: _numpy(workload, tensors, activate)
+    ahead = ahead_in_numpy(workload, tensors, (-1,) if workload.layout == "nhwc" else (-1, 1, 1))
+    if ahead is None:
+        return None
+    return lambda: _numpy(workload, {**tensors, "x": ahead()}, activate)
 
 
 def _numpy(workload: Conv2d, t: Tensors, activate: Callable[[Array], None]) -> Array:
@@ -72,9 +76,10 @@ def _torch(workload: Conv2d, t: Tensors) -> Callable[[], Any]:
         added = None if workload.has_scale else view.get("bias")
 
         activate = in_torch(workload.activation, view["x"].device)
+        ahead = ahead_in_torch(workload, view, (-1, 1, 1))
 
         def fprop() -> Any:
-            y = functional.conv2d(view["x"], view["w"], added, groups=workload.groups, **how)
+            y = functional.conv2d(ahead(), view["w"], added, groups=workload.groups, **how)
             if workload.has_scale:
                 y = torch.addcmul(of_channels["bias"], y, of_channels["scale"])
             if "residual" in view:

@@ -9,6 +9,7 @@ from tunebench._lazy import np
 from tunebench.dtype import storage
 from tunebench.measure.libraries import Call, torch_type
 from tunebench.measure.libraries._activation import in_numpy, in_torch
+from tunebench.measure.libraries._prologue import ahead_in_numpy, ahead_in_torch
 from tunebench.workloads.operators.gemm import Gemm
 
 if TYPE_CHECKING:
@@ -26,7 +27,15 @@ def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> Call | None:
         return None
     exactly = np.float64 if workload.dtype == "i8" else np.float32
     tensors = {name: np.asarray(value, dtype=exactly) for name, value in inputs.items()}
-    return lambda: _numpy_gemm(workload, tensors, activate)
+    ahead = ahead_in_numpy(workload, tensors, _along_k(workload))
+    if ahead is None:
+        return None
+    return lambda: _numpy_gemm(workload, {**tensors, "a": ahead()}, activate)
+
+
+def _along_k(workload: Gemm) -> tuple[int, ...]:
+    """Return the shape in which a vector with a number for each k meets a as it is stored."""
+    return (workload.k,) if workload.trans[0] == "n" else (workload.k, 1)
 
 
 def _numpy_gemm(workload: Gemm, t: Tensors, activate: Callable[[Array], None]) -> Array:
@@ -42,9 +51,17 @@ def _numpy_gemm(workload: Gemm, t: Tensors, activate: Callable[[Array], None]) -
 
 
 def torch_calls(workload: Gemm, t: Tensors) -> dict[str, Call]:
-    """Return torch's matrix product, with bias, activation and residual as its users write them."""
-    call = _torch_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch(workload, t)
+    """Return torch's matrix product, with what is ahead and behind as its users write them."""
+    call = _torch_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch_ahead(workload, t)
     return {} if call is None else {"torch": call}
+
+
+def _torch_ahead(workload: Gemm, t: Tensors) -> Callable[[], Any]:
+    """Return the product of what a chain has written; the views of it are made in the call."""
+    if not workload.has_pre:
+        return _torch(workload, t)
+    ahead = ahead_in_torch(workload, t, _along_k(workload))
+    return lambda: _torch(workload, {**t, "a": ahead()})()
 
 
 def _torch(workload: Gemm, t: Tensors) -> Callable[[], Any]:

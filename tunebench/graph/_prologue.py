@@ -1,0 +1,141 @@
+"""Elementwise chains that a product computes of its left operand, as it reads that."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tunebench.errors import InputError
+from tunebench.expression import Apply, Name, Node, names, steps, write
+from tunebench.graph import node as graph_node
+from tunebench.graph._tree import Tree, chains, joined, preparing
+from tunebench.graph.node import Graph, Place
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+from tunebench.workloads.operators._chain import replaced
+from tunebench.workloads.operators._prologue import PREFIX
+
+__all__ = ["PRODUCTS", "Ahead", "aheads"]
+
+PRODUCTS = ("gemm", "conv2d")
+"""Operators that have a function ahead."""
+
+MOST = 8
+"""Chains ahead of one product; the shorter ones come first."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ahead:
+    """A product with a chain ahead of it.
+
+    Attributes:
+        node: The product as one node that does both.
+        nodes: It and the chain.
+    """
+
+    node: graph_node.Node
+    nodes: frozenset[int]
+
+
+def aheads(graph: Graph, index: int) -> Iterator[Ahead]:
+    """Yield a node with chains ahead of it, if it is a product whose left operand is their result alone."""
+    yield from itertools.islice(_aheads(graph, index), MOST)
+
+
+def _aheads(graph: Graph, index: int) -> Iterator[Ahead]:
+    node = graph.nodes[index]
+    if node.expression or len(node.workloads) != 1 or node.workloads[0].partition(":")[0] not in PRODUCTS:
+        return
+    workload: Any = parse(node.workloads[0])
+    operand = workload.inputs()[0]
+    read = node.roles.get(operand.name, "")
+    before = graph.writer.get(read)
+    if before is None or not graph.nodes[before].expression or not graph.is_inner(read, (index,)):
+        return
+    is_other = list(node.roles.values()).count(read) > 1 or graph.values[read].elements != operand.size
+    if is_other or getattr(workload, "direction", "fprop") != "fprop":
+        return
+    for members in chains(graph, before):
+        tree = None if preparing(graph, members) else joined(graph, before, members)
+        found = None if tree is None else _function(graph, tree, workload, read)
+        if found is None:
+            continue
+        expression, roles = found
+        if any(name != operand.name for name in roles) and node.copied:
+            continue  # where numbers lie is told of memory as it is before the copy
+        try:
+            fused = workload.changed(pre=expression)
+        except InputError:
+            continue
+        both = dataclasses.replace(node, workloads=(str(fused),), roles={**node.roles, **roles})
+        yield Ahead(both, members | {index})
+
+
+def _function(
+    graph: Graph, tree: Tree, workload: Workload, result: str
+) -> tuple[str, Mapping[str, str]] | None:
+    """Return a tree as a function of one value, and of one or two with a number for each k.
+
+    Args:
+        graph: The graph.
+        tree: What is computed.
+        workload: The product.
+        result: The value that the tree gives.
+
+    Returns:
+        The expression, and which values the operand, scale and shift are; None if it is no such function.
+    """
+    wholes = [name for name in names(tree.root) if tree.leaves[name].place == "whole"]
+    others = [name for name in names(tree.root) if name not in wholes]
+    dtypes = {graph.values[tree.leaves[name].value].dtype for name in (*wholes, *others)}
+    if len(wholes) != 1 or dtypes != {graph.values[result].dtype}:
+        return None
+    place, count = _numbers(workload)
+    leaves = [tree.leaves[name] for name in others]
+    if any(leaf.place != place or graph.values[leaf.value].elements != count for leaf in leaves):
+        return None
+    called = _called(tree.root, others)
+    if called is None:
+        return None
+    function = replaced(tree.root, {Name(wholes[0]): Name("x"), **called})
+    roles = {workload.inputs()[0].name: tree.leaves[wholes[0]].value}
+    for name in others:
+        roles[PREFIX + called[Name(name)].name] = tree.leaves[name].value
+    try:
+        return write(function), roles
+    except InputError:  # too long
+        return None
+
+
+def _numbers(workload: Any) -> tuple[Place | None, int]:
+    """Return how values with one number for each k lie beside the left operand, and how many there are."""
+    if workload.operator == "conv2d":
+        return ("vector" if workload.layout == "nhwc" else "channel"), workload.c
+    if workload.trans[0] == "n":
+        return "vector", workload.k
+    return ("row" if workload.batch == 1 else None), workload.k
+
+
+def _called(root: Node, numbers: list[str]) -> dict[Node, Name] | None:
+    """Return which number is the scale and which the shift; None if there are more.
+
+    Which is which changes nothing but what is drawn to check it: scales are what multiplies, or divides.
+    """
+    if len(numbers) > 2:
+        return None
+    first, second = Name("scale"), Name("shift")
+    factors = [name for name in numbers if _multiplies(root, name)]
+    if len(numbers) == 1:
+        return {Name(numbers[0]): first if factors else second}
+    if factors and factors[0] != numbers[0]:
+        numbers = numbers[::-1]
+    return dict(zip(map(Name, numbers), (first, second), strict=False))
+
+
+def _multiplies(root: Node, name: str) -> bool:
+    return any(
+        isinstance(step, Apply) and step.operation in ("mul", "div") and Name(name) in step.arguments
+        for step in steps(root)
+    )

@@ -1,0 +1,170 @@
+"""Elementwise functions of what a product multiplies, ahead of it: shared by gemm and conv2d.
+
+Such a function is an expression in `x`, an element of the left operand, and maybe in `scale` and `shift`, of
+which there is one number for each k (each input channel): the inputs `pre_scale` and `pre_shift`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from tunebench._lazy import np
+from tunebench.dtype import DType, numpy_dtype, storage
+from tunebench.errors import InputError
+from tunebench.expression import Name, names, parse, write
+from tunebench.workload import Tensor, Workload
+from tunebench.workloads.operators._chain import LARGEST_OUT, replaced
+from tunebench.workloads.operators._expression import Range, evaluate, span
+from tunebench.workloads.operators.elementwise import Elementwise
+
+if TYPE_CHECKING:
+    import numpy
+
+    from tunebench.workload import Array, Array64
+
+__all__ = ["PREFIX", "applied", "chain", "check", "draw", "is_finite_at_zero", "reach", "tensors", "vectors"]
+
+PREFIX = "pre_"
+"""What names of inputs begin with that belong to the function."""
+
+_RANGES: Mapping[str, Range] = {"x": (-8.0, 8.0), "scale": (0.5, 1.5), "shift": (-1.0, 1.0)}
+"""Between which values each is drawn; of 1e12 normal numbers none is expected beyond 8."""
+
+ELEMENTS_AT_ONCE = 2**20
+"""About so many are evaluated at a time: temporaries of all of a large operand may not fit in memory."""
+
+
+def vectors(expression: str) -> tuple[str, ...]:
+    """Return which of scale and shift an expression names, in this order."""
+    used = names(parse(expression))
+    return tuple(name for name in ("scale", "shift") if name in used)
+
+
+def tensors(expression: str, extent: int, dtype: DType) -> tuple[Tensor, ...]:
+    """Return the inputs that an expression has besides x, each (extent,)."""
+    return tuple(Tensor(name=PREFIX + name, shape=(extent,), dtype=dtype) for name in vectors(expression))
+
+
+def draw(tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
+    """Draw scale and shift from where `check` has looked; None for any other tensor."""
+    if not tensor.name.startswith(PREFIX):
+        return None
+    drawn: Array = rng.uniform(*_RANGES[tensor.name.removeprefix(PREFIX)], tensor.shape)
+    return drawn.astype(numpy_dtype(tensor.dtype))
+
+
+def _largest(expression: str) -> float:
+    """Return how large values may be; infinity where there may be none."""
+    image = span(parse(expression), _RANGES)
+    return math.inf if image is None else max(map(abs, image))
+
+
+def reach(expression: str, terms: int) -> float:
+    """Return how large sums of `terms` products of values and normal numbers may be, and a few such numbers.
+
+    Of 1e12 of them none is expected beyond it. Source: whatever the values, such a sum is a normal number of
+    a deviation of up to sqrt(terms) times the largest value.
+    """
+    return 8.0 * _largest(expression) * math.sqrt(terms) + 16.0
+
+
+def check(operator: str, expression: str, dtype: DType, out: DType, terms: int, factor: float = 1.0) -> None:
+    """See that an expression is one of x, scale and shift, and that it and sums of it have finite values.
+
+    Args:
+        operator: For messages.
+        expression: It.
+        dtype: Type of what is multiplied.
+        out: Type of the result.
+        terms: Products that are summed.
+        factor: What sums are multiplied by at most.
+
+    Raises:
+        InputError: if it is not, or the type is one that products of functions do not have.
+    """
+    if dtype in ("e4m3", "i8"):
+        raise InputError(
+            f"{operator}: {dtype} is multiplied as it is, got pre={expression}; f32, tf32, f16 and bf16 can "
+            "have a function ahead of the product"
+        )
+    used = names(parse(expression))
+    if "x" not in used or not set(used) <= _RANGES.keys():
+        raise InputError(
+            f"{operator}: pre={expression} must be an expression in x, and in scale and shift if need be; "
+            f"it has {', '.join(used) or 'none'}"
+        )
+    if _largest(expression) > LARGEST_OUT.get(dtype, 3.4e38):
+        raise InputError(
+            f"{operator}: pre={expression} may divide by 0, leave the domain of log, sqrt or rsqrt, or "
+            f"overflow f32 or {dtype}, where x is within 8 of 0, scale in {_RANGES['scale']} and shift in "
+            f"{_RANGES['shift']}: nothing could be checked. Keep arguments positive (abs(x)+0.01), or limit "
+            "them (min, max)"
+        )
+    largest_sum = factor * reach(expression, terms)
+    if largest_sum > LARGEST_OUT.get(out, 3.4e38):
+        raise InputError(
+            f"{operator}: sums of pre={expression} may be up to {largest_sum:.3g}, which {out} does not "
+            "hold; limit the values (min, max), or give a wider result"
+        )
+
+
+def is_finite_at_zero(expression: str) -> bool:
+    """Tell whether the function has a value where all that it reads is 0, as padding is."""
+    return span(parse(expression), dict.fromkeys(_RANGES, (0.0, 0.0))) is not None
+
+
+def applied(
+    expression: str, x: Array64, numbers: Mapping[str, Array64], dtype: DType
+) -> tuple[Array64, Array64]:
+    """Return what is multiplied, and how far a kernel's may be from it.
+
+    A kernel computes in f32 and rounds to the type that the operand is stored in, as a chain that is written
+    to memory is. Rounding is monotone: an element differs only if its error reaches across where it turns.
+
+    Args:
+        expression: The function.
+        x: The operand, any shape.
+        numbers: Scale and shift as they meet it.
+        dtype: The type that is multiplied.
+    """
+    tree, stored = parse(expression), numpy_dtype(storage(dtype))
+    value, error = np.empty((2, *x.shape))
+    whole = {name: np.broadcast_to(number, x.shape) for name, number in numbers.items()}
+    rows = max(1, ELEMENTS_AT_ONCE // max(1, x[:1].size))
+    for first in range(0, len(x), rows):
+        part = slice(first, first + rows)
+        given = {"x": x[part], **{name: number[part] for name, number in whole.items()}}
+        exact, off = evaluate(tree, given)
+        if storage(dtype) == "f32":
+            value[part], error[part] = exact, off
+            continue
+        with np.errstate(over="ignore"):
+            low, at, high = (v.astype(stored).astype(np.float64) for v in (exact - off, exact, exact + off))
+        value[part], error[part] = at, np.maximum(high - at, at - low)
+    return value, error
+
+
+def chain(
+    expression: str,
+    x: Tensor,
+    shape: tuple[int, int],
+    lies: Literal["vectors", "columns"],
+) -> Workload:
+    """Return the function as a workload of its own, of the same inputs.
+
+    Args:
+        expression: The function.
+        x: What it is applied to.
+        shape: Rows and columns of that, seen as a matrix.
+        lies: Whether scale and shift have a number for each column of it, or for each row (`columns`).
+
+    Raises:
+        InputError: if its text is too long.
+    """
+    called = {Name("x"): Name(x.name), **{Name(v): Name(PREFIX + v) for v in vectors(expression)}}
+    given: dict[str, Any] = {"rows": shape[0], "cols": shape[1], "dtype": x.dtype}
+    given["expression"] = write(replaced(parse(expression), called))  # type: ignore[arg-type]
+    given[lies] = "+".join(PREFIX + name for name in vectors(expression))
+    return Elementwise.from_dimensions(given)
