@@ -352,6 +352,18 @@ def test_what_torch_lays_out_in_another_way_than_it_told_is_laid_out_anew() -> N
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
 
 
+def test_statistics_of_gradients_take_the_gradient_of_relu_along() -> None:
+    model, x = Normalised().to(memory_format=CL), torch.zeros(8, 4, 32, 32).contiguous(memory_format=CL)
+    _, backward = (one.graph for one in capture(model, [x], training=True))
+    found = [group for group in groups(backward) if "act=relu" in group.workloads[0]]
+    assert len(found) == 2
+    for group in found:
+        relu, norm = (backward.nodes[index] for index in group.nodes)
+        assert (relu.target, norm.target) == ("aten.threshold_backward", "aten.native_batch_norm_backward")
+        assert group.role(0, "dz") == group.role(1, "x0") == relu.writes[0]
+        assert [group.role(0, name) for name in ("dy", "y")] == list(relu.reads)
+
+
 def test_nothing_is_fused_into_a_product_through_statistics() -> None:
     model = Normalised().half().to(memory_format=CL)
     model.norm.float(), model.last.float()

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, names, write
+from tunebench.graph._masking import masked
 from tunebench.graph._parted import parted
 from tunebench.graph._prologue import Ahead, aheads
 from tunebench.graph._tree import Epilogue, Tree, chains, epilogue_of, joined, preparing
@@ -69,8 +70,9 @@ def groups(graph: Graph) -> tuple[Group, ...]:
             found = _prologues(graph, index, ahead[index])
         for group in found:
             several.setdefault((group.nodes, group.workloads), group)
-    joined_images = filter(None, (_parted(graph, group) for group in (*alone, *several.values())))
-    return (*alone, *several.values(), *joined_images)
+    known = (*alone, *several.values())
+    wider = (widened(graph, group) for widened in (_parted, _masked) for group in known if group.roles)
+    return (*known, *filter(None, wider))
 
 
 def _alone(graph: Graph, index: int) -> Group:
@@ -96,6 +98,15 @@ def _parted(graph: Graph, group: Group) -> Group | None:
         return None
     joining, texts, roles = found
     return Group(nodes=tuple(sorted((joining, *group.nodes))), kind="parted", workloads=texts, roles=roles)
+
+
+def _masked(graph: Graph, group: Group) -> Group | None:
+    """Return gradients by statistics of a batch with the gradient of the relu that follows them."""
+    found = masked(graph, group.nodes, group.workloads, group.roles)
+    if found is None or not _is_convex(graph, {found[0], *group.nodes}):
+        return None
+    before, texts, roles = found
+    return Group(nodes=tuple(sorted((before, *group.nodes))), kind="chain", workloads=texts, roles=roles)
 
 
 # -- elementwise nodes, and what is before them ------------------------------------------------------------
