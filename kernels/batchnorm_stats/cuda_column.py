@@ -19,21 +19,13 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
+from tunebench.kernels import _column_block
 from tunebench.kernels._cuda import ctype, flag, helpers
-from tunebench.kernels._cuda_chain import threads_along
-from tunebench.space import Config, Parameter, Space, Table
+from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
-SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Blocks that share what one of them would go down."""
-MOST_BLOCKS = 4
-"""Blocks for each SM beyond which nothing is split any further."""
-SMALL = 2**20
-"""Elements of a miniature, about, at most."""
-SIDE_BY_SIDE = 64
-"""Bytes of a row that threads of a block cover at least."""
 OTHER_REGISTERS = 40
 """What a thread needs besides loaded vectors and the figures of its columns: addresses, loop state."""
 STATIC_BYTES = 48 * 1024
@@ -42,11 +34,6 @@ COLUMNS_AT_END, LINES_AT_END = 32, 8
 """Threads along and down in the launch that puts parts together."""
 OPERATIONS = 3.0
 """Instructions of an element: a difference, a sum, and a product that is added up."""
-
-
-def _along(workload: BatchNormStats, col_threads: Any, vector: Any) -> Any:
-    """Return the blocks that lie side by side, for columns too."""
-    return ceil_div(workload.cols, col_threads * vector)
 
 
 def _read(workload: BatchNormStats) -> int:
@@ -62,44 +49,15 @@ def _fit(threads: Any, vector: Any, unroll: Any, workload: BatchNormStats, devic
 
 
 SPACE = Space(
+    _column_block.PARAMETERS,
     (
-        Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256), "threads along a row"),
-        Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64, 128), "threads down the rows"),
-        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-        Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
-        Parameter("split", SPLITS, "parts that rows fall into"),
-    ),
-    (
-        lambda col_threads, row_threads: (
-            (col_threads * row_threads >= 64) & (col_threads * row_threads <= 1024)
-        ),
+        *_column_block.CONSTRAINTS,
         # Both figures of all threads meet in shared memory.
         lambda col_threads, row_threads, vector: (
             (row_threads == 1) | (8 * col_threads * row_threads * vector <= STATIC_BYTES)
         ),
-        # Every row must begin at a multiple of an access.
-        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
-        # Threads without an element are of no use.
-        lambda col_threads, vector, workload: (col_threads == 1) | (col_threads * vector < 2 * workload.cols),
-        # Less than two sectors side by side waste what is fetched, unless rows are so short.
-        lambda col_threads, vector, workload: (
-            (col_threads * vector * itemsize(workload.dtype) >= SIDE_BY_SIDE)
-            | (col_threads * vector >= workload.cols)
-        ),
-        lambda col_threads, row_threads, unroll, split, workload: (
-            ((col_threads * row_threads == 64) & (unroll * split == 1))
-            | (row_threads * unroll * split < 2 * workload.rows)
-        ),
         lambda col_threads, row_threads, vector, unroll, workload, device: _fit(
             col_threads * row_threads, vector, unroll, workload, device
-        ),
-        # Parts are not more than keep the device busy.
-        lambda col_threads, vector, split, workload, device: (
-            (split == 1)
-            | (
-                (split <= workload.rows)
-                & (_along(workload, col_threads, vector) * (split // 2) < MOST_BLOCKS * device.sm_count)
-            )
         ),
     ),
 )
@@ -114,25 +72,11 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
 
     def default(self, workload: BatchNormStats, device: Device) -> Config:
         """Return wide accesses, up to a warp along, 256 threads, and two blocks an SM if rows allow it."""
-        widest = 16 // itemsize(workload.dtype)
-        vector = max(v for v in (1, 2, 4, 8) if v <= widest and workload.cols % v == 0)
-        col_threads = min(32, threads_along(workload.cols // vector))
-        row_threads = max(64 // col_threads, 1)
-        while row_threads * col_threads < 256 and row_threads < 128 and 2 * row_threads <= workload.rows:
-            row_threads *= 2
-        along = _along(workload, col_threads, vector)
-        split = max(s for s in SPLITS if s == 1 or s * along <= 2 * device.sm_count)
-        common = {"col_threads": col_threads, "row_threads": row_threads, "vector": vector}
-        splits = (s for s in reversed(SPLITS) if s <= split)
-        choices = (Config({**common, "unroll": n, "split": s}) for s in splits for n in (4, 2, 1))
-        return self.space.first_valid(choices, workload=workload, device=device)
+        return _column_block.default_config(self.space, workload, device)
 
     def tiles(self, workload: BatchNormStats, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut columns, and rows, if they do."""
-        return (
-            Tiling(dimension="cols", extent=workload.cols, tile=config["col_threads"] * config["vector"]),
-            Tiling(dimension="rows", extent=workload.rows, tile=ceil_div(workload.rows, config["split"])),
-        )
+        return _column_block.tiles(workload, config)
 
     def costs(self, workload: BatchNormStats, table: Table, device: Device) -> Costs:
         """Count a part of a block's columns: its operations, its loads, and the bytes nobody else reads."""
@@ -186,7 +130,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
         types = ctype(workload.dtype) + (f", {flag(workload.has_relu)}" if workload.is_backward else "")
         first = Launch(
             entry=f"{name}{'' if whole else '_of_part'}<{types}, {shape}>",
-            grid=(int(_along(workload, col_threads, config["vector"])), split, 1),
+            grid=(int(_column_block.along(workload, col_threads, config["vector"])), split, 1),
             block=(col_threads * row_threads, 1, 1),
             arguments=(*read, *((*kept, *written, *factors) if whole else ("partial",)), *sizes),
         )
@@ -206,12 +150,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
 
     def miniature(self, workload: BatchNormStats, config: Config) -> BatchNormStats:
         """Return one full tile of columns and a cut one, with two full turns down the rows and a cut one."""
-        turn = config["split"] * config["row_threads"] * config["unroll"]
-        tile = config["col_threads"] * config["vector"]
-        cols = workload.cols if workload.cols <= tile else tile + (workload.cols % tile or config["vector"])
-        # Many parts have fewer turns, but some rows each.
-        most = max(2 * config["split"] + 1, SMALL // cols)
-        rows = min(workload.rows, 2 * turn + workload.rows % turn, most)
+        rows, cols = _column_block.small(workload, config)
         return dataclasses.replace(workload, rows=rows, cols=cols)
 
 

@@ -13,78 +13,38 @@ Parallel Reduction in CUDA", 2007.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
+from tunebench.kernels import _column_block
 from tunebench.kernels._chain import variable
-from tunebench.kernels._cuda_chain import filled, parameters, threads_along
+from tunebench.kernels._cuda_chain import filled, parameters
 from tunebench.kernels._reduction import (
-    MOST_BLOCKS,
-    SMALL,
-    SPLITS,
     CudaReduction,
     fit,
     fma_of_element,
     sfu_of_element,
     source,
 )
-from tunebench.kernels._row_block import widest_vector
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Tiling, ceil_div
+from tunebench.space import Config, Space, Table
+from tunebench.variant import Costs, Tiling
 from tunebench.workloads.operators.reduction import Reduction
 
-SIDE_BY_SIDE = 64
-"""Bytes of a row that threads of a block cover at least."""
 COLUMNS_AT_END, PARTS_AT_END = 32, 8
 """Threads along and down in the launch that puts parts together."""
 
 
-def _along(workload: Reduction, col_threads: Any, vector: Any) -> Any:
-    """Return the blocks that lie side by side, for columns too."""
-    return ceil_div(workload.cols, col_threads * vector)
-
-
 SPACE = Space(
+    _column_block.PARAMETERS,
     (
-        Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256), "threads along a row"),
-        Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64, 128), "threads down the rows"),
-        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
-        Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
-        Parameter("split", SPLITS, "parts that rows fall into"),
-    ),
-    (
-        lambda col_threads, row_threads: (
-            (col_threads * row_threads >= 64) & (col_threads * row_threads <= 1024)
-        ),
-        # Every row must begin at a multiple of an access.
-        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
-        # Threads without an element are of no use.
-        lambda col_threads, vector, workload: (col_threads == 1) | (col_threads * vector < 2 * workload.cols),
-        # Less than two sectors side by side waste what is fetched, unless rows are so short.
-        lambda col_threads, vector, workload: (
-            (col_threads * vector * itemsize(workload.dtype) >= SIDE_BY_SIDE)
-            | (col_threads * vector >= workload.cols)
-        ),
-        lambda col_threads, row_threads, unroll, split, workload: (
-            ((col_threads * row_threads == 64) & (unroll * split == 1))
-            | (row_threads * unroll * split < 2 * workload.rows)
-        ),
+        *_column_block.CONSTRAINTS,
         lambda col_threads, row_threads, vector, unroll, workload, device: fit(
             workload,
             col_threads * row_threads,
             vector * unroll * len(workload.whole_names),
             vector * (len(workload.vector_names) + 2) + unroll * len(workload.column_names),
             device,
-        ),
-        # Parts are not more than keep the device busy.
-        lambda col_threads, vector, split, workload, device: (
-            (split == 1)
-            | (
-                (split <= workload.rows)
-                & (_along(workload, col_threads, vector) * (split // 2) < MOST_BLOCKS * device.sm_count)
-            )
         ),
     ),
 )
@@ -182,24 +142,11 @@ class CudaColumnReduction(CudaReduction):
 
     def default(self, workload: Reduction, device: Device) -> Config:
         """Return wide accesses, up to a warp along, 256 threads, and two blocks an SM if rows allow it."""
-        vector = widest_vector(workload)
-        col_threads = min(32, threads_along(workload.cols // vector))
-        row_threads = max(64 // col_threads, 1)
-        while row_threads * col_threads < 256 and row_threads < 128 and 2 * row_threads <= workload.rows:
-            row_threads *= 2
-        along = _along(workload, col_threads, vector)
-        split = max(s for s in SPLITS if s == 1 or s * along <= 2 * device.sm_count)
-        common = {"col_threads": col_threads, "row_threads": row_threads, "vector": vector}
-        splits = (s for s in reversed(SPLITS) if s <= split)
-        choices = (Config({**common, "unroll": n, "split": s}) for s in splits for n in (4, 2, 1))
-        return self.space.first_valid(choices, workload=workload, device=device)
+        return _column_block.default_config(self.space, workload, device)
 
     def tiles(self, workload: Reduction, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut columns, and rows, if they do."""
-        return (
-            Tiling(dimension="cols", extent=workload.cols, tile=config["col_threads"] * config["vector"]),
-            Tiling(dimension="rows", extent=workload.rows, tile=ceil_div(workload.rows, config["split"])),
-        )
+        return _column_block.tiles(workload, config)
 
     def costs(self, workload: Reduction, table: Table, device: Device) -> Costs:
         """Count a part of a block's columns: its operations, its loads, and the bytes nobody else reads."""
@@ -255,16 +202,11 @@ class CudaColumnReduction(CudaReduction):
 
     def blocks(self, workload: Reduction, config: Config) -> int:
         """Return the blocks of some columns each."""
-        return int(_along(workload, config["col_threads"], config["vector"]))
+        return int(_column_block.along(workload, config["col_threads"], config["vector"]))
 
     def miniature(self, workload: Reduction, config: Config) -> Reduction:
         """Return one full tile of columns and a cut one, with two full turns down the rows and a cut one."""
-        turn = config["split"] * config["row_threads"] * config["unroll"]
-        tile = config["col_threads"] * config["vector"]
-        cols = workload.cols if workload.cols <= tile else tile + (workload.cols % tile or config["vector"])
-        # Many parts have fewer turns, but some rows each.
-        most = max(2 * config["split"] + 1, SMALL // cols)
-        rows = min(workload.rows, 2 * turn + workload.rows % turn, most)
+        rows, cols = _column_block.small(workload, config)
         return dataclasses.replace(workload, rows=rows, cols=cols)
 
 

@@ -429,8 +429,9 @@ def test_conv2d_counts_each_touched_element_once(workload: Workload) -> None:
         touched["x"].add(x)
         touched["w"].add(w)
         touched["dy"].add(y)
-    epilogue = sum(t.size for t in workload.inputs() if t.name in {"scale", "bias", "residual"})
-    read = sum(len(touched[t.name]) for t in workload.inputs() if t.name in touched) + epilogue
+    vectors = {"scale", "bias", "pre_scale", "pre_shift"}
+    others = sum(t.size for t in workload.inputs() if t.name in {*vectors, "residual"})
+    read = sum(len(touched[t.name]) for t in workload.inputs() if t.name in touched) + others
     assert workload.traffic().read_bytes == read * itemsize(storage(workload.dtype))
 
 

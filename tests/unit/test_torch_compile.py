@@ -153,10 +153,9 @@ def test_a_convolution_of_joined_images_is_a_sum_of_convolutions() -> None:
     assert joined.role(2, "y") == found.nodes[-1].writes[0]
 
 
-@pytest.mark.parametrize("tail", [(), (nn.ReLU(),)])
-def test_parts_of_joined_images_are_convolved_by_our_kernels(tail: tuple[nn.Module, ...]) -> None:
+def test_parts_of_joined_images_are_convolved_by_our_kernels() -> None:
     # Many channels and few filters: what is saved is more than what three kernels cost.
-    model = Join(*tail, sizes=(64, 48, 32), taps=1, bias=True).eval().to(memory_format=CL)
+    model = Join(nn.ReLU(), sizes=(64, 48, 32), taps=1, bias=True).eval().to(memory_format=CL)
     images = parts_of_images((64, 48, 32), 48)
     compiled = served.compile(model)
     with torch.no_grad():
@@ -270,9 +269,7 @@ def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_model_gives_the_same_by_our_kernels(name: str, request: pytest.FixtureRequest) -> None:
-    if name not in ("perceptron", "attention", "ahead", "activated first") and not request.config.getoption(
-        "--every-sample"
-    ):
+    if name not in ("perceptron", "attention", "ahead") and not request.config.getoption("--every-sample"):
         pytest.skip("takes --every-sample: its kernels take long to compile")
     make, inputs, counts = MODELS[name]
     model, x = make().eval(), inputs()
@@ -299,6 +296,18 @@ class Normalised(nn.Module):
         return functional.relu(self.last(self.more(y)) + y)
 
 
+class Norms(nn.Module):
+    """The same without convolutions, whose kernels take long to compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm2d(8), nn.BatchNorm2d(8, momentum=0.25)
+
+    def forward(self, x: Any) -> Any:
+        y = functional.relu(self.norm(x))
+        return functional.relu(self.last(y) + y)
+
+
 def grown(model: nn.Module, x: Any) -> Any:
     """Take a step, and return the result; its elements count differently."""
     y = model(x)
@@ -307,13 +316,12 @@ def grown(model: nn.Module, x: Any) -> Any:
 
 
 def test_statistics_of_a_batch_and_the_chain_after_them_are_ours_forward_and_backward() -> None:
-    model, x = Normalised().to(memory_format=CL), torch.randn(2, 4, 6, 6).contiguous(memory_format=CL)
+    model, x = Norms(), torch.randn(2, 8, 6, 6).contiguous(memory_format=CL).requires_grad_()
     exact = copy.deepcopy(model).double()
     compiled = served.compile(model)
     y, functions = ran(lambda: grown(compiled, x))
     torch.testing.assert_close(y.double(), grown(exact, x.double()), rtol=1e-4, atol=1e-5)
     assert functions["batchnorm_stats"] == 4
-    assert functions["reduction"] == 1  # the bias of a convolution
     for (name, ours), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):
         torch.testing.assert_close(
             ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"

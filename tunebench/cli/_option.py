@@ -19,6 +19,8 @@ __all__ = [
     "ConfigText",
     "Database",
     "Json",
+    "ModelInputs",
+    "ModelType",
     "OptionalProblem",
     "Problem",
     "StopAtGap",
@@ -90,6 +92,23 @@ Architecture = Annotated[
     typer.Option("--arch", help="In place of --device: an architecture, such as sm_90.", show_default=False),
 ]
 """An architecture, for which its representative device stands; None where it is not given."""
+
+ModelInputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="SHAPE:TYPE",
+        help="What it is called with, such as 1x3x224x224:f16, 8x512:i64 or 8x3x64x64:f32:channels_last; "
+        "once for each argument.",
+        show_default=False,
+    ),
+]
+"""What a model is called with; None where it is not given."""
+
+ModelType = Annotated[
+    str | None, typer.Option("--dtype", help="Type of the parameters: f32, f16, bf16.", show_default=False)
+]
+"""Type of a model's parameters; None where it is not given."""
 
 VariantName = Annotated[
     str | None, typer.Option("--variant", help="Of this variant only, by name or key.", show_default=False)

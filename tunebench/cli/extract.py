@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench.cli._option import Architecture, Json, Target, target_device
+from tunebench.cli._option import Architecture, Json, ModelInputs, ModelType, Target, target_device
 from tunebench.cli._output import emit, table
 from tunebench.errors import InputError
 
@@ -32,20 +32,9 @@ def command(
             show_default=False,
         ),
     ],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="SHAPE:TYPE",
-            help="What it is called with, such as 1x3x224x224:f16, 8x512:i64 or 8x3x64x64:f32:channels_last; "
-            "once for each argument.",
-            show_default=False,
-        ),
-    ] = None,
+    inputs: ModelInputs = None,
     training: Annotated[bool, typer.Option(help="Extract a training step, gradients included.")] = False,
-    dtype: Annotated[
-        str | None, typer.Option(help="Type of the parameters: f32, f16, bf16.", show_default=False)
-    ] = None,
+    dtype: ModelType = None,
     device: Target = None,
     arch: Architecture = None,
     out: Annotated[

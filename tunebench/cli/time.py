@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._option import Json
+from tunebench.cli._option import Json, ModelInputs, ModelType
 from tunebench.cli._output import console, emit, table
 from tunebench.errors import InputError
 
@@ -30,20 +30,9 @@ def command(
             show_default=False,
         ),
     ],
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="SHAPE:TYPE",
-            help="What it is called with, such as 1x3x224x224:f16, 8x512:i64 or 8x3x64x64:f32:channels_last; "
-            "once for each argument. Numbers are random, indices are 0.",
-            show_default=False,
-        ),
-    ] = None,
+    inputs: ModelInputs = None,
     training: Annotated[bool, typer.Option(help="Time a training step, gradients included.")] = False,
-    dtype: Annotated[
-        str | None, typer.Option(help="Type of the parameters: f32, f16, bf16.", show_default=False)
-    ] = None,
+    dtype: ModelType = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -60,7 +49,8 @@ def command(
     """Time a PyTorch model here: by eager torch, by torch.compile, and by tuned kernels.
 
     Groups of operations run by kernels of tunebench where these were timed on this device and found faster:
-    tune what `tunebench extract` writes first. The model's file is run; its weights are those that it makes.
+    tune what `tunebench extract` writes first. The model's file is run; its weights are those that it makes,
+    numbers that it is called with are random, and indices 0.
     """
     from tunebench.graph import InputSpec, load_factory, make_model
 
