@@ -22,7 +22,7 @@ from tunebench.cli import run as run_cli  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
 from tunebench.serving import Call  # noqa: E402
-from tunebench.torch import _trial  # noqa: E402
+from tunebench.torch import _translation, _trial  # noqa: E402
 from tunebench.torch.capturing import capture  # noqa: E402
 from tunebench.torch.compiling import Backend, backend_of  # noqa: E402
 
@@ -205,6 +205,18 @@ def test_sums_over_the_first_or_the_last_axes_are_reductions(axes: tuple[int, ..
 
     (found,) = (one.graph for one in capture(Mean(), [torch.zeros(2, 4, 5, 6)]))
     assert list(texts(found)) == ([] if text is None else [f"reduction:{text}"])
+
+
+def test_sums_that_a_short_type_never_holds_are_torchs() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.sum(0)
+
+    (found,) = (one.graph for one in capture(Sum(), [torch.zeros(2**23, 2, dtype=torch.half)]))
+    assert "overflow" in found.nodes[0].reason
+    images = torch.empty(8, 2, 1024, 1024, dtype=torch.half, device="meta", memory_format=CL)
+    assert _translation._sums_of_channels(images) == ()
+    assert _translation._sums_of_channels(images[:1]) != ()
 
 
 def test_a_transposed_convolution_is_the_gradient_of_one_and_its_bias_a_kernel_more() -> None:

@@ -184,6 +184,8 @@ class _Translator:
         """Return what a call computes, in the words of `Node`."""
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             return {"reason": "no operator of ATen"}
+        if any(isinstance(_tensor(one), Tensor) and one not in self._owned for one in node.all_input_nodes):
+            return {"reason": "views of what is not known"}
         func, name = node.target, node.target._schema.name
         if name == "aten::_native_batch_norm_legit_no_training":
             return self._normalised_by_channel(given)
@@ -209,7 +211,10 @@ class _Translator:
         kept = result.numel()
         rows, cols = (kept, x.numel() // kept) if axis == "cols" else (x.numel() // kept, kept)
         sizes = {"rows": rows, "cols": cols, "dtype": DTYPES[x.dtype]}
-        found = workload("reduction", **sizes, expression="x0", reduce=how, axis=axis)
+        try:
+            found = workload("reduction", **sizes, expression="x0", reduce=how, axis=axis)
+        except InputError as error:
+            return {"reason": str(error)}
         roles = {"x0": self._owned[given["self"]]}
         return {"workloads": (str(found),), "roles": roles}
 
@@ -460,12 +465,15 @@ def _with_statistics(text: str, node: fx.Node) -> str:
 
 
 def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
-    """Return the gradient of a convolution's bias, if channels lie innermost in memory."""
+    """Return the gradient of a convolution's bias, if channels lie innermost in memory; else nothing."""
     if place_of_channels(images) != "vector" or images.dtype not in DTYPES:
         return ()
     sizes = {"rows": images.numel() // images.shape[1], "cols": images.shape[1]}
     of = {"expression": "x0", "reduce": "sum", "axis": "rows"}
-    return (str(workload("reduction", **sizes, dtype=DTYPES[images.dtype], **of)),)
+    try:
+        return (str(workload("reduction", **sizes, dtype=DTYPES[images.dtype], **of)),)
+    except InputError:  # so many of a short type overflow whatever they are
+        return ()
 
 
 def _results(texts: tuple[str, ...], writes: tuple[str, ...], known: Mapping[str, str]) -> dict[str, str]:
