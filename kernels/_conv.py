@@ -361,7 +361,7 @@ def launches(
     wide = max(*_spans(workload), blocks) >= NARROW
     a, b = (tensor.name for tensor in workload.inputs()[:2])
     numbers = (*sizes(workload), *tiles, int(config["raster"] == "rows"), split)
-    ahead = _prologue.operands(workload) if _prologue.is_there(workload) else ()
+    ahead = _prologue.operands(workload) if workload.has_pre else ()
     first = Launch(
         entry=entry("i64" if wide else "i32"),
         grid=(min(blocks, MAX_GRID_X), ceil_div(blocks, MAX_GRID_X), 1),

@@ -211,7 +211,7 @@ def divided_launches(workload: Gemm, config: Config, product: Launch) -> tuple[L
     sizes = (workload.m, workload.n, workload.k, config["group_m"], tiles, parts)
     numbers = tuple(Scalar("int", size) for size in sizes)
     partial = "c" if kind == "WholeTiles" else "partial"  # in whose place it is not written
-    ahead = _prologue.operands(workload) if _prologue.is_there(workload) else ()
+    ahead = _prologue.operands(workload) if workload.has_pre else ()
     first = dataclasses.replace(
         product,
         grid=(parts if kind == "StreamK" else tiles * parts, 1, 1),

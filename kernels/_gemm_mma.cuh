@@ -236,6 +236,10 @@ __device__ __forceinline__ void straighten(Sum (&sums)[Grid::M / 16][Grid::N / 8
   }
 }
 
+// What is done to a thread's own copies once they have arrived, before the barrier that shows them to the others: nothing.
+template <class Tile, class T>
+__device__ __forceinline__ void arrived(Tile&, T*, int) {}
+
 // The main loop. sums += a row of tiles of A times a column of tiles of B, over the next `k` of K. STAGES buffers of shared
 // memory take turns: all but one are being filled while that one is multiplied.
 template <class Grid, int STAGES, int K, class TileA, class TileB, class T>
@@ -261,9 +265,10 @@ __device__ __forceinline__ void multiply_ahead(Wide<T> (&sums)[Grid::M / 16][SUM
 #pragma unroll 1
   for (int k_left = k; k_left > 0; k_left -= K) {
     cp_async_wait<STAGES - 2>();
+    T* const buffer = shared + read * STAGE;
+    arrived(of_a, buffer, k_left);
     __syncthreads();  // this tile is there for all, and all have read the buffer that is filled now
     copy_next();
-    const T* const buffer = shared + read * STAGE;
     mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
     read = read + 1 == STAGES ? 0 : read + 1;
   }

@@ -10,7 +10,7 @@ from tunebench.kernels._cuda_chain import SPELLING, filled, special
 from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators._prologue import PREFIX, vectors
 
-__all__ = ["is_there", "operands", "refusal", "special_of_element", "struct"]
+__all__ = ["operands", "refusal", "special_of_element", "struct"]
 
 _STRUCT = """
 struct Prologue {
@@ -21,11 +21,6 @@ struct Prologue {
   }
 };
 """
-
-
-def is_there(workload: Any) -> bool:
-    """Tell whether a function of the left operand is multiplied, and not that itself."""
-    return bool(workload.pre != IDENTITY)
 
 
 def struct(workload: Any) -> str:
@@ -54,7 +49,7 @@ def operands(workload: Any) -> tuple[str, str]:
 
 def refusal(key: str, workload: Any) -> str | None:
     """Return why a variant that multiplies what it reads cannot do a problem; None if it can."""
-    if is_there(workload):
+    if workload.has_pre:
         return f"{key} multiplies what it reads as it is: it has no place for pre={workload.pre}"
     return None
 

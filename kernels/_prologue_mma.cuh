@@ -39,34 +39,8 @@ struct PrologueAsyncTile : AsyncTile<T, X, K, K_CONTIGUOUS, VEC, THREADS> {
   static __device__ __forceinline__ int first() { return K_CONTIGUOUS ? Walk::place() * VEC : Walk::line(); }
 };
 
-// As multiply_ahead, with the function applied to each tile of A before it is multiplied.
-template <class Grid, int STAGES, int K, class TileA, class TileB, class T>
-__device__ __forceinline__ void multiply_prologue(Wide<T> (&sums)[Grid::M / 16][SUM_COLUMNS<Grid, TileB> / 8][4],
-                                                  TileA& of_a, TileB& of_b, int k, T* shared) {
-  constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
-  int to_copy = k, filled = 0;  // of k; the buffer that is filled next
-  const auto copy_next = [&] {
-    if (to_copy > 0) {
-      T* const buffer = shared + filled * STAGE;
-      of_a.copy(buffer, to_copy);
-      of_b.copy(buffer + TileA::ELEMENTS, to_copy);
-      to_copy -= K;
-    }
-    filled = filled + 1 == STAGES ? 0 : filled + 1;
-    cp_async_commit();
-  };
-#pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage) copy_next();
-
-  int read = 0;  // the buffer that is multiplied next
-#pragma unroll 1
-  for (int k_left = k; k_left > 0; k_left -= K) {
-    cp_async_wait<STAGES - 2>();
-    T* const buffer = shared + read * STAGE;
-    of_a.apply(buffer, k_left);
-    __syncthreads();  // this tile is there for all, and all have read the buffer that is filled now
-    copy_next();
-    mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
-    read = read + 1 == STAGES ? 0 : read + 1;
-  }
+template <class T, int X, int K, bool K_CONTIGUOUS, int VEC, int THREADS>
+__device__ __forceinline__ void arrived(PrologueAsyncTile<T, X, K, K_CONTIGUOUS, VEC, THREADS>& tile, T* shared,
+                                        int k_left) {
+  tile.apply(shared, k_left);
 }

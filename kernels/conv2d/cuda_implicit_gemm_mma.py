@@ -378,7 +378,7 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
 
     def source(self, workload: Conv2d, config: Config) -> str:
         """Return the kernels as templates: all that is compiled in is in the names of the entries."""
-        if _prologue.is_there(workload):
+        if workload.has_pre:
             return _source_ahead(workload)
         return _source() + _conv.injected(workload)
 

@@ -29,7 +29,7 @@ from tunebench.kernels._numba_product import (
     walker,
 )
 from tunebench.kernels._numba_prologue import taken_ahead
-from tunebench.kernels._prologue import is_there, operands
+from tunebench.kernels._prologue import operands
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -217,7 +217,7 @@ def _pixel(workload: Conv2d) -> Callable[..., Any]:
     def as_it_is(inputs: Any, place: int, channel: int) -> Any:
         return read(inputs[0][place])
 
-    if not is_there(workload):
+    if not workload.has_pre:
         return as_it_is
     taken = taken_ahead(workload)
 

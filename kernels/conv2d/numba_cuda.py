@@ -17,7 +17,7 @@ from tunebench.device import Device
 from tunebench.kernels._conv import epilogue_tensors, pairs_inside
 from tunebench.kernels._numba_chain import in_cuda
 from tunebench.kernels._numba_prologue import ahead_in_cuda
-from tunebench.kernels._prologue import is_there, operands
+from tunebench.kernels._prologue import operands
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators._activation import IDENTITY
@@ -117,7 +117,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         width, threads = threads_k * per_thread, pixels * threads_k
         nhwc, has_scale, has_bias = workload.layout == "nhwc", workload.has_scale, workload.has_bias
         has_residual, has_relu = workload.has_residual, workload.has_relu
-        has_ahead, ahead, is_half = is_there(workload), ahead_in_cuda(workload), workload.dtype == "f16"
+        has_ahead, ahead, is_half = workload.has_pre, ahead_in_cuda(workload), workload.dtype == "f16"
         has_factor, has_shift = (name in vectors(workload.pre) for name in ("scale", "shift"))
         zero, activate, activates = np.float32(0), in_cuda(workload.act), workload.act != IDENTITY
 

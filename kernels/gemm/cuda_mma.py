@@ -133,7 +133,7 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
     TileA of_a(tile_corner<C::A_K_CONTIGUOUS>(whole_a, row, k0, pitch_a), pitch_a, m - row@VECTORS@);
     TileB of_b(tile_corner<C::B_K_CONTIGUOUS>(whole_b, column, k0, pitch_b), pitch_b, n - column);
     Sum sums[Grid::M / 16][Grid::N / 8][4] = {};
-    @MULTIPLY@<Grid, C::STAGES, C::BK>(sums, of_a, of_b, end_of<C::BK>(segment, steps, k) - k0, shared);
+    multiply_ahead<Grid, C::STAGES, C::BK>(sums, of_a, of_b, end_of<C::BK>(segment, steps, k) - k0, shared);
 
     if constexpr (sizeof(In) == 1) straighten<Grid, !C::A_K_CONTIGUOUS, !C::B_K_CONTIGUOUS>(sums);
 
@@ -152,13 +152,12 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
 }
 """
 
-_PLAIN = {"PARAMETERS": "", "TILE": "AsyncTile", "VECTORS": "", "MULTIPLY": "multiply_ahead"}
+_PLAIN = {"PARAMETERS": "", "TILE": "AsyncTile", "VECTORS": ""}
 _AHEAD = {
     "PARAMETERS": """
          const typename C::In* __restrict__ pre_scale, const typename C::In* __restrict__ pre_shift,""",
     "TILE": "PrologueAsyncTile",
     "VECTORS": ", PrologueVectors<In>{pre_scale + k0, pre_shift + k0}",
-    "MULTIPLY": "multiply_prologue",
 }
 
 
@@ -263,7 +262,7 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         choices["Division"] = _gemm.division(config)
         choice = _gemm.constants("Choice", **_gemm.problem(workload), **choices)
         shared = helpers("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma")
-        if not _prologue.is_there(workload):
+        if not workload.has_pre:
             return shared + _gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
         ahead = _prologue.struct(workload) + helpers("prologue", "prologue_mma")
         return shared + _gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)

@@ -256,7 +256,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         threads = _simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
         choice = _gemm.constants("Choice", **_gemm.problem(workload), THREADS=threads, **choices, **widths)
         shared = helpers("types", "epilogue", "gemm", "gemm_parts", "gemm_simt")
-        if not _prologue.is_there(workload):
+        if not workload.has_pre:
             return shared + _gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
         ahead = _prologue.struct(workload) + helpers("prologue", "prologue_simt")
         return shared + _gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)

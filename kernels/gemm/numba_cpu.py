@@ -22,7 +22,7 @@ from tunebench.kernels._numba_product import (
     walker,
 )
 from tunebench.kernels._numba_prologue import line_ahead
-from tunebench.kernels._prologue import is_there, operands
+from tunebench.kernels._prologue import operands
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workloads.operators.gemm import Gemm
@@ -99,7 +99,7 @@ def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
         return arrays[which], (z * lines[which] + fixed) * lengths[which]
 
     dtype = workload.inputs()[which].dtype
-    if which == 1 or not is_there(workload):
+    if which == 1 or not workload.has_pre:
         return stored_line(dtype, place)
 
     @inlined

@@ -20,7 +20,7 @@ from tunebench.device import Device
 from tunebench.kernels import _gemm, _numba_tile
 from tunebench.kernels._numba_chain import in_cuda
 from tunebench.kernels._numba_prologue import ahead_in_cuda
-from tunebench.kernels._prologue import is_there, operands
+from tunebench.kernels._prologue import operands
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators._prologue import vectors
@@ -103,7 +103,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
         has_bias, has_residual = workload.has_bias, workload.has_residual
         activation = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}.get(workload.activation, 4)
         injected = in_cuda(workload.act)
-        has_ahead, ahead = is_there(workload), ahead_in_cuda(workload)
+        has_ahead, ahead = workload.has_pre, ahead_in_cuda(workload)
         has_scale, has_shift = (name in vectors(workload.pre) for name in ("scale", "shift"))
         zero, half, one, root_half = np.float32(0), np.float32(0.5), np.float32(1), np.float32(math.sqrt(0.5))
 

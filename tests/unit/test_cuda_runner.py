@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_cases import parameter_sizes
+from own_driver import seen_by
 
 from tunebench import _environment, kernels
 from tunebench.compile import BinaryCache, compile_config
@@ -42,25 +40,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came of every scenario of fake_driver_run.py."""
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to build the driver with")
-    folder = tmp_path_factory.mktemp("driver")
-    library = str(folder / "libcuda.so.1")
-    build = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, str(HERE / "fake_driver.cpp")]
-    subprocess.run([*build, "-ldl"], check=True)
-    ran = subprocess.run(
-        [sys.executable, str(HERE / "fake_driver_run.py")],
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
+    return seen_by("fake_driver_run.py", tmp_path_factory.mktemp("driver"))
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_driver import seen_by
 
 HERE = Path(__file__).parent
 
@@ -18,25 +14,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came of every scenario of served_driver_run.py."""
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to build the driver with")
-    folder = tmp_path_factory.mktemp("driver")
-    library = str(folder / "libcuda.so.1")
-    build = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, str(HERE / "fake_driver.cpp")]
-    subprocess.run([*build, "-ldl"], check=True)
-    ran = subprocess.run(
-        [sys.executable, str(HERE / "served_driver_run.py")],
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
+    return seen_by("served_driver_run.py", tmp_path_factory.mktemp("driver"))
 
 
 @pytest.mark.parametrize("variant", ["right", "scratch", "numba", "mapped", "pixels"])

@@ -220,6 +220,6 @@ class Output:
     def expected(self, written: Tensor) -> Tensor:
         """Return it as torch would have laid it out, in the type that it would have."""
         if self.written_as is None or self.stride is None:
-            return written.to(self.expected_type)
+            return written if self.dtype == self.expected_type else written.to(self.expected_type)
         wanted = torch.empty_strided(self.shape, self.stride, dtype=self.expected_type, device=written.device)
         return wanted.copy_(written)
