@@ -1,7 +1,7 @@
 """Everything a developer runs: `python3 -m nox -s tests`, and what `python3 -m nox --list` tells.
 
 A session makes its own environment under `.nox/` and reuses it the next time. What follows `--` goes to the
-command it runs: `python3 -m nox -s tests -- tests/unit -k space`.
+command it runs: `python3 -m nox -s tests -- tests/vocabulary -k space`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _add_gpu_session(architecture: str, products: str) -> None:
         here = {device["architecture"] for device in json.loads(str(listed)) if device["known"] == "here"}
         if architecture not in here:
             session.error(f"needs a GPU of {architecture} ({products}); this machine has: {', '.join(here)}")
-        session.run("python", "benchmarks/gpu/acceptance.py", "--arch", architecture, *session.posargs)
+        session.run("python", "-m", "tests.gpu.acceptance", "--arch", architecture, *session.posargs)
 
     accept.__doc__ = f"Accept the CUDA kernels on a GPU of {architecture} ({products})."
     nox.session(name=f"gpu-{architecture}")(accept)

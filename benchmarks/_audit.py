@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from tunebench import device as devices
 from tunebench.answer import lookup_workload
-from tunebench.db import index
+from tunebench.db import lookup_index
 from tunebench.db.owner import is_dead, new_owner
 from tunebench.db.record import TrialKey
 from tunebench.db.store import Store
@@ -153,7 +153,7 @@ class Audit:
                 _witness.tune(store, _witness.workload(number), seed)
         _witness.serve()
         if self.store.location.url is not None:  # or it may be a minute old
-            index.export(self.store, index.index_path(self.store.location))
+            lookup_index.export(self.store, lookup_index.index_path(self.store.location))
         for number in range(problems):
             self.counts.unfinished += not is_best(_name(self.store), number)
         self.check(everything=True)

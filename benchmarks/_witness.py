@@ -25,9 +25,9 @@ from tunebench.db.location import locate
 from tunebench.db.record import Addition
 from tunebench.db.store import Store
 from tunebench.device import Device
+from tunebench.executor import Executor
 from tunebench.kernels import load_file
 from tunebench.outcome import Crashed, Measured, Outcome, Result, Verification
-from tunebench.search.executor import Executor
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.task import Task
 from tunebench.tuning.candidate import Candidate, Target

@@ -45,7 +45,7 @@ from tunebench.device import local_cpu
 from tunebench.kernels import variant
 from tunebench.outcome import time_us
 from tunebench.task import Task
-from tunebench.tuning.allotment import FIRST, FIRST_SHARE, Account, Allotment
+from tunebench.tuning.budget_scheduler import FIRST, FIRST_SHARE, Account, Allotment
 from tunebench.tuning.candidate import target
 from tunebench.tuning.workers import start_workers
 

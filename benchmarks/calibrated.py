@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tunebench.recording import read
+from tunebench.cache_file import read
 from tunebench.tuning.replay import PassedOver, Space, replay
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"

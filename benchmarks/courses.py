@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from searches import Data, version
 
+from tunebench.cache_file import Recording
 from tunebench.outcome import Result
-from tunebench.recording import Recording
-from tunebench.search.certificate import violates
 from tunebench.search.loop import Budget, certificate, run
+from tunebench.search.optimality_proof import violates
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.tuning.replay import Recorded, Space
 

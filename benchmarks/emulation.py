@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from tunebench import kernels
-from tunebench.compile.emulate import emulate, watch
 from tunebench.device import representative
+from tunebench.emulate.emulator import emulate, watch
 from tunebench.workloads import parse
 
 KERNELS = {"gemm/cuda_simt": "f32", "gemm/cuda_mma": "f16"}

@@ -37,7 +37,7 @@ from _postgres import Server, serving, unavailable
 
 from tunebench import device as devices
 from tunebench.answer import lookup_workload
-from tunebench.db import index
+from tunebench.db import lookup_index
 from tunebench.db.store import open_store
 from tunebench.errors import DatabaseError, LookupMiss
 
@@ -51,7 +51,7 @@ TUNERS, READERS, ENDLESS = 4, 2, 10**6
 
 def read_on(db: str, seconds_between: float, results: Any, until: Any) -> None:
     """Look up until told to stop, and tell what came of it."""
-    index.REFRESH_S = seconds_between
+    lookup_index.REFRESH_S = seconds_between
     _witness.serve()
     warnings.simplefilter("ignore", RuntimeWarning)  # a server that is away is what this is about
     device, draw, counts = devices.local_cpu(), random.Random(os.getpid()), Counter[str]()

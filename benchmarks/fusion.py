@@ -41,12 +41,12 @@ from tunebench.compile import Binary, BinaryCache, compile_config
 from tunebench.db.store import open_store
 from tunebench.device import Device, find
 from tunebench.errors import InputError
+from tunebench.executor.local import Caller, Stage
 from tunebench.kernels import variant, variants
 from tunebench.measure.timing import Protocol
 from tunebench.measure.worker import Setup, measure
 from tunebench.measure.worker import start as start_worker
 from tunebench.outcome import CacheState, Crashed, Measured, Result, TimedOut
-from tunebench.search.executor.local import Caller, Stage
 from tunebench.task import Task
 from tunebench.tuning import Plan, Report
 from tunebench.workload import Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tunebench.compile.binary import Binary
+from tunebench.binary.binary import Binary
 from tunebench.device import Device
 from tunebench.outcome import Effort, Measured, Result, Verification
 from tunebench.space import Config, Parameter, Space, Table

@@ -22,8 +22,8 @@ from tunebench import device as devices
 from tunebench.db.owner import new_owner
 from tunebench.db.record import RunStart, TrialKey
 from tunebench.db.store import open_store
+from tunebench.executor.local import LocalExecutor, Stage
 from tunebench.outcome import Result
-from tunebench.search.executor.local import LocalExecutor, Stage
 from tunebench.search.loop import Budget, run
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import Proposal, VariantSearch

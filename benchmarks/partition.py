@@ -181,7 +181,7 @@ def captured() -> Iterator[tuple[str, Case]]:
     from _torch_models import Bert, Gpt2, Resnet, Size
 
     from tunebench.graph.group import groups
-    from tunebench.torch.capturing import capture
+    from tunebench.torch.compiler.capturing import capture
 
     size = Size(width=32, heads=2, inner=64, words=64, longest=16)
     words = torch.zeros(2, 16, dtype=torch.long)

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _torch_models import Bert, Gpt2, Resnet, Size
 
-from tunebench.serving import Call
+from tunebench.dispatch import Call
 from tunebench.torch import patch, patched_calls, prefer, watching
 
 SEED = 7

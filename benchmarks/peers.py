@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tunebench.recording import Recording
+from tunebench.cache_file import Recording
 from tunebench.tuning.replay import Course
 
 STRATEGIES = ("adaptive_tabu_greywolf", "genetic_algorithm", "hybrid_vndx", "random_sample")

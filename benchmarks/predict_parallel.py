@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tunebench import device as devices
-from tunebench.forecast.cluster import Cluster
-from tunebench.forecast.collective import REACHES, collective_us
-from tunebench.forecast.parallel import Division, StepPrediction, predict_step
+from tunebench.forecast.parallel.cluster import Cluster
+from tunebench.forecast.parallel.collective import REACHES, collective_us
+from tunebench.forecast.parallel.step import Division, StepPrediction, predict_step
 from tunebench.workloads.networks import Run, network
 
 ROOT = Path(__file__).resolve().parents[1]

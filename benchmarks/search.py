@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.progress import track
 from searches import OURS, WARM_CHECKPOINTS, Data, Results, Search, elsewhere, run_all, version
 
-from tunebench.recording import Recording
+from tunebench.cache_file import Recording
 from tunebench.tuning.replay import CHECKPOINTS, Space
 
 if TYPE_CHECKING:

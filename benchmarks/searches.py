@@ -21,7 +21,7 @@ import peers
 from pebble import ProcessPool
 
 import tunebench
-from tunebench.recording import read
+from tunebench.cache_file import read
 from tunebench.tuning.replay import CHECKPOINTS, Space, replay
 
 BLIND = "surrogate-blind"

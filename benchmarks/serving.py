@@ -16,8 +16,8 @@ from torch.nn import functional
 
 import tunebench.torch as served
 from tunebench.device import local_cpu
-from tunebench.serving import problem
-from tunebench.torch import _family, _memory
+from tunebench.dispatch import problem
+from tunebench.torch.operators import _family, _memory
 from tunebench.workloads import parse
 
 ROUNDS, CALLS = 200, 50

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from tunebench.db import disk
-from tunebench.db.index import explain_sqlite, open_read_only
 from tunebench.db.location import Location, default_path
+from tunebench.db.lookup_index import explain_sqlite, open_read_only
 from tunebench.errors import DatabaseError, InputError, MissingDependency
 
 __all__ = ["BUSY_S", "create_engine", "decoded", "explained", "write"]

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunebench import device as devices
+from tunebench.cache_file import FORMATS as TUNERS
+from tunebench.cache_file import replacing, write
 from tunebench.db.bulk import AddWatcher
-from tunebench.db.lines import holds_lines, import_lines, lines
+from tunebench.db.jsonl_file import holds_lines, import_lines, lines
 from tunebench.db.reader import Reader
 from tunebench.db.record import RECORDED, Imported, SpaceKey
-from tunebench.db.recorded import Naming, import_recording, log_of
+from tunebench.db.recorded_space import Naming, import_recording, log_of
 from tunebench.db.store import Store
 from tunebench.errors import InputError, UnknownName
 from tunebench.outcome import CacheState
-from tunebench.recording import FORMATS as TUNERS
-from tunebench.recording import replacing, write
 from tunebench.workloads import parse
 
 __all__ = ["FORMATS", "Selection", "export_to", "import_file"]

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from tunebench.db import schema
 from tunebench.db.engine import create_engine, decoded, explained
 from tunebench.db.location import Location
-from tunebench.db.outage import Patience, outlast
 from tunebench.db.owner import is_dead
 from tunebench.db.record import (
     RECORDED,
@@ -32,6 +31,7 @@ from tunebench.db.record import (
     outcome_of,
     result_of,
 )
+from tunebench.db.retry import Patience, outlast
 from tunebench.outcome import CacheState, Effort, Resources
 from tunebench.space import Config
 

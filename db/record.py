@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tunebench.cache_file import Fault
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import CacheState, Effort, Outcome, Resources, Result, from_json, to_json
-from tunebench.recording import Fault
 from tunebench.space import Config
 
 __all__ = [

@@ -21,14 +21,13 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tunebench.db import index
+from tunebench.db import lookup_index
 from tunebench.db.bulk import CHUNK, Adding, AddWatcher, insert_measurements, insert_trials, unknown
 from tunebench.db.claim import CLAIM_S, free, release_dead, take_over, take_turns
 from tunebench.db.demand import accumulate
 from tunebench.db.engine import explained, write
 from tunebench.db.location import Location, locate
 from tunebench.db.migrate import prepare
-from tunebench.db.outage import Patience, outlast
 from tunebench.db.reader import Reader
 from tunebench.db.reader import demand_table as _demand
 from tunebench.db.reader import device_table as _device
@@ -48,6 +47,7 @@ from tunebench.db.record import (
     columns_of,
     verdict_columns,
 )
+from tunebench.db.retry import Patience, outlast
 from tunebench.db.staleness import Stored, changes, mark, set_stale, stored
 from tunebench.device import Device
 from tunebench.errors import DatabaseError, InputError
@@ -368,7 +368,7 @@ class Store(Reader):
             with explained(self.location), write(self._own_engine()) as connection:
                 yield connection
         finally:
-            index.changed()
+            lookup_index.changed()
 
     def _lasting(self, work: Callable[[sa.Connection, bool], T]) -> T:
         """Do work in a transaction that writes; `Patience` waits for a database that is away meanwhile.

@@ -21,7 +21,16 @@ from tunebench.variant import Variant
 from tunebench.workload import Workload
 from tunebench.workloads import register as register_operator
 
-__all__ = ["ENTRY_POINTS", "include", "load_file", "loaded_files", "module_name", "variant", "variants"]
+__all__ = [
+    "ENTRY_POINTS",
+    "headers",
+    "include",
+    "load_file",
+    "loaded_files",
+    "module_name",
+    "variant",
+    "variants",
+]
 
 ENTRY_POINTS = "tunebench.variants"
 """Entry-point group under which a package offers modules that define `VARIANT`."""
@@ -34,7 +43,10 @@ _files: list[str] = []
 
 
 def _folders() -> tuple[str, ...]:
-    return tuple(folder.name for folder in pkgutil.iter_modules(__path__) if folder.ispkg)
+    """Return the operators that have a folder here; `common` holds what several of them share."""
+    return tuple(
+        folder.name for folder in pkgutil.iter_modules(__path__) if folder.ispkg and folder.name != "common"
+    )
 
 
 @functools.cache
@@ -140,7 +152,30 @@ def loaded_files() -> tuple[str, ...]:
 
 
 @functools.cache
+def headers() -> dict[str, str]:
+    """Return the folder of every CUDA C++ header of this package by the header's file name."""
+    found: dict[str, str] = {}
+    for folder in ("common", *_folders()):
+        for file in resources.files(f"{__name__}.{folder}").iterdir():
+            if file.name.endswith(".cuh") and found.setdefault(file.name, folder) != folder:
+                raise InputError(
+                    f"two CUDA headers are named {file.name}: in {found[file.name]} and in {folder}"
+                )
+    return found
+
+
+@functools.cache
 def include(name: str) -> str:
-    """Return a CUDA C++ helper of this package, such as ``_types.cuh``, without its `#pragma once`."""
-    text = resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+    """Return the text of a CUDA C++ header of this package, without its `#pragma once`.
+
+    Args:
+        name: File name, such as ``types.cuh``; names are unique among the folders.
+
+    Raises:
+        UnknownName: if no folder has such a header.
+    """
+    folder = headers().get(name)
+    if folder is None:
+        raise UnknownName("CUDA header", name, headers())
+    text = resources.files(f"{__name__}.{folder}").joinpath(name).read_text(encoding="utf-8")
     return text.replace("#pragma once\n", "", 1)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.device import Device, local_cpu
+from tunebench.dispatch import CpuKernel, prefer, problem
+from tunebench.dispatch.watch import watched
 from tunebench.dtype import DType, numpy_dtype
 from tunebench.errors import InputError
-from tunebench.serving import CpuKernel, prefer, problem
-from tunebench.serving.watch import watched
 from tunebench.workload import Workload
 from tunebench.workloads import workload
 

@@ -342,7 +342,7 @@ class NumbaCpuVariant(NumbaVariant[W]):
 
     Its kernel takes `arguments`: tensors as C-contiguous arrays, scalars and tensors of shape `()` as
     numbers. It is compiled with `parallel=True`. f16 and bf16 arrays arrive as uint16, since Numba knows
-    neither on a CPU; `tunebench.kernels._numba_cpu` converts.
+    neither on a CPU; `tunebench.kernels.common.numba_cpu` converts.
 
     Attributes:
         fastmath: LLVM fast-math flags the kernel may have (no `nnan` or `ninf` where it uses infinities).
@@ -380,9 +380,18 @@ def _syntax(module_name: str) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list) and len(body) > 1 and _is_docstring(body[0]):
             body.pop(0)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tunebench.kernels._"):
-            helpers.append(_syntax(str(node.module)))
+        if isinstance(node, ast.ImportFrom):
+            helpers += [_syntax(module) for module in _kernel_modules(node)]
     return "\0".join([ast.dump(tree), *helpers])
+
+
+def _kernel_modules(node: ast.ImportFrom) -> list[str]:
+    """Return the modules of `tunebench.kernels` that an import statement names."""
+    package = node.module or ""
+    if not package.startswith("tunebench.kernels."):
+        return []
+    names = [package, *(f"{package}.{alias.name}" for alias in node.names)]
+    return [name for name in names if name in sys.modules and not hasattr(sys.modules[name], "__path__")]
 
 
 def _is_docstring(node: ast.AST) -> bool:

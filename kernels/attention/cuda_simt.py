@@ -18,10 +18,10 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _attention_forward as _forward
-from tunebench.kernels._attention import padded
-from tunebench.kernels._cuda import first_product, helpers
-from tunebench.kernels._gemm import alignment, constants
+from tunebench.kernels.attention import _attention_forward as _forward
+from tunebench.kernels.attention._attention import padded
+from tunebench.kernels.common.cuda import first_product, helpers
+from tunebench.kernels.common.gemm import alignment, constants
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor

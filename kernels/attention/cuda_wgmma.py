@@ -26,12 +26,12 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _attention_forward as _forward
-from tunebench.kernels import _attention_wgmma as _wgmma
-from tunebench.kernels._attention import multiplies_lines, padded
-from tunebench.kernels._cuda import ctype, helpers
-from tunebench.kernels._gemm import constants
-from tunebench.kernels._wgmma_tile import threads
+from tunebench.kernels.attention import _attention_forward as _forward
+from tunebench.kernels.attention import _attention_wgmma as _wgmma
+from tunebench.kernels.attention._attention import multiplies_lines, padded
+from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.common.wgmma_tile import threads
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.attention import Attention

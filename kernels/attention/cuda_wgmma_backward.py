@@ -23,12 +23,12 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _attention_backward as backward
-from tunebench.kernels import _attention_wgmma as _wgmma
-from tunebench.kernels._attention import multiplies_lines, padded
-from tunebench.kernels._cuda import helpers
-from tunebench.kernels._gemm import constants
-from tunebench.kernels._wgmma_tile import launched_registers, threads
+from tunebench.kernels.attention import _attention_backward as backward
+from tunebench.kernels.attention import _attention_wgmma as _wgmma
+from tunebench.kernels.attention._attention import multiplies_lines, padded
+from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.common.wgmma_tile import launched_registers, threads
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, Scalar, TensorMap, Tiling
 from tunebench.workload import Tensor

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_attention import clearer, packer, widener, writer
-from tunebench.kernels._numba_cpu import address, exp2, jitted, load, rank
-from tunebench.kernels._numba_product import BUFFER_BYTES, registers_hold, strided_product
+from tunebench.kernels.attention._numba_attention import clearer, packer, widener, writer
+from tunebench.kernels.common.numba_cpu import address, exp2, jitted, load, rank
+from tunebench.kernels.common.numba_product import BUFFER_BYTES, registers_hold, strided_product
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
 from tunebench.workloads.operators.attention import Attention

@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels._numba_attention import clearer, packer, widener, writer
-from tunebench.kernels._numba_cpu import address, exp2, jitted, load
-from tunebench.kernels._numba_product import LANES, registers_hold, strided_product
+from tunebench.kernels.attention._numba_attention import clearer, packer, widener, writer
+from tunebench.kernels.common.numba_cpu import address, exp2, jitted, load
+from tunebench.kernels.common.numba_product import LANES, registers_hold, strided_product
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
 from tunebench.workload import Tensor

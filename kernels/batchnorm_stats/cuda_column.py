@@ -5,7 +5,7 @@ its `vector` columns, goes down the rows and has `unroll` of them in flight. Fig
 other meet in shared memory. Rows fall into `split` parts, so that few columns keep the device busy: each part
 leaves its figures in scratch memory, and a second launch puts these together, in an order that is always the
 same. Forward, the figures are a mean and the squared deviations from it, found in one pass; see
-_batchnorm_stats.cuh.
+batchnorm_stats.cuh.
 
 Source: NVIDIA, "CUDA Pro Tip: Increase Performance with Vectorized Memory Access"; Chan, Golub and LeVeque,
 "Algorithms for Computing the Sample Variance: Analysis and Recommendations", 1983.
@@ -19,8 +19,8 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _column_block
-from tunebench.kernels._cuda import ctype, flag, helpers
+from tunebench.kernels.common import column_block
+from tunebench.kernels.common.cuda import ctype, flag, helpers
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -49,9 +49,9 @@ def _fit(threads: Any, vector: Any, unroll: Any, workload: BatchNormStats, devic
 
 
 SPACE = Space(
-    _column_block.PARAMETERS,
+    column_block.PARAMETERS,
     (
-        *_column_block.CONSTRAINTS,
+        *column_block.CONSTRAINTS,
         # Both figures of all threads meet in shared memory.
         lambda col_threads, row_threads, vector: (
             (row_threads == 1) | (8 * col_threads * row_threads * vector <= STATIC_BYTES)
@@ -72,11 +72,11 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
 
     def default(self, workload: BatchNormStats, device: Device) -> Config:
         """Return wide accesses, up to a warp along, 256 threads, and two blocks an SM if rows allow it."""
-        return _column_block.default_config(self.space, workload, device)
+        return column_block.default_config(self.space, workload, device)
 
     def tiles(self, workload: BatchNormStats, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut columns, and rows, if they do."""
-        return _column_block.tiles(workload, config)
+        return column_block.tiles(workload, config)
 
     def costs(self, workload: BatchNormStats, table: Table, device: Device) -> Costs:
         """Count a part of a block's columns: its operations, its loads, and the bytes nobody else reads."""
@@ -130,7 +130,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
         types = ctype(workload.dtype) + (f", {flag(workload.has_relu)}" if workload.is_backward else "")
         first = Launch(
             entry=f"{name}{'' if whole else '_of_part'}<{types}, {shape}>",
-            grid=(int(_column_block.along(workload, col_threads, config["vector"])), split, 1),
+            grid=(int(column_block.along(workload, col_threads, config["vector"])), split, 1),
             block=(col_threads * row_threads, 1, 1),
             arguments=(*read, *((*kept, *written, *factors) if whole else ("partial",)), *sizes),
         )
@@ -150,7 +150,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
 
     def miniature(self, workload: BatchNormStats, config: Config) -> BatchNormStats:
         """Return one full tile of columns and a cut one, with two full turns down the rows and a cut one."""
-        rows, cols = _column_block.small(workload, config)
+        rows, cols = column_block.small(workload, config)
         return dataclasses.replace(workload, rows=rows, cols=cols)
 
 

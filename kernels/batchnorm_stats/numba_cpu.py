@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._chain import compiled
-from tunebench.kernels._numba_cpu import address, jitted, load, store
+from tunebench.kernels.common.expression import compiled
+from tunebench.kernels.common.numba_cpu import address, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workload import Tensor

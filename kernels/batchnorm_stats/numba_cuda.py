@@ -2,7 +2,7 @@
 
 A block has `others` columns side by side, and `threads` go down each. Nothing is split among blocks: few
 columns leave a large device idle. Forward, a thread takes differences from the first value that it meets, and
-later from the mean of all so far; see _batchnorm_stats.cuh.
+later from the mean of all so far; see batchnorm_stats.cuh.
 
 Source: Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance: Analysis and
 Recommendations", 1983.

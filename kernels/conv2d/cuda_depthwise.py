@@ -29,9 +29,11 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import storage
 from tunebench.errors import InputError
-from tunebench.kernels import _conv, _conv_miniature, _prologue
-from tunebench.kernels._cuda import ctype, helpers
-from tunebench.kernels._depthwise import (
+from tunebench.kernels.common import prologue
+from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.gemm import alignment, constants
+from tunebench.kernels.conv2d import _conv, _conv_emulation
+from tunebench.kernels.conv2d._depthwise import (
     MAX_SPAN,
     SPACE,
     axes,
@@ -40,7 +42,6 @@ from tunebench.kernels._depthwise import (
     registers,
     smem_bytes,
 )
-from tunebench.kernels._gemm import alignment, constants
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -251,7 +252,7 @@ class CudaDepthwise(CudaVariant[Conv2d]):
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
         """Refuse groups of several channels or filters, large filters and strides, and huge images."""
-        if ahead := _prologue.refusal(self.key, workload):
+        if ahead := prologue.refusal(self.key, workload):
             return ahead
         w, (tall, wide) = workload, axes(workload)
         if w.groups != w.c or w.k != w.c:
@@ -359,9 +360,9 @@ class CudaDepthwise(CudaVariant[Conv2d]):
     def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return a workload of two tiles each way that ends within them as a large one does."""
         w, (tall, wide) = workload, axes(workload)
-        c = _conv_miniature.least(w.c, config["channels"] * config["vec"], 2)
-        height = _conv_miniature.least(tall.extent, config["down"] * config["rows"] * tall.unit, 2)
-        width = _conv_miniature.least(wide.extent, config["across"] * config["columns"] * wide.unit, 2)
+        c = _conv_emulation.least(w.c, config["channels"] * config["vec"], 2)
+        height = _conv_emulation.least(tall.extent, config["down"] * config["rows"] * tall.unit, 2)
+        width = _conv_emulation.least(wide.extent, config["across"] * config["columns"] * wide.unit, 2)
         if w.direction != "dgrad":
             height, width = (
                 max(1, (extent - 1) * w.stride + (taps - 1) * w.dilation + 1 - 2 * w.pad)

@@ -1,11 +1,11 @@
 """conv2d of one tap in CUDA C++ as a product of matrices on the f32 units.
 
-Kernel, space and costs are those of `gemm/cuda_simt`; `tunebench.kernels._pointwise` has the names.
+Kernel, space and costs are those of `gemm/cuda_simt`; `tunebench.kernels.conv2d._pointwise` has the names.
 """
 
 from __future__ import annotations
 
-from tunebench.kernels._pointwise import Pointwise, on_products
+from tunebench.kernels.conv2d._pointwise import Pointwise, on_products
 from tunebench.kernels.gemm.cuda_simt import VARIANT as GEMM
 
 

@@ -1,11 +1,11 @@
 """conv2d of one tap in CUDA C++ as a product of matrices by Hopper's wgmma (sm_90a).
 
-Kernel, space and costs are those of `gemm/cuda_wgmma`; `tunebench.kernels._pointwise` has the names.
+Kernel, space and costs are those of `gemm/cuda_wgmma`; `tunebench.kernels.conv2d._pointwise` has the names.
 """
 
 from __future__ import annotations
 
-from tunebench.kernels._pointwise import Pointwise, on_products
+from tunebench.kernels.conv2d._pointwise import Pointwise, on_products
 from tunebench.kernels.gemm.cuda_wgmma import VARIANT as GEMM
 
 

@@ -1,7 +1,7 @@
 """conv2d in CUDA C++ as an implicit GEMM on the f32 units: every direction, type, layout, stride and group.
 
 The convolution is a product of matrices whose left operand is gathered from images on its way to shared
-memory (`_conv.cuh`), where tiles are f32. A block holds `bm` x `bn` sums in registers, a thread
+memory (`conv.cuh`), where tiles are f32. A block holds `bm` x `bn` sums in registers, a thread
 `tm` x `tn` of them, and reads the next step along K from global memory while it multiplies this one. What a
 strided gradient would multiply with zeros is left out: pixels are taken by residue class of the stride.
 
@@ -23,10 +23,11 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
-from tunebench.kernels import _conv, _conv_miniature, _prologue
-from tunebench.kernels._conv import alignment, product
-from tunebench.kernels._cuda import first_product, helpers
-from tunebench.kernels._cuda_chain import filled
+from tunebench.kernels.common import prologue
+from tunebench.kernels.common.cuda import first_product, helpers
+from tunebench.kernels.common.cuda_expression import filled
+from tunebench.kernels.conv2d import _conv, _conv_emulation
+from tunebench.kernels.conv2d._conv import alignment, product
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -218,7 +219,7 @@ def _source() -> str:
 def _source_ahead(workload: Conv2d) -> str:
     """Return the same with a function of what is multiplied, which is a part of it."""
     activation = _conv.injected(workload)
-    ahead = _prologue.struct(workload) + helpers("prologue", "conv_prologue")
+    ahead = prologue.struct(workload) + helpers("prologue", "conv_prologue")
     return helpers(*_HELPERS) + activation + ahead + filled(SOURCE, **_AHEAD)
 
 
@@ -328,7 +329,7 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
         full = bm * bn * length
         threads = bm * bn / (tm * tn)
         down, across = bm / tm, bn / tn
-        lanes_m = np.minimum(down, 32 / np.minimum(across, 8))  # `usual_lanes_n` in _conv_simt.cuh
+        lanes_m = np.minimum(down, 32 / np.minimum(across, 8))  # `usual_lanes_n` in conv_simt.cuh
         run_m, run_n = np.minimum(tm, RUN), np.minimum(tn, RUN)
         reads = tm / run_m * np.maximum(128, 4 * lanes_m * run_m)
         reads = reads + tn / run_n * np.maximum(128, 4 * 32 / lanes_m * run_n)
@@ -370,10 +371,10 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
         """Return a workload of few tiles that fills them, and ends within them, alike."""
         # A step to begin with, one that is loaded early, and the last; for each part, up to a few.
         steps = max(3, min(config["split"], 16))
-        tile = _conv_miniature.Tile(
+        tile = _conv_emulation.Tile(
             m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"]
         )
-        return _conv_miniature.miniature(workload, tile)
+        return _conv_emulation.miniature(workload, tile)
 
 
 VARIANT = CudaImplicitGemm()

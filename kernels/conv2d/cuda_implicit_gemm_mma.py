@@ -24,10 +24,11 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _conv, _conv_miniature, _mma_tile, _prologue
-from tunebench.kernels._conv import alignment, product
-from tunebench.kernels._cuda import first_product, helpers
-from tunebench.kernels._cuda_chain import filled
+from tunebench.kernels.common import mma_tile, prologue
+from tunebench.kernels.common.cuda import first_product, helpers
+from tunebench.kernels.common.cuda_expression import filled
+from tunebench.kernels.conv2d import _conv, _conv_emulation
+from tunebench.kernels.conv2d._conv import alignment, product
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -64,7 +65,7 @@ def _smem_bytes(workload: Conv2d, config: Mapping[str, Any]) -> Any:
 def _accesses(workload: Conv2d, config: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Return the accesses of a thread to a tile of A and to one of B: across it, and along K."""
     bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
-    threads = _mma_tile.threads(config["warps_m"], config["warps_n"])
+    threads = mma_tile.threads(config["warps_m"], config["warps_n"])
     vec_a, vec_b, _ = alignment(workload, "flat")
     along_a, along_b = _conv.along_k(workload)
     a = _conv.share(bm, bk, vec_a, threads, along_a)
@@ -77,7 +78,7 @@ def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
     bm, bn, warps_m, warps_n = (config[name] for name in ("bm", "bn", "warps_m", "warps_n"))
     fragments = 4 * (bm // warps_m + bn // warps_n) // 16
     copies = rows * deep_a + columns * deep_b
-    sums = bm * bn // _mma_tile.threads(warps_m, warps_n)
+    sums = bm * bn // mma_tile.threads(warps_m, warps_n)
     return sums + fragments + copies + 3 * rows + columns + OTHER_REGISTERS
 
 
@@ -105,7 +106,7 @@ def registers_suffice(
 ) -> Any:
     """`min_blocks` blocks must fit on an SM with few spills, and limit what the compiler would take."""
     config = dict(zip(_TILE, (bm, bn, bk, warps_m, warps_n, stages), strict=True))
-    threads = min_blocks * _mma_tile.threads(warps_m, warps_n)
+    threads = min_blocks * mma_tile.threads(warps_m, warps_n)
     smem = min_blocks * (_smem_bytes(workload, config) + device.smem_reserved_bytes)
     (rows, deep_a), (columns, deep_b) = _accesses(workload, config)
     needed, room = _registers(workload, config), np.minimum(device.registers_per_sm // threads, 255)
@@ -128,10 +129,10 @@ SPACE = Space(
         Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
     ),
     (
-        _mma_tile.warps_cover_the_tile,
-        _mma_tile.work_is_worth_the_warps,
+        mma_tile.warps_cover_the_tile,
+        mma_tile.work_is_worth_the_warps,
         tile_is_of_use,
-        _mma_tile.tile_is_compact,
+        mma_tile.tile_is_compact,
         lambda bk, workload: bk * itemsize(workload.dtype) <= 128,
         _conv.walk_is_of_use,
         lambda bk, walk, workload: _conv.step_is_of_use(bk, walk, 16, workload),
@@ -239,7 +240,7 @@ def _source() -> str:
 def _source_ahead(workload: Conv2d) -> str:
     """Return the same with a function of what is multiplied, which is a part of it."""
     activation = _conv.injected(workload)
-    ahead = _prologue.struct(workload) + helpers("prologue", "conv_prologue_mma")
+    ahead = prologue.struct(workload) + helpers("prologue", "conv_prologue_mma")
     return helpers(*_HELPERS) + activation + ahead + filled(SOURCE, **_AHEAD)
 
 
@@ -346,8 +347,8 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
         # Parts differ by a step at most; the shortest one of a class with most taps stands for all of those.
         length = np.floor(whole.steps(whole.taps, bk, walk) / split) * bk
         full = bm * bn * length
-        products, fragments = _mma_tile.instructions(bm, bn, warps_m, warps_n, length * size)
-        threads = _mma_tile.threads(warps_m, warps_n)
+        products, fragments = mma_tile.instructions(bm, bn, warps_m, warps_n, length * size)
+        threads = mma_tile.threads(warps_m, warps_n)
         return Costs(
             # By their work: those of other classes have fewer taps.
             blocks=np.minimum(
@@ -389,7 +390,7 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
         """Return the product, a block a tile, and the sum of its parts if K is split."""
         threads, smem = (
-            _mma_tile.threads(config["warps_m"], config["warps_n"]),
+            mma_tile.threads(config["warps_m"], config["warps_n"]),
             int(_smem_bytes(workload, config)),
         )
         return _conv.launches(workload, config, functools.partial(_entry, workload, config), threads, smem)
@@ -398,10 +399,10 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
         """Return a workload of few tiles that fills them, and ends within them, alike."""
         # Every buffer is used again; for each part of K a step, up to a few.
         steps = max(config["stages"] + 2, min(config["split"], 16))
-        tile = _conv_miniature.Tile(
+        tile = _conv_emulation.Tile(
             m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"]
         )
-        return _conv_miniature.miniature(workload, tile)
+        return _conv_emulation.miniature(workload, tile)
 
 
 VARIANT = CudaImplicitGemmMma()

@@ -35,10 +35,11 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.kernels import _conv, _conv_miniature, _conv_pixels, _gemm, _prologue, _wgmma_tile
-from tunebench.kernels._conv_pixels import PANEL_CHANNELS, axes, product
-from tunebench.kernels._cuda import ctype, helpers
-from tunebench.kernels._wgmma_tile import LINE_BYTES, MOST_EXTENT
+from tunebench.kernels.common import gemm, prologue, wgmma_tile
+from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.wgmma_tile import LINE_BYTES, MOST_EXTENT
+from tunebench.kernels.conv2d import _conv, _conv_emulation, _conv_pixels
+from tunebench.kernels.conv2d._conv_pixels import PANEL_CHANNELS, axes, product
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -61,7 +62,7 @@ def tile_is_of_use(bm: Any, bn: Any, split: Any, workload: Conv2d) -> Any:
     """No tile may be twice as large as the product if a smaller one exists; all must have a number."""
     whole = product(workload)
     worthwhile = ((bm < 2 * whole.m) | (bm == 64)) & ((bn < 2 * whole.n) | (bn == 64))
-    return worthwhile & (whole.tiles(1.0 * bm, 1.0 * bn) * split <= _gemm.MAX_BLOCKS / 4)
+    return worthwhile & (whole.tiles(1.0 * bm, 1.0 * bn) * split <= gemm.MAX_BLOCKS / 4)
 
 
 def steps_are_of_use(bk: Any, workload: Conv2d) -> Any:
@@ -97,7 +98,7 @@ def parts_are_few(split: Any, group_m: Any, min_blocks: Any) -> Any:
 
 
 def _smem_bytes(workload: Conv2d, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any) -> Any:
-    return _wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages)
+    return wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages)
 
 
 def shared_memory_fits(
@@ -125,8 +126,8 @@ SPACE = Space(
     ),
     (
         tile_is_of_use,
-        _wgmma_tile.consumers_share_the_tile,
-        _wgmma_tile.sums_stay_in_registers(producer_registers=PRODUCER_REGISTERS),
+        wgmma_tile.consumers_share_the_tile,
+        wgmma_tile.sums_stay_in_registers(producer_registers=PRODUCER_REGISTERS),
         steps_are_of_use,
         stages_have_tiles,
         cluster_has_tiles,
@@ -220,7 +221,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
         """Return what keeps this problem from wgmma or from TMA, or None."""
-        if ahead := _prologue.refusal(self.key, workload):
+        if ahead := prologue.refusal(self.key, workload):
             return ahead
         w = workload
         if w.dtype not in ("f16", "bf16") or w.layout != "nhwc":
@@ -307,7 +308,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             # By their work: those of other classes have fewer taps.
             blocks=np.minimum(tiles, whole.work(bm, bn, bk, "by_tap") / np.maximum(1.0, full)),
             full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
-            threads=_wgmma_tile.threads(consumers),
+            threads=wgmma_tile.threads(consumers),
             smem_bytes=_smem_bytes(workload, bm, bn, bk, consumers, stages),
             mma_flop=2 * full,
             mma_dtype=workload.dtype,
@@ -347,7 +348,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
         """Products of warpgroups, bulk copies by boxes and by pixels, and registers that move if scarce."""
-        moved = ["USETMAXREG"] if _wgmma_tile.registers_move(config) else []
+        moved = ["USETMAXREG"] if wgmma_tile.registers_move(config) else []
         return ("HGMMA", "UTMALDG.3D", "UTMALDG.IM2COL", *moved)
 
     def source(self, workload: Conv2d, config: Config) -> str:
@@ -364,17 +365,17 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             "Apply": _conv.epilogue(workload, split),
             "DIRECTION": ("fprop", "dgrad", "wgrad").index(workload.direction),
             "STRIDED": workload.direction == "dgrad" and workload.stride > 1,
-            "THREADS": _wgmma_tile.threads(config["consumers"]),
+            "THREADS": wgmma_tile.threads(config["consumers"]),
             "PINGPONG": bool(config["pingpong"]),
-            "STAGING_BYTES": _wgmma_tile.staging_bytes(config["consumers"]),
+            "STAGING_BYTES": wgmma_tile.staging_bytes(config["consumers"]),
             "VEC_C": widest if split == 1 else min(widest, 4),
-            **_wgmma_tile.moved_registers(config, PRODUCER_REGISTERS),
+            **wgmma_tile.moved_registers(config, PRODUCER_REGISTERS),
             "TileA": f"PanelTile<In, BM, BK, {k_contiguous_a}, CLUSTER_N>",
             "TileB": f"PanelTile<In, BN, BK, {k_contiguous_b}, CLUSTER_M>",
         }
         of_gemm = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
         shared = helpers(*of_gemm, "conv", "conv_wgmma")
-        return shared + _conv.injected(workload) + _gemm.constants("Choice", **choices) + SOURCE
+        return shared + _conv.injected(workload) + gemm.constants("Choice", **choices) + SOURCE
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
         """Return the sums of the parts of K, if it is split."""
@@ -395,7 +396,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         first = Launch(
             entry="conv_wgmma<Choice>",
             grid=(clusters * cluster_m * cluster_n, 1, 1),
-            block=(_wgmma_tile.threads(config["consumers"]), 1, 1),
+            block=(wgmma_tile.threads(config["consumers"]), 1, 1),
             arguments=(
                 *_conv_pixels.maps(workload, config),
                 *_conv.epilogue_tensors(workload),
@@ -417,8 +418,8 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         bm, bn = config["bm"], config["bn"]
         if workload.direction == "wgrad":  # rows and columns are the other way round there
             bm, bn = bn, bm
-        tile = _conv_miniature.Tile(m=bm, n=bn, k=config["bk"], steps=steps, walk="by_tap")
-        small = _conv_miniature.miniature(workload, tile)
+        tile = _conv_emulation.Tile(m=bm, n=bn, k=config["bk"], steps=steps, walk="by_tap")
+        small = _conv_emulation.miniature(workload, tile)
         if small.groups == 1:
             return small
         c, k = (ceil_div(x // small.groups, PANEL_CHANNELS) * PANEL_CHANNELS for x in (small.c, small.k))

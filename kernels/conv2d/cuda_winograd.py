@@ -8,7 +8,7 @@ products are 2.25 (m = 2) or 4 (m = 4) times fewer than those of a direct convol
 
 Channels last, the products are of tiles by channels, else of channels by tiles, so that neighbouring threads
 of every step read and write neighbours. The gradient to the images is the same with mirrored filters, and
-another padding. `tunebench.kernels._winograd` has the algorithm and its errors: m = 4 is for 32 summed
+another padding. `tunebench.kernels.conv2d._winograd` has the algorithm and its errors: m = 4 is for 32 summed
 channels or more (m = 2 for 8), since with fewer the transforms cost more accuracy than is allowed.
 
 Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016, section 4.3.
@@ -23,8 +23,8 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels import _conv, _conv_miniature, _winograd
-from tunebench.kernels._cuda import helpers
+from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.conv2d import _conv, _conv_emulation, _winograd
 from tunebench.kernels.gemm.cuda_simt import VARIANT as PRODUCT
 from tunebench.space import Config, Constraint, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
@@ -379,12 +379,12 @@ class CudaWinograd(CudaVariant[Conv2d]):
         small = w
         for of_tiles, of_results in ((2, 2), (1, 2), (1, 1)):
             few = (
-                _conv_miniature.least(terms, config["bk"], steps),
-                _conv_miniature.least(results, bn, of_results),
+                _conv_emulation.least(terms, config["bk"], steps),
+                _conv_emulation.least(results, bn, of_results),
             )
             c, k = few if w.direction == "fprop" else (few[1], few[0])
-            tall = _conv_miniature.least(height, m, 2)
-            wide = _conv_miniature.least(width, m, max(1, bm * of_tiles // 2))
+            tall = _conv_emulation.least(height, m, 2)
+            wide = _conv_emulation.least(width, m, max(1, bm * of_tiles // 2))
             grow = 2 - 2 * w.pad if w.direction == "fprop" else 0
             least = 3 - 2 * w.pad
             h, width_of_image = (max(1, least, extent + grow) for extent in (tall, wide))

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_conv import depthwise_limit, epilogue_tensors, finisher
-from tunebench.kernels._numba_cpu import address, inlined, jitted, load
-from tunebench.kernels._numba_product import (
+from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load
+from tunebench.kernels.common.numba_product import (
     PARAMETERS,
     Blocking,
     Operand,
@@ -28,8 +27,9 @@ from tunebench.kernels._numba_product import (
     stored_line,
     walker,
 )
-from tunebench.kernels._numba_prologue import taken_ahead
-from tunebench.kernels._prologue import operands
+from tunebench.kernels.common.numba_prologue import taken_ahead
+from tunebench.kernels.common.prologue import operands
+from tunebench.kernels.conv2d._numba_conv import depthwise_limit, epilogue_tensors, finisher
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._conv import pairs_inside
-from tunebench.kernels._numba_conv import depthwise_limit, epilogue_tensors, finisher
-from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels.conv2d._conv import pairs_inside
+from tunebench.kernels.conv2d._numba_conv import depthwise_limit, epilogue_tensors, finisher
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.conv2d import Conv2d

@@ -15,10 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels import _winograd
-from tunebench.kernels._numba_conv import epilogue_tensors, finisher
-from tunebench.kernels._numba_cpu import address, jitted, load
-from tunebench.kernels._numba_product import (
+from tunebench.kernels.common.numba_cpu import address, jitted, load
+from tunebench.kernels.common.numba_product import (
     BUFFER_BYTES,
     LANES,
     Blocking,
@@ -26,8 +24,10 @@ from tunebench.kernels._numba_product import (
     registers_hold,
     usual_sums,
 )
-from tunebench.kernels._numba_sandwich import sandwich
-from tunebench.kernels._winograd import results, summed
+from tunebench.kernels.conv2d import _winograd
+from tunebench.kernels.conv2d._numba_conv import epilogue_tensors, finisher
+from tunebench.kernels.conv2d._numba_sandwich import sandwich
+from tunebench.kernels.conv2d._winograd import results, summed
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from tunebench.device import Device
-from tunebench.kernels._conv import epilogue_tensors, pairs_inside
-from tunebench.kernels._numba_chain import in_cuda
-from tunebench.kernels._numba_prologue import ahead_in_cuda
-from tunebench.kernels._prologue import operands
+from tunebench.kernels.common.numba_expression import in_cuda
+from tunebench.kernels.common.numba_prologue import ahead_in_cuda
+from tunebench.kernels.common.prologue import operands
+from tunebench.kernels.conv2d._conv import epilogue_tensors, pairs_inside
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators._activation import IDENTITY

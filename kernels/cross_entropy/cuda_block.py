@@ -1,7 +1,7 @@
 """cross_entropy in CUDA C++: threads share a row, which is read once.
 
 `cache=registers` holds a row until its maximum is known, `online` keeps maximum and sum together. Nothing
-else is kept, and but two numbers a row are written. See `tunebench.kernels._row_block` for the other
+else is kept, and but two numbers a row are written. See `tunebench.kernels.common.row_block` for the other
 parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 
 from tunebench.device import Device
-from tunebench.kernels._cuda import ctype, helpers
-from tunebench.kernels._row_block import batch, default_config, row_costs, row_space, tiles
+from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.row_block import batch, default_config, row_costs, row_space, tiles
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.cross_entropy import CrossEntropy

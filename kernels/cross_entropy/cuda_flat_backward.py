@@ -12,7 +12,7 @@ import math
 
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels._cuda import ctype, helpers
+from tunebench.kernels.common.cuda import ctype, helpers
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.cross_entropy import CrossEntropy

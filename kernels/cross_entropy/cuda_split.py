@@ -1,7 +1,7 @@
 """cross_entropy in CUDA C++ for few and long rows: several blocks share a row.
 
 A first launch finds the maximum of each part and the sum of its exponentials relative to it; a second one
-puts those of each row together, by a warp a row. See `tunebench.kernels._row_split` for the parameters.
+puts those of each row together, by a warp a row. See `tunebench.kernels.common.row_split` for the parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 
 from tunebench.device import Device
-from tunebench.kernels._cuda import ctype, helpers
-from tunebench.kernels._row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
+from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling
 from tunebench.workload import Tensor

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, exponential, jitted, load, rank
+from tunebench.kernels.common.numba_cpu import address, exponential, jitted, load, rank
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, NumbaCpuVariant
 from tunebench.workload import Tensor

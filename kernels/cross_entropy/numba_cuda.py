@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cuda_rows import NumbaCudaRows, row_costs
+from tunebench.kernels.common.numba_cuda_rows import NumbaCudaRows, row_costs
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, Launch
 from tunebench.workloads.operators.cross_entropy import CrossEntropy

@@ -18,9 +18,9 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.expression import steps
-from tunebench.kernels._chain import least_operations, lines, variable
-from tunebench.kernels._cuda import ctype, helpers
-from tunebench.kernels._cuda_chain import filled, function, parameters, special, threads_along
+from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.cuda_expression import filled, function, parameters, special, threads_along
+from tunebench.kernels.common.expression import least_operations, lines, variable
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.elementwise import Elementwise

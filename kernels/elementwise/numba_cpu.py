@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tunebench.device import Device
-from tunebench.kernels._chain import compiled, least_operations, lines, variable
-from tunebench.kernels._numba_chain import SPELLING, by_libm, by_polynomials, has_two_forms
-from tunebench.kernels._numba_cpu import address, jitted, load, store
+from tunebench.kernels.common.expression import compiled, least_operations, lines, variable
+from tunebench.kernels.common.numba_cpu import address, jitted, load, store
+from tunebench.kernels.common.numba_expression import SPELLING, by_libm, by_polynomials, has_two_forms
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.elementwise import Elementwise

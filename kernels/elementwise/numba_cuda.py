@@ -13,8 +13,8 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels._chain import compiled, least_operations, variable
-from tunebench.kernels._numba_chain import CUDA_SPELLING as SPELLING
+from tunebench.kernels.common.expression import compiled, least_operations, variable
+from tunebench.kernels.common.numba_expression import CUDA_SPELLING as SPELLING
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.elementwise import Elementwise

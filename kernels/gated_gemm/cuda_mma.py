@@ -20,10 +20,11 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gated, _mma_tile
-from tunebench.kernels._cuda import first_product, helpers
-from tunebench.kernels._gated import MATRICES
-from tunebench.kernels._gemm import constants
+from tunebench.kernels.common import mma_tile
+from tunebench.kernels.common.cuda import first_product, helpers
+from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.gated_gemm import _gated
+from tunebench.kernels.gated_gemm._gated import MATRICES
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workloads.operators.gated_gemm import GatedGemm
@@ -31,12 +32,12 @@ from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 def sums_stay_in_registers(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
     """A thread must have no more sums, of both products, than its registers hold."""
-    return MATRICES * bm * bn <= _mma_tile.MAX_SUMS * _mma_tile.threads(warps_m, warps_n)
+    return MATRICES * bm * bn <= mma_tile.MAX_SUMS * mma_tile.threads(warps_m, warps_n)
 
 
 def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
     """A block must have 8 warps or fewer, and give each 32 x 32 sums if it has more than 4."""
-    return _mma_tile.work_is_worth_the_warps(bm, MATRICES * bn, warps_m, warps_n)
+    return mma_tile.work_is_worth_the_warps(bm, MATRICES * bn, warps_m, warps_n)
 
 
 SPACE = Space(
@@ -53,15 +54,15 @@ SPACE = Space(
     ),
     (
         _gated.fits,
-        _mma_tile.tile_is_compact,
-        _mma_tile.warps_cover_the_tile,
+        mma_tile.tile_is_compact,
+        mma_tile.warps_cover_the_tile,
         sums_stay_in_registers,
         work_is_worth_the_warps,
-        _mma_tile.steps_are_of_use,
-        _mma_tile.stages_have_tiles,
-        _mma_tile.copies_are_few(_gated.widths, MATRICES),
-        _mma_tile.shared_memory_fits(MATRICES),
-        _mma_tile.min_blocks_is_of_use(64, MATRICES),
+        mma_tile.steps_are_of_use,
+        mma_tile.stages_have_tiles,
+        mma_tile.copies_are_few(_gated.widths, MATRICES),
+        mma_tile.shared_memory_fits(MATRICES),
+        mma_tile.min_blocks_is_of_use(64, MATRICES),
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
     ),
 )
@@ -129,8 +130,8 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
         if workload.dtype == "f32":
             return f"{self.key} multiplies f16, bf16 and tf32; f32 has no tensor-core instruction"
         narrow = min(_gated.widths(workload)[:2]) * itemsize(workload.dtype)
-        if narrow < _mma_tile.COPY_BYTES:
-            least = f"{_mma_tile.COPY_BYTES} bytes or more"
+        if narrow < mma_tile.COPY_BYTES:
+            least = f"{mma_tile.COPY_BYTES} bytes or more"
             return f"{self.key} copies {least}: lines of a and of either b must be multiples of that"
         return _gated.too_many_blocks(workload, (tile[:2] for tile in USUAL))
 
@@ -149,7 +150,7 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
     def _usual(self, workload: GatedGemm) -> Iterator[Config]:
         """Yield the usual tiles, as deep as k allows."""
         for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
-            bk = _mma_tile.usual_bk(line_bytes, workload)
+            bk = mma_tile.usual_bk(line_bytes, workload)
             yield Config(
                 {
                     "bm": bm,
@@ -174,18 +175,18 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
         names = ("bm", "bn", "bk", "warps_m", "warps_n")
         bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
         padded_k = ceil_div(workload.k, bk) * bk
-        products, fragments = _mma_tile.instructions(bm, bn, warps_m, warps_n, padded_k * size, MATRICES)
-        threads, blocks = _mma_tile.threads(warps_m, warps_n), _gated.blocks(workload, bm, bn)
+        products, fragments = mma_tile.instructions(bm, bn, warps_m, warps_n, padded_k * size, MATRICES)
+        threads, blocks = mma_tile.threads(warps_m, warps_n), _gated.blocks(workload, bm, bn)
         return Costs(
             blocks=blocks,
             full_blocks=blocks,
             threads=threads,
-            smem_bytes=_mma_tile.smem_bytes_of(table, workload.dtype, MATRICES),
+            smem_bytes=mma_tile.smem_bytes_of(table, workload.dtype, MATRICES),
             registers=np.minimum(MATRICES * bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=MATRICES * 2 * bm * bn * padded_k,
             mma_dtype=workload.dtype,
             smem_traffic_bytes=512 * fragments + padded_k * size * (bm + MATRICES * bn),
-            fill_bytes=_mma_tile.fill_bytes(workload, _gated.widths(workload), bm, bn, workload.k, MATRICES),
+            fill_bytes=mma_tile.fill_bytes(workload, _gated.widths(workload), bm, bn, workload.k, MATRICES),
             instructions=products + fragments,
             # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum.
             chain_clocks=first_product(device) + padded_k * size / 32 * device.mma_latency,
@@ -197,7 +198,7 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
 
     def source(self, workload: GatedGemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
-        choices = _mma_tile.choices(config, _gated.widths(workload))
+        choices = mma_tile.choices(config, _gated.widths(workload))
         choice = constants("Choice", **_gated.problem(workload), **choices)
         return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma", "gated") + choice + SOURCE
 
@@ -207,9 +208,9 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
             Launch(
                 entry="gated_mma<Choice>",
                 grid=(int(_gated.blocks(workload, config["bm"], config["bn"])), 1, 1),
-                block=(_mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
+                block=(mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
                 arguments=_gated.arguments(workload, config["group_m"]),
-                smem_bytes=int(_mma_tile.smem_bytes_of(config, workload.dtype, MATRICES)),
+                smem_bytes=int(mma_tile.smem_bytes_of(config, workload.dtype, MATRICES)),
             ),
         )
 

@@ -15,10 +15,11 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gated, _simt_tile
-from tunebench.kernels._cuda import first_product, helpers
-from tunebench.kernels._gated import MATRICES
-from tunebench.kernels._gemm import constants
+from tunebench.kernels.common import simt_tile
+from tunebench.kernels.common.cuda import first_product, helpers
+from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.gated_gemm import _gated
+from tunebench.kernels.gated_gemm._gated import MATRICES
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workloads.operators.gated_gemm import GatedGemm
@@ -28,12 +29,12 @@ MAX_SUMS = 64
 
 
 def _smem_bytes(workload: GatedGemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
-    return _simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages, MATRICES)
+    return simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages, MATRICES)
 
 
 def _widths(bk: Any, workload: GatedGemm) -> tuple[Any, Any]:
     """Return the elements an access to a and to either b moves."""
-    return _simt_tile.widths(_gated.widths(workload), workload.trans, bk)
+    return simt_tile.widths(_gated.widths(workload), workload.trans, bk)
 
 
 def sums_stay_in_registers(tm: Any, tn: Any) -> Any:
@@ -44,14 +45,14 @@ def sums_stay_in_registers(tm: Any, tn: Any) -> Any:
 def loads_fit_in_registers(bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, workload: GatedGemm) -> Any:
     """A thread must load the next step by 16 accesses or fewer."""
     a, b = _widths(bk, workload)
-    return bm * bk // a + MATRICES * bn * bk // b <= 16 * _simt_tile.threads(bm, bn, tm, tn)
+    return bm * bk // a + MATRICES * bn * bk // b <= 16 * simt_tile.threads(bm, bn, tm, tn)
 
 
 def registers_suffice(
     bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, workload: GatedGemm, device: Device
 ) -> Any:
     """A block must find registers on an SM for sums, fragments and the step under way."""
-    threads = _simt_tile.threads(bm, bn, tm, tn)
+    threads = simt_tile.threads(bm, bn, tm, tn)
     under_way = (bm + MATRICES * bn) * bk // threads * itemsize(workload.dtype) // 4
     needed = MATRICES * tm * tn + 2 * (tm + MATRICES * tn) + under_way + 32
     return needed <= np.minimum(255, device.registers_per_sm // threads)
@@ -70,9 +71,9 @@ SPACE = Space(
     ),
     (
         _gated.fits,
-        _simt_tile.threads_are_reasonable,
-        _simt_tile.tiles_are_compact,
-        _simt_tile.warps_cover_the_tile,
+        simt_tile.threads_are_reasonable,
+        simt_tile.tiles_are_compact,
+        simt_tile.warps_cover_the_tile,
         sums_stay_in_registers,
         loads_fit_in_registers,
         registers_suffice,
@@ -161,9 +162,9 @@ class CudaSimtGatedGemm(CudaVariant[GatedGemm]):
         Reads of a and b may hit in L1, so that nothing is certain to come from L2.
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        threads, blocks = _simt_tile.threads(bm, bn, tm, tn), _gated.blocks(workload, bm, bn)
+        threads, blocks = simt_tile.threads(bm, bn, tm, tn), _gated.blocks(workload, bm, bn)
         padded_k = ceil_div(workload.k, bk) * bk
-        term = _simt_tile.term(table, device, MATRICES)
+        term = simt_tile.term(table, device, MATRICES)
         return Costs(
             blocks=blocks,
             full_blocks=blocks,
@@ -184,7 +185,7 @@ class CudaSimtGatedGemm(CudaVariant[GatedGemm]):
         names = ("bm", "bn", "bk", "tm", "tn", "lanes_n", "stages")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
         choices |= {
-            "THREADS": _simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"]),
+            "THREADS": simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"]),
             "VEC_A": int(vec_a),
             "VEC_B": int(vec_b),
             "VEC_C": min(config["tn"], 4, _gated.widths(workload)[2]),
@@ -199,7 +200,7 @@ class CudaSimtGatedGemm(CudaVariant[GatedGemm]):
             Launch(
                 entry="gated_simt<Choice>",
                 grid=(int(_gated.blocks(workload, bm, bn)), 1, 1),
-                block=(_simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
+                block=(simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
                 arguments=_gated.arguments(workload, config["group_m"]),
                 smem_bytes=_smem_bytes(workload, bm, bn, config["bk"], config["stages"]),
             ),

@@ -17,12 +17,13 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gated, _wgmma_gemm, _wgmma_tile
-from tunebench.kernels._cuda import helpers
-from tunebench.kernels._gated import MATRICES
-from tunebench.kernels._gemm import constants
-from tunebench.kernels._wgmma_gemm import WgmmaGemm, constraints
-from tunebench.kernels._wgmma_tile import MOST_EXTENT
+from tunebench.kernels.common import wgmma_gemm, wgmma_tile
+from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.common.wgmma_gemm import WgmmaGemm, constraints
+from tunebench.kernels.common.wgmma_tile import MOST_EXTENT
+from tunebench.kernels.gated_gemm import _gated
+from tunebench.kernels.gated_gemm._gated import MATRICES
 from tunebench.space import Config, Parameter, Space
 from tunebench.variant import Argument
 from tunebench.workloads.operators.gated_gemm import GatedGemm
@@ -34,12 +35,12 @@ MOST_SUMS = 192
 
 def fits(bm: Any, bn: Any, workload: GatedGemm) -> Any:
     """No tile may be twice as large as the problem if a smaller one exists; all must have a number."""
-    return _wgmma_gemm.fits(bm, bn, _gated.product(workload))
+    return wgmma_gemm.fits(bm, bn, _gated.product(workload))
 
 
 def many_sums_are_staged(bm: Any, bn: Any, consumers: Any, pingpong: Any, staged: Any) -> Any:
     """Where sums take all registers there are, code for direct stores spills."""
-    sums = MATRICES * _wgmma_tile.sums(bm, bn, consumers, pingpong)
+    sums = MATRICES * wgmma_tile.sums(bm, bn, consumers, pingpong)
     return (sums < MOST_SUMS) | (staged == 1)
 
 
@@ -138,7 +139,7 @@ class CudaWgmmaGatedGemm(WgmmaGemm[GatedGemm]):
 
     def miniature(self, workload: GatedGemm, config: Config) -> GatedGemm:
         """Return a problem of few tiles with the same edges."""
-        return _gated.shrink(workload, config, config["stages"], affordable_fma=_wgmma_tile.AFFORDABLE_FMA)
+        return _gated.shrink(workload, config, config["stages"], affordable_fma=wgmma_tile.AFFORDABLE_FMA)
 
 
 VARIANT = CudaWgmmaGatedGemm()

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
-from tunebench.kernels._numba_epilogue import activation
-from tunebench.kernels._numba_product import (
+from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels.common.numba_epilogue import activation
+from tunebench.kernels.common.numba_product import (
     LANES,
     PARAMETERS,
     Blocking,

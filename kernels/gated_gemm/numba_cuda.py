@@ -17,20 +17,21 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels import _gated, _numba_tile
-from tunebench.kernels._gated import MATRICES
+from tunebench.kernels.common import numba_tile
+from tunebench.kernels.gated_gemm import _gated
+from tunebench.kernels.gated_gemm._gated import MATRICES
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 SPACE = Space(
     (
-        *_numba_tile.PARAMETERS,
+        *numba_tile.PARAMETERS,
         Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
     ),
     (
         _gated.fits,
-        *_numba_tile.constraints(MATRICES),
+        *numba_tile.constraints(MATRICES),
         lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
     ),
 )
@@ -45,13 +46,13 @@ class NumbaCudaGatedGemm(NumbaCudaVariant[GatedGemm]):
 
     def limits(self, workload: GatedGemm, device: Device) -> str | None:
         """Return what keeps this problem out, or None."""
-        if reason := _numba_tile.refusal(workload):
+        if reason := numba_tile.refusal(workload):
             return f"{self.key} {reason}"
-        return _gated.too_many_blocks(workload, (tile[:2] for tile in _numba_tile.USUAL))
+        return _gated.too_many_blocks(workload, (tile[:2] for tile in numba_tile.USUAL))
 
     def default(self, workload: GatedGemm, device: Device) -> Config:
         """Return the largest of the usual tiles that still gives every SM a block."""
-        config = _numba_tile.usual(workload, device, _gated.fits, _gated.blocks)
+        config = numba_tile.usual(workload, device, _gated.fits, _gated.blocks)
         return Config({**config, "group_m": 8 if config["bm"] < workload.m else 1})
 
     def tiles(self, workload: GatedGemm, config: Config) -> tuple[Tiling, ...]:
@@ -61,7 +62,7 @@ class NumbaCudaGatedGemm(NumbaCudaVariant[GatedGemm]):
     def costs(self, workload: GatedGemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
         tiles = _gated.blocks(workload, table["bm"], table["bn"])
-        return _numba_tile.costs(workload, table, device, tiles, MATRICES)
+        return numba_tile.costs(workload, table, device, tiles, MATRICES)
 
     def launches(self, workload: GatedGemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch of a block a tile."""
@@ -107,7 +108,7 @@ class NumbaCudaGatedGemm(NumbaCudaVariant[GatedGemm]):
             ups = cuda.local.array((TM, TN), float32)
             m, n, k = c.shape[0], c.shape[1], a.shape[1]
 
-            # Blocks that run together share rows of a and columns of b: see `tile_of_block` of _gemm.cuh.
+            # Blocks that run together share rows of a and columns of b: see `tile_of_block` of gemm.cuh.
             tiles_m, tiles_n = (m + BM - 1) // BM, (n + BN - 1) // BN
             tile = cuda.blockIdx.x
             first = tile // (GROUP_M * tiles_n) * GROUP_M

@@ -28,9 +28,9 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm, _mma_tile, _prologue
-from tunebench.kernels._cuda import first_product, helpers
-from tunebench.kernels._cuda_chain import filled
+from tunebench.kernels.common import gemm, mma_tile, prologue
+from tunebench.kernels.common.cuda import first_product, helpers
+from tunebench.kernels.common.cuda_expression import filled
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -64,27 +64,27 @@ SPACE = Space(
         Parameter("warps_m", (1, 2, 4), "warps of a block along m"),
         Parameter("warps_n", (1, 2, 4), "warps of a block along n"),
         Parameter("bk", (16, 32, 64, 128), "elements of k in one buffer: a step"),
-        Parameter("split_k", _gemm.SPLITS, "blocks that share the steps of a tile"),
-        Parameter("stream_k", _gemm.STREAMS, "blocks that share the steps of all tiles; 0: a tile each"),
+        Parameter("split_k", gemm.SPLITS, "blocks that share the steps of a tile"),
+        Parameter("stream_k", gemm.STREAMS, "blocks that share the steps of all tiles; 0: a tile each"),
         Parameter("stages", (2, 3, 4, 5), "buffers: all but one are under way while it is multiplied"),
         Parameter("staged", (0, 1), "1: results are gathered in shared memory for wide stores"),
         Parameter("group_m", (1, 4, 8), "rows of tiles that blocks running together share"),
         Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
     ),
     (
-        _gemm.fits,
-        _mma_tile.tile_is_compact,
-        _mma_tile.warps_cover_the_tile,
-        _mma_tile.work_is_worth_the_warps,
-        _mma_tile.steps_are_of_use,
-        _gemm.split_is_of_use,
-        _gemm.stream_is_of_use,
+        gemm.fits,
+        mma_tile.tile_is_compact,
+        mma_tile.warps_cover_the_tile,
+        mma_tile.work_is_worth_the_warps,
+        mma_tile.steps_are_of_use,
+        gemm.split_is_of_use,
+        gemm.stream_is_of_use,
         stages_have_tiles,
-        _mma_tile.copies_are_few(_gemm.widths),
-        _mma_tile.shared_memory_fits(),
-        _mma_tile.min_blocks_is_of_use(64),
+        mma_tile.copies_are_few(gemm.widths),
+        mma_tile.shared_memory_fits(),
+        mma_tile.min_blocks_is_of_use(64),
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
-        _gemm.parts_are_few,
+        gemm.parts_are_few,
     ),
 )
 
@@ -175,11 +175,11 @@ class CudaMmaGemm(CudaVariant[Gemm]):
             return f"{self.key} multiplies f16, bf16, tf32, e4m3 and i8; f32 has no tensor-core instruction"
         if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
             return f"{self.key} needs sm_89 or later to multiply e4m3"
-        narrow = min(_gemm.widths(workload)[:2]) * itemsize(workload.dtype)
-        if narrow < _mma_tile.COPY_BYTES:
-            least = f"{_mma_tile.COPY_BYTES} bytes or more"
+        narrow = min(gemm.widths(workload)[:2]) * itemsize(workload.dtype)
+        if narrow < mma_tile.COPY_BYTES:
+            least = f"{mma_tile.COPY_BYTES} bytes or more"
             return f"{self.key} copies {least}: lines of a and b must be multiples of that"
-        return _gemm.too_many_blocks(workload, (tile[:2] for tile in USUAL))
+        return gemm.too_many_blocks(workload, (tile[:2] for tile in USUAL))
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the usual tile, and division of k, that are estimated to take least."""
@@ -190,12 +190,12 @@ class CudaMmaGemm(CudaVariant[Gemm]):
 
     def _usual(self, workload: Gemm, device: Device) -> Iterator[Config]:
         """Yield the usual tiles and divisions of k, as deep as k allows."""
-        most_sums = _mma_tile.MAX_SUMS
+        most_sums = mma_tile.MAX_SUMS
         if _converts(workload, device):
             most_sums = CONVERTED_SUMS if workload.trans == "nt" else PAIRED_SUMS
-        for (bm, bn, warps_m, warps_n, line_bytes, deepest), split in itertools.product(USUAL, _gemm.SPLITS):
-            bk = _mma_tile.usual_bk(line_bytes, workload)
-            if bm * bn // _mma_tile.threads(warps_m, warps_n) > most_sums:
+        for (bm, bn, warps_m, warps_n, line_bytes, deepest), split in itertools.product(USUAL, gemm.SPLITS):
+            bk = mma_tile.usual_bk(line_bytes, workload)
+            if bm * bn // mma_tile.threads(warps_m, warps_n) > most_sums:
                 continue
             steps = ceil_div(ceil_div(workload.k, bk), split)
             groups = (1,) if split > 1 else (1, 4, 8)
@@ -217,7 +217,7 @@ class CudaMmaGemm(CudaVariant[Gemm]):
 
     def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut m, n and k."""
-        return _gemm.tiles(workload, config)
+        return gemm.tiles(workload, config)
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are multiplied as zeros.
@@ -227,21 +227,21 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         size = itemsize(workload.dtype)
         names = ("bm", "bn", "bk", "warps_m", "warps_n")
         bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
-        share = _gemm.shares(workload, table)
+        share = gemm.shares(workload, table)
         length = share.steps * bk
-        products, fragments = _mma_tile.instructions(bm, bn, warps_m, warps_n, length * size)
-        threads = _mma_tile.threads(warps_m, warps_n)
+        products, fragments = mma_tile.instructions(bm, bn, warps_m, warps_n, length * size)
+        threads = mma_tile.threads(warps_m, warps_n)
         return Costs(
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=threads,
-            smem_bytes=_mma_tile.smem_bytes_of(table, workload.dtype),
+            smem_bytes=mma_tile.smem_bytes_of(table, workload.dtype),
             registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=2 * bm * bn * length,
             mma_dtype=workload.dtype,
-            sfu=bm * share.length * _prologue.special_of_element(workload),
+            sfu=bm * share.length * prologue.special_of_element(workload),
             smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
-            fill_bytes=_mma_tile.fill_bytes(workload, _gemm.widths(workload), bm, bn, share.length),
+            fill_bytes=mma_tile.fill_bytes(workload, gemm.widths(workload), bm, bn, share.length),
             instructions=products + fragments,
             # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum.
             # Parts of a stream follow one another: a barrier stands between the stores of one and the next.
@@ -258,41 +258,41 @@ class CudaMmaGemm(CudaVariant[Gemm]):
 
     def source(self, workload: Gemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
-        choices = _mma_tile.choices(config, _gemm.widths(workload))
-        choices["Division"] = _gemm.division(config)
-        choice = _gemm.constants("Choice", **_gemm.problem(workload), **choices)
+        choices = mma_tile.choices(config, gemm.widths(workload))
+        choices["Division"] = gemm.division(config)
+        choice = gemm.constants("Choice", **gemm.problem(workload), **choices)
         shared = helpers("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma")
         if not workload.has_pre:
-            return shared + _gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
-        ahead = _prologue.struct(workload) + helpers("prologue", "prologue_mma")
-        return shared + _gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)
+            return shared + gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
+        ahead = prologue.struct(workload) + helpers("prologue", "prologue_mma")
+        return shared + gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return the product, and what adds its parts up if k is divided."""
         product = Launch(
             entry="gemm_mma<Choice>",
             grid=(1, 1, 1),
-            block=(_mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
+            block=(mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
             arguments=(),
-            smem_bytes=int(_mma_tile.smem_bytes_of(config, workload.dtype)),
+            smem_bytes=int(mma_tile.smem_bytes_of(config, workload.dtype)),
         )
-        return _gemm.divided_launches(workload, config, product)
+        return gemm.divided_launches(workload, config, product)
 
     def scratch(self, workload: Gemm, config: Config) -> tuple[Tensor, ...]:
         """Return where parts of sums are kept, if k is divided."""
-        return _gemm.scratch(workload, config)
+        return gemm.scratch(workload, config)
 
     def miniature(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
         # Each part of k should use its buffers again, as far as emulation can afford it.
         deep = config["stages"] + 1
-        return _gemm.shrink(workload, config, max(deep, min(deep * config["split_k"], 24)) - 1)
+        return gemm.shrink(workload, config, max(deep, min(deep * config["split_k"], 24)) - 1)
 
 
 def _estimate_us(workload: Gemm, config: Config, device: Device) -> float:
     """Return about how long a configuration takes: to order configurations by."""
     bm, bn, split, bk = (config[name] for name in ("bm", "bn", "split_k", "bk"))
-    blocks = _gemm.blocks(workload, bm, bn) * split
+    blocks = gemm.blocks(workload, bm, bn) * split
     per_sm = ceil_div(blocks, device.sm_count)
     # Multiplying a tile costs with its area, reading it with its edges; 8 warps hide what they wait for.
     steps = ceil_div(ceil_div(workload.k, bk), split)
@@ -301,7 +301,7 @@ def _estimate_us(workload: Gemm, config: Config, device: Device) -> float:
     dtype = "f16" if _converts(workload, device) else workload.dtype
     rate = device.mma_flop_per_clock.get(dtype, 1024.0) / 2 * device.max_clock_mhz
     # Memory gives its bandwidth only to as many bytes under way as it gives in the time of one read.
-    smem = int(_mma_tile.smem_bytes_of(config, workload.dtype)) + device.smem_reserved_bytes
+    smem = int(mma_tile.smem_bytes_of(config, workload.dtype)) + device.smem_reserved_bytes
     resident = min(blocks, device.sm_count * max(1, device.smem_per_sm_bytes // smem))
     lines = min(bm, workload.m) + min(bn, workload.n)
     under_way = resident * (config["stages"] - 1) * lines * bk * itemsize(workload.dtype)

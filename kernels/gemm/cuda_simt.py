@@ -19,9 +19,9 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm, _prologue, _simt_tile
-from tunebench.kernels._cuda import first_product, helpers
-from tunebench.kernels._cuda_chain import filled
+from tunebench.kernels.common import gemm, prologue, simt_tile
+from tunebench.kernels.common.cuda import first_product, helpers
+from tunebench.kernels.common.cuda_expression import filled
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling
 from tunebench.workload import Tensor
@@ -30,7 +30,7 @@ from tunebench.workloads.operators.gemm import Gemm
 
 def _widths(vec: Any, bk: Any, workload: Gemm) -> tuple[Any, Any]:
     """Return the elements an access to a and to b really moves."""
-    a, b = _simt_tile.widths(_gemm.widths(workload), workload.trans, bk)
+    a, b = simt_tile.widths(gemm.widths(workload), workload.trans, bk)
     return np.minimum(vec, a), np.minimum(vec, b)
 
 
@@ -43,19 +43,19 @@ def width_is_of_use(vec: Any, bk: Any, workload: Gemm) -> Any:
 def loads_fit_in_registers(bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, vec: Any, workload: Gemm) -> Any:
     """A thread must load the next tile by 16 accesses or fewer."""
     a, b = _widths(vec, bk, workload)
-    return bm * bk // a + bn * bk // b <= 16 * _simt_tile.threads(bm, bn, tm, tn)
+    return bm * bk // a + bn * bk // b <= 16 * simt_tile.threads(bm, bn, tm, tn)
 
 
 def shared_memory_fits(bm: Any, bn: Any, bk: Any, stages: Any, workload: Gemm, device: Device) -> Any:
     """The tiles must fit in the shared memory of a block."""
-    return _simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages) <= device.smem_per_block_bytes
+    return simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages) <= device.smem_per_block_bytes
 
 
 def registers_suffice(
     bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, min_blocks: Any, workload: Gemm, device: Device
 ) -> Any:
     """`min_blocks` blocks must find registers on an SM for sums, fragments and the tile under way."""
-    threads = _simt_tile.threads(bm, bn, tm, tn)
+    threads = simt_tile.threads(bm, bn, tm, tn)
     under_way = (bm + bn) * bk // threads * itemsize(workload.dtype) // 4
     needed = tm * tn + 2 * (tm + tn) + under_way + 24
     return needed <= np.minimum(255, device.registers_per_sm // (threads * min_blocks))
@@ -65,8 +65,8 @@ def min_blocks_is_of_use(
     bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, stages: Any, min_blocks: Any, workload: Gemm, device: Device
 ) -> Any:
     """`min_blocks` must fit on an SM, and limit what the compiler would take of itself."""
-    threads = min_blocks * _simt_tile.threads(bm, bn, tm, tn)
-    smem = _simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages) + device.smem_reserved_bytes
+    threads = min_blocks * simt_tile.threads(bm, bn, tm, tn)
+    smem = simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages) + device.smem_reserved_bytes
     fit = (threads <= device.threads_per_sm) & (min_blocks * smem <= device.smem_per_sm_bytes)
     return (min_blocks == 1) | (fit & (threads * (2 * tm * tn + 48) > device.registers_per_sm))
 
@@ -79,18 +79,18 @@ SPACE = Space(
         Parameter("tn", (2, 4, 8, 16), "columns of c a thread computes"),
         Parameter("lanes_n", (4, 8, 16), "lanes of a warp side by side along n"),
         Parameter("bk", (4, 8, 16, 32), "elements of k in shared memory together: a step"),
-        Parameter("split_k", _gemm.SPLITS, "blocks that share the steps of a tile"),
+        Parameter("split_k", gemm.SPLITS, "blocks that share the steps of a tile"),
         Parameter("stages", (1, 2), "2: a second buffer saves one of two barriers per bk"),
         Parameter("vec", (1, 2, 4, 8, 16), "elements an access to a or b moves, where alignment allows"),
         Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
         Parameter("min_blocks", (1, 2, 3, 4), "blocks an SM must be able to hold: limits registers"),
     ),
     (
-        _gemm.fits,
-        _gemm.split_is_of_use,
-        _simt_tile.threads_are_reasonable,
-        _simt_tile.tiles_are_compact,
-        _simt_tile.warps_cover_the_tile,
+        gemm.fits,
+        gemm.split_is_of_use,
+        simt_tile.threads_are_reasonable,
+        simt_tile.tiles_are_compact,
+        simt_tile.warps_cover_the_tile,
         shared_memory_fits,
         width_is_of_use,
         loads_fit_in_registers,
@@ -98,7 +98,7 @@ SPACE = Space(
         min_blocks_is_of_use,
         lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
         lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
-        lambda split_k, group_m, min_blocks: _gemm.parts_are_few(split_k, 0, group_m, min_blocks),
+        lambda split_k, group_m, min_blocks: gemm.parts_are_few(split_k, 0, group_m, min_blocks),
     ),
 )
 
@@ -180,12 +180,12 @@ class CudaSimtGemm(CudaVariant[Gemm]):
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
         """Return why c takes more blocks than a grid has, or None."""
-        return _gemm.too_many_blocks(workload, ((tile["bm"], tile["bn"]) for tile in USUAL))
+        return gemm.too_many_blocks(workload, ((tile["bm"], tile["bn"]) for tile in USUAL))
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the largest tile that still gives every SM a block, in its usual shape."""
-        usable = [t for t in USUAL if _gemm.fits(t["bm"], t["bn"], workload)]
-        full = [t for t in usable if _gemm.blocks(workload, t["bm"], t["bn"]) >= device.sm_count]
+        usable = [t for t in USUAL if gemm.fits(t["bm"], t["bn"], workload)]
+        full = [t for t in usable if gemm.blocks(workload, t["bm"], t["bn"]) >= device.sm_count]
         tile = (full or usable[-1:])[0]
         if device.compute_capability[0] == 10:  # it multiplies pairs, whose registers make two blocks spill
             tile = {**tile, "min_blocks": 1}
@@ -199,18 +199,18 @@ class CudaSimtGemm(CudaVariant[Gemm]):
 
     def _split(self, workload: Gemm, tile: Mapping[str, int], device: Device) -> int:
         """Return in how many parts, each worth a second launch, k gives every SM 8 warps."""
-        warps = _simt_tile.threads(tile["bm"], tile["bn"], tile["tm"], tile["tn"]) // 32
-        tiles = _gemm.blocks(workload, tile["bm"], tile["bn"])
+        warps = simt_tile.threads(tile["bm"], tile["bn"], tile["tm"], tile["tn"]) // 32
+        tiles = gemm.blocks(workload, tile["bm"], tile["bn"])
         found = 1
         while tiles * found * warps < 8 * device.sm_count and tiles * found < 2 * device.sm_count:
-            if 2 * found not in _gemm.SPLITS or workload.k // (2 * found) < 512:
+            if 2 * found not in gemm.SPLITS or workload.k // (2 * found) < 512:
                 break
             found *= 2
         return found
 
     def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut m, n and k."""
-        return _gemm.tiles(workload, config)
+        return gemm.tiles(workload, config)
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros.
@@ -219,17 +219,17 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         on top and is not counted.
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        threads, term = _simt_tile.threads(bm, bn, tm, tn), _simt_tile.term(table, device)
-        share = _gemm.shares(workload, table)
+        threads, term = simt_tile.threads(bm, bn, tm, tn), simt_tile.term(table, device)
+        share = gemm.shares(workload, table)
         length = share.steps * bk
         return Costs(
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=threads,
-            smem_bytes=_simt_tile.smem_bytes(workload.trans, bm, bn, bk, table["stages"]),
+            smem_bytes=simt_tile.smem_bytes(workload.trans, bm, bn, bk, table["stages"]),
             registers=np.minimum(tm * tn + 16, 65536 // (threads * table["min_blocks"])),
             fma=length * term.fma,
-            sfu=bm * share.length * _prologue.special_of_element(workload),
+            sfu=bm * share.length * prologue.special_of_element(workload),
             smem_traffic_bytes=length * term.smem_bytes,
             accesses=length * term.accesses,
             instructions=length * term.instructions,
@@ -248,18 +248,18 @@ class CudaSimtGemm(CudaVariant[Gemm]):
     def source(self, workload: Gemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
         vec_a, vec_b = _widths(config["vec"], config["bk"], workload)
-        vec_c = min(config["tn"], 4, _gemm.widths(workload)[2])
+        vec_c = min(config["tn"], 4, gemm.widths(workload)[2])
         widths = {"VEC_A": int(vec_a), "VEC_B": int(vec_b), "VEC_C": vec_c}
         names = ("bm", "bn", "bk", "tm", "tn", "lanes_n", "stages", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
-        choices["Division"] = _gemm.division(config)
-        threads = _simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
-        choice = _gemm.constants("Choice", **_gemm.problem(workload), THREADS=threads, **choices, **widths)
+        choices["Division"] = gemm.division(config)
+        threads = simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
+        choice = gemm.constants("Choice", **gemm.problem(workload), THREADS=threads, **choices, **widths)
         shared = helpers("types", "epilogue", "gemm", "gemm_parts", "gemm_simt")
         if not workload.has_pre:
-            return shared + _gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
-        ahead = _prologue.struct(workload) + helpers("prologue", "prologue_simt")
-        return shared + _gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)
+            return shared + gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
+        ahead = prologue.struct(workload) + helpers("prologue", "prologue_simt")
+        return shared + gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return the product, and what adds its parts up if k is divided."""
@@ -267,20 +267,20 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         product = Launch(
             entry="gemm_simt<Choice>",
             grid=(1, 1, 1),
-            block=(_simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
+            block=(simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
             arguments=(),
-            smem_bytes=_simt_tile.smem_bytes(workload.trans, bm, bn, config["bk"], config["stages"]),
+            smem_bytes=simt_tile.smem_bytes(workload.trans, bm, bn, config["bk"], config["stages"]),
         )
-        return _gemm.divided_launches(workload, config, product)
+        return gemm.divided_launches(workload, config, product)
 
     def scratch(self, workload: Gemm, config: Config) -> tuple[Tensor, ...]:
         """Return where parts of sums are kept, if k is divided."""
-        return _gemm.scratch(workload, config)
+        return gemm.scratch(workload, config)
 
     def miniature(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
         deep = config["stages"] + 1
-        return _gemm.shrink(workload, config, deep * config["split_k"] - 1)
+        return gemm.shrink(workload, config, deep * config["split_k"] - 1)
 
 
 VARIANT = CudaSimtGemm()

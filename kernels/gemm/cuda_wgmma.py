@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _gemm, _prologue, _wgmma_tile
-from tunebench.kernels._cuda import helpers
-from tunebench.kernels._wgmma_gemm import WgmmaGemm, constraints, fits
-from tunebench.kernels._wgmma_tile import MOST_EXTENT
+from tunebench.kernels.common import gemm, prologue, wgmma_tile
+from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.common.wgmma_gemm import WgmmaGemm, constraints, fits
+from tunebench.kernels.common.wgmma_tile import MOST_EXTENT
 from tunebench.space import Config, Parameter, Space
 from tunebench.variant import Argument, Scalar
 from tunebench.workloads.operators.gemm import Gemm
@@ -100,13 +100,13 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
         """Return what keeps this problem from wgmma or from TMA, or None."""
-        if reason := _prologue.refusal(self.key, workload):
+        if reason := prologue.refusal(self.key, workload):
             return reason
         if workload.dtype not in ("f16", "bf16", "e4m3"):
             return f"{self.key} multiplies f16, bf16 and e4m3, not {workload.dtype}"
         if workload.dtype == "e4m3" and workload.trans != "nt":
             return f"{self.key} multiplies e4m3 as trans=nt alone: k must be contiguous in both a and b"
-        if min(_gemm.widths(workload)[:2]) * itemsize(workload.dtype) < 16:
+        if min(gemm.widths(workload)[:2]) * itemsize(workload.dtype) < 16:
             return f"{self.key} copies by TMA: lines of a and b must be multiples of 16 bytes"
         if max(workload.m, workload.n, workload.k, workload.batch) > MOST_EXTENT:
             return f"{self.key} counts elements to {MOST_EXTENT} along a dimension"
@@ -120,18 +120,18 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
 
     def source(self, workload: Gemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
-        choice = _gemm.constants("Choice", **_gemm.problem(workload), **self.choices(workload, config))
+        choice = gemm.constants("Choice", **gemm.problem(workload), **self.choices(workload, config))
         shared = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
-        return helpers(*shared) + _gemm.injected(workload) + choice + SOURCE
+        return helpers(*shared) + gemm.injected(workload) + choice + SOURCE
 
     def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
         """Return what the epilogue adds, c and sizes."""
-        _, _, *others, group_m = _gemm.arguments(workload, config["group_m"])
+        _, _, *others, group_m = gemm.arguments(workload, config["group_m"])
         return (*others, Scalar("int", workload.batch), group_m)
 
     def miniature(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
-        return _gemm.shrink(workload, config, config["stages"], affordable_fma=_wgmma_tile.AFFORDABLE_FMA)
+        return gemm.shrink(workload, config, config["stages"], affordable_fma=wgmma_tile.AFFORDABLE_FMA)
 
 
 VARIANT = CudaWgmmaGemm()

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._gemm import added
-from tunebench.kernels._numba_chain import on_cpu
-from tunebench.kernels._numba_cpu import address, inlined, jitted, load, store
-from tunebench.kernels._numba_product import (
+from tunebench.kernels.common.gemm import added
+from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels.common.numba_expression import on_cpu
+from tunebench.kernels.common.numba_product import (
     PARAMETERS,
     Blocking,
     Operand,
@@ -21,8 +21,8 @@ from tunebench.kernels._numba_product import (
     stored_line,
     walker,
 )
-from tunebench.kernels._numba_prologue import line_ahead
-from tunebench.kernels._prologue import operands
+from tunebench.kernels.common.numba_prologue import line_ahead
+from tunebench.kernels.common.prologue import operands
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workloads.operators.gemm import Gemm

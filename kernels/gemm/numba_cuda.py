@@ -17,10 +17,10 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels import _gemm, _numba_tile
-from tunebench.kernels._numba_chain import in_cuda
-from tunebench.kernels._numba_prologue import ahead_in_cuda
-from tunebench.kernels._prologue import operands
+from tunebench.kernels.common import gemm, numba_tile
+from tunebench.kernels.common.numba_expression import in_cuda
+from tunebench.kernels.common.numba_prologue import ahead_in_cuda
+from tunebench.kernels.common.prologue import operands
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators._prologue import vectors
@@ -28,12 +28,12 @@ from tunebench.workloads.operators.gemm import Gemm
 
 SPACE = Space(
     (
-        *_numba_tile.PARAMETERS,
+        *numba_tile.PARAMETERS,
         Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
     ),
     (
-        _gemm.fits,
-        *_numba_tile.constraints(),
+        gemm.fits,
+        *numba_tile.constraints(),
         lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
     ),
 )
@@ -48,32 +48,32 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
         """Return what keeps this problem out, or None."""
-        if reason := _numba_tile.refusal(workload):
+        if reason := numba_tile.refusal(workload):
             return f"{self.key} {reason}"
-        return _gemm.too_many_blocks(workload, (tile[:2] for tile in _numba_tile.USUAL))
+        return gemm.too_many_blocks(workload, (tile[:2] for tile in numba_tile.USUAL))
 
     def default(self, workload: Gemm, device: Device) -> Config:
         """Return the largest of the usual tiles that still gives every SM a block."""
-        config = _numba_tile.usual(workload, device, _gemm.fits, _gemm.blocks)
+        config = numba_tile.usual(workload, device, gemm.fits, gemm.blocks)
         return Config({**config, "group_m": 8 if config["bm"] < workload.m else 1})
 
     def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut m, n and k."""
-        return _gemm.tiles(workload, config)
+        return gemm.tiles(workload, config)
 
     def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
         """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
-        tiles = _gemm.blocks(workload, table["bm"], table["bn"])
-        return _numba_tile.costs(workload, table, device, tiles)
+        tiles = gemm.blocks(workload, table["bm"], table["bn"])
+        return numba_tile.costs(workload, table, device, tiles)
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch of a block a tile."""
         bm, bn = config["bm"], config["bn"]
         return (
             Launch(
-                grid=(_gemm.blocks(workload, bm, bn), 1, 1),
+                grid=(gemm.blocks(workload, bm, bn), 1, 1),
                 block=(bn // config["tn"], bm // config["tm"], 1),
-                arguments=("a", "b", *_gemm.added(workload), *operands(workload), "c"),
+                arguments=("a", "b", *gemm.added(workload), *operands(workload), "c"),
             ),
         )
 
@@ -116,7 +116,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
             m, n = c.shape[1], c.shape[2]
             k = a.shape[1] if a_transposed else a.shape[2]
 
-            # Blocks that run together share rows of a and columns of b: see `tile_of_block` of _gemm.cuh.
+            # Blocks that run together share rows of a and columns of b: see `tile_of_block` of gemm.cuh.
             tiles_m, tiles_n = (m + BM - 1) // BM, (n + BN - 1) // BN
             z, tile = cuda.blockIdx.x // (tiles_m * tiles_n), cuda.blockIdx.x % (tiles_m * tiles_n)
             first = tile // (GROUP_M * tiles_n) * GROUP_M

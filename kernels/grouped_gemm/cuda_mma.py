@@ -22,9 +22,10 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _grouped, _mma_tile
-from tunebench.kernels._cuda import first_product, helpers
-from tunebench.kernels._gemm import constants
+from tunebench.kernels.common import mma_tile
+from tunebench.kernels.common.cuda import first_product, helpers
+from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.grouped_gemm import _grouped
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
@@ -35,7 +36,7 @@ CONVERTED_SUMS = 64
 
 def sums_are_few(bm: Any, bn: Any, warps_m: Any, warps_n: Any, workload: GroupedGemm) -> Any:
     """A thread must not have more sums than stay in registers where its operands are converted."""
-    few = bm * bn <= CONVERTED_SUMS * _mma_tile.threads(warps_m, warps_n)
+    few = bm * bn <= CONVERTED_SUMS * mma_tile.threads(warps_m, warps_n)
     return few | (workload.dtype != "e4m3")
 
 
@@ -55,13 +56,13 @@ SPACE = Space(
     (
         _grouped.fits,
         _grouped.turns_fill_the_device,
-        _mma_tile.warps_cover_the_tile,
+        mma_tile.warps_cover_the_tile,
         sums_are_few,
-        _mma_tile.work_is_worth_the_warps,
-        _mma_tile.steps_are_of_use,
-        _mma_tile.stages_have_tiles,
-        _mma_tile.shared_memory_fits(),
-        _mma_tile.min_blocks_is_of_use(72),
+        mma_tile.work_is_worth_the_warps,
+        mma_tile.steps_are_of_use,
+        mma_tile.stages_have_tiles,
+        mma_tile.shared_memory_fits(),
+        mma_tile.min_blocks_is_of_use(72),
         lambda bm, bn: bn <= 8 * bm,
         lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
     ),
@@ -134,8 +135,8 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         if workload.dtype == "e4m3" and workload.trans != "nt":
             return f"{self.key} reads e4m3 along k: trans must be nt, not {workload.trans}"
         narrow = min(_grouped.widths(workload)[:2]) * itemsize(workload.dtype)
-        if narrow < _mma_tile.COPY_BYTES:
-            least = f"{_mma_tile.COPY_BYTES} bytes or more"
+        if narrow < mma_tile.COPY_BYTES:
+            least = f"{mma_tile.COPY_BYTES} bytes or more"
             return f"{self.key} copies {least}: lines of a and b must be multiples of that"
         return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in USUAL))
 
@@ -156,7 +157,7 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
             # Longer steps of what is converted on the way spill.
             longest = 64 if workload.dtype == "e4m3" else line_bytes
-            bk = _mma_tile.usual_bk(min(line_bytes, longest), workload)
+            bk = mma_tile.usual_bk(min(line_bytes, longest), workload)
             yield Config(
                 {
                     "bm": bm,
@@ -185,14 +186,14 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         names = ("bm", "bn", "bk", "warps_m", "warps_n")
         bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
         padded_k = ceil_div(workload.k, bk) * bk
-        products, fragments = _mma_tile.instructions(bm, bn, warps_m, warps_n, padded_k * size)
-        threads = _mma_tile.threads(warps_m, warps_n)
+        products, fragments = mma_tile.instructions(bm, bn, warps_m, warps_n, padded_k * size)
+        threads = mma_tile.threads(warps_m, warps_n)
         share = _grouped.share(workload, bm, bn, table["tiles_a_block"].astype(np.float64), device)
         return Costs(
             blocks=share.blocks,
             full_blocks=share.full_blocks,
             threads=threads,
-            smem_bytes=_mma_tile.smem_bytes_of(table, workload.dtype),
+            smem_bytes=mma_tile.smem_bytes_of(table, workload.dtype),
             registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=share.tiles * 2 * bm * bn * padded_k,
             mma_dtype=workload.dtype,
@@ -213,7 +214,7 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
 
     def source(self, workload: GroupedGemm, config: Config) -> str:
         """Return the kernel for this problem's types and this configuration, for all sizes."""
-        choices = _mma_tile.choices(config, _grouped.widths(workload))
+        choices = mma_tile.choices(config, _grouped.widths(workload))
         choice = constants("Choice", **_grouped.problem(workload), **choices)
         return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma", "grouped") + choice + SOURCE
 
@@ -223,9 +224,9 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
             Launch(
                 entry="grouped_mma<Choice>",
                 grid=_grouped.grid(workload, config["bm"], config["bn"], config["tiles_a_block"]),
-                block=(_mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
+                block=(mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
                 arguments=_grouped.arguments(workload, config["group_m"]),
-                smem_bytes=int(_mma_tile.smem_bytes_of(config, workload.dtype)),
+                smem_bytes=int(mma_tile.smem_bytes_of(config, workload.dtype)),
             ),
         )
 

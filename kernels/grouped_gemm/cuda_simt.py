@@ -16,34 +16,35 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _grouped, _simt_tile
-from tunebench.kernels._cuda import first_product, helpers
-from tunebench.kernels._gemm import constants
+from tunebench.kernels.common import simt_tile
+from tunebench.kernels.common.cuda import first_product, helpers
+from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.grouped_gemm import _grouped
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 
 def _smem_bytes(workload: GroupedGemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
-    return _simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages)
+    return simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages)
 
 
 def _widths(bk: Any, workload: GroupedGemm) -> tuple[Any, Any]:
     """Return the elements an access to a and to b moves."""
-    return _simt_tile.widths(_grouped.widths(workload), workload.trans, bk)
+    return simt_tile.widths(_grouped.widths(workload), workload.trans, bk)
 
 
 def loads_fit_in_registers(bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, workload: GroupedGemm) -> Any:
     """A thread must load the next step by 16 accesses or fewer."""
     a, b = _widths(bk, workload)
-    return bm * bk // a + bn * bk // b <= 16 * _simt_tile.threads(bm, bn, tm, tn)
+    return bm * bk // a + bn * bk // b <= 16 * simt_tile.threads(bm, bn, tm, tn)
 
 
 def registers_suffice(
     bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, workload: GroupedGemm, device: Device
 ) -> Any:
     """A block must find registers on an SM for sums, fragments, the step under way and the walk."""
-    threads = _simt_tile.threads(bm, bn, tm, tn)
+    threads = simt_tile.threads(bm, bn, tm, tn)
     under_way = (bm + bn) * bk // threads * itemsize(workload.dtype) // 4
     needed = tm * tn + 2 * (tm + tn) + under_way + 40
     return needed <= np.minimum(255, device.registers_per_sm // threads)
@@ -64,9 +65,9 @@ SPACE = Space(
     (
         _grouped.fits,
         _grouped.turns_fill_the_device,
-        _simt_tile.threads_are_reasonable,
-        _simt_tile.tiles_are_compact,
-        _simt_tile.warps_cover_the_tile,
+        simt_tile.threads_are_reasonable,
+        simt_tile.tiles_are_compact,
+        simt_tile.warps_cover_the_tile,
         loads_fit_in_registers,
         registers_suffice,
         lambda bm, bn, bk, stages, workload, device: (
@@ -167,9 +168,9 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
         Reads of a and b may hit in L1, so that nothing is certain to come from L2.
         """
         bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        threads = _simt_tile.threads(bm, bn, tm, tn)
+        threads = simt_tile.threads(bm, bn, tm, tn)
         padded_k = ceil_div(workload.k, bk) * bk
-        term = _simt_tile.term(table, device)
+        term = simt_tile.term(table, device)
         share = _grouped.share(workload, bm, bn, table["tiles_a_block"].astype(np.float64), device)
         length = share.tiles * padded_k
         return Costs(
@@ -193,7 +194,7 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
         widths = {"VEC_A": int(vec_a), "VEC_B": int(vec_b), "VEC_C": vec_c}
         names = ("bm", "bn", "bk", "tm", "tn", "lanes_n", "stages")
         choices = {name.upper(): config[name] for name in names}
-        threads = _simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
+        threads = simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
         choice = constants("Choice", **_grouped.problem(workload), THREADS=threads, **choices, **widths)
         return helpers("types", "epilogue", "gemm", "gemm_simt", "grouped") + choice + SOURCE
 
@@ -204,7 +205,7 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
             Launch(
                 entry="grouped_simt<Choice>",
                 grid=_grouped.grid(workload, bm, bn, config["tiles_a_block"]),
-                block=(_simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
+                block=(simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
                 arguments=_grouped.arguments(workload, config["group_m"]),
                 smem_bytes=_smem_bytes(workload, bm, bn, config["bk"], config["stages"]),
             ),

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cpu import address, inlined, jitted, store
-from tunebench.kernels._numba_product import (
+from tunebench.kernels.common.numba_cpu import address, inlined, jitted, store
+from tunebench.kernels.common.numba_product import (
     PARAMETERS,
     Blocking,
     Operand,

@@ -17,12 +17,13 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.kernels import _grouped, _numba_tile
+from tunebench.kernels.common import numba_tile
+from tunebench.kernels.grouped_gemm import _grouped
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-SPACE = Space(_numba_tile.PARAMETERS, (_grouped.fits, *_numba_tile.constraints()))
+SPACE = Space(numba_tile.PARAMETERS, (_grouped.fits, *numba_tile.constraints()))
 
 
 class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
@@ -34,13 +35,13 @@ class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
 
     def limits(self, workload: GroupedGemm, device: Device) -> str | None:
         """Return what keeps this problem out, or None."""
-        if reason := _numba_tile.refusal(workload):
+        if reason := numba_tile.refusal(workload):
             return f"{self.key} {reason}"
-        return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in _numba_tile.USUAL))
+        return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in numba_tile.USUAL))
 
     def default(self, workload: GroupedGemm, device: Device) -> Config:
         """Return the largest of the usual tiles that gives every SM one if groups are of one size."""
-        return Config(_numba_tile.usual(workload, device, _grouped.fits, _grouped.usual_tiles))
+        return Config(numba_tile.usual(workload, device, _grouped.fits, _grouped.usual_tiles))
 
     def tiles(self, workload: GroupedGemm, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut m, n and k, if one group has all rows."""
@@ -52,7 +53,7 @@ class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
         Parts of a tile beyond its group, or the edge of c, and of the last step of k are computed as zeros.
         """
         tiles = _grouped.least_tiles(workload, table["bm"], table["bn"])
-        return _numba_tile.costs(workload, table, device, tiles)
+        return numba_tile.costs(workload, table, device, tiles)
 
     def launches(self, workload: GroupedGemm, config: Config) -> tuple[Launch, ...]:
         """Return one launch for all groups, of a block a tile."""

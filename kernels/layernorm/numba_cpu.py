@@ -2,7 +2,7 @@
 
 `statistics=two_pass` sums a whole row for its mean, then squares of deviations for its variance.
 `statistics=merged` takes both of a chunk in one pass, about the mean of what came before it, and merges them
-into those of the row. Bias and residual are added on the way. Rows are as in `tunebench.kernels._numba_norm`,
+into those of the row. Bias and residual are added on the way. Rows are as in `tunebench.kernels.common.numba_norm`,
 which rmsnorm shares.
 
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from tunebench.kernels._numba_norm import (
+from tunebench.kernels.common.numba_norm import (
     CONSTRAINTS,
     PARAMETERS,
     ForwardNorm,

@@ -2,7 +2,7 @@
 
 With `passes=3` a thread sums its elements, then their squared deviations from the row's mean, then writes,
 and reads its elements each time; with `passes=2` it keeps mean and squared deviations of what it has seen.
-The kernel is that of `tunebench.kernels._numba_cuda_norm`, which rmsnorm shares.
+The kernel is that of `tunebench.kernels.common.numba_cuda_norm`, which rmsnorm shares.
 
 Source: Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", 1962.
 """
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cuda_norm import arguments, kernel
-from tunebench.kernels._numba_cuda_rows import CONSTRAINTS, PARAMETERS, NumbaCudaRows, row_costs
+from tunebench.kernels.common.numba_cuda_norm import arguments, kernel
+from tunebench.kernels.common.numba_cuda_rows import CONSTRAINTS, PARAMETERS, NumbaCudaRows, row_costs
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch
 from tunebench.workloads.operators.layernorm import LayerNorm

@@ -17,16 +17,10 @@ import dataclasses
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels import _column_block
-from tunebench.kernels._chain import variable
-from tunebench.kernels._cuda_chain import filled, parameters
-from tunebench.kernels._reduction import (
-    CudaReduction,
-    fit,
-    fma_of_element,
-    sfu_of_element,
-    source,
-)
+from tunebench.kernels.common import column_block
+from tunebench.kernels.common.cuda_expression import filled, parameters
+from tunebench.kernels.common.expression import variable
+from tunebench.kernels.common.reduction import CudaReduction, fit, fma_of_element, sfu_of_element, source
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Costs, Tiling
 from tunebench.workloads.operators.reduction import Reduction
@@ -36,9 +30,9 @@ COLUMNS_AT_END, PARTS_AT_END = 32, 8
 
 
 SPACE = Space(
-    _column_block.PARAMETERS,
+    column_block.PARAMETERS,
     (
-        *_column_block.CONSTRAINTS,
+        *column_block.CONSTRAINTS,
         lambda col_threads, row_threads, vector, unroll, workload, device: fit(
             workload,
             col_threads * row_threads,
@@ -142,11 +136,11 @@ class CudaColumnReduction(CudaReduction):
 
     def default(self, workload: Reduction, device: Device) -> Config:
         """Return wide accesses, up to a warp along, 256 threads, and two blocks an SM if rows allow it."""
-        return _column_block.default_config(self.space, workload, device)
+        return column_block.default_config(self.space, workload, device)
 
     def tiles(self, workload: Reduction, config: Config) -> tuple[Tiling, ...]:
         """Return how blocks cut columns, and rows, if they do."""
-        return _column_block.tiles(workload, config)
+        return column_block.tiles(workload, config)
 
     def costs(self, workload: Reduction, table: Table, device: Device) -> Costs:
         """Count a part of a block's columns: its operations, its loads, and the bytes nobody else reads."""
@@ -202,11 +196,11 @@ class CudaColumnReduction(CudaReduction):
 
     def blocks(self, workload: Reduction, config: Config) -> int:
         """Return the blocks of some columns each."""
-        return int(_column_block.along(workload, config["col_threads"], config["vector"]))
+        return int(column_block.along(workload, config["col_threads"], config["vector"]))
 
     def miniature(self, workload: Reduction, config: Config) -> Reduction:
         """Return one full tile of columns and a cut one, with two full turns down the rows and a cut one."""
-        rows, cols = _column_block.small(workload, config)
+        rows, cols = column_block.small(workload, config)
         return dataclasses.replace(workload, rows=rows, cols=cols)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels._chain import variable
-from tunebench.kernels._cuda_chain import filled, parameters
-from tunebench.kernels._reduction import (
+from tunebench.kernels.common.cuda_expression import filled, parameters
+from tunebench.kernels.common.expression import variable
+from tunebench.kernels.common.reduction import (
     MOST_BLOCKS,
     SMALL,
     SPLITS,
@@ -29,7 +29,7 @@ from tunebench.kernels._reduction import (
     sfu_of_element,
     source,
 )
-from tunebench.kernels._row_block import widest_vector
+from tunebench.kernels.common.row_block import widest_vector
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Tiling, ceil_div
 from tunebench.workloads.operators.reduction import Reduction

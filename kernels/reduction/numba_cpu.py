@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._chain import compiled, least_operations, variable
-from tunebench.kernels._numba_chain import SPELLING, by_libm, by_polynomials, has_two_forms
-from tunebench.kernels._numba_cpu import address, inlined, jitted, load, rank, store
+from tunebench.kernels.common.expression import compiled, least_operations, variable
+from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, rank, store
+from tunebench.kernels.common.numba_expression import SPELLING, by_libm, by_polynomials, has_two_forms
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workload import Tensor

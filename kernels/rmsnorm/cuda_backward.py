@@ -1,13 +1,13 @@
 """Gradients of rmsnorm in CUDA C++: rows give dx, and blocks that stay add up the gradients of the weights.
 
 What each block has added up of all its rows is a part, and a second kernel adds the parts, so that no atomic
-operation decides the order. See `tunebench.kernels._norm_backward` for the parameters; the kernels, which
-layernorm and rmsnorm share, are in _norm_backward.cuh.
+operation decides the order. See `tunebench.kernels.common.norm_backward` for the parameters; the kernels, which
+layernorm and rmsnorm share, are in norm_backward.cuh.
 """
 
 from __future__ import annotations
 
-from tunebench.kernels._norm_backward import BackwardNorm
+from tunebench.kernels.common.norm_backward import BackwardNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 

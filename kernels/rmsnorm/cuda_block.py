@@ -1,12 +1,12 @@
 """rmsnorm in CUDA C++: threads share a row, which is kept in registers, in shared memory, or read twice.
 
-A residual is added on the way, and the sum is written beside the result. See `tunebench.kernels._row_block`
-for the parameters; the kernels, which layernorm shares, are in _norm.cuh.
+A residual is added on the way, and the sum is written beside the result. See `tunebench.kernels.common.row_block`
+for the parameters; the kernels, which layernorm shares, are in norm.cuh.
 """
 
 from __future__ import annotations
 
-from tunebench.kernels._norm import BlockNorm
+from tunebench.kernels.common.norm import BlockNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 

@@ -1,12 +1,12 @@
 """rmsnorm of few long rows in CUDA C++: several blocks share a row, in two launches.
 
-See `tunebench.kernels._norm_split` for the parameters; the kernels, which layernorm and rmsnorm share, are in
-_norm_split.cuh.
+See `tunebench.kernels.common.norm_split` for the parameters; the kernels, which layernorm and rmsnorm share, are in
+norm_split.cuh.
 """
 
 from __future__ import annotations
 
-from tunebench.kernels._norm_split import SplitNorm
+from tunebench.kernels.common.norm_split import SplitNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 

@@ -1,11 +1,11 @@
 """rmsnorm on the CPU: rows in parallel, squares summed over chunks that stay in the first cache.
 
-A residual is added on the way. Rows are as in `tunebench.kernels._numba_norm`, which layernorm shares.
+A residual is added on the way. Rows are as in `tunebench.kernels.common.numba_norm`, which layernorm shares.
 """
 
 from __future__ import annotations
 
-from tunebench.kernels._numba_norm import ForwardNorm, Statistics, squares
+from tunebench.kernels.common.numba_norm import ForwardNorm, Statistics, squares
 from tunebench.space import Config
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 

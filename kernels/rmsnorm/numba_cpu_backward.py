@@ -1,11 +1,11 @@
 """Gradients of rmsnorm on the CPU: parts of the rows in parallel, each with sums of its own for weights.
 
-A row is read for its sums, and again, from a cache, for dx. See `tunebench.kernels._numba_norm`.
+A row is read for its sums, and again, from a cache, for dx. See `tunebench.kernels.common.numba_norm`.
 """
 
 from __future__ import annotations
 
-from tunebench.kernels._numba_norm import BackwardNorm
+from tunebench.kernels.common.numba_norm import BackwardNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 

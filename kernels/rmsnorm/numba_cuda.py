@@ -1,6 +1,6 @@
 """rmsnorm in Numba-CUDA: a row has one x-line of a block, whose threads reduce through shared memory.
 
-The kernel is that of `tunebench.kernels._numba_cuda_norm`, which layernorm shares.
+The kernel is that of `tunebench.kernels.common.numba_cuda_norm`, which layernorm shares.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cuda_norm import arguments, kernel
-from tunebench.kernels._numba_cuda_rows import NumbaCudaRows, row_costs
+from tunebench.kernels.common.numba_cuda_norm import arguments, kernel
+from tunebench.kernels.common.numba_cuda_rows import NumbaCudaRows, row_costs
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, Launch
 from tunebench.workloads.operators.rmsnorm import RmsNorm

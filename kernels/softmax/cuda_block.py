@@ -2,7 +2,7 @@
 
 Exponentials are powers of two of arguments scaled by log2 e: one an element where the row is kept, or where
 its logarithm is asked for; else two where it is read again (maximum and sum are then found together). See
-`tunebench.kernels._row_block` for the parameters.
+`tunebench.kernels.common.row_block` for the parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 
 from tunebench.device import Device
-from tunebench.kernels._cuda import ctype, flag, helpers
-from tunebench.kernels._row_block import SPACE, batch, default_config, row_costs, smem_bytes, tiles
+from tunebench.kernels.common.cuda import ctype, flag, helpers
+from tunebench.kernels.common.row_block import SPACE, batch, default_config, row_costs, smem_bytes, tiles
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.softmax import Softmax

@@ -1,7 +1,7 @@
 """Gradients of softmax in CUDA C++: threads share a row, which is kept in some memory or read twice.
 
 Softmax sums y dy over a row and keeps both tensors until the sum is known. Its logarithm sums dy, and keeps
-that alone: y is read once, for the result. See `tunebench.kernels._row_block` for the parameters.
+that alone: y is read once, for the result. See `tunebench.kernels.common.row_block` for the parameters.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from tunebench.device import Device
-from tunebench.kernels._cuda import ctype, flag, helpers
-from tunebench.kernels._row_block import batch, default_config, row_costs, row_space, smem_bytes, tiles
+from tunebench.kernels.common.cuda import ctype, flag, helpers
+from tunebench.kernels.common.row_block import batch, default_config, row_costs, row_space, smem_bytes, tiles
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.softmax import Softmax

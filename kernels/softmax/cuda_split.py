@@ -2,7 +2,7 @@
 
 A first launch finds the maximum of each part and the sum of its exponentials relative to it. In a second one
 each block puts those of its row together and writes its part, which it reads again: from L2, where x fits
-there. See `tunebench.kernels._row_split` for the parameters.
+there. See `tunebench.kernels.common.row_split` for the parameters.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 
 from tunebench.device import Device
-from tunebench.kernels._cuda import ctype, flag, helpers
-from tunebench.kernels._row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
+from tunebench.kernels.common.cuda import ctype, flag, helpers
+from tunebench.kernels.common.row_split import SPACE, block, default_config, grid, part_costs, refusal, tiles
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling
 from tunebench.workload import Tensor

@@ -2,7 +2,7 @@
 
 A first launch sums y dy (for the logarithm dy) over each part. In a second one each block adds up the sums of
 its row and writes its part, which it reads again: from L2, where the inputs fit there. See
-`tunebench.kernels._row_split` for the parameters.
+`tunebench.kernels.common.row_split` for the parameters.
 """
 
 from __future__ import annotations
@@ -10,8 +10,16 @@ from __future__ import annotations
 import dataclasses
 
 from tunebench.device import Device
-from tunebench.kernels._cuda import ctype, flag, helpers
-from tunebench.kernels._row_split import block, default_config, grid, part_costs, refusal, split_space, tiles
+from tunebench.kernels.common.cuda import ctype, flag, helpers
+from tunebench.kernels.common.row_split import (
+    block,
+    default_config,
+    grid,
+    part_costs,
+    refusal,
+    split_space,
+    tiles,
+)
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling
 from tunebench.workload import Tensor

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cuda_rows import CONSTRAINTS, PARAMETERS, NumbaCudaRows, row_costs
+from tunebench.kernels.common.numba_cuda_rows import CONSTRAINTS, PARAMETERS, NumbaCudaRows, row_costs
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels._numba_cuda_rows import NumbaCudaRows, row_costs
+from tunebench.kernels.common.numba_cuda_rows import NumbaCudaRows, row_costs
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
-from cuda_cases import Toy, ToyVariant
-
+from tests.toy_variants import Toy, ToyVariant
 from tunebench import _environment, device, kernels
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device, find
 from tunebench.errors import DeviceError
+from tunebench.executor.local import Stage, call_once
 from tunebench.measure import worker
 from tunebench.measure.baseline import measure_baselines
 from tunebench.measure.cuda import CudaRunner
 from tunebench.measure.timing import Protocol
 from tunebench.measure.worker import Setup
 from tunebench.outcome import Crashed, Measured, Outcome, Result, TimedOut, WrongResult
-from tunebench.search.executor.local import Stage, call_once
 from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.variant import GpuVariant, Variant

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from distribution import ROOT
+from tests.packaging.distribution import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")

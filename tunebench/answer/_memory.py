@@ -19,7 +19,7 @@ from tunebench import _environment
 from tunebench.answer._answer import Answer, Unmeasured
 from tunebench.answer._question import Question
 from tunebench.answer._view import View
-from tunebench.db import index
+from tunebench.db import lookup_index
 from tunebench.db.location import Location
 from tunebench.device import Device
 from tunebench.errors import DatabaseError
@@ -172,13 +172,13 @@ class _Memory:
 
     def refresh(self) -> None:
         """Ask the files for news, if that is due."""
-        if monotonic() >= self.due or index.writes != self.writes:
+        if monotonic() >= self.due or lookup_index.writes != self.writes:
             self.look()
 
     def look(self) -> None:
         """Ask every file that was read whether anything was committed since; forget all answers if so."""
         with self.lock:
-            self.due, writes = monotonic() + FRESH_S, index.writes
+            self.due, writes = monotonic() + FRESH_S, lookup_index.writes
             database = _environment.database()
             news = [database != self._database, writes != self.writes]
             news += [self._has_news(path) for path in list(self.views)]
@@ -190,7 +190,7 @@ class _Memory:
     def _has_news(self, path: Path) -> bool:
         view = self.views[path]
         try:
-            if view.location.url is not None and index.due(view.location):
+            if view.location.url is not None and lookup_index.due(view.location):
                 self._refresh(view.location)
             return view.changed()
         except DatabaseError:  # whoever asks for it is told
@@ -218,7 +218,7 @@ class _Memory:
 def _try_to_refresh(location: Location) -> None:
     """Refresh an index; where that fails it serves on, and the next lookup that needs it says why."""
     with contextlib.suppress(DatabaseError):
-        index.refresh(location)
+        lookup_index.refresh(location)
 
 
 _memory = _Memory()

@@ -13,7 +13,7 @@ from tunebench.answer._answer import Answer, How
 from tunebench.answer._standing import why_not
 from tunebench.answer._target import target
 from tunebench.answer._view import Row, View
-from tunebench.db import index
+from tunebench.db import lookup_index
 from tunebench.db.location import Location, locate
 from tunebench.device import Device
 from tunebench.errors import InputError, LookupMiss
@@ -50,11 +50,11 @@ class Question:
     @functools.cached_property
     def views(self) -> list[View]:
         """The user's database, and beneath it the records of this architecture that come with the package."""
-        path = self.location.path if self.location.path is not None else index.refresh(self.location)
+        path = self.location.path if self.location.path is not None else lookup_index.refresh(self.location)
         return [self._view_of(path, self.location), *self._shipped(self.target.architecture)]
 
     def _shipped(self, architecture: str | None) -> list[View]:
-        return [self._view_of(path, Location(path=path)) for path in index.shipped(architecture)]
+        return [self._view_of(path, Location(path=path)) for path in lookup_index.shipped(architecture)]
 
     @functools.cached_property
     def device(self) -> Device:

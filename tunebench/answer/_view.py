@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebench.answer._answer import Versus
 from tunebench.answer._target import Target
-from tunebench.db.index import FrozenConnection, explain_sqlite, has_log, open_read_only
 from tunebench.db.location import Location
+from tunebench.db.lookup_index import FrozenConnection, explain_sqlite, has_log, open_read_only
 from tunebench.errors import DatabaseError, SchemaError
 from tunebench.space import Config
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tunebench.device import Device
     from tunebench.forecast.network import NetworkPrediction, OperationTime
-    from tunebench.forecast.parallel import Division, StepPrediction
+    from tunebench.forecast.parallel.step import Division, StepPrediction
     from tunebench.workloads.networks import Network
 
 __all__ = ["Model", "describe", "duration", "render", "taking_a_model"]
@@ -131,7 +131,7 @@ class Model:
         Raises:
             InputError: if it cannot be divided so.
         """
-        from tunebench.forecast.parallel import Division
+        from tunebench.forecast.parallel.step import Division
 
         return Division(
             data=self.data,
@@ -147,9 +147,9 @@ class Model:
         Raises:
             InputError: if there is no such model, or it cannot be run or divided so.
         """
-        from tunebench.forecast.cluster import Cluster
         from tunebench.forecast.network import predict_network
-        from tunebench.forecast.parallel import predict_step
+        from tunebench.forecast.parallel.cluster import Cluster
+        from tunebench.forecast.parallel.step import predict_step
         from tunebench.workloads.networks import Run, network
         from tunebench.workloads.networks import _network as kinds
 

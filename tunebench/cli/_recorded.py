@@ -51,8 +51,8 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
     from tunebench import datasheet
     from tunebench import device as devices
     from tunebench._host import product_name
+    from tunebench.cache_file import read
     from tunebench.kernels.foreign import FOREIGN
-    from tunebench.recording import read
     from tunebench.tuning.replay import Space
 
     if problem and not re.fullmatch(r"[0-9]+(x[0-9]+)*", problem):

@@ -10,8 +10,8 @@ from tunebench.cli._output import table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tunebench.executor import Fleet
     from tunebench.measure.comparison import Comparison
-    from tunebench.search.executor import Fleet
     from tunebench.tuning import Report
 
 __all__ = ["fleet_of", "render_all", "time_of"]

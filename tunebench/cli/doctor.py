@@ -127,7 +127,7 @@ def _driver_version() -> str | None:
 
 
 def _compiler() -> Check:
-    from tunebench.compile.emulate import find_compiler
+    from tunebench.emulate.emulator import find_compiler
 
     subject = "C++ compiler"
     try:
@@ -207,14 +207,14 @@ def _database(db: str | None) -> Check:
 
 def _shipped() -> Check:
     """Tell of the records that come with the package, and which of their files are passed over, and why."""
-    from tunebench.db import shipment
+    from tunebench.db import bundled
     from tunebench.errors import DatabaseError
 
     subject, found, passed_over = "shipped records", [], []
-    for path in shipment.files():
+    for path in bundled.files():
         try:
-            shipment.index_of(path)
-            found.append(f"{len(shipment.read(path).records)} of {path.stem}")
+            bundled.index_of(path)
+            found.append(f"{len(bundled.read(path).records)} of {path.stem}")
         except DatabaseError as error:
             passed_over.append(" ".join(str(error).split()))
     if passed_over:

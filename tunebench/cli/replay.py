@@ -49,7 +49,7 @@ def command(
     --calibrated, it also tells how much was passed over in the end, and how much of that is expected to be
     faster than the best, and is.
     """
-    from tunebench.recording import read
+    from tunebench.cache_file import read
     from tunebench.tuning.replay import replay
 
     space, elsewhere = space_of(file, kernel, device, problem), [read(other) for other in warm or ()]

@@ -9,9 +9,9 @@ import functools
 from importlib import metadata
 from typing import Any, Literal
 
-from tunebench.compile.binary import Binary, CompileError
+from tunebench.binary.binary import Binary, CompileError
+from tunebench.binary.cubin import read_cubin, resources, spills
 from tunebench.compile.cache import binary_key
-from tunebench.compile.cubin import read_cubin, resources, spills
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import MissingDependency

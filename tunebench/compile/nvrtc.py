@@ -7,9 +7,9 @@ import re
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from tunebench.compile.binary import Binary, CompileError
+from tunebench.binary.binary import Binary, CompileError
+from tunebench.binary.cubin import resources, spills
 from tunebench.compile.cache import binary_key
-from tunebench.compile.cubin import resources, spills
 from tunebench.device import Device
 from tunebench.errors import MissingDependency
 from tunebench.space import Config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tunebench.binary.binary import Binary, CompileError
 from tunebench.compile import compile_config
-from tunebench.compile.binary import Binary, CompileError
 from tunebench.compile.cache import BinaryCache
 from tunebench.kernels import load_file
 from tunebench.outcome import CompileFailed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench._lazy import np
-from tunebench.compile.occupancy import Occupancy, occupancy
+from tunebench.binary.occupancy import Occupancy, occupancy
 from tunebench.device import Device
 from tunebench.space import Config
 from tunebench.variant import Costs, CudaVariant, Launch, NumbaCudaVariant, Variant

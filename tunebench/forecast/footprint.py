@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.forecast.parallel import Division
+from tunebench.forecast.parallel.step import Division
 from tunebench.workloads.networks import Network, Run
 
 __all__ = ["STATES", "least_bytes"]

@@ -12,9 +12,9 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
 from tunebench.errors import DeviceError
 from tunebench.forecast.kernel import Arithmetic, Family, Kernel, launched
-from tunebench.forecast.law import LAUNCH_US, Law, law
 from tunebench.forecast.model import Blend, Model, shipped, skill_of
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
+from tunebench.forecast.roofline_model import LAUNCH_US, Law, law
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tunebench.device import Device
 from tunebench.errors import UnknownName
 from tunebench.forecast.forest import Forest
 from tunebench.forecast.kernel import Arithmetic, Family
-from tunebench.forecast.law import LAUNCH_US, Law, coordinates
+from tunebench.forecast.roofline_model import LAUNCH_US, Law, coordinates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

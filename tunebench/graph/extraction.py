@@ -144,7 +144,7 @@ def extract(
         InputError: if the model cannot be made, is none, or cannot be traced as a whole.
     """
     model = make_model(factory, inputs, dtype)
-    from tunebench.torch.capturing import capture
+    from tunebench.torch.compiler.capturing import capture
 
     found = capture(model, [spec.tensor() for spec in inputs], training=training, name=name)
     return tuple(translation.graph for translation in found)

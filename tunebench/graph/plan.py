@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.device import Device
+from tunebench.dispatch import Preference
 from tunebench.errors import InputError
 from tunebench.graph.group import Group, groups
 from tunebench.graph.node import Graph
 from tunebench.graph.partition import Candidate, Partition, cheapest_partition
 from tunebench.graph.price import Price, Prices
-from tunebench.serving import Preference
 
 __all__ = ["Offer", "Plan", "plan"]
 

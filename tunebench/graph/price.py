@@ -10,12 +10,12 @@ from typing import Literal
 from tunebench.answer import Answer, timed
 from tunebench.bound import dram_us
 from tunebench.device import Device
+from tunebench.dispatch import Preference
 from tunebench.errors import DatabaseError, InputError
 from tunebench.explanation import Forecaster
 from tunebench.forecast.network import predict_operations
 from tunebench.graph.group import Group
 from tunebench.graph.node import Graph, Value
-from tunebench.serving import Preference
 from tunebench.workload import Traffic, Workload
 from tunebench.workloads import parse
 from tunebench.workloads.networks import Operation

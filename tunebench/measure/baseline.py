@@ -2,7 +2,7 @@
 
 Baselines run in a process of their own, under the same protocol and on inputs drawn the same way as
 variants, so that the two compare. torch is used where it is installed and never required. On a GPU torch
-stands for cuBLAS and cuDNN, which it calls. What they are asked for is in `tunebench.measure.libraries`.
+stands for cuBLAS and cuDNN, which it calls. What they are asked for is in `tunebench.measure.baselines`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import DeviceError, MissingDependency
-from tunebench.measure import libraries
+from tunebench.measure import baselines
 from tunebench.measure.timing import Protocol, collect, median_interval
 from tunebench.workload import Workload
 
@@ -29,8 +29,8 @@ __all__ = ["Baseline", "Failed", "measure_baselines"]
 
 T = TypeVar("T")
 Tensors = Mapping[str, Any]
-CallsOf = Callable[[Workload, Tensors], Mapping[str, libraries.Call]]
-SamplerOf = Callable[[libraries.Call], Callable[[], float]]
+CallsOf = Callable[[Workload, Tensors], Mapping[str, baselines.Call]]
+SamplerOf = Callable[[baselines.Call], Callable[[], float]]
 
 LONGEST_REASON = 500
 """Characters of a reason that are kept: some libraries tell all that is on their stack."""
@@ -101,7 +101,7 @@ def _libraries(
 
         stopwatch = Stopwatch(device, protocol)
 
-        def on_cpu(call: libraries.Call) -> Callable[[], float]:
+        def on_cpu(call: baselines.Call) -> Callable[[], float]:
             return functools.partial(stopwatch.time_us, call)
 
         yield "numpy", numpy_cpu, on_cpu
@@ -116,7 +116,7 @@ def _libraries(
     gpu.allow_for(workload)
     yield (
         "torch",
-        lambda workload, inputs: libraries.torch_calls(workload, gpu.tensors(inputs)),
+        lambda workload, inputs: baselines.torch_calls(workload, gpu.tensors(inputs)),
         lambda call: gpu.sampler(call, protocol).sample_us,
     )
 
@@ -128,20 +128,20 @@ def _or_failed(name: str, do: Callable[[], T]) -> T | Failed:
         return Failed(name=name, reason=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
 
 
-def _time(name: str, sampler_of: SamplerOf, call: libraries.Call, protocol: Protocol) -> Baseline:
+def _time(name: str, sampler_of: SamplerOf, call: baselines.Call, protocol: Protocol) -> Baseline:
     return Baseline.of(name, collect(sampler_of(call), protocol).samples_us)
 
 
 # -- on a processor ----------------------------------------------------------------------------------
 
 
-def numpy_cpu(workload: Workload, inputs: Tensors) -> dict[str, libraries.Call]:
+def numpy_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.Call]:
     """Return NumPy's program for a workload, if there is one."""
-    call = libraries.numpy_call(workload, inputs)
+    call = baselines.numpy_call(workload, inputs)
     return {} if call is None else {"numpy": call}
 
 
-def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, libraries.Call]:
+def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.Call]:
     """Return torch's programs for a workload on this processor; none where torch is not installed."""
     try:
         import torch
@@ -149,14 +149,14 @@ def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, libraries.Call]:
         return {}
     tensors = {name: _tensor(torch, value) for name, value in inputs.items()}
 
-    def without_gradients(call: libraries.Call) -> libraries.Call:
+    def without_gradients(call: baselines.Call) -> baselines.Call:
         def run() -> object:
             with torch.inference_mode():
                 return call()
 
         return run
 
-    calls = libraries.torch_calls(workload, tensors)
+    calls = baselines.torch_calls(workload, tensors)
     return {name: without_gradients(call) for name, call in calls.items()}
 
 

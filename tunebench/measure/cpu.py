@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.compile.binary import Binary
+from tunebench.binary.binary import Binary
 from tunebench.compile.numba_cpu import load_numba_cpu
 from tunebench.device import Device
 from tunebench.dtype import numpy_dtype

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.compile.binary import Binary
+from tunebench.binary.binary import Binary
 from tunebench.compile.numba_cuda import array_parameters
 from tunebench.device import Device
 from tunebench.fault import DeviceLost

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunebench.compile.binary import Binary
-from tunebench.compile.emulate import ORDERS, EmulationFailed, NotEmulated, emulate
-from tunebench.compile.simulate import simulate
+from tunebench.binary.binary import Binary
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, NotEmulated, emulate
+from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError
 from tunebench.measure.runner import Runner, versions
 from tunebench.outcome import Effort, Outcome, Predicted, Verification, WrongResult

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from tunebench.compile.binary import Binary
+from tunebench.binary.binary import Binary
 from tunebench.measure.sampled import check_of
 from tunebench.measure.timing import Protocol, Stopped, median_interval
 from tunebench.measure.verify import Check, InputSet, draw

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tunebench.binary.binary import Binary
 from tunebench.bound import refined_us
-from tunebench.compile.binary import Binary
 from tunebench.device import Device
 from tunebench.errors import TunebenchError
 from tunebench.fault import DeviceLost, LaunchRefused

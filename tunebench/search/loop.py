@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from tunebench.executor import Executor
 from tunebench.outcome import Result
-from tunebench.search.certificate import Certificate, certify
-from tunebench.search.executor import Executor
+from tunebench.search.optimality_proof import Certificate, certify
 from tunebench.search.variant_search import Proposal, VariantSearch
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from tunebench.errors import UnknownName
 from tunebench.outcome import Aborted, Outcome, Pruned, failed, time_us
-from tunebench.search.calibrated import CalibratedPruner, Unlikely
-from tunebench.search.certificate import Standing, standing
+from tunebench.search.learned_pruner import CalibratedPruner, Unlikely
+from tunebench.search.optimality_proof import Standing, standing
 from tunebench.search.pruner import BOUND_US, BoundPruner
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
 from tunebench.search.study_space import StudySpace

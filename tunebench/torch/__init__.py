@@ -23,24 +23,24 @@ try:
 except ModuleNotFoundError as error:
     raise MissingDependency("torch", "torch") from error
 
-from tunebench.serving import prefer, set_preference, watching
-from tunebench.torch.attention import scaled_dot_product_attention
-from tunebench.torch.chain import elementwise
-from tunebench.torch.convolution import conv2d
-from tunebench.torch.gating import gated_linear
-from tunebench.torch.loss import cross_entropy
-from tunebench.torch.normalisation import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from tunebench.torch.probability import log_softmax, softmax
-from tunebench.torch.product import linear, matmul
-from tunebench.torch.reduction import reduce
-from tunebench.torch.telling import explain
+from tunebench.dispatch import prefer, set_preference, watching
+from tunebench.torch.operators.attention import scaled_dot_product_attention
+from tunebench.torch.operators.chain import elementwise
+from tunebench.torch.operators.convolution import conv2d
+from tunebench.torch.operators.gating import gated_linear
+from tunebench.torch.operators.loss import cross_entropy
+from tunebench.torch.operators.normalisation import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from tunebench.torch.operators.probability import log_softmax, softmax
+from tunebench.torch.operators.product import linear, matmul
+from tunebench.torch.operators.reduction import reduce
+from tunebench.torch.operators.telling import explain
 
 if TYPE_CHECKING:
-    from tunebench.torch._calls import patched_calls
-    from tunebench.torch.compiling import compile, plans  # noqa: A004 - torch has one of this name
-    from tunebench.torch.patching import PatchReport, patch, unpatch
-    from tunebench.torch.recording import Recording, record
-    from tunebench.torch.timing import ModelTimes, time_model
+    from tunebench.torch.compiler.compiling import compile, plans
+    from tunebench.torch.compiler.timing import ModelTimes, time_model
+    from tunebench.torch.operators._calls import patched_calls
+    from tunebench.torch.patching.patching import PatchReport, patch, unpatch
+    from tunebench.torch.profiling.demand import Recording, record
 
 __all__ = [
     "ModelTimes",
@@ -74,16 +74,16 @@ __all__ = [
 ]
 
 _LATER = {
-    "ModelTimes": "timing",
-    "PatchReport": "patching",
-    "compile": "compiling",
-    "plans": "compiling",
-    "Recording": "recording",
-    "patch": "patching",
-    "patched_calls": "_calls",
-    "record": "recording",
-    "time_model": "timing",
-    "unpatch": "patching",
+    "ModelTimes": "compiler.timing",
+    "PatchReport": "patching.patching",
+    "compile": "compiler.compiling",
+    "plans": "compiler.compiling",
+    "Recording": "profiling.demand",
+    "patch": "patching.patching",
+    "patched_calls": "operators._calls",
+    "record": "profiling.demand",
+    "time_model": "compiler.timing",
+    "unpatch": "patching.patching",
 }
 """What serving does without, and the modules that define it; each is imported when it is first asked for."""
 

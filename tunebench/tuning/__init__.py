@@ -13,21 +13,21 @@ from pathlib import Path
 from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.errors import InputError
+from tunebench.executor import Executor
 from tunebench.kernels import load_file
-from tunebench.search.executor import Executor
 from tunebench.task import Task
 from tunebench.tuning import candidate, demand
 from tunebench.tuning.candidate import Candidate, Target
 from tunebench.tuning.cluster import equip, open_cluster, side_by_side, targets
 from tunebench.tuning.demand import DemandReport, Turn
-from tunebench.tuning.part import Part, SuiteProgress, SuiteReport, SuiteWatcher
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Progress, Report, Watcher
-from tunebench.tuning.series import family, is_family, tune_all
 from tunebench.tuning.session import Session
+from tunebench.tuning.size_range import family, is_family, tune_all
 from tunebench.tuning.suite import Suite, look, suite_of
 from tunebench.tuning.suite_session import SuiteSession
 from tunebench.tuning.workers import start_workers
+from tunebench.tuning.workload_result import Part, SuiteProgress, SuiteReport, SuiteWatcher
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -229,7 +229,7 @@ def tune_suite(
 
     Every problem gets a first round of trials; from then on each round goes to the problem from which the
     greatest saving is expected: by how often the model runs it, how far its best time is from its bound, and
-    how that has fallen so far (`tunebench.tuning.allotment`). What no variant can do, and what fails, is
+    how that has fallen so far (`tunebench.tuning.budget_scheduler`). What no variant can do, and what fails, is
     told, and its trials go to the others.
 
     What is recorded stays recorded: the same call takes up an interrupted run where it stopped. Ctrl-C ends

@@ -6,7 +6,7 @@ from tunebench.bound import refined_us
 from tunebench.db.record import Fastest
 from tunebench.device import Device
 from tunebench.outcome import Aborted, CacheState, Measured, Outcome, Resources
-from tunebench.search.certificate import violates
+from tunebench.search.optimality_proof import violates
 from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Config
 from tunebench.tuning.candidate import Candidate

@@ -11,17 +11,10 @@ from typing import TypeVar
 from tunebench import device as devices
 from tunebench.device import Device
 from tunebench.errors import ClusterLost, InputError
+from tunebench.executor._accelerator import labels
+from tunebench.executor._message import Kind
+from tunebench.executor.ray import Cluster, Equipment, Look, RayExecutor, check_address, equipment
 from tunebench.kernels import loaded_files
-from tunebench.search.executor._accelerator import labels
-from tunebench.search.executor._message import Kind
-from tunebench.search.executor.ray import (
-    Cluster,
-    Equipment,
-    Look,
-    RayExecutor,
-    check_address,
-    equipment,
-)
 from tunebench.tuning.candidate import Candidate, Target
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.workers import start_on_worker

@@ -7,10 +7,10 @@ from concurrent.futures import CancelledError, wait
 
 from tunebench.db.record import Addition
 from tunebench.errors import ClusterLost
+from tunebench.executor import Executor, PlaceLost, Stopped
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison, compare
 from tunebench.outcome import Measured
-from tunebench.search.executor import Executor, PlaceLost, Stopped
 from tunebench.task import Task
 from tunebench.tuning.audit import Audit
 from tunebench.tuning.finalist import ROUNDS, Settled, Timed, settle, verdict

@@ -9,11 +9,11 @@ from typing import Self
 
 from tunebench.device import Device
 from tunebench.errors import ClusterLost
+from tunebench.executor import Calls, PlaceLost, Stopped
+from tunebench.executor.local import Stage
 from tunebench.kernels import load_file, loaded_files
 from tunebench.measure.baseline import Baseline, Failed, measure_baselines
 from tunebench.measure.timing import Protocol
-from tunebench.search.executor import Calls, PlaceLost, Stopped
-from tunebench.search.executor.local import Stage
 from tunebench.workload import Workload
 
 __all__ = ["Libraries", "stage"]

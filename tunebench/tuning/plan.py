@@ -26,7 +26,7 @@ class Plan:
         offline: Whether to compile, emulate and predict only, even if the device is here.
         workers: Processes that compile; 0 is one for each core.
         timeout_s: Longest that verifying and timing one configuration may take.
-        stop_at_gap: Optimality gap that ends the search (`tunebench.search.certificate`); None searches on.
+        stop_at_gap: Optimality gap that ends the search (`tunebench.search.optimality_proof`); None searches on.
         audit: How many configurations that the bound prunes are run all the same, as a share of the trials.
         finalists: How many of the best are timed again at the end, beside the defaults of their variants.
         baselines: Whether to time libraries at the end.

@@ -12,13 +12,13 @@ import numpy as np
 from tunebench import device as devices
 from tunebench._host import product_name
 from tunebench.bound import Bounds, bound
+from tunebench.cache_file import Recording
 from tunebench.device import Device
+from tunebench.executor import Executor
 from tunebench.kernels.foreign import describe
 from tunebench.outcome import Measured, Outcome, Result, Verification
-from tunebench.recording import Recording
-from tunebench.search.certificate import Certificate, violates
-from tunebench.search.executor import Executor
 from tunebench.search.loop import Budget, certificate, run
+from tunebench.search.optimality_proof import Certificate, violates
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.variant import Costs

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tunebench.executor import Fleet
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison
-from tunebench.search.certificate import Certificate
-from tunebench.search.executor import Fleet
+from tunebench.search.optimality_proof import Certificate
 from tunebench.space import Config
 from tunebench.tuning.warm import Source
 

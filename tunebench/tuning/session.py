@@ -11,15 +11,15 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 
-from tunebench.db.outage import Patience
 from tunebench.db.record import Purpose, TrialKey, Verdict
+from tunebench.db.retry import Patience
 from tunebench.db.store import Store
 from tunebench.errors import ClusterLost, DatabaseError
+from tunebench.executor import Executor, Fleet, Stopped
 from tunebench.kernels import variants
 from tunebench.outcome import Aborted, Measured, Outcome, Predicted, Pruned, Result, time_us
-from tunebench.search.certificate import Certificate
-from tunebench.search.executor import Executor, Fleet, Stopped
 from tunebench.search.loop import Budget, certificate, run
+from tunebench.search.optimality_proof import Certificate
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config
 from tunebench.task import Task

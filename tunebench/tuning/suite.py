@@ -11,7 +11,7 @@ from tunebench.db.record import Entry
 from tunebench.errors import InputError, UnknownName
 from tunebench.kernels import variants
 from tunebench.tuning import candidate
-from tunebench.tuning.allotment import Account
+from tunebench.tuning.budget_scheduler import Account
 from tunebench.tuning.candidate import Candidate, Target
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.session import Session

@@ -15,18 +15,18 @@ from collections.abc import Callable
 from tunebench.db.record import Entry
 from tunebench.db.store import Store
 from tunebench.errors import ClusterLost, DatabaseError, TunebenchError
+from tunebench.executor import Executor
 from tunebench.outcome import Measured, time_us
-from tunebench.search.executor import Executor
 from tunebench.search.loop import certificate
 from tunebench.task import Task
-from tunebench.tuning.allotment import ROUND, Account, Allotment
+from tunebench.tuning.budget_scheduler import ROUND, Account, Allotment
 from tunebench.tuning.candidate import Target
 from tunebench.tuning.finalist import settle
-from tunebench.tuning.part import Part, State, SuiteProgress, SuiteReport, SuiteWatcher
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Progress, Report
 from tunebench.tuning.session import Session
 from tunebench.tuning.suite import Member, Suite
+from tunebench.tuning.workload_result import Part, State, SuiteProgress, SuiteReport, SuiteWatcher
 
 __all__ = ["SuiteSession"]
 

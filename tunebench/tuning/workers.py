@@ -9,10 +9,10 @@ from tunebench._environment import cache_folder
 from tunebench.compile import unavailable
 from tunebench.compile import worker as compile_worker
 from tunebench.errors import DeviceError
+from tunebench.executor.local import LocalExecutor, Stage
 from tunebench.kernels import loaded_files
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.cuda import require_cuda_core
-from tunebench.search.executor.local import LocalExecutor, Stage
 from tunebench.tuning.candidate import Target
 from tunebench.tuning.plan import Plan
 from tunebench.variant import Language

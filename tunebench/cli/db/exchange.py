@@ -45,7 +45,7 @@ def import_(
     """
     from tunebench.db import open_store
     from tunebench.db.exchange import import_file
-    from tunebench.db.recorded import Naming
+    from tunebench.db.recorded_space import Naming
 
     naming = Naming(device=device, kernel=kernel, problem=_problem(problem))
     done: list[Imported] = []

@@ -25,7 +25,7 @@ def ship(
     records of one kernel for one problem on one device the newer one stays.
     """
     from tunebench.db import open_store
-    from tunebench.db.shipment import ship as ship_records
+    from tunebench.db.bundled import ship as ship_records
 
     with open_store(db, read_only=True) as store:
         written = ship_records(store, out)

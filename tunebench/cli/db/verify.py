@@ -13,7 +13,7 @@ from tunebench.errors import DatabaseError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.db.soundness import Soundness
+    from tunebench.db.integrity import Soundness
 
 __all__ = ["verify"]
 
@@ -31,7 +31,7 @@ def verify(
     The exit code is 4 if anything is wrong. Nothing is written, unless --fix is given, and nothing is ever
     deleted.
     """
-    from tunebench.db import locate, open_store, soundness
+    from tunebench.db import integrity, locate, open_store
 
     if variant_file is not None:
         from tunebench.kernels import load_file
@@ -39,14 +39,14 @@ def verify(
         load_file(variant_file)
     database = str(locate(db))
     with open_store(db, read_only=True) as store, progress(console(stderr=True), database) as watcher:
-        found = soundness.examine(store, watcher)
+        found = integrity.examine(store, watcher)
     fixed = len(found.outdated) if fix else 0
     if fixed:
         with open_store(db) as store:
-            soundness.fix(store, found)
+            integrity.fix(store, found)
     emit(as_json, _described(database, found, fixed), lambda to: _render(to, database, found, fixed))
     if not found.clean:
-        wrong = sum(count for kind, count in found.counts.items() if kind not in soundness.NOTES)
+        wrong = sum(count for kind, count in found.counts.items() if kind not in integrity.NOTES)
         raise DatabaseError(f"database {database} is not sound: {wrong} findings")
 
 
@@ -62,7 +62,7 @@ def _described(database: str, found: Soundness, fixed: int) -> dict[str, Any]:
 
 
 def _render(to: Console, database: str, found: Soundness, fixed: int) -> None:
-    from tunebench.db.soundness import KINDS
+    from tunebench.db.integrity import KINDS
 
     for kind, what in KINDS.items():
         if found.counts[kind]:

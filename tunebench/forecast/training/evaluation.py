@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunebench.forecast.law import flop_per_us, peak_flop_per_us
 from tunebench.forecast.model import Skill
+from tunebench.forecast.roofline_model import flop_per_us, peak_flop_per_us
 from tunebench.forecast.training import fit
 from tunebench.forecast.training.fit import Kept
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunebench.forecast.forest import Forest
-from tunebench.forecast.law import Law, coordinates, law
 from tunebench.forecast.model import Expert, Model, Skill, Spread
+from tunebench.forecast.roofline_model import Law, coordinates, law
 from tunebench.forecast.training.data import Measured
 
 if TYPE_CHECKING:

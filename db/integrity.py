@@ -1,0 +1,336 @@
+"""Whether a database is sound: as a file, in every rule of its schema, and in what every row means today.
+
+    found = examine(store)
+    found.clean, found.counts, found.first
+
+Nothing is written. What today's sources do not stand for may be marked as stale by `fix`; nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tunebench.db import schema
+from tunebench.db.bulk import WRONG_BY
+from tunebench.db.jsonl_codec import canonical
+from tunebench.db.owner import is_dead
+from tunebench.db.reader import Reader, device_table, measurement_table, run_table, trial_table
+from tunebench.db.record import RECORDED, SpaceKey
+from tunebench.db.row_checks import (
+    check_device,
+    check_measurement,
+    check_trial,
+    decoded,
+    raw_columns,
+    tolerant,
+)
+from tunebench.db.staleness import Revision, mark, revision_today
+from tunebench.db.store import Store
+from tunebench.device import Device
+from tunebench.errors import ConfigError, InputError
+from tunebench.space import Config
+
+__all__ = ["FIRST", "KINDS", "NOTES", "Finding", "Soundness", "examine", "fix"]
+
+KINDS = {
+    "damaged": "the file is damaged: restore a copy, or save what can be read by sqlite3 FILE .recover",
+    "rule": "rows that break a rule of the schema",
+    "reference": "rows that refer to nothing, or that nothing refers to",
+    "unreadable": "rows that a reader cannot rebuild",
+    "figure": "figures of one measurement that contradict one another",
+    "workload": "workloads that cannot be read, or are not written as they are looked up",
+    "config": "configurations whose text is not that of their values",
+    "device": "devices that are not what their key says",
+    "future": "moments that lie ahead: what is imported later would count as older",
+    "duplicate": "measurements that are there twice",
+    "bound": "measurements that are faster than their bounds",
+    "space": "configurations that today's spaces do not have, and that count as standing (--fix)",
+    "source": "results of sources that have changed since, and that count as standing (--fix)",
+    "claim": "claims of tuners that are gone; the next one takes them over",
+    "unknown": "trials of kernels or operators that are not installed here, which nobody can check",
+}
+"""What is looked for, in this order."""
+
+NOTES = ("claim", "unknown")
+"""What is told and is no fault."""
+
+FIRST = 10
+"""Findings of a kind that are kept; the others are counted."""
+
+Watcher = Callable[[int, int], None]
+"""Is told how many rows were looked at, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found: its kind, where, and what."""
+
+    kind: str
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Soundness:
+    """What was found in a database.
+
+    Attributes:
+        rows: How many rows were looked at.
+        counts: How often each kind was found; see `KINDS`.
+        first: The first of each kind.
+        outdated: Ids of the trials that `fix` would mark as stale.
+    """
+
+    rows: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    first: dict[str, list[Finding]] = field(default_factory=dict)
+    outdated: list[int] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found that is a fault."""
+        return not set(self.counts) - set(NOTES)
+
+    def add(self, kind: str, place: str, reason: str) -> None:
+        """Note a finding."""
+        assert kind in KINDS, kind
+        self.counts[kind] += 1
+        kept = self.first.setdefault(kind, [])
+        if len(kept) < FIRST:
+            kept.append(Finding(kind, place, " ".join(ascii(reason)[1:-1].split())[:500]))
+
+
+def examine(store: Reader, watcher: Watcher | None = None) -> Soundness:
+    """Look at everything in a database.
+
+    Args:
+        store: Which; one that was opened for reading will do.
+        watcher: Is told the progress.
+
+    Raises:
+        DatabaseError: if it cannot be read at all.
+    """
+    found = Soundness()
+    with store._read() as connection, tolerant(connection):
+        if not _is_whole(connection, found):
+            return found
+        check_rules(connection, found)
+        check_rows(connection, found, watcher or (lambda done, total: None))
+    return found
+
+
+def fix(store: Store, found: Soundness) -> None:
+    """Mark what today's sources do not stand for as stale, so that it is served only for want of better."""
+    with store._write() as connection:
+        mark(connection, {True: found.outdated})
+    for kind in ("space", "source"):
+        found.counts.pop(kind, None)
+        found.first.pop(kind, None)
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def _is_whole(connection: sa.Connection, found: Soundness) -> bool:
+    """Have SQLite look at its file; a server looks after its own."""
+    if connection.dialect.name != "sqlite":
+        return True
+    try:
+        said = connection.exec_driver_sql("PRAGMA integrity_check(100)").scalars().all()
+    except sa.exc.DatabaseError as error:
+        said = [str(error.orig)]
+    # It names breaches of NOT NULL, CHECK and UNIQUE, too, which are told by their rows.
+    damaged = [line for line in said if line != "ok" and not line.startswith(_OF_ROWS)]
+    for line in damaged:
+        found.add("damaged", "file", str(line))
+    return not damaged
+
+
+_OF_ROWS = ("CHECK constraint", "NULL value", "non-unique entry", "NUMERIC value", "TEXT value", "non-")
+
+
+# -- the schema ------------------------------------------------------------------------------------
+
+
+def check_rules(connection: sa.Connection, found: Soundness) -> None:
+    """Hold every row to every rule of the schema anew: a rule may have been broken behind its back."""
+    for table in schema.Base.metadata.sorted_tables:
+        for place, rule in _breaches(connection, table):
+            found.add("rule", place, rule)
+        for constraint in table.foreign_key_constraints:
+            (column,), (element,) = constraint.columns, constraint.elements
+            other = element.column
+            known = sa.select(other).where(other == column).exists()
+            lost = sa.select(table.c.id).where(column.is_not(None), ~known)
+            for id_ in connection.execute(lost).scalars():
+                reason = f"its {column.name} is of no {other.table.name}"
+                found.add("reference", f"{table.name} {id_}", reason)
+    trial, measurement = trial_table.c, measurement_table.c
+    timed = sa.select(measurement.id).where(measurement.trial_id == trial.id).exists()
+    for id_, state in connection.execute(
+        sa.select(trial.id, trial.state).where((trial.state == "done") != timed)
+    ):
+        reason = (
+            "it is done, and has no measurement" if state == "done" else "it is claimed, and was measured"
+        )
+        found.add("reference", f"trial {id_}", reason)
+    for id_ in connection.execute(_duplicates()).scalars():
+        found.add("duplicate", f"measurement {id_}", "its trial has another one that is the same")
+
+
+def _breaches(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a table that break a rule which one row alone can break, and those there twice."""
+    rules, query = _rules(table, connection.dialect.name)
+    for id_, *broken in connection.execute(query):
+        for rule, is_broken in zip(rules, broken, strict=True):
+            if is_broken:
+                yield f"{table.name} {id_}", rule
+    for constraint in table.constraints:
+        if isinstance(constraint, sa.UniqueConstraint):
+            place = sa.func.row_number().over(partition_by=list(constraint.columns), order_by=table.c.id)
+            ranked = sa.select(table.c.id, place.label("place")).subquery()
+            for id_ in connection.execute(sa.select(ranked.c.id).where(ranked.c.place > 1)).scalars():
+                yield f"{table.name} {id_}", f"{constraint.name} is there twice"
+
+
+@functools.cache
+def _rules(table: sa.Table, dialect: str) -> tuple[tuple[str, ...], sa.Select[Any]]:
+    """Return the rules of a table, and what selects the rows that break one, with a column for each."""
+    rules: dict[str, sa.ColumnElement[bool]] = {
+        f"{column.name} is missing": column.is_(None) for column in table.c if not column.nullable
+    }
+    for constraint in table.constraints:
+        if isinstance(constraint, sa.CheckConstraint):
+            kept: sa.ColumnElement[bool] = sa.literal_column(f"({constraint.sqltext})", sa.Boolean())
+            rules[f"it breaks {constraint.name}"] = sa.not_(kept)
+    if dialect == "sqlite":  # there anything may stand in any column
+        for column in table.c:
+            held = sa.func.typeof(column)
+            rules[f"{column.name} is of another type"] = held.not_in(("null", *_held_as(column)))
+    id_: sa.ColumnElement[Any] = sa.type_coerce(table.c.id, sa.types.NullType())
+    broken = [rule.label(f"rule{number}") for number, rule in enumerate(rules.values())]
+    return tuple(rules), sa.select(id_, *broken).where(sa.or_(*rules.values()))
+
+
+def _held_as(column: sa.Column[Any]) -> tuple[str, ...]:
+    match column.type:
+        case sa.Boolean() | sa.Integer():
+            return ("integer",)
+        case sa.Float():
+            return ("real", "integer")
+    return ("text",)
+
+
+def _duplicates() -> sa.Select[Any]:
+    at = measurement_table.c
+    alike = (at.trial_id, at.purpose, at.kind, at.recorded_at, at.median_us, at.predicted_us, at.fastest_us)
+    told = (*alike, at.reason, sa.cast(at.samples_us, sa.Text))
+    place = sa.func.row_number().over(partition_by=told, order_by=at.id)
+    ranked = sa.select(at.id, place.label("place")).subquery()
+    return sa.select(ranked.c.id).where(ranked.c.place > 1)
+
+
+# -- the rows --------------------------------------------------------------------------------------
+
+
+def check_rows(connection: sa.Connection, found: Soundness, watcher: Watcher) -> None:
+    """Look at what every row means."""
+    tables = schema.Base.metadata.sorted_tables
+    count = sum(connection.execute(sa.select(sa.func.count()).select_from(t)).scalar_one() for t in tables)
+    looking = _Looking(found)
+    for table in tables:
+        chosen = sa.select(*raw_columns(table)).order_by(table.c.id)
+        for row in connection.execution_options(yield_per=1000).execute(chosen).mappings():
+            looking.take(table, row)
+            found.rows += 1
+            if found.rows % 1000 == 0:
+                watcher(found.rows, count)
+    watcher(found.rows, count)
+
+
+class _Looking:
+    """Rows as they come, devices before what was measured on them."""
+
+    def __init__(self, found: Soundness) -> None:
+        self._found = found
+        self._latest = datetime.now(UTC) + WRONG_BY
+        self._devices: dict[int, Device] = {}
+        self._revisions: dict[tuple[int, str, str], Revision | None] = {}
+
+    def take(self, table: sa.Table, raw: Mapping[Any, Any]) -> None:
+        """Look at one row."""
+        place = f"{table.name} {raw['id']}"
+        try:
+            row = decoded(raw, table)
+        except ValueError as error:
+            self._found.add("unreadable", place, str(error))
+            return
+        for kind, reason in self._of(table, row):
+            self._found.add(kind, place, reason)
+
+    def _of(self, table: sa.Table, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        for column in table.c:
+            value = row[column.name]
+            if isinstance(value, datetime) and column.name != "claim_expires_at" and value > self._latest:
+                yield "future", f"its {column.name} is {value.isoformat()}"
+        if "workload" in table.c:
+            yield from _check_workload(row["workload"])
+        if table is device_table:
+            faults = list(check_device(row))
+            if not any(kind == "unreadable" for kind, _ in faults):
+                self._devices[row["id"]] = Device(**row["descriptor"])
+            yield from faults
+        elif table is measurement_table:
+            yield from check_measurement(row)
+        elif table is trial_table:
+            faults = list(check_trial(row))
+            yield from faults or self._check_trial(row)
+        elif table is run_table and not isinstance(row["versions"], dict):
+            yield "unreadable", "its versions are no object"
+
+    def _check_trial(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        if row["state"] == "claimed":
+            gone = is_dead(row["claim_owner"] or "") or row["claim_expires_at"] < datetime.now(UTC)
+            yield from [("claim", f"it is claimed by {row['claim_owner']}")] if gone else []
+        elif not row["stale"] and not row["workload"].startswith(RECORDED):
+            yield from self._check_source(row)
+
+    def _check_source(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Hold a trial that counts as standing against today's sources."""
+        if row["device_id"] not in self._devices:
+            return
+        device = self._devices[row["device_id"]]
+        space = (row["device_id"], row["workload"], row["variant"])
+        if space not in self._revisions:
+            key = SpaceKey(device=device.key, workload=row["workload"], variant=row["variant"])
+            self._revisions[space] = revision_today(key, device)
+        revision = self._revisions[space]
+        if revision is None:
+            yield "unknown", f"it is of {row['variant']} for {row['workload']}"
+            return
+        try:
+            changed = revision(Config(row["config_values"])) != row["revision"]
+        except ConfigError as error:
+            self._found.outdated.append(row["id"])
+            yield "space", str(error)
+        else:
+            if changed:
+                self._found.outdated.append(row["id"])
+                yield "source", f"the source of {row['variant']} has changed since {row['config']} was run"
+
+
+def _check_workload(text: str) -> Iterator[tuple[str, str]]:
+    try:
+        canonical(text)
+    except InputError as error:
+        yield "workload", str(error)

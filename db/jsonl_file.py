@@ -1,0 +1,231 @@
+"""JSON Lines: everything that is stored of every measurement, out of one database and into another.
+
+A line is an object; ``what`` says which. A ``device`` comes before the measurements on it, with the fields of
+`tunebench.device.Device`; a ``measurement`` has the fields of its trial's key, its outcome, and what else is
+stored of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tunebench import __version__
+from tunebench.cache_file import Fault, Opened, opened
+from tunebench.db.bulk import CHUNK, AddWatcher
+from tunebench.db.jsonl_codec import addition_of, device_of
+from tunebench.db.reader import Reader
+from tunebench.db.record import MAX_FAULTS, Addition, Batch, Entry, Imported, RunStart, SpaceKey
+from tunebench.db.store import Store
+from tunebench.device import Device
+from tunebench.errors import InputError
+from tunebench.outcome import to_json
+
+__all__ = ["holds_lines", "import_lines", "lines"]
+
+MAX_LINE_BYTES = 1 << 24
+"""Most that one line may hold."""
+MAX_FILE_BYTES = 1 << 34
+"""Most that a file may hold once it is decompressed; few lines of it are held at a time."""
+MAX_REFUSED = 100_000
+"""Most lines that are blank, or cannot be used: a file with more of them is none of ours."""
+MAX_DEVICES = 1000
+MAX_SPACES = 100_000
+
+
+# -- out -------------------------------------------------------------------------------------------
+
+
+def lines(store: Reader, spaces: Iterable[SpaceKey]) -> Iterator[dict[str, Any]]:
+    """Yield what each device is, then every measurement, space by space and oldest first."""
+    chosen = list(spaces)
+    keys = {space.device for space in chosen}
+    for key, fields in store.descriptors().items():
+        if key in keys:
+            yield {"what": "device", "tunebench": __version__, "key": key, **fields}
+    for space in chosen:
+        for entry in store.history(space.workload, space.device, space.variant):
+            yield _line(entry)
+
+
+def _line(entry: Entry) -> dict[str, Any]:
+    result = entry.result
+    return {
+        "what": "measurement",
+        **{field.name: getattr(entry.key, field.name) for field in dataclasses.fields(entry.key)},
+        "config": dict(entry.key.config),
+        "purpose": entry.purpose,
+        "outcome": to_json(result.outcome),
+        "resources": {name: v for name, v in dataclasses.asdict(result.resources).items() if v is not None},
+        "effort": dataclasses.asdict(result.effort),
+        "conditions": result.conditions,
+        "bound_us": entry.bound_us,
+        "seed": entry.seed,
+        "recorded_at": entry.recorded_at.isoformat(),
+        "versus_default": entry.verdict.versus_default,
+        "comparison": entry.verdict.comparison,
+    }
+
+
+# -- in --------------------------------------------------------------------------------------------
+
+
+def holds_lines(path: Path) -> bool:
+    """Tell whether a file holds such lines, by its first ones: one of them may be damaged.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    with opened(path, "") as file:
+        first = itertools.islice(_numbered(file), 10)
+        return any(isinstance(_read_line(line), dict) and b'"what"' in line for _, line in first if line)
+
+
+def _read_line(line: bytes) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(line)
+
+
+def _numbered(file: Opened) -> Iterator[tuple[int, bytes | None]]:
+    """Yield lines with their numbers; None in place of one that is too long."""
+    for number in itertools.count(1):
+        line = file.readline(MAX_LINE_BYTES)
+        if not line:
+            return
+        whole = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
+        yield number, line if whole else None
+        while not whole:
+            rest = file.readline(MAX_LINE_BYTES)
+            whole = not rest or rest.endswith(b"\n")
+
+
+def import_lines(store: Store, path: Path, watcher: AddWatcher | None = None) -> Imported:
+    """Store what another database exported: all its good lines, or nothing if it is interrupted.
+
+    A measurement that is there already is left out, and so is one that is older than what its trial has here.
+    Trials whose source is not that of the installed variant are marked stale. Few lines are held at a time.
+
+    Args:
+        store: Where to.
+        path: The file.
+        watcher: Is told how many bytes of the file were read, and of how many.
+
+    Raises:
+        InputError: if the file cannot be read.
+        DatabaseError: if the database cannot be written.
+    """
+    found = _Lines(path)
+    added = store.add(found.batches(watcher or (lambda done, total: None)), recheck=True)
+    return Imported(
+        file=path,
+        spaces=tuple(found.spaces),
+        added=added,
+        known=found.good - added,
+        faults=tuple(found.faults),
+        refused=found.refused,
+    )
+
+
+class _Lines:
+    """Devices and measurements as they are found, and the lines that cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._devices: dict[str, Device] = {}
+        self.spaces: dict[SpaceKey, None] = {}
+        self.faults: list[Fault] = []
+        self.refused = self.good = self._blank = 0
+
+    def batches(self, watcher: AddWatcher) -> Iterator[Batch]:
+        """Yield a few measurements at a time, by device and workload.
+
+        Raises:
+            InputError: if the file cannot be read to its end, or is too large.
+        """
+        few: list[Addition] = []
+        size = 0
+        with opened(self._path, "", MAX_FILE_BYTES) as file:
+            for number, line in _numbered(file):
+                addition = self._take(number, line)
+                if addition is not None:
+                    few.append(addition)
+                    size += len(line or b"")
+                if len(few) >= CHUNK or size > MAX_LINE_BYTES:
+                    yield from self._batched(few)
+                    few, size = [], 0
+                if number % CHUNK == 0:
+                    watcher(file.done_bytes, file.total_bytes)
+            yield from self._batched(few)
+            watcher(file.done_bytes, file.total_bytes)
+
+    def _take(self, number: int, line: bytes | None) -> Addition | None:
+        """Read one line; return the measurement that it tells, if it tells one."""
+        try:
+            if line is None:
+                raise InputError(f"it is longer than {MAX_LINE_BYTES >> 20} MiB")
+            if line.strip():
+                return self._read(line)
+            self._blank += 1
+            reason = ""
+        except RecursionError:
+            reason = "it is nested too deeply"
+        except InputError as error:
+            reason = str(error)
+        except ValueError as error:
+            reason = f"it cannot be read as JSON: {error}"
+        if self.refused + self._blank >= MAX_REFUSED:
+            raise InputError(
+                f"{self._path} has more than {MAX_REFUSED} lines that are blank or cannot be used"
+            )
+        if reason:
+            self.refused += 1
+            self.faults += [Fault(f"line {number}", reason)] if len(self.faults) < MAX_FAULTS else []
+        return None
+
+    def _read(self, line: bytes) -> Addition | None:
+        data = json.loads(line, parse_constant=_refuse, object_pairs_hook=_once)
+        kind = data.get("what") if isinstance(data, dict) else None
+        if kind == "device":
+            device = device_of(data)
+            if len(self._devices) >= MAX_DEVICES and device.key not in self._devices:
+                raise InputError(f"a file may tell of {MAX_DEVICES} devices; import it in parts")
+            self._devices[device.key] = device
+            return None
+        if kind != "measurement":
+            raise InputError("it must be an object that says what it is: device or measurement")
+        addition = addition_of(data, self._devices)
+        if len(self.spaces) >= MAX_SPACES and addition.key.space not in self.spaces:
+            raise InputError(f"a file may tell of {MAX_SPACES} spaces; import it in parts")
+        self.spaces[addition.key.space] = None
+        self.good += 1
+        return addition
+
+    def _batched(self, additions: Iterable[Addition]) -> Iterator[Batch]:
+        places: dict[tuple[str, str], list[Addition]] = {}
+        for addition in additions:
+            places.setdefault((addition.key.device, addition.key.workload), []).append(addition)
+        for (device, workload), found in places.items():
+            start = RunStart(
+                device=self._devices[device],
+                workload=workload,
+                sampler="import",
+                seed=0,
+                versions={"tunebench": __version__, "file": ascii(self._path.name)[1:-1]},
+            )
+            yield Batch(start=start, additions=tuple(found))
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise InputError("it has a name twice, of which nobody can tell which one is meant")
+    return found

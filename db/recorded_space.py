@@ -1,0 +1,262 @@
+"""Recordings in the database: what other tuners measured, brought in, and any space of it taken out again.
+
+A foreign kernel is none of our variants, and its problem none of our workloads. It is stored under
+``recorded:kernel=Xgemm,problem=4096x4096`` and ``recorded/Xgemm``, which no operator has, and its times count
+as not verified: a lookup cannot serve them. Times are those of warm caches, as other tuners take them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunebench import __version__
+from tunebench import device as devices
+from tunebench._host import product_name
+from tunebench.cache_file import Fault, Head, Log, Row, head
+from tunebench.db.bulk import CHUNK, AddWatcher
+from tunebench.db.reader import Reader
+from tunebench.db.record import (
+    MAX_FAULTS,
+    RECORDED,
+    Addition,
+    Batch,
+    Entry,
+    Imported,
+    RunStart,
+    SpaceKey,
+    TrialKey,
+)
+from tunebench.db.store import Store
+from tunebench.device import Device
+from tunebench.errors import InputError
+from tunebench.outcome import CacheState, Measured, Predicted, Pruned, WrongResult
+from tunebench.space import Config, Value
+
+__all__ = ["Naming", "import_recording", "log_of", "names_of", "workload_of"]
+
+_VARIANT = "recorded/"
+_REVISION = "recorded"
+_KERNEL = re.compile(r"[A-Za-z0-9_.+/-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """What a user says of a file; it wins over what the file says of itself.
+
+    Attributes:
+        device: Name of a device (see `tunebench.device.find`).
+        kernel: Name of the kernel.
+        problem: Its size.
+    """
+
+    device: str | None = None
+    kernel: str | None = None
+    problem: tuple[int, ...] | None = None
+
+
+def workload_of(kernel: str, problem: Sequence[int] = ()) -> str:
+    """Return the text under which a recording is stored.
+
+    Raises:
+        InputError: if the kernel's name cannot be part of it.
+    """
+    if not _KERNEL.fullmatch(kernel):
+        told = f"its kernel is called {kernel[:100]!r}" if kernel else "it does not tell its kernel"
+        raise InputError(f"{told}; name it by --kernel, of letters, digits, and any of _ . + - /")
+    return f"{RECORDED}kernel={kernel}" + (f",problem={'x'.join(map(str, problem))}" if problem else "")
+
+
+def names_of(workload: str) -> tuple[str, tuple[int, ...]]:
+    """Return kernel and problem of a text that `workload_of` made."""
+    kernel, _, problem = workload.removeprefix(f"{RECORDED}kernel=").partition(",problem=")
+    return kernel, tuple(int(size) for size in problem.split("x")) if problem else ()
+
+
+def import_recording(
+    store: Store, path: Path, naming: Naming | None = None, watcher: AddWatcher | None = None
+) -> Imported:
+    """Store what a file of another tuner holds: all its good rows, or nothing if it is interrupted.
+
+    Rows that are stored already are left out, so that the same file again adds nothing, and a cache file that
+    has grown since adds what is new in it.
+
+    Args:
+        store: Where to.
+        path: A Kernel Tuner cache file, or one in T4 format.
+        naming: What the file does not tell, or tells wrong.
+        watcher: Is told how many rows are stored, and of how many.
+
+    Raises:
+        InputError: if the file cannot be read, or another space is there under its name, or neither it nor
+            `naming` tells the kernel and the device.
+        DatabaseError: if the database cannot be written.
+    """
+    naming = naming or Naming()
+    named = None if naming.device is None else devices.find(naming.device)
+    found = head(path)
+    log = found.log
+    try:
+        if log.workload and naming.kernel is None:
+            raise InputError(
+                f"it is of tunebench's own {log.kernel} for {log.workload}, and does not tell how results "
+                "were verified; --kernel NAME imports it as a foreign kernel all the same"
+            )
+        kernel = naming.kernel or log.kernel
+        workload = workload_of(kernel, log.problem if naming.problem is None else naming.problem)
+        device = named or _device_of(log.device)
+        space = SpaceKey(device=device.key, workload=workload, variant=_VARIANT + kernel)
+        names = _order(log, store.parameters(space), space)
+        origin = _origin(log, path)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    rows = _Rows(found, names, space)
+    start = RunStart(device=device, workload=workload, sampler="import", seed=0, versions=origin)
+    added = store.add(rows.batches(start, watcher))
+    return Imported(
+        file=path,
+        spaces=(space,),
+        added=added,
+        known=rows.good - added,
+        faults=tuple(rows.faults),
+        refused=rows.refused,
+    )
+
+
+class _Rows:
+    """Rows as they are read, a few at a time, and those that cannot be used."""
+
+    def __init__(self, found: Head, names: Sequence[str], space: SpaceKey) -> None:
+        self._found, self._names, self._space = found, names, space
+        self.faults: list[Fault] = []
+        self.refused = self.good = 0
+
+    def batches(self, start: RunStart, watcher: AddWatcher | None) -> Iterator[Batch]:
+        few: list[Addition] = []
+        for row in self._found.rows(watcher):
+            if isinstance(row, Fault):
+                self.refused += 1
+                self.faults += [row] if len(self.faults) < MAX_FAULTS else []
+                continue
+            self.good += 1
+            few.append(Addition(key=_trial_of(row, self._names, self._space), result=row.result))
+            if len(few) == CHUNK:
+                yield Batch(start=start, additions=tuple(few))
+                few = []
+        yield Batch(start=start, additions=tuple(few))
+
+
+def _device_of(told: str) -> Device:
+    if not told:
+        raise InputError("it does not tell its device; name it by --device")
+    known = devices.described()
+    found = known.get(product_name(told))
+    if found is None:
+        names = ", ".join(sorted(known))
+        raise InputError(f"its device {told[:100]!r} is not described; name one by --device. Known: {names}")
+    return found
+
+
+def _order(log: Log, known: tuple[str, ...] | None, space: SpaceKey) -> tuple[str, ...]:
+    """Return the order of the parameters: that of the configurations that are there, if there are any."""
+    if known is not None and set(known) != set(log.names):
+        raise InputError(
+            f"{space} is there with other parameters ({', '.join(known)}), not those of this file "
+            f"({', '.join(log.names)}); name this kernel by --kernel"
+        )
+    return known or log.names
+
+
+def _trial_of(row: Row, names: Sequence[str], space: SpaceKey) -> TrialKey:
+    return TrialKey(
+        device=space.device,
+        workload=space.workload,
+        variant=space.variant,
+        revision=_REVISION,
+        config=Config({name: row.config[name] for name in names}),
+    )
+
+
+def _origin(log: Log, path: Path) -> dict[str, str]:
+    """Return what makes a recording of the rows again, kept with the run that brought them."""
+    origin = {"tunebench": __version__, "file": ascii(path.name)[1:-1], "device_name": log.device}
+    if log.values:
+        origin["values"] = json.dumps(dict(log.values), separators=(",", ":"))
+    return origin
+
+
+def log_of(store: Reader, space: SpaceKey, *, cache: CacheState | None = None) -> Log:
+    """Return what is known of one variant for one workload on one device, as other tuners write it down.
+
+    A configuration speaks through its newest measurement, unless it was ever wrong. What was only predicted,
+    or is of a source that has changed since, is left out.
+
+    Args:
+        store: Where from.
+        space: Which.
+        cache: Cache state of the times. None takes the only one that there is.
+
+    Raises:
+        InputError: if nothing was measured, or times of both cache states are there and `cache` is None.
+    """
+    entries = _speaking(_comparable(store, space, cache))
+    if not entries:
+        raise InputError(f"nothing was measured of {space}" + (f" with {cache} caches" if cache else ""))
+    foreign = space.workload.startswith(RECORDED)
+    kernel = space.variant
+    problem: tuple[int, ...] = ()
+    values: dict[str, list[Value]] = {}
+    product = space.device.partition(":")[2].partition(",")[0]
+    if foreign:
+        kernel, problem = names_of(space.workload)
+        origins = store.versions(space.workload, space.device)
+        product = next((origin["device_name"] for origin in origins if origin.get("device_name")), product)
+        values = next((json.loads(origin["values"]) for origin in origins if "values" in origin), {})
+    names = tuple(entries[0].key.config)
+    if any(set(entry.key.config) != set(names) for entry in entries):
+        raise InputError(f"{space}: its parameters have changed over time, so that it is no one space")
+    return Log(
+        kernel=kernel,
+        device=product,
+        problem=problem,
+        workload="" if foreign else space.workload,
+        names=names,
+        values={name: tuple(order) for name, order in values.items()},
+        rows=tuple(_row(entry, names, foreign) for entry in entries),
+    )
+
+
+def _comparable(store: Reader, space: SpaceKey, cache: CacheState | None) -> list[Entry]:
+    """Return the measurements of sources that still stand, with times of one cache state."""
+    entries = [
+        entry
+        for entry in store.history(space.workload, space.device, space.variant)
+        if not entry.stale and not isinstance(entry.result.outcome, Predicted | Pruned)
+    ]
+    states = {o.cache for entry in entries if isinstance(o := entry.result.outcome, Measured)}
+    if cache is None and len(states) > 1:
+        raise InputError(f"{space} was timed with cold and with warm caches; say which by --cache")
+    wanted = cache or next(iter(states), None)
+    return [e for e in entries if getattr(e.result.outcome, "cache", wanted) == wanted]
+
+
+def _speaking(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the measurement by which each trial is known: its newest, unless it was ever wrong."""
+    chosen: dict[TrialKey, Entry] = {}
+    for entry in entries:
+        before = chosen.get(entry.key)
+        if before is None or not isinstance(before.result.outcome, WrongResult):
+            chosen[entry.key] = entry
+    return list(chosen.values())
+
+
+def _row(entry: Entry, names: Sequence[str], foreign: bool) -> Row:
+    config = Config({name: entry.key.config[name] for name in names})
+    if foreign:  # what it was measured at is among its conditions, if the file told it
+        return Row(config=config, result=entry.result)
+    conditions = {**entry.result.conditions, "timestamp": entry.recorded_at.isoformat(sep=" ")}
+    return Row(config=config, result=dataclasses.replace(entry.result, conditions=conditions))

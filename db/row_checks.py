@@ -1,0 +1,137 @@
+"""Rows as they lie in a database, decoded with distrust: what no reader could rebuild is told."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from tunebench.db import schema
+from tunebench.db.jsonl_codec import check_plain
+from tunebench.db.record import result_of
+from tunebench.device import Device
+from tunebench.errors import InputError
+from tunebench.space import Config
+
+__all__ = ["check_device", "check_measurement", "check_trial", "decoded", "raw_columns", "tolerant"]
+
+
+def raw_columns(table: sa.Table) -> list[sa.Label[Any]]:
+    """Return the columns of a table such that no value is converted: JSON and moments as text."""
+    return [_raw(column).label(column.name) for column in table.c]
+
+
+def _raw(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    if isinstance(column.type, sa.JSON | schema.UtcTime):
+        return sa.cast(column, sa.Text)
+    return sa.type_coerce(column, sa.types.NullType())
+
+
+@contextmanager
+def tolerant(connection: sa.Connection) -> Iterator[None]:
+    """Let texts of SQLite that are not UTF-8 be read, as texts with halves of characters."""
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    try:
+        yield
+    finally:
+        driver.text_factory = str
+
+
+def decoded(row: Mapping[Any, Any], table: sa.Table) -> dict[str, Any]:
+    """Return a row with its JSON and its moments read.
+
+    Raises:
+        ValueError: if one cannot be.
+    """
+    found = dict(row)
+    for column in table.c:
+        value = found[column.name]
+        try:
+            if isinstance(value, str) and isinstance(column.type, sa.JSON):
+                found[column.name] = json.loads(value, parse_constant=_refuse)
+                check_plain(found[column.name], column.name)
+            elif isinstance(value, str) and isinstance(column.type, schema.UtcTime):
+                moment = datetime.fromisoformat(value)
+                found[column.name] = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            elif isinstance(value, str):
+                value.encode()
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise ValueError("it is no finite number")
+        except (ValueError, RecursionError, InputError) as error:
+            raise ValueError(f"its {column.name} cannot be read: {error}") from None
+    return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+# What is wrong of data that a database holds is wrong in ways that its classes never meant to name.
+_ODD = (KeyError, TypeError, ValueError, AttributeError, InputError)
+
+
+def check_measurement(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong of a measurement that was decoded: the kind of finding, and why."""
+    try:
+        outcome = result_of(row).outcome
+    except _ODD as error:
+        yield "unreadable", f"its outcome cannot be made again: {error!r}"
+        return
+    samples_us = getattr(outcome, "samples_us", None)
+    if samples_us is not None and not (samples_us and all(_positive(one) for one in samples_us)):
+        yield "unreadable", "its samples must be positive times"
+    elif row["fastest_us"] != (min(samples_us) if samples_us else None):
+        yield "figure", f"its fastest sample is told as {row['fastest_us']}"
+    low_us, high_us = row["ci_low_us"], row["ci_high_us"]
+    if low_us is not None and high_us is not None and low_us > high_us:
+        yield "figure", f"its interval begins at {low_us} us and ends at {high_us}"
+    for name in ("median_us", "predicted_us"):
+        if row[name] is not None and not _positive(row[name]):
+            yield "figure", f"its {name} is {row[name]}"
+    fastest_us, bound_us = row["fastest_us"], row["bound_us"]
+    if _positive(fastest_us) and _positive(bound_us) and fastest_us < bound_us:
+        yield (
+            "bound",
+            f"it took {fastest_us:g} us, below its bound of {bound_us:g} us: one of the two is wrong",
+        )
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def check_trial(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong of a trial that was decoded."""
+    values = row["config_values"]
+    if not isinstance(values, dict) or not values:
+        yield "unreadable", "its configuration has no values"
+    elif any(isinstance(value, dict | list | type(None)) for value in values.values()):
+        yield "unreadable", "its configuration has values that are none of a parameter"
+    elif str(Config(values)) != row["config"]:
+        yield "config", f"its text is {row['config'][:200]}, and its values are {Config(values)}"
+
+
+def check_device(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong of a device that was decoded."""
+    try:
+        device = Device(**row["descriptor"])
+        key = device.key
+    except _ODD as error:
+        yield "unreadable", f"what describes it cannot be read: {error}"
+        return
+    if key != row["key"]:
+        yield "device", f"its key is {row['key']}, and what describes it is of {key}"
+    told = (device.kind, device.architecture, device.name, device.sm_count, device.power_limit_w)
+    columns = ("kind", "architecture", "product", "sm_count", "power_limit_w")
+    for name, value in zip(columns, told, strict=True):
+        if row[name] != value:
+            yield "device", f"its {name} is {row[name]}, and what describes it says {value}"

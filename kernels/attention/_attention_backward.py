@@ -1,0 +1,332 @@
+"""What variants of attention's gradients share on the Python side: passes over the scores, and their work.
+
+A block has a tile of rows of one side, keys for dk and dv or queries for dq, and meets the rows of the other
+side that these see, or that see these, `step` at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from tunebench._lazy import np
+from tunebench.kernels.attention._attention import kept
+from tunebench.kernels.common.cuda import ctype, flag
+from tunebench.kernels.common.gemm import MAX_BLOCKS, alignment
+from tunebench.space import Parameter
+from tunebench.variant import Argument, Costs, Launch, Scalar, TensorMap, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.attention import Attention
+
+__all__ = [
+    "TOGETHER",
+    "Meetings",
+    "Side",
+    "Work",
+    "as_costs",
+    "blocks",
+    "heads_of",
+    "is_of_use",
+    "lengths_differ",
+    "meetings",
+    "pass_launch",
+    "problem",
+    "rows_of",
+    "scalars",
+    "serves",
+    "shrink",
+    "terms_launch",
+    "terms_scratch",
+    "tiles",
+]
+
+Side = Literal["keys", "queries"]
+
+MAX_SEQUENCE = 2**30
+"""Longest sequence: what tiles add to a row's number stays within 32 bits."""
+TERMS_THREADS = 256
+"""Threads of a block of `attention_terms`."""
+AFFORDABLE_FMA = 10_000_000
+"""Multiply-adds that emulation does in a fraction of a second."""
+
+
+# -- what blocks meet ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Meetings:
+    """How many tiles of the other side blocks meet, as columns.
+
+    Attributes:
+        blocks: Blocks, of all heads.
+        most: Steps of a block that has most.
+        full: How many blocks have as many.
+        steps: Steps of all blocks.
+        rows: Rows that exist in any tile, at least.
+        lines: Rows of the other side that the busiest block copies, at least.
+        all_lines: Those that all blocks copy, at least.
+    """
+
+    blocks: Any
+    most: Any
+    full: Any
+    steps: Any
+    rows: Any
+    lines: Any
+    all_lines: Any
+
+
+def rows_of(workload: Attention, side: Side) -> int:
+    """Return the length of the sequence on a side."""
+    return workload.seq_k if side == "keys" else workload.seq_q
+
+
+def heads_of(workload: Attention, side: Side) -> int:
+    """Return the heads of a side, of the whole batch."""
+    return workload.batch * (workload.heads_k if side == "keys" else workload.heads)
+
+
+def blocks(workload: Attention, side: Side, tile: Any) -> Any:
+    """Return the tiles of so many rows (a number or a column) that cover a side."""
+    return heads_of(workload, side) * ceil_div(rows_of(workload, side), tile)
+
+
+def meetings(workload: Attention, side: Side, tile: Any, step: Any) -> Meetings:
+    """Return what blocks of `tile` rows of a side meet, `step` rows at a time, in each row of a table."""
+    pairs, of_row = np.unique(np.stack(np.broadcast_arrays(tile, step)), axis=1, return_inverse=True)
+    most, full, steps = (
+        np.array(column, dtype=np.float64)[of_row.reshape(-1)]
+        for column in zip(*(_of_head(workload, side, int(t), int(s)) for t, s in pairs.T), strict=True)
+    )
+    heads = heads_of(workload, side)
+    others = workload.seq_q if side == "keys" else workload.seq_k
+    # Keys meet each head of their group; the last tile of each may be short.
+    times = workload.group if side == "keys" else 1
+    missing = ceil_div(others, step) * step - others
+    count = 1.0 * blocks(workload, side, tile)
+    rows = rows_of(workload, side)
+    return Meetings(
+        blocks=count,
+        most=times * most,
+        full=heads * full,
+        steps=heads * times * steps,
+        rows=rows - (ceil_div(rows, tile) - 1) * tile,
+        lines=times * (most * step - missing),
+        all_lines=times * (heads * steps * step - count * missing),
+    )
+
+
+def _of_head(workload: Attention, side: Side, tile: int, step: int) -> tuple[int, int, int]:
+    """Return the most tiles that a block meets, how many blocks meet as many, and all their meetings."""
+    first = np.arange(0, rows_of(workload, side), tile)
+    before = workload.seq_k - workload.seq_q
+    if side == "keys":
+        unseen = np.maximum(0, first - before) // step if workload.causal else 0 * first
+        met = ceil_div(workload.seq_q, step) - unseen
+    else:
+        end = (
+            np.minimum(workload.seq_q, first + tile) + before
+            if workload.causal
+            else workload.seq_k + 0 * first
+        )
+        met = ceil_div(end, step)
+    return int(met.max()), int((met == met.max()).sum()), int(met.sum())
+
+
+# -- spaces --------------------------------------------------------------------------------------------------
+
+TOGETHER = Parameter(
+    "together", ("head", "length"), "blocks that run together: of a head, or as long as another"
+)
+
+
+def lengths_differ(together: Any, workload: Attention) -> Any:
+    """Without a mask all blocks are equally long."""
+    return (together == "head") | workload.causal
+
+
+def is_of_use(workload: Attention, tile: Any, least: int) -> Any:
+    """Tiles must not be twice as long as both sequences if smaller ones exist."""
+    return (tile == least) | (tile < 2 * max(workload.seq_q, workload.seq_k))
+
+
+def tiles(workload: Attention, keys: int, queries: int, head: int) -> tuple[Tiling, ...]:
+    """Return how blocks of keys cut either sequence, and products the head."""
+    return (
+        Tiling(dimension="seq_k", extent=workload.seq_k, tile=keys),
+        Tiling(dimension="seq_q", extent=workload.seq_q, tile=queries),
+        Tiling(dimension="head_dim", extent=workload.head_dim, tile=head),
+    )
+
+
+# -- costs ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Work:
+    """What a step of some kind of block takes, and what a block takes besides: fields of `Costs`.
+
+    Attributes:
+        met: What the blocks meet.
+        of_step: Figures of a step, by field.
+        of_block: Least figures of a block that has most steps, besides.
+        of_all: Those of all blocks, besides; `blocks` times `of_block` where they are not named.
+    """
+
+    met: Meetings
+    of_step: dict[str, Any]
+    of_block: dict[str, Any] = dataclasses.field(default_factory=dict)
+    of_all: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def of_busiest(self, name: str) -> Any:
+        """Return a figure of a block that has most steps."""
+        return self.met.most * self.of_step.get(name, 0.0) + self.of_block.get(name, 0.0)
+
+    def total(self, name: str) -> Any:
+        """Return a figure of all blocks together."""
+        besides = self.of_all.get(name, self.met.blocks * self.of_block.get(name, 0.0))
+        return self.met.steps * self.of_step.get(name, 0.0) + besides
+
+
+def as_costs(works: tuple[Work, ...], product: str, figures: tuple[str, ...], **others: Any) -> Costs:
+    """Return costs of kernels that run one after the other, as if all blocks were of the first kind.
+
+    As many of these as would multiply what all multiply are declared; of anything else each has its own
+    share, or that of the whole if it is less.
+
+    Args:
+        works: The blocks of each kernel; full ones are those of the first that have most steps.
+        product: The field that says how much is multiplied.
+        figures: The fields to fill in.
+        others: Fields that are known.
+    """
+    first = works[0]
+    count = sum(work.total(product) for work in works) / first.of_busiest(product)
+    shares = {
+        name: np.minimum(first.of_busiest(name), sum(work.total(name) for work in works) / count)
+        for name in figures
+    }
+    return Costs(blocks=count, full_blocks=first.met.full, **shares, **others)
+
+
+# -- launches ------------------------------------------------------------------------------------------------
+
+
+def serves(workload: Attention, key: str, least_tile: int) -> str | None:
+    """Return why a variant of the gradients cannot do a problem, or None."""
+    if workload.direction != "backward":
+        return f"{key} computes gradients; direction=forward has variants of its own"
+    if max(workload.seq_q, workload.seq_k) > MAX_SEQUENCE:
+        return f"{key} takes sequences of up to {MAX_SEQUENCE}"
+    most = max(blocks(workload, "keys", least_tile), blocks(workload, "queries", least_tile))
+    rows = workload.batch * workload.heads * workload.seq_q
+    if most > MAX_BLOCKS or rows // 8 >= MAX_BLOCKS:
+        return f"{key} would take more than {MAX_BLOCKS} blocks"
+    return None
+
+
+def problem(workload: Attention) -> dict[str, str | bool | int]:
+    """Return the constants that the problem decides; sizes but head_dim are arguments."""
+    vec = alignment(workload.head_dim, workload.dtype)
+    accesses = ceil_div(workload.head_dim, vec)
+    return {
+        "In": ctype(workload.dtype),
+        "HEAD_DIM": workload.head_dim,
+        "CAUSAL": workload.causal,
+        "VEC": vec,
+        "LANES": min(32, 1 << (accesses - 1).bit_length()),
+    }
+
+
+def scalars(workload: Attention) -> tuple[Scalar, ...]:
+    """Return the sizes and the factor that a pass takes: group, seq_q, seq_k, scale."""
+    return (
+        Scalar("int", workload.group),
+        Scalar("int", workload.seq_q),
+        Scalar("int", workload.seq_k),
+        Scalar("float", workload.scale),
+    )
+
+
+def pass_launch(
+    workload: Attention,
+    side: Side,
+    *,
+    tile: int,
+    threads: int,
+    smem_bytes: int,
+    inputs: tuple[Argument | TensorMap, ...] = ("q", "k", "v", "do"),
+    flags: tuple[bool, ...] = (),
+    more: tuple[Argument, ...] = (),
+) -> Launch:
+    """Return one pass over the scores, by blocks of `tile` rows of a side.
+
+    Args:
+        workload: The problem.
+        side: Whose gradients it computes.
+        tile: Rows of a block.
+        threads: Threads of a block.
+        smem_bytes: Shared memory of a block.
+        inputs: What it reads, besides the terms of queries.
+        flags: Template arguments after the side.
+        more: Arguments after those that all passes have.
+    """
+    of_queries = side == "queries"
+    return Launch(
+        entry=f"attention_gradients<{', '.join(['Choice', *map(flag, (of_queries, *flags))])}>",
+        grid=(int(blocks(workload, side, tile)), 1, 1),
+        block=(threads, 1, 1),
+        arguments=(
+            *(*inputs, "terms"),
+            *(("dq", "dq") if of_queries else ("dv", "dk")),
+            *(*scalars(workload), *more),
+        ),
+        smem_bytes=smem_bytes,
+    )
+
+
+def terms_scratch(workload: Attention, multiple: int = 1) -> Tensor:
+    """Return where `attention_terms` leaves what it finds; heads are a multiple of queries apart."""
+    pitch = ceil_div(workload.seq_q, multiple) * multiple
+    return Tensor(name="terms", shape=(workload.batch, workload.heads, pitch, 2), dtype="f32")
+
+
+def terms_launch(workload: Attention, sums: str, multiple: int = 1) -> Launch:
+    """Return the kernel that comes first; `sums` is what it sets to zero, if the configuration has that."""
+    pitch = terms_scratch(workload, multiple).shape[2]
+    rows = workload.batch * workload.heads * workload.seq_q
+    a_block = TERMS_THREADS // int(problem(workload)["LANES"])
+    return Launch(
+        entry="attention_terms<Choice>",
+        grid=(ceil_div(rows, a_block), 1, 1),
+        block=(TERMS_THREADS, 1, 1),
+        arguments=(
+            *("o", "do", "lse", "terms", sums),
+            Scalar("long long", rows),
+            Scalar("int", workload.seq_q),
+            Scalar("int", pitch),
+        ),
+    )
+
+
+def shrink(workload: Attention, tile_q: int, tile_k: int) -> Attention:
+    """Return a small problem with the same edges: two tiles of either side and what is left, two heads."""
+    small = workload
+    for tiles in (2, 1):
+        seq_q = kept(workload.seq_q, tile_q, tiles)
+        seq_k = kept(workload.seq_k, tile_k, tiles)
+        if workload.causal:  # the diagonal stays where it is among the tiles, or nearly so
+            seq_q = min(seq_q, seq_k)
+        group = min(2, workload.group)
+        heads_k = min(workload.heads_k, 2 // group)
+        small = dataclasses.replace(
+            workload,
+            batch=min(workload.batch, 2 // heads_k // group),
+            heads=heads_k * group,
+            heads_k=heads_k,
+            seq_q=seq_q,
+            seq_k=seq_k,
+        )
+        if small.flops() <= 2 * AFFORDABLE_FMA:
+            break
+    return small

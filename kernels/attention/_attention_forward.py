@@ -1,0 +1,285 @@
+"""What variants of forward attention share on the Python side: rows, tiles of keys, parts, arguments.
+
+A block has `bm` rows: queries of one head or, with `pack_heads`, of all heads that share keys. It takes those
+tiles of `bn` keys that any of its rows sees, or with `split` an even part of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.kernels.attention._attention import kept
+from tunebench.kernels.common.cuda import ctype
+from tunebench.kernels.common.gemm import MAX_BLOCKS
+from tunebench.space import Config, Constraint, Parameter, Value
+from tunebench.variant import Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.attention import Attention
+
+__all__ = [
+    "CONSTRAINTS",
+    "LOG2_E",
+    "PARAMETERS",
+    "Share",
+    "blocks",
+    "launches",
+    "problem",
+    "rows",
+    "scalars",
+    "scratch",
+    "serves",
+    "shares",
+    "shrink",
+    "tiles",
+    "tiles_fit",
+    "usual",
+]
+
+LOG2_E = math.log2(math.e)
+
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Blocks that may share the keys of some rows."""
+
+MAX_SCRATCH_BYTES = 2**30
+"""Most memory that results of parts may take."""
+
+LEAST_TILES = 2
+"""Tiles of keys that are worth a part of their own."""
+
+COMBINE_THREADS = 128
+"""Threads of a block of `attention_combine`, which has a row."""
+
+
+def rows(workload: Attention, pack_heads: Any) -> Any:
+    """Return the rows that share keys: queries, of one head or of all of a group."""
+    return workload.seq_q * np.where(pack_heads == 1, workload.group, 1)
+
+
+def _heads(workload: Attention, pack_heads: Any) -> Any:
+    """Return how often there are such rows."""
+    return workload.batch * np.where(pack_heads == 1, workload.heads_k, workload.heads)
+
+
+def blocks(workload: Attention, bm: Any, pack_heads: Any) -> Any:
+    """Return the tiles of rows, of all heads."""
+    return _heads(workload, pack_heads) * ceil_div(rows(workload, pack_heads), bm)
+
+
+def serves(workload: Attention, key: str, fits: Any) -> str | None:
+    """Return why a forward variant cannot do a problem, or None; `fits` tells whether any tile does."""
+    if workload.direction != "forward":
+        return f"{key} computes o and lse, not gradients"
+    if not fits:
+        return f"q ({workload.batch}, {workload.heads}, {workload.seq_q}) has too many tiles for {key}"
+    return None
+
+
+def scalars(workload: Attention) -> tuple[Scalar, ...]:
+    """Return the sizes and the factor that kernels take: group, seq_q, seq_k, unit."""
+    sizes = (workload.group, workload.seq_q, workload.seq_k)
+    return (*(Scalar("int", size) for size in sizes), Scalar("float", workload.scale * LOG2_E))
+
+
+def tiles(workload: Attention, bm: int, bn: int, pack_heads: int, dim_step: int) -> tuple[Tiling, ...]:
+    """Return how tiles cut rows, keys and head_dim."""
+    return (
+        Tiling(
+            dimension="seq_q*group" if pack_heads else "seq_q",
+            extent=int(rows(workload, pack_heads)),
+            tile=bm,
+        ),
+        Tiling(dimension="seq_k", extent=workload.seq_k, tile=bn),
+        Tiling(dimension="head_dim", extent=workload.head_dim, tile=dim_step),
+    )
+
+
+# -- parts of keys ------------------------------------------------------------------------------------------
+
+
+def _heads_are_shared(pack_heads: Any, workload: Attention) -> Any:
+    """Heads make one tile only where they share keys."""
+    return (pack_heads == 0) | (workload.group > 1)
+
+
+def _split_is_of_use(
+    bm: Any, bn: Any, pack_heads: Any, split: Any, workload: Attention, device: Device
+) -> Any:
+    """Keys are split only where blocks are few, into parts of some tiles."""
+    few = blocks(workload, 1.0 * bm, pack_heads) * (split // 2) < 2 * device.sm_count
+    return (split == 1) | (few & (ceil_div(workload.seq_k, bn) >= LEAST_TILES * split))
+
+
+def _scratch_fits(split: Any, workload: Attention) -> Any:
+    """Results of all parts must fit in the scratch."""
+    o_rows = float(_rows_of_o(workload))
+    return (split == 1) | (4 * o_rows * split * (workload.head_dim + 1) <= MAX_SCRATCH_BYTES)
+
+
+PARAMETERS = (
+    Parameter("pack_heads", (0, 1), "1: heads that share keys are rows of one tile"),
+    Parameter("split", SPLITS, "blocks that share the keys"),
+)
+CONSTRAINTS: tuple[Constraint, ...] = (_heads_are_shared, _split_is_of_use, _scratch_fits)
+
+
+def usual(
+    workload: Attention, device: Device, tiles: Sequence[Mapping[str, Value]]
+) -> Iterator[dict[str, Value]]:
+    """Yield tiles that are enough for all SMs, then others, the lowest first, keys of which are split.
+
+    Args:
+        workload: The problem.
+        device: Whose SMs they are.
+        tiles: Values of `bm` and other parameters, largest tile first.
+    """
+    pack = int(workload.group > 1 and workload.seq_q < 64)
+    counts = [int(blocks(workload, tile["bm"], pack)) for tile in tiles]
+    each = list(zip(tiles, counts, strict=True))
+    few = sorted((one for one in each if one[1] < device.sm_count), key=lambda one: one[0]["bm"])
+    for tile, count in (*(one for one in each if one[1] >= device.sm_count), *few):
+        wanted = 1 if count >= device.sm_count else ceil_div(2 * device.sm_count, count)
+        for split in reversed([split for split in SPLITS if split <= wanted]):
+            yield {**tile, "pack_heads": pack, "split": split}
+
+
+def problem(workload: Attention, config: Config) -> dict[str, str | bool | int]:
+    """Return the constants that the problem decides, and `PARAMETERS`; other sizes are arguments."""
+    return {
+        "In": ctype(workload.dtype),
+        "HEAD_DIM": workload.head_dim,
+        "CAUSAL": workload.causal,
+        "PACK_HEADS": bool(config["pack_heads"]),
+        "IN_PARTS": config["split"] > 1,
+    }
+
+
+def launches(
+    workload: Attention, config: Config, entry: str, threads: int, smem_bytes: int
+) -> tuple[Launch, ...]:
+    """Return the launch of a kernel with `PARAMETERS`, and what puts its parts together if keys are split."""
+    bm, pack, parts = config["bm"], config["pack_heads"], config["split"]
+    sizes = (
+        Scalar("int", int(ceil_div(rows(workload, pack), bm))),
+        Scalar("int", parts),
+        Scalar("long long", _rows_of_o(workload)),
+    )
+    # Where there are no parts, nothing is written in their place.
+    partial = ("partial", "partial_lse") if parts > 1 else ("lse", "lse")
+    attention = Launch(
+        entry=entry,
+        grid=(int(blocks(workload, bm, pack)) * parts, 1, 1),
+        block=(threads, 1, 1),
+        arguments=("q", "k", "v", "o", "lse", *partial, *scalars(workload), *sizes),
+        smem_bytes=smem_bytes,
+    )
+    return (attention, _combine(workload, parts)) if parts > 1 else (attention,)
+
+
+def _rows_of_o(workload: Attention) -> int:
+    return workload.batch * workload.heads * workload.seq_q
+
+
+def scratch(workload: Attention, parts: int) -> tuple[Tensor, ...]:
+    """Return where parts leave their results and the logarithms of their sums, if there are any."""
+    if parts == 1:
+        return ()
+    o_rows = _rows_of_o(workload)
+    return (
+        Tensor(name="partial", shape=(parts, o_rows, workload.head_dim), dtype="f32"),
+        Tensor(name="partial_lse", shape=(parts, o_rows), dtype="f32"),
+    )
+
+
+def _combine(workload: Attention, parts: int) -> Launch:
+    """Return the launch that puts parts together."""
+    o_rows = _rows_of_o(workload)
+    return Launch(
+        entry=f"attention_combine<{ctype(workload.dtype)}, {workload.head_dim}, {COMBINE_THREADS}>",
+        grid=(o_rows, 1, 1),
+        block=(COMBINE_THREADS, 1, 1),
+        arguments=(
+            *("partial", "partial_lse", "o", "lse"),
+            Scalar("long long", o_rows),
+            Scalar("int", parts),
+        ),
+    )
+
+
+# -- how much there is to do --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What blocks do, as columns.
+
+    Attributes:
+        tiles: Tiles of keys of a block that has most: of the last rows, which see all keys.
+        keys: Keys that exist in these, at least.
+        rows: Rows that exist of such a block.
+        full_blocks: How many blocks have as many tiles.
+        blocks: How many blocks of as many tiles would do all there is.
+    """
+
+    tiles: Any
+    keys: Any
+    rows: Any
+    full_blocks: Any
+    blocks: Any
+
+
+def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split: Any = 1) -> Share:
+    """Return what blocks do, by columns."""
+    bm, bn, pack_heads, split = np.broadcast_arrays(bm, bn, pack_heads, split)
+    count, heads = rows(workload, pack_heads), 1.0 * _heads(workload, pack_heads)
+    all_tiles, row_tiles = ceil_div(workload.seq_k, bn), ceil_div(count, bm)
+    most, over = ceil_div(all_tiles, split), all_tiles % split
+    together = row_tiles * all_tiles
+    if workload.causal:
+        unlike, of_row = np.unique(np.stack((bm, bn, pack_heads)), axis=1, return_inverse=True)
+        together = np.array([_tiles_seen(workload, *each) for each in unlike.T.tolist()])[of_row.ravel()]
+    return Share(
+        tiles=most,
+        # The last tile of keys may be short, and be among these.
+        keys=most * bn - (all_tiles * bn - workload.seq_k),
+        rows=count - (row_tiles - 1) * bm,
+        full_blocks=heads * np.where(over > 0, over, split) * (1 if workload.causal else row_tiles),
+        blocks=heads * together / most,
+    )
+
+
+def _tiles_seen(workload: Attention, bm: int, bn: int, pack_heads: int) -> int:
+    """Return the tiles of keys that the rows of a head, or of a group, see together under a causal mask."""
+    count = int(rows(workload, pack_heads))
+    last = np.minimum(np.arange(bm, count + bm, bm), count) - 1
+    seen = last // (workload.group if pack_heads else 1) + 1 + workload.seq_k - workload.seq_q
+    return int(ceil_div(seen, bn).sum())
+
+
+def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tuple[int, int]) -> Any:
+    """No tile may be twice as large as the problem if a smaller one exists; all parts must be in one grid."""
+    worthwhile = ((bm < 2 * rows(workload, pack_heads)) | (bm <= least[0])) & (
+        (bn < 2 * workload.seq_k) | (bn <= least[1])
+    )
+    return worthwhile & (blocks(workload, 1.0 * bm, pack_heads) <= MAX_BLOCKS / SPLITS[-1])
+
+
+def shrink(workload: Attention, bm: int, bn: int, pack_heads: int, key_tiles: int) -> Attention:
+    """Return a small problem with the same edges: few tiles of rows and of keys, of one group of heads."""
+    group = workload.group
+    tall = max(1, ceil_div(bm, group)) if pack_heads else bm
+    seq_q = kept(workload.seq_q, tall, 1)
+    seq_k = max(kept(workload.seq_k, bn, key_tiles), seq_q if workload.causal else 1)
+    heads_k = min(workload.heads_k, 2 if group == 1 else 1)
+    return dataclasses.replace(
+        workload,
+        batch=min(workload.batch, 2 if heads_k == 1 and group < 3 else 1),
+        heads=heads_k * group,
+        heads_k=heads_k,
+        seq_q=seq_q,
+        seq_k=seq_k,
+    )

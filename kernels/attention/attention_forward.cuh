@@ -1,0 +1,105 @@
+#pragma once
+// What forward attention does around its products: which rows and keys a block has, the softmax that is corrected as
+// keys come, and parts of keys that a second kernel puts together. Needs types.cuh and reduce.cuh.
+//
+// Source: Dao, "FlashAttention-2", 2023, algorithm 1; Milakov and Gimelshein, "Online normalizer calculation for
+// softmax", 2018.
+
+// What maxima begin with: below any score, and finite, so that a row that has seen no key yet has no NaN.
+constexpr float NO_SCORE = -1e30f;
+constexpr float LN_2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float no_key() { return __int_as_float(0xff800000); }  // minus infinity
+
+// Rows of a tile are queries of one head or, PACKED, of all heads that share keys: query 0 of each of them, query 1, ….
+template <bool PACKED>
+struct QueryRows {
+  i64 first;  // row of q, of o and of lse, where row 0 is
+  int seq_q, group, count;
+
+  // `index` counts heads of q, or, PACKED, those of k.
+  __device__ __forceinline__ QueryRows(int index, int queries, int heads_a_key)
+      : first(i64(index) * (PACKED ? heads_a_key : 1) * queries),
+        seq_q(queries),
+        group(heads_a_key),
+        count(PACKED ? queries * heads_a_key : queries) {}
+  __device__ __forceinline__ int query(int row) const { return PACKED ? row / group : row; }
+  __device__ __forceinline__ i64 at(int row) const {
+    return PACKED ? first + i64(row % group) * seq_q + row / group : first + row;
+  }
+};
+
+// Tiles of keys that a block takes: all but those that none of its rows sees, or an even part of them.
+struct KeyTiles {
+  int begin, end;  // of the block
+  int whole;       // tiles before this one are seen by all of its rows, all of their keys
+};
+
+// How many keys a query sees.
+template <bool CAUSAL>
+__device__ __forceinline__ int keys_seen(int query, int seq_q, int seq_k) {
+  return CAUSAL ? query + 1 + seq_k - seq_q : seq_k;
+}
+
+template <int BN, bool CAUSAL>
+__device__ __forceinline__ KeyTiles key_tiles(int first_query, int last_query, int seq_q, int seq_k, int part,
+                                              int parts) {
+  const int tiles = (keys_seen<CAUSAL>(last_query, seq_q, seq_k) - 1) / BN + 1;
+  const int whole = keys_seen<CAUSAL>(first_query, seq_q, seq_k) / BN;
+  if (parts == 1) return {0, tiles, whole};
+  return {int(i64(tiles) * part / parts), int(i64(tiles) * (part + 1) / parts), whole};
+}
+
+// A row's greatest score so far, and its sum of exponentials relative to that: of the columns this thread has.
+struct RowState {
+  float top = NO_SCORE, total = 0.0f;
+
+  // Logarithm of the sum, base 2, when `total` is that of all columns; `unit` turns scores into exponents of 2.
+  __device__ __forceinline__ float log2_sum(float unit) const {
+    return total > 0.0f ? multiply_add(top, unit, log2f(total)) : no_key();
+  }
+  __device__ __forceinline__ float inverse() const { return total > 0.0f ? 1.0f / total : 0.0f; }
+};
+
+// ---- parts of keys -----------------------------------------------------------------------------------------
+// partial (parts, rows, HEAD_DIM) f32 is o of each part of the keys, partial_lse (parts, rows) f32 the logarithm, base
+// 2, of its sum: minus infinity where a row sees no key of a part, and o is zero.
+
+// A block puts together the parts of a row: each of its warps some of them.
+template <class T, int HEAD_DIM, int THREADS>
+__global__ void __launch_bounds__(THREADS, 1)
+attention_combine(const float* __restrict__ partial, const float* __restrict__ partial_lse, T* __restrict__ o,
+                  float* __restrict__ lse, i64 rows, int parts) {
+  constexpr int WARPS = THREADS / 32, EACH = ceil_div(HEAD_DIM, 32);
+  __shared__ float of_warps[WARPS][HEAD_DIM];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const i64 row = blockIdx.x;
+  float top = no_key();
+  for (int part = lane; part < parts; part += 32) top = fmaxf(top, partial_lse[part * rows + row]);
+  top = warp_reduce_max(top);
+  float total = 0.0f;
+  for (int part = lane; part < parts; part += 32) total += fast_exp2(partial_lse[part * rows + row] - top);
+  const float all = top + log2f(warp_reduce_sum(total));
+  if (threadIdx.x == 0) lse[row] = all * LN_2;
+
+  float sums[EACH] = {};
+#pragma unroll 4
+  for (int part = warp; part < parts; part += WARPS) {
+    const float weight = fast_exp2(partial_lse[part * rows + row] - all);
+    const float* const source = partial + (part * rows + row) * HEAD_DIM;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+      if (HEAD_DIM % 32 == 0 || lane + 32 * i < HEAD_DIM)
+        sums[i] = multiply_add(weight, source[lane + 32 * i], sums[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; ++i)
+    if (HEAD_DIM % 32 == 0 || lane + 32 * i < HEAD_DIM) of_warps[warp][lane + 32 * i] = sums[i];
+  __syncthreads();
+  for (int column = threadIdx.x; column < HEAD_DIM; column += THREADS) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) sum += of_warps[w][column];
+    o[row * HEAD_DIM + column] = from_float<T>(sum);
+  }
+}

@@ -1,0 +1,1 @@
+"""Code that kernels of several operators share, by topic."""

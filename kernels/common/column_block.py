@@ -1,0 +1,109 @@
+"""Blocks of threads that go down the rows of some columns: their parameters, and how they cut a matrix."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tunebench.device import Device
+from tunebench.dtype import DType, itemsize
+from tunebench.kernels.common.cuda_expression import threads_along
+from tunebench.kernels.common.reduction import MOST_BLOCKS, SMALL, SPLITS
+from tunebench.kernels.common.row_block import widest_vector
+from tunebench.space import Config, Constraint, Parameter, Space
+from tunebench.variant import Tiling, ceil_div
+
+__all__ = ["CONSTRAINTS", "PARAMETERS", "along", "default_config", "small", "tiles"]
+
+SIDE_BY_SIDE = 64
+"""Bytes of a row that threads of a block cover at least."""
+
+
+class Columns(Protocol):
+    """A workload whose results are one or more for each column."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix."""
+
+    @property
+    def cols(self) -> int:
+        """Columns of the matrix."""
+
+    @property
+    def dtype(self) -> DType:
+        """Type of its elements."""
+
+
+def along(workload: Columns, col_threads: Any, vector: Any) -> Any:
+    """Return the blocks that lie side by side, for columns too."""
+    return ceil_div(workload.cols, col_threads * vector)
+
+
+PARAMETERS = (
+    Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256), "threads along a row"),
+    Parameter("row_threads", (1, 2, 4, 8, 16, 32, 64, 128), "threads down the rows"),
+    Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+    Parameter("unroll", (1, 2, 4, 8), "rows a thread has in flight"),
+    Parameter("split", SPLITS, "parts that rows fall into"),
+)
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    lambda col_threads, row_threads: (col_threads * row_threads >= 64) & (col_threads * row_threads <= 1024),
+    # Every row must begin at a multiple of an access.
+    lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
+    # Threads without an element are of no use.
+    lambda col_threads, vector, workload: (col_threads == 1) | (col_threads * vector < 2 * workload.cols),
+    # Less than two sectors side by side waste what is fetched, unless rows are so short.
+    lambda col_threads, vector, workload: (
+        (col_threads * vector * itemsize(workload.dtype) >= SIDE_BY_SIDE)
+        | (col_threads * vector >= workload.cols)
+    ),
+    lambda col_threads, row_threads, unroll, split, workload: (
+        ((col_threads * row_threads == 64) & (unroll * split == 1))
+        | (row_threads * unroll * split < 2 * workload.rows)
+    ),
+    # Parts are not more than keep the device busy.
+    lambda col_threads, vector, split, workload, device: (
+        (split == 1)
+        | (
+            (split <= workload.rows)
+            & (along(workload, col_threads, vector) * (split // 2) < MOST_BLOCKS * device.sm_count)
+        )
+    ),
+)
+
+
+def default_config(space: Space, workload: Columns, device: Device) -> Config:
+    """Return wide accesses, up to a warp along, 256 threads, and two blocks an SM if rows allow it."""
+    vector = widest_vector(workload)
+    col_threads = min(32, threads_along(workload.cols // vector))
+    row_threads = max(64 // col_threads, 1)
+    while row_threads * col_threads < 256 and row_threads < 128 and 2 * row_threads <= workload.rows:
+        row_threads *= 2
+    beside = along(workload, col_threads, vector)
+    split = max(s for s in SPLITS if s == 1 or s * beside <= 2 * device.sm_count)
+    common = {"col_threads": col_threads, "row_threads": row_threads, "vector": vector}
+    splits = (s for s in reversed(SPLITS) if s <= split)
+    choices = (Config({**common, "unroll": n, "split": s}) for s in splits for n in (4, 2, 1))
+    return space.first_valid(choices, workload=workload, device=device)
+
+
+def tiles(workload: Columns, config: Config) -> tuple[Tiling, ...]:
+    """Return how blocks cut columns, and rows, if they do."""
+    return (
+        Tiling(dimension="cols", extent=workload.cols, tile=config["col_threads"] * config["vector"]),
+        Tiling(dimension="rows", extent=workload.rows, tile=ceil_div(workload.rows, config["split"])),
+    )
+
+
+def small(workload: Columns, config: Config) -> tuple[int, int]:
+    """Return rows and columns of a miniature.
+
+    They are two full turns down the rows and a cut one, of one full tile of columns and a cut one.
+    """
+    turn = config["split"] * config["row_threads"] * config["unroll"]
+    tile = config["col_threads"] * config["vector"]
+    cols = workload.cols if workload.cols <= tile else tile + (workload.cols % tile or config["vector"])
+    # Many parts have fewer turns, but some rows each.
+    most = max(2 * config["split"] + 1, SMALL // cols)
+    return min(workload.rows, 2 * turn + workload.rows % turn, most), cols

@@ -1,0 +1,41 @@
+"""What CUDA C++ variants share on the Python side: the names of stored types, and the helpers' text."""
+
+from __future__ import annotations
+
+from tunebench.device import Device
+from tunebench.dtype import DType, storage
+from tunebench.kernels import include
+
+__all__ = ["ctype", "first_product", "flag", "helpers"]
+
+_CTYPES: dict[DType, str] = {
+    "f32": "float",
+    "f16": "half_t",
+    "bf16": "bf16_t",
+    "e4m3": "e4m3_t",
+    "i8": "i8",
+    "i32": "i32",
+}
+
+
+def ctype(dtype: DType) -> str:
+    """Return the C++ type that stores `dtype`, as `types.cuh` names it."""
+    return _CTYPES[storage(dtype)]
+
+
+def flag(value: bool) -> str:
+    """Return a truth value as C++ writes it."""
+    return str(value).lower()
+
+
+def first_product(device: Device) -> float:
+    """Return the clocks before a block multiplies: its first values come to shared memory, and back from it.
+
+    They come from L1 at least: another block may have brought them there.
+    """
+    return device.l1_latency + device.smem_latency
+
+
+def helpers(*names: str) -> str:
+    """Return helper files of this package by name (``"types"``, ``"ptx"``, …), in the order given."""
+    return "".join(include(f"{name}.cuh") for name in names)

@@ -1,0 +1,310 @@
+"""What variants of gemm written in CUDA C++ share on the Python side: types, alignment, arguments, grids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import DType, itemsize
+from tunebench.kernels.common import cuda_expression, prologue
+from tunebench.kernels.common.cuda import ctype
+from tunebench.space import Config, Table
+from tunebench.variant import Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.operators.gemm import Gemm
+
+__all__ = [
+    "ACTIVATIONS",
+    "MAX_BLOCKS",
+    "SPLITS",
+    "STREAMS",
+    "Share",
+    "added",
+    "alignment",
+    "arguments",
+    "blocks",
+    "constants",
+    "divided_launches",
+    "division",
+    "fits",
+    "injected",
+    "parts_are_few",
+    "problem",
+    "scratch",
+    "shares",
+    "shrink",
+    "split_is_of_use",
+    "stream_is_of_use",
+    "tiles",
+    "widths",
+]
+
+MAX_BLOCKS = 2**31 - 1
+"""Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+AFFORDABLE_FMA = 10_000_000
+"""Multiply-adds that emulation does in a fraction of a second."""
+
+ACTIVATIONS: dict[str, str] = {
+    "none": "Identity",
+    "relu": "Relu",
+    "gelu": "Gelu",
+    "silu": "Silu",
+    "sigmoid": "Sigmoid",
+}
+"""Their names in `epilogue.cuh`."""
+
+
+def constants(name: str, **values: str | bool | int) -> str:
+    """Return a C++ struct of compile-time constants; text becomes a type."""
+    lines = []
+    for key, value in values.items():
+        kind = "bool" if isinstance(value, bool) else "int"
+        declared = f"using {key} =" if isinstance(value, str) else f"static constexpr {kind} {key} ="
+        lines.append(f"  {declared} {value if isinstance(value, str) else int(value)};")
+    return "\n".join([f"struct {name} {{", *lines, "};"]) + "\n"
+
+
+def problem(workload: Gemm) -> dict[str, str | bool | int]:
+    """Return the constants that the problem decides, whatever the configuration; sizes are arguments."""
+    return {
+        "In": ctype(workload.dtype),
+        "Out": ctype(workload.out),
+        "Activation": ACTIVATIONS.get(workload.activation, cuda_expression.INJECTED),
+        "HAS_BIAS": workload.has_bias,
+        "HAS_RESIDUAL": workload.has_residual,
+        "A_K_CONTIGUOUS": workload.trans[0] == "n",
+        "B_K_CONTIGUOUS": workload.trans[1] == "t",
+    }
+
+
+def injected(workload: Gemm) -> str:
+    """Return the text of an activation that is an expression; none of one that `epilogue.cuh` has."""
+    return "" if workload.act == IDENTITY else cuda_expression.injected(workload.act)
+
+
+def arguments(workload: Gemm, group_m: int) -> tuple[str | Scalar, ...]:
+    """Return what the kernels take: a, b, what the epilogue adds, c, sizes."""
+    sizes = (workload.m, workload.n, workload.k, group_m)
+    return ("a", "b", *added(workload), "c", *(Scalar("int", size) for size in sizes))
+
+
+def added(workload: Gemm) -> tuple[str, str]:
+    """Return the names of bias and residual: c in place of one that there is not, which is not read."""
+    return ("bias" if workload.has_bias else "c", "residual" if workload.has_residual else "c")
+
+
+def alignment(extent: int, dtype: DType) -> int:
+    """Return the most elements, up to 16 bytes, that an access to lines of `extent` elements may have."""
+    return min(extent & -extent, 16 // itemsize(dtype))
+
+
+def widths(workload: Gemm) -> tuple[int, int, int]:
+    """Return the widest aligned access, in elements, to a, b and c. Their first elements are aligned."""
+    a = workload.k if workload.trans[0] == "n" else workload.m
+    b = workload.k if workload.trans[1] == "t" else workload.n
+    return (
+        alignment(a, workload.dtype),
+        alignment(b, workload.dtype),
+        alignment(workload.n, workload.out),
+    )
+
+
+def blocks(workload: Gemm, bm: Any, bn: Any) -> Any:
+    """Return the number of tiles of bm x bn (numbers or columns) that cover c, over the whole batch."""
+    return workload.batch * ceil_div(workload.m, bm) * ceil_div(workload.n, bn)
+
+
+def tiles(workload: Gemm, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
+    """Return how tiles of bm x bn, in steps of bk, cut a product."""
+    return tuple(
+        Tiling(dimension=name, extent=getattr(workload, name), tile=config[f"b{name}"]) for name in "mnk"
+    )
+
+
+# -- division along k (see gemm_parts.cuh) -----------------------------------------------------------------
+
+SPLITS = (1, 2, 4, 8, 16, 32)
+
+SM_COUNTS = (20, 24, 30, 36, 40, 46, 58, 68, 72, 80, 82, 84, 108, 114, 128, 132, 142, 144, 148, 160, 188)
+"""How many SMs GPUs have, or nearly so."""
+
+STREAMS = (0, *sorted({*SM_COUNTS, *(2 * count for count in SM_COUNTS)}))
+"""Blocks of a stream-K grid: one or two for each SM."""
+
+LEAST_STEPS = 2
+"""Steps of k that are worth a block of their own."""
+
+MAX_SCRATCH_BYTES = 2**30
+"""Most memory that parts of sums may take."""
+
+FINISH_THREADS, FINISH_ROWS = 128, 16
+"""Threads of a block of `finish_tiles`, and the rows of a tile it has."""
+
+
+def split_is_of_use(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, device: Device) -> Any:
+    """K is split only where tiles are few, into parts of some steps, whose sums fit the scratch."""
+    tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
+    few = tiles * (split_k // 2) < 2 * device.sm_count
+    long = ceil_div(workload.k, bk) >= LEAST_STEPS * split_k
+    small = 4.0 * tiles * split_k * bm * bn <= MAX_SCRATCH_BYTES
+    return (split_k == 1) | (few & long & small)
+
+
+def stream_is_of_use(
+    bm: Any, bn: Any, bk: Any, split_k: Any, stream_k: Any, workload: Gemm, device: Device
+) -> Any:
+    """A stream must have one or two blocks for each SM (or nearly), of some steps and up to 4 tiles each."""
+    each = max((count for count in SM_COUNTS if count <= device.sm_count), default=0)
+    tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
+    worthwhile = (tiles <= 4 * stream_k) & (tiles * ceil_div(workload.k, bk) >= LEAST_STEPS * stream_k)
+    # What divides evenly is whole tiles, or parts of them, already.
+    uneven = tiles % np.maximum(1, stream_k) != 0
+    return (stream_k == 0) | (np.isin(stream_k, (each, 2 * each)) & (split_k == 1) & worthwhile & uneven)
+
+
+def parts_are_few(split_k: Any, stream_k: Any, group_m: Any, min_blocks: Any) -> Any:
+    """Where k is divided, tiles are too few for their order to matter, and blocks for crowding an SM."""
+    return ((split_k == 1) & (stream_k == 0)) | ((group_m == 1) & (min_blocks == 1))
+
+
+def division(config: Mapping[str, Any]) -> str:
+    """Return the C++ type that says which steps of k each block adds up."""
+    if config.get("stream_k", 0):
+        return "StreamK"
+    return "SplitK" if config["split_k"] > 1 else "WholeTiles"
+
+
+def _parts(workload: Gemm, config: Mapping[str, Any]) -> int:
+    """Return what a division shares out among: blocks of a stream, or of a tile."""
+    if not config.get("stream_k", 0):
+        return int(config["split_k"])
+    steps = blocks(workload, config["bm"], config["bn"]) * ceil_div(workload.k, config["bk"])
+    # A problem smaller than the configuration is for has fewer blocks, so that each still has some steps.
+    return max(1, min(int(config["stream_k"]), int(steps) // LEAST_STEPS))
+
+
+def scratch(workload: Gemm, config: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return the slots that parts of sums are kept in, if there are any."""
+    kind, parts = division(config), _parts(workload, config)
+    if kind == "WholeTiles":
+        return ()
+    bm, bn = config["bm"], config["bn"]
+    slots = 2 * parts if kind == "StreamK" else parts * blocks(workload, bm, bn)
+    return (Tensor(name="partial", shape=(slots, bm, bn), dtype="i32" if workload.dtype == "i8" else "f32"),)
+
+
+def divided_launches(workload: Gemm, config: Config, product: Launch) -> tuple[Launch, ...]:
+    """Return the launches of a product, and of what adds its parts up if there are any.
+
+    Args:
+        workload: The problem.
+        config: A configuration with `bm`, `bn`, `bk`, `group_m`, `split_k` and perhaps `stream_k`.
+        product: Entry, threads and shared memory of the product; grid and arguments are filled in here.
+    """
+    kind, parts = division(config), _parts(workload, config)
+    tiles = blocks(workload, config["bm"], config["bn"])
+    sizes = (workload.m, workload.n, workload.k, config["group_m"], tiles, parts)
+    numbers = tuple(Scalar("int", size) for size in sizes)
+    partial = "c" if kind == "WholeTiles" else "partial"  # in whose place it is not written
+    ahead = prologue.operands(workload) if workload.has_pre else ()
+    first = dataclasses.replace(
+        product,
+        grid=(parts if kind == "StreamK" else tiles * parts, 1, 1),
+        arguments=("a", "b", *added(workload), *ahead, "c", partial, *numbers),
+    )
+    if kind == "WholeTiles":
+        return (first,)
+    finish = Launch(
+        entry="finish_tiles<Choice>",
+        grid=(tiles * config["bm"] // FINISH_ROWS, 1, 1),
+        block=(FINISH_THREADS, 1, 1),
+        arguments=("partial", *added(workload), "c", *numbers),
+    )
+    return (first, finish)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What blocks do of a product, as columns.
+
+    Attributes:
+        steps: Steps of k (of some tile or tiles) of a block that has most.
+        length: Elements of k that exist in these, at least.
+        full_blocks: How many blocks have as many steps.
+        blocks: How many blocks of as many steps would do all there is.
+        launches: Kernels that run one after the other.
+    """
+
+    steps: Any
+    length: Any
+    full_blocks: Any
+    blocks: Any
+    launches: Any
+
+
+def shares(workload: Gemm, table: Table) -> Share:
+    """Return what blocks do in each configuration of a table."""
+    bm, bn, bk, split = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "split_k"))
+    stream = table["stream_k"].astype(np.float64) if "stream_k" in table.space.names else 0.0 * bm
+    tiles, of_tile = blocks(workload, bm, bn), ceil_div(workload.k, bk)
+    # A division shares `steps` out among `parts`, and does so `times` over.
+    steps = np.where(stream > 0, tiles * of_tile, of_tile)
+    parts = np.where(stream > 0, stream, split)
+    times = np.where(stream > 0, 1.0, tiles)
+    most = ceil_div(steps, parts)
+    # The last step of a tile may be short, and some of those may be among a block's.
+    missing = of_tile * bk - workload.k
+    return Share(
+        steps=most,
+        length=most * bk - ceil_div(most, of_tile) * missing,
+        full_blocks=times * np.where(steps % parts == 0, parts, steps % parts),
+        blocks=times * steps / most,
+        launches=1 + ((stream > 0) | (split > 1)),
+    )
+
+
+def fits(bm: Any, bn: Any, workload: Gemm) -> Any:
+    """Tiles must fit in one grid, and none may be twice as large as the problem if a smaller one exists."""
+    worthwhile = ((bm < 2 * workload.m) | (bm <= 16)) & ((bn < 2 * workload.n) | (bn <= 16))
+    # As floats: the product of three dimensions may exceed 64 bits.
+    return worthwhile & (blocks(workload, 1.0 * bm, 1.0 * bn) <= MAX_BLOCKS)
+
+
+def too_many_blocks(workload: Gemm, tiles: Iterable[tuple[int, int]]) -> str | None:
+    """Return why none of `tiles` (bm, bn) covers c in one grid, or None if one does."""
+    if any(fits(bm, bn, workload) for bm, bn in tiles):
+        return None
+    return f"c ({workload.batch}, {workload.m}, {workload.n}) takes more than {MAX_BLOCKS} blocks"
+
+
+def shrink(
+    workload: Gemm, config: Mapping[str, Any], stages: int, affordable_fma: int = AFFORDABLE_FMA
+) -> Gemm:
+    """Return a small problem with the same edges, alignment and pipeline as `workload`.
+
+    Every dimension keeps its remainder by the tile, so that edge tiles and the widths of accesses stay what
+    they are; m and n keep as many full tiles beside it as emulation can afford, up to two, and k enough of
+    them that each of `stages` buffers is used again.
+    """
+
+    def keep(extent: int, tile: int, tiles: int) -> int:
+        # 16 elements are at least 16 bytes of any type: a multiple of them stays aligned.
+        tile, tiles = max(16, tile), ceil_div(tile * tiles, max(16, tile))
+        return min(extent, tile * tiles + extent % tile)
+
+    for tiles_m, tiles_n, batch in ((2, 2, 2), (1, 2, 2), (1, 1, 2), (1, 1, 1)):
+        small = dataclasses.replace(
+            workload,
+            m=keep(workload.m, config["bm"], tiles_m),
+            n=keep(workload.n, config["bn"], tiles_n),
+            k=keep(workload.k, config["bk"], stages + 1),
+            batch=min(workload.batch, batch),
+        )
+        if small.flops() <= 2 * affordable_fma:
+            break
+    return small

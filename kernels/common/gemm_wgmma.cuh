@@ -1,0 +1,320 @@
+#pragma once
+// Matrix product of a block on Hopper's tensor cores: global memory -> shared memory by bulk copies into a ring of
+// stages -> wgmma straight from there. Needs types.cuh, ptx.cuh, gemm.cuh, gemm_mma.cuh (which stores results) and
+// ptx_hopper.cuh.
+//
+// A tile is X x K: X rows of op(A), or X columns of op(B), by K of the summed dimension. In shared
+// memory it is in panels: lines of 128 bytes of the dimension that is contiguous in global memory, swizzled as they
+// were copied.
+
+// Shared memory at a multiple of 1024, where a swizzle of 128-byte lines begins anew.
+__device__ __forceinline__ u8* swizzled_shared() {
+  extern __shared__ __align__(1024) u8 swizzled_bytes[];
+  return swizzled_bytes;
+}
+
+// What one wgmma takes of K: 16 elements of f16 or bf16, 32 of e4m3.
+template <class T>
+constexpr int WGMMA_K = 32 / int(sizeof(T));
+
+// PARTS blocks of a cluster share the tile: each copies as many lines of every panel, to all of them.
+template <class T, int X, int K, bool K_CONTIGUOUS, int PARTS>
+struct PanelTile {
+  static constexpr bool ALONG_X = !K_CONTIGUOUS;
+  static constexpr int SIZE = int(sizeof(T)), LINE_BYTES = 128, LINE = LINE_BYTES / SIZE, BYTES = X * K * SIZE;
+  static constexpr int LINES = K_CONTIGUOUS ? X : K, PANELS = (K_CONTIGUOUS ? K : X) / LINE;
+  static constexpr int PANEL_BYTES = LINES * LINE_BYTES, BOX_LINES = LINES / PARTS;
+  static constexpr int GROUP_BYTES = 8 * LINE_BYTES;  // lines after which the swizzle begins anew
+  static_assert(X % 64 == 0 && K % LINE == 0 && BOX_LINES % 8 == 0, "whole panels, and whole groups of lines in a box");
+
+  // Asks for this block's part of the tile at (x, k) of product z. One thread does.
+  static __device__ __forceinline__ void copy(u32 tile, const TensorMap& map, int x, int k, int z, u32 barrier,
+                                              u32 part, u16 sharers) {
+    const int line = int(part) * BOX_LINES;
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+      const u32 target = tile + panel * PANEL_BYTES + line * LINE_BYTES;
+      const int along = (K_CONTIGUOUS ? k : x) + panel * LINE, across = (K_CONTIGUOUS ? x : k) + line;
+      if constexpr (PARTS > 1)
+        copy_box_3d_multicast(target, map, along, across, z, barrier, sharers);
+      else
+        copy_box_3d(target, map, along, across, z, barrier);
+    }
+  }
+
+  // The operand of wgmma that begins at x, a multiple of 64, and at step `step` of k.
+  static __device__ __forceinline__ u64 operand(u32 tile, int x, int step) {
+    const int k = WGMMA_K<T> * step;
+    const u32 start = K_CONTIGUOUS ? k / LINE * PANEL_BYTES + x * LINE_BYTES + k % LINE * SIZE
+                                   : x / LINE * PANEL_BYTES + k * LINE_BYTES;
+    return matrix_descriptor_128(tile + start, K_CONTIGUOUS ? 0 : PANEL_BYTES, GROUP_BYTES);
+  }
+};
+
+// ---- the ring of stages ------------------------------------------------------------------------------------
+
+// A place in the ring, as producer and consumers each keep it. A stage is full when all its bytes have come, and empty
+// when all who multiply it have done so.
+template <int STAGES>
+struct Ring {
+  u32 barriers;  // STAGES of full stages, then STAGES of empty ones
+  u32 stage = 0, parity = 0;
+
+  __device__ __forceinline__ u32 full() const { return barriers + 8 * stage; }
+  __device__ __forceinline__ u32 empty() const { return empty_of(stage); }
+  __device__ __forceinline__ u32 empty_of(u32 some_stage) const { return barriers + 8 * (STAGES + some_stage); }
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+  __device__ __forceinline__ void skip(u32 stages) {
+    const u32 reached = stage + stages;
+    stage = reached % STAGES, parity ^= reached / STAGES & 1;
+  }
+};
+
+// Turns of CONSUMERS warpgroups, each of which multiplies a tile of its own. A place in the ring tells phases of a
+// stage apart by their parity alone: a warpgroup may wait for a stage only when the one before it has got all of its
+// own.
+template <int CONSUMERS>
+struct Turn {
+  u32 barriers;  // one a warpgroup, at which those that come before it arrive
+  int consumer;
+  u32 parity;
+
+  __device__ __forceinline__ Turn(u32 first_barrier, int warpgroup)
+      : barriers(first_barrier), consumer(warpgroup), parity(warpgroup == 0 ? 1 : 0) {}  // the first need not wait
+  __device__ __forceinline__ void take() {
+    if constexpr (CONSUMERS > 1) mbarrier_wait(barriers + 8 * consumer, parity);
+    parity ^= 1;
+  }
+  // Each warp does, when it waits for no stage any more.
+  __device__ __forceinline__ void pass() const {
+    if (CONSUMERS > 1 && threadIdx.x % 32 == 0) mbarrier_arrive(barriers + 8 * ((consumer + 1) % CONSUMERS));
+  }
+};
+
+// Initialises the barriers of the ring and of the turns, which follow them; the others may use them when the block, or
+// the cluster, has met after this.
+template <int STAGES, int CONSUMERS>
+__device__ __forceinline__ void prepare_barriers(u32 barriers, u32 releases) {
+#pragma unroll
+  for (int i = 0; i < STAGES; ++i) {
+    mbarrier_init(barriers + 8 * i, 1);
+    mbarrier_init(barriers + 8 * (STAGES + i), releases);
+  }
+#pragma unroll
+  for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(barriers + 8 * (2 * STAGES + i), 4);
+  fence_mbarrier_init();
+}
+
+// This warp has multiplied a stage: tells the producers that fill it, one in each block of the cluster.
+template <int CLUSTER>
+__device__ __forceinline__ void release(u32 empty_barrier) {
+  const u32 lane = threadIdx.x % 32;
+  if constexpr (CLUSTER == 1) {
+    if (lane == 0) mbarrier_arrive(empty_barrier);
+  } else {
+    if (lane < CLUSTER) mbarrier_arrive_remote(cluster_address(empty_barrier, lane));
+  }
+}
+
+// ---- which tiles -------------------------------------------------------------------------------------------
+
+// The blocks of a cluster take neighbouring tiles, CLUSTER_M of them along m and CLUSTER_N along n, and go on together
+// until all are done: blocks stay, so that copies of the next tile are under way while this one's results are stored.
+template <class C>
+struct Tiles {
+  static constexpr u32 CLUSTER = C::CLUSTER_M * C::CLUSTER_N;
+  u32 rank, first, step, end;
+  int groups_m, groups_n, group_m;  // groups of a cluster's tiles, and how many rows of them are taken at a time
+
+  __device__ __forceinline__ Tiles(int m, int n, int batch, int rows)
+      : rank(CLUSTER > 1 ? cluster_rank() : 0),
+        first(blockIdx.x / CLUSTER),
+        step(gridDim.x / CLUSTER),
+        groups_m(tiles_of(m, C::BM * C::CLUSTER_M)),
+        groups_n(tiles_of(n, C::BN * C::CLUSTER_N)),
+        group_m(rows) {
+    end = u32(groups_m) * u32(groups_n) * u32(batch);
+  }
+  // In elements: row and column of the first result.
+  __device__ __forceinline__ TileIndex corner(u32 index) const {
+    const TileIndex group = tile_at(index, groups_m, groups_n, group_m);
+    return {group.batch, (group.m * C::CLUSTER_M + int(rank % C::CLUSTER_M)) * C::BM,
+            (group.n * C::CLUSTER_N + int(rank / C::CLUSTER_M)) * C::BN};
+  }
+  // Blocks that have the same rows of A, or the same columns of B, as a mask.
+  __device__ __forceinline__ u16 sharers_of_a() const {
+    u32 mask = 0;
+#pragma unroll
+    for (u32 i = 0; i < C::CLUSTER_N; ++i) mask |= 1u << (rank % C::CLUSTER_M + i * C::CLUSTER_M);
+    return u16(mask);
+  }
+  __device__ __forceinline__ u16 sharers_of_b() const {
+    return u16(((1u << C::CLUSTER_M) - 1) << (rank / C::CLUSTER_M * C::CLUSTER_M));
+  }
+};
+
+// ---- products ----------------------------------------------------------------------------------------------
+
+// A stage of the ring: a tile of A, and one of each matrix B that it is multiplied by.
+template <class C, int MATRICES = 1>
+constexpr int STAGE_BYTES = C::TileA::BYTES + MATRICES * C::TileB::BYTES;
+
+// Sums one tile: 64 rows after the other, of one matrix B after the other. A stage is released when the products of the
+// next one have been issued, so that there are always some under way.
+template <class C, int MATRICES = 1, int COUNT, class Turns>
+__device__ __forceinline__ void multiply(float (&sums)[COUNT][1][C::BN / 8][4], u32 buffers, int first_row,
+                                         Ring<C::STAGES>& place, u32 steps, Turns& turn) {
+  constexpr int BLOCKS = COUNT / MATRICES;
+  u32 previous = 0;
+  turn.take();
+#pragma unroll 1
+  for (u32 step = 0; step < steps; ++step) {
+    const u32 a = buffers + place.stage * STAGE_BYTES<C, MATRICES>, b = a + C::TileA::BYTES;
+    mbarrier_wait(place.full(), place.parity);
+    wgmma_fence();
+#pragma unroll
+    for (int part = 0; part < C::BK / WGMMA_K<typename C::In>; ++part)
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i)
+        wgmma_m64<typename C::In, C::BN, C::TileA::ALONG_X, C::TileB::ALONG_X>(
+            sums[i][0], C::TileA::operand(a, first_row + 64 * (i % BLOCKS), part),
+            C::TileB::operand(b + i / BLOCKS * C::TileB::BYTES, 0, part), step > 0 || part > 0);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (step > 0) release<Tiles<C>::CLUSTER>(place.empty_of(previous));
+    previous = place.stage;
+    place.advance();
+  }
+  turn.pass();
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) settle(sums[i][0]);
+  release<Tiles<C>::CLUSTER>(place.empty_of(previous));
+}
+
+// ---- results -----------------------------------------------------------------------------------------------
+
+// Where a warp's results of m64nNk16 are, as store_fragments and store_staged ask: COLUMNS of them from FIRST on.
+template <int FIRST, int COLUMNS>
+struct WarpOfGroup {
+  static constexpr int M = 16, N = COLUMNS;
+  static __device__ __forceinline__ int row() { return int(threadIdx.x) / 32 % 4 * 16; }
+  static __device__ __forceinline__ int column() { return FIRST; }
+};
+
+// Columns that are gathered in shared memory at a time: a line of 128 bytes of f32.
+constexpr int STRIP = 32;
+
+template <int N, int VEC, class Out, class Finishing, int FIRST = 0>
+__device__ __forceinline__ void store_strips(const float (&sums)[1][N / 8][4], float* staging,
+                                             const Target<Out>& target, const Finishing& finish) {
+  if constexpr (FIRST < N) {
+    float strip[1][STRIP / 8][4];
+#pragma unroll
+    for (int j = 0; j < STRIP / 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) strip[0][j][i] = sums[0][FIRST / 8 + j][i];
+    store_staged<WarpOfGroup<FIRST, STRIP>, VEC>(strip, staging, target, finish);
+    store_strips<N, VEC, Out, Finishing, FIRST + STRIP>(sums, staging, target, finish);
+  }
+}
+
+// Stores the sums of 64 rows, straight or by way of `staging`, of which each multiplying warp has its part.
+template <class C, class Out, class Finishing>
+__device__ __forceinline__ void store_rows(const float (&sums)[1][C::BN / 8][4], u8* staging,
+                                           const Target<Out>& target, const Finishing& finish) {
+  if constexpr (C::STAGED) {
+    constexpr int FLOATS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
+    float* const gathered = reinterpret_cast<float*>(staging) + int(threadIdx.x) / 32 * FLOATS_A_WARP;
+    store_strips<C::BN, C::VEC_C>(sums, gathered, target, finish);
+  } else {
+    store_fragments<WarpOfGroup<0, C::BN>, C::VEC_C>(sums, target, finish);
+  }
+}
+
+// ---- roles -------------------------------------------------------------------------------------------------
+
+// Rows of a tile that a warpgroup multiplies.
+template <class C>
+constexpr int ROWS_OF_CONSUMER = C::PINGPONG ? C::BM : C::BM / C::CONSUMERS;
+
+// Copies the tiles of A and of the matrices B, stage by stage, for as long as there are any. One thread does.
+template <class C, class... Maps>
+__device__ __forceinline__ void copy_tiles(u32 buffers, u32 barriers, const Tiles<C>& tiles, int k,
+                                           const TensorMap& a_map, const Maps&... b_maps) {
+  constexpr u32 BYTES = STAGE_BYTES<C, sizeof...(Maps)>;
+  const u32 part_of_a = tiles.rank / C::CLUSTER_M, part_of_b = tiles.rank % C::CLUSTER_M;
+  const u16 sharers_of_a = tiles.sharers_of_a(), sharers_of_b = tiles.sharers_of_b();
+  Ring<C::STAGES> place = {barriers};
+  prefetch_tensor_map(a_map);
+  (prefetch_tensor_map(b_maps), ...);
+  for (u32 index = tiles.first; index < tiles.end; index += tiles.step) {
+    const TileIndex corner = tiles.corner(index);
+#pragma unroll 1
+    for (int at = 0; at < k; at += C::BK) {
+      // Until it is empty everywhere: what is shared goes to all blocks of the cluster.
+      mbarrier_wait(place.empty(), place.parity ^ 1);
+      mbarrier_arrive_expect_tx(place.full(), BYTES);
+      u32 target = buffers + place.stage * BYTES;
+      C::TileA::copy(target, a_map, corner.m, at, corner.batch, place.full(), part_of_a, sharers_of_a);
+      target += C::TileA::BYTES;
+      ((C::TileB::copy(target, b_maps, corner.n, at, corner.batch, place.full(), part_of_b, sharers_of_b),
+        target += C::TileB::BYTES),
+       ...);
+      place.advance();
+    }
+  }
+}
+
+// Multiplies this warpgroup's share of the tiles. `store` is called with the sums of each (as `multiply` has
+// them), the tile's corner, and the row in it where the sums begin.
+template <class C, int MATRICES = 1, class Store>
+__device__ __forceinline__ void multiply_each(u32 buffers, u32 barriers, const Tiles<C>& tiles, int consumer, int k,
+                                              const Store& store) {
+  constexpr int ROWS = ROWS_OF_CONSUMER<C>, TURNS = C::PINGPONG ? C::CONSUMERS : 1;
+  const int first_row = C::PINGPONG ? 0 : consumer * ROWS, first_turn = C::PINGPONG ? consumer : 0;
+  const u32 steps = u32(tiles_of(k, C::BK));
+  Ring<C::STAGES> place = {barriers};
+  Turn<TURNS> turn(barriers + 16 * C::STAGES, first_turn);
+  place.skip(first_turn * steps);
+  float sums[MATRICES * ROWS / 64][1][C::BN / 8][4] = {};
+#pragma unroll 1
+  for (u32 index = tiles.first + first_turn * tiles.step; index < tiles.end; index += TURNS * tiles.step) {
+    multiply<C, MATRICES>(sums, buffers, first_row, place, steps, turn);
+    place.skip((TURNS - 1) * steps);
+    store(sums, tiles.corner(index), first_row);
+  }
+}
+
+// The block from its first instruction to its last: one thread of its last warpgroup copies, the other warpgroups multiply,
+// each told which one it is, with the registers that the copying one has no use for.
+template <class C, class Copy, class Multiply>
+__device__ __forceinline__ void by_role(u32 barriers, const Copy& copy, const Multiply& multiply) {
+  constexpr int CLUSTER = C::CLUSTER_M * C::CLUSTER_N;
+  if (threadIdx.x == 0) {
+    // Every warp that multiplies a stage releases it, in all blocks that may have copied to it.
+    prepare_barriers<C::STAGES, C::CONSUMERS>(barriers, CLUSTER * 4 * (C::PINGPONG ? 1 : C::CONSUMERS));
+  }
+  __syncthreads();
+  if constexpr (CLUSTER > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  // The same in all lanes, which the compiler cannot know of threadIdx.
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+  if (warpgroup == C::CONSUMERS) {
+    if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();
+    if (threadIdx.x == 128 * C::CONSUMERS) copy();
+    __syncwarp();
+  } else {
+    if constexpr (C::CONSUMER_REGISTERS > 0) take_registers<C::CONSUMER_REGISTERS>();
+    multiply(warpgroup);
+  }
+  if constexpr (CLUSTER > 1) {
+    // No block may exit while another copies to it or releases a stage of it.
+    cluster_arrive();
+    cluster_wait();
+  }
+}

@@ -1,0 +1,283 @@
+"""What variants for gradients of layernorm and rmsnorm in CUDA C++ are: see norm_backward.cuh.
+
+As in forward kernels (`tunebench.kernels.common.row_block`), threads share a row. Blocks stay: each takes one group
+of rows after the other, and adds up the gradients of the weights on the way. `sums` says where these wait:
+
+- ``registers``: with the thread that has those columns, as long as its share fits.
+- ``shared``: one row at a time, as long as a row of each gradient fits.
+- ``apart``: nowhere; another kernel reads everything again and goes by columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.common.norm import is_centred, problem, rows_of
+from tunebench.kernels.common.row_block import widest_vector
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators._norm import Norm
+
+__all__ = ["BackwardNorm"]
+
+N = TypeVar("N", bound=Norm)
+
+BLOCKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+HELD_ELEMENTS = 32
+"""Most elements of a row that a thread has."""
+OTHER_REGISTERS, WIDE_REGISTERS = 32, 20
+"""What a thread needs besides elements and sums: addresses, constants of a row; and vectors under way."""
+MAX_SCRATCH_BYTES = 2**28
+"""Most memory that parts of sums may take."""
+LEAST_TURNS = 8
+"""Groups of rows that are worth a part of their own, where there are blocks enough."""
+COLUMN_LINES, FINISH_LINES, LANES = 8, 16, 32
+"""Shapes of the blocks that go by columns: lines of as many threads as a warp has."""
+
+
+def _sums(workload: Norm) -> int:
+    """Return how many gradients of weights there are."""
+    return 2 if is_centred(workload) else 1
+
+
+def _held(workload: Norm, row_threads: Any, vector: Any) -> Any:
+    """Return the elements of a row that each of its threads has, for columns too."""
+    return ceil_div(workload.cols, row_threads * vector) * vector
+
+
+def fits_registers(
+    sums: Any, reads: Any, row_threads: Any, rows: Any, vector: Any, workload: Norm, device: Device
+) -> Any:
+    """A thread that reads its share once, or sums it in registers, must have room for it."""
+    held = _held(workload, row_threads, vector)
+    each = 2 * (reads == 1) + _sums(workload) * (sums == "registers")
+    room = np.minimum(255, device.registers_per_sm // (row_threads * rows))
+    others = OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1)
+    return (each == 0) | ((held <= HELD_ELEMENTS) & (held * each + others <= room))
+
+
+def fits_shared(sums: Any, row_threads: Any, rows: Any, workload: Norm, device: Device) -> Any:
+    """Rows of sums must fit shared memory, and one line of threads alone may add to them."""
+    scratch = 8 * ceil_div(row_threads, LANES)
+    fits = 4.0 * _sums(workload) * workload.cols + scratch <= device.smem_per_block_bytes
+    return (sums != "shared") | ((rows == 1) & fits)
+
+
+def unroll_is_of_use(
+    sums: Any, reads: Any, row_threads: Any, vector: Any, unroll: Any, workload: Norm
+) -> Any:
+    """Vectors in flight are a choice where a thread's share is not unrolled anyway."""
+    loops = (reads == 2) & (sums != "registers") & (row_threads * vector * unroll < 2 * workload.cols)
+    return (unroll == 1) | loops
+
+
+def parts_are_of_use(sums: Any, rows: Any, vector: Any, blocks: Any, workload: Norm) -> Any:
+    """Each block must have rows to take, and parts of sums must fit the scratch."""
+    groups = ceil_div(workload.rows, np.where(sums == "apart", COLUMN_LINES, rows))
+    across = np.where(sums == "apart", ceil_div(workload.cols, LANES * vector), 1)
+    parts = np.where(sums == "apart", ceil_div(blocks, across), np.minimum(blocks, groups) * rows)
+    fits = 4.0 * parts * _sums(workload) * workload.cols <= MAX_SCRATCH_BYTES
+    return (blocks == BLOCKS[0]) | ((blocks < 2.0 * groups * across) & fits)
+
+
+SPACE = Space(
+    (
+        Parameter("sums", ("registers", "shared", "apart"), "where gradients of the weights add up"),
+        Parameter("reads", (1, 2), "1: a row is kept in registers until its means are known; 2: read again"),
+        Parameter("row_threads", (8, 16, 32, 64, 128, 256, 512, 1024), "threads that share a row"),
+        Parameter("rows", (1, 2, 4, 8, 16), "rows of a block at a time"),
+        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+        Parameter("unroll", (1, 2, 4), "vectors a thread has in flight where its share is not unrolled"),
+        Parameter("blocks", BLOCKS, "blocks that stay, or that go by columns"),
+    ),
+    (
+        lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
+        lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
+        # Every row must begin at a multiple of an access.
+        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
+        # Threads without a vector are of no use.
+        lambda row_threads, vector, workload: (row_threads == 8) | (row_threads * vector < 2 * workload.cols),
+        fits_registers,
+        fits_shared,
+        unroll_is_of_use,
+        parts_are_of_use,
+    ),
+)
+
+
+# -- launches -----------------------------------------------------------------------------------------------
+
+
+def _groups(workload: Norm, config: Config) -> int:
+    return int(ceil_div(workload.rows, config["rows"]))
+
+
+def _grid(workload: Norm, config: Config) -> int:
+    """Return the blocks that go by rows: they stay if they add up anything."""
+    groups = _groups(workload, config)
+    return groups if config["sums"] == "apart" else min(config["blocks"], groups)
+
+
+def _column_grid(workload: Norm, config: Config) -> tuple[int, int]:
+    """Return the blocks that go by columns: tiles of columns, and shares of the rows."""
+    across = int(ceil_div(workload.cols, LANES * config["vector"]))
+    most = int(ceil_div(workload.rows, COLUMN_LINES))
+    return across, max(1, min(most, int(ceil_div(config["blocks"], across))))
+
+
+def _parts(workload: Norm, config: Config) -> int:
+    """Return how many parts of the sums are left to be added."""
+    if config["sums"] == "apart":
+        return _column_grid(workload, config)[1]
+    return _grid(workload, config) * int(config["rows"])
+
+
+def _inputs(workload: Norm) -> tuple[Argument, ...]:
+    return ("x", "gamma", "mean" if is_centred(workload) else "rstd", "rstd", "dy")
+
+
+def _sizes(*numbers: int) -> tuple[Scalar, ...]:
+    return tuple(Scalar("int", number) for number in numbers)
+
+
+def _rows(workload: Norm, config: Config) -> Launch:
+    row_threads, rows, vector, sums = (config[name] for name in ("row_threads", "rows", "vector", "sums"))
+    once = config["reads"] == 1
+    unrolled = once or sums == "registers"
+    batch = _held(workload, row_threads, vector) // vector if unrolled else config["unroll"]
+    where = {"registers": "SumsInRegisters", "shared": "SumsInShared", "apart": "SumsApart"}[sums]
+    return Launch(
+        entry=f"norm_backward<{problem(workload)}, {where}, {str(once).lower()}, "
+        f"{row_threads}, {rows}, {vector}, {batch}>",
+        grid=(_grid(workload, config), 1, 1),
+        block=(row_threads * rows, 1, 1),
+        arguments=(*_inputs(workload), "dx", "partial", *_sizes(workload.rows, workload.cols)),
+        smem_bytes=4 * _sums(workload) * workload.cols if sums == "shared" else 0,
+    )
+
+
+def _columns(workload: Norm, config: Config) -> Launch:
+    return Launch(
+        entry=f"norm_columns<{problem(workload)}, {config['vector']}>",
+        grid=(*_column_grid(workload, config), 1),
+        block=(LANES * COLUMN_LINES, 1, 1),
+        arguments=(*_inputs(workload), "partial", *_sizes(workload.rows, workload.cols)),
+    )
+
+
+def _finish(workload: Norm, config: Config) -> Launch:
+    shift = "dbeta" if is_centred(workload) else "dgamma"
+    return Launch(
+        entry=f"norm_finish<{problem(workload)}>",
+        grid=(int(ceil_div(_sums(workload) * workload.cols, LANES)), 1, 1),
+        block=(LANES * FINISH_LINES, 1, 1),
+        arguments=("partial", "dgamma", shift, *_sizes(_parts(workload, config), workload.cols)),
+    )
+
+
+# -- the variant --------------------------------------------------------------------------------------------
+
+
+class BackwardNorm(CudaVariant[N]):
+    """Serves every size and type, backward."""
+
+    name = "cuda_backward"
+    space = SPACE
+
+    def limits(self, workload: N, device: Device) -> str | None:
+        """Refuse what is no gradient."""
+        return None if workload.is_backward else f"{self.key} computes gradients alone"
+
+    def default(self, workload: N, device: Device) -> Config:
+        """Return sums in registers where they fit, about 16 elements a thread, some blocks for each SM."""
+        vector = widest_vector(workload)
+        row_threads = next((t for t in (8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
+        while row_threads > 8 and row_threads * vector >= 2 * workload.cols:
+            row_threads //= 2
+        rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
+        shape = {"row_threads": row_threads, "rows": rows, "vector": vector}
+        # As many as an SM has registers for, but no fewer than some turns each: every block leaves a part.
+        resident = device.sm_count * max(2, 512 // (row_threads * rows))
+        turns = ceil_div(workload.rows, LEAST_TURNS * rows)
+        most = max(BLOCKS[0], min(resident, max(2 * device.sm_count, turns)))
+        usual = [blocks for blocks in reversed(BLOCKS) if blocks <= most]
+        ways = (("registers", 1, 1), ("registers", 2, 1), ("shared", 2, 2), ("shared", 2, 1), ("apart", 2, 1))
+        return SPACE.first_valid(
+            (
+                {"sums": sums, "reads": reads, **shape, "unroll": unroll, "blocks": blocks}
+                for sums, reads, unroll in ways
+                for blocks in usual
+            ),
+            workload=workload,
+            device=device,
+        )
+
+    def tiles(self, workload: N, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut the rows, and accesses of all threads of a row its elements."""
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
+            Tiling(dimension="cols", extent=workload.cols, tile=config["row_threads"] * config["vector"]),
+        )
+
+    def costs(self, workload: N, table: Table, device: Device) -> Costs:
+        """Count what goes by rows, in case two operations are done by one instruction.
+
+        Of each element the normal form, g, its means, dx and, if they are summed here, the gradients of the
+        weights. A full block is one that takes as many groups of rows as any.
+        """
+        # A block with room for more rows than there are is as full as any.
+        rows, sums = np.minimum(table["rows"], workload.rows), table["sums"]
+        groups = ceil_div(workload.rows, rows)
+        grid = np.where(sums == "apart", groups, np.minimum(table["blocks"], groups))
+        turns = ceil_div(groups, grid)
+        # The last group is cut if it is not full; it belongs to the last block of those with as many as any.
+        full = groups - grid * (turns - 1) - (workload.rows % rows != 0)
+        elements, own = turns * rows * float(workload.cols), _sums(workload)
+        summed, shared, again = sums != "apart", sums == "shared", table["reads"] == 2
+        each = (2.5 if own == 2 else 2.0) + 0.5 * own * summed + (1.0 if own == 2 else 0.5) * again
+        far = (
+            workload.cols * itemsize(workload.dtype) > 64
+        )  # else a neighbour's row may have brought it to L1
+        met = turns * (table["row_threads"] > LANES)
+        # A thread adds the products g n of a row one to the other; rows may overlap.
+        adds = ceil_div(workload.cols, table["row_threads"] * table["vector"]) * table["vector"] - 1
+        return Costs(
+            blocks=workload.rows / (rows * turns),
+            full_blocks=full,
+            threads=table["row_threads"] * table["rows"],
+            smem_bytes=np.where(shared, 4.0 * own * workload.cols, 0.0),
+            fma=each * elements,
+            # Each sum is read and written; four bytes a lane, without conflicts.
+            smem_traffic_bytes=np.where(shared, 8.0 * own * elements, 0.0),
+            # A sector at either end of a row may have come with a neighbour's.
+            fill_bytes=2.0 * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0 * turns),
+            accesses=elements * ((2.0 * table["reads"] + 1.0) / table["vector"] + 2.0 * own * shared),
+            # Nobody else reads a row; the means of each are met by way of shared memory.
+            chain_clocks=(device.l2_latency if far else device.l1_latency)
+            + met * device.smem_latency
+            + adds * device.fma_latency,
+            serial_launches=np.where(summed, 2, 3),
+        )
+
+    def scratch(self, workload: N, config: Config) -> tuple[Tensor, ...]:
+        """Return the parts of the gradients of weights."""
+        shape = (_parts(workload, config), _sums(workload), workload.cols)
+        return (Tensor(name="partial", shape=shape, dtype="f32"),)
+
+    def source(self, workload: N, config: Config) -> str:
+        """Return all kernels; the entries say which are instantiated."""
+        return helpers("types", "reduce", "row_block", "norm", "norm_backward")
+
+    def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
+        """Launch what goes by rows, perhaps what goes by columns, and what adds the parts up."""
+        by_columns = (_columns(workload, config),) if config["sums"] == "apart" else ()
+        return (_rows(workload, config), *by_columns, _finish(workload, config))
+
+    def miniature(self, workload: N, config: Config) -> N:
+        """Return rows for a second turn of two blocks, the last one cut; their length decides the rest."""
+        return rows_of(workload, (config["blocks"] + 1) * config["rows"] + 1)

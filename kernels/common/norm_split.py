@@ -1,0 +1,151 @@
+"""What variants of layernorm and rmsnorm are that share long rows among blocks: see norm_split.cuh.
+
+Where rows are fewer than a GPU has blocks at a time, each is cut into parts: one launch finds the moments of
+each part, and a second merges those of a row and normalises its parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.common.norm import forward_arguments, is_centred, problem
+from tunebench.kernels.common.row_block import widest_vector
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators._norm import Norm
+
+__all__ = ["SplitNorm"]
+
+N = TypeVar("N", bound=Norm)
+
+LEAST_COLS = 2048
+"""Shorter rows are not worth two launches."""
+ROWS_PER_SM = 4
+"""More rows than these keep each SM busy without being cut."""
+
+
+def rows_are_few(parts: Any, workload: Norm, device: Device) -> Any:
+    """Blocks beyond eight for each SM are of no use."""
+    return workload.rows * (parts // 2) <= 8 * device.sm_count
+
+
+SPACE = Space(
+    (
+        Parameter("threads", (64, 128, 256, 512, 1024), "threads that share a part"),
+        Parameter("parts", (2, 4, 8, 16, 32, 64, 128, 256, 512), "parts of a row"),
+        Parameter("vector", (1, 2, 4, 8), "elements of an access, up to 16 bytes"),
+        Parameter("unroll", (1, 2, 4), "vectors a thread has in flight"),
+    ),
+    (
+        rows_are_few,
+        # Every row must begin at a multiple of an access.
+        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
+        # Threads without a vector are of no use.
+        lambda threads, parts, vector, unroll, workload: (
+            (unroll * threads * vector) * parts < 2 * workload.cols
+        ),
+    ),
+)
+
+
+def _cut(workload: Norm, vector: Any, parts: Any) -> tuple[Any, Any]:
+    """Return the vectors of a part, and the parts that have any, for columns too."""
+    vectors = workload.cols // vector
+    chunk = ceil_div(vectors, parts)
+    return chunk, ceil_div(vectors, chunk)
+
+
+class SplitNorm(CudaVariant[N]):
+    """Serves long rows where they are few, of every type and prologue, forward."""
+
+    name = "cuda_split"
+    space = SPACE
+
+    def limits(self, workload: N, device: Device) -> str | None:
+        """Refuse gradients, short rows and many rows."""
+        if workload.is_backward:
+            return f"{self.key} does not compute gradients"
+        if workload.cols < LEAST_COLS or workload.rows > ROWS_PER_SM * device.sm_count:
+            return f"{self.key} is for rows of {LEAST_COLS} elements or more, up to {ROWS_PER_SM} for each SM"
+        return None
+
+    def default(self, workload: N, device: Device) -> Config:
+        """Return wide accesses, and as many parts as give each SM two blocks whose threads have work."""
+        vector = widest_vector(workload)
+        usual = [
+            {"threads": threads, "parts": parts, "vector": vector, "unroll": unroll}
+            for unroll in (2, 1)
+            for threads in (256, 128, 64)
+            for parts in (512, 256, 128, 64, 32, 16, 8, 4, 2)
+            if parts == 2 or parts * workload.rows <= 2 * device.sm_count
+        ]
+        return SPACE.first_valid(usual, workload=workload, device=device)
+
+    def tiles(self, workload: N, config: Config) -> tuple[Tiling, ...]:
+        """Return how blocks cut rows and their elements."""
+        chunk, _ = _cut(workload, config["vector"], config["parts"])
+        return (
+            Tiling(dimension="rows", extent=workload.rows, tile=1),
+            Tiling(dimension="cols", extent=workload.cols, tile=int(chunk * config["vector"])),
+        )
+
+    def costs(self, workload: N, table: Table, device: Device) -> Costs:
+        """Count what blocks of both launches do of each element, in case two operations are done at once.
+
+        Of layernorm the sum, deviation and square, or the affine map; of rmsnorm the square alone, which is
+        less than the two products of the second launch.
+        """
+        chunk, parts = _cut(workload, table["vector"], table["parts"])
+        elements = chunk * table["vector"] * 1.0
+        tensors = 1 + workload.has_residual
+        added = workload.has_bias + workload.has_residual
+        return Costs(
+            blocks=2.0 * workload.rows * workload.cols / elements,
+            full_blocks=2
+            * workload.rows
+            * np.where(parts * chunk * table["vector"] == workload.cols, parts, parts - 1),
+            threads=table["threads"],
+            fma=elements * ((1.5 if is_centred(workload) else 0.5) + 0.5 * added),
+            # What the first launch has brought may still be there when the second asks for it.
+            fill_bytes=0.5 * tensors * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0),
+            # The first launch writes the sum, if there is one, and the second the result.
+            accesses=elements * (tensors + workload.has_residual) / table["vector"],
+            chain_clocks=device.l2_latency,
+            serial_launches=2,
+        )
+
+    def scratch(self, workload: N, config: Config) -> tuple[Tensor, ...]:
+        """Return the moments of each part."""
+        _, parts = _cut(workload, config["vector"], config["parts"])
+        return (Tensor(name="moments", shape=(workload.rows * parts, 2), dtype="f32"),)
+
+    def source(self, workload: N, config: Config) -> str:
+        """Return both kernels; the entries say how they are instantiated."""
+        return helpers("types", "reduce", "row_block", "norm", "norm_split")
+
+    def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
+        """Launch a block for each part, twice."""
+        chunk, parts = _cut(workload, config["vector"], config["parts"])
+        shape = f"{config['threads']}, {config['vector']}, {config['unroll']}"
+        sizes = (Scalar("int", int(parts)), Scalar("int", int(chunk)))
+        return tuple(
+            Launch(
+                entry=f"norm_split_{step}<{problem(workload)}, {shape}>",
+                grid=(int(workload.rows * parts), 1, 1),
+                block=(config["threads"], 1, 1),
+                arguments=(*forward_arguments(workload), "moments", *sizes),
+            )
+            for step in ("moments", "finish")
+        )
+
+    def miniature(self, workload: N, config: Config) -> N:
+        """Return up to two rows whose parts have a batch of vectors a thread, all but the last one more."""
+        batches = config["parts"] * config["threads"] * config["unroll"]
+        cols = max(LEAST_COLS, (batches + config["parts"] - 1) * config["vector"])
+        return dataclasses.replace(workload, rows=min(workload.rows, 2), cols=min(workload.cols, cols))

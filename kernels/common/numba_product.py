@@ -1,0 +1,408 @@
+"""A blocked product of matrices for Numba on the CPU: what gemm, grouped_gemm and conv2d share.
+
+A tile of the result is computed by one thread: strips of both operands are packed into contiguous f32 panels,
+and a micro-kernel keeps mr x nr elements of the result in vector registers while it walks along the depth.
+The operands need not be matrices in memory: whoever packs a line decides where it comes from.
+
+Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; Van Zee and
+van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tunebench.device import Device
+from tunebench.dtype import DType
+from tunebench.kernels.common.numba_cpu import inlined, jitted, load
+from tunebench.space import Config, Constraint, Parameter
+from tunebench.variant import ceil_div
+
+__all__ = [
+    "BUFFER_BYTES",
+    "LANES",
+    "PARAMETERS",
+    "Blocking",
+    "Operand",
+    "constraints",
+    "expert",
+    "micro_kernel",
+    "registers_hold",
+    "stored_line",
+    "strided_product",
+    "usual_sums",
+    "walker",
+]
+
+LANES = 16
+"""Elements of a vector in the micro-kernel; LLVM splits it where registers are shorter."""
+
+_REGISTERS = {"x86_64-v4": (32, 16), "x86_64-v3": (16, 8), "aarch64": (32, 4), "arm64": (32, 4)}
+"""Vector registers, and f32 lanes of each, by architecture; SSE's for any other. Source: vendors' manuals."""
+
+BUFFER_BYTES = 2 << 20
+"""Most that panels and tile of a thread may take: a second-level cache has 1 or 2 MiB."""
+
+PARAMETERS = (
+    Parameter("mr", (1, 2, 4, 6, 8, 12), "rows of the result in registers"),
+    Parameter("nr", (16, 32, 48), "columns of the result in registers"),
+    Parameter("m_panels", (1, 2, 4, 8, 16, 32), "strips of mr rows in a tile"),
+    Parameter("n_panels", (1, 2, 4, 8, 16), "strips of nr columns in a tile"),
+    Parameter("depth", (64, 128, 256, 512), "terms that are packed at once"),
+    Parameter("a_panel", ("rows", "columns"), "order of elements in a packed strip of rows"),
+    Parameter("unroll", (1, 4), "terms a turn of the innermost loop adds"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocking:
+    """The sizes of everything, taken from a configuration; constants of the machine code."""
+
+    mr: int
+    nr: int
+    m_panels: int
+    n_panels: int
+    depth: int
+    a_panel: Literal["rows", "columns"]
+    unroll: int
+
+    @property
+    def mc(self) -> int:
+        """Rows of a tile."""
+        return self.mr * self.m_panels
+
+    @property
+    def nc(self) -> int:
+        """Columns of a tile."""
+        return self.nr * self.n_panels
+
+    @property
+    def a_strides(self) -> tuple[int, int]:
+        """Distances of neighbours in a packed strip of rows: across, and along the depth."""
+        return (1, self.mr) if self.a_panel == "columns" else (self.depth, 1)
+
+    @property
+    def b_origin(self) -> int:
+        """Where packed columns start in a worker's buffer; packed rows start at 0."""
+        return self.mc * self.depth
+
+    @property
+    def sums_origin(self) -> int:
+        """Where the tile starts in a worker's buffer."""
+        return (self.mc + self.nc) * self.depth
+
+    @property
+    def buffer_size(self) -> int:
+        """Elements of a worker's buffer, all f32."""
+        return self.sums_origin + self.mc * self.nc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """How one operand is read, as lines that are contiguous, or nearly so, in memory.
+
+    Attributes:
+        line: Given the distance at which elements are to be written, returns a `jitted` function
+            `(operands, z, fixed, start, count, panel, offset)` that packs `count` elements from `start` on.
+        along: What a line runs along: ``"depth"`` at a fixed row or column, or ``"free"`` at a fixed term.
+    """
+
+    line: Callable[[int], Callable[..., None]]
+    along: Literal["depth", "free"]
+
+
+def stored_line(dtype: DType, place: Callable[..., Any]) -> Callable[[int], Callable[..., None]]:
+    """Return the `line` of an operand whose lines lie in memory one element after the other.
+
+    Args:
+        dtype: Type of its elements.
+        place: `inlined` function `(operands, z, fixed)` that returns the address of a tensor, and where in it
+            the line begins.
+    """
+    read = load(dtype)
+
+    def line(stride: int) -> Callable[..., None]:
+        @jitted()
+        def pack_line(
+            operands: Any, z: int, fixed: int, start: int, count: int, panel: Any, offset: int
+        ) -> None:
+            source, of_line = place(operands, z, fixed)
+            begin = of_line + start
+            for t in range(count):
+                panel[offset + t * stride] = read(source[begin + t])
+
+        return pack_line
+
+    return line
+
+
+def registers_hold(mr: Any, nr: Any, device: Device) -> Any:
+    """Sums (mr * nr), a row of nr elements and one factor must fit in the vector registers."""
+    count, lanes = _REGISTERS.get(device.architecture, (16, 4))
+    return mr * (nr // lanes) + nr // lanes + 1 <= count
+
+
+def usual_sums(device: Device) -> tuple[int, int]:
+    """Return the rows and columns of sums that fill the vector registers best."""
+    found = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}
+    return found.get(device.architecture, (2, 16))
+
+
+def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constraint, ...]:
+    """Return the constraints of `PARAMETERS`.
+
+    Args:
+        extents: Returns rows, columns and terms of the product that a workload comes to.
+    """
+
+    def buffers(mr: Any, m_panels: Any, nr: Any, n_panels: Any, depth: Any) -> Any:
+        """Two packed panels and the tile must fit in the second-level cache."""
+        mc, nc = mr * m_panels, nr * n_panels
+        return 4 * ((mc + nc) * depth + mc * nc) <= BUFFER_BYTES
+
+    return (
+        registers_hold,
+        buffers,
+        lambda mr, workload: (mr == 1) | (mr < 2 * extents(workload)[0]),
+        lambda nr, workload: (nr == LANES) | (nr < 2 * extents(workload)[1]),
+        lambda mr, m_panels, workload: (m_panels == 1) | (mr * m_panels < 2 * extents(workload)[0]),
+        lambda nr, n_panels, workload: (n_panels == 1) | (nr * n_panels < 2 * extents(workload)[1]),
+        lambda depth, workload: (depth == 64) | (depth < 2 * extents(workload)[2]),
+    )
+
+
+def expert(extents: tuple[int, int, int], device: Device, a_panel: Literal["rows", "columns"]) -> Config:
+    """Return what fills the registers, makes tiles near 128 x 256, and leaves each core some tiles."""
+    m, n, k = extents
+    mr, nr = usual_sums(device)
+    mr = max(value for value in (1, 2, 4, 6, 8) if value == 1 or (value <= mr and value < 2 * m))
+    nr = nr if nr < 2 * n else 16
+    fitting_m = [value for value in (1, 2, 4, 8, 16) if value == 1 or value * mr < 2 * m]
+    fitting_n = [value for value in (1, 2, 4, 8) if value == 1 or value * nr < 2 * n]
+    m_panels, n_panels = fitting_m[-1], fitting_n[-1]
+    while ceil_div(m, mr * m_panels) * ceil_div(n, nr * n_panels) < 2 * device.sm_count:
+        if n_panels * nr >= m_panels * mr and n_panels > 1:
+            n_panels //= 2
+        elif m_panels > 1:
+            m_panels //= 2
+        else:
+            break
+    depth = max(value for value in (64, 128, 256) if value == 64 or value < 2 * k)
+    sizes = {"mr": mr, "nr": nr, "m_panels": m_panels, "n_panels": n_panels, "depth": depth}
+    return Config({**sizes, "a_panel": a_panel, "unroll": 1})
+
+
+def walker(
+    blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None], fastmath: frozenset[str]
+) -> Callable[..., None]:
+    """Return the jitted function that computes a worker's share of the tiles.
+
+    It is called with `(operands, sizes, products, buffer, worker, workers)`: `operands` is whatever lines and
+    `write` ask for, `sizes` the address of m, n, k of each product (int64), `buffer` that of the worker's own
+    `Blocking.buffer_size` elements.
+
+    Args:
+        blocking: Sizes of everything.
+        a: How rows are read.
+        b: How columns are read.
+        write: `jitted` function `(operands, z, i, j, count, sums, offset)` that finishes and stores `count`
+            sums of row i, from column j on.
+        fastmath: LLVM flags.
+    """
+    mc, nc = blocking.mc, blocking.nc
+    tile = _tile(blocking, a, b, write)
+
+    @jitted(fastmath)
+    def walk(operands: Any, sizes: Any, products: int, buffer: Any, worker: int, workers: int) -> None:
+        turn = 0
+        for z in range(products):
+            m, n, k = sizes[3 * z], sizes[3 * z + 1], sizes[3 * z + 2]
+            for i in range(0, m, mc):
+                for j in range(0, n, nc):
+                    if turn % workers == worker:
+                        tile(operands, z, i, j, min(mc, m - i), min(nc, n - j), k, buffer)
+                    turn += 1
+
+    return walk
+
+
+def _tile(blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None]) -> Callable[..., None]:
+    """Return the inlined function that computes and stores one tile."""
+    import numpy as np
+
+    mr, nr, nc, depth = blocking.mr, blocking.nr, blocking.nc, blocking.depth
+    b_origin, sums_origin = blocking.b_origin, blocking.sums_origin
+    pack_a = _pack(a, mr, blocking.a_strides, 0, blocking)
+    pack_b = _pack(b, nr, (1, nr), b_origin, blocking)
+    multiply = micro_kernel(blocking)
+    zero = np.float32(0)
+
+    @inlined
+    def tile(operands: Any, z: int, i: int, j: int, rows: int, cols: int, k: int, buffer: Any) -> None:
+        m_panels, n_panels = (rows + mr - 1) // mr, (cols + nr - 1) // nr
+        for at in range(sums_origin, sums_origin + m_panels * mr * nc):
+            buffer[at] = zero
+        for start in range(0, k, depth):
+            terms = min(depth, k - start)
+            pack_b(operands, z, j, cols, start, terms, buffer)
+            padded = pack_a(operands, z, i, rows, start, terms, buffer)
+            for n_panel in range(n_panels):
+                for m_panel in range(m_panels):
+                    a_at, b_at = m_panel * mr * depth, b_origin + n_panel * nr * depth
+                    sums_at = sums_origin + m_panel * mr * nc + n_panel * nr
+                    multiply(padded, buffer, a_at, buffer, b_at, buffer, sums_at)
+        for row in range(rows):
+            write(operands, z, i + row, j, cols, buffer, sums_origin + row * nc)
+
+    return tile
+
+
+def _pack(
+    operand: Operand, width: int, strides: tuple[int, int], origin: int, blocking: Blocking
+) -> Callable[..., int]:
+    """Return the inlined function that packs strips of `width` rows or columns, from `origin` on.
+
+    It returns the number of terms, rounded up to what the micro-kernel adds at once: the rest are zeros.
+    `strides` are the distances between neighbours in a strip, across and along the depth.
+    """
+    import numpy as np
+
+    across, along = strides
+    by_depth = operand.along == "depth"
+    line = operand.line(along if by_depth else across)
+    depth, unroll, zero = blocking.depth, blocking.unroll, np.float32(0)
+
+    @inlined
+    def pack(operands: Any, z: int, first: int, extent: int, start: int, terms: int, buffer: Any) -> int:
+        padded = (terms + unroll - 1) // unroll * unroll
+        for strip in range((extent + width - 1) // width):
+            base, begin = origin + strip * width * depth, strip * width
+            used = min(width, extent - begin)
+            if used < width or terms < padded:
+                for at in range(base, base + width * depth):
+                    buffer[at] = zero
+            if by_depth:
+                for i in range(used):
+                    line(operands, z, first + begin + i, start, terms, buffer, base + i * across)
+            else:
+                for p in range(terms):
+                    line(operands, z, start + p, first + begin, used, buffer, base + p * along)
+        return padded
+
+    return pack
+
+
+def micro_kernel(blocking: Blocking) -> Callable[..., None]:
+    """Return the `strided_product` that adds the product of two packed strips to a tile's sums."""
+    return strided_product(
+        blocking.mr,
+        blocking.nr,
+        a_strides=blocking.a_strides,
+        b_pitch=blocking.nr,
+        sums_pitch=blocking.nc,
+        unroll=blocking.unroll,
+    )
+
+
+class _Vectors:
+    """Vectors of `LANES` f32 in memory and in registers, as LLVM has them."""
+
+    def __init__(self, builder: Any) -> None:
+        from llvmlite import ir
+        from numba.core import cgutils
+
+        self.builder, self.kind = builder, ir.VectorType(ir.FloatType(), LANES)
+        self.zero = ir.Constant(self.kind, None)
+        self._undefined, self._first = ir.Constant(self.kind, ir.Undefined), ir.Constant(ir.IntType(32), 0)
+        self._spread = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        self._fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(self.kind, [self.kind] * 3), f"llvm.fma.v{LANES}f32"
+        )
+
+    def _at(self, base: Any, offset: Any) -> Any:
+        return self.builder.bitcast(self.builder.gep(base, [offset]), self.kind.as_pointer())
+
+    def load(self, base: Any, offset: Any) -> Any:
+        return self.builder.load(self._at(base, offset), align=4)
+
+    def store(self, value: Any, base: Any, offset: Any) -> None:
+        self.builder.store(value, self._at(base, offset), align=4)
+
+    def spread(self, base: Any, offset: Any) -> Any:
+        """Return one element in all lanes."""
+        element = self.builder.load(self.builder.gep(base, [offset]))
+        lowest = self.builder.insert_element(self._undefined, element, self._first)
+        return self.builder.shuffle_vector(lowest, self._undefined, self._spread)
+
+    def multiply_add(self, a: Any, b: Any, held: Any) -> None:
+        """Add a product to what a stack slot holds, which LLVM turns into a register."""
+        self.builder.store(self.builder.call(self._fma, [a, b, self.builder.load(held)]), held)
+
+
+def strided_product(
+    mr: int,
+    nr: int,
+    *,
+    a_strides: tuple[int, int],
+    b_pitch: int,
+    sums_pitch: int,
+    unroll: int = 1,
+    adds: bool = True,
+) -> Callable[..., None]:
+    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` for a product of mr x nr sums.
+
+    Operands and sums are f32: an address, and an offset from there. It is written in LLVM's vectors, since no
+    loop over arrays keeps its sums in registers for sure.
+
+    Args:
+        mr: Rows.
+        nr: Columns, a multiple of `LANES`.
+        a_strides: Distances of neighbours in the left operand: across, and along the terms.
+        b_pitch: Distance of neighbouring terms in the right one, whose columns are contiguous.
+        sums_pitch: Distance of neighbouring rows of sums.
+        unroll: Terms a turn of the loop adds; `terms` must be a multiple of it.
+        adds: Whether the product is added to what is there, or takes its place.
+    """
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
+
+    index = ir.IntType(64)
+    places = {(i, j): index(i * sums_pitch + j * LANES) for i in range(mr) for j in range(nr // LANES)}
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, b, sums = (builder.gep(arguments[i], [arguments[i + 1]]) for i in (1, 3, 5))
+        vectors = _Vectors(builder)
+
+        def add_term(p: Any) -> None:
+            """Add the outer product of column p of the rows and row p of the columns."""
+            at = builder.mul(p, index(b_pitch))
+            columns = [vectors.load(b, builder.add(at, index(j * LANES))) for j in range(nr // LANES)]
+            at = builder.mul(p, index(a_strides[1]))
+            for i in range(mr):
+                factors = vectors.spread(a, builder.add(at, index(i * a_strides[0])))
+                for j, column in enumerate(columns):
+                    vectors.multiply_add(factors, column, registers[i, j])
+
+        registers = {place: cgutils.alloca_once(builder, vectors.kind) for place in places}
+        for place, offset in places.items():
+            builder.store(vectors.load(sums, offset) if adds else vectors.zero, registers[place])
+        loop = cgutils.for_range_slice(builder, index(0), arguments[0], index(unroll), index)
+        with loop as (p, _):
+            for ahead in range(unroll):
+                add_term(builder.add(p, index(ahead)))
+        for place, offset in places.items():
+            vectors.store(builder.load(registers[place]), sums, offset)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def multiply(
+        _typing: Any, terms: Any, a: Any, a_at: Any, b: Any, b_at: Any, sums: Any, sums_at: Any
+    ) -> Any:
+        at = types.int64
+        return types.void(at, a, at, b, at, sums, at), generate
+
+    return multiply  # type: ignore[no-any-return]

@@ -1,0 +1,434 @@
+#pragma once
+// Instructions of Hopper alone (sm_90a): one wrapper each, and beside it what the emulator makes of it (its models are
+// in shim_hopper.h). Needs types.cuh and ptx.cuh.
+//
+// Shared memory goes by its 32-bit address (`shared_address`). Source: PTX ISA, the section that each group names.
+
+// Opaque: the host encodes it, the copy engine reads it. A kernel takes it as `const __grid_constant__ TensorMap`.
+struct alignas(64) TensorMap {
+  u8 bytes[128];
+};
+
+#ifdef TUNEBENCH_EMULATE
+inline u32 shared_address(const void* pointer) { return emulated::shared_address(pointer); }
+#endif
+
+// ---- asynchronous barriers ("mbarrier") --------------------------------------------------------------------
+// A barrier, 8 bytes of shared memory, ends a phase when `count` arrivals have come and no expected byte is
+// outstanding; then the next begins. Phases have parity 0, 1, 0, …; waiting for parity 1 of a new barrier returns at
+// once.
+
+__device__ __forceinline__ void mbarrier_init(u32 barrier, u32 count) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::mbarrier_init(barrier, count);
+#else
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+#endif
+}
+
+// Makes barriers that this thread has initialised known to the copy engine and to the cluster, other threads wait at a
+// barrier after it.
+__device__ __forceinline__ void fence_mbarrier_init() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::fence_mbarrier_init();
+#else
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::mbarrier_arrive(barrier, 0);
+#else
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
+// Of a block of the cluster: `barrier` comes from cluster_address. It does not show what threads have written to those
+// of another block: that would flush all memory, and who says no more than that a buffer was read need not.
+__device__ __forceinline__ void mbarrier_arrive_remote(u32 barrier) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::mbarrier_arrive(barrier, 0);
+#else
+  asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
+// Arrives, and has the phase wait for that many bytes of bulk copies, too.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::mbarrier_arrive(barrier, bytes);
+#else
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+#endif
+}
+
+// Waits for the end of the phase of this parity, and sees what those wrote that arrived in it.
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
+#ifdef TUNEBENCH_EMULATE
+  emulated::mbarrier_wait(barrier, parity);
+#else
+  u32 done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!done);
+#endif
+}
+
+// ---- bulk tensor copies ("cp.async.bulk.tensor") -----------------------------------------------------------
+// Global to shared memory, asynchronously: the box of the map whose first element has these coordinates, innermost
+// first (it may lie outside, also before the start: zeros). `target` is a multiple of 128 bytes; the barrier is told of
+// all bytes of the box when they are there. One thread asks for a whole box.
+
+__device__ __forceinline__ void copy_box_2d(u32 target, const TensorMap& map, int x, int y, u32 barrier) {
+#ifdef TUNEBENCH_EMULATE
+  const int corner[] = {x, y};
+  emulated::copy_box(target, &map, 2, corner, barrier, 0);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+      "[%4];" ::"r"(target),
+      "l"(&map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void copy_box_3d(u32 target, const TensorMap& map, int x, int y, int z, u32 barrier) {
+#ifdef TUNEBENCH_EMULATE
+  const int corner[] = {x, y, z};
+  emulated::copy_box(target, &map, 3, corner, barrier, 0);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(target),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+#endif
+}
+
+// To the same place in every block of the cluster that `blocks` has a bit for; each has its own barrier told, at the
+// place where `barrier` is in this block.
+__device__ __forceinline__ void copy_box_3d_multicast(u32 target, const TensorMap& map, int x, int y, int z,
+                                                      u32 barrier, u16 blocks) {
+#ifdef TUNEBENCH_EMULATE
+  const int corner[] = {x, y, z};
+  emulated::copy_box(target, &map, 3, corner, barrier, blocks);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(target),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(blocks)
+      : "memory");
+#endif
+}
+
+// The same of a column of pixels ("im2col mode"), of a map of images by width, height and channels: from the pixel that
+// has the filter's first tap at (x, y) of image `image` on, which must be in the map's box of pixels. Of each pixel it
+// brings channels from `channel` on, those of the pixel (right, down) from there, where another tap of the filter is.
+__device__ __forceinline__ void copy_pixels_4d(u32 target, const TensorMap& map, int channel, int x, int y, int image,
+                                               u16 right, u16 down, u32 barrier) {
+#ifdef TUNEBENCH_EMULATE
+  const int corner[] = {channel, x, y, image};
+  const u16 offsets[] = {right, down};
+  emulated::copy_pixels(target, &map, 4, corner, offsets, barrier, 0);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+      "%5}], [%6], {%7, %8};" ::"r"(target),
+      "l"(&map), "r"(channel), "r"(x), "r"(y), "r"(image), "r"(barrier), "h"(right), "h"(down)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void copy_pixels_4d_multicast(u32 target, const TensorMap& map, int channel, int x, int y,
+                                                         int image, u16 right, u16 down, u32 barrier, u16 blocks) {
+#ifdef TUNEBENCH_EMULATE
+  const int corner[] = {channel, x, y, image};
+  const u16 offsets[] = {right, down};
+  emulated::copy_pixels(target, &map, 4, corner, offsets, barrier, blocks);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6], {%7, %8}, %9;" ::"r"(target),
+      "l"(&map), "r"(channel), "r"(x), "r"(y), "r"(image), "r"(barrier), "h"(right), "h"(down), "h"(blocks)
+      : "memory");
+#endif
+}
+
+// Brings a map near before its first use.
+__device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
+#ifdef TUNEBENCH_EMULATE
+  (void)map;
+#else
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+#endif
+}
+
+// ---- products of a warpgroup ("Asynchronous warpgroup level matrix instructions") ---------------------------
+// A warpgroup is four warps, the first of which has a number divisible by four. All its threads make each of these
+// calls.
+
+// Where a matrix is in shared memory, for wgmma ("Matrix Descriptor Format"). X is M of A, or N of B. Lines are as long
+// as the swizzle of 128 bytes, with which they were copied; `start` is within the first line of a multiple of 1024.
+//   K-major (lines along K): `stride` is between groups of 8 lines; `leading` is not used.
+//   X-major (lines along X, of 16-bit types): `stride` is between groups of 8 lines, `leading` between 64 of X and the
+//   next.
+__device__ __forceinline__ u64 matrix_descriptor_128(u32 start, u32 leading, u32 stride) {
+  return u64((start & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | u64(1) << 62;
+}
+
+// Before the first product, and wherever registers of a product were used otherwise.
+__device__ __forceinline__ void wgmma_fence() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::warpgroup_fence();
+#else
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Closes this warpgroup's group of products.
+__device__ __forceinline__ void wgmma_commit() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::warpgroup_commit();
+#else
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Waits until at most the N latest groups are under way. Sums need `settle` on top of it before they are used.
+template <int N>
+__device__ __forceinline__ void wgmma_wait() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::warpgroup_wait(N);
+#else
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// No instruction: keeps the compiler from using sums before the wait that stands in front of this.
+template <int N>
+__device__ __forceinline__ void settle(float (&sums)[N][4]) {
+#ifndef TUNEBENCH_EMULATE
+#pragma unroll
+  for (int j = 0; j < N; ++j)
+    asm volatile("" : "+f"(sums[j][0]), "+f"(sums[j][1]), "+f"(sums[j][2]), "+f"(sums[j][3])::"memory");
+#endif
+}
+
+// Has the compiler compute `value`, which is never -1, before what follows: it would have a wait for products come before
+// work that they should be under way together with, for want of anything that says otherwise.
+__device__ __forceinline__ void computed_by_now(float value) {
+#ifdef TUNEBENCH_EMULATE
+  (void)value;
+#else
+  asm volatile("{\n.reg .pred p;\nsetp.eq.f32 p, %0, 0fBF800000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(value), "r"(0)
+               : "memory");
+#endif
+}
+
+template <class T>
+constexpr bool IS_BF16 = false;
+template <>
+constexpr bool IS_BF16<bf16_t> = true;
+
+#ifndef TUNEBENCH_EMULATE
+#define WGMMA_SUMS_8(d, j)                                                                                          \
+  "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3]), "+f"(d[j + 1][0]), "+f"(d[j + 1][1]), "+f"(d[j + 1][2]), \
+      "+f"(d[j + 1][3])
+#define WGMMA_SUMS_32(d, j) WGMMA_SUMS_8(d, j), WGMMA_SUMS_8(d, j + 2), WGMMA_SUMS_8(d, j + 4), WGMMA_SUMS_8(d, j + 6)
+#define WGMMA_SUMS_64(d) WGMMA_SUMS_32(d, 0)
+#define WGMMA_SUMS_128(d) WGMMA_SUMS_64(d), WGMMA_SUMS_32(d, 8)
+#define WGMMA_SUMS_192(d) WGMMA_SUMS_128(d), WGMMA_SUMS_32(d, 16)
+#define WGMMA_SUMS_256(d) WGMMA_SUMS_192(d), WGMMA_SUMS_32(d, 24)
+#define WGMMA_NAMES_64                                                                                              \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
+  "%31"
+#define WGMMA_NAMES_128                                                                                            \
+  WGMMA_NAMES_64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
+                 "%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_NAMES_192                                                                                             \
+  WGMMA_NAMES_128 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
+                  "%88,%89,%90,%91,%92,%93,%94,%95"
+#define WGMMA_NAMES_256                                                                                           \
+  WGMMA_NAMES_192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114," \
+                  "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+// Operands that follow the N / 2 sums: the descriptors, whether to add, and, with 16-bit types, which is X-major.
+#define WGMMA_BEGIN(n, kind, of_a, of_b, add)                                                         \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n kind " {"       \
+  WGMMA_NAMES_##n "}, " of_a ", " of_b ", p, 1, 1"
+#define WGMMA_16_BIT(n, type, of_a, of_b, add, major_a, major_b)                                      \
+  asm volatile(WGMMA_BEGIN(n, "k16.f32." type "." type, of_a, of_b, add) ", " major_a ", " major_b ";\n}" \
+               : WGMMA_SUMS_##n(sums)                                                                 \
+               : "l"(a), "l"(b), "r"(int(accumulate)), "n"(int(A_ALONG_M)), "n"(int(B_ALONG_N))       \
+               : "memory")
+#define WGMMA_8_BIT(n, type, of_a, of_b, add)                                                         \
+  asm volatile(WGMMA_BEGIN(n, "k32.f32." type "." type, of_a, of_b, add) ";\n}"                       \
+               : WGMMA_SUMS_##n(sums)                                                                 \
+               : "l"(a), "l"(b), "r"(int(accumulate))                                                 \
+               : "memory")
+#define WGMMA_16_BIT_OF_ANY_N(type)                             \
+  if constexpr (N == 64)                                        \
+    WGMMA_16_BIT(64, type, "%32", "%33", "%34", "%35", "%36");  \
+  else if constexpr (N == 128)                                  \
+    WGMMA_16_BIT(128, type, "%64", "%65", "%66", "%67", "%68"); \
+  else if constexpr (N == 192)                                  \
+    WGMMA_16_BIT(192, type, "%96", "%97", "%98", "%99", "%100"); \
+  else                                                          \
+    WGMMA_16_BIT(256, type, "%128", "%129", "%130", "%131", "%132")
+#define WGMMA_REGISTERS(n, type, of_a, of_b, add, major_b)                                            \
+  asm volatile(WGMMA_BEGIN(n, "k16.f32." type "." type, of_a, of_b, add) ", " major_b ";\n}"          \
+               : WGMMA_SUMS_##n(sums)                                                                 \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(accumulate)),            \
+                 "n"(int(B_ALONG_N))                                                                  \
+               : "memory")
+#define WGMMA_REGISTERS_OF_ANY_N(type)                                              \
+  if constexpr (N == 64)                                                            \
+    WGMMA_REGISTERS(64, type, "{%32,%33,%34,%35}", "%36", "%37", "%38");            \
+  else if constexpr (N == 128)                                                      \
+    WGMMA_REGISTERS(128, type, "{%64,%65,%66,%67}", "%68", "%69", "%70");           \
+  else if constexpr (N == 192)                                                      \
+    WGMMA_REGISTERS(192, type, "{%96,%97,%98,%99}", "%100", "%101", "%102");        \
+  else                                                                              \
+    WGMMA_REGISTERS(256, type, "{%128,%129,%130,%131}", "%132", "%133", "%134")
+#endif
+
+// Widths that are written out.
+template <int N>
+constexpr bool IS_WGMMA_WIDTH = N == 64 || N == 128 || N == 192 || N == 256;
+
+// D (64, N) = A (64, K) B (K, N), plus D if `accumulate`, with sums in f32: m64nNk16 of f16 and bf16, m64nNk32 of e4m3.
+// Descriptors say where A and B are, A_ALONG_M and B_ALONG_N whether they are X-major, which 16-bit types may be. Of
+// warp w of the warpgroup, the lane with group g = lane / 4 and place t = lane % 4 has
+//   sums[j][0..1] = D[16 w + g][8 j + 2 t, 8 j + 2 t + 1]    sums[j][2..3] = D[16 w + g + 8][the same]
+template <class T, int N, bool A_ALONG_M, bool B_ALONG_N>
+__device__ __forceinline__ void wgmma_m64k16(float (&sums)[N / 8][4], u64 a, u64 b, bool accumulate) {
+  static_assert(IS_WGMMA_WIDTH<N> && sizeof(T) == 2, "f16 or bf16");
+#ifdef TUNEBENCH_EMULATE
+  const auto value = [](const void* element) { return to_float(*static_cast<const T*>(element)); };
+  const char* const type = IS_BF16<T> ? "bf16" : "f16";
+  emulated::warpgroup_multiply({a, b, value, type, sizeof(T), N, A_ALONG_M, B_ALONG_N, accumulate}, sums[0]);
+#else
+  if constexpr (IS_BF16<T>) {
+    WGMMA_16_BIT_OF_ANY_N("bf16");
+  } else {
+    WGMMA_16_BIT_OF_ANY_N("f16");
+  }
+#endif
+}
+
+// The same with A in registers, 16 of K, as mma_m16n8k16 has it: of warp w,
+//   a[0] = A[16 w + g][2 t, 2 t + 1], a[1] = A[16 w + g + 8][the same], a[2] and a[3] likewise from 2 t + 8 on.
+// They must stay as they are until the product has been waited for.
+template <class T, int N, bool B_ALONG_N>
+__device__ __forceinline__ void wgmma_m64k16_registers(float (&sums)[N / 8][4], const u32 (&a)[4], u64 b,
+                                                       bool accumulate) {
+  static_assert(IS_WGMMA_WIDTH<N> && sizeof(T) == 2, "f16 or bf16");
+#ifdef TUNEBENCH_EMULATE
+  const auto value = [](const void* element) { return to_float(*static_cast<const T*>(element)); };
+  const char* const type = IS_BF16<T> ? "bf16" : "f16";
+  emulated::warpgroup_multiply({0, b, value, type, sizeof(T), N, false, B_ALONG_N, accumulate, a}, sums[0]);
+#else
+  if constexpr (IS_BF16<T>) {
+    WGMMA_REGISTERS_OF_ANY_N("bf16");
+  } else {
+    WGMMA_REGISTERS_OF_ANY_N("f16");
+  }
+#endif
+}
+
+template <int N>
+__device__ __forceinline__ void wgmma_m64k32_e4m3(float (&sums)[N / 8][4], u64 a, u64 b, bool accumulate) {
+  static_assert(IS_WGMMA_WIDTH<N>, "other widths are not written out");
+#ifdef TUNEBENCH_EMULATE
+  const auto value = [](const void* element) { return to_float(*static_cast<const e4m3_t*>(element)); };
+  emulated::warpgroup_multiply({a, b, value, "e4m3", 1, N, false, false, accumulate}, sums[0]);
+#else
+  if constexpr (N == 64)
+    WGMMA_8_BIT(64, "e4m3", "%32", "%33", "%34");
+  else if constexpr (N == 128)
+    WGMMA_8_BIT(128, "e4m3", "%64", "%65", "%66");
+  else if constexpr (N == 192)
+    WGMMA_8_BIT(192, "e4m3", "%96", "%97", "%98");
+  else
+    WGMMA_8_BIT(256, "e4m3", "%128", "%129", "%130");
+#endif
+}
+
+// The instruction by element type; it takes 32 bytes of K.
+template <class T, int N, bool A_ALONG_M, bool B_ALONG_N>
+__device__ __forceinline__ void wgmma_m64(float (&sums)[N / 8][4], u64 a, u64 b, bool accumulate) {
+  if constexpr (sizeof(T) == 1) {
+    static_assert(!A_ALONG_M && !B_ALONG_N, "8-bit operands are K-major");
+    wgmma_m64k32_e4m3<N>(sums, a, b, accumulate);
+  } else {
+    wgmma_m64k16<T, N, A_ALONG_M, B_ALONG_N>(sums, a, b, accumulate);
+  }
+}
+
+// ---- registers ("setmaxnreg") -------------------------------------------------------------------------------
+// All warps of a warpgroup call one of these. The kernel must have a limit of registers from __launch_bounds__, and
+// what all warps of a block hold must not exceed what it was launched with: taking more waits until others have given.
+
+template <int REGISTERS>
+__device__ __forceinline__ void give_registers() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::set_registers(REGISTERS);
+#else
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+#endif
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void take_registers() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::set_registers(REGISTERS);
+#else
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+#endif
+}
+
+// ---- clusters ("barrier.cluster", "mapa") --------------------------------------------------------------------
+
+// Of this block in its cluster.
+__device__ __forceinline__ u32 cluster_rank() {
+#ifdef TUNEBENCH_EMULATE
+  return emulated::cluster_rank();
+#else
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+#endif
+}
+
+// The address in block `rank` of the cluster of what has this address here.
+__device__ __forceinline__ u32 cluster_address(u32 address, u32 rank) {
+#ifdef TUNEBENCH_EMULATE
+  return emulated::cluster_address(address, rank);
+#else
+  u32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+#endif
+}
+
+// All threads of all blocks of the cluster call both, with whatever between that needs nobody.
+__device__ __forceinline__ void cluster_arrive() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::cluster_arrive();
+#else
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#ifdef TUNEBENCH_EMULATE
+  emulated::cluster_wait();
+#else
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}

@@ -1,0 +1,130 @@
+"""What both reductions in CUDA C++ share: launches, how results are joined, and what an element costs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.expression import steps
+from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.cuda_expression import function, function_of, special
+from tunebench.kernels.common.expression import least_operations
+from tunebench.space import Config
+from tunebench.variant import Argument, CudaVariant, Launch, Scalar, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.reduction import Reduction
+
+__all__ = [
+    "MOST_BLOCKS",
+    "SMALL",
+    "SPLITS",
+    "CudaReduction",
+    "fit",
+    "fma_of_element",
+    "sfu_of_element",
+    "source",
+]
+
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Blocks that share what one of them would reduce."""
+MOST_BLOCKS = 4
+"""Blocks for each SM beyond which nothing is split any further."""
+SMALL = 2**20
+"""Elements of a miniature, about, at most."""
+OTHER_REGISTERS = 40
+"""What a thread needs besides loaded vectors: addresses, loop state, and temporaries of a function."""
+_JOIN = {"sum": "Total", "mean": "Total", "max": "Greatest", "min": "Least"}
+
+
+def source(workload: Reduction, kernels: str) -> str:
+    """Return the translation unit of kernels that call `chain` and `finish`."""
+    made = function(workload) + function_of(workload.end, ("x",), "finish")
+    return helpers("types", "reduce", "row_block", "epilogue") + made + helpers("reduction") + kernels
+
+
+class CudaReduction(CudaVariant[Reduction]):
+    """A reduction over one axis, by blocks that may share a result and by one more launch that ends it.
+
+    Attributes:
+        axis: The axis that it is over.
+        kernels: Its kernels are called `reduce_` and `end_` this.
+        shape: Parameters that are template arguments, the threads of a block along and across first.
+        at_end: Results of a block of the last launch, and threads that a result has there.
+    """
+
+    operator = Reduction
+    axis: ClassVar[str]
+    kernels: ClassVar[str]
+    shape: ClassVar[tuple[str, ...]]
+    at_end: ClassVar[tuple[int, int]]
+
+    @abstractmethod
+    def blocks(self, workload: Reduction, config: Config) -> int:
+        """Return the blocks that results are divided among."""
+
+    def limits(self, workload: Reduction, device: Device) -> str | None:
+        """Refuse the other axis."""
+        return None if workload.axis == self.axis else f"{self.key} does axis={self.axis} only"
+
+    def scratch(self, workload: Reduction, config: Config) -> tuple[Tensor, ...]:
+        """Return memory for results of parts, if any: of rows (rows, split), else (split, cols)."""
+        split = config["split"]
+        if split == 1:
+            return ()
+        shape = (workload.rows, split) if workload.axis == "cols" else (split, workload.cols)
+        return (Tensor(name="partial", shape=shape, dtype="f32"),)
+
+    def claims(self, workload: Reduction, config: Config) -> tuple[str, ...]:
+        """Return the loads and stores, and the special-function unit where a function should use it."""
+        takes_special = special({step.operation: 1 for step in steps(workload.tree)})
+        return ("LDG", "STG", "MUFU") if takes_special else ("LDG", "STG")
+
+    def launches(self, workload: Reduction, config: Config) -> tuple[Launch, ...]:
+        """Launch a block for every part of some results, and one more kernel if there are parts."""
+        factor, split = Scalar("float", workload.factor), config["split"]
+        sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
+        read = tuple(tensor.name for tensor in workload.inputs())
+        first = Launch(
+            entry=f"reduce_{self.kernels}<{self._types(workload, config)}>",
+            grid=(self.blocks(workload, config), split, 1),
+            block=(config[self.shape[0]] * config[self.shape[1]], 1, 1),
+            arguments=(*read, "out" if split == 1 else "partial", factor, *sizes),
+        )
+        if split == 1:
+            return (first,)
+        results, threads = self.at_end
+        ends: tuple[Argument, ...] = (Scalar("int", workload.results), Scalar("int", split))
+        last = Launch(
+            entry=f"end_{self.kernels}<{_JOIN[workload.reduce]}, {ctype(workload.out)}>",
+            grid=(ceil_div(workload.results, results), 1, 1),
+            block=(results * threads, 1, 1),
+            arguments=("partial", "out", factor, *ends),
+        )
+        return (first, last)
+
+    def _types(self, workload: Reduction, config: Config) -> str:
+        """Return what joins, what is read, what is left, whether that is finished, and the shape."""
+        whole = config["split"] == 1
+        stored = ctype(workload.out if whole else "f32")
+        types = (_JOIN[workload.reduce], ctype(workload.dtype), stored, str(whole).lower())
+        return ", ".join((*types, *(str(config[name]) for name in self.shape)))
+
+
+def fit(workload: Reduction, threads: Any, elements: Any, others: Any, device: Device) -> Any:
+    """Tell whether a thread can hold so many loaded elements, and so many f32, without spilling."""
+    words = ceil_div(elements * itemsize(workload.dtype), 4) + others
+    return words + OTHER_REGISTERS <= np.minimum(255, device.registers_per_sm // threads)
+
+
+def fma_of_element(workload: Reduction) -> float:
+    """Return the multiply-adds of an element: one may be a product and the sum's next term."""
+    least, counts = least_operations(workload)
+    return max(least, counts.get("add", 0) + 1.0) if workload.is_sum else least
+
+
+def sfu_of_element(workload: Reduction) -> float:
+    """Return the special functions of an element."""
+    return float(special(least_operations(workload)[1]))

@@ -1,0 +1,162 @@
+"""Convolutions whose pixels the copy engine gathers ("im2col"): which pixels, and what it is told of tensors.
+
+Source: PTX ISA, "im2col mode"; CUDA Driver API, "cuTensorMapEncodeIm2col".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from tunebench.dtype import itemsize
+from tunebench.kernels.conv2d import _conv
+from tunebench.kernels.conv2d._conv import Product, ResidueClass
+from tunebench.variant import PixelBox, TensorMap, ceil_div
+from tunebench.workload import Tensor
+from tunebench.workloads.operators.conv2d import Conv2d
+
+__all__ = ["MOST_OFFSET", "PANEL_CHANNELS", "Axis", "axes", "maps", "pixel_map", "product"]
+
+PANEL_CHANNELS = 64
+"""Channels of a line of 128 bytes."""
+
+MOST_OFFSET = 255
+"""Furthest that a tap may lie from the first, in images of two dimensions."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """The pixels that a map goes over, along one axis of the image it copies.
+
+    Attributes:
+        pixels: How many.
+        first: The first one, from the image's first.
+        stride: From one to the next.
+        image: Extent of the image.
+        reach: Furthest tap from the first one.
+        taps: How many taps reach the pixels of each residue class (dgrad; else there is one class).
+    """
+
+    pixels: int
+    first: int
+    stride: int
+    image: int
+    reach: int
+    taps: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """Past the last pixel, from the image's end."""
+        return self.first + (self.pixels - 1) * self.stride + 1 - self.image
+
+
+@functools.lru_cache(maxsize=1024)
+def axes(workload: Conv2d) -> tuple[Axis, Axis]:
+    """Return the height and the width of what is copied as pixels."""
+    w = workload
+    if w.direction == "dgrad":
+        return _backward(w, w.h, w.p, w.r), _backward(w, w.w, w.q, w.s)
+    return _forward(w, w.h, w.p, w.r), _forward(w, w.w, w.q, w.s)
+
+
+def _forward(workload: Conv2d, image: int, output: int, taps: int) -> Axis:
+    reach = (taps - 1) * workload.dilation
+    stride = workload.stride if output > 1 else 1
+    return Axis(pixels=output, first=-workload.pad, stride=stride, image=image, reach=reach, taps=(taps,))
+
+
+def _backward(workload: Conv2d, image: int, output: int, taps: int) -> Axis:
+    """Return the pixels of dy that the first tap meets: pixel i of each class lies i further."""
+    w, found = workload, []
+    for residue in range(min(w.stride, image)):
+        met = (residue + w.pad - tap * w.dilation for tap in range(taps))
+        found.append([position // w.stride for position in met if position % w.stride == 0])
+    every = [position for positions in found for position in positions]
+    first, last = (min(every), max(every)) if every else (0, 0)
+    return Axis(
+        pixels=ceil_div(image, w.stride),
+        first=first,
+        stride=1,
+        image=output,
+        reach=last - first,
+        taps=tuple(map(len, found)),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def product(workload: Conv2d) -> Product:
+    """Return the product as this variant cuts it: residue classes alike, columns of wgrad in panels."""
+    w, whole = workload, _conv.product(workload)
+    if w.direction == "fprop":
+        return whole
+    if w.direction == "wgrad":
+        filters = ResidueClass(count=1, m=whole.n, taps=1)
+        columns = w.r * w.s * ceil_div(w.c // w.groups, PANEL_CHANNELS) * PANEL_CHANNELS
+        return Product(classes=(filters,), n=columns, depth=whole.depth, groups=w.groups)
+    rows, columns = axes(w)
+    found = Counter(r * s for r, s in itertools.product(rows.taps, columns.taps))
+    pixels = w.n * rows.pixels * columns.pixels
+    classes = tuple(ResidueClass(count=count, m=pixels, taps=taps) for taps, count in found.items())
+    return Product(classes=classes, n=whole.n, depth=whole.depth, groups=w.groups)
+
+
+# -- tensor maps --------------------------------------------------------------------------------------------
+
+
+def pixel_map(workload: Conv2d, tensor: Tensor, pixels: int) -> TensorMap:
+    """Return how panels of so many pixels are copied: lines of 64 channels, as `PanelTile` has them."""
+    n, h, w, c = tensor.shape
+    size = itemsize(tensor.dtype)
+    rows, columns = axes(workload)
+    return TensorMap(
+        tensor=tensor.name,
+        dtype=tensor.dtype,
+        extents=(c, w, h, n),
+        strides_bytes=(c * size, w * c * size, h * w * c * size),
+        box=(PANEL_CHANNELS, pixels),
+        pixel_box=PixelBox(
+            lower=(columns.first, rows.first),
+            upper=(columns.end, rows.end),
+            strides=(columns.stride, rows.stride),
+        ),
+    )
+
+
+def _filter_map(tensor: Tensor, filters: int) -> TensorMap:
+    """Return how boxes of 64 channels of so many filters are copied, of one tap."""
+    k, r, s, c = tensor.shape
+    size = itemsize(tensor.dtype)
+    return TensorMap(
+        tensor=tensor.name,
+        dtype=tensor.dtype,
+        extents=(c, k, r * s),
+        strides_bytes=(r * s * c * size, c * size),
+        box=(PANEL_CHANNELS, filters, 1),
+    )
+
+
+def _gradient_map(tensor: Tensor, pixels: int) -> TensorMap:
+    """Return how boxes of 64 filters of so many pixels of dy are copied, whatever their image."""
+    n, p, q, k = tensor.shape
+    size = itemsize(tensor.dtype)
+    return TensorMap(
+        tensor=tensor.name,
+        dtype=tensor.dtype,
+        extents=(k, n * p * q, 1),
+        strides_bytes=(k * size, n * p * q * k * size),
+        box=(PANEL_CHANNELS, pixels, 1),
+    )
+
+
+def maps(workload: Conv2d, config: Mapping[str, Any]) -> tuple[TensorMap, TensorMap]:
+    """Return the maps of A and of B; what blocks of a cluster share is cut across."""
+    bm, bn, bk, cluster_m, cluster_n = (config[name] for name in ("bm", "bn", "bk", "cluster_m", "cluster_n"))
+    first, second = workload.inputs()[:2]
+    if workload.direction == "wgrad":
+        return _gradient_map(second, bk // cluster_n), pixel_map(workload, first, bk // cluster_m)
+    lines = bn if workload.direction == "fprop" else bk
+    return pixel_map(workload, first, bm // cluster_n), _filter_map(second, lines // cluster_m)

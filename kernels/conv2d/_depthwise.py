@@ -1,0 +1,298 @@
+"""Depthwise convolutions from the host: what tiles of pixels meet, and the space of their kernels."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize, storage
+from tunebench.kernels.common.gemm import alignment
+from tunebench.space import Parameter, Space
+from tunebench.variant import ceil_div
+from tunebench.workloads.operators.conv2d import Conv2d
+
+__all__ = ["MAX_SPAN", "SPACE", "Axis", "axes", "block_tiles", "by_value", "registers", "smem_bytes"]
+
+MAX_SPAN = 64
+"""Source pixels along an axis that a thread's tile may reach over (`Meeting` in depthwise.cuh)."""
+MAX_PRODUCTS = 4096
+"""Multiply-adds of a tile, all of them unrolled."""
+OTHER_REGISTERS, SPARE_REGISTERS = 28, 40
+"""What a thread needs for addresses and sizes, and what the compiler takes on top."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """Rows or columns of the pixels that tiles cut, and of the source image.
+
+    Tiles are told in steps: a pixel, or in dgrad as many as the stride, since dx is cut at multiples of it.
+
+    Attributes:
+        name: The dimension of the workload that `extent` is.
+        extent: Pixels: of y, of dx, or in wgrad of dy.
+        source: Pixels of the source: of x, or in dgrad of dy.
+        taps: Of the filter.
+        stride: Of the convolution.
+        pad: Likewise.
+        dilation: Likewise.
+        backward: Whether this is dgrad.
+    """
+
+    name: str
+    extent: int
+    source: int
+    taps: int
+    stride: int
+    pad: int
+    dilation: int
+    backward: bool
+
+    @property
+    def unit(self) -> int:
+        """Pixels of a step."""
+        return self.stride if self.backward else 1
+
+    @property
+    def source_unit(self) -> int:
+        """Source pixels from one step to the next."""
+        return 1 if self.backward else self.stride
+
+    @property
+    def shift(self) -> int:
+        """Where the source of the first tile begins."""
+        return self.pad // self.stride if self.backward else -self.pad
+
+    @property
+    def remainder(self) -> int:
+        """What the stride leaves of the padding, in dgrad."""
+        return self.pad % self.stride if self.backward else 0
+
+    @property
+    def most_taps(self) -> int:
+        """Taps that the pixel meets that meets most."""
+        if not self.backward:
+            return self.taps
+        return max(Counter(tap * self.dilation % self.stride for tap in range(self.taps)).values())
+
+    def places(self, steps: int) -> tuple[int, ...]:
+        """Return the source pixels that a tile reads, from where its source begins."""
+        return _places(self, steps)
+
+    def reads(self, steps: int) -> int:
+        """Return how many of them there are."""
+        return len(self.places(steps))
+
+    def span(self, steps: int) -> int:
+        """Return over how many source pixels a tile reaches."""
+        places = self.places(steps)
+        return places[-1] - places[0] + 1 if places else 1
+
+    def fewest_inside(self, steps: int) -> int:
+        """Return how many of the pixels that a tile reads lie inside the source, for the tile with fewest."""
+        firsts = np.arange(0, self.extent, steps * self.unit) // self.unit * self.source_unit + self.shift
+        read = firsts[:, None] + np.array(self.places(steps), dtype=np.int64)[None, :]
+        return int(((read >= 0) & (read < self.source)).sum(axis=1).min())
+
+
+@functools.lru_cache(maxsize=1024)
+def _places(axis: Axis, steps: int) -> tuple[int, ...]:
+    pairs = itertools.product(range(steps * axis.unit), range(axis.taps))
+    if not axis.backward:
+        return tuple(sorted({i * axis.stride + tap * axis.dilation for i, tap in pairs}))
+    met = (i + axis.remainder - tap * axis.dilation for i, tap in pairs)
+    return tuple(sorted({place // axis.stride for place in met if place % axis.stride == 0}))
+
+
+@functools.lru_cache(maxsize=256)
+def axes(workload: Conv2d) -> tuple[Axis, Axis]:
+    """Return rows and columns of a convolution."""
+    w, backward = workload, workload.direction == "dgrad"
+    found = []
+    for image, output, taps, names in ((w.h, w.p, w.r, ("h", "p")), (w.w, w.q, w.s, ("w", "q"))):
+        found.append(
+            Axis(
+                name=names[not backward],
+                extent=image if backward else output,
+                source=output if backward else image,
+                taps=taps,
+                stride=w.stride,
+                pad=w.pad,
+                dilation=w.dilation,
+                backward=backward,
+            )
+        )
+    return found[0], found[1]
+
+
+def by_value(figure: Callable[[int], float], column: Any) -> Any:
+    """Return `figure` of each value of a column, computed once for each value there is; or of a number."""
+    if np.ndim(column) == 0:
+        return figure(int(column))
+    values, where = np.unique(column, return_inverse=True)
+    return np.array([figure(int(value)) for value in values])[where]
+
+
+# -- space ------------------------------------------------------------------------------------------------
+
+_TILE = ("rows", "columns", "vec", "channels", "across", "down")
+
+
+def block_tiles(workload: Conv2d, config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the tiles of blocks along channels, rows and columns (numbers or columns)."""
+    rows, columns = axes(workload)
+    return (
+        ceil_div(workload.c, config["channels"] * config["vec"]),
+        ceil_div(rows.extent, config["down"] * config["rows"] * rows.unit),
+        ceil_div(columns.extent, config["across"] * config["columns"] * columns.unit),
+    )
+
+
+def tile_is_of_use(rows: Any, columns: Any, vec: Any, workload: Conv2d) -> Any:
+    """A thread's tile must be less than twice as large as the image; its products are all unrolled."""
+    down, across = axes(workload)
+    of_use = ((rows == 1) | (rows * down.unit < 2 * down.extent)) & (
+        (columns == 1) | (columns * across.unit < 2 * across.extent)
+    )
+    spans = np.maximum(by_value(down.span, rows), by_value(across.span, columns))
+    few = rows * columns * vec * workload.r * workload.s <= MAX_PRODUCTS
+    return of_use & few & (spans <= MAX_SPAN)
+
+
+def threads_have_work(
+    rows: Any, columns: Any, vec: Any, channels: Any, across: Any, down: Any, workload: Conv2d
+) -> Any:
+    """A block has 64 to 256 threads, less than half of them beyond the image, unless that is tiny."""
+    (tall, wide), threads = axes(workload), channels * across * down
+    of_use = (across == 1) | (across * columns * wide.unit < 2 * wide.extent)
+    of_use &= (channels == 1) | (channels * vec < 2 * workload.c)
+    tiles = ceil_div(tall.extent, tall.unit) * ceil_div(wide.extent, wide.unit) * workload.c
+    tiny = (threads == 64) & (tiles < 64)
+    of_use &= (down == 1) | (down * rows * tall.unit < 2 * tall.extent) | tiny
+    return of_use & (threads >= 64) & (threads <= 256)
+
+
+def neighbours_lie_together(columns: Any, vec: Any, channels: Any, across: Any, workload: Conv2d) -> Any:
+    """Neighbouring threads must read 32 bytes that lie together, or a whole line."""
+    sector, wide = 32 // itemsize(storage(workload.dtype)), axes(workload)[1]
+    if workload.layout == "nhwc":
+        return channels * vec >= min(sector, workload.c)
+    return across * columns * wide.unit >= min(sector, wide.extent)
+
+
+def width_is_aligned(vec: Any, workload: Conv2d) -> Any:
+    """Accesses must not leave the channels of a pixel; channels first, they are of one element."""
+    most = alignment(workload.c, storage(workload.dtype)) if workload.layout == "nhwc" else 1
+    return (vec <= most) & (4 * vec >= most)
+
+
+def registers(workload: Conv2d, rows: Any, columns: Any, vec: Any) -> Any:
+    """Estimate the registers a thread needs: its tile, the taps, and a line of the source.
+
+    In wgrad the compiler reads lines well ahead, which takes as many again.
+    """
+    tall, wide = axes(workload)
+    tile, ahead = rows * tall.unit * columns * wide.unit, 1 + (workload.direction == "wgrad")
+    return vec * (tile + ahead * (workload.r * workload.s + by_value(wide.span, columns))) + OTHER_REGISTERS
+
+
+def registers_suffice(
+    rows: Any,
+    columns: Any,
+    vec: Any,
+    channels: Any,
+    across: Any,
+    down: Any,
+    min_blocks: Any,
+    workload: Conv2d,
+    device: Device,
+) -> Any:
+    """`min_blocks` blocks must fit on an SM without spills, and limit what the compiler would take."""
+    threads = min_blocks * channels * across * down
+    needed = registers(workload, rows, columns, vec)
+    room = np.minimum(device.registers_per_sm // threads, 255)
+    fits = (threads <= device.threads_per_sm) & (needed <= room)
+    return fits & ((min_blocks == 1) | (needed + SPARE_REGISTERS > room))
+
+
+def smem_bytes(workload: Conv2d, config: Mapping[str, Any]) -> Any:
+    """Return the shared memory of a block: the source of its tiles, and in its place sums of taps later."""
+    w, (tall, wide), channels = workload, axes(workload), config["channels"]
+    depth, pixels = channels * config["vec"], config["across"] * config["down"]
+    height = by_value(tall.span, config["rows"]) + (config["down"] - 1) * config["rows"] * tall.source_unit
+    width = by_value(wide.span, config["columns"])
+    width = width + (config["across"] - 1) * config["columns"] * wide.source_unit
+    source = config["staged"] * height * width * depth * itemsize(storage(w.dtype))
+    if w.direction != "wgrad":
+        return source
+    # Lanes with the same channel have added up theirs (`reduce_taps`).
+    together = np.maximum(1, 32 // channels) if w.layout == "nhwc" else np.minimum(pixels, 32)
+    return np.maximum(source, 4 * (pixels // together) * w.r * w.s * depth)
+
+
+def shared_memory_fits(
+    rows: Any,
+    columns: Any,
+    vec: Any,
+    channels: Any,
+    across: Any,
+    down: Any,
+    staged: Any,
+    min_blocks: Any,
+    workload: Conv2d,
+    device: Device,
+) -> Any:
+    """What a block keeps must fit, and what `min_blocks` of them keep."""
+    values = (rows, columns, vec, channels, across, down, staged)
+    smem = smem_bytes(workload, dict(zip((*_TILE, "staged"), values, strict=True)))
+    together = min_blocks * (smem + device.smem_reserved_bytes)
+    return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
+
+
+def split_is_of_use(
+    rows: Any,
+    columns: Any,
+    vec: Any,
+    channels: Any,
+    across: Any,
+    down: Any,
+    split: Any,
+    workload: Conv2d,
+    device: Device,
+) -> Any:
+    """Only wgrad has parts: as many as give each SM one to four blocks, if there are as many tiles."""
+    if workload.direction != "wgrad":
+        return split == 1
+    values = (rows, columns, vec, channels, across, down)
+    deep, tall, wide = block_tiles(workload, dict(zip(_TILE, values, strict=True)))
+    useful = (deep * split >= device.sm_count) & (deep * split <= 4 * device.sm_count)
+    return (split == 1) | (useful & (split <= workload.n * tall * wide))
+
+
+SPACE = Space(
+    (
+        Parameter("rows", (1, 2, 4, 8), "rows a thread computes (dgrad: times the stride)"),
+        Parameter("columns", (1, 2, 4, 8), "columns a thread computes, likewise"),
+        Parameter("vec", (1, 2, 4, 8), "channels of an access and of a thread, channels last"),
+        Parameter("channels", (1, 2, 4, 8, 16, 32, 64), "threads of a block along channels"),
+        Parameter("across", (1, 2, 4, 8, 16, 32, 64), "threads along columns"),
+        Parameter("down", (1, 2, 4, 8, 16, 32, 64), "threads along rows"),
+        Parameter("staged", (0, 1), "1: a block brings what its tiles meet to shared memory"),
+        Parameter("split", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), "parts of the pixels (wgrad)"),
+        Parameter("min_blocks", (1, 2, 4), "blocks an SM must be able to hold: limits registers"),
+    ),
+    (
+        tile_is_of_use,
+        width_is_aligned,
+        neighbours_lie_together,
+        threads_have_work,
+        split_is_of_use,
+        shared_memory_fits,
+        registers_suffice,
+    ),
+)

@@ -1,0 +1,768 @@
+"""Lookup: what is served and what is not, how it is known, and what a serving process pays for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunebench.answer import Answer, Unmeasured, Versus, _memory, generation, lookup, lookup_workload
+from tunebench.answer._estimate import OTHERWISE, _distance
+from tunebench.db import RunStart, Store, TrialKey, Verdict, bundled, locate, lookup_index, open_store
+from tunebench.device import Device, described, local_cpu
+from tunebench.errors import DatabaseError, InputError, LookupMiss, SchemaError, UnknownName
+from tunebench.kernels import variant
+from tunebench.outcome import Crashed, Measured, Outcome, Predicted, Result, Verification, WrongResult
+from tunebench.space import Config
+from tunebench.workloads import parse
+
+SXM, PCIE, A100 = (described()[name] for name in ("h100-sxm", "h100-pcie", "a100-80-sxm"))
+DIMENSIONS: dict[str, Any] = {"rows": 64, "cols": 128, "dtype": "f32"}
+WORKLOAD = "softmax:rows=64,cols=128,dtype=f32"
+PROBLEM = parse(WORKLOAD)
+GPU, CPU = variant("softmax/cuda_block"), variant("softmax/numba_cpu")
+RIGHT = Verification(how="reference", detail="all elements", worst=0.25)
+UNPROVED = Verification(how="not verified", detail="g++ is not installed")
+
+Remember = Callable[..., None]
+
+
+def measured(median_us: float, *, cache: Any = "cold", verification: Verification = RIGHT) -> Measured:
+    return Measured(
+        median_us=median_us,
+        ci_us=(median_us - 0.5, median_us + 0.5),
+        samples_us=(median_us,),
+        cache=cache,
+        verification=verification,
+    )
+
+
+def later() -> None:
+    """Let it be time to ask the files for news, and servers to have been asked."""
+    _memory._memory.look()
+    if _memory._memory.refreshing is not None:
+        _memory._memory.refreshing.join()
+    _memory._memory.due = 0.0
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    return str(tmp_path / "answers.db")
+
+
+def numbered(number: int, device: Device = SXM, workload: str = WORKLOAD) -> Config:
+    """Return one of the configurations that are valid for a problem on a device, by a number."""
+    return _variant(device).configs(parse(workload), device).config(number)
+
+
+def _variant(device: Device) -> Any:
+    return GPU if device.kind == "gpu" else CPU
+
+
+@pytest.fixture
+def remember(db: str) -> Remember:
+    """Record one outcome of a configuration, named by a number."""
+
+    def record(device: Device, number: int, outcome: Outcome, **said: Any) -> None:
+        with open_store(db) as store:
+            _record(store, device, number, outcome, **said)
+
+    return record
+
+
+def _record(
+    store: Store,
+    device: Device,
+    number: int,
+    outcome: Outcome,
+    *,
+    workload: str = WORKLOAD,
+    revision: str | None = None,
+    variant: str | None = None,
+    bound_us: float = 1.0,
+    **said: Any,
+) -> None:
+    store.begin_run(RunStart(device=device, workload=workload, sampler="bound", seed=0))
+    config = numbered(number, device, workload)
+    key = TrialKey(
+        device=device.key,
+        workload=workload,
+        variant=variant or _variant(device).key,
+        revision=revision or _variant(device).revision(parse(workload), config),
+        config=config,
+    )
+    store.record(key, Result(outcome=outcome), bound_us=bound_us, **said)
+
+
+def ask(db: str, device: Device | str | None = SXM, *, strict: bool = True) -> tuple[int, str]:
+    """Return the number of the configuration that is served, and how it is known."""
+    answer = lookup("softmax", **DIMENSIONS, device=device, db=db, strict=strict)
+    on = device if isinstance(device, Device) else SXM
+    if answer.variant == CPU.key:
+        on = local_cpu()
+    row = _variant(on).configs(PROBLEM, on).row(answer.config)
+    return row, answer.how
+
+
+def ask_quietly(db: str) -> Answer:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Unmeasured)
+        return lookup("softmax", **DIMENSIONS, device=SXM, db=db)
+
+
+# -- what is served --------------------------------------------------------------------------------
+
+
+def test_an_answer_tells_everything(db: str, remember: Remember) -> None:
+    versus = {"ratio": 1.5, "low": 1.2, "high": None, "probability": 0.99}
+    said = Verdict(versus_default="faster", comparison={"libraries": {"torch": versus}})
+    remember(SXM, 7, measured(12.5), bound_us=10.0, verdict=said)
+    answer = lookup("softmax", **DIMENSIONS, device="h100-sxm", db=db)
+    assert answer == Answer(
+        workload=WORKLOAD,
+        device=SXM.key,
+        how="measured here",
+        because=f"timed for {SXM.key} on {answer.recorded_at:%Y-%m-%d}",
+        variant="softmax/cuda_block",
+        config=numbered(7),
+        expected_us=12.5,
+        ci_us=(12.0, 13.0),
+        bound_us=10.0,
+        cache="cold",
+        verification="reference",
+        revision=GPU.revision(PROBLEM, numbered(7)),
+        recorded_at=answer.recorded_at,
+        database=db,
+        libraries={"torch": Versus(ratio=1.5, low=1.2, high=None)},
+    )
+    assert answer.exact
+    assert answer.libraries["torch"].faster
+    assert list(answer.config) == list(GPU.space.names)
+    plain = json.loads(json.dumps(answer.to_json()))
+    assert (plain["config"], plain["how"], plain["ci_us"], plain["libraries"]) == (
+        dict(numbered(7)),
+        "measured here",
+        [12.0, 13.0],
+        {"torch": {"ratio": 1.5, "low": 1.2, "high": None}},
+    )
+
+
+def test_every_way_to_ask_gives_the_same_answer(
+    db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(SXM, 7, measured(12.5))
+    answer = lookup("softmax", **DIMENSIONS, device=SXM, db=db)
+    assert lookup("softmax", cols="128", rows="64", dtype="f32", device=SXM.key, db=Path(db)) == answer
+    assert lookup_workload(WORKLOAD, device="h100-sxm", db=f"sqlite:///{db}") == answer
+    assert lookup_workload(parse("softmax:cols=128,dtype=f32,rows=64"), device="sm_90", db=db) == answer
+    monkeypatch.setenv("TUNEBENCH_DB", db)
+    assert lookup_workload(WORKLOAD, device=SXM) == answer
+
+
+def test_the_fastest_right_one_is_served(db: str, remember: Remember) -> None:
+    remember(SXM, 1, measured(3.0))
+    remember(SXM, 2, measured(2.0))
+    remember(SXM, 3, measured(1.0, verification=UNPROVED))
+    remember(SXM, 4, Crashed(reason="signal 11"))
+    remember(SXM, 5, measured(0.5))
+    remember(SXM, 5, WrongResult(reason="y[0] is nan"))
+    assert ask(db) == (2, "measured here")
+
+
+def test_only_failures_are_a_miss(db: str, remember: Remember) -> None:
+    remember(SXM, 1, WrongResult(reason="y[0] is nan"))
+    remember(SXM, 2, measured(1.0, verification=UNPROVED))
+    with pytest.raises(LookupMiss):
+        ask(db)
+
+
+def test_cold_times_come_before_warm_ones_and_do_not_compare(db: str, remember: Remember) -> None:
+    remember(SXM, 1, measured(2.0, cache="warm"))
+    assert ask(db) == (1, "measured here")
+    remember(SXM, 2, measured(9.0, cache="cold"))
+    assert ask(db) == (2, "measured here")
+
+
+def test_the_order_of_knowledge(db: str, remember: Remember) -> None:
+    twice = "softmax:rows=64,cols=256,dtype=f32"
+    far = "softmax:rows=4096,cols=128,dtype=f32"
+    asked = functools.partial(ask, db, strict=False)
+    with pytest.warns(Unmeasured, match="nothing like it was timed"):
+        assert asked() == (GPU.configs(PROBLEM, SXM).row(GPU.default(PROBLEM, SXM)), "predicted")
+    remember(PCIE, 2, Predicted(predicted_us=0.2, verification=RIGHT))
+    assert asked() == (2, "predicted")
+    remember(SXM, 3, Predicted(predicted_us=0.9, verification=UNPROVED))
+    assert asked() == (3, "predicted")
+    remember(A100, 1, measured(0.1))
+    assert asked() == (1, "other architecture")
+    remember(SXM, 6, measured(90.0), workload=far)
+    assert asked() == (6, "neighbour")
+    remember(SXM, 7, measured(9.0), workload=twice)
+    assert asked() == (7, "neighbour")
+    with pytest.raises(LookupMiss, match="nothing was timed"):
+        ask(db)
+    remember(PCIE, 4, measured(5.0))
+    assert ask(db) == (4, "same architecture")
+    remember(SXM, 5, measured(8.0))
+    assert ask(db) == (5, "measured here")
+    assert ask(db, PCIE) == (4, "measured here")
+    with open_store(db) as store:
+        store.recheck(SXM.key, WORKLOAD, GPU.key, lambda config: "another")
+    assert ask(db) == (4, "same architecture")
+    with open_store(db) as store:
+        store.recheck(PCIE.key, WORKLOAD, GPU.key, lambda config: "another")
+    assert asked() == (7, "neighbour")  # what is to be timed again is served no more
+    with open_store(db) as store:
+        store.recheck(SXM.key, WORKLOAD, GPU.key, lambda config: GPU.revision(PROBLEM, config))
+    assert ask(db) == (5, "measured here")
+
+
+# -- what cannot run is not served -----------------------------------------------------------------
+
+
+def test_what_was_timed_from_another_source_is_not_served(db: str, remember: Remember) -> None:
+    """Nobody has marked it yet: it is found out by asking the variant."""
+    remember(SXM, 1, measured(1.0), revision="of long ago")
+    with pytest.raises(LookupMiss, match="the source of softmax/cuda_block has changed since it was timed"):
+        ask(db)
+    remember(SXM, 2, measured(2.0))
+    with open_store(db) as store:  # as tuning does before it starts
+        store.recheck(SXM.key, WORKLOAD, GPU.key, lambda config: GPU.revision(PROBLEM, config))
+    assert ask(db) == (2, "measured here")
+
+
+def test_what_no_variant_here_does_is_not_served(db: str, remember: Remember) -> None:
+    remember(SXM, 1, measured(1.0), variant="softmax/of_a_plugin")
+    with pytest.raises(LookupMiss, match="unknown variant 'softmax/of_a_plugin'"):
+        ask(db)
+
+
+def test_what_the_device_cannot_run_is_not_served(db: str) -> None:
+    """A sister with less shared memory: what was best on the large one does not fit."""
+    product, text = variant("gemm/cuda_mma"), "gemm:m=512,n=512,k=512,dtype=f16"
+    problem = parse(text)
+    small = dataclasses.replace(SXM, name="h100-small", smem_per_block_bytes=48 << 10)
+    wide, narrow = product.configs(problem, SXM), product.configs(problem, small)
+    config = next(wide.config(i) for i in range(len(wide)) if narrow.row(wide.config(i)) is None)
+    with open_store(db) as store:
+        store.begin_run(RunStart(device=SXM, workload=text, sampler="bound", seed=0))
+        revision = product.revision(problem, config)
+        key = TrialKey(device=SXM.key, workload=text, variant=product.key, revision=revision, config=config)
+        store.record(key, Result(outcome=measured(1.0)))
+    assert lookup_workload(text, device=SXM, db=db).config == config
+    with pytest.raises(LookupMiss, match="violates"):
+        lookup_workload(text, device=small, db=db, strict=True)
+    with pytest.warns(Unmeasured):
+        other = lookup_workload(text, device=small, db=db)
+    assert narrow.row(other.config) is not None or other.variant != product.key
+
+
+def test_what_stood_is_not_asked_again_until_a_file_changes(
+    db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunebench.answer import _standing
+
+    asked: list[str] = []
+    real = _standing._ask
+
+    def ask_variant(row: Any, device: Any) -> str | None:
+        asked.append(row.variant)
+        return real(row, device)
+
+    monkeypatch.setattr(_standing, "_ask", ask_variant)
+    for files in ("some files", "other files"):
+        monkeypatch.setattr(_standing, "_signature", lambda files=files: files)
+        for _ in range(2):
+            remember(SXM, 1, measured(1.0))
+            assert ask(db) == (1, "measured here")
+    assert asked == [GPU.key, GPU.key]
+
+
+# -- what is inferred ------------------------------------------------------------------------------
+
+
+def test_of_neighbours_the_one_that_promises_most_is_served(db: str, remember: Remember) -> None:
+    """Rows as long, but twice and half as many of them: the slower one is passed over."""
+    remember(SXM, 1, measured(40.0), workload="softmax:rows=128,cols=128,dtype=f32")
+    remember(SXM, 2, measured(4.0), workload="softmax:rows=32,cols=128,dtype=f32")
+    with pytest.warns(Unmeasured, match="softmax:rows=32,cols=128,dtype=f32 took 4.00 us"):
+        answer = lookup("softmax", **DIMENSIONS, device=SXM, db=db)
+    assert (answer.how, answer.config) == ("neighbour", numbered(2))
+    assert answer.expected_us >= 4.0 * 0.9
+    assert answer.expected_us >= (answer.bound_us or 0.0)
+    assert answer.ci_us is None
+
+
+def test_other_types_and_operations_are_no_neighbours(db: str, remember: Remember) -> None:
+    remember(SXM, 1, measured(4.0), workload="softmax:rows=64,cols=128,dtype=f16")
+    remember(SXM, 2, measured(4.0), workload="softmax:rows=64,cols=128,dtype=f32,log=true")
+    with pytest.warns(Unmeasured):
+        assert ask(db, strict=False)[1] == "predicted"
+    remember(SXM, 3, measured(4.0), workload="softmax:rows=64,cols=128,dtype=f32,prologue=scale")
+    assert ask(db, strict=False) == (3, "neighbour")  # something fused is
+
+
+def test_a_neighbour_beats_a_library_by_less(db: str, remember: Remember) -> None:
+    versus = {"ratio": 1.5, "low": 1.08, "high": 2.0, "probability": 0.99}
+    said = Verdict(versus_default="faster", comparison={"libraries": {"torch": versus}})
+    remember(SXM, 1, measured(4.0), workload="softmax:rows=64,cols=256,dtype=f32", verdict=said)
+    with pytest.warns(Unmeasured):
+        found = lookup("softmax", **DIMENSIONS, device=SXM, db=db).libraries["torch"]
+    assert found.ratio == 1.5
+    assert 0.9 < found.low < 1 < 2.0 < (found.high or 0.0)
+    assert not found.faster
+
+
+def test_one_variant_may_be_asked_for(db: str, remember: Remember) -> None:
+    remember(SXM, 1, measured(4.0))
+    with pytest.warns(Unmeasured):
+        answer = lookup_workload(WORKLOAD, device=SXM, db=db, variant="softmax/numba_cuda")
+    assert (answer.variant, answer.how) == ("softmax/numba_cuda", "predicted")
+
+
+def test_nothing_is_inferred_for_what_nobody_can_do(db: str) -> None:
+    product = "gemm:m=64,n=64,k=64,dtype=e4m3"
+    with pytest.raises(LookupMiss, match="no variant can do"):
+        lookup_workload(product, device="cpu", db=db)
+
+
+def test_a_device_known_by_its_key_alone_is_taken_for_its_architecture(db: str, remember: Remember) -> None:
+    remember(SXM, 1, measured(1.0))
+    assert ask(db, "sm_90:no-such-card,sm=100") == (1, "same architecture")
+    with pytest.raises(UnknownName, match="sm_91"):
+        ask(db, "sm_91:no-such-card,sm=100", strict=False)
+
+
+def test_it_is_warned_of_once(db: str, remember: Remember) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            ask(db, strict=False)
+            lookup_index.changed()
+    assert [one.category for one in caught] == [Unmeasured]
+    assert caught[0].filename == __file__
+
+
+def test_a_prediction_has_the_interval_it_was_recorded_with(db: str, remember: Remember) -> None:
+    remember(SXM, 1, Predicted(predicted_us=0.9, verification=RIGHT, low_us=0.5, high_us=1.7))
+    answer = ask_quietly(db)
+    assert (answer.expected_us, answer.interval_us, answer.ci_us) == (0.9, (0.5, 1.7), None)
+    remember(SXM, 2, measured(8.0))  # and a measured time has none of a belief
+    answer = ask_quietly(db)
+    assert (answer.expected_us, answer.interval_us) == (8.0, None)
+
+
+def test_a_prediction_of_an_older_record_has_no_interval(db: str, remember: Remember) -> None:
+    remember(SXM, 1, Predicted(predicted_us=0.9, verification=UNPROVED))
+    answer = ask_quietly(db)
+    assert answer.interval_us is None
+    assert (answer.expected_us, answer.ci_us, answer.cache, answer.verification) == (
+        0.9,
+        None,
+        None,
+        "not verified",
+    )
+
+
+def test_of_other_devices_the_nearest_answers(db: str, remember: Remember) -> None:
+    limited = f"{SXM.architecture}:{SXM.name},sm={SXM.sm_count},power=350"
+    remember(described()["h200-sxm"], 1, measured(1.0))
+    remember(PCIE, 2, measured(0.5))
+    assert ask(db, limited) == (1, "same architecture")  # 132 SMs, as asked for, before 114
+    remember(SXM, 3, measured(2.0))
+    assert ask(db, limited) == (3, "same architecture")  # the same product, with another power limit
+
+
+def test_no_device_named_means_this_machines(db: str, remember: Remember) -> None:
+    from tunebench import device
+
+    remember(device.find(None), 1, measured(1.0))
+    assert ask(db, None) == (1, "measured here")
+
+
+# -- misses and mistakes ---------------------------------------------------------------------------
+
+
+def test_a_miss_names_the_command_that_would_tune_it(
+    db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(A100, 1, measured(1.0))
+    with pytest.raises(LookupMiss) as caught:
+        ask(db)
+    assert SXM.key in str(caught.value)
+    assert f"tunebench tune --workload {WORKLOAD} --device offline --arch sm_90 --db {db}" in str(
+        caught.value
+    )
+    monkeypatch.setenv("TUNEBENCH_DB", db)
+    with pytest.raises(LookupMiss) as caught:
+        lookup_workload(WORKLOAD, device="cpu", strict=True)
+    assert str(caught.value).endswith(f"tunebench tune --workload {WORKLOAD} --device cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_database_is_a_miss_and_makes_none(db: str) -> None:
+    with pytest.raises(LookupMiss, match="does not exist yet"):
+        ask(db)
+    assert not Path(db).exists()
+    Path(db).touch()
+    with pytest.raises(LookupMiss):
+        ask(db)
+
+
+@pytest.mark.parametrize(
+    ("operator", "dimensions", "named"),
+    [
+        ("softmaxx", DIMENSIONS, "softmax"),
+        ("softmax", {"rows": 64, "cols": 128}, "missing dtype"),
+        ("softmax", {**DIMENSIONS, "rows": 0}, "rows=0"),
+        ("softmax", {**DIMENSIONS, "rows": [64]}, "rows="),
+        ("softmax", {**DIMENSIONS, "rows": 64.0}, "rows=64.0"),
+        ("softmax", {**DIMENSIONS, "rows": True}, "rows=True"),
+        ("softmax", {**DIMENSIONS, "row": 1}, "rows"),
+        ("softmax", {**DIMENSIONS, "dtype": "f64"}, "f32"),
+        ("softmax:rows=1", DIMENSIONS, "unknown operator"),
+    ],
+)
+def test_malformed_dimensions_are_named(
+    db: str, operator: str, dimensions: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InputError, match=named):
+        lookup(operator, **dimensions, device=SXM, db=db)
+
+
+@pytest.mark.parametrize("name", ["h101", "sm_90:h100-sxm,sm=many", ":,sm=1", ""])
+def test_an_unknown_device_is_named(db: str, name: str) -> None:
+    with pytest.raises(UnknownName, match="device"):
+        ask(db, name)
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database")
+    with pytest.raises(DatabaseError, match=r"notes\.txt is not an SQLite database"):
+        ask(str(path))
+    with pytest.raises(DatabaseError, match="is a folder"):
+        ask(str(tmp_path))
+
+
+def test_a_database_of_another_program_is_named(db: str) -> None:
+    connection = sqlite3.connect(db)
+    connection.execute("CREATE TABLE moz_places (id INTEGER)")
+    connection.close()
+    with pytest.raises(SchemaError, match="answer_v1"):
+        ask(db)
+
+
+# -- what comes with the package -------------------------------------------------------------------
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let the package come with what a database has."""
+    folder = tmp_path / "shipped"
+    monkeypatch.setattr(bundled, "FOLDER", folder)
+
+    def ship(db: str) -> None:
+        with open_store(db) as store:
+            bundled.ship(store, folder)
+        Path(db).unlink()
+        later()
+
+    return ship
+
+
+def test_records_of_the_package_answer_beneath_the_users_own(
+    db: str, remember: Remember, shipped: Callable[[str], None]
+) -> None:
+    versus = {"ratio": 1.5, "low": 1.2, "high": None, "probability": 0.99}
+    said = Verdict(comparison={"libraries": {"torch": versus}})
+    remember(SXM, 1, measured(3.0), verdict=said)
+    remember(A100, 2, measured(3.0))
+    shipped(db)
+    assert ask(db) == (1, "measured here")
+    assert not Path(db).exists()
+    assert lookup("softmax", **DIMENSIONS, device=SXM, db=db).libraries["torch"].faster
+    assert ask(db, PCIE) == (1, "same architecture")
+    with pytest.warns(Unmeasured):
+        assert ask(db, "l4", strict=False)[1] == "other architecture"
+    remember(SXM, 3, measured(9.0))
+    assert ask(db) == (3, "measured here")  # the user's own comes first, if it is slower, too
+    assert ask(db, PCIE) == (3, "same architecture")
+
+
+# -- what a process keeps --------------------------------------------------------------------------
+
+
+def test_new_records_are_served_without_a_restart(db: str, remember: Remember) -> None:
+    with open_store(db) as store:
+        for number, median_us in enumerate((9.0, 8.0, 7.0)):
+            _record(store, SXM, number, measured(median_us))
+            assert ask(db) == (number, "measured here")
+            assert ask(db) == (number, "measured here")
+    remember(SXM, 5, measured(6.0))
+    assert ask(db) == (5, "measured here")
+
+
+def test_what_other_processes_record_is_served_soon(
+    db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(_memory, "monotonic", lambda: now)
+    monkeypatch.setattr(_memory._memory, "due", 0.0)
+    remember(SXM, 1, measured(9.0))
+    assert ask(db) == (1, "measured here")
+    script = "import sys; sys.path.insert(0, sys.argv[2]); import tests.answer.test_answer as t; from tunebench.db import *\n"
+    script += "with open_store(sys.argv[1]) as s: t._record(s, t.SXM, 2, t.measured(1.0))"
+    subprocess.run([sys.executable, "-c", script, db, str(Path(__file__).parents[2])], check=True)
+    assert ask(db) == (1, "measured here")
+    now += 1.001 * _memory.FRESH_S
+    assert ask(db) == (2, "measured here")
+
+
+def test_whoever_keeps_an_answer_is_told_of_news(
+    db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNEBENCH_DB", db)
+    remember(SXM, 1, measured(9.0))
+    ask(db)
+    before = generation()
+    assert generation() == before
+    remember(SXM, 2, measured(9.0))
+    assert generation() != before
+
+
+def test_a_miss_ends_when_something_is_recorded(db: str, remember: Remember) -> None:
+    for _ in range(2):
+        with pytest.raises(LookupMiss):
+            ask(db)
+    remember(SXM, 1, measured(1.0))
+    assert ask(db) == (1, "measured here")
+
+
+def test_another_file_in_its_place_is_noticed(db: str, remember: Remember, tmp_path: Path) -> None:
+    remember(SXM, 1, measured(1.0))
+    assert ask(db) == (1, "measured here")
+    other = tmp_path / "other.db"
+    with open_store(other) as store:
+        _record(store, SXM, 2, measured(2.0))
+    other.replace(db)
+    later()
+    assert ask(db) == (2, "measured here")
+    Path(db).unlink()
+    later()
+    with pytest.raises(LookupMiss):
+        ask(db)
+
+
+def test_threads_do_not_share_a_connection(db: str, remember: Remember) -> None:
+    remember(SXM, 1, measured(1.0))
+    found: list[tuple[int, str]] = []
+    threads = [threading.Thread(target=lambda: found.extend(ask(db) for _ in range(50))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [(1, "measured here")] * 200
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_looks_up_too(db: str, remember: Remember) -> None:
+    remember(SXM, 1, measured(1.0))
+    assert ask(db) == (1, "measured here")
+    child = os.fork()
+    if child == 0:
+        try:
+            remember(SXM, 2, measured(0.5))
+            os._exit(0 if ask(db) == (2, "measured here") else 2)
+        except BaseException:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    later()
+    assert ask(db) == (2, "measured here")
+
+
+def test_a_folder_one_may_not_write_serves_and_sees_changes(
+    db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(SXM, 1, measured(1.0))
+    probed = lookup_index._probed
+
+    def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+        """Refuse as SQLite does where it cannot make the shared memory of a file in WAL mode."""
+        if "immutable" not in uri:
+            raise sqlite3.OperationalError("unable to open database file")
+        return probed(uri, factory)
+
+    monkeypatch.setattr(lookup_index, "_probed", refuse)
+    assert ask(db) == (1, "measured here")
+    remember(SXM, 2, measured(0.5))
+    assert ask(db) == (2, "measured here")
+    with open_store(db) as store:
+        _record(store, SXM, 3, measured(0.1))  # and is still at it: its log holds what the file does not
+        assert ask(db) == (3, "measured here")
+
+
+# -- an index of a server --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def far_away(db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """A URL whose server is this test's SQLite file."""
+    import tunebench.db.store
+
+    url = f"postgresql://me:s3cret@far.away/{tmp_path.name}"
+
+    def reach(location: Any, *, read_only: bool = False) -> Store:
+        if not Path(db).exists():
+            raise DatabaseError("the server is down")
+        return Store(locate(db), read_only=read_only)
+
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tunebench.db.store, "open_store", reach)
+    monkeypatch.setattr(lookup_index, "_asked", {})
+    yield url
+    if _memory._memory.refreshing is not None:
+        _memory._memory.refreshing.join()
+    _memory._memory.views.clear()  # no other test asks this server
+
+
+def test_a_server_is_read_through_an_index(
+    db: str, far_away: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(SXM, 1, measured(3.0))
+    remember(PCIE, 2, Predicted(predicted_us=0.2, verification=RIGHT))
+    here = lookup_workload(WORKLOAD, device=SXM, db=db)
+    there = lookup_workload(WORKLOAD, device=SXM, db=far_away)
+    assert there.database == far_away.replace("s3cret", "***")
+    assert there.to_json() | {"database": db} == here.to_json()
+    assert ask(far_away, PCIE) == ask(db, PCIE)
+
+    remember(SXM, 3, measured(1.0))
+    assert ask(far_away) == (1, "measured here")  # it asks the server once a minute
+    monkeypatch.setattr(lookup_index, "REFRESH_S", 0.0)
+    later()
+    assert ask(far_away) == (3, "measured here")
+    before = lookup_index.index_path(locate(far_away)).stat().st_ino
+    assert ask(far_away) == (3, "measured here")
+    assert lookup_index.index_path(locate(far_away)).stat().st_ino == before
+
+
+def test_an_index_has_the_intervals_of_predictions(db: str, far_away: str, remember: Remember) -> None:
+    remember(SXM, 1, Predicted(predicted_us=0.2, verification=RIGHT, low_us=0.1, high_us=0.4))
+    with pytest.warns(Unmeasured):
+        assert lookup_workload(WORKLOAD, device=SXM, db=far_away).interval_us == (0.1, 0.4)
+
+
+def test_an_index_has_neighbours_too(db: str, far_away: str, remember: Remember) -> None:
+    remember(PCIE, 7, measured(9.0), workload="softmax:rows=64,cols=256,dtype=f32")
+    with pytest.warns(Unmeasured):
+        there = lookup_workload(WORKLOAD, device=SXM, db=far_away)
+    with pytest.warns(Unmeasured):
+        here = lookup_workload(WORKLOAD, device=SXM, db=db)
+    assert (there.how, there.config) == ("neighbour", numbered(7))
+    assert dataclasses.replace(here, database=there.database) == there
+
+
+def test_an_index_outlives_its_server_and_says_so(
+    db: str, far_away: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DatabaseError, match="the server is down"):
+        ask(far_away)
+    remember(SXM, 1, measured(3.0))
+    assert ask(far_away) == (1, "measured here")
+    Path(db).unlink()
+    monkeypatch.setattr(lookup_index, "REFRESH_S", 0.0)
+    with pytest.warns(RuntimeWarning, match=r"answers are as of .*the server is down"):
+        later()
+    monkeypatch.setattr(lookup_index, "REFRESH_S", 60.0)
+    assert ask(far_away) == (1, "measured here")
+
+
+def test_an_index_is_replaced_whole(db: str, remember: Remember, tmp_path: Path) -> None:
+    remember(SXM, 1, measured(3.0))
+    path = tmp_path / "index.db"
+    with open_store(db) as store:
+        lookup_index.export(store, path)
+
+        def torn() -> Any:
+            yield from store.answers()
+            raise DatabaseError("the server is gone")
+
+        broken = Store(locate(db))
+        broken.answers = torn  # type: ignore[method-assign]
+        broken.fingerprint = lambda: "new"  # type: ignore[method-assign]
+        with pytest.raises(DatabaseError, match="gone"):
+            lookup_index.export(broken, path)
+        broken.close()
+    assert ask(str(path)) == (1, "measured here")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.db", "index.db"]
+
+
+def test_the_view_has_the_columns_that_are_exported() -> None:
+    from tunebench.db import schema
+
+    assert tuple(column.name for column in schema.answer_v1.columns) == lookup_index.COLUMNS
+
+
+# -- what a serving process pays -------------------------------------------------------------------
+
+
+def test_a_lookup_imports_nothing_heavy(db: str) -> None:
+    """What stood once is known to stand: a fresh process neither imports the variant nor what it needs."""
+    cpu = local_cpu()
+    with open_store(db) as store:
+        _record(store, cpu, 1, measured(1.0))
+    assert ask(db, "cpu") == (1, "measured here")
+    script = (
+        "import json, sys\n"
+        "from tunebench.answer import lookup\n"
+        "from tunebench.errors import LookupMiss\n"
+        f"answer = lookup('softmax', **{DIMENSIONS!r}, device='cpu', db=sys.argv[1])\n"
+        f"assert dict(answer.config) == {dict(numbered(1, cpu))!r}\n"
+        "try: lookup('softmax', rows=1, cols=1, dtype='f32', device='cpu', db=sys.argv[1], strict=True)\n"
+        "except LookupMiss: pass\n"
+        "else: raise SystemExit('a miss was expected')\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script, db], check=True, capture_output=True, text=True)
+    imported = set(json.loads(run.stdout))
+    heavy = {
+        "numpy",
+        "sqlalchemy",
+        "alembic",
+        "optuna",
+        "numba",
+        "cuda",
+        "torch",
+        "typer",
+        "rich",
+        "ml_dtypes",
+    }
+    assert imported.isdisjoint(heavy)
+    assert "sqlite3" in imported
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "doublings"),
+    [
+        ("layernorm:rows=63,cols=511,dtype=f16,eps=1e-12", "layernorm:rows=63,cols=511,dtype=f16", 0.0),
+        ("layernorm:rows=63,cols=511,dtype=f16", "layernorm:rows=127,cols=511,dtype=f16,eps=0.001", 1.0),
+        ("gemm:m=9,n=9,k=9,dtype=f16,act=tanh(x)", "gemm:m=9,n=9,k=9,dtype=f16", OTHERWISE),
+        ("gemm:m=9,n=9,k=9,dtype=f16,act=tanh(x)", "gemm:m=9,n=9,k=9,dtype=f32,act=tanh(x)", None),
+    ],
+)
+def test_problems_with_another_eps_or_activation_are_neighbours(
+    one: str, other: str, doublings: float | None
+) -> None:
+    assert _distance(parse(one), parse(other)) == doublings

@@ -1,0 +1,122 @@
+"""The benchmark of one budget for many problems: courses, and ways of sharing a budget out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tunebench.cache_file import Recording
+from tunebench.outcome import CompileFailed
+from tunebench.space import Parameter
+from tunebench.space import Space as Parameters
+from tunebench.tuning.replay import Space, replay
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import allotment
+import courses
+from courses import Course
+
+TABLE = Parameters((Parameter("a", tuple(range(1, 13)), ""), Parameter("b", (1, 2, 4, 8), ""))).enumerate()
+
+
+def recording() -> Recording:
+    times = 10.0 + (TABLE["a"] - 7.0) ** 2 + TABLE["b"]
+    times[5] = np.nan
+    return Recording(
+        kernel="mine",
+        device="NVIDIA H200",
+        problem=(),
+        table=TABLE,
+        times_us=times,
+        fastest_us=times,
+        failures={5: CompileFailed(reason="recorded")},
+    )
+
+
+def course(best_us: tuple[float, ...], floor_us: float = 0.0, *, ended: bool = False) -> Course:
+    return Course(
+        problem="made",
+        seed=0,
+        by="",
+        best_us=best_us,
+        floor_us=(floor_us,) * len(best_us),
+        optimum_us=min(best_us),
+        median_us=100.0,
+        ended=ended,
+    )
+
+
+def test_a_search_finds_the_same_whether_its_trials_come_at_once_or_one_by_one() -> None:
+    found = courses.follow(Space.of(recording()), seed=3, trials=60)
+    at_once = replay(Space.of(recording()), trials=60, seed=3, sampler="surrogate")
+    assert found.best_us == at_once.best_us
+    assert found.ended
+    assert len(found) == len(TABLE)
+    assert found.time_us(1000) == found.optimum_us == 11.0
+
+
+def test_a_course_is_kept_as_it_was() -> None:
+    made = course((np.inf, 9.0, 9.0, 4.0), floor_us=2.0)
+    kept = json.loads(json.dumps(made.record()))
+    assert kept["best_us"] == [[0, None], [1, 9.0], [3, 4.0]]
+    assert Course.from_record(kept) == made
+    assert (made.time_us(0), made.time_us(1), made.time_us(3)) == (100.0, 100.0, 9.0)
+
+
+def test_a_part_of_a_space_has_its_own_times_and_failures() -> None:
+    part = courses.part(recording(), {"b": 2})
+    assert len(part.table) == 12
+    assert set(part.table["b"]) == {2}
+    assert list(part.failures) == [1] == np.flatnonzero(np.isnan(part.times_us)).tolist()
+    assert part.optimum_us == 12.0
+
+
+FALLING = course(tuple(np.linspace(50.0, 10.0, 100)))
+FLAT = course((12.0,) * 100)
+SHORT = course((30.0, 20.0), ended=True)
+
+
+@pytest.mark.parametrize("way", ["equal", "by_time", "saving", "hindsight"])
+def test_every_way_keeps_the_budget(way: str) -> None:
+    made = getattr(allotment, way)((3, 1, 2), (FALLING, FLAT, SHORT), 60)
+    assert sum(made) == 60 or way == "hindsight"  # which may know that the rest is of no use
+    assert sum(made) <= 60
+    assert all(1 <= trials <= len(one) for trials, one in zip(made, (FALLING, FLAT, SHORT), strict=True))
+
+
+def test_trials_go_to_what_falls_and_hindsight_is_not_beaten() -> None:
+    model = allotment.Model((0, 1, 2), (3, 1, 2))
+    own = (FALLING, FLAT, SHORT)
+    times = {
+        name: model.time_us(own, getattr(allotment, name)(model.counts, own, 60))
+        for name in ("equal", "by_time", "saving", "hindsight")
+    }
+    assert times["hindsight"] == model.time_us(own, (58, 1, 1)) or times["hindsight"] == model.time_us(
+        own, (57, 1, 2)
+    )
+    assert times["hindsight"] <= times["saving"] < times["equal"]
+    assert times["saving"] <= times["by_time"]
+    found, off = allotment.ratios([model], [own, own], 20)
+    assert found["saving"] == pytest.approx(np.full((2, 1), times["saving"] / times["equal"]))
+    assert off == pytest.approx(np.full((2, 1), times["equal"] / (3 * 10 + 12 + 2 * 20)))
+    low, high = allotment.interval(found["saving"])
+    assert low == pytest.approx(high) == pytest.approx(allotment.geometric(found["saving"]))
+
+
+def test_models_take_each_problem_once_and_weigh_them_by_time() -> None:
+    optima_us = [1.0, 10.0, 100.0] * 5
+    for model in allotment.draw(optima_us, 20):
+        assert 6 <= len(set(model.problems)) == len(model.problems) <= 12
+        parts = [count * optima_us[i] for i, count in zip(model.problems, model.counts, strict=True)]
+        assert max(parts) / min(parts) <= allotment.WEIGHTS * 1.5  # counts are whole numbers
+    assert allotment.draw(optima_us, 3) == allotment.draw(optima_us, 3)
+
+
+def test_recordings_that_are_missing_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert allotment.main(["--data", str(tmp_path), "--out", str(tmp_path / "c.jsonl")]) == 6
+    assert "gemm/RTX_3090" in capsys.readouterr().err

@@ -1,0 +1,584 @@
+"""Recordings in the database: what goes in comes out, once, apart from our own, and nothing bad with it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gzip
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.public_data import found
+from tunebench import lookup
+from tunebench.answer import lookup_workload
+from tunebench.cache_file import Recording, read
+from tunebench.db import RunStart, SpaceKey, Store, TrialKey, Verdict, open_store
+from tunebench.db.exchange import Selection, export_to, import_file
+from tunebench.db.recorded_space import Naming, log_of, names_of, workload_of
+from tunebench.device import described
+from tunebench.errors import InputError, LookupMiss, UnknownName
+from tunebench.outcome import (
+    Aborted,
+    CompileFailed,
+    LaunchFailed,
+    Measured,
+    Outcome,
+    Predicted,
+    Result,
+    Verification,
+    WrongResult,
+)
+from tunebench.space import Config
+
+SPACE = SpaceKey(
+    device=described()["a100-40-pcie"].key,
+    workload="recorded:kernel=Xgemm,problem=64x32",
+    variant="recorded/Xgemm",
+)
+
+
+def entry(b: int, m: str, time: Any, **told: Any) -> dict[str, Any]:
+    return {
+        "b": b,
+        "m": m,
+        "time": time,
+        **({"times": [time, 2 * time]} if isinstance(time, float) else {}),
+        **told,
+    }
+
+
+def cache(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    chosen = entries or (
+        entry(8, "x", 4.0, compile_time=500.0, timestamp="2023-12-22"),
+        entry(8, "y", "CompilationFailedConfig"),
+        entry(64, "x", 2.0),
+        entry(64, "y", "RuntimeFailedConfig"),
+    )
+    return {
+        "kernel_name": "Xgemm",
+        "device_name": "NVIDIA A100-PCIE-40GB",
+        "problem_size": [64, 32],
+        "tune_params_keys": ["b", "m"],
+        "tune_params": {"b": [64, 8], "m": ["y", "x"]},
+        "cache": {f"{e['b']},{e['m']}": e for e in chosen},
+    } | changes
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "store.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    def write(data: Any, name: str = "in.json") -> Path:
+        path = tmp_path / name
+        path.write_text(json.dumps(data))
+        return path
+
+    return write
+
+
+def equal(one: Recording, other: Recording) -> bool:
+    return (
+        (one.kernel, one.device, one.problem) == (other.kernel, other.device, other.problem)
+        and one.table.space == other.table.space
+        and np.array_equal(one.table.ordinals, other.table.ordinals)
+        and np.array_equal(one.times_us, other.times_us, equal_nan=True)
+        and np.array_equal(one.fastest_us, other.fastest_us, equal_nan=True)
+        and one.failures == other.failures
+    )
+
+
+def test_what_goes_in_comes_out(store: Store, file: Any) -> None:
+    path = file(cache())
+    done = import_file(store, path)
+    assert (done.spaces, done.added, done.known, done.faults) == ((SPACE,), 4, 0, ())
+    log = log_of(store, SPACE)
+    assert equal(log.recording(), read(path))
+    assert log.recording().table.space.parameters[1].values == ("y", "x")
+    first = next(row for row in log.rows if row.config == Config({"b": 8, "m": "x"}))
+    assert first.result.effort.compile_s == 0.5
+    assert first.result.conditions["timestamp"] == "2023-12-22"
+
+
+def test_the_same_file_again_adds_nothing(store: Store, file: Any) -> None:
+    import_file(store, file(cache()))
+    before = store.stats()
+    done = import_file(store, file(cache()))
+    assert (done.added, done.known) == (0, 4)
+    assert store.stats() == before
+    assert (before.trials, before.recorded, before.runs) == (4, 4, 1)
+
+
+def test_a_file_that_has_grown_adds_what_is_new_and_the_newest_speaks(store: Store, file: Any) -> None:
+    import_file(store, file(cache(entry(8, "x", 4.0))))
+    done = import_file(store, file(cache(entry(8, "x", 4.0), entry(64, "x", 2.0))))
+    assert (done.added, done.known) == (1, 1)
+    done = import_file(store, file(cache(entry(8, "x", 3.0))))
+    assert (done.added, done.known) == (1, 0)
+    recording = log_of(store, SPACE).recording()
+    assert dict(zip(recording.table["b"].tolist(), recording.times_us.tolist(), strict=True)) == {
+        8: 3000.0,
+        64: 2000.0,
+    }
+    assert (store.stats().trials, sum(store.stats().outcomes.values())) == (2, 3)
+
+
+def test_parameters_in_another_order_are_the_same_configurations(store: Store, file: Any) -> None:
+    import_file(store, file(cache()))
+    assert import_file(store, file(cache(tune_params_keys=["m", "b"]))).added == 0
+
+
+def test_another_space_under_the_same_name_is_refused(store: Store, file: Any) -> None:
+    import_file(store, file(cache()))
+    other = cache({"b": 8, "m": "x", "n": 1, "time": 1.0}, tune_params_keys=["b", "m", "n"])
+    with pytest.raises(InputError, match=r"in\.json: .* other parameters \(b, m\).*--kernel"):
+        import_file(store, file(other))
+    assert import_file(store, file(other), Naming(kernel="Xgemm_2")).added == 1
+
+
+def test_nothing_of_it_is_ever_served(store: Store, file: Any, tmp_path: Path) -> None:
+    import_file(store, file(cache(kernel_name="softmax")))
+    database = tmp_path / "store.db"
+    assert store.answers() == []
+    for text in ("softmax:rows=64,cols=32,dtype=f32", "gemm:m=64,n=32,k=1,dtype=f32"):
+        with pytest.raises(LookupMiss):
+            lookup_workload(text, device="a100-40-pcie", db=database, strict=True)
+    with pytest.raises(UnknownName, match="unknown operator 'recorded'"):
+        lookup_workload("recorded:kernel=softmax,problem=64x32", device="a100-40-pcie", db=database)
+    with pytest.raises(UnknownName):
+        lookup("recorded", kernel="softmax", problem="64x32", device="a100-40-pcie", db=database)
+
+
+def test_bad_rows_are_told_and_the_good_ones_go_in(store: Store, file: Any) -> None:
+    done = import_file(store, file(cache(entry(8, "x", 4.0), entry(8, "y", -1.0), entry(64, "x", 2.0))))
+    assert (done.added, [fault.place for fault in done.faults]) == (2, ["cache entry 2 ('8,y')"])
+    assert len(log_of(store, SPACE).rows) == 2
+
+
+def test_an_interrupted_import_leaves_nothing(store: Store, file: Any) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_file(store, file(cache()), watcher=interrupt)
+    assert (store.stats().trials, store.stats().runs, store.stats().devices) == (0, 0, ())
+    assert import_file(store, file(cache())).added == 4
+
+
+def test_what_a_file_does_not_tell_must_be_named(store: Store, file: Any) -> None:
+    t4 = {"results": [{"configuration": {"b": 1}, "invalidity": "compile"}]}
+    with pytest.raises(InputError, match=r"in\.json: it does not tell its kernel; name it by --kernel"):
+        import_file(store, file(t4))
+    with pytest.raises(InputError, match=r"in\.json: it does not tell its device; name it by --device"):
+        import_file(store, file(t4), Naming(kernel="k"))
+    with pytest.raises(InputError, match=r"'FPGA 3' is not described.*Known: .*a100-40-pcie"):
+        import_file(store, file(cache(device_name="FPGA 3")))
+    with pytest.raises(UnknownName, match="unknown device 'a101'"):
+        import_file(store, file(t4), Naming(kernel="k", device="a101"))
+    for name in ("a,problem=1", "a b", "", "k" * 300, "k\n", "é"):
+        with pytest.raises(InputError, match="kernel"):
+            import_file(store, file(cache(kernel_name=name)))
+    assert store.stats().devices == ()
+    done = import_file(store, file(t4), Naming(kernel="k", device="rtx-3090", problem=(7,)))
+    assert done.spaces[0].workload == "recorded:kernel=k,problem=7"
+    assert done.spaces[0].device == described()["rtx-3090"].key
+
+
+@pytest.mark.parametrize("problem", [(), (4096,), (25000, 2048, 1)])
+def test_names_are_read_back_from_their_text(problem: tuple[int, ...]) -> None:
+    assert names_of(workload_of("ns/k.1+2-3", problem)) == ("ns/k.1+2-3", problem)
+
+
+# -- what is exported ------------------------------------------------------------------------------
+
+OWN = SpaceKey(
+    device=described()["h100-sxm"].key,
+    workload="softmax:rows=4,cols=4,dtype=f32",
+    variant="softmax/cuda_block",
+)
+
+
+def measured(us: float, cache: Any = "cold") -> Measured:
+    right = Verification(how="reference", detail="all")
+    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache=cache, verification=right)
+
+
+def record(
+    store: Store,
+    tile: int,
+    outcome: Outcome,
+    revision: str = "r",
+    purpose: Any = "search",
+    verdict: Verdict | None = None,
+) -> None:
+    key = TrialKey(
+        device=OWN.device,
+        workload=OWN.workload,
+        variant=OWN.variant,
+        revision=revision,
+        config=Config({"tile": tile}),
+    )
+    store.record(key, Result(outcome=outcome), purpose=purpose, verdict=verdict)
+
+
+@pytest.fixture
+def own(store: Store) -> Store:
+    store.begin_run(RunStart(device=described()["h100-sxm"], workload=OWN.workload, sampler="random", seed=0))
+    return store
+
+
+def test_each_configuration_speaks_through_its_newest_measurement_unless_it_was_ever_wrong(
+    own: Store,
+) -> None:
+    record(own, 1, measured(5.0))
+    said = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.1, "high": None}})
+    record(own, 1, measured(6.0), purpose="finalist", verdict=said)
+    record(own, 2, WrongResult(reason="nan"))
+    record(own, 2, measured(1.0))
+    record(own, 3, measured(2.0), revision="old")
+    record(own, 3, measured(3.0), revision="new")
+    record(own, 4, Predicted(predicted_us=1.0, verification=Verification(how="not verified", detail="")))
+    record(own, 5, Aborted(samples_us=(9.0,), above_us=2.0))
+    assert [(row.config["tile"], row.result.outcome) for row in log_of(own, OWN).rows] == [
+        (1, measured(6.0)),
+        (2, WrongResult(reason="nan")),
+        (3, measured(3.0)),
+        (5, Aborted(samples_us=(9.0,), above_us=2.0)),
+    ]
+
+
+def test_times_of_cold_and_warm_caches_are_never_mixed(own: Store) -> None:
+    record(own, 1, measured(5.0))
+    record(own, 2, measured(4.0, "warm"))
+    record(own, 3, CompileFailed(reason="no"))
+    with pytest.raises(InputError, match="--cache"):
+        log_of(own, OWN)
+    assert [row.config["tile"] for row in log_of(own, OWN, cache="cold").rows] == [1, 3]
+    assert [row.config["tile"] for row in log_of(own, OWN, cache="warm").rows] == [2, 3]
+
+
+def test_a_space_must_be_chosen_and_be_there(own: Store, file: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    with pytest.raises(InputError, match="no trials to export"):
+        export_to(own, out, "t4", Selection())
+    record(own, 1, measured(5.0))
+    import_file(own, file(cache()))
+    with pytest.raises(InputError, match=r"choose by --workload.*recorded/Xgemm.*softmax/cuda_block"):
+        export_to(own, out, "t4", Selection())
+    for wrong in (
+        Selection(workload="softmax:rows=5,cols=4,dtype=f32"),
+        Selection(workload="recorded:kernel=other"),
+        Selection(variant="softmax/other"),
+        Selection(device="rtx-3090"),
+    ):
+        with pytest.raises(UnknownName):
+            export_to(own, out, "t4", wrong)
+    with pytest.raises(UnknownName, match="format"):
+        export_to(own, out, "csv", Selection())
+    assert not out.exists()
+    for right in (
+        Selection(workload="softmax:cols=4,dtype=f32,rows=4"),
+        Selection(variant=OWN.variant),
+        Selection(device="h100-sxm"),
+        Selection(device="sm_90"),
+        Selection(device=OWN.device),
+    ):
+        assert export_to(own, out, "t4", right) == 1
+        assert read(out).times_us.tolist() == [5.0]
+
+
+def test_t4_of_our_own_is_no_foreign_recording_unless_it_is_named_so(own: Store, tmp_path: Path) -> None:
+    record(own, 1, measured(5.0))
+    export_to(own, tmp_path / "t4.json", "t4", Selection())
+    with pytest.raises(InputError, match=r"tunebench's own softmax/cuda_block .*--kernel"):
+        import_file(own, tmp_path / "t4.json")
+    assert import_file(own, tmp_path / "t4.json", Naming(kernel="my")).added == 1
+
+
+# -- JSON Lines ------------------------------------------------------------------------------------
+
+
+def everything(own: Store, file: Any) -> None:
+    record(own, 1, measured(5.0))
+    record(own, 1, measured(6.0), purpose="finalist")
+    record(own, 2, WrongResult(reason="y[0] is 'nan'\nnot 1"))
+    record(own, 3, Aborted(samples_us=(9.0, 8.0), above_us=2.0))
+    record(
+        own, 4, Predicted(predicted_us=1.0, verification=Verification(how="emulated", detail="", worst=0.5))
+    )
+    import_file(own, file(cache()))
+
+
+def test_lines_make_another_database_alike(own: Store, file: Any, tmp_path: Path) -> None:
+    everything(own, file)
+    out = tmp_path / "all.jsonl.gz"
+    assert export_to(own, out, "jsonl", Selection()) == 9
+    with open_store(tmp_path / "other.db") as other:
+        done = import_file(other, out)
+        assert (done.added, done.known, done.faults) == (9, 0, ())
+        assert import_file(other, out).added == 0
+        assert export_to(other, tmp_path / "again.jsonl.gz", "jsonl", Selection()) == 9
+        assert gzip.decompress((tmp_path / "again.jsonl.gz").read_bytes()) == gzip.decompress(
+            out.read_bytes()
+        )
+        expected, got = own.history(OWN.workload), other.history(OWN.workload)
+        plain = {"id": 0, "run_id": None, "stale": False}
+        assert [dataclasses.replace(e, **plain) for e in got] == [
+            dataclasses.replace(e, **plain) for e in expected
+        ]
+        assert other.descriptors() == own.descriptors()
+        assert all(entry.stale for entry in other.best(OWN.workload))  # "r" is no revision
+    with pytest.raises(LookupMiss):
+        lookup_workload(OWN.workload, device="h100-sxm", db=tmp_path / "other.db", strict=True)
+
+
+def test_what_was_measured_here_since_stands(own: Store, file: Any, tmp_path: Path) -> None:
+    everything(own, file)
+    export_to(own, tmp_path / "all.jsonl", "jsonl", Selection(workload=OWN.workload))
+    text = (tmp_path / "all.jsonl").read_text()
+    (tmp_path / "all.jsonl").write_text(text.replace('"median_us":6.0', '"median_us":4.0'))
+    record(own, 1, measured(7.0))
+    assert import_file(own, tmp_path / "all.jsonl").added == 0
+    assert log_of(own, OWN).rows[0].result.outcome == measured(7.0)
+
+
+LINE: dict[str, Any] = {
+    "what": "measurement",
+    "device": OWN.device,
+    "workload": OWN.workload,
+    "variant": OWN.variant,
+    "revision": "r",
+    "config": {"tile": 1},
+    "purpose": "search",
+    "outcome": {"kind": "compile_failed", "reason": "no"},
+    "resources": {},
+    "effort": {},
+    "conditions": {},
+    "recorded_at": "2026-01-31T12:00:00+00:00",
+}
+TIMED = {
+    "kind": "measured",
+    "median_us": 1.0,
+    "ci_us": [1.0, 1.0],
+    "samples_us": [1.0],
+    "cache": "cold",
+    "verification": {"how": "reference", "detail": ""},
+}
+BAD_LINES: dict[str, tuple[Any, str]] = {
+    "no json": ("{", "JSON"),
+    "no number": ('{"what": NaN}', "JSON"),
+    "no object": ([1], "must be an object"),
+    "something else": ({"what": "kernel"}, "device or measurement"),
+    "a device elsewhere": ({"device": "sm_99:x,sm=1"}, "what the device"),
+    "no workload": ({"workload": ""}, "workload must be"),
+    "no text": ({"variant": 3}, "variant must be"),
+    "a line break": ({"revision": "a\nb"}, "revision must be"),
+    "no configuration": ({"config": {}}, "config must"),
+    "a list in it": ({"config": {"tile": [1]}}, "numbers or text"),
+    "a purpose": ({"purpose": "fun"}, "purpose must be"),
+    "a kind": ({"outcome": {"kind": "lucky"}}, "known kind"),
+    "a field too many": ({"outcome": {"kind": "crashed", "reason": "x", "why": 1}}, "outcome"),
+    "a field too few": ({"outcome": {"kind": "measured"}}, "outcome"),
+    "a time in words": ({"outcome": TIMED | {"median_us": "1"}}, "median_us must be"),
+    "a negative time": ({"outcome": TIMED | {"samples_us": [-1.0]}}, "samples_us must be"),
+    "a true time": ({"outcome": TIMED | {"median_us": True}}, "median_us must be"),
+    "no interval": ({"outcome": TIMED | {"ci_us": [1.0]}}, "two times"),
+    "no cache": ({"outcome": TIMED | {"cache": "hot"}}, "cache must be"),
+    "no proof": (
+        {"outcome": TIMED | {"verification": {"how": "trust me", "detail": ""}}},
+        "verified must be",
+    ),
+    "no reason": ({"outcome": {"kind": "crashed", "reason": 1}}, "reason must be"),
+    "resources": ({"resources": {"registers": "many"}}, "resources must be"),
+    "effort": ({"effort": {"compile_s": -1}}, "compile_s must be"),
+    "conditions": ({"conditions": []}, "conditions must be"),
+    "a seed": ({"seed": 0.5}, "seed must be"),
+    "a verdict": ({"versus_default": "better"}, "versus_default must be"),
+    "a comparison": ({"comparison": [1]}, "comparison must be"),
+    "refused by nobody": (
+        {"outcome": {"kind": "compile_failed", "reason": "no", "refused": "yes"}},
+        "refused must be",
+    ),
+    "no time zone": ({"recorded_at": "2026-01-31T12:00:00"}, "recorded_at must be"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_LINES)
+def test_a_bad_line_is_told_by_its_number_and_the_others_go_in(bad: str, own: Store, tmp_path: Path) -> None:
+    record(own, 0, measured(5.0))
+    path = tmp_path / "in.jsonl"
+    export_to(own, path, "jsonl", Selection())
+    what, said = BAD_LINES[bad]
+    line = what if isinstance(what, str) else json.dumps(LINE | what if isinstance(what, dict) else what)
+    timed = json.dumps(LINE | {"outcome": TIMED, "config": {"tile": 2}})
+    path.write_text(f"{path.read_text()}{line}\n\n{timed}\n")
+    with open_store(tmp_path / "other.db") as other:
+        done = import_file(other, path)
+        assert [fault.place for fault in done.faults] == ["line 3"]
+        assert said in done.faults[0].reason
+        assert done.added == 2
+        assert [e.key.config["tile"] for e in other.history(OWN.workload)] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sm_count": "many"}, "must be numbers"),
+        ({"sm_count": 131}, "its key must be"),
+        ({"wheels": 4}, "no device of this version"),
+        ({"dram_gb_s": 0}, "must be positive"),
+        ({"name": "a\nb"}, "name must be"),
+        ({"mma_flop_per_clock": {"f16": "fast"}}, "must be numbers"),
+    ],
+)
+def test_a_bad_device_is_told_and_so_is_what_was_measured_on_it(
+    change: dict[str, Any], said: str, own: Store, tmp_path: Path
+) -> None:
+    record(own, 0, measured(5.0))
+    path = tmp_path / "in.jsonl"
+    export_to(own, path, "jsonl", Selection())
+    device, measurement = path.read_text().splitlines()
+    path.write_text(f"{json.dumps(json.loads(device) | change)}\n{measurement}\n")
+    with open_store(tmp_path / "other.db") as other:
+        done = import_file(other, path)
+        assert [fault.place for fault in done.faults] == ["line 1", "line 2"]
+        assert said in done.faults[0].reason
+        assert other.stats().devices == ()
+
+
+def test_lines_that_end_in_the_middle_or_are_too_many_leave_nothing(
+    own: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(own, 0, measured(5.0))
+    path = tmp_path / "in.jsonl.gz"
+    export_to(own, path, "jsonl", Selection())
+    whole = path.read_bytes()
+    with open_store(tmp_path / "other.db") as other:
+        path.write_bytes(gzip.compress(gzip.decompress(whole) * 1000, mtime=0)[:-200])
+        with pytest.raises(InputError, match=r"in\.jsonl\.gz cannot be read"):
+            import_file(other, path)
+        path.write_bytes(whole)
+        monkeypatch.setattr("tunebench.db.jsonl_file.MAX_FILE_BYTES", 1000)
+        with pytest.raises(InputError, match="holds more than"):
+            import_file(other, path)
+        assert other.stats().devices == ()
+
+
+# -- whatever a file holds -------------------------------------------------------------------------
+
+ODD = (
+    None,
+    True,
+    -1,
+    1e400,
+    float("nan"),
+    10**40,
+    "",
+    "x",
+    "\ud800",
+    "\0",
+    "a,b",
+    [],
+    {},
+    [1],
+    {"a": 1},
+    "us",
+)
+
+
+def _spoilt(data: Any, rng: random.Random) -> Any:
+    """Return a copy in which a few things, wherever they stand, are missing, misnamed or something else."""
+    data = copy.deepcopy(data)
+    for _ in range(rng.randint(1, 4)):
+        holder, key = rng.choice(list(_places(data)))
+        what = rng.random()
+        if what < 0.6:
+            holder[key] = copy.deepcopy(rng.choice(ODD))
+        elif what < 0.8 or isinstance(holder, list):
+            del holder[key]
+        else:
+            holder[rng.choice(["a b", "workload", "\ud800", "b", "n" * 3000])] = holder.pop(key)
+    return data
+
+
+def _places(data: Any) -> Iterator[tuple[Any, Any]]:
+    keys = list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+    for key in keys:
+        yield data, key
+        yield from _places(data[key])
+
+
+def _t4() -> dict[str, Any]:
+    results = [
+        {
+            "configuration": {"b": b, "m": "x"},
+            "times": {"compilation": 1.0, "runtimes": [1.0, 2.0]},
+            "invalidity": "correct",
+            "measurements": [{"name": "time", "value": 1.5, "unit": "ms"}],
+        }
+        for b in range(3)
+    ]
+    metadata = {"timeunit": "ms", "kernel_name": "k", "device_name": "rtx-3090", "problem_size": [4]}
+    return {"metadata": metadata, "results": results}
+
+
+def test_no_file_does_anything_but_go_in_or_be_refused(store: Store, tmp_path: Path) -> None:
+    h100 = described()["h100-sxm"]
+    line = LINE | {"outcome": TIMED}
+    lines = [{"what": "device", "key": h100.key, **dataclasses.asdict(h100)}, line]
+    path = tmp_path / "in.json"
+    became: Counter[str] = Counter()
+    for seed in range(300):
+        rng = random.Random(seed)
+        files = (cache(), _t4(), lines)
+        spoilt = _spoilt(files[seed % 3], rng)
+        path.write_text(
+            "\n".join(map(json.dumps, spoilt)) if isinstance(spoilt, list) else json.dumps(spoilt)
+        )
+        try:
+            became["with faults" if import_file(store, path).faults else "whole"] += 1
+        except InputError:
+            became["refused"] += 1
+    assert min(became.values()) > 20
+    assert set(became) == {"whole", "with faults", "refused"}
+    assert export_to(store, tmp_path / "all.jsonl", "jsonl", Selection()) == sum(
+        store.stats().outcomes.values()
+    )
+
+
+# -- public recordings -----------------------------------------------------------------------------
+
+
+def test_a_cache_file_becomes_the_t4_file_that_others_made_of_it(store: Store, tmp_path: Path) -> None:
+    theirs = read(found("recorded/convolution_milo/A100_T4.json.gz"))
+    path = found("recorded/convolution_milo/A100.json.gz")
+    assert import_file(store, path).added == 4362
+    assert export_to(store, tmp_path / "t4.json.gz", "t4", Selection()) == 4362
+    ours = read(tmp_path / "t4.json.gz")
+    told = {"kernel": ours.kernel, "device": ours.device, "problem": ours.problem}
+    assert equal(ours, dataclasses.replace(theirs, **told))
+    assert {type(f) for f in ours.failures.values()} == {CompileFailed, LaunchFailed}
+    assert equal(ours, read(path))
+    assert _told(tmp_path / "t4.json.gz") == _told(found("recorded/convolution_milo/A100_T4.json.gz"))
+    # Theirs is the same measurements: once its kernel and device are named, none of it is new.
+    naming = Naming(kernel="convolution_kernel", device="a100-40-pcie", problem=(4096, 4096))
+    assert import_file(store, found("recorded/convolution_milo/A100_T4.json.gz"), naming).added == 0
+
+
+def _told(path: Path) -> list[tuple[Any, ...]]:
+    """Return what T4 files of the same measurements must agree in, besides times."""
+    results = json.loads(gzip.decompress(path.read_bytes()))["results"]
+    same = ("configuration", "invalidity", "correctness", "objectives", "timestamp")
+    words = (m["value"] if isinstance(m["value"], str) else "" for r in results for m in r["measurements"])
+    return [(*(r[name] for name in same), word) for r, word in zip(results, words, strict=True)]

@@ -1,0 +1,391 @@
+"""`tunebench predict` and `tunebench compare`: what is typed, and what is shown of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.public_data import found
+from tunebench import cli, device, predict
+from tunebench.db.record import RunStart, TrialKey
+from tunebench.db.store import open_store
+from tunebench.forecast.comparison import Contender, priced
+from tunebench.forecast.footprint import least_bytes
+from tunebench.forecast.network import predict_network
+from tunebench.forecast.parallel.step import Division
+from tunebench.kernels import variant
+from tunebench.outcome import Predicted, Result, Verification
+from tunebench.workloads import parse
+from tunebench.workloads.networks import Run, network
+
+GEMM = "gemm:m=4096,n=4096,k=4096,dtype=f16"
+GPT2 = ("--model", "gpt2", "--batch", "2", "--seq", "128")
+NEXT = """
+name = "next"
+sm_count = 160
+boost_mhz = 2100
+memory_gb_s = 12000
+l2_mb = 192
+tflops = { fp32 = 86, fp16 = 5500 }
+"""
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command that must succeed and return what it prints."""
+
+    def run(*arguments: str) -> str:
+        assert cli.run(arguments) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def told(shown: Any) -> Any:
+    """Run a command with `--json` and return its value."""
+    return lambda *arguments: json.loads(shown(*arguments, "--json"))
+
+
+@pytest.fixture
+def next_gpu(tmp_path: Path) -> str:
+    path = tmp_path / "next.toml"
+    path.write_text(NEXT)
+    return str(path)
+
+
+# -- workloads ------------------------------------------------------------------------------------------
+
+
+def test_each_workload_on_each_device(told: Any, shown: Any) -> None:
+    typed = ["predict", "-w", GEMM, "-w", "resnet50/conv1,n=8", "--device", "h100-sxm", "--device", "t4"]
+    found = told(*typed)
+    assert [one["device"] for one in found] == ["sm_90:h100-sxm,sm=132"] * 2 + ["sm_75:t4,sm=40"] * 2
+    expected = predict(parse(GEMM), device.find("t4"))
+    assert found[2]["workload"] == GEMM
+    for name in ("time_us", "low_us", "high_us", "bound_us", "utilisation"):
+        assert found[2][name] == pytest.approx(getattr(expected, name))
+    for name in ("binding", "basis", "because"):
+        assert found[2][name] == getattr(expected, name)
+    text = shown(*typed)
+    assert text.count("h100-sxm") == text.count("t4 ") == 2
+    assert "nine" not in text
+    assert "90 % within" in text
+
+
+def test_a_device_may_be_a_file_and_what_was_assumed_is_told(
+    next_gpu: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["predict", "-w", GEMM, "--device", next_gpu, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)[0]["device"] == "sm_100:next,sm=160"
+    assert "next.toml: no architecture is given" in err
+
+
+@pytest.mark.parametrize("command", [["explain"], ["show"]])
+def test_other_commands_take_device_files_too(
+    command: list[str], next_gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none.toml").write_text(NEXT.replace("sm_count = 160", "sm_count = 0"))
+    typed = [*command, "-w", GEMM, "--db", str(tmp_path / "some.db"), "--device"]
+    assert cli.run([*typed, str(tmp_path / "none.toml")]) == 2
+    assert "sm_count must be" in capsys.readouterr().err
+    if command == ["explain"]:
+        assert cli.run([*typed, next_gpu]) == 0
+        out, err = capsys.readouterr()
+        assert "sm_100:next,sm=160" in out
+        assert "no architecture is given" in err
+
+
+# -- tables ---------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_predicted(tmp_path: Path, told: Any, shown: Any) -> None:
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text(f'workload\n"{GEMM}"\n')
+    typed = ["predict", "--workloads", str(source), "--device", "t4", "--out", str(out)]
+    found = told(*typed)
+    assert found == {
+        "out": str(out),
+        "device": "sm_75:t4,sm=40",
+        "rows": 1,
+        "refused": 0,
+        "interrupted": False,
+        "faults": [],
+    }
+    with out.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["predicted_us"]) > float(row["bound_us"]) > 0
+    assert "1 of 1 rows predicted on t4" in shown(*typed)
+
+
+def test_rows_that_cannot_be_used_are_told_with_their_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text(f'workload\n"{GEMM}"\n' + "nothing\n" * 12)
+    assert cli.run(["predict", "--workloads", str(source), "--device", "t4", "--out", str(out)]) == 2
+    said, err = capsys.readouterr()
+    assert "1 of 13 rows predicted" in said
+    assert "in.csv, line 3: workload 'nothing' is neither" in err
+    assert "line 12:" in err
+    assert "line 13:" not in err
+    assert "and 2 more, see column error" in err
+    assert "error: 12 of 13 rows cannot be used; the others are predicted" in err
+    assert len(out.read_text().splitlines()) == 14
+
+
+def test_an_interrupted_table_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from tunebench.forecast import table
+
+    def stopped(rows: Any, size: int) -> Any:
+        yield [next(rows)]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(table, "_chunks", stopped)
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text(f'workload\n"{GEMM}"\n"{GEMM}"\n')
+    assert cli.run(["predict", "--workloads", str(source), "--device", "t4", "--out", str(out)]) == 130
+    assert "before the interruption" in capsys.readouterr().out
+    assert len(out.read_text().splitlines()) == 2
+
+
+# -- models ---------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_the_sum_of_its_operations(told: Any, shown: Any) -> None:
+    (found,) = told("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
+    run = Run(batch=2, seq=128, dtype="f16")
+    expected = predict_network(network("gpt2"), device.find("h100-sxm"), run)
+    for name in ("time_us", "low_us", "high_us", "bound_us", "host_us", "launches"):
+        assert found[name] == pytest.approx(getattr(expected, name))
+    assert found["tokens_per_s"] == pytest.approx(256 / expected.time_us * 1e6)
+    assert sum(part["share"] for part in found["parts"]) == pytest.approx(1)
+    assert sum(found["basis"].values()) == pytest.approx(1)
+    assert sum(each["time_us"] for each in found["operations"]) == pytest.approx(found["device_us"])
+    text = shown("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
+    assert "gpt2 on h100-sxm: a forward pass of 2 x 128 tokens in f16" in text
+    assert all(part["part"] in text for part in found["parts"])
+
+
+def test_a_training_step_has_an_optimizer_unless_told_otherwise(told: Any, shown: Any) -> None:
+    typed = ["predict", *GPT2, "--mode", "train", "--device", "h100-sxm"]
+    (adamw,), (none,) = told(*typed), told(*typed, "--optimizer", "none")
+    assert (adamw["optimizer"], none["optimizer"]) == ("adamw", "none")
+    assert {line["part"] for line in adamw["phases"]} == {"forward", "backward", "optimizer"}
+    assert {line["part"] for line in none["phases"]} == {"forward", "backward"}
+    assert "a training step of 2 x 128 tokens in f32" in shown(*typed)
+
+
+def test_a_model_without_sequences_has_images(told: Any) -> None:
+    (found,) = told("predict", "--model", "resnet50", "--batch", "8", "--device", "t4")
+    assert found["images_per_s"] == pytest.approx(8 / found["time_us"] * 1e6)
+
+
+def test_a_list_of_workloads_has_their_type_unless_told_otherwise(told: Any) -> None:
+    typed = ["predict", "--model", "llama-3-8b-decode", "--device", "h100-sxm"]
+    (own,), (single,) = told(*typed), told(*typed, "--dtype", "f32")
+    assert own["dtype"] == "bf16"
+    assert own["samples_per_s"] == pytest.approx(1e6 / own["time_us"])
+    assert single["dtype"] == "f32"
+    assert single["bound_us"] > 1.9 * own["bound_us"]
+
+
+def test_a_model_may_be_a_file(told: Any, tmp_path: Path) -> None:
+    listed = tmp_path / "net.csv"
+    listed.write_text(f'workload,count,part\n"{GEMM}",3,products\n')
+    (found,) = told("predict", "--model", str(listed), "--device", "t4")
+    assert (found["model"], found["dtype"]) == ("net", "f16")
+    assert [(part["part"], part["launches"]) for part in found["parts"]] == [("products", 3)]
+
+
+def test_a_model_on_several_devices(told: Any, shown: Any) -> None:
+    typed = ["predict", "--model", "gpt2", "--batch", "8", "--seq", "128", "--mode", "train"]
+    typed += ["--data", "2", "--pipeline", "2", "--microbatches", "2", "--device", "h100-sxm"]
+    (found,) = told(*typed)
+    assert found["devices"] == 4
+    assert found["division"]["data"] == found["division"]["pipeline"] == 2
+    assert len(found["stages"]) == 2
+    shares = found["compute_us"] + found["communication_us"] + found["bubble_us"]
+    assert shares == pytest.approx(found["time_us"])
+    text = shown(*typed)
+    assert "gpt2 on 4 x h100-sxm" in text
+    assert "waiting for another stage" in text
+    assert f"{found['tokens_per_s']:,.0f} tokens a second" in text
+
+
+def test_what_does_not_fit_into_memory_is_told(capsys: pytest.CaptureFixture[str], told: Any) -> None:
+    typed = ["--model", "llama-3-70b", "--seq", "64", "--dtype", "bf16"]
+    said = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB"
+    assert cli.run(["predict", *typed, "--device", "h100-sxm"]) == 0
+    assert said in capsys.readouterr().err
+    assert cli.run(["compare", *typed, "--devices", "h100-sxm,mi300x"]) == 0
+    assert capsys.readouterr().err.count("warning") == 1
+    assert cli.run(["predict", *typed, "--device", "h100-sxm", "--tensor", "4"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    (found,) = told("predict", *typed, "--device", "mi300x")
+    assert found["least_bytes"] == 2 * network("llama-3-70b").parameters()
+
+
+def test_training_keeps_more_than_parameters() -> None:
+    gpt2 = network("gpt2")
+    held = 4 * gpt2.parameters()
+    assert least_bytes(gpt2, Run(seq=8)) == held
+    assert least_bytes(gpt2, Run(seq=8, mode="train")) == 2 * held
+    assert least_bytes(gpt2, Run(seq=8, mode="train", optimizer="adamw")) == 4 * held
+    stages = least_bytes(gpt2, Run(seq=8), Division(pipeline=2))
+    assert stages == 4 * max(gpt2.parameters(1, (0, 6)), gpt2.parameters(1, (6, 12)))
+    assert least_bytes(network("llama-3-8b-decode"), Run()) is None
+
+
+# -- comparing ------------------------------------------------------------------------------------------
+
+
+def test_devices_are_compared_by_time_and_cost(told: Any, shown: Any, next_gpu: str) -> None:
+    typed = ["compare", *GPT2, "--devices", f"h100-sxm,t4,{next_gpu}", "--price", "h100-sxm=3.6,next=7.2"]
+    h100, t4, new = told(*typed)
+    (alone,) = told("predict", *GPT2, "--device", "h100-sxm")
+    assert h100["time_us"] == pytest.approx(alone["time_us"])
+    assert h100["speedup"] == 1
+    assert t4["speedup"] == pytest.approx(h100["time_us"] / t4["time_us"])
+    assert h100["cost_per_million_tokens"] == pytest.approx(h100["time_us"] * 1e-9 / 256 * 1e6)
+    assert h100["cost_per_million_tokens_low"] < h100["cost_per_million_tokens"]
+    assert t4["cost_per_million_tokens"] is None
+    assert new["price_per_hour"] == 7.2
+    assert told(*typed[:-1], f"{next_gpu}=1.5")[2]["price_per_hour"] == 1.5  # as it was typed
+    text = shown(*typed)
+    assert "a million tokens" in text
+    assert "a million" not in shown(*typed[:-2])
+
+
+def test_workloads_are_compared_as_one_after_the_other(told: Any) -> None:
+    softmax = "softmax:rows=8192,cols=1024,dtype=f32"
+    (both,) = told("compare", "-w", GEMM, "-w", softmax, "--devices", "t4")
+    t4 = device.find("t4")
+    expected = sum(predict(parse(text), t4).time_us for text in (GEMM, softmax))
+    assert both["time_us"] == pytest.approx(expected)
+    assert both["runs_per_s"] == pytest.approx(1e6 / expected)
+
+
+def test_several_devices_cost_several_times_as_much(told: Any) -> None:
+    typed = ["compare", *GPT2, "--devices", "h100-sxm", "--price", "h100-sxm=3.6", "--data", "2"]
+    (found,) = told(*typed)
+    assert found["devices"] == 2
+    assert found["cost_per_million_tokens"] == pytest.approx(2 * found["time_us"] * 1e-9 / 256 * 1e6)
+
+
+def test_a_cost_is_that_of_the_time(told: Any) -> None:
+    times = {"time_us": 3.6e9, "low_us": 1.8e9, "high_us": 7.2e9}  # an hour
+    one = Contender(device=device.find("t4"), items=4_000_000, devices=3, **times)
+    assert one.cost_per_million() is None
+    (with_price,) = priced([one], {"t4": 2.0})
+    assert with_price.cost_per_million() == pytest.approx(1.5)
+    assert with_price.cost_per_million(with_price.low_us) == pytest.approx(0.75)
+
+
+# -- what cannot be used ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["predict"], "name what to predict"),
+        (["predict", "-w", GEMM, "--model", "gpt2", "--device", "t4"], "one of: --workload"),
+        (["predict", "-w", GEMM, "--device", "t5"], "unknown device 't5'"),
+        (["predict", "-w", GEMM, "--device", "cpu"], "is no GPU"),
+        (["predict", "-w", "gemm:m=1", "--device", "t4"], "missing n, k, dtype"),
+        (["predict", "-w", GEMM, "--device", "none.toml"], "device file none.toml: No such file"),
+        (["predict", "-w", GEMM, "--out", "x.csv", "--device", "t4"], "go together"),
+        (["predict", "--workloads", "in.csv", "--device", "t4"], "go together"),
+        (
+            ["predict", "--workloads", "in.csv", "--out", "x.csv", "--device", "t4", "--device", "l4"],
+            "takes one --device",
+        ),
+        (
+            ["predict", "--workloads", "none.csv", "--out", "x.csv", "--device", "t4"],
+            "none.csv: No such file",
+        ),
+        (["predict", "--model", "gpt9", "--device", "t4"], "unknown network 'gpt9'"),
+        (["predict", *GPT2, "--device", "t4", "--mode", "learn"], "unknown mode 'learn'"),
+        (["predict", *GPT2, "--device", "t4", "--dtype", "f64"], "unknown dtype 'f64'"),
+        (["predict", *GPT2, "--device", "t4", "--optimizer", "lion"], "unknown optimizer 'lion'"),
+        (["predict", *GPT2, "--device", "t4", "--microbatches", "2"], "go with --data"),
+        (["predict", *GPT2, "--device", "t4", "--data", "3"], "a batch of 2 cannot be divided"),
+        (["predict", *GPT2, "--device", "t4", "--data", "2", "--schedule", "x"], "schedule must be"),
+        (["compare", "--devices", "t4"], "name what to compare by"),
+        (["compare", "-w", GEMM], "Missing option '--devices'"),
+        (["compare", "-w", GEMM, "--devices", "t4", "--price", "t4"], "'t4' is not of the form device=price"),
+        (["compare", "-w", GEMM, "--devices", "t4", "--price", "l4=3"], "unknown device with a price 'l4'"),
+        (["compare", "-w", GEMM, "--devices", "t4", "--price", "t4=0"], "price of t4 must be positive"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "local_gpus", tuple)
+    assert cli.run(typed) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_without_a_gpu_one_must_be_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "local_gpus", tuple)
+    assert cli.run(["predict", "-w", GEMM]) == 2
+    assert "this machine has no GPU: name one by --device" in capsys.readouterr().err
+    assert Division().devices == 1
+
+
+# -- what is stored, and recorded spaces ------------------------------------------------------------------
+
+
+def test_stored_predictions_are_shown_with_their_intervals(told: Any, shown: Any, tmp_path: Path) -> None:
+    db, workload, where = str(tmp_path / "some.db"), parse(GEMM), device.find("h100-sxm")
+    right = Verification(how="reference", detail="", worst=0.5)
+    outcomes = (
+        Predicted(predicted_us=90.0, verification=right, low_us=50.0, high_us=171.0),
+        Predicted(predicted_us=95.0, verification=right),
+    )
+    products = (variant("gemm/cuda_mma"), variant("gemm/cuda_simt"))
+    with open_store(db) as store:
+        store.begin_run(RunStart(device=where, workload=str(workload), sampler="bound", seed=0))
+        for product, outcome in zip(products, outcomes, strict=True):
+            config = product.default(workload, where)
+            key = TrialKey(
+                device=where.key,
+                workload=str(workload),
+                variant=product.key,
+                revision=product.revision(workload, config),
+                config=config,
+            )
+            store.record(key, Result(outcome=outcome), bound_us=1.0)
+    best, older = told("show", "-w", GEMM, "--db", db)["best"]
+    assert (best["time_us"], best["low_us"], best["high_us"]) == (90, 50, 171)
+    assert (older["time_us"], older["low_us"]) == (95, None)
+    text = shown("show", "-w", GEMM, "--db", db)
+    assert "90.00 [50.00, 171.00]  predicted" in text
+    assert " 95.00  predicted" in text
+    assert told("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)["interval_us"] == [50, 171]
+    said = shown("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)
+    assert "(predicted; " in said
+    assert "nine of ten times within 50.00 to 171.00)" in said
+
+
+def test_a_recorded_space_is_held_against_a_device_from_a_file(told: Any, tmp_path: Path) -> None:
+    recorded = found("recorded/convolution/RTX_2080_Ti.json.gz")
+    sheet = tmp_path / "twice.toml"
+    known = device.find("rtx-2080-ti")
+    sheet.write_text(f'name = "twice"\nlike = "rtx-2080-ti"\nmax_clock_mhz = {2 * known.max_clock_mhz}\n')
+    described = told("bound", "--replay", str(recorded))
+    twice = told("bound", "--replay", str(recorded), "--device", str(sheet))
+    assert (described["device"], twice["device"]) == ("rtx-2080-ti", "twice")
+    fma = [one["floors"]["fma pipe"]["over_best"] for one in (described, twice)]
+    assert fma[0] == pytest.approx(2 * fma[1])

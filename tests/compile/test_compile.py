@@ -1,0 +1,210 @@
+"""Binaries: one for what reaches the compiler, none for what does not; failures say why."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.toy_variants import NumbaToy, Toy, ToyVariant
+from tunebench import compile as compiling
+from tunebench.binary.binary import Binary
+from tunebench.binary.cubin import read_cubin
+from tunebench.compile import BinaryCache, CompileError, compile_config, numba_cuda, nvrtc, unavailable
+from tunebench.device import representative
+from tunebench.emulate.emulator import EmulationFailed
+from tunebench.emulate.numba_simulator import simulate
+from tunebench.errors import MissingDependency
+from tunebench.space import Config
+from tunebench.variant import Language, Launch
+from tunebench.workload import Tensor
+
+needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+needs_numba_cuda = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+CONFIG = Config({"unused": 0})
+SM_80, SM_90 = representative("sm_80"), representative("sm_90")
+SIGNATURE = "__global__ void toy(const float* x, float* y, float factor, int n) {"
+RIGHT = ToyVariant(f"{SIGNATURE} y[threadIdx.x] = x[threadIdx.x] * factor; }}")
+
+# -- NVRTC ---------------------------------------------------------------------------------------------------
+
+
+@needs_nvrtc
+def test_the_key_is_of_what_reaches_the_compiler() -> None:
+    def key(text: str = "y[0] = 1;", n: int = 64, entry: str = "toy", **launch: Any) -> str:
+        variant = ToyVariant(f"{SIGNATURE} {text} }}", entry=entry, **launch)
+        return nvrtc.key_cuda(variant, Toy(n=n), CONFIG, SM_80)
+
+    assert key() == key("/* so */ y[0]   =   1; /* it\n is */")
+    assert key() == key(n=65)
+    assert key() == key(block=128)
+    assert key() != key("y[0] = 2;")
+    assert key() != key('y[0] = 1; asm("// text");')
+    assert key() != key(entry="other")
+    assert key() != nvrtc.key_cuda(ToyVariant(f"{SIGNATURE} y[0] = 1; }}"), Toy(n=64), CONFIG, SM_90)
+
+
+@needs_nvrtc
+def test_symbols_come_in_launch_order_and_once_for_each_launch() -> None:
+    class Twice(ToyVariant):
+        def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
+            (launch,) = super().launches(workload, config)
+            return tuple(dataclasses.replace(launch, entry=f"k<{n}>") for n in (7, 3, 7))
+
+    source = f"template <int N> {SIGNATURE.replace('toy', 'k')} y[threadIdx.x] = N; }}"
+    binary = nvrtc.compile_cuda(Twice(source), Toy(n=64), CONFIG, SM_90)
+    assert [symbol.partition("Li")[2][:2] for symbol in binary.entries] == ["7E", "3E", "7E"]
+    assert set(binary.entries) <= set(read_cubin(binary.payload))
+    assert (binary.language, binary.target) == ("cuda", "sm_90")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "float f = missing;",
+            r'kernel\(\d+\): error: identifier "missing" is undefined `.*float f = missing',
+        ),
+        ("__shared__ float s[1 << 20]; s[n] = 1; __syncthreads(); y[0] = s[1];", "too much shared data"),
+        ('asm("no.such.instruction;");', "Unknown modifier"),
+    ],
+)
+def test_errors_are_quoted(text: str, told: str) -> None:
+    with pytest.raises(CompileError, match=told):
+        nvrtc.compile_cuda(ToyVariant(f"{SIGNATURE} {text} }}"), Toy(n=1), CONFIG, SM_80)
+
+
+@needs_nvrtc
+def test_an_entry_that_does_not_exist_is_an_error_of_its_own() -> None:
+    with pytest.raises(CompileError, match='identifier "other" is undefined'):
+        nvrtc.compile_cuda(ToyVariant(f"{SIGNATURE} }}", entry="other<3>"), Toy(n=1), CONFIG, SM_80)
+
+
+@needs_nvrtc
+def test_an_architecture_that_the_compiler_does_not_know() -> None:
+    device = dataclasses.replace(SM_80, architecture="sm_11")
+    with pytest.raises(CompileError, match=r"sm_11.*gpu-architecture"):
+        nvrtc.compile_cuda(RIGHT, Toy(n=1), CONFIG, device)
+
+
+# -- Numba-CUDA ----------------------------------------------------------------------------------------------
+
+
+@needs_numba_cuda
+@pytest.mark.parametrize("device", [SM_80, SM_90], ids=lambda device: device.architecture)
+def test_numba_kernels_become_cubins(device: Any) -> None:
+    binary = numba_cuda.compile_numba_cuda(NumbaToy(), Toy(n=64), CONFIG, device)
+    entry = read_cubin(binary.payload)[binary.entries[0]]
+    assert binary.entries == (binary.entries[0],)
+    assert entry.max_threads == 64
+    assert entry.static_smem_bytes == 64 * 4
+    assert binary.resources.spill_bytes == 0
+
+
+@needs_numba_cuda
+def test_numba_errors_are_quoted() -> None:
+    with pytest.raises(CompileError, match="no_such_name"):
+        numba_cuda.compile_numba_cuda(NumbaToy("unknown name"), Toy(n=64), CONFIG, SM_80)
+
+
+@needs_numba_cuda
+def test_the_numba_key_is_of_what_reaches_the_compiler() -> None:
+    variant = NumbaToy()
+    key = numba_cuda.key_numba_cuda(variant, Toy(n=64), CONFIG, SM_80)
+    assert key == numba_cuda.key_numba_cuda(variant, Toy(n=60), CONFIG, SM_80)
+    assert key != numba_cuda.key_numba_cuda(variant, Toy(n=64), CONFIG, SM_90)
+    assert key != numba_cuda.key_numba_cuda(NumbaToy(block=32), Toy(n=64), CONFIG, SM_80)
+
+
+def test_arrays_are_passed_as_numba_s_model_has_them() -> None:
+    tensor = Tensor(name="x", shape=(5, 3, 2), dtype="f16")
+    assert numba_cuda.array_parameters(tensor, 4096) == (0, 0, 30, 2, 4096, 5, 3, 2, 12, 4, 2)
+    vector = Tensor(name="x", shape=(7,), dtype="f32")
+    assert numba_cuda.array_parameters(vector, 1) == (0, 0, 7, 4, 1, 7, 4)
+
+
+# -- simulation ----------------------------------------------------------------------------------------------
+
+
+@needs_numba_cuda
+def test_a_simulated_kernel_computes() -> None:
+    x = np.arange(64, dtype=np.float32)
+    y = simulate(NumbaToy(), Toy(n=60), CONFIG, {"x": x[:60], "factor": np.float32(2)})["y"]
+    np.testing.assert_array_equal(y, 2 * x[:60])
+
+
+@needs_numba_cuda
+def test_a_simulated_kernel_that_raises_or_hangs_is_reported() -> None:
+    inputs = {"x": np.ones(60, np.float32), "factor": np.float32(2)}
+    with pytest.raises(EmulationFailed, match="IndexError") as caught:
+        simulate(NumbaToy("out of bounds"), Toy(n=60), CONFIG, inputs)
+    assert not caught.value.timed_out
+    with pytest.raises(EmulationFailed, match="did not finish") as caught:
+        simulate(NumbaToy(), Toy(n=60), CONFIG, inputs, timeout_s=0.01)
+    assert caught.value.timed_out
+
+
+# -- one entrance --------------------------------------------------------------------------------------------
+
+
+@needs_nvrtc
+def test_a_binary_is_compiled_once_and_told_the_launch_s_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = BinaryCache(tmp_path)
+    first = compile_config(RIGHT, Toy(n=64), CONFIG, SM_80, cache)
+    assert first.resources.dynamic_smem_bytes == 0
+    monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: pytest.fail("compiled again"))
+    again = compile_config(ToyVariant(RIGHT._text, smem_bytes=512), Toy(n=7), CONFIG, SM_80, cache)
+    assert again.resources.dynamic_smem_bytes == 512
+    assert (again.key, again.payload, again.entries) == (first.key, first.payload, first.entries)
+
+
+@pytest.mark.parametrize("language", ["numba-cuda", "numba-cpu"])
+def test_each_language_goes_to_its_compiler(
+    language: Language, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunebench.compile import numba_cpu
+    from tunebench.kernels import variant
+    from tunebench.workloads import parse
+
+    module = {"numba-cuda": numba_cuda, "numba-cpu": numba_cpu}[language]
+    suffix = language.replace("-", "_")
+    made = Binary(key="k" * 32, language=language, target="t", payload=b"code")
+    monkeypatch.setattr(module, f"key_{suffix}", lambda *_: made.key)
+    monkeypatch.setattr(module, f"compile_{suffix}", lambda *_: made)
+    workload = parse("softmax:rows=8,cols=64,dtype=f32")
+    chosen = variant(f"softmax/{suffix}")
+    config = chosen.default(workload, SM_80)
+    assert compile_config(chosen, workload, config, SM_80, BinaryCache(tmp_path)).payload == b"code"
+
+
+@pytest.mark.parametrize(
+    ("language", "ask"),
+    [("cuda", nvrtc.nvrtc_version), ("numba-cuda", numba_cuda.numba_cuda_versions)],
+)
+def test_what_is_not_installed_is_named_with_its_remedy(
+    language: Language, ask: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    ask.cache_clear()  # type: ignore[attr-defined]
+    try:
+        assert "pip install 'tunebench[cuda]'" in str(unavailable(language))
+        with pytest.raises(MissingDependency):
+            ask()
+    finally:
+        ask.cache_clear()  # type: ignore[attr-defined]
+
+
+def test_numba_on_the_cpu_is_always_there() -> None:
+    assert unavailable("numba-cpu") is None
+
+
+def test_exported_names_exist() -> None:
+    assert all(hasattr(compiling, name) for name in compiling.__all__)

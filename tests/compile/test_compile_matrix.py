@@ -1,0 +1,250 @@
+"""The compile matrix: a sample of it must be clean, and it must see what it is there for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.toy_variants import Toy, ToyVariant
+from tunebench import kernels, workloads
+from tunebench.binary.disassembly import find_disassembler
+from tunebench.compile import unavailable
+from tunebench.device import Device
+from tunebench.errors import MissingDependency
+from tunebench.space import Config, Parameter, Space
+from tunebench.variant import CudaVariant
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+
+import compile_matrix  # noqa: E402
+from compile_matrix import Item  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda"))),
+    pytest.mark.skipif(find_disassembler() is None, reason="no nvdisasm on this machine"),
+]
+
+SAMPLED = ("sm_75", "sm_80", "sm_90", "sm_100")
+"""Architectures that the sample is compiled for; it takes their items in turn, so that each has some."""
+EVERY = 23
+"""Of the matrix with one configuration a problem, every so many-th is compiled here."""
+
+
+def sample() -> list[Item]:
+    """Return defaults and random configurations of all variants, the same in every run."""
+    found = list(compile_matrix.items(SAMPLED, compile_matrix.cuda_variants(), configs=24, seed=1))
+    return found[::EVERY]
+
+
+@pytest.mark.parametrize(
+    "item", sample(), ids=lambda item: f"{item.variant}-{item.architecture}-{item.workload}"
+)
+def test_a_sample_of_the_matrix_is_clean(item: Item) -> None:
+    record = compile_matrix.examine(item)
+    assert record["problems"] == []
+    assert record["registers"] > 0
+
+
+def test_the_sample_has_every_variant_and_every_architecture() -> None:
+    chosen = sample()
+    assert {item.variant for item in chosen} == {variant.key for variant in compile_matrix.cuda_variants()}
+    assert {item.architecture for item in chosen} == set(SAMPLED)
+    assert {item.default for item in chosen} == {True, False}
+
+
+# -- what there is to compile --------------------------------------------------------------------------------
+
+
+def few(configs: int = 10, seed: int = 0) -> list[Item]:
+    variants = [kernels.variant("softmax/cuda_block"), kernels.variant("gemm/cuda_mma")]
+    return list(compile_matrix.items(("sm_75", "sm_90"), variants, configs, seed))  # type: ignore[arg-type]
+
+
+def test_items_are_spread_over_the_problems_each_with_its_default() -> None:
+    found = few(configs=10)
+    softmax = [
+        item for item in found if item.variant == "softmax/cuda_block" and item.architecture == "sm_90"
+    ]
+    assert len(softmax) == 10
+    forward = [text for text in compile_matrix.WORKLOADS["softmax"] if "backward" not in text]
+    assert [item.workload for item in softmax if item.default] == forward
+    assert len({item.identity for item in found}) == len(found)
+    assert not any(item.variant == "gemm/cuda_mma" and item.architecture == "sm_75" for item in found)
+
+
+def test_items_depend_on_the_seed_alone() -> None:
+    assert few() == few()
+    assert few() != few(seed=1)
+
+
+def test_every_item_is_a_valid_configuration() -> None:
+    for item in few():
+        variant = kernels.variant(item.variant)
+        device = compile_matrix.representative(item.architecture)
+        workload = workloads.parse(item.workload)
+        variant.space.check(variant.space.parse(item.config), workload=workload, device=device)
+
+
+def test_every_problem_is_done_by_some_variant() -> None:
+    device = compile_matrix.representative("sm_90")
+    for text in (text for group in compile_matrix.WORKLOADS.values() for text in group):
+        workload = workloads.parse(text)
+        variants = [v for v in kernels.variants(workload) if isinstance(v, CudaVariant)]
+        assert any(variant.refuses(workload, device) is None for variant in variants), text
+
+
+def test_shards_are_disjoint_and_together_everything() -> None:
+    whole = few()
+    parts = [compile_matrix.shard(whole, f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(str(item) for part in parts for item in part) == sorted(map(str, whole))
+    for wrong in ("0/3", "4/3", "3", "a/b"):
+        with pytest.raises(SystemExit, match="--shard"):
+            compile_matrix.shard(whole, wrong)
+
+
+# -- what it sees --------------------------------------------------------------------------------------------
+
+PLAIN = (
+    "__global__ void toy(const float* x, float* y, float factor, int n) { y[threadIdx.x] = x[0] * factor; }"
+)
+SPILLING = """
+__global__ void __launch_bounds__(1024, 2) toy(const float* x, float* y, float factor, int n) {
+  float kept[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) kept[i] = x[i * n];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64; ++i) y[i * n] = kept[63 - i] * kept[i * 7 % 64];
+}
+"""
+
+
+class Broken(ToyVariant):
+    """A toy whose second configuration is the default no more."""
+
+    name = "broken"
+    space = Space((Parameter("unused", (0, 1), "nothing"),))
+
+    def claims(self, workload: Any, config: Config) -> tuple[str, ...]:
+        return ("FMUL", "HMMA")
+
+    def default(self, workload: Toy, device: Device) -> Config:
+        return Config({"unused": 1})
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Examine a variant made of the given source."""
+
+    def examine(text: str, *, default: bool = True, **launch: Any) -> list[str]:
+        variant = Broken(text, **launch)
+        monkeypatch.setattr(compile_matrix.kernels, "variant", lambda key: variant)
+        monkeypatch.setattr(compile_matrix, "parse", lambda text: Toy(n=64))
+        item = Item(
+            architecture="sm_90",
+            variant="toy/broken",
+            workload="toy:n=64",
+            config="unused=1",
+            default=default,
+        )
+        problems: list[str] = compile_matrix.examine(item)["problems"]
+        return problems
+
+    return examine
+
+
+def test_it_sees_what_does_not_compile(broken: Any) -> None:
+    (problem,) = broken(PLAIN.replace("x[0]", "x[no_such_name]"))
+    assert problem.startswith("does not compile: NVRTC for sm_90: ")
+    assert "no_such_name" in problem
+
+
+def test_it_sees_what_cannot_be_launched(broken: Any) -> None:
+    (problem,) = broken(PLAIN, default=False, smem_bytes=240_000)
+    assert problem == (
+        "cannot be launched: a block needs 240000 bytes of shared memory; h100-sxm gives it 232448"
+    )
+
+
+def test_it_sees_spills_and_missing_instructions_of_a_default_only(broken: Any) -> None:
+    spilled, missing = broken(SPILLING)
+    assert spilled.startswith("the default spills ")
+    assert missing == "the default has no HMMA"
+    assert broken(SPILLING, default=False) == []
+
+
+# -- keeping results -----------------------------------------------------------------------------------------
+
+
+def run(out: Path, *arguments: str) -> int:
+    basic = ("--variant", "softmax/cuda_block", "--arch", "sm_80", "--configs", "5", "--workers", "1")
+    return compile_matrix.main([*basic, "--out", str(out), *arguments])
+
+
+def test_a_run_goes_on_where_it_was_cut_off(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "matrix.jsonl"
+    five = compile_matrix.WORKLOADS["softmax"][:5]  # each has its default
+    monkeypatch.setitem(compile_matrix.WORKLOADS, "softmax", five)
+    assert run(out, "--shard", "1/2") == 0
+    assert "3 of 3 configurations to compile" in capfd.readouterr().err
+    with out.open("a") as file:
+        file.write('{"architecture": "sm_80", "vari')  # cut off in the middle of a line
+    lines = out.read_text().splitlines()
+    changed = json.loads(lines[1]) | {"revision": "of yesterday"}
+    out.write_text("\n".join([lines[0], json.dumps(changed), *lines[2:]]))
+    assert run(out) == 0
+    told = capfd.readouterr()
+    assert "3 of 5 configurations to compile" in told.err
+    assert "| softmax/cuda_block | sm_80 | 5 | 0 | 0 |" in told.out
+    assert run(out) == 0
+    assert "0 of 5 configurations to compile" in capfd.readouterr().err
+
+
+def test_what_a_reader_interrupts_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "matrix.jsonl"
+    todo = [item for item in few() if item.variant == "softmax/cuda_block"]
+    results = compile_matrix.compile_all(todo, out, workers=1)
+    first = next(results)
+    with pytest.raises(KeyboardInterrupt):
+        results.throw(KeyboardInterrupt())  # type: ignore[attr-defined]
+    assert list(compile_matrix.load(out).values()) == [first]
+
+
+def test_a_worker_that_does_not_come_back_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_matrix, "TIMEOUT_S", 0.01)
+    (record,) = compile_matrix.compile_all(few()[:1], tmp_path / "matrix.jsonl", workers=1)
+    assert record["problems"] == ["not compiled within 0.01 s"]
+
+
+def test_figures_are_of_what_was_compiled() -> None:
+    item = dataclasses.asdict(few()[0])
+    seconds = [0.1, 0.2, 0.3, 0.4]
+    records = [
+        {**item, "seconds": s, "spill_bytes": 8 * (s > 0.3), "registers": 32, "problems": []} for s in seconds
+    ]
+    table = compile_matrix.summary([*records, {**item, "problems": ["does not compile"]}])
+    assert "| 5 | 1 | 1 | 32 | 0.25 | 0.39 |" in table.splitlines()[2]
+    assert (
+        compile_matrix.summary([{**item, "problems": ["x"]}])
+        .splitlines()[-1]
+        .endswith("| 1 | 1 | - | - | - | - |")
+    )
+
+
+def test_without_a_disassembler_nothing_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compile_matrix, "find_disassembler", lambda: None)
+    assert run(tmp_path / "matrix.jsonl") == MissingDependency.exit_code
+    assert "pip install" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Records that come with the package: what may, how they are read, and what is passed over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunebench import cli, kernels
+from tunebench.answer._target import Target
+from tunebench.answer._view import View
+from tunebench.cli.doctor import checks
+from tunebench.db import Location, RunStart, TrialKey, Verdict, bundled, lookup_index, open_store
+from tunebench.device import Device, described
+from tunebench.errors import DatabaseError
+from tunebench.outcome import Measured, Predicted, Result, Verification
+from tunebench.workloads import parse
+
+DEVICE, OTHER = described()["h100-sxm"], described()["h100-pcie"]
+WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
+VARIANT = "softmax/cuda_block"
+
+
+def record(
+    path: Path, us: float, *, device: Device = DEVICE, how: Any = "reference", revision: str | None = None
+) -> None:
+    """Store a time of the variant's default."""
+    variant, workload = kernels.variant(VARIANT), parse(WORKLOAD)
+    config = variant.default(workload, device)
+    outcome = Measured(
+        median_us=us,
+        ci_us=(us, us),
+        samples_us=(us,),
+        cache="cold",
+        verification=Verification(how=how, detail="all elements"),
+        conditions={"sm_clock_mhz": 1980},
+    )
+    key = TrialKey(
+        device=device.key,
+        workload=WORKLOAD,
+        variant=VARIANT,
+        revision=revision or variant.revision(workload, config),
+        config=config,
+    )
+    with open_store(path) as store:
+        store.begin_run(RunStart(device=device, workload=WORKLOAD, sampler="bound", seed=0))
+        said = Verdict(comparison={"libraries": {"torch": {"ratio": 1.5, "low": 1.4, "high": 1.6}}})
+        store.record(key, Result(outcome=outcome, conditions={"host": "node7"}), verdict=said)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the package's own."""
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path / "shipped")
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "shipped"
+
+
+def ship(database: Path, folder: Path) -> list[tuple[Path, int]]:
+    with open_store(database, read_only=True) as store:
+        return bundled.ship(store, folder)
+
+
+def test_what_was_timed_is_shipped_and_served_from_an_index(folder: Path, tmp_path: Path) -> None:
+    record(tmp_path / "a.db", 5.0)
+    assert ship(tmp_path / "a.db", folder) == [(folder / "sm_90.jsonl", 1)]
+    before = (folder / "sm_90.jsonl").read_bytes()
+    assert b"node7" not in before
+    [path] = lookup_index.shipped("sm_90")
+    assert lookup_index.shipped() == [path]
+    assert lookup_index.shipped("sm_80") == []
+    view = View(path, Location(path=path))
+    [row] = view.rows(WORKLOAD, Target(DEVICE.key, "sm_90", DEVICE.name, DEVICE.sm_count), None)
+    assert (row.time_us, row.device, row.variant, row.predicted) == (5.0, DEVICE.key, VARIANT, False)
+    assert view.libraries(row)["torch"].ratio == 1.5
+    assert Device(**dict(view.descriptor(DEVICE.key) or {})) == DEVICE
+    assert view.problems("softmax") == [(DEVICE.key, WORKLOAD)]
+    view._forget()
+    assert (folder / "sm_90.jsonl").read_bytes() == before
+    assert [p.name for p in folder.iterdir()] == ["sm_90.jsonl"]
+
+
+def test_a_file_is_added_to_and_the_newer_record_stays(folder: Path, tmp_path: Path) -> None:
+    record(tmp_path / "old.db", 5.0)
+    record(tmp_path / "new.db", 6.0)
+    record(tmp_path / "new.db", 7.0, device=OTHER)
+    ship(tmp_path / "old.db", folder)
+    assert ship(tmp_path / "new.db", folder) == [(folder / "sm_90.jsonl", 2)]
+    text = (folder / "sm_90.jsonl").read_text()
+    ship(tmp_path / "old.db", folder)  # an older one takes no place
+    assert (folder / "sm_90.jsonl").read_text() == text
+    found = bundled.read(folder / "sm_90.jsonl")
+    assert sorted(record["time_us"] for record in found.records.values()) == [6.0, 7.0]
+    assert set(found.descriptors()) == {DEVICE.key, OTHER.key}
+
+
+def test_predictions_emulated_and_outdated_results_stay_at_home(folder: Path, tmp_path: Path) -> None:
+    record(tmp_path / "a.db", 5.0, how="emulated")
+    record(tmp_path / "a.db", 5.0, device=OTHER, revision="another")
+    with open_store(tmp_path / "a.db") as store:
+        start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=0)
+        store.begin_run(start)
+        [key] = {entry.key for entry in store.history(WORKLOAD, DEVICE.key)}
+        right = Verification(how="reference", detail="")
+        store.record(key, Result(outcome=Predicted(predicted_us=1.0, verification=right)))
+        own = dataclasses.replace(key, variant="softmax/mine")
+        store.record(own, Result(outcome=Predicted(predicted_us=1.0, verification=right)))
+    assert ship(tmp_path / "a.db", folder) == []
+    assert cli.run(["db", "ship", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 2
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace('"format":1', '"format":2'), "is of format 2, this version reads 1"),
+        (lambda text: text[: len(text) // 2], "cannot be read, and is passed over"),
+        (lambda text: "[]\n", "cannot be read, and is passed over"),
+        (lambda text: text.replace('"time_us"', '"time"'), "cannot be used, and is passed over"),
+    ],
+    ids=["format", "cut off", "nothing", "a field"],
+)
+def test_a_file_that_cannot_be_used_is_passed_over_and_the_doctor_tells_why(
+    change: Any, said: str, folder: Path, tmp_path: Path
+) -> None:
+    record(tmp_path / "a.db", 5.0)
+    [(path, _)] = ship(tmp_path / "a.db", folder)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(DatabaseError, match=said):
+        bundled.index_of(path)
+    assert lookup_index.shipped("sm_90") == []
+    [check] = [check for check in checks() if check.subject == "shipped records"]
+    assert (check.status, said in check.found) == ("absent", True)
+
+
+def test_the_doctor_counts_what_is_shipped(folder: Path, tmp_path: Path) -> None:
+    [check] = [check for check in checks() if check.subject == "shipped records"]
+    assert (check.status, check.found) == ("ok", "none come with this version")
+    record(tmp_path / "a.db", 5.0)
+    assert cli.run(["db", "ship", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 0
+    [check] = [check for check in checks() if check.subject == "shipped records"]
+    assert (check.status, check.found) == ("ok", "1 of sm_90")
+
+
+def test_files_of_the_package_can_all_be_read() -> None:
+    for path in bundled.files():
+        assert bundled.read(path).architecture == path.stem
+        json.loads(path.read_text(encoding="utf-8").splitlines()[0])

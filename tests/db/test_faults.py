@@ -1,0 +1,363 @@
+"""What may go wrong with any database: tuners and servers die, clocks are set, nobody hears of a commit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import _power
+import faults
+import pytest
+import sqlalchemy as sa
+
+from tests.db.test_stores import DEVICE, VARIANT, WORKLOAD, Clock, _dead_owner, begin, key, measured
+from tunebench.db import Addition, Batch, RunStart, RunSummary, locate, lookup_index, new_owner, open_store
+from tunebench.db import store as stores
+from tunebench.db.owner import is_dead
+from tunebench.db.retry import Patience
+from tunebench.db.store import Store
+from tunebench.errors import DatabaseError
+from tunebench.outcome import CompileFailed, Result
+
+YEARS = timedelta(days=3650)
+
+
+def result(us: float = 1.0) -> Result:
+    return Result(outcome=measured(us))
+
+
+def tiles(store: Store) -> list[int]:
+    return [entry.key.config["tile"] for entry in store.history(WORKLOAD)]
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+
+def test_a_survivor_takes_the_trials_of_the_dead_at_once(store: Store) -> None:
+    begin(store)
+    alive, dead = new_owner(), _dead_owner()
+    assert store.claim(key(1), alive)
+    assert store.claim(key(2), dead)
+    assert store.claim(key(3), f"otherhost:1:{dead.split(':', 2)[2]}")
+    survivor = new_owner()
+    assert [store.claim(key(number), survivor) for number in (1, 2, 3)] == [False, True, False]
+    assert not store.claim(key(2), new_owner())
+
+
+def test_of_those_who_take_over_one_succeeds(db: str) -> None:
+    with open_store(db) as store:
+        begin(store)
+        dead = _dead_owner()
+        for number in range(20):
+            assert store.claim(key(number), dead)
+    won: list[int] = []
+
+    def survive() -> None:
+        owner = new_owner()
+        with open_store(db) as store:
+            won.extend(number for number in range(20) if store.claim(key(number), owner))
+
+    _together([survive] * 4)
+    assert sorted(won) == list(range(20))
+
+
+def _together(works: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="this system does not tell when a process began"
+)
+def test_a_process_that_got_the_number_of_a_dead_one_is_not_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = new_owner()
+    place, _, token = owner.rpartition(":")
+    boot, started, nonce = token.split(".")
+    assert not is_dead(owner)
+    assert is_dead(f"{place}:{boot}.{int(started) + 1}.{nonce}")
+    assert is_dead(f"{place}:00000000.{started}.{nonce}")  # before the machine was started anew
+    assert not is_dead(f"{place}:{nonce}")  # of a version that told less
+
+
+def test_a_claim_made_by_a_clock_years_ahead_locks_nobody_out(db: str) -> None:
+    clock = Clock()
+    with closing(Store(locate(db), clock=clock)) as store:
+        begin(store)
+        clock.now += YEARS
+        assert store.claim(key(1), "elsewhere:1")
+        clock.now -= YEARS
+        assert store.claim(key(1), "b")
+        assert not store.claim(key(1), "c")
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jump", [YEARS, -YEARS], ids=["ahead", "back"])
+def test_runs_are_told_apart_by_what_they_recorded_not_by_the_clock(db: str, jump: timedelta) -> None:
+    clock = Clock()
+
+    def run(store: Store, number: int, *, finished: bool) -> None:
+        start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="bound", seed=7, host=_dead_owner())
+        run_id = store.begin_run(start)
+        store.record(key(number), result(), run_id=run_id)
+        if finished:
+            store.finish_run(run_id, RunSummary())
+
+    def cut_off(store: Store) -> int:
+        return store.interrupted_trials(DEVICE.key, WORKLOAD, sampler="bound", seed=7)
+
+    with closing(Store(locate(db), clock=clock)) as store:
+        clock.now += jump
+        run(store, 1, finished=jump > timedelta())
+        clock.now -= jump
+        run(store, 2, finished=jump < timedelta())
+        assert cut_off(store) == (1 if jump > timedelta() else 0)
+        clock.now += jump
+        run(store, 3, finished=True)
+        clock.now -= jump
+        assert cut_off(store) == 0
+        run(store, 4, finished=False)
+        assert cut_off(store) == 1
+
+
+def test_a_servers_time_is_told_whatever_this_machines_clock_is_set_to(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime(2099, 1, 1, tzinfo=tz)
+
+    with open_store(server.new_database()) as store:
+        monkeypatch.setattr(stores, "datetime", Ahead)
+        begin(store)
+        store.record(key(1), result())
+        recorded_at = store.history(WORKLOAD)[0].recorded_at
+    assert abs(datetime.now(UTC) - recorded_at) < timedelta(minutes=5)
+
+
+def test_what_is_dated_in_the_future_keeps_nothing_from_being_imported(db: str) -> None:
+    clock = Clock()
+    with closing(Store(locate(db), clock=clock)) as store:
+        begin(store)
+        clock.now += YEARS
+        store.record(key(1), result(9.0))
+        clock.now -= YEARS
+        store.record(key(2), result(9.0))
+        start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="import", seed=0)
+        then = clock.now - timedelta(hours=1)
+        batch = Batch(
+            start=start,
+            additions=tuple(Addition(key=key(n), result=result(5.0), recorded_at=then) for n in (1, 2)),
+        )
+        assert store.add([batch]) == 1
+        assert tiles(store) == [1, 2, 1]
+
+
+# -- what belongs together -------------------------------------------------------------------------
+
+
+def test_what_is_recorded_together_is_there_together(store: Store) -> None:
+    run_id = begin(store)
+    additions = [Addition(key=key(n), result=result(1.0 + n), purpose="finalist", seed=n) for n in range(3)]
+    ids = store.record_together(additions, run_id=run_id)
+    entries = store.history(WORKLOAD)
+    assert [entry.id for entry in entries] == ids == sorted(ids)
+    assert [(e.key, e.result, e.purpose, e.seed, e.run_id) for e in entries] == [
+        (a.key, a.result, "finalist", a.seed, run_id) for a in additions
+    ]
+    broken = Addition(key=key(8), result=Result(outcome=CompileFailed(reason=object())))  # type: ignore[arg-type]
+    with pytest.raises(DatabaseError):
+        store.record_together([Addition(key=key(7), result=result()), broken])
+    assert tiles(store) == [0, 1, 2]
+
+
+def test_a_fingerprint_tells_which_trials_are_stale_not_only_how_many(store: Store) -> None:
+    begin(store)
+    for number in (1, 2):
+        store.record(key(number), result())
+    seen = set()
+    for stale in (1, 2):
+        store.recheck(DEVICE.key, WORKLOAD, VARIANT, lambda c, stale=stale: f"r{1 + (c['tile'] == stale)}")
+        assert store.stats().stale == 1
+        seen.add(store.fingerprint())
+    assert len(seen) == 2
+
+
+def test_an_index_is_whole_though_others_record_meanwhile(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that another one has just outdone is served with all that belongs to it."""
+    begin(store)
+    store.record(key(1), result(5.0))
+    answers = store.answers
+
+    def outdone() -> Any:
+        found = answers()
+        store.record(key(2), result(4.0))
+        return found
+
+    monkeypatch.setattr(store, "answers", outdone)
+    path = tmp_path / "index.db"
+    lookup_index.export(store, path)
+    with closing(lookup_index.open_read_only(path)) as connection:
+        assert connection.execute(
+            "SELECT COUNT(*) FROM answer_v1 AS a JOIN measurement AS m ON m.id = a.measurement_id"
+        ).fetchone() == (1,)
+
+
+def test_two_revisions_are_recorded_at_once(db: str) -> None:
+    """Each marks the other as stale: on a server, one of the two may have to give way and try again."""
+    with open_store(db) as store:
+        begin(store)
+
+    def record(revision: str, order: Iterator[int]) -> None:
+        with open_store(db) as store:
+            for number in order:
+                store.record(key(number % 3, revision=revision), result())
+
+    _together([lambda r=r: record(r, iter(range(30))) for r in ("r1", "r2", "r3", "r4")])
+    with open_store(db) as store:
+        assert len(store.history(WORKLOAD)) == 120
+        assert store.stats().stale == 9
+
+
+# -- databases that go away ------------------------------------------------------------------------
+
+
+def test_a_restart_of_the_server_is_waited_for_and_told_in_a_line(server: Any) -> None:
+    told: list[str] = []
+    with open_store(server.new_database(), patience=Patience(tell=told.append)) as store:
+        run_id, owner = begin(store), new_owner()
+        assert store.claim(key(1), owner)
+        server.kill()
+        restart = threading.Timer(0.5, server.start)
+        restart.start()
+        store.record(key(1), result(), run_id=run_id)
+        restart.join()
+        assert [told[0].startswith("waiting up to 120 s: database postgresql://"), *told[1:]] == [True, ""]
+        assert "\n" not in told[0]
+        server.stop("immediate")
+        server.start()
+        assert store.claim(key(2), owner)  # a connection that is found broken is no outage
+        store.finish_run(run_id, RunSummary())
+        assert tiles(store) == [1]
+
+
+def test_patience_ends(server: Any) -> None:
+    with open_store(server.new_database(), patience=Patience(limit_s=0.3, tell=lambda line: None)) as store:
+        begin(store)
+        server.stop("immediate")
+        try:
+            with pytest.raises(DatabaseError, match="what was recorded is kept"):
+                store.record(key(1), result())
+        finally:
+            server.start()
+        store.record(key(1), result())
+
+
+def test_what_a_broken_commit_did_store_is_not_stored_twice(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    with open_store(server.new_database(), patience=Patience(tell=lambda line: None)) as store:
+        commit = store._engine.dialect.do_commit
+        broken: list[Any] = []
+
+        def commit_unheard(connection: Any) -> None:
+            commit(connection)
+            if not broken:
+                broken.append(connection)
+                raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+        monkeypatch.setattr(store._engine.dialect, "do_commit", commit_unheard)
+        run_id = begin(store)
+        assert broken
+        assert store.stats().runs == 1
+        broken.clear()
+        first = store.record(key(1), result(), run_id=run_id)
+        assert broken
+        assert [entry.id for entry in store.history(WORKLOAD)] == [first]
+        broken.clear()
+        assert store.claim(key(2), new_owner())
+        broken.append(None)
+        again = store.record(key(1), result(), run_id=run_id)  # the same result once more is another one
+        assert [entry.id for entry in store.history(WORKLOAD)] == [first, again]
+
+
+def test_what_is_no_outage_is_told_at_once(store: Store) -> None:
+    told: list[str] = []
+    store.patience = Patience(tell=told.append)
+    begin(store)
+    with pytest.raises(DatabaseError):
+        store.record(key(1), Result(outcome=CompileFailed(reason=object())))  # type: ignore[arg-type]
+    with pytest.raises(DatabaseError):
+        store._lasting(lambda connection, again: connection.execute(sa.text("SELECT nothing FROM nowhere")))
+    assert told == []
+
+
+def test_an_index_that_is_damaged_or_of_the_future_is_made_anew(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path))
+    url = server.new_database()
+    with open_store(url) as store:
+        begin(store)
+        store.record(key(1), result(5.0))
+    path = lookup_index.refresh(locate(url))
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    os.utime(path, (time.time() + 1e9,) * 2)
+    monkeypatch.setattr(lookup_index, "_asked", {})
+    with closing(lookup_index.open_read_only(lookup_index.refresh(locate(url)))) as connection:
+        assert connection.execute("SELECT config FROM answer_v1").fetchall() == [(str(key(1).config),)]
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    os.utime(path, (time.time() - 1e9,) * 2)
+    monkeypatch.setattr(lookup_index, "_asked", {})
+    server.stop("immediate")
+    try:
+        with pytest.raises(DatabaseError, match="Check the URL and the server"):
+            lookup_index.refresh(locate(url))
+    finally:
+        server.start()
+
+
+# -- the soak, in small ----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_tuners_that_are_killed_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    counts = faults.sqlite_soak(tmp_path, 4, pause_s=0.3)
+    assert counts.faults == 0, counts
+    assert (counts.kills, counts.journalled >= 256, counts.lookups > 0) == (4, True, True)
+
+
+def test_a_server_that_is_killed_loses_nothing_and_its_tuners_go_on(server: Any, tmp_path: Path) -> None:
+    counts = faults.server_soak(server, tmp_path, 2, pause_s=0.4)
+    assert counts.faults == 0, counts
+    assert (counts.kills, counts.journalled >= 256, counts.lookups > 0) == (2, True, True)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("how", [{}, {"network": True}, {"synchronous": "NORMAL"}], ids=str)
+def test_what_is_committed_outlives_a_power_cut(tmp_path: Path, how: dict[str, Any]) -> None:
+    """The last of the three shows that it would be seen if it did not."""
+    try:
+        found = _power.cuts(tmp_path, 12, trials=40, **how)
+    except subprocess.CalledProcessError:
+        pytest.skip("strace may not trace here")
+    assert (found["kills"], found["duplicates"], found["damaged"]) == (12, 0, 0)
+    assert found["journalled"] > 12
+    assert (found["lost"] > 0) is ("synchronous" in how)

@@ -1,0 +1,201 @@
+"""Imports of spoilt files: a few hundred here, and what a hundred thousand of them found, each by itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunebench.db import open_store
+from tunebench.db.exchange import import_file
+from tunebench.db.store import Store
+from tunebench.errors import InputError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import _fuzz_files as files
+import fuzz_imports
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "store.db") as opened:
+        yield opened
+
+
+def test_spoilt_files_go_in_or_in_part_or_are_refused(store: Store, tmp_path: Path) -> None:
+    became = fuzz_imports.fuzz(store, tmp_path, 0, range(240))
+    assert became["failed"] == 0
+    assert min(became[how] for how in ("whole", "with faults", "refused")) > 20
+
+
+def test_what_fails_is_told_and_kept(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lying(store: Store, path: Path) -> Any:
+        done = import_file(store, path)
+        return type(done)(
+            **{name: getattr(done, name) for name in done.__slots__} | {"added": done.added + 1}
+        )
+
+    monkeypatch.setattr(fuzz_imports, "import_file", lying)
+    became = fuzz_imports.fuzz(store, tmp_path, 0, range(4), tmp_path / "failed")
+    assert became["failed"] > 0
+    assert "reported" in capsys.readouterr().out
+    assert len(list((tmp_path / "failed").iterdir())) == became["failed"]
+
+
+def test_a_file_that_takes_too_long_is_told() -> None:
+    with pytest.raises(fuzz_imports.Hung, match=r"more than 0\.05 s"), fuzz_imports.limited(0.05):
+        threading.Event().wait()
+
+
+def test_good_files_go_in_whole(store: Store, tmp_path: Path) -> None:
+    for form in files.FORMATS:
+        path = tmp_path / form
+        path.write_bytes(files.written(files.good(form)))
+        assert fuzz_imports.outcome_of(store, path) == "whole"
+
+
+# -- what was found --------------------------------------------------------------------------------
+
+
+def _lines(**changes: Any) -> list[dict[str, Any]]:
+    device, measurement = files.good("jsonl")[:2]
+    return [device | changes.pop("device", {}), measurement | changes]
+
+
+BAD_LINES: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "a rate that no float holds": (_lines(device={"dram_gb_s": 10**40}), "plain data"),
+    "an integer that is none": (_lines(device={"sm_count": 132.0}), "figures of a device must be numbers"),
+    "a true figure": (_lines(device={"l2_bytes": True}), "figures of a device must be numbers"),
+    "half a character in a rate's name": (
+        _lines(device={"mma_flop_per_clock": {"\ud800": 1.0}}),
+        "plain data",
+    ),
+    "an infinite condition": (_lines(conditions={"clock_mhz": 1e400}), "plain data"),
+    "a huge condition": (_lines(conditions={"clock_mhz": 10**400}), "plain data"),
+    "half a character in a condition": (_lines(conditions={"host": "\ud800"}), "plain data"),
+    "a NUL in a comparison": (_lines(comparison={"a": "\0"}), "plain data"),
+    "a deep condition": (_lines(conditions=json.loads('{"a":' * 100 + "1" + "}" * 100)), "plain data"),
+    "a moment before all": (_lines(recorded_at="0001-01-01T00:00:00+14:00"), "between 1970 and now"),
+    "a moment ahead": (_lines(recorded_at="2999-01-01T00:00:00+00:00"), "between 1970 and now"),
+    "a workload in another order": (
+        _lines(workload="softmax:cols=64,rows=64,dtype=f32"),
+        "must be written softmax:rows=64",
+    ),
+    "a workload that cannot be": (_lines(workload="softmax:rows=0,cols=64,dtype=f32"), "rows"),
+    "an expression without end": (
+        _lines(workload="elementwise:rows=1,cols=1,dtype=f32,expression=" + "-" * 1500 + "x"),
+        "",
+    ),
+    "an interval that ends before it begins": (
+        _lines(outcome=files.good("jsonl")[1]["outcome"] | {"ci_us": [2.0, 1.0]}),
+        "the lesser first",
+    ),
+    "a true seed": (_lines(seed=True), "seed must be"),
+    "true registers": (_lines(resources={"registers": True}), "resources must be"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_LINES)
+def test_a_line_that_would_not_come_back_is_refused_by_itself(bad: str, store: Store, tmp_path: Path) -> None:
+    lines, said = BAD_LINES[bad]
+    good = files.good("jsonl")[:3]
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(files.written([*lines, *good]).replace(b"Infinity", b"1e999"))
+    done = import_file(store, path)
+    assert done.refused >= 1
+    assert said in done.faults[0].reason
+    assert done.faults[0].place in ("line 1", "line 2")
+    assert done.added == 2
+
+
+def test_a_configuration_that_todays_kernel_cannot_have_is_stale(store: Store, tmp_path: Path) -> None:
+    """A kernel whose constraints do not hold has no source that could be asked for."""
+    lines = files.good("jsonl")[:3]
+    workload = {"workload": "gemm:m=64,n=64,k=64,dtype=f16"}
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(files.written([lines[0], lines[2] | workload]))  # softmax's kernel for a gemm
+    assert import_file(store, path).added == 1
+    assert store.stats().stale == 1
+
+
+MANY = {
+    "blank lines": (files.written(files.good("jsonl")) + b"\n" * 200_000, "blank or cannot be used"),
+    "lines of nothing": (files.written(files.good("jsonl")) + b"\n1" * 200_000, "blank or cannot be used"),
+    "one that expands": (b'{"results": [' + b" " * (60 << 20), "times its size"),
+    "a value without end": (b'{"results": ["' + b"x" * (5 << 20), "longer than 4 Mi"),
+    "names without end": (b'{"cache": {"' + b"x" * (5 << 20), "longer than 4 Mi"),
+    "lists without end": (b'{"results": [' + b"[" * 200_000, "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_files_that_are_more_than_they_look_like_end_early(what: str, store: Store, tmp_path: Path) -> None:
+    text, said = MANY[what]
+    path = tmp_path / "in.json.gz"
+    path.write_bytes(gzip.compress(text, 1))
+    with pytest.raises(InputError, match=said):
+        import_file(store, path)
+    assert store.stats().devices == ()
+
+
+def test_a_line_that_is_too_long_is_one_line(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunebench.db.jsonl_file.MAX_LINE_BYTES", 4096)
+    device, first, second, *_ = files.written(files.good("jsonl")).splitlines()
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\n".join((device, first, b"9" * 10_000, second)))
+    done = import_file(store, path)
+    assert (done.added, [str(fault) for fault in done.faults]) == (2, ["line 3: it is longer than 0 MiB"])
+
+
+def test_a_name_that_stands_twice_is_refused(store: Store, tmp_path: Path) -> None:
+    text = files.written(files.good("kernel-tuner"))
+    path = tmp_path / "in.json"
+    path.write_bytes(text.replace(b'"b": 8', b'"b": 8, "b": 9', 1))
+    cache = import_file(store, path)
+    assert [fault.reason for fault in cache.faults] == ["it has 'b' twice"]
+    path.write_bytes(text.replace(b'"objective"', b'"kernel_name"'))
+    with pytest.raises(InputError, match="has 'kernel_name' twice"):
+        import_file(store, path)
+    device, *lines = files.written(files.good("jsonl")).splitlines()
+    path.write_bytes(b"\n".join((device, lines[0].replace(b'"seed"', b'"bound_us"'), lines[1])))
+    assert "a name twice" in import_file(store, path).faults[0].reason
+
+
+def test_what_is_no_ordinary_file_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no ordinary file"):
+        import_file(store, tmp_path)
+    with pytest.raises(InputError, match="no ordinary file"):
+        import_file(store, Path("/dev/zero"))
+
+
+def test_a_damaged_first_line_hides_no_others(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"{\n" + files.written(files.good("jsonl")))
+    done = import_file(store, path)
+    assert (done.refused, done.added) == (1, 7)
+
+
+def test_a_file_is_read_in_pieces_of_any_size(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunebench.cache_file import _stream, scan
+
+    path = tmp_path / "in.json"
+    data = files.good("kernel-tuner") | {"kernel_name": "é" * 40, "problem_size": 123456789}
+    path.write_bytes(json.dumps(data, ensure_ascii=False).encode())
+    expected = scan(path)
+    assert expected[0].problem == (123456789,)
+    for size in (1, 2, 3, 7, 64):
+        monkeypatch.setattr(_stream, "_PIECE", size)
+        assert scan(path) == expected

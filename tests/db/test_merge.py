@@ -1,0 +1,344 @@
+"""Databases merged into one, on both kinds of database: each measurement once, in the order of recording."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.db.test_stores import DEVICE, EVERY_OUTCOME, TWIN, WORKLOAD, begin, key, measured, served
+from tunebench.db import Demand, RunSummary, Verdict, locate, new_owner, open_store, schema
+from tunebench.db.integrity import examine
+from tunebench.db.merge import Merged, merge
+from tunebench.db.store import Store
+from tunebench.device import Device
+from tunebench.errors import DatabaseError, InputError
+from tunebench.outcome import Crashed, Measured, Result, WrongResult
+
+BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+class Place:
+    """A database that records at moments of the test's choice."""
+
+    def __init__(self, db: str, device: Device = DEVICE) -> None:
+        self.db, self._now = db, BEGAN
+        self.store = Store(locate(db), clock=lambda: self._now)
+        self.store._clock_is_behind = timedelta()
+        self.run = begin(self.store, device)
+
+    def record(self, minute: int, number: int, outcome: Any, *, revision: str = "r1", **changes: Any) -> None:
+        self._now = BEGAN + timedelta(minutes=minute)
+        result = outcome if isinstance(outcome, Result) else Result(outcome=outcome)
+        self.store.record(key(number, revision=revision), result, run_id=self.run, **changes)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    """Databases to merge, files each."""
+    places: list[Place] = []
+
+    def make(**changes: Any) -> Place:
+        places.append(Place(str(tmp_path / f"source{len(places)}.db"), **changes))
+        return places[-1]
+
+    yield make
+    for each in places:
+        each.store.close()
+
+
+def contents(db: str) -> list[Any]:
+    """Return everything that is measured, but for ids."""
+    with open_store(db, read_only=True) as store:
+        found = examine(store)
+        assert found.clean, found.first
+        return [dataclasses.replace(entry, id=0) for entry in store.history(WORKLOAD)]
+
+
+def everything(db: str) -> dict[str, Any]:
+    """Return every row of every table."""
+    with open_store(db, read_only=True) as store, store._read() as connection:
+        return {
+            table.name: connection.execute(sa.select(table).order_by(table.c.id)).all()
+            for table in schema.Base.metadata.sorted_tables
+        }
+
+
+def test_every_measurement_comes_along_once_with_all_that_is_stored_of_it(db: str, place: Any) -> None:
+    one, other = place(), place(device=TWIN)
+    for number, outcome in enumerate(EVERY_OUTCOME):
+        said = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.5}})
+        one.record(number, number, outcome, purpose="audit", bound_us=2.5, seed=7, verdict=said)
+    other.store.record(key(1, device=TWIN), Result(outcome=measured(3.0)), run_id=other.run)
+    one.store.finish_run(one.run, RunSummary(masked=3, wall_s=2.0))
+    first, second = merge([one.db, other.db], into=db)
+    assert dataclasses.asdict(first) == {
+        "database": one.db,
+        "added": len(EVERY_OUTCOME),
+        "known": 0,
+        "runs": 1,
+        "devices": 1,
+        "described": [],
+        "demand": 0,
+    }
+    assert (second.added, second.devices, second.runs) == (1, 1, 1)
+    assert contents(db) == contents(one.db) + contents(other.db)
+    with open_store(db) as store, store._read() as connection:
+        runs = {row.id: row for row in connection.execute(sa.select(schema.Run.__table__))}
+        assert {row.id: row.versions["database"] for row in runs.values()} == {
+            one.run: one.db,
+            other.run: other.db,
+        }
+        assert (runs[one.run].masked, runs[one.run].wall_s, runs[other.run].finished_at) == (3, 2.0, None)
+        begin(store)
+        store.record(key(99), Result(outcome=measured(1.0)))  # ids go on after those that were given out
+        assert store.history(WORKLOAD)[-1].key == key(99)
+
+
+def test_merging_again_adds_nothing_and_what_is_new_since_comes_along(db: str, place: Any) -> None:
+    one = place()
+    for number, outcome in enumerate(EVERY_OUTCOME):
+        one.record(number, number % 3, outcome)
+    merge([one.db], into=db)
+    before = everything(db)
+    [again] = merge([one.db], into=db)
+    assert (again.added, again.known, again.runs, again.devices) == (0, len(EVERY_OUTCOME), 0, 0)
+    assert everything(db) == before
+    one.record(50, 1, measured(4.0))
+    one.store.finish_run(one.run, RunSummary(masked=9))
+    [later] = merge([one.db], into=db)
+    assert (later.added, later.runs) == (1, 0)
+    assert contents(db)[-1].result.outcome == measured(4.0)
+    with open_store(db) as store, store._read() as connection:
+        assert connection.execute(sa.select(schema.Run.masked)).scalar_one() == 9
+
+
+def test_what_was_recorded_last_speaks_whichever_database_comes_first(
+    db: str, place: Any, tmp_path: Path
+) -> None:
+    one, other = place(), place()
+    one.record(0, 1, measured(10.0))
+    other.record(1, 1, measured(12.0))
+    one.record(2, 2, measured(11.0))
+    other.record(3, 2, Crashed(reason="x"))
+    one.record(4, 3, measured(20.0))
+    orders = [one.db, other.db], [other.db, one.db]
+    for sources, into in zip(orders, (db, str(tmp_path / "turned.db")), strict=True):
+        merge(sources, into=into)
+        times = [entry.recorded_at for entry in contents(into)]
+        assert times == [BEGAN + timedelta(minutes=minute) for minute in range(5)]
+        with open_store(into) as store:
+            assert served(store) == [(1, 12.0, False)]
+
+
+def test_finalists_of_one_silence_only_what_was_searched_before_them(db: str, place: Any) -> None:
+    one, other = place(), place()
+    one.record(0, 1, measured(9.0))
+    other.record(1, 2, measured(10.0), purpose="finalist")
+    one.record(2, 3, measured(9.9))
+    merge([other.db, one.db], into=db)
+    with open_store(db) as store:
+        assert served(store) == [(3, 9.9, False)]
+
+
+def test_a_wrong_result_anywhere_silences_its_trial(db: str, place: Any) -> None:
+    one, other = place(), place()
+    one.record(0, 1, WrongResult(reason="nan"))
+    other.record(1, 1, measured(5.0))
+    other.record(2, 2, measured(6.0))
+    merge([other.db, one.db], into=db)
+    with open_store(db) as store:
+        assert served(store) == [(2, 6.0, False)]
+
+
+def test_a_clock_that_was_wrong_changes_no_order_within_a_database(db: str, place: Any) -> None:
+    one, other = place(), place()
+    one.record(0, 1, measured(1.0))
+    one.record(10_000_000, 1, measured(2.0))  # in twenty years
+    one.record(-5, 1, measured(3.0))  # set back
+    one.record(6, 1, measured(4.0))
+    other.record(3, 1, measured(5.0))
+    for sources in ([one.db, other.db], [other.db, one.db]):
+        merge(sources, into=db)
+    with open_store(db) as store:
+        medians = [entry.result.outcome.median_us for entry in store.history(WORKLOAD)]  # type: ignore[union-attr]
+    assert medians == [1.0, 2.0, 3.0, 5.0, 4.0]
+
+
+def test_what_the_target_has_recorded_stays_in_its_place(db: str, place: Any) -> None:
+    one = place()
+    one.record(1, 1, measured(1.0))
+    one.record(3, 1, measured(3.0))
+    with closing(Place(db).store) as store:
+        store._clock = lambda: BEGAN + timedelta(minutes=2)
+        store.record(key(1), Result(outcome=measured(2.0)))
+    merge([one.db], into=db)
+    with open_store(db) as store:
+        assert [e.result.outcome.median_us for e in store.history(WORKLOAD)] == [1.0, 2.0, 3.0]  # type: ignore[union-attr]
+    assert merge([one.db], into=db)[0].added == 0
+
+
+def test_claims_stay_where_they_are_and_end_where_it_was_measured(db: str, place: Any) -> None:
+    one = place()
+    one.store.claim(key(1), new_owner())
+    one.record(0, 2, measured(1.0))
+    with open_store(db) as store:
+        begin(store)
+        assert store.claim(key(2), new_owner())
+        assert store.claim(key(3), new_owner())
+    merge([one.db], into=db)
+    with open_store(db) as store:
+        assert (store.stats().claimed, store.stats().trials) == (1, 1)
+
+
+def test_without_its_variant_the_revision_that_was_measured_last_stands(
+    db: str, place: Any, tmp_path: Path
+) -> None:
+    one, other = place(), place()
+    one.record(0, 1, measured(1.0), revision="old")
+    one.record(1, 1, measured(2.0), revision="new")
+    other.record(2, 1, measured(3.0), revision="older")
+    other.record(3, 1, measured(4.0), revision="old")  # set back since
+    for sources, into in (([one.db, other.db], db), ([other.db, one.db], str(tmp_path / "turned.db"))):
+        merge(sources, into=into)
+        with open_store(into) as store:
+            assert {e.key.revision: e.stale for e in store.history(WORKLOAD)} == {
+                "old": False,
+                "new": True,
+                "older": True,
+            }
+
+
+def test_a_variant_that_is_installed_says_itself_what_is_stale(db: str, place: Any) -> None:
+    from tunebench import kernels
+    from tunebench.workloads import parse
+
+    variant, workload = kernels.variant("softmax/cuda_block"), parse(WORKLOAD)
+    config = variant.default(workload, DEVICE)
+    today = variant.revision(workload, config)
+    one = place()
+    trial = dataclasses.replace(key(variant="softmax/cuda_block"), config=config, revision=today)
+    one.store.record(trial, Result(outcome=measured(1.0)))
+    one.store.record(dataclasses.replace(trial, revision="other"), Result(outcome=measured(2.0)))
+    merge([one.db], into=db)
+    with open_store(db) as store:
+        assert [e.stale for e in store.history(WORKLOAD)] == [False, True]
+
+
+def test_a_device_keeps_the_description_that_a_run_began_with_last(db: str, place: Any) -> None:
+    cooler = dataclasses.replace(DEVICE, tdp_w=100.0)
+    one, other = place(), place(device=cooler)
+    other._now += timedelta(hours=1)
+    begin(other.store, cooler)
+    for sources in ([one.db, other.db], [other.db, one.db]):
+        merged = merge(sources, into=db)
+        with open_store(db) as store:
+            assert Device(**store.descriptors()[DEVICE.key]) == cooler
+    assert [each.described for each in merged] == [[], [DEVICE.key]]
+
+
+def test_what_programs_run_adds_up_and_is_never_doubled(db: str, place: Any) -> None:
+    one, other = place(), place()
+    for each, calls in ((one, 3), (other, 40)):
+        each.store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=calls, time_us=calls / 2)])
+    with open_store(db) as store:
+        store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=500, time_us=1.0)])
+    assert [each.demand for each in merge([one.db, other.db], into=db)] == [1, 1]
+    assert [each.demand for each in merge([other.db, one.db], into=db)] == [0, 0]
+    one.store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=1, time_us=1.0)])
+    merge([one.db], into=db)
+    with open_store(db) as store:
+        [demand] = store.demand(DEVICE.key)
+    assert (demand.calls, demand.time_us) == (544, 23.5)
+    merge([db], into=other.db)  # and back: what came from there is not its own a second time
+    assert [(d.calls, d.time_us) for d in other.store.demand(DEVICE.key)] == [(544, 23.5)]
+
+
+def test_a_merge_that_is_interrupted_keeps_whole_sources_only(db: str, place: Any) -> None:
+    one, other = place(), place()
+    one.record(0, 1, measured(1.0))
+    other.record(1, 2, measured(2.0))
+    done: list[Merged] = []
+
+    def interrupt(source: str, looked: int, total: int) -> None:
+        if source == other.db and looked:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge([one.db, other.db], into=db, watcher=interrupt, done=done.append)
+    assert [each.database for each in done] == [one.db]
+    assert contents(db) == contents(one.db)
+    with open_store(db) as store:
+        assert store.stats().runs == 1
+
+
+def test_many_trials_are_merged_in_chunks(db: str, place: Any) -> None:
+    one = place()
+    with one.store._write():
+        pass
+    from tests.db.test_stores import added, batch
+
+    outcomes = [added(number % 700, measured(1.0 + number)) for number in range(1400)]
+    one.store.add([batch(*outcomes)])
+    seen: list[tuple[int, int]] = []
+    with open_store(db) as store:
+        begin(store)
+        store.record(key(0), Result(outcome=Crashed(reason="x")))
+    [merged] = merge([one.db], into=db, watcher=lambda source, done, total: seen.append((done, total)))
+    assert (merged.added, merged.known) == (1400, 0)
+    assert seen[-1] == (1400, 1400)
+    with open_store(db) as store:
+        tiles = [
+            e.key.config["tile"] for e in store.history(WORKLOAD) if isinstance(e.result.outcome, Measured)
+        ]
+        assert tiles == [number % 700 for number in range(1400)]
+        assert store.spaces() == {key().space: 700}
+    assert merge([one.db], into=db)[0].known == 1400
+
+
+def test_what_cannot_be_merged_is_refused_before_anything_goes_in(
+    db: str, place: Any, tmp_path: Path
+) -> None:
+    one = place()
+    one.record(0, 1, measured(1.0))
+    link = tmp_path / "link.db"
+    link.symlink_to(one.db)
+    with pytest.raises(InputError, match="into itself"):
+        merge([one.db], into=str(link))
+    with pytest.raises(InputError, match="into itself"):
+        merge([db], into=db)
+    with pytest.raises(InputError, match="name at least one"):
+        merge([], into=db)
+    with pytest.raises(DatabaseError, match="does not exist"):
+        merge([one.db, str(tmp_path / "none.db")], into=db)
+    if locate(db).path is not None:
+        assert not Path(db).exists()
+
+
+def test_a_server_is_merged_into_a_file(server: Any, tmp_path: Path) -> None:
+    remote = Place(server.new_database())
+    for number, outcome in enumerate(EVERY_OUTCOME):
+        remote.record(number, number, outcome)
+    into = str(tmp_path / "file.db")
+    [merged] = merge([remote.db], into=into)
+    remote.store.close()
+    assert (merged.added, merged.database) == (len(EVERY_OUTCOME), str(locate(remote.db)))
+    assert contents(into) == contents(remote.db)
+    assert merge([into], into=remote.db)[0].added == 0
+
+
+def test_rows_that_cannot_be_read_name_the_command_that_tells_them(db: str, place: Any) -> None:
+    one = place()
+    one.record(0, 1, measured(1.0))
+    with one.store._write() as connection:
+        connection.exec_driver_sql("UPDATE measurement SET conditions = '{'")
+    with pytest.raises(DatabaseError, match=r"cannot be read .*tunebench db verify"):
+        merge([one.db], into=db)
+    with open_store(db) as store:
+        assert store.stats().runs == 0

@@ -1,0 +1,205 @@
+"""Migrations both ways, from a database of every schema that was ever released, on both kinds of database."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tunebench.db import downgrade, locate, migrate, open_store, schema, upgrade
+from tunebench.db.engine import create_engine, write
+from tunebench.db.integrity import examine
+from tunebench.errors import DatabaseError, InputError, SchemaError, UnknownName
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+FIRST, HEAD = schema.REVISIONS[0], schema.HEAD
+MADE_ANEW = {"alembic_version", "origin"}
+
+
+def load(revision: str, db: str, folder: Path) -> None:
+    """Make a database of an earlier schema, with the rows of its golden file."""
+    location = locate(db)
+    path = location.path or folder / "golden.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript((GOLDEN / f"schema_{revision}.sql").read_text(encoding="utf-8"))
+    if location.path is None:
+        engine = create_engine(location)
+        with write(engine) as connection:
+            migrate._alembic(connection, "upgrade", revision)
+            _copy(path, connection)
+        engine.dispose()
+
+
+def _copy(path: Path, target: sa.Connection) -> None:
+    tables = sa.MetaData()
+    tables.reflect(target)
+    file = sa.create_engine(f"sqlite:///{path}")
+    with file.connect() as source:
+        for table in tables.sorted_tables:
+            if table.name == "alembic_version":
+                continue
+            target.execute(table.delete())
+            for row in source.execute(sa.text(f'SELECT * FROM "{table.name}"')).mappings():
+                given = {name: value for name, value in row.items() if value is not None}
+                values = {name: _typed(value, table.c[name].type) for name, value in given.items()}
+                target.execute(table.insert(), values)
+    file.dispose()
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    match kind:
+        case sa.JSON():
+            return json.loads(value)
+        case sa.DateTime():
+            return datetime.fromisoformat(f"{value}+00:00")
+        case sa.Boolean():
+            return bool(value)
+    return value
+
+
+Rows = dict[str, list[Any]]
+
+
+def rows(db: str) -> Rows:
+    """Return every row of every table as it lies there, and what the view says."""
+    engine = create_engine(locate(db))
+    tables = sa.MetaData()
+    with engine.connect() as connection:
+        tables.reflect(connection)
+        found = {
+            name: [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+            for name, table in tables.tables.items()
+            if name not in MADE_ANEW
+        }
+        view = connection.exec_driver_sql("SELECT measurement_id FROM answer_v1").scalars().all()
+    engine.dispose()
+    for each in found.values():
+        each.sort(key=lambda row: str(row["id"]))
+    return {**found, "answer_v1": sorted(view)}
+
+
+@pytest.mark.parametrize("revision", schema.REVISIONS)
+def test_every_schema_goes_up_and_back_and_up_again(revision: str, db: str, tmp_path: Path) -> None:
+    load(revision, db, tmp_path)
+    before = rows(db)
+    assert upgrade(db) == (revision, HEAD)
+    after = rows(db)
+    with open_store(db) as store:
+        assert examine(store).clean
+    assert downgrade(db, to=revision) == (HEAD, revision)
+    assert rows(db) == before
+    if revision != HEAD:
+        with pytest.raises(SchemaError, match="tunebench db upgrade"):
+            open_store(db)
+    assert upgrade(db) == (revision, HEAD)
+    assert rows(db) == after
+
+
+@pytest.mark.parametrize("revision", [schema.REVISIONS[1], HEAD])
+def test_what_the_first_schema_has_no_place_for_is_told_before_it_is_lost(
+    revision: str, db: str, tmp_path: Path
+) -> None:
+    load(revision, db, tmp_path)
+    upgrade(db)
+    before = rows(db)
+    lost = {name: _told(name, before) for name in ("verdicts", "demand")}
+    if any(lost.values()):
+        with pytest.raises(InputError, match=r"has no place for .* it is as it was.*--force") as caught:
+            downgrade(db, to=FIRST)
+        assert ("measurement.versus_default" in str(caught.value)) == bool(lost["verdicts"])
+        assert ("rows of demand" in str(caught.value)) == bool(lost["demand"])
+        assert rows(db) == before
+    assert downgrade(db, to=FIRST, force=True) == (HEAD, FIRST)
+    assert upgrade(db) == (FIRST, HEAD)
+    again = rows(db)
+    for row in before["measurement"]:
+        row |= {"versus_default": None, "comparison": None}
+    for each in (again, before):
+        assert each.pop("answer_v1")
+    assert again == before | ({"demand": []} if "demand" in before else {})
+
+
+def _told(name: str, found: Rows) -> list[Any]:
+    if name == "demand":
+        return list(found.get("demand", []))
+    return [row for row in found["measurement"] if row["versus_default"]]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(("direction", "statement"), [("up", 12), ("down", -1)])
+def test_a_migration_that_is_killed_changes_nothing(
+    statement: int, direction: str, db: str, tmp_path: Path
+) -> None:
+    load(FIRST, db, tmp_path)
+    if direction == "down":
+        upgrade(db)
+    before, schema_before = rows(db), _tables(db)
+    child = os.fork()
+    if child == 0:
+        _killed_at(statement)
+        with contextlib.suppress(BaseException):
+            _ = upgrade(db) if direction == "up" else downgrade(db, to=FIRST)
+        os._exit(0)  # it was not killed
+    status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert (rows(db), _tables(db)) == (before, schema_before)
+    assert upgrade(db)[1] == HEAD if direction == "up" else downgrade(db, to=FIRST)[1] == FIRST
+
+
+def _killed_at(statement: int) -> None:
+    """Kill this process at the statement of that number that changes anything; -1 is before the commit."""
+
+    def die(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if statement < 0:
+        migrate._check_references = die  # type: ignore[assignment]
+        return
+    count = 0
+
+    def seen(conn: Any, cursor: Any, text: str, *rest: Any) -> None:
+        nonlocal count
+        count += not text.lstrip().upper().startswith(("SELECT", "PRAGMA", "BEGIN"))
+        if count >= statement:
+            die()
+
+    sa.event.listen(sa.Engine, "after_cursor_execute", seen)
+
+
+def _tables(db: str) -> dict[str, list[str]]:
+    engine = create_engine(locate(db))
+    with engine.connect() as connection:
+        inspector = sa.inspect(connection)
+        found = {
+            name: sorted(column["name"] for column in inspector.get_columns(name))
+            for name in inspector.get_table_names()
+        }
+    engine.dispose()
+    return found
+
+
+def test_only_known_and_earlier_revisions_are_gone_back_to(db: str, tmp_path: Path) -> None:
+    load(FIRST, db, tmp_path)
+    assert downgrade(db, to=FIRST) == (FIRST, FIRST)
+    with pytest.raises(InputError, match=f"has schema {FIRST}, older than {HEAD}; run: tunebench db upgrade"):
+        downgrade(db, to=HEAD)
+    with pytest.raises(UnknownName, match="unknown revision '0'"):
+        downgrade(db, to="0")
+
+
+def test_there_must_be_a_database_to_go_back_with(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="does not exist"):
+        downgrade(tmp_path / "none.db", to=FIRST)
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(DatabaseError, match="is empty"):
+        downgrade(tmp_path / "empty.db", to=FIRST)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.db"]

@@ -1,0 +1,496 @@
+"""SQLite files in bad company: power cuts, damage, full and read-only disks, files that go away, names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.db.test_store import DEVICE, WORKLOAD, begin, result, unprivileged
+from tunebench import lookup
+from tunebench.db import TrialKey, disk, engine, locate, lookup_index, open_store
+from tunebench.db.retry import Patience
+from tunebench.db.store import Store
+from tunebench.errors import DatabaseError, LookupMiss, SchemaError
+from tunebench.kernels import variant
+from tunebench.workloads import parse
+
+PROBLEM, VARIANT = parse(WORKLOAD), variant("softmax/cuda_block")
+TABLE = VARIANT.configs(PROBLEM, DEVICE)
+
+
+def key(number: int) -> TrialKey:
+    """Return one of the trials that a lookup would serve, by a number."""
+    config = TABLE.config(number)
+    revision = VARIANT.revision(PROBLEM, config)
+    return TrialKey(
+        device=DEVICE.key, workload=WORKLOAD, variant=VARIANT.key, revision=revision, config=config
+    )
+
+
+def filled(path: Path, count: int = 3) -> Path:
+    with open_store(path) as store:
+        begin(store)
+        for number in range(count):
+            store.record(key(number), result(1.0 + number))
+    return path
+
+
+def ask(path: Path) -> int:
+    """Return the number of the trial that is served."""
+    answer = lookup("softmax", rows=64, cols=64, dtype="f32", device=DEVICE, db=path, strict=True)
+    return _number(answer.config)
+
+
+def _number(config: Any) -> int:
+    row = TABLE.row(config)
+    assert row is not None
+    return row
+
+
+def numbers(store: Store) -> list[int]:
+    return [_number(entry.key.config) for entry in store.history(WORKLOAD)]
+
+
+@contextlib.contextmanager
+def at_work(path: Path, count: int) -> Iterator[Store]:
+    """A file whose tuner has not closed it: its last records are in the log beside it."""
+    with open_store(path) as store:
+        begin(store)
+        for number in range(count):
+            store.record(key(number), result(100.0 - number))
+        yield store
+
+
+def taken(path: Path, to: Path, *suffixes: str) -> Path:
+    """Copy what a crash would leave: the file, and some of what stands beside it."""
+    to.mkdir(exist_ok=True)
+    for suffix in ("", *suffixes):
+        shutil.copy(f"{path}{suffix}", to / f"{path.name}{suffix}")
+    return to / path.name
+
+
+# -- power cuts ------------------------------------------------------------------------------------
+
+
+def test_every_connection_flushes_what_it_commits(tmp_path: Path) -> None:
+    with open_store(tmp_path / "x.db") as store, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(store._engine.connect())
+            told = [
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                for name in ("journal_mode", "synchronous", "foreign_keys", "checkpoint_fullfsync")
+            ]
+            assert told[:3] == ["wal", 2, 1]
+
+
+def test_a_torn_log_gives_what_was_committed_before_the_tear(tmp_path: Path) -> None:
+    path, draw = tmp_path / "x.db", random.Random(1)
+    sizes = []
+    with open_store(path) as store:
+        begin(store)
+        for number in range(25):
+            store.record(key(number), result())
+            sizes.append(Path(f"{path}-wal").stat().st_size)
+        whole = taken(path, tmp_path / "whole", "-wal")
+    assert sizes == sorted(set(sizes))  # nothing was moved into the file meanwhile
+    for attempt in range(12):
+        torn = taken(whole, tmp_path / f"torn{attempt}", "-wal")
+        log = Path(f"{torn}-wal")
+        tear = draw.randrange(32, sizes[-1])
+        if attempt % 2:
+            os.truncate(log, tear)
+        else:  # what was not flushed may be anything
+            log.write_bytes(log.read_bytes()[:tear] + draw.randbytes(sizes[-1] - tear))
+        with open_store(torn) as store:
+            kept = sum(size <= tear for size in sizes)
+            assert numbers(store) == list(range(kept))
+            with store._read() as connection:
+                assert connection.exec_driver_sql("PRAGMA integrity_check").fetchall() == [("ok",)]
+            begin(store)
+            store.record(key(98), result())
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def test_whatever_is_damaged_the_rest_is_read_or_it_is_said_what_to_do(tmp_path: Path) -> None:
+    path, draw = filled(tmp_path / "x.db", 60), random.Random(2)
+    data, said = path.read_bytes(), list[str]()
+    for attempt in range(30):
+        damaged = bytearray(data)
+        page = 4096 * draw.randrange(len(data) // 4096)
+        for _ in range(8):
+            damaged[page + draw.randrange(4096)] = draw.randrange(256)
+        if attempt % 3 == 0:
+            damaged = damaged[:page]
+        path = tmp_path / f"{attempt}.db"
+        path.write_bytes(damaged)
+        for read in (ask, lambda path: open_store(path, read_only=True).history(WORKLOAD)):
+            try:
+                read(path)
+            except (DatabaseError, LookupMiss) as error:
+                said.append(str(error))
+        assert path.read_bytes() == damaged
+    assert len(said) > 20
+    assert not [line for line in said if "\n" in line]
+    assert [line for line in said if "is damaged. Restore a copy" in line]
+
+
+def _saved(path: Path, command: str) -> Path:
+    saved = path.with_name("saved.db")
+    piped = f"sqlite3 {path} {command} | sqlite3 {saved}"
+    subprocess.run(piped, shell=True, check=True, stderr=subprocess.DEVNULL)
+    return saved
+
+
+@pytest.mark.parametrize("command", [".recover", ".dump"])
+@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the sqlite3 shell is not installed")
+def test_what_sqlite_saves_of_a_damaged_file_is_a_database_again(tmp_path: Path, command: str) -> None:
+    path = filled(tmp_path / "x.db", 60)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'ix_measurement_trial_id'"
+        [page] = connection.execute(query).fetchone()
+    saved = _saved(path, command)
+    if command == ".recover" and saved.stat().st_size == 0:
+        pytest.skip("this sqlite3 shell was built without .recover")
+    saved.unlink()
+    data = bytearray(path.read_bytes())
+    data[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
+    path.write_bytes(data)
+    with open_store(path) as store, pytest.raises(DatabaseError, match=r"\.recover"):
+        store.best(WORKLOAD)
+    with open_store(_saved(path, command)) as store:
+        assert numbers(store) == list(range(60))
+        begin(store)
+        store.record(key(98), result(0.5))
+    assert ask(saved) == 98
+
+
+def test_a_view_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = filled(tmp_path / "x.db")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP VIEW answer_v1")
+    with open_store(path) as store, pytest.raises(DatabaseError, match=r"changed by hand.*answer_v1"):
+        store.best(WORKLOAD)
+    with pytest.raises(SchemaError, match="answer_v1"):
+        ask(path)
+
+
+def test_another_programs_file_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "places.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE moz_places (id INTEGER)")
+    before = path.read_bytes()
+    with pytest.raises(SchemaError, match="another program"):
+        open_store(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nobody_sees_a_database_before_it_has_its_tables(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    made = engine.create_engine(locate(path))
+    with made.connect(), pytest.raises(LookupMiss):
+        ask(path)
+    made.dispose()
+
+
+# -- disks -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed_folder() -> Iterator[Path]:
+    """A folder that every user can read; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder / "closed"
+        (folder / "closed").chmod(0o755)
+
+
+def test_a_log_left_in_a_folder_one_may_not_write_is_read(tmp_path: Path, closed_folder: Path) -> None:
+    with at_work(tmp_path / "x.db", 3):
+        left = taken(tmp_path / "x.db", closed_folder, "-wal")
+    before = {path: path.read_bytes() for path in closed_folder.iterdir()}
+    for path in before:
+        path.chmod(0o444)
+    closed_folder.chmod(0o555)
+    with unprivileged():
+        assert ask(left) == 2
+        with open_store(left, read_only=True) as store:
+            assert numbers(store) == [0, 1, 2]
+            with pytest.raises(DatabaseError, match="cannot be written"):
+                store.record(key(9), result())
+        with pytest.raises(DatabaseError, match="writable"):
+            open_store(left)
+    assert {path: path.read_bytes() for path in closed_folder.iterdir()} == before
+
+
+def test_a_log_that_does_not_stand_still_is_read_when_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with at_work(tmp_path / "x.db", 3):
+        left = taken(tmp_path / "x.db", tmp_path / "left", "-wal")
+    heads, real = [b"older", b"newer"], lookup_index._head
+    monkeypatch.setattr(lookup_index, "_head", lambda log: heads.pop() if heads else real(log))
+    with contextlib.closing(lookup_index._merged(left)) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM measurement").fetchone() == (3,)
+    monkeypatch.setattr(lookup_index, "_head", lambda log: os.urandom(8))
+    with pytest.raises(sqlite3.OperationalError, match="stand still"):
+        lookup_index._merged(left)
+
+
+@pytest.mark.parametrize(
+    "said", ["disk I/O error", "database or disk is full", "unable to open database file"]
+)
+def test_lookups_go_on_where_no_shared_memory_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """SQLite says the first on a full disk."""
+    path = filled(tmp_path / "x.db")
+    probed = lookup_index._probed
+
+    def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+        if "immutable" not in uri:
+            raise sqlite3.OperationalError(said)
+        return probed(uri, factory)
+
+    monkeypatch.setattr(lookup_index, "_probed", refuse)
+    assert ask(path) == 0
+
+
+def test_a_log_that_just_goes_away_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = filled(tmp_path / "x.db")
+    probed, refusals = lookup_index._probed, [1, 2]
+
+    def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+        if refusals:
+            refusals.pop()
+            raise sqlite3.OperationalError("attempt to write a readonly database")
+        return probed(uri, factory)
+
+    monkeypatch.setattr(lookup_index, "_probed", refuse)
+    with contextlib.closing(lookup_index.open_read_only(path)) as connection:
+        assert not isinstance(connection, lookup_index.FrozenConnection)
+
+
+_LIMITED = """
+import resource, signal, sys
+sys.path[:0] = {folders!r}
+import _witness
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))
+with _witness.witnessing({db!r}, Path({journal!r})) as store:
+    _witness.tune(store, _witness.workload(0), 1)
+"""
+
+
+def _tune_within(limit: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Tune a problem with files of that many bytes at most."""
+    root = Path(__file__).parents[2]
+    names = {"db": str(folder / "x.db"), "journal": str(folder / "journal")}
+    script = _LIMITED.format(folders=[str(root / "benchmarks")], limit=limit, **names)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.skipif(os.name == "nt", reason="this system has no such limits")
+def test_a_tuner_without_room_keeps_what_it_has_and_goes_on_when_there_is_some(tmp_path: Path) -> None:
+    ended = _tune_within(900_000, tmp_path)
+    assert "run the same command again" in ended.stderr.strip().splitlines()[-1], ended.stderr
+    journalled = (tmp_path / "journal").read_text().count("\n")
+    with open_store(tmp_path / "x.db") as store:
+        assert sum(store.stats().outcomes.values()) == journalled > 20
+    assert _tune_within(-1, tmp_path).returncode == 0
+    with open_store(tmp_path / "x.db") as store:
+        assert (store.stats().trials, store.stats().claimed) == (256, 0)
+
+
+# -- files and their names -------------------------------------------------------------------------
+
+
+def test_a_file_that_goes_away_is_noticed(tmp_path: Path) -> None:
+    path = filled(tmp_path / "x.db")
+    other = filled(tmp_path / "other.db")
+    with open_store(path) as store:
+        begin(store)
+        path.rename(tmp_path / "moved.db")
+        for attempt in (lambda: store.record(key(9), result()), lambda: store.history(WORKLOAD)):
+            with pytest.raises(DatabaseError, match="was deleted, or another file took its place"):
+                attempt()
+        other.replace(path)
+        with pytest.raises(DatabaseError, match="was deleted, or another file took its place"):
+            store.record(key(9), result())
+        assert ask(path) == 0
+        (tmp_path / "moved.db").replace(path)  # put back
+        store.record(key(9), result())
+        assert numbers(store) == [0, 1, 2, 9]
+    with open_store(path) as store:
+        assert numbers(store) == [0, 1, 2, 9]
+
+
+def test_a_folder_that_goes_away_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = filled(folder / "x.db")
+    with open_store(path) as store:
+        assert ask(path) == 0
+        shutil.rmtree(folder)
+        with pytest.raises(DatabaseError, match=r"was deleted|its folder must exist"):
+            store.record(key(9), result())
+        with pytest.raises(LookupMiss):
+            ask(path)
+
+
+def test_two_names_of_a_file_are_one_database_or_refused(tmp_path: Path) -> None:
+    path, folder = filled(tmp_path / "x.db"), tmp_path / "elsewhere"
+    folder.mkdir()
+    link = folder / "link.db"
+    link.symlink_to(path)
+    with open_store(path) as one, open_store(link) as other:
+        one.record(key(7), result())
+        other.record(key(8), result(0.5))
+        assert numbers(one) == numbers(other) == [0, 1, 2, 7, 8]
+        assert ask(link) == ask(path) == 8
+    os.link(path, folder / "hard.db")
+    for name in (path, folder / "hard.db"):
+        with pytest.raises(DatabaseError, match=r"2 names \(hard links\)"):
+            open_store(name)
+    (folder / "hard.db").unlink()
+    open_store(path).close()
+
+
+def _mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, place: Path, kind: str) -> None:
+    table = folder / "mountinfo"
+    space = str(place).replace(" ", "\\040")
+    table.write_text(
+        f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:50 / {space} rw shared:1 - {kind} there rw\n"
+    )
+    monkeypatch.setattr(disk, "_MOUNTS", table)
+
+
+def test_a_file_that_is_mounted_by_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = filled(tmp_path / "x.db")
+    _mounted(monkeypatch, tmp_path, path, "ext4")
+    with pytest.raises(DatabaseError, match="mount the folder"):
+        open_store(path)
+    assert ask(path) == 0
+
+
+def test_without_shared_memory_there_is_no_log_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "of all machines"
+    folder.mkdir()
+    path = filled(folder / "x.db")
+    _mounted(monkeypatch, tmp_path, folder, "nfs4")
+    with pytest.warns(RuntimeWarning, match=r"network file system \(nfs4\)"):
+        store = open_store(path)
+    _works_without_log(store, path)
+    path = folder / "fresh.db"
+    open_store(path).close()
+    with pytest.warns(RuntimeWarning, match="network file system"):
+        store = open_store(path)
+    begin(store)
+    store.record(key(1), result())
+    store.close()
+
+
+def test_where_shared_memory_is_refused_there_is_no_log_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, connect = filled(tmp_path / "x.db"), sqlite3.connect
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+
+    def connect_without(database: Any, **given: Any) -> sqlite3.Connection:
+        """Connect through a part of SQLite that shares no memory."""
+        uri = str(database) if given.pop("uri", False) else f"file:{database}?mode=rwc"
+        return connect(f"{uri}&vfs=unix-dotfile", uri=True, **given)
+
+    monkeypatch.setattr(sqlite3, "connect", connect_without)
+    with pytest.warns(RuntimeWarning, match="cannot share memory"):
+        store = open_store(path)
+    _works_without_log(store, path)
+
+
+def _works_without_log(store: Store, path: Path) -> None:
+    with store:
+        with store._read() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 3
+        begin(store)
+        store.record(key(5), result(0.25))
+        assert ask(path) == 5
+    assert not Path(f"{path}-wal").exists()
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_is_held_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "BUSY_S", 0.05)
+    path, told = filled(tmp_path / "x.db"), list[str]()
+    with open_store(path, patience=Patience(tell=told.append)) as store:
+        begin(store)
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        timer = threading.Timer(0.4, other.execute, ("COMMIT",))
+        timer.start()
+        store.record(key(9), result())
+        timer.join()
+        other.execute("BEGIN IMMEDIATE")
+        store.patience = None
+        with pytest.raises(DatabaseError, match="in use by another program"):
+            store.record(key(10), result())
+        other.close()
+        assert numbers(store) == [0, 1, 2, 9]
+    assert [line.partition(":")[0] for line in told] == ["waiting up to 120 s", ""]
+
+
+def test_lookups_are_right_while_everything_is_written(tmp_path: Path) -> None:
+    path, done = tmp_path / "x.db", threading.Event()
+    seen: list[list[int]] = [[], []]
+    raised: list[BaseException] = []
+
+    def read(mine: list[int]) -> None:
+        while not done.is_set():
+            try:
+                mine.append(ask(path))
+            except LookupMiss as error:
+                if mine:
+                    raised.append(error)
+            except BaseException as error:
+                raised.append(error)
+                return
+
+    readers = [threading.Thread(target=read, args=(mine,)) for mine in seen]
+    for reader in readers:
+        reader.start()
+    for start in range(0, 40, 10):  # opened and closed, so that log and shared memory come and go
+        with open_store(path) as store:
+            begin(store)
+            for number in range(start, start + 10):
+                store.record(key(number), result(100.0 - number))
+    deadline = time.monotonic() + 30
+    while not all(mine and mine[-1] == 39 for mine in seen) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert raised == []
+    assert [(mine[-1], mine == sorted(mine)) for mine in seen] == [(39, True)] * 2

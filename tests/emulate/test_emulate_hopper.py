@@ -1,0 +1,650 @@
+"""The emulator's models of Hopper: what PTX says happens in every order, what it forbids is reported."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.toy_variants import Toy, ToyVariant
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, Order, emulate, find_compiler, watch
+from tunebench.errors import InputError
+from tunebench.kernels import include
+from tunebench.space import Config
+from tunebench.variant import Launch, PixelBox, TensorMap
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+CONFIG = Config({"unused": 0})
+HELPERS = "".join(include(f"{name}.cuh") for name in ("types", "ptx", "ptx_hopper"))
+SIGNATURE = """
+__global__ void toy(const __grid_constant__ TensorMap map, float* y, const float* x, int n) {
+  extern __shared__ __align__(1024) u8 bytes[];
+  const u32 shared = shared_address(bytes), t = threadIdx.x, barrier = shared + 60000;
+  const float* const floats = reinterpret_cast<const float*>(bytes);
+  auto meet = [] { cluster_arrive(); cluster_wait(); };
+"""
+
+
+def lines(n: int, **other: Any) -> TensorMap:
+    """Return a map of x as lines of 32 f32, which are 128 bytes; what is left over does not exist."""
+    facts = {"extents": (32, n // 32), "strides_bytes": (128,), "box": (32, 4), "swizzle_bytes": 0}
+    return TensorMap(tensor="x", dtype="f32", **{**facts, **other})
+
+
+class HopperToy(ToyVariant):
+    """Runs `toy(map, y, x, n)` with clusters."""
+
+    def __init__(self, text: str, tensor_map: TensorMap, *, block: int, cluster: int) -> None:
+        super().__init__(text, block=block, smem_bytes=65536)
+        self._map, self._cluster = tensor_map, cluster
+
+    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
+        (launch,) = super().launches(workload, config)
+        arguments = (self._map, "y", "x", launch.arguments[-1])
+        changes: dict[str, Any] = {"grid": (self._cluster, 1, 1), "cluster": self._cluster}
+        return (dataclasses.replace(launch, arguments=arguments, **changes),)
+
+
+def run(
+    body: str,
+    x: Any,
+    order: Order = "forward",
+    *,
+    block: int = 128,
+    cluster: int = 1,
+    seed: int = 1,
+    **boxes: Any,
+) -> Any:
+    """Emulate a kernel with this body on x."""
+    values = np.asarray(x, np.float32)
+    tensor_map = lines(len(values), **boxes)
+    variant = HopperToy(HELPERS + SIGNATURE + body + "\n}", tensor_map, block=block, cluster=cluster)
+    inputs = {"x": values, "factor": np.float32(2)}
+    return emulate(variant, Toy(n=len(values)), CONFIG, inputs, order=order, seed=seed)["y"]
+
+
+X = np.arange(1, 257, dtype=np.float32)
+SET_UP = """
+  if (t == 0) {
+    mbarrier_init(barrier, 1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+"""
+LOAD = """
+  if (t == 0) {
+    mbarrier_arrive_expect_tx(barrier, 512);
+    copy_box_2d(shared, map, COORDINATES, barrier);
+  }
+  mbarrier_wait(barrier, 0);
+"""
+
+# -- barriers ------------------------------------------------------------------------------------------------
+
+
+HAND_OVER = """
+  volatile float* const cell = reinterpret_cast<float*>(bytes);
+  if (t == 0) {
+    mbarrier_init(barrier, 32);      // of those who write
+    mbarrier_init(barrier + 8, 96);  // of those who read
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  float sum = 0;
+  for (u32 round = 0; round < 5; ++round) {
+    if (t < 32) {
+      mbarrier_wait(barrier + 8, round % 2 ^ 1);
+      cell[t] = x[t] + round;
+      mbarrier_arrive(barrier);
+    } else {
+      mbarrier_wait(barrier, round % 2);
+      sum += cell[(t + round) % 32];
+      mbarrier_arrive(barrier + 8);
+    }
+  }
+  y[t] = sum, y[t + 128] = 0;
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_phases_end_when_all_have_arrived(order: Order) -> None:
+    y = run(HAND_OVER, X, order)
+    t = np.arange(32, 128)
+    expected = sum(X[(t + round_) % 32] + round_ for round_ in range(5))
+    np.testing.assert_array_equal(y[32:128], expected)
+
+
+@needs_compiler
+def test_what_a_barrier_hands_over_is_no_race_and_what_it_does_not_is_one() -> None:
+    def seen(body: str) -> Any:
+        variant = HopperToy(HELPERS + SIGNATURE + body + "\n}", lines(256), block=128, cluster=1)
+        return watch(variant, Toy(n=256), CONFIG, {"x": X, "factor": np.float32(2)})
+
+    body = HAND_OVER.replace("volatile ", "")
+    seen(body)
+    with pytest.raises(EmulationFailed, match="race on shared memory"):
+        seen(body.replace("mbarrier_wait(barrier, round % 2);", ""))
+    copied = seen(SET_UP + LOAD.replace("COORDINATES", "5, -1") + "y[t] = floats[t], y[t + 128] = 0;")
+    (block,) = copied.counts.blocks
+    assert block.fill_bytes == 3 * 27 * 4
+    assert block.warp_instructions["cp.async.bulk.tensor"] == 1
+
+
+# -- copies --------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("column", "line"), [(0, 0), (0, 6), (5, -2), (-3, 1), (40, 0), (0, -9)])
+def test_a_box_has_zeros_beyond_the_tensor(order: Order, column: int, line: int) -> None:
+    body = SET_UP + LOAD.replace("COORDINATES", f"{column}, {line}") + "y[t] = floats[t], y[t + 128] = 0;"
+    y = run(body, X, order)
+    expected = np.zeros((4, 32), np.float32)
+    for i in range(4):
+        for j in range(32):
+            if 0 <= line + i < 8 and 0 <= column + j < 32:
+                expected[i, j] = X[(line + i) * 32 + column + j]
+    np.testing.assert_array_equal(y[:128], expected.ravel())
+
+
+@needs_compiler
+@pytest.mark.parametrize("swizzle_bytes", [32, 64, 128])
+def test_the_chunks_of_a_line_are_permuted_by_its_number(swizzle_bytes: int) -> None:
+    # 1024 bytes of 16-byte chunks. Of each 128-byte line, chunk c is where c ^ line is, but for the bits
+    # that a shorter swizzle leaves alone. Source: PTX ISA, "Swizzling modes", the tables of 8 lines.
+    width = swizzle_bytes // 4
+    body = (
+        SET_UP
+        + "if (t == 0) {mbarrier_arrive_expect_tx(barrier, 1024); copy_box_2d(shared, map, 0, 0, barrier);}\n"
+        + "mbarrier_wait(barrier, 0); y[t] = floats[t], y[t + 128] = floats[t + 128];"
+    )
+    box = {"box": (width, 256 // width), "extents": (width, 256 // width), "strides_bytes": (swizzle_bytes,)}
+    y = run(body, X, swizzle_bytes=swizzle_bytes, **box).reshape(8, 8, 4)
+    chunks = X.reshape(8, 8, 4)
+    moves = {128: (0, 1, 2, 3, 4, 5, 6, 7), 64: (0, 1, 2, 3) * 2, 32: (0, 1) * 4}[swizzle_bytes]
+    for line, move in enumerate(moves):
+        for chunk in range(8):
+            np.testing.assert_array_equal(y[line, chunk ^ move], chunks[line, chunk])
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_three_dimensions_and_a_multicast_reach_both_blocks(order: Order) -> None:
+    # x as 2 planes of 4 lines; block r copies line 2 r of plane 1, and the next, to both blocks.
+    body = (
+        SET_UP
+        + """
+  meet();
+  const u32 rank = cluster_rank();
+  if (t == 0) {
+    mbarrier_arrive_expect_tx(barrier, 512);
+    copy_box_3d_multicast(shared + rank * 256, map, 0, int(2 * rank), 1, barrier, 3);
+  }
+  mbarrier_wait(barrier, 0);
+  y[t + 128 * rank] = floats[t] + 1000 * blockIdx.x;
+  meet();
+"""
+    )
+    shape = {"extents": (32, 4, 2), "strides_bytes": (128, 512), "box": (32, 2, 1)}
+    y = run(body, X, order, cluster=2, **shape)
+    np.testing.assert_array_equal(y, np.concatenate([X[128:], X[128:] + 1000]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_blocks_of_a_cluster_arrive_at_each_other_s_barriers(order: Order) -> None:
+    body = """
+  if (t == 0) {
+    mbarrier_init(barrier, 2);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  meet();
+  if (t < 2) mbarrier_arrive_remote(cluster_address(barrier, t));
+  mbarrier_wait(barrier, 0);
+  y[t + 128 * cluster_rank()] = cluster_rank();
+  meet();
+"""
+    np.testing.assert_array_equal(run(body, X, order, cluster=2), np.repeat([0, 1], 128))
+
+
+# -- copies of pixels ----------------------------------------------------------------------------------------
+
+
+def pixels(lower: Any, upper: Any, strides: Any, count: int = 8, **other: Any) -> dict[str, Any]:
+    """Return a map of x as 2 images of 4 rows of 8 pixels of 4 channels."""
+    box = PixelBox(lower=lower, upper=upper, strides=strides)
+    shape = {"extents": (4, 8, 4, 2), "strides_bytes": (16, 128, 512), "box": (4, count)}
+    return {**shape, "pixel_box": box, **other}
+
+
+LOAD_PIXELS = """
+  if (t == 0) {
+    mbarrier_arrive_expect_tx(barrier, PIXELS * 16);
+    copy_pixels_4d(shared, map, 0, COORDINATES, barrier);
+  }
+  mbarrier_wait(barrier, 0);
+"""
+
+
+def gathered(lower: Any, upper: Any, strides: Any, count: int, at: Any, offsets: Any) -> Any:
+    """Return what a convolution would gather, from the images with their padding as an array.
+
+    The box of pixels is cut out of it at the offsets and thinned by the strides: its pixels, end to end, from
+    that of the coordinates on. Source: PTX ISA, "im2col mode".
+    """
+    margin = 64
+    padded = np.pad(X.reshape(2, 4, 8, 4), ((0, 9), (margin, margin), (margin, margin), (0, 0)))
+
+    def positions(axis: int, extent: int) -> Any:
+        first = margin + lower[axis] + offsets[axis]
+        return slice(first, margin + extent + upper[axis] + offsets[axis], strides[axis])
+
+    box = padded[:, positions(1, 4), positions(0, 8)]
+    column, row = ((at[axis] - lower[axis]) // strides[axis] for axis in (0, 1))
+    first = (at[2] * box.shape[1] + row) * box.shape[2] + column
+    return box.reshape(-1, 4)[first : first + count]
+
+
+COLUMNS = [
+    # corners (width, height), strides, pixels, coordinates (width, height, image), offsets
+    ((-1, -1), (-1, -1), (1, 1), 32, (2, 1, 0), (2, 1)),  # a tap of 3 x 3, over rows and images
+    ((-1, -1), (-1, -1), (2, 2), 8, (3, 1, 0), (1, 2)),  # each other pixel
+    ((0, 0), (-2, -2), (1, 1), 24, (3, 1, 1), (2, 2)),  # no padding; images that do not exist
+    ((-3, 1), (2, 1), (3, 1), 12, (3, 2, 0), (4, 0)),  # one of other corners both ways
+    ((-20, -20), (20, 20), (8, 7), 30, (-20, -20, 0), (21, 30)),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("column", COLUMNS, ids=str)
+def test_a_column_of_pixels_is_what_a_tap_meets(column: Any, order: Order) -> None:
+    lower, upper, strides, count, at, offsets = column
+    numbers = ", ".join(map(str, (*at, *offsets)))
+    body = LOAD_PIXELS.replace("COORDINATES", numbers).replace("PIXELS", str(count))
+    y = run(
+        SET_UP + body + "y[t] = floats[t], y[t + 128] = 0;",
+        X,
+        order,
+        **pixels(lower, upper, strides, count),
+    )
+    expected = gathered(*column).ravel()
+    assert len(expected) == 4 * count
+    np.testing.assert_array_equal(y[: 4 * count], expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_channels_beyond_the_last_are_zeros_and_lines_are_swizzled(order: Order) -> None:
+    # Of 8 channels the first two chunks of 16 bytes are there, and are where the number of the line says.
+    body = SET_UP + LOAD_PIXELS.replace("COORDINATES", "0, 0, 0, 0, 0").replace("PIXELS * 16", "8 * 128")
+    shape = {"extents": (8, 4, 4, 2), "strides_bytes": (32, 128, 512), "box": (32, 8), "swizzle_bytes": 128}
+    body += "y[t] = floats[t], y[t + 128] = floats[t + 128];"
+    y = run(body, X, order, **pixels((0, 0), (0, 0), (1, 1), **shape)).reshape(8, 8, 4)
+    for line in range(8):
+        for chunk in range(8):
+            there = X[line * 8 + chunk * 4 :][:4] if chunk < 2 else np.zeros(4)
+            np.testing.assert_array_equal(y[line, chunk ^ line], there)
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_multicast_of_pixels_reaches_both_blocks(order: Order) -> None:
+    body = (
+        SET_UP
+        + """
+  meet();
+  const u32 rank = cluster_rank();
+  if (t == 0) {
+    mbarrier_arrive_expect_tx(barrier, 256);
+    copy_pixels_4d_multicast(shared + rank * 128, map, 0, -1, int(rank), 1, 1, 0, barrier, 3);
+  }
+  mbarrier_wait(barrier, 0);
+  if (t < 64) y[t + 64 * rank] = floats[t], y[t + 128 + 64 * rank] = 0;
+  meet();
+"""
+    )
+    y = run(body, X, order, cluster=2, **pixels((-1, -1), (-1, -1), (1, 1)))
+    rows = X.reshape(2, 4, 8, 4)[1, :2].ravel()
+    np.testing.assert_array_equal(y[:128], np.concatenate([rows, rows]))
+
+
+@needs_compiler
+def test_pixels_in_the_padding_are_not_read() -> None:
+    body = SET_UP + LOAD_PIXELS.replace("COORDINATES", "-1, 0, 0, 0, 0").replace("PIXELS", "8")
+    body += "y[t] = floats[t % 32], y[t + 128] = 0;"
+    tensor_map = lines(256, **pixels((-1, -1), (-1, -1), (1, 1)))
+    variant = HopperToy(HELPERS + SIGNATURE + body + "\n}", tensor_map, block=128, cluster=1)
+    (block,) = watch(variant, Toy(n=256), CONFIG, {"x": X, "factor": np.float32(2)}).counts.blocks
+    assert block.fill_bytes == 7 * 16
+    assert block.warp_instructions["cp.async.bulk.tensor"] == 1
+
+
+REPORTED_OF_PIXELS = [
+    ("coordinate 1 is -2, outside of the box of pixels from -1 to 6", "-2, 0, 0, 0, 0", {}),
+    ("coordinate 1 is 7, outside", "7, 0, 0, 0, 0", {}),
+    ("coordinate 2 is 3, outside", "0, 3, 0, 0, 0", {}),
+    ("coordinate 1 is 0, between pixels that are 2 apart", "0, -1, 0, 0, 0", {"strides": (2, 2)}),
+    ("offset 1 is 256; it must be from 0 to 255", "0, 0, 0, 0, 256", {}),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("reason", "numbers", "change"), REPORTED_OF_PIXELS)
+def test_what_ptx_forbids_of_pixels_is_reported(reason: str, numbers: str, change: dict[str, Any]) -> None:
+    body = SET_UP + LOAD_PIXELS.replace("COORDINATES", numbers).replace("PIXELS", "8")
+    box = pixels(**{"lower": (-1, -1), "upper": (-1, -1), "strides": (1, 1), **change})
+    with pytest.raises(EmulationFailed, match=reason):
+        run(body, X, **box)
+
+
+@needs_compiler
+def test_a_map_of_pixels_is_no_map_of_boxes() -> None:
+    row = PixelBox(lower=(0,), upper=(0,), strides=(1,))
+    box = {"extents": (4, 8, 8), "strides_bytes": (16, 128), "box": (4, 8), "pixel_box": row}
+    load = LOAD.replace("copy_box_2d", "copy_box_3d").replace("COORDINATES", "0, 0, 0")
+    with pytest.raises(EmulationFailed, match="tile wants another kind of map"):
+        run(SET_UP + load, X, **box)
+    boxes = {"extents": (4, 8, 4, 2), "strides_bytes": (16, 128, 512), "box": (4, 8, 1, 1)}
+    load = LOAD_PIXELS.replace("COORDINATES", "0, 0, 0, 0, 0").replace("PIXELS", "8")
+    with pytest.raises(EmulationFailed, match="im2col wants another kind of map"):
+        run(SET_UP + load, X, **boxes)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"lower": (-129, 0)}, "corners from -128 to 127"),
+        ({"upper": (0, 128)}, "corners from -128 to 127"),
+        ({"lower": (-1,)}, "1 to 3 dimensions of pixels"),
+        ({"lower": (3, 0), "upper": (-5, 0)}, "a pixel at least"),
+        ({"strides": (9, 1)}, "strides of pixels from 1 to 8"),
+        ({"strides": (1, 0)}, "strides of pixels from 1 to 8"),
+        ({"count": 1025}, "1 to 1024 pixels"),
+        ({"box": (4, 8, 1)}, "1 to 256 channels"),
+        ({"extents": (4, 8), "strides_bytes": (16,)}, "1 to 3 dimensions of pixels"),
+        ({"strides_bytes": (16, 120, 512)}, "multiples of 16 bytes below"),
+    ],
+)
+def test_pixels_that_the_driver_would_not_encode_are_refused(change: dict[str, Any], rule: str) -> None:
+    facts = {"lower": (0, 0), "upper": (0, 0), "strides": (1, 1), **change}
+    with pytest.raises(InputError, match=rule):
+        lines(256, **pixels(**facts))
+
+
+# -- products ------------------------------------------------------------------------------------------------
+
+
+def image(matrix: Any, swizzle: int, along_x: bool, leading: int, stride: int) -> Any:
+    """Return shared memory, as f32 for each of its elements, that holds a matrix (X, K) of 32 bytes along K.
+
+    Source: PTX ISA, "Shared Memory Matrix Layout" and "Strides": core matrices of 8 lines, here by the number
+    of the line within them rather than by bits of the address.
+    """
+    found = np.full(16384, np.nan, np.float32)
+    size = 32 // matrix.shape[1]
+    chunk = 16 // size
+    for x, k in np.ndindex(matrix.shape):
+        line, along = (k % 8, x) if along_x else (x % 8, k)
+        if not swizzle:  # core matrices of 128 bytes
+            along_k = k // 8 if along_x else k // chunk
+            at = x // 8 * stride + along_k * leading + line * 16 + along % chunk * size
+        else:
+            width = swizzle // size
+            groups = x // width * leading + k // 8 * stride if along_x else x // 8 * stride
+            # Lines of a shorter swizzle share 128 bytes; the number of those bytes permutes the chunks.
+            move = line * swizzle // 128 % (swizzle // 16)
+            at = groups + line * swizzle + (along % width // chunk ^ move) * 16 + along % chunk * size
+        found[at // size] = matrix[x, k]
+    return found
+
+
+LAYOUTS = [
+    # swizzle in bytes and in the descriptor, along x, leading, stride
+    (128, 1, False, 0, 1024),
+    (128, 1, True, 4096, 1024),
+    (128, 1, True, 2048, 8192),
+    (64, 2, False, 0, 512),
+    (64, 2, True, 1024, 8192),
+    (32, 3, False, 0, 256),
+    (32, 3, True, 512, 8192),
+    (0, 0, False, 8192, 128),
+    (0, 0, True, 2048, 128),
+]
+PRODUCT = """
+  for (int i = t; i < 32768; i += 128)
+    reinterpret_cast<TYPE*>(bytes + i / 16384 * 32768)[i % 16384] = from_float<TYPE>(x[i]);
+  __syncthreads();
+  auto describe = [](u32 start) {
+    return u64((start & 0x3ffff) >> 4) | u64(LEADING) >> 4 << 16 | u64(STRIDE) >> 4 << 32 | u64(MODE) << 62;
+  };
+  float sums[8][4];
+  BEFORE
+  wgmma_m64<TYPE, 64, ALONG, ALONG>(sums, describe(shared), describe(shared + 32768), false);
+  wgmma_m64<TYPE, 64, ALONG, ALONG>(sums, describe(shared), describe(shared + 32768), true);
+  AFTER
+  for (int j = 0; j < 8; ++j)
+    for (int i = 0; i < 4; ++i)
+      y[(t / 32 * 16 + t % 32 / 4 + i / 2 * 8) * 64 + 8 * j + t % 4 * 2 + i % 2] = sums[j][i];
+"""
+BEFORE, AFTER = "wgmma_fence();", "wgmma_commit(); wgmma_wait<0>();"
+
+
+def product(
+    stored: Any,
+    order: Order = "forward",
+    *,
+    told: Any = None,
+    before: str = BEFORE,
+    after: str = AFTER,
+    ctype: str = "half_t",
+) -> tuple[bool, Any]:
+    """Multiply A by B, twice into the same sums, as a warpgroup.
+
+    Args:
+        stored: The layout in which both are in shared memory.
+        order: Of threads.
+        told: The layout that the instructions are told; None for the true one.
+        before: What comes before the products.
+        after: What comes after them.
+        ctype: Type of the elements, which are small integers.
+
+    Returns:
+        Whether the result is right, and the result.
+    """
+    swizzle, _, along_x, leading, stride = stored
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-8, 9, (2, 64, 32 if ctype == "e4m3_t" else 16))
+    x = np.concatenate([image(matrix, swizzle, along_x, leading, stride) for matrix in (a, b)])
+    _, mode, along_x, leading, stride = told or stored
+    facts = {"LEADING": leading, "STRIDE": stride, "MODE": mode, "ALONG": int(along_x)}
+    body = PRODUCT.replace("BEFORE", before).replace("AFTER", after).replace("TYPE", ctype)
+    for name, value in facts.items():
+        body = body.replace(name, str(value))
+    d = run(body, x, order)[:4096].reshape(64, 64)
+    return np.array_equal(d, 2 * a @ b.T), d
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_products_read_what_the_descriptor_says(layout: Any) -> None:
+    for order in ORDERS:
+        right, d = product(layout, order)
+        assert right, f"{order}: {d}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("ctype", ["bf16_t", "e4m3_t"])
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if not layout[2]], ids=str)
+def test_products_of_other_types_do_so_too(layout: Any, ctype: str) -> None:
+    right, d = product(layout, "reverse", ctype=ctype)
+    assert right, d
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [
+        ((128, 1, True, 4096, 1024), (128, 1, True, 1024, 4096)),  # offsets exchanged
+        ((128, 1, False, 0, 1024), (128, 1, False, 0, 512)),  # a stride too short
+        ((128, 1, False, 0, 1024), (0, 0, False, 16, 1024)),  # no swizzle
+        ((64, 2, False, 0, 512), (32, 3, False, 0, 512)),  # another swizzle
+        ((128, 1, True, 4096, 1024), (128, 1, False, 4096, 1024)),  # the other dimension contiguous
+    ],
+    ids=str,
+)
+def test_a_wrong_descriptor_gives_a_wrong_product(stored: Any, told: Any) -> None:
+    assert product(stored)[0]
+    assert not product(stored, told=told)[0]
+
+
+@needs_compiler
+def test_sums_that_are_read_too_early_are_wrong_in_some_order() -> None:
+    early = "const float seen = sums[0][0]; wgmma_commit(); wgmma_wait<0>(); sums[0][0] = seen;"
+    assert not all(product(LAYOUTS[0], order, after=early)[0] for order in ORDERS)
+
+
+@needs_compiler
+def test_products_read_as_late_as_they_are_waited_for() -> None:
+    over = "__syncthreads(); bytes[t] = 0; __syncthreads(); wgmma_commit(); wgmma_wait<0>();"
+    assert product(LAYOUTS[0], "forward", after=over)[0]
+    assert not product(LAYOUTS[0], "reverse", after=over)[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("reason", "before", "after"),
+    [
+        ("no wgmma.fence", "", AFTER),
+        ("has not waited for", BEFORE, ""),
+        ("has not waited for", BEFORE, "wgmma_commit();"),
+        ("has not waited for", BEFORE, "wgmma_commit(); wgmma_wait<1>();"),
+        ("has not waited for", BEFORE, "wgmma_wait<0>();"),
+        ("deadlock.*126 of 128 threads", "wgmma_fence(); if (t / 2 == 40) return;", AFTER),
+    ],
+)
+def test_products_out_of_their_protocol_are_reported(reason: str, before: str, after: str) -> None:
+    with pytest.raises(EmulationFailed, match=reason):
+        product(LAYOUTS[0], "reverse", before=before, after=after)
+
+
+# -- what is reported ----------------------------------------------------------------------------------------
+
+LOAD_FIRST = LOAD.replace("COORDINATES", "0, 0")
+ONE_PRODUCT = """
+  float d[8][4];
+  wgmma_fence();
+  wgmma_m64k16<half_t, 64, false, false>(d, matrix_descriptor_128(shared + START, 0, 1024),
+                                         matrix_descriptor_128(shared, 0, 1024), false);
+  wgmma_commit();
+  wgmma_wait<0>();
+"""
+ONE_PRODUCT_OF_BYTES = """
+  float d[8][4];
+  wgmma_fence();
+  const u64 a = matrix_descriptor_128(shared, 0, 1024);
+  const auto zero = [](const void*) { return 0.0f; };
+  emulated::warpgroup_multiply({a, a, zero, "e4m3", 1, 64, false, true, false}, d[0]);
+  wgmma_commit();
+  wgmma_wait<0>();
+"""
+REPORTED = [
+    ("no initialised barrier", "mbarrier_wait(barrier, 0);"),
+    ("no multiple of 8", "mbarrier_init(barrier + 4, 1);"),
+    ("initialised already", SET_UP + "if (t == 0) mbarrier_init(barrier, 2);"),
+    ("was overwritten", SET_UP + "if (t == 5) bytes[barrier - shared + 7] = 0;"),
+    ("parity 0 of the barrier .* lacks 1 of 1 arrivals and 0 bytes", SET_UP + "mbarrier_wait(barrier, 0);"),
+    ("all 1 threads", SET_UP + "if (t < 2) mbarrier_arrive_expect_tx(barrier, 128);"),
+    ("lacks 0 of 1 arrivals and 16 bytes", SET_UP + LOAD_FIRST.replace("512", "528")),
+    ("lacks 0 of 1 arrivals and -16 bytes", SET_UP + LOAD_FIRST.replace("512", "496")),
+    ("expects -512 bytes at the end", SET_UP + LOAD_FIRST.replace("512", "0")),
+    ("no fence.mbarrier_init", SET_UP.replace("fence_mbarrier_init();", "") + LOAD_FIRST),
+    ("no multiple of 128", SET_UP + LOAD_FIRST.replace("(shared,", "(shared + 64,")),
+    ("not within shared memory", SET_UP + LOAD_FIRST.replace("(shared,", "(shared + 65536 - 256,")),
+    ("no initialised barrier", SET_UP + LOAD_FIRST.replace("(shared,", "(barrier - 96,")),
+    ("2 coordinates in a tensor of 3", SET_UP + LOAD_FIRST),
+    ("no tensor map", SET_UP + "alignas(64) TensorMap other = {};" + LOAD_FIRST.replace("map,", "other,")),
+    ("bulk copy under way", SET_UP + LOAD_FIRST.replace("mbarrier_wait(barrier, 0);", "")),
+    ("block 1 of a cluster of 1", "cluster_address(barrier, 1);"),
+    ("at the barrier of the cluster, where 383", "if (t) meet(); else __syncthreads();"),
+    ("multiple of 8 from 24", "give_registers<20>();"),
+    ("of 65536 that an SM has", "if (t < 128) give_registers<64>(); else take_registers<240>();"),
+    ("of a warpgroup have", "if (t < 32) give_registers<24>();"),
+    ("only 16-bit operands", ONE_PRODUCT_OF_BYTES),
+    ("swizzle begins at 1152", ONE_PRODUCT.replace("START", "128")),
+    ("issue different instructions", ONE_PRODUCT.replace("START", "t / 64 * 1024")),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("reason", "body"), REPORTED)
+def test_what_ptx_forbids_is_reported(reason: str, body: str) -> None:
+    planes = {"extents": (32, 4, 2), "strides_bytes": (128, 512), "box": (32, 2, 1)}
+    # What comes before it is expected is a matter of order.
+    order: Order = "forward" if "at the end" in reason else "reverse"
+    with pytest.raises(EmulationFailed, match=reason) as caught:
+        run(body, X, order, block=384, **(planes if "tensor of 3" in reason else {}))
+    assert not caught.value.timed_out
+
+
+@needs_compiler
+def test_shared_memory_of_a_block_that_has_exited_is_out_of_reach() -> None:
+    body = """
+  if (t == 0) {
+    mbarrier_init(barrier, 1);
+    fence_mbarrier_init();
+  }
+  meet();
+  if (cluster_rank() == 0) return;
+  __syncthreads();
+  if (t == 0) mbarrier_arrive_remote(cluster_address(barrier, 0));
+"""
+    with pytest.raises(EmulationFailed, match="block 0 of the cluster has exited"):
+        run(body, X, cluster=2)
+
+
+@needs_compiler
+def test_a_map_that_reaches_beyond_its_tensor_is_refused() -> None:
+    with pytest.raises(EmulationFailed, match="the tensor map of x reaches to byte 1152 of 1024"):
+        run("", X, extents=(32, 9))
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"box": (32,)}, "as many of the box"),
+        ({"strides_bytes": ()}, "a stride for each"),
+        ({"extents": (0, 8)}, "extents from 1"),
+        ({"box": (32, 257)}, "a box of 1 to 256"),
+        ({"strides_bytes": (120,)}, "multiples of 16 bytes below"),
+        ({"box": (3, 4)}, "lines of the box that are multiples"),
+        ({"swizzle_bytes": 64}, "no longer than the swizzle"),
+    ],
+)
+def test_what_the_driver_would_not_encode_is_refused(change: dict[str, Any], rule: str) -> None:
+    with pytest.raises(InputError, match=rule):
+        lines(256, **change)
+
+
+@pytest.mark.parametrize(
+    ("blocks_per_sm", "cluster", "sms", "expected"),
+    [
+        (0, 1, 132, 1000),
+        (1, 1, 132, 132),
+        (2, 1, 132, 264),
+        (1, 2, 113, 112),
+        (1, 4, 2, 4),
+        (9, 2, 132, 1000),
+    ],
+)
+def test_blocks_that_stay_are_as_many_as_the_device_holds(
+    blocks_per_sm: int, cluster: int, sms: int, expected: int
+) -> None:
+    launch = Launch(
+        grid=(1000, 2, 3), block=(1, 1, 1), arguments=(), cluster=cluster, blocks_per_sm=blocks_per_sm
+    )
+    assert launch.grid_on(sms) == (expected, 2, 3)

@@ -1,0 +1,67 @@
+"""Declarations of shared memory become what the host's compiler can make of them; nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunebench.emulate.host_source import NotEmulated, as_host_cxx
+
+STATIC = "emulated::static_shared<tunebench_shared_0>()"
+DYNAMIC = "(emulated::dynamic_shared);"
+
+
+@pytest.mark.parametrize(
+    ("declaration", "members", "names"),
+    [
+        ("__shared__ float s[64];", "float s[64];", ["s"]),
+        ("__shared__ int flag;", "int flag;", ["flag"]),
+        ("static __shared__ u64 full[ST], empty[ST];", "u64 full[ST], empty[ST];", ["full", "empty"]),
+        ("__shared__ Vec<float, 4> a[2][N + 1], b;", "Vec<float, 4> a[2][N + 1], b;", ["a", "b"]),
+        ("__shared__ alignas(16) T s[f(2, 3)][N];", "alignas(16) T s[f(2, 3)][N];", ["s"]),
+        ("alignas(sizeof(T) * 4) __shared__ T s[N];", "alignas(sizeof(T) * 4) T s[N];", ["s"]),
+        ("__shared__\n volatile\n float s[4];", "volatile float s[4];", ["s"]),
+    ],
+)
+def test_static_declarations(declaration: str, members: str, names: list[str]) -> None:
+    references = "".join(f" auto& {name} = {STATIC}.{name};" for name in names)
+    expected = f"struct tunebench_shared_0 {{ {members} }};{references}"
+    assert as_host_cxx(declaration).rstrip("\n") == expected
+
+
+@pytest.mark.parametrize(
+    ("declaration", "kind"),
+    [
+        ("extern __shared__ float s[];", "float"),
+        ("extern __shared__ __align__(1024) unsigned char s[];", "unsigned char"),
+        ("extern alignas(16) __shared__ half_t s [ ] ;", "half_t"),
+    ],
+)
+def test_dynamic_declarations(declaration: str, kind: str) -> None:
+    assert as_host_cxx(declaration) == f"{kind}*& s = reinterpret_cast<{kind}*&>{DYNAMIC}"
+
+
+@pytest.mark.parametrize("declaration", ["__shared__ float (*s)[4];", "extern __shared__ float s[][4];"])
+def test_other_forms_are_no_fault_of_the_kernel(declaration: str) -> None:
+    with pytest.raises(NotEmulated, match="must be of the form"):
+        as_host_cxx(declaration)
+
+
+def test_every_declaration_has_a_struct_of_its_own() -> None:
+    text = as_host_cxx("__shared__ int a; __shared__ int b;")
+    assert "tunebench_shared_0" in text
+    assert "tunebench_shared_1" in text
+
+
+@given(
+    st.lists(
+        st.sampled_from(["x;\n", "// __shared__ int c;\n", "/* a\nb */", '"// no"', "__shared__\nint s;\n"])
+    )
+)
+def test_lines_keep_their_numbers(parts: list[str]) -> None:
+    source = "".join(parts)
+    rewritten = as_host_cxx(source)
+    assert rewritten.count("\n") == source.count("\n")
+    assert rewritten.count('"// no"') == source.count('"// no"')
+    assert "int c" not in rewritten

@@ -1,0 +1,80 @@
+"""Worker processes: results, failures as outcomes, and who may work while whom."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import wait
+
+import pytest
+
+from tests.executor import stages
+from tests.executor.contract import ExecutorContract, outcome, task
+from tunebench.executor.local import Caller, LocalExecutor, Stage, call_once
+from tunebench.outcome import Crashed, Measured
+
+
+def executor(*, overlap: bool = True, timeout_s: float = 30.0) -> LocalExecutor:
+    return LocalExecutor(
+        compiling=Stage(function=stages.compile_task, start=stages.start, workers=2),
+        measuring=Stage(function=stages.measure_task, start=stages.start, timeout_s=timeout_s),
+        overlap=overlap,
+    )
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalExecutor]:
+    with executor(timeout_s=2.0) as workers:
+        yield workers
+
+
+class TestLocal(ExecutorContract):
+    timeout_s = 2.0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_compiling_and_measuring_overlap_only_where_allowed(overlap: bool) -> None:
+    with executor(overlap=overlap) as workers:
+        wait([workers.submit(task())])  # workers are up
+        both = False
+        futures = [workers.submit(task(compiling="slow", run="slow")) for _ in range(6)]
+        while not all(future.done() for future in futures):
+            with workers._lock:
+                both = both or bool(workers._compiling and workers._measuring)
+            time.sleep(0.005)
+        assert all(isinstance(outcome(future), Measured) for future in futures)
+    assert both is overlap
+
+
+def test_one_call_in_a_process_of_its_own() -> None:
+    stage = Stage(function=stages.compile_task, start=stages.start)
+    assert call_once(stage, task()).key == "k"
+    assert isinstance(call_once(stage, task(compiling="crash")), Crashed)
+    with pytest.raises(RuntimeError, match="fault"):
+        call_once(stage, task(compiling="bug"))
+
+
+def test_a_process_answers_again_and_again_and_is_replaced_when_it_dies() -> None:
+    with Caller(Stage(function=stages.measure_task, start=stages.start)) as caller:
+        first, second = (caller.call(task(us=us), None, None).outcome.median_us for us in (3, 4))
+        assert (first, second) == (3, 4)
+        assert isinstance(caller.call(task(run="crash"), None, None), Crashed)
+        assert caller.call(task(us=5), None, None).outcome.median_us == 5
+
+
+def test_a_caller_that_was_never_used_has_nothing_to_stop() -> None:
+    before = set(multiprocessing.active_children())
+    with Caller(Stage(function=stages.measure_task, start=stages.start)):
+        assert set(multiprocessing.active_children()) <= before
+
+
+class _Unloadable:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return (eval, ("no_such_name",))
+
+
+def test_what_a_worker_cannot_load_is_an_error_not_a_hang() -> None:
+    stage = Stage(function=stages.compile_task, start=stages.start)
+    with pytest.raises(NameError):
+        call_once(stage, _Unloadable())

@@ -1,0 +1,43 @@
+"""A stand-in for the driver of GPUs (see fake_driver.cpp), and a program that runs on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["seen_by"]
+
+HERE = Path(__file__).parent
+
+
+def seen_by(program: str, folder: Path) -> dict[str, Any]:
+    """Build the driver in a folder and return what a program beside this file prints that runs on it."""
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to build the driver with")
+    library = str(folder / "libcuda.so.1")
+    build = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", library, str(HERE / "fake_driver.cpp")]
+    subprocess.run([*build, "-ldl"], check=True)
+    ran = subprocess.run(
+        [sys.executable, str(HERE / program)],
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(folder),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *filter(None, sys.path)]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found

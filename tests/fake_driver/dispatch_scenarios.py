@@ -1,0 +1,123 @@
+"""Serves kernels on memory of the driver of `fake_driver.cpp`, and prints what came of it, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+from cuda.core import Device as CudaDevice
+
+from tests.fake_driver.measure_scenarios import Cuda, Mapped, MappedPixels, Numba, Scaling, binary
+from tunebench.dispatch import GpuKernel
+from tunebench.errors import DeviceError, InputError
+from tunebench.measure._gpu import Gpu
+from tunebench.space import Config
+
+CONFIG = Config({"unused": 0})
+N = 1000
+
+
+class Memory:
+    """x and y of a thread on the device."""
+
+    def __init__(self, gpu: Gpu, seed: int) -> None:
+        self.gpu, self.x = gpu, np.random.default_rng(seed).standard_normal(N).astype(np.float32)
+        self.at_x, self.at_y, self.scratch = (gpu.allocate(4 * N) for _ in range(3))
+        gpu.upload(self.at_x, self.x)
+        self.clear()
+
+    def clear(self) -> None:
+        self.gpu.upload(self.at_y, np.zeros(N, np.float32))
+
+    def holds(self, factor: float) -> bool:
+        y = np.empty(N, np.float32)
+        self.gpu.download(self.at_y, y)
+        return bool(np.array_equal(y, self.x * np.float32(factor)))
+
+    def run(self, kernel: GpuKernel, factor: float, stream: int) -> None:
+        kernel(self.at_x, factor, self.at_y, stream=stream, scratch=self.scratch)
+
+
+def kernel(variant: Any) -> GpuKernel:
+    return GpuKernel(Scaling(n=N), variant, CONFIG, binary(variant), 0)
+
+
+def captured(gpu: Gpu, memory: Memory, served: GpuKernel) -> dict[str, bool]:
+    """Call it while a stream is captured: nothing may run before the graph does."""
+    device = CudaDevice(0)
+    builder, stream = device.create_graph_builder(), device.create_stream()
+    builder.begin_building()
+    memory.clear()
+    memory.run(served, 3.0, int(builder.stream.handle))
+    builder.end_building()
+    seen = {"before": memory.holds(3.0)}
+    memory.run(served, 5.0, int(stream.handle))  # the graph keeps its own parameters
+    seen["another call"] = memory.holds(5.0)
+    builder.complete().launch(stream)
+    return {**seen, "after": memory.holds(3.0)}
+
+
+def in_threads(gpu: Gpu, served: GpuKernel, stream: int) -> int:
+    """Return how many calls of 8 threads, each with its own memory, had a wrong result."""
+    sys.setswitchinterval(1e-6)  # threads change places in the middle of calls
+    wrong = []
+    together = threading.Barrier(8)
+    memories = [Memory(gpu, seed) for seed in range(8)]
+
+    def work(memory: Memory, factor: float) -> None:
+        together.wait()
+        for _ in range(200):
+            memory.run(served, factor, stream)
+            if not memory.holds(factor):
+                wrong.append(factor)
+
+    threads = [threading.Thread(target=work, args=(m, 1.5 + i)) for i, m in enumerate(memories)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(wrong)
+
+
+def scenarios() -> dict[str, Any]:
+    gpu = Gpu(0)
+    first, second = Memory(gpu, 1), Memory(gpu, 2)
+    kept = CudaDevice(0).create_stream()  # its handle is of no use without it
+    stream = int(kept.handle)
+    seen: dict[str, Any] = {}
+    variants = {
+        "right": Cuda("right"),
+        "scratch": Cuda("right", scratch=True),
+        "numba": Numba(),
+        "mapped": Mapped(),
+        "pixels": MappedPixels("pixels"),
+    }
+    for name, variant in variants.items():
+        served = kernel(variant)
+        for memory, factor in ((first, 2.0), (second, 4.0), (first, 0.5)):
+            memory.run(served, factor, stream)
+            seen[f"{name} {factor:g}"] = memory.holds(factor)
+    right = kernel(Cuda("right"))
+    seen["captured"] = captured(gpu, first, right)
+    seen["wrong in threads"] = in_threads(gpu, right, stream)
+    seen["scratch bytes"] = kernel(Cuda("right", scratch=True)).scratch_bytes
+    try:
+        kernel(Cuda("right", scratch=True))(first.at_x, 1.0, first.at_y)
+    except InputError as error:
+        seen["no scratch"] = str(error)
+    try:
+        kernel(Cuda("large", smem_bytes=240_000))
+    except DeviceError as error:
+        seen["refused"] = str(error)
+    try:
+        kernel(Cuda("right", block=2048)).run(first.at_x, 1.0, first.at_y)
+    except DeviceError as error:
+        seen["refused at launch"] = str(error)
+    return seen
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(scenarios()))

@@ -1,0 +1,55 @@
+"""Forests and experts made by hand, whose values can be told without them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tunebench.device import Device
+from tunebench.forecast.forest import Forest
+from tunebench.forecast.kernel import Arithmetic
+from tunebench.forecast.model import Expert, Spread
+from tunebench.forecast.roofline_model import coordinates
+
+
+def constant(value: float) -> Forest:
+    """Return one leaf of no value, and a base."""
+    return Forest(
+        base=value,
+        roots=np.array([0], dtype=np.int32),
+        feature=np.array([-1], dtype=np.int8),
+        threshold=np.zeros(1, dtype=np.float32),
+        left=np.zeros(1, dtype=np.int16),
+        right=np.zeros(1, dtype=np.int16),
+        depth=0,
+    )
+
+
+def forked() -> Forest:
+    """Return two trees over a base of 100.
+
+    The first asks whether column 0 is above 1 (10 if not), then whether column 1 is above -2 (20 or 30). The
+    second is a leaf of 0.5.
+    """
+    return Forest(
+        base=100.0,
+        roots=np.array([0, 5], dtype=np.int32),
+        feature=np.array([0, -1, 1, -1, -1, -1], dtype=np.int8),
+        threshold=np.array([1.0, 10.0, -2.0, 20.0, 30.0, 0.5], dtype=np.float32),
+        left=np.array([1, 0, 1, 0, 0, 0], dtype=np.int16),
+        right=np.array([2, 0, 2, 0, 0, 0], dtype=np.int16),
+        depth=2,
+    )
+
+
+def knowing(
+    device: Device, excess: float, *, columns: int = 1, arithmetic: Arithmetic = "bf16", within: float = 10.0
+) -> Expert:
+    """Return an expert of a device where everything takes ``exp(excess)`` times its law."""
+    return Expert(
+        device=device.name,
+        coordinates=coordinates(device, arithmetic),
+        forest=constant(excess),
+        near=Spread(-0.1, 0.2),
+        least=np.full(columns, -within),
+        most=np.full(columns, within),
+    )

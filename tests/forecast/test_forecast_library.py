@@ -1,0 +1,389 @@
+"""Times of library kernels: what holds of any workload on any device, and what is said of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.forecast.hand_made import knowing
+from tunebench import device, workloads
+from tunebench.errors import DeviceError
+from tunebench.forecast.library import bounds_us, predict, predict_all
+from tunebench.forecast.model import BORROWED, Model, Spread
+from tunebench.forecast.roofline_model import LAUNCH_US
+from tunebench.workload import Category, Reference, Size, Tensor, Tolerance, Traffic, Workload
+
+DEVICES = device.described()
+A100, H100, H200, P100, P4, T4 = (
+    DEVICES[name] for name in ("a100-80-sxm", "h100-sxm", "h200-sxm", "p100-pcie", "p4", "t4")
+)
+CONV = "conv2d:n=8,c=64,h=28,w=28,k=64,r=3,s=3,stride=1,pad=1,layout=nhwc"
+EVERY = [
+    workloads.parse(text)
+    for text in (
+        "gemm:m=1,n=1,k=1,dtype=f32",
+        "gemm:m=4096,n=4096,k=4096,dtype=e4m3,epilogue=bias+gelu+residual",
+        "gemm:m=300,n=7,k=64,dtype=i8",
+        "gemm:m=2147483647,n=2147483647,k=2147483647,batch=2147483647,dtype=tf32",
+        "gated_gemm:m=16,n=11008,k=4096,dtype=bf16",
+        "grouped_gemm:groups=64,m=1,n=64,k=64,dtype=f16,skew=one",
+        f"{CONV},dtype=f16,epilogue=scale+bias+residual+relu",
+        f"{CONV},dtype=tf32,groups=64,direction=wgrad",
+        "conv2d:n=1,c=1,h=1,w=1,k=1,r=1,s=1,stride=1,pad=0,layout=nchw,dtype=f32,direction=dgrad",
+        "elementwise:rows=1,cols=1,dtype=f32,expression=x",
+        "elementwise:rows=1048576,cols=1048576,dtype=bf16,expression=gelu(x*g)+y,vectors=g",
+        "reduction:rows=2147483647,cols=1,dtype=f32,expression=x,reduce=sum,axis=rows",
+        "batchnorm_stats:rows=2,cols=1,dtype=f32",
+        "batchnorm_stats:rows=2147483647,cols=2147483647,dtype=bf16,direction=backward",
+        "softmax:rows=1,cols=1,dtype=f16,log=true,direction=backward,prologue=scale",
+        "cross_entropy:rows=2147483647,cols=2147483647,dtype=f32,direction=backward",
+        "layernorm:rows=1,cols=1048576,dtype=f32,prologue=bias+residual,stats=true",
+        "rmsnorm:rows=1048576,cols=1,dtype=f16,direction=backward",
+        "attention:batch=1,heads=1,seq_q=1,head_dim=1,dtype=f16",
+        "attention:batch=4,heads=32,heads_k=4,seq_q=1,seq_k=65536,head_dim=128,dtype=bf16,causal=true",
+        "attention:batch=2,heads=12,seq_q=333,head_dim=64,dtype=f32,direction=backward",
+    )
+]
+
+
+def holds(found: Any) -> None:
+    ends = np.array([found.bound_us, found.low_us, found.time_us, found.high_us])
+    assert np.isfinite(ends).all()
+    assert (np.diff(ends, axis=0) >= 0).all()
+    assert (found.utilisation * found.time_us >= found.bound_us * (1 - 1e-12)).all()
+    assert (found.time_us > 1.0).all()
+    assert [b == "interpolated" for b in found.basis] == [not why for why in found.because]
+
+
+@pytest.mark.parametrize("on", DEVICES.values(), ids=DEVICES)
+def test_every_operator_on_every_device(on: device.Device) -> None:
+    assert {workload.operator for workload in EVERY} == set(workloads.operators())
+    with np.errstate(all="raise", under="ignore"):
+        found = predict_all(EVERY, on)
+    assert len(found) == len(EVERY)
+    holds(found)
+
+
+sizes = st.one_of(st.integers(1, 300), st.integers(1, 2**14), st.sampled_from([1, 2**20]))
+few = st.integers(1, 12)
+types = st.sampled_from(["f32", "f16", "bf16"])
+products = st.sampled_from(["f32", "tf32", "f16", "bf16"])
+ways = st.sampled_from(["forward", "backward"])
+
+
+def made(operator: str, **dimensions: Any) -> st.SearchStrategy[Workload]:
+    return st.fixed_dictionaries(dimensions).map(lambda given: workloads.workload(operator, **given))
+
+
+def _conv(given: dict[str, Any]) -> Workload:
+    groups, h, w = given["groups"], given["h"], given["w"]
+    given |= {
+        "c": groups * given["c"],
+        "k": groups * given["k"],
+        "r": min(given["r"], h),
+        "s": min(given["s"], w),
+    }
+    return workloads.workload("conv2d", **given, layout="nhwc")
+
+
+def _attention(given: dict[str, Any]) -> Workload:
+    given |= {"heads": given["heads_k"] * given.pop("group"), "seq_k": given["seq_q"] + given.pop("more")}
+    return workloads.workload("attention", **given)
+
+
+pictures = dict.fromkeys(("n", "c", "h", "w", "k", "groups", "r", "s", "stride"), few)
+directions = st.sampled_from(["fprop", "dgrad", "wgrad"])
+convolutions = st.fixed_dictionaries(
+    {**pictures, "pad": st.integers(0, 3), "dtype": products, "direction": directions}
+).map(_conv)
+heads = dict.fromkeys(("batch", "heads_k", "group", "head_dim"), few)
+keys = {"seq_q": sizes, "more": st.sampled_from([0, 1, 4096])}
+attentions = st.fixed_dictionaries(
+    {**heads, **keys, "dtype": types, "causal": st.booleans(), "direction": ways}
+).map(_attention)
+anything = st.one_of(
+    made("gemm", m=sizes, n=sizes, k=sizes, batch=few, dtype=st.one_of(products, st.just("e4m3"))),
+    made("gemm", m=sizes, n=sizes, k=st.integers(1, 2**14), dtype=st.just("i8")),
+    made("gated_gemm", m=sizes, n=sizes, k=sizes, dtype=products),
+    made("grouped_gemm", groups=sizes, m=sizes, n=sizes, k=sizes, dtype=products),
+    made(
+        "elementwise", rows=sizes, cols=sizes, dtype=types, expression=st.sampled_from(["x", "relu(x+y)*z"])
+    ),
+    made("softmax", rows=sizes, cols=sizes, dtype=types, direction=ways, log=st.booleans()),
+    made("cross_entropy", rows=sizes, cols=sizes, dtype=types, direction=ways),
+    made("layernorm", rows=sizes, cols=sizes, dtype=types, direction=ways),
+    made("batchnorm_stats", rows=sizes.map(lambda rows: rows + 1), cols=sizes, dtype=types, direction=ways),
+    made("rmsnorm", rows=sizes, cols=sizes, dtype=types, direction=ways),
+    convolutions,
+    attentions,
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(anything, min_size=1, max_size=8), st.sampled_from(sorted(DEVICES)))
+def test_many_are_predicted_as_each_is(problems: list[Workload], name: str) -> None:
+    with np.errstate(all="raise", under="ignore"):
+        found = predict_all(problems, DEVICES[name])
+    holds(found)
+    for problem, many in zip(problems, found, strict=True):
+        alone = predict(problem, DEVICES[name])
+        assert alone.time_us == pytest.approx(many.time_us, rel=1e-9)
+        assert (alone.low_us, alone.high_us) == pytest.approx((many.low_us, many.high_us), rel=1e-9)
+        assert (alone.bound_us, alone.binding, alone.because) == (many.bound_us, many.binding, many.because)
+
+
+def test_nothing_takes_no_predictions() -> None:
+    assert list(predict_all([], A100)) == []
+
+
+def test_a_processor_is_not_predicted() -> None:
+    with pytest.raises(DeviceError, match="for GPUs"):
+        predict(EVERY[0], device.local_cpu())
+
+
+# -------------------------------------------------------------------------------- what times should do
+
+
+def time_us(text: str, on: device.Device) -> float:
+    return predict(workloads.parse(text), on).time_us
+
+
+@pytest.mark.parametrize("on", DEVICES.values(), ids=DEVICES)
+def test_twice_as_many_large_products_take_twice_as_long(on: device.Device) -> None:
+    for dtype in ("f32", "bf16", "e4m3"):
+        once, twice = (time_us(f"gemm:m=2048,n=2048,k=2048,batch={b},dtype={dtype}", on) for b in (128, 256))
+        assert 1.8 < twice / once < 2.2
+
+
+@pytest.mark.parametrize("on", DEVICES.values(), ids=DEVICES)
+def test_twice_as_many_long_rows_take_twice_as_long(on: device.Device) -> None:
+    for operator in ("softmax", "layernorm", "elementwise"):
+        more = ",expression=x" if operator == "elementwise" else ""
+        once, twice = (time_us(f"{operator}:rows={r},cols=4096,dtype=f32{more}", on) for r in (2**17, 2**18))
+        assert 1.8 < twice / once < 2.2
+
+
+@pytest.mark.parametrize(
+    "text", ["gemm:m=16,n=16384,k=16384,dtype=bf16", "softmax:rows=65536,cols=8192,dtype=bf16"]
+)
+def test_faster_memory_helps_what_it_limits(text: str) -> None:
+    assert time_us(text, H200) < time_us(text, H100)
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast"), [("t4", "a100-80-sxm"), ("a100-80-sxm", "h100-sxm"), ("h100-sxm", "b200")]
+)
+def test_later_devices_are_faster_at_large_products(slow: str, fast: str) -> None:
+    text = "gemm:m=8192,n=8192,k=8192,dtype=f16"
+    assert time_us(text, DEVICES[fast]) < 0.7 * time_us(text, DEVICES[slow])
+
+
+# ------------------------------------------------------------------------------------- what is said of them
+
+
+@pytest.mark.parametrize(
+    ("text", "on", "because"),
+    [
+        ("gemm:m=4096,n=4096,k=4096,dtype=bf16", "h100-sxm", ""),
+        ("gemm:m=4096,n=4096,k=4096,dtype=bf16", "h200-sxm", ""),
+        ("gemm:m=1,n=1,k=1,dtype=bf16", "h100-sxm", "a size beyond any measured"),
+        ("gemm:m=64,n=1048576,k=1048576,dtype=bf16", "h100-sxm", "a size beyond any measured"),
+        (
+            "gemm:m=4096,n=4096,k=4096,dtype=f16",
+            "v100-pcie",
+            "a device unlike any measured; the nearest is a100-80-sxm",
+        ),
+        (
+            "gemm:m=4096,n=4096,k=4096,dtype=bf16",
+            "t4",
+            "bf16 multiplied in f32, since the device has no tensor cores for it",
+        ),
+        (
+            "gated_gemm:m=4096,n=4096,k=4096,dtype=bf16",
+            "h100-sxm",
+            "bf16 as f32 of as many bytes",  # the gate; the products were measured
+        ),
+        (
+            "gated_gemm:m=1,n=1,k=1,dtype=tf32",
+            "h100-sxm",
+            "tf32 as other products of tensor cores",  # the first launch tells; the gate's size is another
+        ),
+        ("rmsnorm:rows=4096,cols=1024,dtype=f32", "a100-40-pcie", "rmsnorm as layernorm of as many bytes"),
+        ("layernorm:rows=4096,cols=1024,dtype=f32", "a100-40-pcie", ""),
+    ],
+)
+def test_what_a_prediction_rests_on(text: str, on: str, because: str) -> None:
+    found = predict(workloads.parse(text), DEVICES[on])
+    assert found.because == because
+    assert found.basis == ("extrapolated" if because else "interpolated")
+
+
+@pytest.mark.parametrize(
+    ("text", "on", "binding"),
+    [
+        ("gemm:m=4096,n=4096,k=4096,dtype=bf16", "h100-sxm", "tensor pipe"),
+        ("gemm:m=4096,n=4096,k=4096,dtype=f32", "h100-sxm", "fma pipe"),
+        ("gemm:m=4096,n=4096,k=4096,dtype=f32", "mi210", "tensor pipe"),
+        ("gemm:m=4096,n=4096,k=4096,dtype=f16", "p100-pcie", "fma pipe"),
+        ("gemm:m=1,n=16384,k=16384,dtype=bf16", "h100-sxm", "dram"),
+        ("gemm:m=64,n=64,k=64,dtype=bf16", "h100-sxm", "launch"),
+        ("softmax:rows=65536,cols=4096,dtype=f32", "mi210", "dram"),
+        ("softmax:rows=1,cols=1,dtype=f32", "h100-sxm", "launch"),
+        (f"{CONV.replace('n=8', 'n=256')},dtype=f16", "a100-80-sxm", "tensor pipe"),
+        ("attention:batch=8,heads=16,seq_q=4096,head_dim=128,dtype=f16", "h100-sxm", "tensor pipe"),
+    ],
+)
+def test_what_takes_most_of_the_time(text: str, on: str, binding: str) -> None:
+    assert predict(workloads.parse(text), DEVICES[on]).binding == binding
+
+
+# ------------------------------------------------------------------------------------ sums, under a model
+
+
+def simple(excess: float) -> Model:
+    """Return a model of an A100 where everything takes ``exp(excess)`` times its law."""
+    product = knowing(A100, excess, columns=27, within=1e9)
+    rows = knowing(A100, excess, columns=6, arithmetic="f32", within=1e9)
+    far = Spread(-1.0, 1.0)
+    return Model(
+        {"product 16-bit": (product,), "elementwise": (rows,)}, {"product 16-bit": far, "elementwise": far}
+    )
+
+
+def test_launches_of_a_workload_add_up() -> None:
+    workload = workloads.parse("gated_gemm:m=1024,n=2048,k=512,dtype=bf16")
+    (found,) = predict_all([workload], A100, model=simple(0.5))
+    product_us = 2 * 1024 * 2048 * 512 / (108 * 1410 * 2048)
+    gate_us = 2 * 3 * 1024 * 2048 / (A100.dram_gb_s * 1e3)
+    expected = np.exp(0.5) * (2 * product_us + gate_us + 3 * LAUNCH_US)
+    assert found.time_us == pytest.approx(expected)
+    # The products were measured; the gate of bf16 was not, and what it takes is less sure.
+    ends = [
+        np.exp(0.5)
+        * ((2 * product_us + 2 * LAUNCH_US) * np.exp(end) + (gate_us + LAUNCH_US) * np.exp(BORROWED * end))
+        for end in (-0.1, 0.2)
+    ]
+    assert (found.low_us, found.high_us) == pytest.approx(tuple(ends))
+    assert found.utilisation == pytest.approx((2 * product_us) / expected)
+
+
+def test_utilisation_is_of_the_law_whatever_caches_hold() -> None:
+    workload = workloads.parse("elementwise:rows=1024,cols=1024,dtype=f32,expression=x")
+    (found,) = predict_all([workload], A100, model=simple(0.5))
+    memory_us = 2 * 4 * 2**20 / (A100.dram_gb_s * 1e3)
+    assert found.bound_us == 0
+    assert found.utilisation == pytest.approx(memory_us / (np.exp(0.5) * (memory_us + LAUNCH_US)))
+
+
+def test_no_time_is_below_its_bound() -> None:
+    workload = workloads.parse("gemm:m=8192,n=8192,k=8192,dtype=bf16")
+    (found,) = predict_all([workload], A100, model=simple(-3.0))
+    assert found.bound_us == found.low_us == found.time_us == found.high_us
+    assert (found.utilisation, found.binding) == (1.0, "tensor pipe")
+
+
+# -------------------------------------------------------------------------------------------------- bounds
+
+
+def bound_us(text: str, on: device.Device) -> float:
+    return float(bounds_us([workloads.parse(text)], on)[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on", "flop_per_clock"),
+    [
+        ("bf16", A100, 2048),
+        ("f32", A100, 128),
+        ("bf16", T4, 2048),  # not in bf16; in no type faster than i8
+        ("f16", P100, 256),  # two halves a multiply-add
+        ("f32", P100, 128),
+        ("i8", P4, 1024),  # four bytes a multiply-add
+        ("i8", DEVICES["v100-pcie"], 1024),
+    ],
+)
+def test_bounds_are_of_the_fastest_type_that_could_serve(
+    dtype: str, on: device.Device, flop_per_clock: float
+) -> None:
+    expected = 2 * 8192**3 / (on.sm_count * on.max_clock_mhz * flop_per_clock)
+    assert bound_us(f"gemm:m=8192,n=8192,k=8192,dtype={dtype}", on) == pytest.approx(expected)
+
+
+def test_bounds_know_what_libraries_do_better_than_the_textbook() -> None:
+    clocks = 108 * 1410
+    conv: Any = workloads.parse(f"{CONV.replace('n=8', 'n=1024')},dtype=f32")
+    assert bound_us(str(conv), A100) == pytest.approx(conv.flops() / (4 * clocks * 128))
+    text = "attention:batch=4,heads=16,seq_q=4096,head_dim=128,dtype=f32"
+    assert bound_us(text, A100) == pytest.approx(workloads.parse(text).flops() / (clocks * 1024 / 3))
+
+
+def test_bounds_leave_to_caches_what_they_can_hold() -> None:
+    assert bound_us("softmax:rows=1024,cols=1024,dtype=f32", A100) == 0
+    nbytes = 4 * 65536 * 4096
+    expected = 2 * (nbytes - A100.l2_bytes) / (A100.dram_gb_s * 1e3)
+    assert bound_us("softmax:rows=65536,cols=4096,dtype=f32", A100) == pytest.approx(expected)
+
+
+# -------------------------------------------------------------------------------------- operators of users
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Workload):
+    """Energies of all pairs of points: many products, and little to move."""
+
+    operator: ClassVar[str] = "pairs"
+    category: ClassVar[Category | None] = "dot product"
+    points: Size
+    terms: int = 8
+    moves: bool = True
+    dtype: Literal["f32", "f16"] = "f16"
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return (Tensor(name="x", shape=(self.points,), dtype=self.dtype),)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        return (Tensor(name="energy", shape=(self.points,), dtype=self.dtype),)
+
+    def flops(self) -> int:
+        return self.terms * self.points**2
+
+    def traffic(self) -> Traffic:
+        return super().traffic() if self.moves else Traffic(read_bytes=0, write_bytes=0)
+
+    def reference(self, inputs: Mapping[str, Any]) -> dict[str, Reference]:
+        raise AssertionError("a prediction computes nothing")
+
+    def tolerance(self) -> Tolerance:
+        raise AssertionError("a prediction computes nothing")
+
+
+@pytest.mark.parametrize(
+    ("workload", "on", "binding"),
+    [
+        (Pairs(points=10**6), A100, "tensor pipe"),
+        (Pairs(points=10**6, dtype="f32"), A100, "fma pipe"),
+        (Pairs(points=10**6), P4, "fma pipe"),
+    ],
+)
+def test_a_bound_of_products_says_what_sets_it(workload: Workload, on: device.Device, binding: str) -> None:
+    found = predict(workload, on)
+    assert found.time_us == found.bound_us > 1000
+    assert found.utilisation == 1.0
+    assert found.binding == binding
+    assert found.because == "pairs as an elementwise operation"
+
+
+@pytest.mark.parametrize(
+    "workload", [Pairs(points=1), Pairs(points=10**6, terms=0), Pairs(points=9, moves=False)]
+)
+def test_operators_may_do_and_move_nothing(workload: Workload) -> None:
+    found = predict(workload, A100)
+    assert math.isfinite(found.time_us)
+    assert found.bound_us < 0.01
+    assert found.binding == "launch"

@@ -1,0 +1,109 @@
+"""Times of whole networks: sums of predictions, and sums of measured times against measured networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.public_data import found
+from tunebench import device
+from tunebench.device import Device
+from tunebench.forecast import Predictions, predict_all
+from tunebench.forecast import network as of_network
+from tunebench.forecast.model import Model
+from tunebench.forecast.network import (
+    HOST_US,
+    LISTS_ERR,
+    QUEUED_US,
+    WAY_US,
+    predict_network,
+    predict_operations,
+    spread,
+)
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+from tunebench.workloads.networks import Operation, Run, network
+
+H100 = device.find("h100-sxm")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_parts_and_phases_add_up_to_the_whole(dtype: str) -> None:
+    run = Run(batch=4, seq=512, mode="train", dtype=dtype, optimizer="adamw")  # type: ignore[arg-type]
+    found = predict_network(network("gpt2-large"), H100, run)
+    assert 0 < found.bound_us <= found.low_us <= found.time_us <= found.high_us
+    assert not found.waits_for_host
+    assert (found.items, found.items_per_s) == (2048, pytest.approx(2048e6 / found.time_us))
+    for lines in (found.parts(), found.phases()):
+        assert sum(line.time_us for line in lines) == pytest.approx(found.time_us)
+        assert sum(line.share for line in lines) == pytest.approx(1.0)
+        assert sum(line.launches for line in lines) == found.launches
+    assert {line.part for line in found.phases()} == {"forward", "backward", "optimizer"}
+
+
+def test_images_are_counted_one_by_one() -> None:
+    assert predict_network(network("resnet50"), H100, Run(batch=8, dtype="f16")).items == 8
+
+
+def test_alike_workloads_are_predicted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Workload] = []
+
+    def recorded(workloads: Iterable[Workload], on: Device, *, model: Model | None) -> Predictions:
+        asked.extend(given := tuple(workloads))
+        return predict_all(given, on, model=model)
+
+    monkeypatch.setattr(of_network, "predict_all", recorded)
+    found = predict_network(network("gpt2"), H100, Run(batch=4, seq=512, mode="train"))
+    assert len(asked) == len(set(asked)) < len(found.operations) < found.launches
+
+
+def test_a_small_network_waits_for_the_host() -> None:
+    run = Run(batch=1, seq=8)
+    found = predict_network(network("gpt2"), H100, run)
+    assert found.waits_for_host
+    assert found.time_us == found.host_us == pytest.approx(HOST_US * found.launches)
+    graph = predict_network(network("gpt2"), H100, run, host_us_per_launch=0.0)
+    assert graph.time_us == graph.device_us < found.time_us
+
+
+def test_a_queue_hides_the_way_from_the_host_and_an_empty_one_does_not() -> None:
+    small = parse("elementwise:rows=64,cols=64,dtype=f32,expression=x")
+    queued, alone = predict_operations(
+        [Operation(workload=small, part="a"), Operation(workload=small, part="a", alone=True)], H100
+    )
+    assert alone.each_us == pytest.approx(queued.each_us + WAY_US[False])
+    assert QUEUED_US <= queued.each_us <= queued.alone.time_us
+    large = parse("gemm:m=8192,n=8192,k=8192,dtype=f32")
+    (product,) = predict_operations([Operation(workload=large, part="a")], H100)
+    assert product.each_us == pytest.approx(product.alone.time_us, rel=1e-2)
+    assert predict_operations([], H100) == ()
+
+
+def test_errors_of_a_sum_add_up_between_linearly_and_by_squares() -> None:
+    work = [parse(f"gemm:m=4096,n=4096,k={k},dtype=f32") for k in (4096, 8192)]
+    times = predict_operations([Operation(workload=each, part="a", count=3) for each in work], H100)
+    widths = [each.time_us - each.low_us for each in times]
+    lists = LISTS_ERR * sum(each.time_us for each in times)
+    assert spread(times, together=1.0)[0] == pytest.approx(math.hypot(sum(widths), lists))
+    assert spread(times, together=0.0)[0] == pytest.approx(math.hypot(*widths, lists))
+    assert spread(times, together=0.0)[0] < spread(times)[0] < spread(times, together=1.0)[0]
+
+
+def test_sums_of_measured_times_are_measured_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V100 and P100 have measured times of these networks' own products: lists of operations are right."""
+    folder = found("predict/neusight_ops.csv.gz").parent
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
+    from predict_models import _rows
+
+    rows = [
+        row for row in _rows(folder, measured=True) if row.device.startswith(("Tesla_V100", "Tesla_P100"))
+    ]
+    errors = np.array([row.error for row in rows])
+    assert len(errors) == 18
+    assert np.abs(errors).mean() < 0.03
+    assert np.abs(errors).max() < 0.08
+    assert {row.mode for row in rows} == {"inf", "train"}

@@ -1,0 +1,102 @@
+"""The shipped model and the bounds, held against public measurements of the devices that it knows."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import gzip
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.public_data import found
+from tunebench import device
+from tunebench.forecast import Predictions, predict_all
+from tunebench.forecast.training.data import BINARY, DEVICES
+from tunebench.workload import Workload
+from tunebench.workloads import workload
+
+ROWS = 4000
+"""Rows that are drawn from each file."""
+
+OF_ROWS = {"elem": 5.0, "softmax": 5.0, "ln": 5.0}
+ERRORS = {"bmm": 11.0, "linear": 11.0, "bf16": 8.0, "e4m3": 11.0, "attention": 8.0, **OF_ROWS}
+"""Mean absolute error in per cent that is allowed, by kind: half as much again as in any file, or 5."""
+
+
+def _operator(row: dict[str, str]) -> tuple[str, Workload, float]:
+    kind, us = row["op_group"], 1e3 * float(row["latency_ms"])
+    if kind in ("bmm", "linear"):
+        m, k, n = (int(float(row[name])) for name in "MNK")
+        return kind, workload("gemm", m=m, n=n, k=k, batch=int(row["B"]), dtype="f32"), us
+    rows: dict[str, Any] = {"rows": int(row["B"]), "cols": int(float(row["H"])), "dtype": "f32"}
+    if kind == "elem":
+        rows["expression"] = "x+y" if row["op"] in BINARY else "x"
+    names = {"elem": "elementwise", "softmax": "softmax", "ln": "layernorm"}
+    return kind, workload(names[kind], **rows), us
+
+
+def _product(row: dict[str, str]) -> tuple[str, Workload, float]:
+    m, n, k = (int(row[name]) for name in "mnk")
+    dtype = {"bfloat16": "bf16", "fp8": "e4m3"}[row["gemm_dtype"]]
+    return dtype, workload("gemm", m=m, n=n, k=k, dtype=dtype), 1e3 * float(row["latency_ms"])
+
+
+def _attention(row: dict[str, str]) -> tuple[str, Workload, float] | None:
+    if row["kv_cache_dtype"] != "bfloat16" or row.get("window_size", "0") != "0":
+        return None
+    names = {"batch": "batch_size", "heads": "num_heads", "heads_k": "num_key_value_heads", "seq_q": "isl"}
+    sizes = {name: int(row[column]) for name, column in (names | {"head_dim": "head_dim"}).items()}
+    return "attention", workload("attention", **sizes, dtype="bf16", causal=True), 1e3 * float(row["latency"])
+
+
+FILES = {
+    "neusight_ops": _operator,
+    "library_gemm_a100_sxm": _product,
+    "library_gemm_h100_sxm": _product,
+    "library_gemm_b200_sxm": _product,
+    "library_gemm_rtx_pro_6000": _product,
+    "library_attention_a100_sxm": _attention,
+    "library_attention_h100_sxm": _attention,
+}
+
+
+@functools.cache
+def _sample(name: str) -> list[tuple[str, NDArray[Any], NDArray[np.float64], Predictions]]:
+    """Return rows drawn from a file, by device: kinds, measured times and predictions."""
+    with gzip.open(found(f"predict/{name}.csv.gz"), "rt", encoding="utf-8") as file:
+        header, *lines = file
+    drawn = np.random.default_rng(0).choice(len(lines), ROWS, replace=False)
+    by_device: dict[str, list[tuple[str, Workload, float]]] = {}
+    for row in csv.DictReader([header, *(lines[index] for index in np.sort(drawn))]):
+        if made := FILES[name](row):
+            by_device.setdefault(DEVICES[row["device"]], []).append(made)
+    samples = []
+    for on, rows in by_device.items():
+        kinds, problems, us = zip(*rows, strict=True)
+        samples.append((on, np.array(kinds), np.array(us), predict_all(problems, device.find(on))))
+    return samples
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_measured_time_is_below_its_bound(name: str) -> None:
+    for on, _, us, predicted in _sample(name):
+        below = np.flatnonzero(us < predicted.bound_us)
+        assert not len(below), f"{on}: {predicted.workloads[below[0]]} took {us[below[0]]} us"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_errors_on_measured_devices(name: str) -> None:
+    samples = _sample(name)
+    kinds = np.concatenate([kind for _, kind, _, _ in samples])
+    us = np.concatenate([us for _, _, us, _ in samples])
+    predicted = np.concatenate([predictions.time_us for *_, predictions in samples])
+    low, high = (np.concatenate([getattr(p, end) for *_, p in samples]) for end in ("low_us", "high_us"))
+    for kind in np.unique(kinds):
+        rows = kinds == kind
+        percent = 100 * np.mean(np.abs(predicted[rows] / us[rows] - 1))
+        assert percent < ERRORS[kind], f"{kind}: {percent:.1f} % of {rows.sum()} rows"
+    within = 100 * np.mean((low <= us) & (us <= high))
+    assert 85 < within < 97  # nine of ten

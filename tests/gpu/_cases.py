@@ -1,0 +1,119 @@
+"""What is done with each wrapper of an instruction that sm_75 to sm_89 have: a line a wrapper, or a few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.gpu._case import Case, Kind, Operand
+
+__all__ = ["CASES"]
+
+
+def _mma(name: str, kind: Kind, sums: Kind = "f32", **more: Any) -> Case:
+    d, a, b = Operand("d", 4, sums), Operand("a", 4, kind), Operand("b", 2, kind)
+    return Case(name, (d, a, b), f"{name}(d, a, b);", (d,), **more)
+
+
+def _ldmatrix(name: str, registers: int) -> Case:
+    # Lane r's row is wherever it likes, so that the lanes whose addresses count are told apart.
+    body = f"""__shared__ __align__(16) u32 rows[32 * 4];
+  for (int i = 0; i < 4; ++i) rows[4 * threadIdx.x + i] = m[i];
+  __syncthreads();
+  {name}(d, rows + 4 * row[0]);"""
+    takes = (Operand("m", 4), Operand("row", 1, "rows"))
+    return Case(name, takes, body, (Operand("d", registers),), minimum_cc=(7, 5))
+
+
+def _cp_async(call: str, name: str, size: int) -> Case:
+    """Copy from the thread's own operands, with the rest zeroed, in two groups that are awaited in turn."""
+    body = f"""__shared__ __align__(16) u32 copied[2][32][4];
+  const u32* const here = taken + at * IN_WORDS;
+  const int asked = min(int(bytes[0]), {size});
+  for (int i = 0; i < 4; ++i) copied[0][threadIdx.x][i] = copied[1][threadIdx.x][i] = ~0u;
+  {call}(copied[0][threadIdx.x], here, asked);
+  cp_async_commit();
+  {call}(copied[1][threadIdx.x], here + 4);
+  cp_async_commit();
+  cp_async_wait<1>();
+  __syncthreads();
+  for (int i = 0; i < 4; ++i) first[i] = copied[0][31 - threadIdx.x][i];
+  cp_async_wait<0>();
+  __syncthreads();
+  for (int i = 0; i < 4; ++i) second[i] = copied[1][31 - threadIdx.x][i];"""
+    # Padded to a multiple of 16 bytes a thread, which the copies are aligned to.
+    takes = (Operand("m", 4), Operand("n", 4), Operand("bytes", 1, "bytes"), Operand("unused", 3))
+    covers = (name, "cp_async_commit", "cp_async_wait")
+    return Case(f"{call}, {size} bytes", takes, body, (Operand("first", 4), Operand("second", 4)), covers)
+
+
+def _convert(name: str, takes: Operand, body: str, gives: Operand, **more: Any) -> Case:
+    return Case(name, (takes,), body, (gives,), files=("types",), **more)
+
+
+def _from_float(element: str, kind: Kind, **more: Any) -> Case:
+    name = f"from_float<{element}>"
+    return _convert(
+        name, Operand("x", 8, "floats"), f"EACH(8) r[i] = {name}(x[i]).bits;", Operand("r", 8, kind), **more
+    )
+
+
+def _pack2(element: str, kind: Kind) -> Case:
+    name = f"pack2<{element}>"
+    body = f"EACH(4) r[i] = {name}(x[2 * i], x[2 * i + 1]);"
+    return _convert(name, Operand("x", 8, "floats"), body, Operand("r", 4, kind))
+
+
+def _approximate(name: str, argument: str, file: str = "reduce") -> Case:
+    body = f"EACH(8) r[i] = {name}({argument});"
+    takes, gives = (Operand("x", 8, "numbers"),), (Operand("r", 8, "approx"),)
+    return Case(name, takes, body, gives, minimum_cc=(7, 5), files=("types", file))
+
+
+FLOATS_8 = Operand("x", 8, "floats")
+
+
+CASES: tuple[Case, ...] = (
+    _mma("mma_m16n8k16_f16", "f16"),
+    _mma("mma_m16n8k16_bf16", "bf16"),
+    _mma("mma_m16n8k8_tf32", "tf32"),
+    _mma("mma_m16n8k32_e4m3", "e4m3", minimum_cc=(8, 9)),
+    _mma("mma_m16n8k32_s8", "i8", "i32"),
+    Case(
+        "pick_bytes",
+        (Operand("m", 2),),
+        "r[0] = pick_bytes<0x6420>(m[0], m[1]), r[1] = pick_bytes<0x7531>(m[0], m[1]), "
+        "r[2] = pick_bytes<0x0371>(m[1], m[0]);",
+        (Operand("r", 3),),
+        minimum_cc=(7, 5),
+    ),
+    _ldmatrix("ldmatrix_x4", 4),
+    _ldmatrix("ldmatrix_x4_trans", 4),
+    _ldmatrix("ldmatrix_x2", 2),
+    _ldmatrix("ldmatrix_x2_trans", 2),
+    *(_cp_async(f"cp_async_ca<{size}>", "cp_async_ca", size) for size in (4, 8, 16)),
+    _cp_async("cp_async_cg", "cp_async_cg", 16),
+    _from_float("half_t", "f16", minimum_cc=(7, 5)),
+    _from_float("bf16_t", "bf16"),
+    _pack2("half_t", "f16"),
+    _pack2("bf16_t", "bf16"),
+    _convert("to_tf32", FLOATS_8, "EACH(8) r[i] = to_tf32(x[i]);", Operand("r", 8, "floats")),
+    _convert(
+        "to_float(half_t)",
+        Operand("h", 8),
+        "EACH(8) r[i] = to_float(half_t{u16(h[i])});",
+        Operand("r", 8, "floats"),
+        minimum_cc=(7, 5),
+    ),
+    _convert(
+        "to_float(e4m3_t)",
+        Operand("h", 8),
+        "EACH(8) r[i] = to_float(e4m3_t{u8(h[i])});",
+        Operand("r", 8, "floats"),
+        minimum_cc=(8, 9),
+    ),
+    _from_float("e4m3_t", "e4m3", minimum_cc=(8, 9)),
+    _approximate("fast_exp2", "x[i]"),
+    _approximate("fast_rsqrt", "fabsf(x[i])"),
+    _approximate("fast_sigmoid", "x[i]", "epilogue"),
+)
+"""One line a wrapper, or a few where it has several forms."""

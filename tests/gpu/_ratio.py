@@ -1,0 +1,125 @@
+"""What the times of an acceptance run say: the best of each variant, and ratios to what others have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tunebench.db.record import Entry
+from tunebench.outcome import Measured
+from tunebench.workloads import parse
+
+__all__ = ["bandwidth_shares", "best_of_each", "fusion_gains", "ratios", "worth_comparing"]
+
+WORTH_COMPARING = 4.0
+"""Variants that take so many times as long as the best one are not compared again."""
+
+ALL = "best of all"
+
+
+def best_of_each(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
+    """Return the fastest measured configuration of each variant, the fastest variant first.
+
+    Args:
+        entries: What a database has of one workload on one device.
+
+    Returns:
+        By variant: `config` as text, `median_us`, and `bound_us` of that configuration.
+    """
+    best: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        outcome, variant = entry.result.outcome, entry.key.variant
+        if not isinstance(outcome, Measured):
+            continue
+        if variant not in best or outcome.median_us < best[variant]["median_us"]:
+            best[variant] = {
+                "config": str(entry.key.config),
+                "median_us": outcome.median_us,
+                "bound_us": entry.bound_us,
+            }
+    return dict(sorted(best.items(), key=lambda item: float(item[1]["median_us"])))
+
+
+def worth_comparing(paths: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return variants and their configurations, by turns, as a contest takes them; the best variant first."""
+    limit_us = WORTH_COMPARING * min((path["median_us"] for path in paths.values()), default=0.0)
+    near = [(key, path["config"]) for key, path in paths.items() if path["median_us"] <= limit_us]
+    return [text for pair in near for text in pair]
+
+
+def ratios(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how our times compare, by workload and path (variant), and their geometric means.
+
+    Args:
+        rows: One a contest: `workload`, `paths` (our contenders), and `rows` (`name` and `median_us` of all).
+
+    Returns:
+        `by_workload`: for each workload and path, the time of each other contender over the path's, and
+        `fastest` that of the fastest of them. `geometric_means`: the same over all workloads where both were
+        timed, with the number of these; `best of all` takes the fastest path of each workload. Above 1 ours
+        is faster.
+    """
+    by_workload: dict[str, Any] = {}
+    for row in rows:
+        times = {entry["name"]: entry["median_us"] for entry in row.get("rows", []) if "median_us" in entry}
+        ours = {name: us for name, us in times.items() if name in row["paths"]}
+        others = {name: us for name, us in times.items() if name not in row["paths"]}
+        if ours and others:
+            paths = {**ours, ALL: min(ours.values())}
+            compared = {**others, "fastest": min(others.values())}
+            by_workload[row["workload"]] = {
+                path: {name: us / own_us for name, us in compared.items()} for path, own_us in paths.items()
+            }
+    return {"by_workload": by_workload, "geometric_means": _means(by_workload.values())}
+
+
+def fusion_gains(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return what fusing gained: by workload, the times of the whole and of its parts, and their ratio.
+
+    Args:
+        rows: Reports of tuning, one a workload; a fused one counts where all of its parts were measured.
+    """
+    times = {row["workload"]: row["median_us"] for row in rows if row.get("median_us")}
+    found = {}
+    for text, whole_us in times.items():
+        parts = [times.get(str(part)) for part in parse(text).unfused()]
+        if parts and None not in parts:
+            parts_us = math.fsum(us for us in parts if us is not None)
+            found[text] = {"whole_us": whole_us, "parts_us": parts_us, "gain": parts_us / whole_us}
+    return found
+
+
+def bandwidth_shares(rows: Iterable[Mapping[str, Any]], copy_gb_s: float | None) -> dict[str, float]:
+    """Return, by workload that no product of matrices is in, its compulsory traffic over what a copy moves.
+
+    Args:
+        rows: Reports of tuning, one a workload.
+        copy_gb_s: Bytes that a large copy reads and writes, in GB/s; without it nothing is told.
+    """
+    if not copy_gb_s:
+        return {}
+    found = {}
+    for row in rows:
+        workload = parse(row["workload"])
+        if row.get("median_us") and workload.category != "dot product":
+            found[row["workload"]] = workload.traffic().total_bytes / row["median_us"] / 1e3 / copy_gb_s
+    return found
+
+
+def _means(found: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    gathered: dict[str, dict[str, list[float]]] = {}
+    for paths in found:
+        for path, compared in paths.items():
+            for name, ratio in compared.items():
+                gathered.setdefault(path, {}).setdefault(name, []).append(ratio)
+    return {
+        path: {
+            name: {
+                "ratio": math.exp(math.fsum(map(math.log, values)) / len(values)),
+                "workloads": len(values),
+            }
+            for name, values in compared.items()
+        }
+        for path, compared in gathered.items()
+    }

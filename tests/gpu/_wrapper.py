@@ -1,0 +1,75 @@
+"""The functions of kernels/*.cuh around inline assembly, found by reading the files."""
+
+from __future__ import annotations
+
+import re
+
+from tunebench.kernels import headers, include
+from tunebench.variant import strip_comments
+
+__all__ = ["files", "wrappers", "wrappers_in"]
+
+
+def wrappers() -> dict[str, str]:
+    """Return every function of the .cuh files around inline assembly, with its file.
+
+    A function is named as it is called: `mma_m16n8k16_f16`, a specialisation with its arguments
+    (`from_float<half_t>`), one of several of a name with the type of its first parameter
+    (`to_float(half_t)`).
+    """
+    return {name: f"{file}.cuh" for file in sorted(files()) for name in wrappers_in(include(f"{file}.cuh"))}
+
+
+def files() -> frozenset[str]:
+    """Return the helper files there are, as `tunebench.kernels.common.cuda.helpers` names them."""
+    return frozenset(name.removesuffix(".cuh") for name in headers())
+
+
+_FUNCTION = re.compile(
+    r"\b(?:__device__|__host__|__forceinline__|inline)\s+(?:[\w:]+(?:<[^;{}()]*?>)?[\s&*]+)+?"
+    r"(\w+(?:<[\w:, ]+>)?)\s*\(([^;{}]*?)\)\s*(?:const\s*)?\{"
+)
+
+
+def wrappers_in(source: str) -> list[str]:
+    """Return the functions of a source whose body has inline assembly, by themselves or through a macro."""
+    source = strip_comments(source)
+    macros = _assembling_macros(source)
+    code = re.sub(r"^#.*(?:(?<=\\)\n.*)*", "", source, flags=re.MULTILINE)
+    assembling = re.compile(rf"\b(?:{'|'.join(['asm', *macros])})\b")
+    every = [(match[1], match[2], _body(code, match.end())) for match in _FUNCTION.finditer(code)]
+    count = len(assembling.findall(code))
+    seen = sum(len(assembling.findall(body)) for _, _, body in every)
+    if count != seen:
+        raise ValueError(f"{count - seen} uses of inline assembly are in no function that this can read")
+    names = [name for name, _, _ in every]
+    return [
+        f"{name}({_type(parameters)})" if names.count(name) > 1 and "<" not in name else name
+        for name, parameters, body in every
+        if assembling.search(body)
+    ]
+
+
+def _assembling_macros(source: str) -> list[str]:
+    """Return the macros that expand to inline assembly."""
+    macros = re.findall(r"^#\s*define (\w+)((?:.*\\\n)*.*)", source, flags=re.MULTILINE)
+    found: list[str] = []
+    for _ in macros:  # a macro may use one that is defined later
+        for name, text in macros:
+            if name not in found and re.search(rf"\b(?:{'|'.join(['asm', *found])})\b", text):
+                found.append(name)
+    return found
+
+
+def _body(code: str, start: int) -> str:
+    """Return what stands between an opening brace, just before `start`, and its closing one."""
+    depth, at = 1, start
+    while depth:
+        depth += {"{": 1, "}": -1}.get(code[at], 0)
+        at += 1
+    return code[start:at]
+
+
+def _type(parameters: str) -> str:
+    first = parameters.split(",")[0].split()
+    return " ".join(first[:-1])

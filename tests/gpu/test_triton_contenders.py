@@ -1,0 +1,58 @@
+"""Triton's programs of the acceptance run, by Triton's interpreter: a baseline must be right."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from tests.gpu import _triton_attention as attention
+from tests.gpu import _triton_rows as rows
+
+torch.manual_seed(0)
+x, gamma, beta = torch.randn(5, 33), torch.randn(33), torch.randn(33)
+y = torch.empty_like(x)
+functional, close = torch.nn.functional, torch.testing.assert_close
+rows.softmax(x, y, 0.5)
+close(y, (x * 0.5).softmax(1))
+rows.layernorm(x, gamma, beta, y, 1e-5)
+close(y, functional.layer_norm(x, (33,), gamma, beta, 1e-5))
+rows.rmsnorm(x, gamma, y, 1e-5)
+close(y, functional.rms_norm(x, (33,), gamma, 1e-5))
+for causal in (False, True):
+    q, (k, v) = torch.randn(2, 4, 37, 40).half(), torch.randn(2, 2, 2, 53, 40).half()
+    o, lse = torch.empty_like(q), torch.empty(2, 4, 37)
+    attention.attention(q, k, v, o, lse, causal=causal, kernel=attention._forward, BM=16, BN=16)
+    k, v = (part.float().repeat_interleave(2, dim=1) for part in (k, v))
+    scores = q.float() @ k.transpose(2, 3) * 40**-0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(37, 53, dtype=torch.bool).triu(1 + 16), -torch.inf)
+    close(o.float(), scores.softmax(3) @ v, atol=2e-3, rtol=2e-3)
+    close(lse, scores.logsumexp(3))
+print("all right")
+"""
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("torch", "triton"))), reason="needs torch and triton"
+)
+def test_tritons_programs_are_right() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(FOLDER)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert said.stdout == "all right\n", said.stderr

@@ -1,0 +1,128 @@
+"""Forward attention in CUDA C++: what small problems and random configurations would seldom meet together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunebench import kernels
+from tunebench.binary.disassembly import find_disassembler, sass
+from tunebench.compile import unavailable
+from tunebench.device import representative
+from tunebench.emulate.emulator import find_compiler, watch
+from tunebench.measure.verify import InputSet, worst_error
+from tunebench.space import Config
+from tunebench.variant import CudaVariant
+from tunebench.workloads import parse
+from tunebench.workloads.operators.attention import Attention
+
+H100 = representative("sm_90")
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+
+needs_disassembler = pytest.mark.skipif(
+    bool(unavailable("cuda")) or find_disassembler() is None, reason="no NVRTC or no nvdisasm here"
+)
+
+
+def variant(name: str) -> CudaVariant[Any]:
+    (found,) = (v for v in kernels.variants("attention") if v.name == name)
+    assert isinstance(found, CudaVariant)
+    return found
+
+
+def attention(text: str) -> Attention:
+    workload = parse(f"attention:{text}")
+    assert isinstance(workload, Attention)
+    return workload
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "text", "choices"),
+    [
+        # Two warpgroups by turns, a ring that is full at all times, blocks that take several tiles each.
+        (
+            "cuda_wgmma",
+            "batch=1,heads=3,seq_q=200,head_dim=40,dtype=f16,seq_k=330,causal=true",
+            {"bn": 64, "consumers": 2, "stages": 2, "pingpong": 1, "group_heads": 1},
+        ),
+        # Rows of three heads in a tile, keys among blocks and among warps, rows that see no key of some part.
+        (
+            "cuda_mma",
+            "batch=1,heads=3,seq_q=30,head_dim=24,dtype=bf16,seq_k=140,heads_k=1,causal=true",
+            {
+                "bm": 32,
+                "bn": 32,
+                "row_warps": 2,
+                "key_warps": 2,
+                "stages": 3,
+                "hold_q": 1,
+                "pack_heads": 1,
+                "split": 2,
+                "min_blocks": 1,
+            },
+        ),
+    ],
+)
+def test_what_waits_for_each_other_does(name: str, text: str, choices: dict[str, int]) -> None:
+    workload, config = attention(text), Config(choices)
+    assert variant(name).configs(workload, H100).row(config) is not None
+    inputs = workload.draw(np.random.default_rng(0))
+    seen = watch(variant(name), workload, config, inputs, order="reverse")
+    references = InputSet(workload=workload, seed=0, inputs=inputs).references
+    outputs = {key: np.asarray(value, np.float64) for key, value in seen.outputs.items()}
+    assert worst_error(workload, outputs, references) <= 1
+
+
+def test_causal_blocks_count_the_tiles_that_their_rows_see() -> None:
+    # 4 tiles of 64 rows, against tiles of 64 keys of which 2 come before the first row's own: 3 + 4 + 5 + 6.
+    workload = attention("batch=2,heads=3,seq_q=256,head_dim=64,dtype=f16,seq_k=384,causal=true")
+    mma = variant("cuda_mma")
+    table = mma.configs(workload, H100)
+    chosen = (table["bm"] == 64) & (table["bn"] == 64) & (table["split"] == 1) & (table["key_warps"] == 1)
+    costs = mma.costs(workload, table.take(chosen), H100)
+    assert set(costs.blocks * costs.mma_flop) == {4.0 * 6 * (3 + 4 + 5 + 6) * 64 * 64 * 64}
+    assert set(costs.full_blocks) == {6}
+
+
+@pytest.mark.parametrize("name", ["cuda_mma", "cuda_wgmma", "cuda_simt"])
+def test_defaults_serve_prompts_and_single_tokens(name: str) -> None:
+    for text in (
+        "batch=4,heads=32,seq_q=4096,head_dim=128,dtype=f16,causal=true",
+        "batch=64,heads=32,seq_q=1,head_dim=128,dtype=f16,seq_k=8192,heads_k=8",
+        "batch=1,heads=1,seq_q=1,head_dim=8,dtype=f16",
+        "batch=1,heads=8,seq_q=65536,head_dim=256,dtype=f16,heads_k=1",
+    ):
+        workload = attention(text)
+        default = variant(name).default(workload, H100)
+        assert variant(name).configs(workload, H100).row(default) is not None
+
+
+def test_few_queries_share_keys_among_blocks_and_heads_among_rows() -> None:
+    workload = attention("batch=4,heads=32,seq_q=1,head_dim=128,dtype=f16,seq_k=8192,heads_k=8")
+    default = variant("cuda_mma").default(workload, H100)
+    assert default["pack_heads"] == 1
+    assert default["split"] > 1
+    (first, second) = variant("cuda_mma").launches(workload, default)
+    assert first.grid[0] >= H100.sm_count
+    assert second.entry.startswith("attention_combine")
+
+
+@needs_disassembler
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_exponentials_are_computed_while_products_are_under_way(head_dim: int) -> None:
+    """In machine code, where no result would tell (docs/decisions/0023)."""
+    from tunebench.compile.nvrtc import compile_cuda
+
+    workload = attention(f"batch=4,heads=32,seq_q=4096,head_dim={head_dim},dtype=f16")
+    wgmma = variant("cuda_wgmma")
+    config = wgmma.default(workload, H100)
+    code = sass(compile_cuda(wgmma, workload, config, H100).payload)
+    # Waiting for all products but the latest group, the exponentials of a tile, and waiting for that group.
+    _, _, after = code.partition("WARPGROUP.DEPBAR.LE gsb0, 0x1")
+    between, _, _ = after.partition("WARPGROUP.DEPBAR.LE gsb0, 0x0")
+    assert between.count("MUFU.EX2") >= 64 * config["bn"] // 128
+    assert "HGMMA" not in between

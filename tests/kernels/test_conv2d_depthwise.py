@@ -1,0 +1,145 @@
+"""The depthwise variant of conv2d: what tiles meet, what it computes, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.test_conv2d_variants import (
+    A100,
+    GPUS,
+    conv,
+    convolutions,
+    emulated,
+    needs_compiler,
+    needs_nvrtc,
+)
+from tunebench.device import representative
+from tunebench.emulate.emulator import ORDERS
+from tunebench.kernels.conv2d._depthwise import axes
+from tunebench.kernels.conv2d.cuda_depthwise import VARIANT
+from tunebench.workloads.operators.conv2d import Conv2d
+
+
+@st.composite
+def depthwise(draw: Any) -> Conv2d:
+    """Draw a convolution of any direction, layout and type whose groups are single channels."""
+    workload = draw(convolutions(largest=112))
+    return replace(workload, k=workload.c, groups=workload.c)
+
+
+@settings(max_examples=25)
+@given(workload=depthwise(), device=st.sampled_from(GPUS))
+def test_the_default_is_a_valid_configuration(workload: Conv2d, device: Any) -> None:
+    assert VARIANT.refuses(workload, device) is None
+    config = VARIANT.default(workload, device)
+    assert VARIANT.space.check(config, workload=workload, device=device) == config
+
+
+@given(workload=depthwise(), steps=st.sampled_from([1, 2, 4]))
+def test_tiles_read_what_their_pixels_meet(workload: Conv2d, steps: int) -> None:
+    w, fewest = workload, []
+    rows, _ = axes(workload)
+    for first in range(0, rows.extent, steps * rows.unit):
+        met = set()
+        for i, tap in itertools.product(range(first, first + steps * rows.unit), range(w.r)):
+            if w.direction != "dgrad":
+                met.add(i * w.stride - w.pad + tap * w.dilation)
+            elif (i + w.pad - tap * w.dilation) % w.stride == 0:
+                met.add((i + w.pad - tap * w.dilation) // w.stride)
+        begin = first // rows.unit * rows.source_unit + rows.shift
+        assert {begin + place for place in rows.places(steps)} == met
+        fewest.append(sum(0 <= place < rows.source for place in met))
+    assert rows.fewest_inside(steps) == min(fewest)
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    base = conv("n=1,c=8,h=16,w=16,k=8,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,groups=8")
+    assert VARIANT.refuses(base, A100) is None
+    assert "c=8, k=16" in str(VARIANT.refuses(replace(base, k=16), A100))
+    assert "groups=4" in str(VARIANT.refuses(replace(base, groups=4), A100))
+    assert "too many" in str(VARIANT.refuses(replace(base, h=40, w=40, r=31, s=31), A100))
+    assert "too many" in str(VARIANT.refuses(replace(base, h=99, w=99, dilation=40), A100))
+    assert "blocks" not in str(VARIANT.refuses(replace(base, n=2**20, h=512, w=512), A100))
+    assert "elements" in str(VARIANT.refuses(replace(base, h=2**14, w=2**14), A100))
+
+
+ODD = (
+    "n=2,c=6,h=9,w=8,k=6,r=3,s=2,stride=2,pad=1,dtype=bf16,layout=nhwc,groups=6,direction=dgrad",
+    "n=1,c=3,h=10,w=13,k=3,r=5,s=3,stride=3,pad=2,dtype=f32,layout=nchw,groups=3,direction=dgrad,dilation=2",
+    "n=3,c=24,h=9,w=8,k=24,r=3,s=2,stride=2,pad=1,dtype=bf16,layout=nhwc,groups=24,direction=wgrad",
+    "n=2,c=3,h=10,w=16,k=3,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nchw,groups=3,direction=wgrad,dilation=2",
+    "n=2,c=3,h=11,w=12,k=3,r=3,s=3,stride=1,pad=0,dtype=f32,layout=nchw,groups=3,epilogue=bias+residual+relu",
+    "n=1,c=16,h=9,w=7,k=16,r=7,s=7,stride=1,pad=3,dtype=tf32,layout=nhwc,groups=16,epilogue=scale+bias+residual",
+    "n=1,c=1,h=1,w=1,k=1,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nchw",
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize("text", ODD)
+def test_odd_sizes_are_right(text: str) -> None:
+    """By some configuration, the same in every run, in an order of threads, with every access checked."""
+    workload, choose = conv(text), random.Random(text)
+    table = VARIANT.configs(workload, A100)
+    config = table.config(choose.randrange(len(table)))
+    share, _ = emulated(VARIANT, workload, config, order=choose.choice(ORDERS), sanitize=True)
+    assert share <= 1, config
+
+
+@needs_compiler
+def test_parts_of_the_pixels_are_summed_in_one_order() -> None:
+    text = "n=9,c=64,h=12,w=12,k=64,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,groups=64,direction=wgrad"
+    workload = conv(text)
+    table = VARIANT.configs(workload, A100)
+    config = table.config(int(np.flatnonzero((table["split"] > 4) & (table["staged"] == 1))[0]))
+    assert len(VARIANT.launches(workload, config)) == 2
+    runs = [emulated(VARIANT, workload, config, order=order) for order in ("forward", "random")]
+    assert all(share <= 1 for share, _ in runs)
+    np.testing.assert_array_equal(runs[0][1]["dw"], runs[1][1]["dw"])
+
+
+LAYERS = (
+    "n=32,c=96,h=112,w=112,k=96,r=3,s=3,stride=2,pad=1,dtype=f16,layout=nhwc,groups=96,epilogue=scale+bias+relu",
+    "n=32,c=384,h=28,w=28,k=384,r=7,s=7,stride=1,pad=3,dtype=bf16,layout=nhwc,groups=384",
+    "n=32,c=672,h=14,w=14,k=672,r=5,s=5,stride=1,pad=2,dtype=f32,layout=nchw,groups=672",
+)
+"""Of MobileNetV2, ConvNeXt and EfficientNet."""
+
+
+def training(text: str) -> list[Conv2d]:
+    layer = conv(text)
+    return [layer, *(replace(layer, direction=d, epilogue="none") for d in ("dgrad", "wgrad"))]
+
+
+@pytest.mark.parametrize("text", LAYERS)
+def test_spaces_are_large_enough_to_search_and_miniatures_end_alike(text: str) -> None:
+    for workload in training(text):
+        table = VARIANT.configs(workload, A100)
+        assert 200 < len(table) < 20_000
+        for row in random.Random(text).sample(range(len(table)), 20):
+            config = table.config(row)
+            small = VARIANT.miniature(workload, config)
+            assert VARIANT.source(small, config) == VARIANT.source(workload, config)
+            assert small.n * small.c * small.p * small.q * small.r * small.s < 10_000_000
+            for ours, theirs in zip(
+                VARIANT.tiles(small, config), VARIANT.tiles(workload, config), strict=True
+            ):
+                assert (ours.used == 1) == (theirs.used == 1)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("layer", "direction"), [(0, "fprop"), (1, "dgrad"), (2, "wgrad")])
+def test_usual_layers_compile_without_spills(layer: int, direction: str) -> None:
+    from tunebench.compile.nvrtc import compile_cuda
+
+    workload = next(found for found in training(LAYERS[layer]) if found.direction == direction)
+    device = representative("sm_75")
+    binary = compile_cuda(VARIANT, workload, VARIANT.default(workload, device), device)
+    assert binary.resources.spill_bytes == 0

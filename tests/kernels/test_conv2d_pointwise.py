@@ -1,0 +1,85 @@
+"""Convolutions of one tap by variants of gemm: which product they are, and that it is theirs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels.test_conv2d_variants import A100, H100, conv, emulated, needs_compiler
+from tunebench import kernels
+from tunebench.kernels.conv2d._pointwise import Pointwise, gemm_of
+from tunebench.variant import TensorMap
+from tunebench.workloads.operators.conv2d import Conv2d
+
+VARIANTS = [variant for variant in kernels.variants("conv2d") if isinstance(variant, Pointwise)]
+LAYER = conv("n=3,c=24,h=8,w=7,k=40,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc")
+TRAINING = [replace(LAYER, epilogue="bias+relu"), *(replace(LAYER, direction=d) for d in ("dgrad", "wgrad"))]
+
+
+@pytest.mark.parametrize("workload", TRAINING, ids=lambda workload: workload.direction)
+def test_the_product_is_the_convolution(workload: Conv2d) -> None:
+    product = gemm_of(workload)
+    assert product.flops() == workload.flops()
+    inputs = workload.draw(np.random.default_rng(0))
+    exact = {name: value.astype(np.float64) for name, value in inputs.items()}
+    (reference,) = workload.reference(exact).values()
+    first, second = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}[workload.direction]
+    shapes = {tensor.name: tensor.shape for tensor in product.inputs()}
+    renamed = {"a": exact[first].reshape(shapes["a"]), "b": exact[second].reshape(shapes["b"])}
+    renamed |= {"bias": exact["bias"]} if workload.has_bias else {}
+    value = product.reference(renamed)["c"].value
+    np.testing.assert_allclose(value.reshape(reference.value.shape), reference.value, rtol=1e-12, atol=1e-12)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("variant", "workload"),
+    list(zip(VARIANTS, (TRAINING[1], TRAINING[2], TRAINING[2]), strict=True)),
+    ids=str,
+)
+def test_gradients_are_right(variant: Any, workload: Conv2d) -> None:
+    table = variant.configs(workload, H100)
+    config = table.config(random.Random(workload.direction).randrange(len(table)))
+    share, _ = emulated(variant, workload, config, sanitize=True)
+    assert share <= 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_everything_is_as_gemm_has_it(variant: Any) -> None:
+    for workload in TRAINING:
+        product = gemm_of(workload)
+        table, theirs = variant.configs(workload, H100), variant.product.configs(product, H100)
+        np.testing.assert_array_equal(table.ordinals, theirs.ordinals)
+        assert variant.default(workload, H100) == variant.product.default(product, H100)
+        config = table.config(0)
+        assert variant.revision(workload, config) == variant.product.revision(product, config)
+        known = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
+        known |= {tensor.name for tensor in variant.scratch(workload, config)}
+        for launch in variant.launches(workload, config):
+            named = {a.tensor if isinstance(a, TensorMap) else a for a in launch.arguments}
+            assert {name for name in named if isinstance(name, str)} <= known
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_miniatures_run_the_same_binary(variant: Any) -> None:
+    workload = replace(LAYER, n=32, c=256, h=57, w=57, k=72)
+    for case in (workload, replace(workload, direction="wgrad")):
+        config = variant.default(case, H100)
+        small = variant.miniature(case, config)
+        assert small.flops() < case.flops() / 10
+        assert variant.source(small, config) == variant.source(case, config)
+
+
+def test_what_is_no_product_is_refused() -> None:
+    for variant in VARIANTS:
+        assert variant.refuses(LAYER, H100) is None
+        for change in ({"stride": 2}, {"pad": 1}, {"r": 3}, {"groups": 2}, {"layout": "nchw"}):
+            assert "1 x 1" in str(variant.refuses(replace(LAYER, **change), H100))
+        scaled = replace(LAYER, epilogue="scale+bias+relu")
+        assert "scale+bias+relu is none of" in str(variant.refuses(scaled, H100))
+    narrow = kernels.variant("conv2d/cuda_gemm_mma").refuses(replace(LAYER, c=23), A100)
+    assert str(narrow).startswith("conv2d/cuda_gemm_mma copies 4 bytes")

@@ -1,0 +1,388 @@
+"""elementwise: every lowering of an expression computes what its tree means, within its error analysis."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunebench.device import local_cpu, representative
+from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.errors import InputError
+from tunebench.expression import FUNCTIONS, Name, Number, names, parse, steps
+from tunebench.kernels.common import cuda_expression, numba_expression
+from tunebench.kernels.common.expression import least_operations, lines, variable
+from tunebench.kernels.common.numba_expression import by_libm, by_polynomials
+from tunebench.kernels.elementwise import cuda_vector, numba_cpu, numba_cuda
+from tunebench.measure.baselines import elementwise as library
+from tunebench.measure.verify import worst_error
+from tunebench.space import Config
+from tunebench.workload import Reference
+from tunebench.workloads import parse as parse_workload
+from tunebench.workloads.operators import _expression
+from tunebench.workloads.operators._chain import Chain
+from tunebench.workloads.operators.elementwise import Elementwise
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+
+Arrays = Mapping[str, Any]
+
+
+def chain(text: str) -> Elementwise:
+    workload = parse_workload(f"elementwise:{text}")
+    assert isinstance(workload, Elementwise)
+    return workload
+
+
+def drawn(workload: Elementwise, seed: int = 0) -> tuple[dict[str, Any], dict[str, Reference]]:
+    return drawn_of(workload, seed)
+
+
+def drawn_of(workload: Chain, seed: int) -> tuple[dict[str, Any], dict[str, Reference]]:
+    inputs = workload.draw(np.random.default_rng(seed))
+    return inputs, workload.reference({name: np.asarray(v, np.float64) for name, v in inputs.items()})
+
+
+# -- one number after the other, by rules of this module's own ----------------------------------------------
+
+MEANINGS: dict[str, Callable[..., float]] = {
+    "neg": lambda x: -x,
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "max": max,
+    "min": min,
+    "abs": abs,
+    "erf": math.erf,
+    "exp": math.exp,
+    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    "log": math.log,
+    "relu": lambda x: max(x, 0.0),
+    "rsqrt": lambda x: x**-0.5,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "sqrt": math.sqrt,
+    "square": lambda x: x**2,
+    "step": lambda x: 1.0 if x > 0 else 0.0,
+    "tanh": math.tanh,
+}
+
+
+def meant(tree: Any, inputs: Mapping[str, float]) -> float:
+    if isinstance(tree, Name):
+        return inputs[tree.name]
+    if isinstance(tree, Number):
+        return tree.value
+    return MEANINGS[tree.operation](*(meant(argument, inputs) for argument in tree.arguments))
+
+
+def rounded(tree: Any, inputs: Arrays) -> Any:
+    """Compute in f32, each operation rounded: what a kernel without contraction does."""
+    if isinstance(tree, Name):
+        return np.asarray(inputs[tree.name], np.float32)
+    if isinstance(tree, Number):
+        return np.float32(tree.value)
+    arguments = [np.asarray(rounded(argument, inputs), np.float64) for argument in tree.arguments]
+    each = np.vectorize(MEANINGS[tree.operation], otypes=[np.float64])(*arguments)
+    return each.astype(np.float32)
+
+
+EVERY = (
+    "max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))+rsqrt(2+square(x))-sigmoid(x)*relu(-y)"
+    "+min(tanh(x),gelu(y))*silu(x-y)+erf(x)*step(y)"
+)
+
+
+def test_every_function_is_lowered_everywhere() -> None:
+    operations = {step.operation for step in steps(parse(EVERY))}
+    assert operations == set(MEANINGS)
+    assert set(FUNCTIONS) - {"max", "min"} == set(_expression.FUNCTIONS)
+    for spelling in (cuda_expression.SPELLING, numba_expression.SPELLING, numba_expression.CUDA_SPELLING):
+        assert set(spelling.operations) == set(MEANINGS)
+
+
+def test_the_reference_is_what_single_numbers_come_to() -> None:
+    workload = chain(f"rows=3,cols=5,dtype=f32,expression={EVERY}*a+b-c,vectors=a,scalars=b,columns=c")
+    inputs, references = drawn(workload)
+    for i, j in itertools.product(range(3), range(5)):
+        given_here = {"x": inputs["x"][i, j], "y": inputs["y"][i, j], "a": inputs["a"][j], "b": inputs["b"]}
+        given_here["c"] = inputs["c"][i]
+        expected = meant(workload.tree, {name: float(value) for name, value in given_here.items()})
+        assert references["out"].value[i, j] == pytest.approx(expected, rel=1e-12)
+
+
+def test_parts_of_the_reference_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = chain("rows=7,cols=5,dtype=f16,expression=gelu(x+b)*y*r,vectors=b,columns=r")
+    _, whole = drawn(workload)
+    monkeypatch.setattr(sys.modules[Chain.__module__], "ELEMENTS_AT_ONCE", 10)
+    _, parts = drawn(workload)
+    np.testing.assert_array_equal(whole["out"].value, parts["out"].value)
+    np.testing.assert_array_equal(whole["out"].scale, parts["out"].scale)
+
+
+# -- random expressions --------------------------------------------------------------------------------------
+
+
+@st.composite
+def expressions(draw: st.DrawFn, depth: int = 4) -> str:
+    """Draw an expression over x, y (whole), v (a vector) and s (a scalar)."""
+    if depth == 0 or draw(st.integers(0, 5)) == 0:
+        return draw(st.sampled_from(("x", "x", "y", "v", "s", "0.5", "3")))
+    kind = draw(st.sampled_from(("infix", "function", "neg")))
+    first = draw(expressions(depth=depth - 1))
+    if kind == "neg":
+        return f"(-{first})"
+    if kind == "infix":
+        return f"({first}{draw(st.sampled_from('+-*/'))}{draw(expressions(depth=depth - 1))})"
+    function = draw(st.sampled_from(sorted(FUNCTIONS)))
+    if FUNCTIONS[function] == 1:
+        return f"{function}({first})"
+    return f"{function}({first},{draw(expressions(depth=depth - 1))})"
+
+
+def workload_of(expression: str) -> Elementwise | None:
+    """Return a small problem of an expression; None if it has no value, or no input of all rows."""
+    there = names(parse(expression))
+    lists = [f",{key}={name}" for key, name in (("vectors", "v"), ("scalars", "s")) if name in there]
+    try:
+        return chain(f"rows=6,cols=10,dtype=f32,expression={expression}{''.join(lists)}")
+    except InputError:
+        return None
+
+
+@given(expressions(), st.integers(0, 2**32 - 1))
+@settings(max_examples=150)
+def test_rounding_each_operation_is_within_the_error_analysis(expression: str, seed: int) -> None:
+    workload = workload_of(expression)
+    if workload is None:
+        return
+    inputs, references = drawn(workload, seed)
+    got = np.broadcast_to(rounded(workload.tree, inputs), (6, 10))
+    assert np.isfinite(references["out"].value).all()
+    assert worst_error(workload, {"out": got}, references) <= 1
+
+
+@given(st.floats(-8, 8), st.floats(0, 2))
+def test_no_function_changes_more_than_is_passed_on(x: float, e: float) -> None:
+    for name, function in _expression.FUNCTIONS.items():
+        least = function.domain[0]
+        if x - e > max(least, -1e30):
+            change = max(abs(MEANINGS[name](x + way * e) - MEANINGS[name](x)) for way in (-1, 1))
+            assert change <= float(function.spread(np.float64(x), np.float64(e))) + 1e-9 * (1 + change), name
+
+
+@given(expressions(), st.data())
+def test_an_expression_stays_within_its_range(expression: str, data: st.DataObject) -> None:
+    tree, ranges = (
+        parse(expression),
+        {"x": (-8.0, 8.0), "y": (0.5, 1.5), "v": (0.125, 0.875), "s": (0.5, 1.5)},
+    )
+    image = _expression.span(tree, ranges)
+    if image is not None:
+        for _ in range(4):
+            value = meant(tree, {name: data.draw(st.floats(*ends)) for name, ends in ranges.items()})
+            slack = 1e-9 * (1 + abs(value))
+            assert image[0] - slack <= value <= image[1] + slack
+
+
+@given(expressions(), st.integers(0, 2**32 - 1))
+@settings(max_examples=100)
+def test_every_text_means_the_expression(expression: str, seed: int) -> None:
+    """The Python that Numba compiles, run by Python; and what NumPy is asked for."""
+    workload = workload_of(expression)
+    if workload is None:
+        return
+    inputs, references = drawn(workload, seed)
+    f32 = np.float32
+    two_forms = {
+        name: np.vectorize(lambda x, name=name: f32(MEANINGS[name](float(x))), otypes=[f32])
+        for name in numba_expression.TWO_FORMS
+    }
+    for spelling in (numba_expression.SPELLING, numba_expression.CUDA_SPELLING):
+        assignments, result = spelling.write(workload.tree)
+        text = "\n".join([*(line.strip() for line in assignments), f"result = {result}"])
+        got = np.empty((6, 10), f32)
+        for i, j in np.ndindex(got.shape):
+            scope: dict[str, Any] = {"f32": f32, "np": np, "math": math, **two_forms}
+            for name, array in inputs.items():
+                place = {2: (i, j), 1: (j,), 0: ()}[np.ndim(array)]
+                scope[variable(name)] = f32(array[place])
+            exec(text, scope)
+            got[i, j] = scope["result"]
+        assert worst_error(workload, {"out": got}, references) <= 1, text
+    call = library.numpy_call(workload, inputs)
+    if call is not None:
+        assert worst_error(workload, {"out": np.broadcast_to(call(), (6, 10))}, references) <= 1
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_slightly_wrong_operation_is_not_within_the_error_analysis(place: int) -> None:
+    """By 20 units of f32's roundoff: an analysis that allowed anything would hide mistakes."""
+    workload = chain("rows=40,cols=50,dtype=f32,expression=gelu(x+v)*y-0.5*tanh(x),vectors=v")
+    inputs, references = drawn(workload)
+    wrong = sorted({"add", "gelu", "mul", "tanh"})[place]
+    right = MEANINGS[wrong]
+    try:
+        MEANINGS[wrong] = lambda *arguments: right(*arguments) * (1 + 20 * 2.0**-24)
+        got = rounded(workload.tree, inputs)
+    finally:
+        MEANINGS[wrong] = right
+    assert worst_error(workload, {"out": got}, references) > 1
+
+
+# -- the kernels ---------------------------------------------------------------------------------------------
+
+
+def over_all_exponents(workload: Elementwise) -> tuple[dict[str, Any], dict[str, Reference]]:
+    """Return inputs whose x makes exponentials large and small, beyond what tuning draws, and references."""
+    inputs, _ = drawn(workload)
+    x = np.linspace(-80, 79, inputs["x"].size).reshape(inputs["x"].shape)
+    inputs["x"] = x.astype(inputs["x"].dtype)
+    return inputs, workload.reference({name: np.asarray(v, np.float64) for name, v in inputs.items()})
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_cuda_computes_every_function(dtype: str) -> None:
+    workload = chain(f"rows=6,cols=33,dtype={dtype},expression={EVERY}*s+v,vectors=v,scalars=s,out=f32")
+    inputs, references = over_all_exponents(workload)
+    config = cuda_vector.VARIANT.default(workload, representative("sm_90"))
+    got = emulate(cuda_vector.VARIANT, workload, config, inputs)
+    assert worst_error(workload, got, references) <= 1
+
+
+@pytest.mark.parametrize("functions", ["poly", "libm"])
+def test_a_processor_computes_every_function(functions: str) -> None:
+    import numba
+
+    workload = chain(f"rows=2,cols=4096,dtype=f32,expression={EVERY}*s+v,vectors=v,scalars=s")
+    config = Config({"chunk": 256, "row_block": 2, "functions": functions})
+    inputs, references = over_all_exponents(workload)
+    got = np.full((2, 4096), np.nan, np.float32)
+    kernel = numba.njit(numba_cpu.VARIANT.kernel(workload, config))
+    arguments = [inputs[t.name] if t.shape else np.float32(inputs[t.name]) for t in workload.inputs()]
+    kernel(*arguments, got, np.int32(2), np.int32(4096))
+    assert worst_error(workload, {"out": got}, references) <= 1
+
+
+@pytest.mark.parametrize("functions", [by_polynomials, by_libm])
+def test_what_is_no_number_and_what_is_extreme_comes_out_as_it_must(functions: Any) -> None:
+    import numba
+
+    x = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38, 100, -100, 1, -1e-30], np.float32)
+    made = functions()
+    with np.errstate(all="ignore"):
+        expected = {
+            "exp": np.exp(x),
+            "log": np.log(x),
+            "tanh": np.tanh(x),
+            "erf": [math.erf(v) for v in x],
+            "sigmoid": 1 / (1 + np.exp(-x.astype(np.float64))),
+        }
+    for name, right in expected.items():
+        function = made[name]
+
+        @numba.njit
+        def over(x: Any, y: Any, function: Any = function) -> None:
+            for i in range(len(x)):
+                y[i] = function(x[i])
+
+        got = np.empty_like(x)
+        over(x, got)
+        np.testing.assert_allclose(got, right, rtol=1e-6, atol=1e-37, err_msg=name)
+
+
+def test_rows_are_joined_where_no_vector_tells_them_apart() -> None:
+    assert lines(chain("rows=64,cols=6,dtype=f16,expression=x*2")) == (1, 384)
+    assert lines(chain("rows=4096,cols=1024,dtype=f16,expression=x*y")) == (1024, 4096)
+    assert lines(chain("rows=6,cols=3,dtype=f16,expression=x*y")) == (3, 6)
+    for key in ("vectors", "columns"):
+        assert lines(chain(f"rows=64,cols=6,dtype=f16,expression=x*b,{key}=b")) == (64, 6)
+
+
+def test_vectors_may_be_of_another_type() -> None:
+    made = chain("rows=4,cols=8,dtype=f16,expression=(x-m)*r+y,vectors=m+r,vector_dtype=f32")
+    assert {t.name: t.dtype for t in made.inputs()} == {"x": "f16", "m": "f32", "r": "f32", "y": "f16"}
+    assert made.out == "f16"
+    assert [(str(part.vector_dtype), part.vectors) for part in made.unfused()] == [
+        ("f32", "m"),
+        ("f32", "r"),
+        ("f16", ""),
+    ]
+    plain = chain("rows=4,cols=8,dtype=f16,expression=x+y,vector_dtype=f32")
+    assert plain == chain("rows=4,cols=8,dtype=f16,expression=x+y")  # none is there
+    for variant in (cuda_vector.VARIANT, numba_cpu.VARIANT):
+        device = local_cpu() if variant is numba_cpu.VARIANT else representative("sm_90")
+        config = variant.default(made, device)
+        alike = made.changed(vector_dtype="f16")
+        assert variant.revision(made, config) != variant.revision(alike, config)
+
+
+def test_what_must_be_executed_at_least() -> None:
+    def least(expression: str, more: str = "") -> tuple[float, dict[str, int]]:
+        return least_operations(chain(f"rows=4,cols=4,dtype=f32,expression={expression}{more}"))
+
+    assert least("x*y+z*x-y")[0] == 2  # two products, of which two sums may be a part
+    assert least("(x+y)*(x+y)")[0] == 1  # the sum is computed once
+    assert least("max(x*y,y*x)+max(x*x,square(x))")[0] == 2  # in any order
+    assert least("max(x-y,abs(y-x))*max(-x*y,x*-y)")[0] == 2  # with any sign
+    assert least("exp(x+y)-exp(y+x)")[1]["exp"] == 1
+    assert least("2*x+1")[0] == 0  # a compiler may know better
+    assert least("x*(a*b+a)", ",vectors=a+b")[0] == 1  # what is the same for all rows may be computed once
+    assert least("exp(x)*exp(x)+exp(y)")[1]["exp"] == 2
+
+
+def test_a_chain_of_another_expression_is_another_kernel() -> None:
+    one, two = (chain(f"rows=8,cols=64,dtype=f32,expression={text}") for text in ("x+y", "x-y"))
+    for variant in (cuda_vector.VARIANT, numba_cuda.VARIANT, numba_cpu.VARIANT):
+        device = local_cpu() if variant is numba_cpu.VARIANT else representative("sm_90")
+        config = variant.default(one, device)
+        assert variant.revision(one, config) != variant.revision(two, config)
+        assert variant.revision(one, config) == variant.revision(
+            chain("rows=8,cols=64,dtype=f32,expression=x + y"), config
+        )
+
+
+GPUS = [representative(architecture) for architecture in ("sm_75", "sm_80", "sm_90", "sm_120")]
+
+
+@given(
+    rows=st.sampled_from([1, 2, 3, 7, 64, 1000, 2**20]),
+    cols=st.sampled_from([1, 2, 3, 5, 8, 100, 131, 1024, 4096, 50257, 2**21]),
+    dtype=st.sampled_from(["f32", "f16", "bf16"]),
+    out=st.sampled_from(["f32", "f16"]),
+    rest=st.sampled_from(["x*2", "gelu(x+b)*y,vectors=b", "a+b+c+d+e+f+x+y,vectors=e+f"]),
+)
+@settings(max_examples=60)
+def test_the_default_is_a_valid_configuration(rows: int, cols: int, dtype: str, out: str, rest: str) -> None:
+    workload = chain(f"rows={rows},cols={cols},dtype={dtype},out={out},expression={rest}")
+    for variant in (cuda_vector.VARIANT, numba_cuda.VARIANT):
+        for device in GPUS:
+            table = variant.configs(workload, device)
+            assert table.row(variant.default(workload, device)) is not None
+            costs = variant.costs(workload, table, device)
+            elements = np.broadcast_to(np.asarray(costs.blocks), len(table))
+            tiles = [variant.tiles(workload, table.config(row)) for row in (0, len(table) - 1)]
+            for tiling, count in zip(tiles, elements[[0, -1]], strict=True):
+                area = tiling[0].tile * tiling[1].tile
+                assert count * area == pytest.approx(workload.rows * workload.cols)
+    processor = numba_cpu.VARIANT
+    assert processor.configs(workload, local_cpu()).row(processor.default(workload, local_cpu())) is not None
+
+
+def test_miniatures_keep_how_lines_begin() -> None:
+    workload = chain("rows=4096,cols=4104,dtype=f16,expression=gelu(x+b),vectors=b")
+    table = cuda_vector.VARIANT.configs(workload, representative("sm_90"))
+    for row in range(0, len(table), 7):
+        config = table.config(row)
+        small = cuda_vector.VARIANT.miniature(workload, config)
+        assert small.cols % config["vector"] == 0
+        assert small.rows * small.cols <= 2**20

@@ -1,0 +1,148 @@
+"""gated_gemm: spaces, and each path of its kernels at sizes that cut every tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tunebench import workloads
+from tunebench.compile import unavailable
+from tunebench.device import described, local_cpu, representative
+from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.kernels.gated_gemm.cuda_mma import VARIANT as MMA
+from tunebench.kernels.gated_gemm.cuda_simt import VARIANT as SIMT
+from tunebench.kernels.gated_gemm.cuda_wgmma import VARIANT as WGMMA
+from tunebench.kernels.gated_gemm.numba_cpu import VARIANT as CPU
+from tunebench.kernels.gated_gemm.numba_cuda import VARIANT as NUMBA
+from tunebench.measure.sampled import Sampled, is_sampled
+from tunebench.measure.verify import InputSet
+from tunebench.space import Config
+from tunebench.workloads.operators.gated_gemm import GatedGemm
+
+GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
+A100, H100 = representative("sm_80"), representative("sm_90")
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+
+extents = st.sampled_from([1, 2, 7, 16, 17, 48, 100, 128, 1000, 4096, 14336])
+problems = st.builds(
+    GatedGemm,
+    m=extents,
+    n=extents,
+    k=extents,
+    dtype=st.sampled_from(GatedGemm.choices("dtype")),
+    trans=st.sampled_from(GatedGemm.choices("trans")),
+    activation=st.sampled_from(GatedGemm.choices("activation")),
+    out=st.sampled_from(GatedGemm.choices("out")),
+)
+
+
+def gated(text: str) -> GatedGemm:
+    workload = workloads.parse(f"gated_gemm:{text}")
+    assert isinstance(workload, GatedGemm)
+    return workload
+
+
+@given(workload=problems, device=st.sampled_from(GPUS))
+@example(workload=GatedGemm(m=1, n=1, k=17, dtype="tf32"), device=representative("sm_80"))
+def test_the_default_is_a_valid_configuration(workload: GatedGemm, device: Any) -> None:
+    for variant in (MMA, SIMT, WGMMA, NUMBA):
+        if variant.refuses(workload, device) is None:
+            config = variant.default(workload, device)
+            assert variant.space.check(config, workload=workload, device=device) == config
+    assert SIMT.refuses(workload, device) is None or device.compute_capability < SIMT.minimum_cc
+
+
+@given(workload=problems)
+def test_the_default_is_valid_on_a_processor_too(workload: GatedGemm) -> None:
+    config = CPU.default(workload, local_cpu())
+    assert CPU.space.check(config, workload=workload, device=local_cpu()) == config
+    assert config["n_panels"] % 2 == 0
+
+
+def test_it_says_what_it_cannot_do() -> None:
+    assert "f32" in str(MMA.refuses(gated("m=64,n=64,k=64,dtype=f32"), A100))
+    assert "4 bytes" in str(MMA.refuses(gated("m=64,n=63,k=64,dtype=f16"), A100))
+    assert MMA.refuses(gated("m=63,n=63,k=64,dtype=f16,trans=nt"), A100) is None
+    assert "f16 and bf16" in str(WGMMA.refuses(gated("m=64,n=64,k=64,dtype=tf32"), H100))
+    assert "16 bytes" in str(WGMMA.refuses(gated("m=64,n=68,k=64,dtype=f16"), H100))
+    assert "f32" in str(NUMBA.refuses(gated("m=8,n=8,k=8,dtype=f16"), A100))
+
+
+def test_a_large_problem_has_a_thousand_configurations_or_more() -> None:
+    for variant, dtype in ((MMA, "f16"), (SIMT, "f32"), (WGMMA, "bf16")):
+        assert 1000 <= len(variant.configs(gated(f"m=2048,n=14336,k=4096,dtype={dtype}"), H100)) <= 20_000
+
+
+CASES = [
+    # variant, workload, choices; what the contract's cases may leave out
+    (SIMT, "m=67,n=130,k=72,dtype=bf16,trans=nt,out=f32", {"bm": 64, "tm": 8, "tn": 4, "stages": 1}),
+    (MMA, "m=67,n=88,k=200,dtype=bf16,trans=nt,activation=gelu,out=f32", {"stages": 4, "staged": 0}),
+    (MMA, "m=37,n=66,k=70,dtype=f16,activation=relu", {"stages": 2, "staged": 1}),
+    (WGMMA, "m=200,n=200,k=136,dtype=f16,out=f32", {"bm": 64, "bn": 192, "consumers": 1, "staged": 1}),
+    (WGMMA, "m=264,n=72,k=264,dtype=bf16,trans=nt", {"bm": 64, "bn": 64, "pingpong": 1, "cluster_m": 2}),
+    (WGMMA, "m=136,n=136,k=72,dtype=f16,activation=gelu", {"bm": 128, "bn": 64, "cluster_n": 2, "staged": 0}),
+]
+SMALL = {"bm": 32, "bn": 32, "group_m": 1, "min_blocks": 1}
+
+
+def configured(variant: Any, workload: GatedGemm, choices: dict[str, int]) -> Config:
+    """Return the first valid configuration with the choices given, of small tiles if they leave it open."""
+    table = variant.configs(workload, H100)
+    rows = np.ones(len(table), bool)
+    for name, value in {**SMALL, **choices}.items():
+        if name in variant.space.names:
+            rows &= table[name] == value
+    config: Config = table.config(int(np.flatnonzero(rows)[0]))
+    return config
+
+
+@needs_compiler
+@pytest.mark.parametrize(("variant", "text", "choices"), CASES)
+def test_each_path_is_right(variant: Any, text: str, choices: dict[str, int]) -> None:
+    workload = gated(text)
+    config = configured(variant, workload, choices)
+    inputs = workload.draw(np.random.default_rng(3))
+    outputs = emulate(variant, workload, config, inputs, order="reverse", seed=2)
+    checked = InputSet(workload=workload, seed=0, inputs=inputs)
+    reference, tolerance = checked.references["c"], workload.tolerance()
+    error = np.abs(outputs["c"].astype(np.float64) - reference.value)
+    assert np.all(error <= tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("variant", "text", "choices"),
+    [
+        (WGMMA, "m=4096,n=4096,k=4096,dtype=bf16,trans=nt", {"bm": 128, "bn": 192, "pingpong": 0}),
+        (
+            MMA,
+            "m=4096,n=4096,k=4096,dtype=f16,activation=gelu",
+            {"bm": 128, "bn": 128, "staged": 1, "bk": 32},
+        ),
+    ],
+)
+def test_as_many_sums_as_there_are_registers_for_are_not_spilled(
+    variant: Any, text: str, choices: dict[str, int]
+) -> None:
+    from tunebench.compile.nvrtc import compile_cuda
+
+    workload = gated(text)
+    binary = compile_cuda(variant, workload, configured(variant, workload, choices), H100)
+    assert binary.resources.spill_bytes == 0
+
+
+def test_a_large_result_is_checked_in_parts() -> None:
+    assert is_sampled(gated("m=2048,n=14336,k=4096,dtype=bf16,trans=nt"))
+    workload = gated("m=130,n=150,k=40,dtype=f16,trans=nt")
+    inputs = InputSet(workload=workload, seed=1, inputs=workload.draw(np.random.default_rng(1)))
+    c = inputs.references["c"].value.astype(np.float16)
+    check = Sampled(inputs)
+    assert check.worst({"c": c}) <= 1
+    c[-1, -1] += np.float16(1)
+    assert check.worst({"c": c}) > 1

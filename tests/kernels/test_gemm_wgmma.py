@@ -1,0 +1,384 @@
+"""gemm on Hopper's tensor cores: its space, what it promises, its results in emulation, its machine code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kernels.kernel_checks import HGMMA, QGMMA, USETMAXREG, UTMALDG, assert_right, opcodes, planted
+from tunebench import workloads
+from tunebench.binary import cubin
+from tunebench.bound import bound
+from tunebench.compile import unavailable
+from tunebench.device import described, representative
+from tunebench.dtype import itemsize
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate, find_compiler
+from tunebench.kernels.common import gemm as _gemm
+from tunebench.kernels.common import wgmma_tile
+from tunebench.kernels.gemm.cuda_wgmma import VARIANT
+from tunebench.space import Config
+from tunebench.variant import TensorMap
+from tunebench.workloads.operators.gemm import Gemm
+
+HOPPERS = [device for device in described().values() if device.architecture == "sm_90"]
+H100 = representative("sm_90")
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+
+extents = st.sampled_from([1, 8, 16, 24, 63, 64, 72, 128, 136, 1000, 4096, 50264])
+problems = st.builds(
+    Gemm,
+    m=extents,
+    n=extents,
+    k=extents,
+    batch=st.sampled_from([1, 2, 96]),
+    dtype=st.sampled_from(["f16", "bf16", "e4m3"]),
+    trans=st.sampled_from(["nn", "nt", "tn", "tt"]),
+    epilogue=st.sampled_from(Gemm.choices("epilogue")),
+    out=st.sampled_from(["f32", "f16", "bf16"]),
+).filter(lambda workload: VARIANT.refuses(workload, H100) is None)
+
+
+def gemm(text: str) -> Gemm:
+    workload = workloads.parse(f"gemm:{text}")
+    assert isinstance(workload, Gemm)
+    return workload
+
+
+# ------------------------------------------------------------------------------------------------- space
+
+
+@given(workload=problems, device=st.sampled_from(HOPPERS))
+def test_the_default_is_a_valid_configuration(workload: Gemm, device: Any) -> None:
+    config = VARIANT.default(workload, device)
+    assert VARIANT.space.check(config, workload=workload, device=device) == config
+
+
+def test_the_default_is_what_libraries_ship() -> None:
+    large = VARIANT.default(gemm("m=8192,n=8192,k=8192,dtype=bf16"), H100)
+    assert (large["bm"], large["bn"], large["bk"], large["consumers"]) == (128, 256, 64, 2)
+    sizes = []
+    for size in (64, 512, 2048, 8192):
+        config = VARIANT.default(gemm(f"m={size},n={size},k=1024,dtype=f16"), H100)
+        sizes.append(config["bm"] * config["bn"])
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+def test_it_says_what_it_cannot_do() -> None:
+    for dtype in ("f32", "tf32", "i8"):
+        assert dtype in str(VARIANT.refuses(gemm(f"m=64,n=64,k=64,dtype={dtype}"), H100))
+    for architecture in ("sm_80", "sm_100", "sm_120"):
+        assert "sm_90" in str(VARIANT.refuses(gemm("m=64,n=64,k=64,dtype=f16"), representative(architecture)))
+    # Lines of a are k long, or m long where a is transposed; those of b are n or k long.
+    for odd, trans in (("k", "nn"), ("n", "nn"), ("m", "tn"), ("k", "nt"), ("k", "tt"), ("m", "tt")):
+        sizes = {"m": 64, "n": 64, "k": 64, odd: 60}
+        text = ",".join(f"{name}={size}" for name, size in sizes.items()) + f",trans={trans},dtype=f16"
+        assert "16 bytes" in str(VARIANT.refuses(gemm(text), H100))
+    assert VARIANT.refuses(gemm("m=61,n=61,k=64,dtype=f16,trans=nt"), H100) is None
+    assert "trans=nt alone" in str(VARIANT.refuses(gemm("m=64,n=64,k=64,dtype=e4m3"), H100))
+    assert "16 bytes" in str(VARIANT.refuses(gemm("m=64,n=64,k=72,dtype=e4m3,trans=nt"), H100))
+    assert VARIANT.refuses(gemm("m=61,n=61,k=80,dtype=e4m3,trans=nt"), H100) is None
+    assert "tiles" in str(VARIANT.refuses(gemm("m=1,n=8,k=8,dtype=f16,batch=2147000000"), H100))
+    assert "elements" in str(VARIANT.refuses(gemm("m=2147483640,n=8,k=8,dtype=f16"), H100))
+
+
+def test_a_large_problem_has_thousands_of_configurations() -> None:
+    assert 3000 <= len(VARIANT.configs(gemm("m=4096,n=4096,k=4096,dtype=f16"), H100)) <= 20_000
+
+
+def test_no_block_asks_for_more_registers_than_it_was_launched_with() -> None:
+    table = VARIANT.configs(gemm("m=4096,n=4096,k=4096,dtype=f16"), H100)
+    consumers, min_blocks = table["consumers"], table["min_blocks"]
+    launched = wgmma_tile.launched_registers(consumers, min_blocks)
+    assert np.all(min_blocks * 128 * (consumers + 1) * launched <= H100.registers_per_sm)
+    taken = wgmma_tile.consumer_registers(consumers, min_blocks)
+    held = 128 * (wgmma_tile.PRODUCER_REGISTERS + consumers * taken)
+    moves = launched < 240
+    assert np.all(held[moves] <= (128 * (consumers + 1) * launched)[moves])
+    assert np.all(taken[moves] >= launched[moves])
+    assert np.all(taken[moves] % 8 == 0)
+    assert moves.any()
+    assert not moves.all()
+
+
+def test_no_launch_exceeds_what_the_device_has() -> None:
+    workload = gemm("m=4096,n=4096,k=4096,dtype=f16,trans=tn")
+    table = VARIANT.configs(workload, H100)
+    costs = VARIANT.costs(workload, table, H100)
+    assert np.max(costs.threads) <= 1024
+    assert np.max(costs.smem_bytes) <= H100.smem_per_block_bytes
+    together = table["min_blocks"] * (costs.smem_bytes + H100.smem_reserved_bytes)
+    assert np.max(together) <= H100.smem_per_sm_bytes
+    for row in range(0, len(table), 97):
+        (launch,) = VARIANT.launches(workload, table.config(row))
+        assert launch.smem_bytes == costs.smem_bytes[row]
+        assert launch.grid[0] % launch.cluster == 0
+
+
+@given(workload=problems, choice=st.integers(0, 10**6))
+def test_copies_are_of_panels_of_128_bytes(workload: Gemm, choice: int) -> None:
+    table = VARIANT.configs(workload, H100)
+    config = table.config(choice % len(table))
+    (launch,) = VARIANT.launches(workload, config)
+    a_map, b_map = (argument for argument in launch.arguments if isinstance(argument, TensorMap))
+    shared = {"a": (a_map, "bm", "cluster_n"), "b": (b_map, "bn", "cluster_m")}
+    for name, (tensor_map, extent, parts) in shared.items():
+        (tensor,) = (tensor for tensor in workload.inputs() if tensor.name == name)
+        assert tensor_map.extents == tensor.shape[::-1]
+        size = itemsize(tensor.dtype)
+        assert tensor_map.strides_bytes[0] == size * tensor.shape[2]
+        assert tensor_map.box[0] * size == tensor_map.swizzle_bytes == 128
+        along_k = workload.trans[0] == "n" if name == "a" else workload.trans[1] == "t"
+        assert tensor_map.box[1] * config[parts] == config[extent if along_k else "bk"]
+
+
+@given(workload=problems, choice=st.integers(0, 10**6))
+def test_a_miniature_has_the_same_edges(workload: Gemm, choice: int) -> None:
+    table = VARIANT.configs(workload, H100)
+    config = table.config(choice % len(table))
+    small = VARIANT.miniature(workload, config)
+    assert small.flops() <= workload.flops()
+    assert _gemm.widths(small) == _gemm.widths(workload)
+    for name in ("m", "n", "k"):
+        assert (getattr(small, name) - getattr(workload, name)) % config[f"b{name}"] == 0
+    assert VARIANT.source(small, config) == VARIANT.source(workload, config)
+
+
+# ------------------------------------------------------------------------------------------------- costs
+
+
+@given(workload=problems)
+def test_costs_cover_the_work(workload: Gemm) -> None:
+    table = VARIANT.configs(workload, H100)
+    costs = VARIANT.costs(workload, table, H100)
+    assert np.all(costs.blocks * costs.mma_flop >= workload.flops())
+    assert np.all(bound(costs, workload.traffic(), H100, rows=len(table)).us > 0)
+
+
+def test_what_blocks_of_a_cluster_share_counts_as_the_least_that_one_reads() -> None:
+    table = VARIANT.configs(gemm("m=4096,n=4096,k=4096,dtype=f16"), H100)
+    rows = {
+        config: table.row(Config({**PLAIN, **config_of}))
+        for config, config_of in {"alone": {}, "pair": {"cluster_n": 2}}.items()
+    }
+    for trans, k, of_a in (("nt", 136, 8 * 136), ("tt", 136, 72 * 64)):
+        # 200 rows are tiles of 128 and 72: the second block's lines are rows 64 to 71, or half of 128 of k.
+        workload = gemm(f"m=200,n=128,k={k},dtype=f16,trans={trans}")
+        fill = VARIANT.costs(workload, table, H100).fill_bytes
+        assert fill[rows["alone"]] == 2 * (72 * k + 64 * k)
+        assert fill[rows["pair"]] == 2 * (of_a + 64 * k)
+
+
+def test_costs_of_a_divisible_problem_are_exact() -> None:
+    workload = gemm("m=4096,n=4096,k=4096,dtype=f16")
+    config = VARIANT.default(workload, H100)
+    table = VARIANT.configs(workload, H100)
+    row = table.row(config)
+    assert row is not None
+    costs = VARIANT.costs(workload, table.take(np.array([row])), H100)
+    assert config["cluster_m"] == 2
+    assert costs.blocks == 32 * 16
+    assert costs.mma_flop == 2 * 128 * 256 * 4096
+    assert costs.fill_bytes == (128 + 256 / 2) * 4096 * 2
+    # Two warpgroups, four warps each, a product of 64 x 256 every 16 of k.
+    assert costs.instructions == 2 * 4 * 256
+    assert costs.chain_clocks == 256 * 128  # a warpgroup's, each of 128 clocks
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "clocks"),
+    [
+        ("m=128,n=64", {}, H100.l2_latency + 16 * 32),  # one tile, which waits for its first copy
+        ("m=1408,n=768", {}, H100.l2_latency + 16 * 32),  # 132 tiles: one for each SM
+        ("m=1408,n=832", {}, 16 * 32),  # 143 of them: the second waits while the first is multiplied
+        ("m=1408,n=832", {"bm": 64, "pingpong": 1}, 16 * 32 / 2),  # two under way at a time
+    ],
+)
+def test_a_tile_waits_for_memory_if_nothing_is_multiplied_before(
+    sizes: str, changes: dict[str, int], clocks: float
+) -> None:
+    workload = gemm(f"{sizes},k=256,dtype=f16")
+    table = VARIANT.configs(workload, H100)
+    row = table.row(Config({**PLAIN, **changes}))
+    assert row is not None
+    assert VARIANT.costs(workload, table, H100).chain_clocks[row] == clocks
+
+
+# ----------------------------------------------------------------------------------------------- results
+
+PLAIN = {
+    "bm": 128,
+    "bn": 64,
+    "bk": 64,
+    "stages": 2,
+    "consumers": 2,
+    "pingpong": 0,
+    "cluster_m": 1,
+    "cluster_n": 1,
+    "staged": 1,
+    "group_m": 1,
+    "min_blocks": 1,
+}
+CASES = [
+    ("m=200,n=136,k=136,dtype=f16,trans=nn,epilogue=bias+silu+residual", {"stages": 3}),
+    ("m=200,n=133,k=136,dtype=bf16,trans=nt,epilogue=bias+residual,out=f32", {"staged": 0}),
+    ("m=200,n=133,k=136,dtype=bf16,trans=tt,batch=2,epilogue=bias+relu", {"bm": 64, "consumers": 1}),
+    (
+        "m=136,n=200,k=140,dtype=f16,trans=tn,out=bf16",
+        {"bm": 64, "bn": 128, "bk": 128, "consumers": 1, "group_m": 4},
+    ),
+    (
+        "m=264,n=136,k=200,dtype=f16,trans=nn,batch=2,epilogue=residual",
+        {"bm": 64, "pingpong": 1, "stages": 3},
+    ),
+    ("m=264,n=72,k=264,dtype=f16,trans=nt", {"bm": 64, "pingpong": 1, "consumers": 3, "stages": 2}),
+    ("m=264,n=136,k=200,dtype=bf16,trans=nt,epilogue=bias", {"cluster_m": 2, "stages": 3}),
+    ("m=136,n=200,k=200,dtype=bf16,trans=tn,out=f32", {"cluster_n": 2, "staged": 0}),
+    ("m=200,n=264,k=136,dtype=f16,trans=tn", {"cluster_m": 2, "pingpong": 1, "bm": 64, "consumers": 2}),
+    ("m=200,n=200,k=72,dtype=f16", {"bm": 192, "bn": 192, "consumers": 3}),
+    ("m=300,n=72,k=72,dtype=f16,batch=3", {"bm": 256, "min_blocks": 2, "stages": 2}),
+    ("m=3,n=8,k=8,dtype=bf16", {"bm": 64, "consumers": 1}),
+    ("m=200,n=133,k=400,dtype=e4m3,trans=nt,epilogue=bias+relu", {"bk": 128, "stages": 3}),
+    ("m=136,n=136,k=272,dtype=e4m3,trans=nt,out=f32", {"bk": 256, "cluster_n": 2}),
+]
+"""Each path is taken by some case."""
+
+
+def configured(workload: Gemm, choices: dict[str, int]) -> Config:
+    config = Config({**PLAIN, **choices})
+    return VARIANT.space.check(config, workload=workload, device=H100)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("text", "choices"), CASES)
+def test_results_are_right_in_every_order(text: str, choices: dict[str, int]) -> None:
+    workload = gemm(text)
+    config = configured(workload, choices)
+    inputs = workload.draw(np.random.default_rng(0))
+    for order in ORDERS:
+        assert_right(workload, inputs, emulate(VARIANT, workload, config, inputs, order=order, seed=1))
+
+
+FAULTS = {
+    "no wait for a full stage": (0, "    mbarrier_wait(place.full(), place.parity);\n", ""),
+    "no wait for an empty stage": (0, "      mbarrier_wait(place.empty(), place.parity ^ 1);\n", ""),
+    "the other parity": (
+        0,
+        "mbarrier_wait(place.full(), place.parity)",
+        "mbarrier_wait(place.full(), place.parity ^ 1)",
+    ),
+    "too few bytes expected": (
+        0,
+        "mbarrier_arrive_expect_tx(place.full(), BYTES)",
+        "mbarrier_arrive_expect_tx(place.full(), C::TileA::BYTES)",
+    ),
+    "released before it is multiplied": (0, "if (step > 0) release<", "release<"),
+    "released by nobody": (
+        0,
+        "    if (step > 0) release<Tiles<C>::CLUSTER>(place.empty_of(previous));\n",
+        "",
+    ),
+    "one group waited for too few": (0, "  wgmma_wait<0>();\n", "  wgmma_wait<1>();\n"),
+    "no commit": (0, "    wgmma_commit();\n", ""),
+    "no fence": (0, "    wgmma_fence();\n", ""),
+    "no fence of the barriers": (0, "  fence_mbarrier_init();\n}", "}"),
+    "a stride of half": (0, "GROUP_BYTES = 8 * LINE_BYTES", "GROUP_BYTES = 4 * LINE_BYTES"),
+    "no offset between panels": (3, "K_CONTIGUOUS ? 0 : PANEL_BYTES, GROUP_BYTES", "0, GROUP_BYTES"),
+    "the wrong dimension": (1, "ALONG_X = !K_CONTIGUOUS", "ALONG_X = K_CONTIGUOUS"),
+    "a step of k too short": (1, "k % LINE * SIZE\n", "k % LINE\n"),
+    "half of K": (12, "WGMMA_K = 32 /", "WGMMA_K = 16 /"),
+    "no turns": (4, "if constexpr (CONSUMERS > 1) mbarrier_wait(barriers + 8 * consumer, parity);", ""),
+    "one block releases for itself alone": (6, "cluster_address(empty_barrier, lane)", "empty_barrier"),
+    "the whole tile from each": (6, "BOX_LINES = LINES / PARTS", "BOX_LINES = LINES"),
+    "the other block's part": (6, "part_of_b = tiles.rank % C::CLUSTER_M", "part_of_b = 0"),
+    "exit before the others": (
+        6,
+        "    // No block may exit while another copies to it or releases a stage of it.\n"
+        "    cluster_arrive();\n    cluster_wait();\n",
+        "",
+    ),
+    "too many registers": (9, "take_registers<C::CONSUMER_REGISTERS>", "take_registers<240>"),
+    "rows beyond the edge": (
+        1,
+        "if (row >= target.rows) continue;\n        const Vec<Out, WIDTH> residual",
+        "const Vec<Out, WIDTH> residual",
+    ),
+}
+"""The number of a case, and what to replace in its kernel by what, for a fault that the case must find."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault: str) -> None:
+    number, old, new = FAULTS[fault]
+    text, choices = CASES[number]
+    workload = gemm(text)
+    config = configured(workload, choices)
+    inputs = workload.draw(np.random.default_rng(2))
+    wrong, found = planted(VARIANT, old, new), 0
+    for order in ORDERS:
+        try:
+            assert_right(
+                workload, inputs, emulate(wrong, workload, config, inputs, order=order, timeout_s=20)
+            )
+        except AssertionError:
+            found += 1
+        except EmulationFailed as error:
+            found += not error.timed_out
+    assert found
+
+
+# ------------------------------------------------------------------------------------------- machine code
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("m=4096,n=4096,k=4096,dtype=bf16,trans=nt", {}),
+        ("m=4096,n=4096,k=4096,dtype=f16,trans=tn,epilogue=bias+gelu,out=f32", {}),
+        ("m=512,n=512,k=512,dtype=f16,trans=nn,epilogue=bias", {}),
+        ("m=4096,n=4096,k=4096,dtype=f16,trans=tt", {"pingpong": 1, "bm": 64, "bn": 256}),
+        ("m=4096,n=4096,k=4096,dtype=e4m3,trans=nt", {}),
+    ],
+)
+def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choices: dict[str, int]) -> None:
+    from tunebench.compile.nvrtc import _compile
+
+    workload = gemm(text)
+    config = Config({**VARIANT.default(workload, H100), **choices})
+    VARIANT.space.check(config, workload=workload, device=H100)
+    (launch,) = VARIANT.launches(workload, config)
+    made = _compile(VARIANT.source(workload, config), (launch.entry,), VARIANT.target(H100))
+    assert cubin.spills(made.log) == dict.fromkeys(made.symbols, 0)
+    # C7508 to C7510 and their like: setmaxnreg ignored, products made to wait for each other.
+    assert not re.findall(r"\(C\d+\).*|.*[Pp]erformance.*", made.log)
+    counted = opcodes(made.cubin, 9)
+    per_step = (
+        config["bk"]
+        * itemsize(workload.dtype)
+        // 32
+        * wgmma_tile.rows(config["bm"], config["consumers"], config["pingpong"])
+        // 64
+    )
+    assert counted[QGMMA if workload.dtype == "e4m3" else HGMMA] == per_step
+    assert counted[UTMALDG] >= 2
+    assert counted[USETMAXREG] == (2 if config["consumers"] > 1 else 0)
+    registers = cubin.read_cubin(made.cubin)[made.symbols[0]].registers
+    if config["consumers"] > 1:
+        assert registers == wgmma_tile.launched_registers(config["consumers"], config["min_blocks"])
+
+
+def test_workloads_of_one_alignment_share_source_and_entry() -> None:
+    one = gemm("m=512,n=512,k=512,dtype=f16")
+    other = dataclasses.replace(one, m=1024, n=776, k=4000, batch=7)
+    config = VARIANT.default(one, H100)
+    assert VARIANT.revision(one, config) == VARIANT.revision(other, config)

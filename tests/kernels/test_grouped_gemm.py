@@ -1,0 +1,483 @@
+"""grouped_gemm: how rows are split, which tiles there are, and kernels that find them on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kernels.kernel_checks import planted
+from tunebench import workloads
+from tunebench.bound import bound
+from tunebench.compile import unavailable
+from tunebench.device import described, representative
+from tunebench.dtype import itemsize, numpy_dtype
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate, find_compiler
+from tunebench.emulate.numba_simulator import simulate
+from tunebench.errors import InputError
+from tunebench.kernels.grouped_gemm import _grouped
+from tunebench.kernels.grouped_gemm.cuda_mma import VARIANT as MMA
+from tunebench.kernels.grouped_gemm.cuda_simt import VARIANT as SIMT
+from tunebench.kernels.grouped_gemm.numba_cuda import VARIANT as NUMBA
+from tunebench.measure import baseline, baselines
+from tunebench.measure.sampled import Sampled, is_sampled
+from tunebench.measure.verify import InputSet, share_of
+from tunebench.space import Config
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+
+VARIANTS = (SIMT, MMA, NUMBA)
+GPUS = [device for device in described().values() if device.architecture.startswith("sm_")]
+A100, H100 = representative("sm_80"), representative("sm_90")
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+
+extents = st.sampled_from([1, 2, 3, 8, 15, 16, 17, 31, 64, 127, 128, 1000, 4096, 14336])
+problems = st.builds(
+    GroupedGemm,
+    groups=st.sampled_from([1, 2, 8, 60, 256]),
+    m=extents,
+    n=extents,
+    k=extents,
+    dtype=st.sampled_from(["f32", "tf32", "f16", "bf16", "e4m3"]),
+    trans=st.sampled_from(["nn", "nt"]),
+    skew=st.sampled_from(["uniform", "zipf", "one"]),
+    out=st.sampled_from(["f32", "f16", "bf16"]),
+)
+
+
+def grouped(text: str) -> GroupedGemm:
+    workload = workloads.parse(f"grouped_gemm:{text}")
+    assert isinstance(workload, GroupedGemm)
+    return workload
+
+
+def sizes_drawn(text: str, seed: int = 0) -> Any:
+    return np.diff(grouped(text).draw(np.random.default_rng(seed))["offsets"])
+
+
+# ----------------------------------------------------------------------------------------------- the split
+
+
+@given(problems, st.integers(0, 2**32 - 1))
+def test_every_row_has_a_group(workload: GroupedGemm, seed: int) -> None:
+    tensor = workload.inputs()[2]
+    offsets = workload.draw_tensor(tensor, np.random.default_rng(seed))
+    assert (offsets.dtype, offsets.shape) == (np.int32, tensor.shape)
+    assert (offsets[0], offsets[-1]) == (0, workload.m)
+    assert np.all(np.diff(offsets) >= 0)
+    assert np.count_nonzero(np.diff(offsets)) <= workload.most_filled
+
+
+def test_a_split_is_as_uneven_as_it_is_asked_to_be() -> None:
+    text = "groups=8,m=8000,n=1,k=1,dtype=f32"
+    even, uneven, one = (sizes_drawn(f"{text},skew={skew}") for skew in ("uniform", "zipf", "one"))
+    assert 850 < even.min() < even.max() < 1150
+    assert sorted(one.tolist()) == [0] * 7 + [8000]
+    # The r-th largest of 8 has 1 / r of 2.718 parts.
+    expected = 8000 / 2.7178571 / np.arange(1, 9)
+    np.testing.assert_allclose(np.sort(uneven)[::-1], expected, rtol=0.12)
+    frequent = {int(np.argmax(sizes_drawn(f"{text},skew=zipf", seed))) for seed in range(20)}
+    assert len(frequent) > 3, "the most frequent group must not be the same one each time"
+
+
+def test_a_seed_draws_the_same_again() -> None:
+    workload = grouped("groups=5,m=99,n=4,k=3,dtype=bf16,skew=zipf")
+    one, other = (workload.draw(np.random.default_rng(7)) for _ in range(2))
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_offsets_must_be_countable() -> None:
+    with pytest.raises(InputError, match="groups=2147483647 must be below 2147483647"):
+        grouped("groups=2147483647,m=1,n=1,k=1,dtype=f32")
+
+
+# ---------------------------------------------------------------------------------------- the right answer
+
+
+def inputs_of(workload: GroupedGemm, sizes: Any = None, seed: int = 0) -> dict[str, Any]:
+    inputs = workload.draw(np.random.default_rng(seed))
+    if sizes is not None:
+        assert (len(sizes), sum(sizes)) == (workload.groups, workload.m)
+        inputs["offsets"] = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+    return inputs
+
+
+def exact(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.astype(np.float64) for name, value in inputs.items()}
+
+
+@pytest.mark.parametrize("trans", ["nn", "nt"])
+@pytest.mark.parametrize("sizes", [(2, 0, 3, 1), (0, 0, 6, 0), (6, 0, 0, 0), (0, 1, 0, 5)])
+def test_each_row_is_multiplied_by_the_matrix_of_its_group(trans: str, sizes: tuple[int, ...]) -> None:
+    workload = grouped(f"groups=4,m=6,n=3,k=5,dtype=f32,trans={trans}")
+    inputs = exact(inputs_of(workload, sizes))
+    group_of = [group for group, size in enumerate(sizes) for _ in range(size)]
+    reference = workload.reference(inputs)["c"]
+    for row, column in np.ndindex(6, 3):
+        matrix = inputs["b"][group_of[row]]
+        terms = [
+            inputs["a"][row, p] * (matrix[p, column] if trans == "nn" else matrix[column, p])
+            for p in range(5)
+        ]
+        assert reference.value[row, column] == pytest.approx(sum(terms), rel=1e-12)
+        assert reference.scale[row, column] == pytest.approx(sum(map(abs, terms)), rel=1e-12)
+
+
+@pytest.mark.parametrize("trans", ["nn", "nt"])
+def test_a_block_and_sums_are_those_of_the_whole(trans: str) -> None:
+    workload = grouped(f"groups=4,m=20,n=11,k=5,dtype=f16,trans={trans}")
+    inputs = exact(inputs_of(workload, (7, 0, 1, 12)))
+    whole = workload.reference(inputs)["c"]
+    for rows, cols in itertools.product(
+        (slice(0, 20), slice(6, 9), slice(8, 8)), (slice(0, 11), slice(3, 4))
+    ):
+        block = workload.reference_block(inputs, 0, rows, cols)
+        np.testing.assert_allclose(block.value, whole.value[rows, cols], rtol=1e-12)
+        np.testing.assert_allclose(block.scale, whole.scale[rows, cols], rtol=1e-12)
+    signs = np.where(np.arange(11) % 3 == 0, -1.0, 1.0)
+    sums = workload.reference_sums(inputs, 0, signs, 4)
+    expected = np.add.reduceat(whole.value * signs, [0, 4, 8], axis=1)
+    np.testing.assert_allclose(sums.value, expected, rtol=1e-9, atol=1e-12)
+    least = np.sqrt(np.add.reduceat(np.square(whole.scale), [0, 4, 8], axis=1))
+    assert np.all(sums.scale >= least * (1 - 1e-12))
+
+
+def test_a_large_result_is_checked_in_parts() -> None:
+    assert is_sampled(grouped("groups=8,m=4096,n=14336,k=4096,dtype=bf16"))
+    workload = grouped("groups=5,m=300,n=290,k=64,dtype=bf16,skew=zipf")
+    inputs = InputSet(workload=workload, seed=3, inputs=inputs_of(workload, seed=3))
+    check = Sampled(inputs)
+    c = inputs.references["c"].value.astype(numpy_dtype("bf16"))
+    assert check.worst({"c": c}) <= 1
+    wrong = c.copy()
+    wrong[150, 140] += np.float32(400)
+    assert check.worst({"c": wrong}) > 1
+    wrong = c.copy()
+    wrong[-1, 3] *= np.float32(1.1)
+    assert "c[0,299,3] is" in check.describe({"c": wrong}, check.worst({"c": wrong}))
+
+
+def test_only_the_matrix_of_one_group_is_sure_to_be_read() -> None:
+    workload = grouped("groups=8,m=64,n=48,k=32,dtype=f16,skew=one")
+    traffic = workload.traffic()
+    assert traffic.read_bytes == 2 * 64 * 32 + 2 * 48 * 32 + 4 * 9
+    assert traffic.write_bytes == 2 * 64 * 48
+
+
+# ------------------------------------------------------------------------------------------------- tiles
+
+
+def splits(rows: int, groups: int) -> Any:
+    """Yield every way to split `rows` among `groups`."""
+    if groups == 1:
+        yield (rows,)
+        return
+    for first in range(rows + 1):
+        for rest in splits(rows - first, groups - 1):
+            yield (first, *rest)
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 8, 9])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_most_and_the_least_tiles_of_any_split(m: int, groups: int) -> None:
+    for bm in (1, 2, 3, 4):
+        counts = [sum(-(-size // bm) for size in split) for split in splits(m, groups)]
+        workload = GroupedGemm(groups=groups, m=m, n=7, k=1, dtype="f32")
+        assert _grouped.most_tiles(workload, bm, 2) == 4 * max(counts)
+        assert _grouped.least_tiles(workload, bm, 2) == 4 * min(counts)
+        assert min(counts) <= _grouped.usual_tiles(workload, bm, 7) <= max(counts)
+
+
+@given(
+    m=st.integers(1, 5000),
+    groups=st.integers(1, 40),
+    tiles_a_block=st.sampled_from([1, 2, 4, 8, 16]),
+    sm_count=st.integers(1, 150),
+    split=st.randoms(use_true_random=False),
+)
+def test_full_blocks_have_their_share_of_any_split(
+    m: int, groups: int, tiles_a_block: int, sm_count: int, split: Any
+) -> None:
+    workload = GroupedGemm(groups=groups, m=m, n=130, k=1, dtype="f32")
+    device = dataclasses.replace(A100, sm_count=sm_count)
+    found = _grouped.share(workload, 16, 64, np.array([float(tiles_a_block)]), device)
+    tiles, full_blocks, blocks = (float(x[0]) for x in (found.tiles, found.full_blocks, found.blocks))
+    grid = _grouped.grid(workload, 16, 64, tiles_a_block)[0]
+    cuts = sorted(split.choices(range(m + 1), k=groups - 1))
+    sizes = np.diff([0, *cuts, m]) if split.random() < 0.8 else np.array([m])
+    there = int(np.sum(-(-sizes // 16))) * 3
+    of_each = np.sort([len(range(block, there, grid)) for block in range(grid)])[::-1]
+    assert full_blocks >= 1
+    assert of_each[int(full_blocks) - 1] >= tiles
+    assert blocks * tiles <= there * (1 + 1e-12)
+    assert blocks <= grid
+
+
+@given(problems, st.integers(0, 10**6))
+def test_no_block_has_more_tiles_than_declared_however_rows_are_split(w: GroupedGemm, choice: int) -> None:
+    for variant in VARIANTS:
+        if variant.refuses(w, A100) is None:
+            table = variant.configs(w, A100)
+            config = table.config(choice % len(table))
+            (launch,) = variant.launches(w, config)
+            most = _grouped.most_tiles(w, config["bm"], config["bn"])
+            in_turn = config.get("tiles_a_block", 1)
+            assert -(-most // launch.grid[0]) <= in_turn
+            if in_turn > 1:
+                assert _grouped.least_tiles(w, config["bm"], config["bn"]) >= A100.sm_count
+
+
+# ------------------------------------------------------------------------------------------------- spaces
+
+
+@given(workload=problems, device=st.sampled_from(GPUS))
+def test_the_default_is_a_valid_configuration(workload: GroupedGemm, device: Any) -> None:
+    for variant in VARIANTS:
+        if variant.refuses(workload, device) is None:
+            config = variant.default(workload, device)
+            assert variant.space.check(config, workload=workload, device=device) == config
+
+
+@given(workload=problems)
+def test_cuda_simt_serves_everything_on_every_gpu(workload: GroupedGemm) -> None:
+    for device in GPUS:
+        if device.compute_capability >= SIMT.minimum_cc:
+            assert SIMT.refuses(workload, device) is None
+
+
+def test_cuda_mma_says_what_it_cannot_do() -> None:
+    assert "f32" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=f32"), A100))
+    assert "sm_80" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=f16"), representative("sm_75")))
+    assert "multiples of that" in str(MMA.refuses(grouped("groups=2,m=64,n=63,k=64,dtype=f16"), A100))
+    assert "multiples of that" in str(
+        MMA.refuses(grouped("groups=2,m=64,n=64,k=63,dtype=f16,trans=nt"), A100)
+    )
+    assert MMA.refuses(grouped("groups=2,m=63,n=63,k=64,dtype=f16,trans=nt"), A100) is None
+    assert "sm_89" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=e4m3,trans=nt"), A100))
+    assert "trans must be nt" in str(MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=e4m3"), H100))
+    assert MMA.refuses(grouped("groups=2,m=64,n=64,k=64,dtype=e4m3,trans=nt"), H100) is None
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_more_tiles_than_can_be_numbered_are_refused(variant: Any) -> None:
+    huge = grouped("groups=2147483646,m=2147483647,n=2000,k=2,dtype=tf32")
+    assert "tiles" in str(variant.refuses(huge, A100))
+
+
+@pytest.mark.parametrize(("variant", "least"), [(SIMT, 5000), (MMA, 5000), (NUMBA, 500)], ids=str)
+def test_a_large_problem_has_many_configurations(variant: Any, least: int) -> None:
+    dtype = "f32" if variant is NUMBA else "bf16"
+    workload = grouped(f"groups=8,m=4096,n=14336,k=4096,dtype={dtype}")
+    assert least < len(variant.configs(workload, A100)) < 30_000
+
+
+def test_blocks_take_tiles_in_turn_where_there_are_many() -> None:
+    many, few = (grouped(f"groups=8,m={m},n=14336,k=4096,dtype=bf16") for m in (8192, 16))
+    assert MMA.default(many, H100)["tiles_a_block"] > 1
+    assert MMA.default(few, H100)["tiles_a_block"] == 1
+    assert MMA.default(few, H100)["bm"] < MMA.default(many, H100)["bm"]
+
+
+@given(workload=problems)
+def test_costs_never_exceed_what_the_most_favourable_split_executes(workload: GroupedGemm) -> None:
+    for variant in VARIANTS:
+        if variant.refuses(workload, A100) is not None:
+            continue
+        table = variant.configs(workload, A100)
+        costs = variant.costs(workload, table, A100)
+        rows, columns, depth = (
+            -(-getattr(workload, name) // table[f"b{name}"]) * table[f"b{name}"] for name in "mnk"
+        )
+        executed = 1.0 * rows * columns * depth
+        declared = costs.blocks * (costs.fma + costs.mma_flop / 2)
+        assert np.all(declared <= executed * (1 + 1e-12))
+        assert np.all(declared > executed / 2)
+        grid = [variant.launches(workload, table.config(row))[0].grid[0] for row in range(0, len(table), 97)]
+        assert np.all(np.broadcast_to(costs.blocks, len(table))[::97] <= grid)
+        # All rows in one group read b once a row of tiles, and a once a column of tiles.
+        size = itemsize(workload.dtype)
+        touched = workload.k * size * (workload.n * rows / table["bm"] + workload.m * columns / table["bn"])
+        assert np.all(costs.blocks * costs.fill_bytes <= touched)
+        assert np.all(bound(costs, workload.traffic(), A100, rows=len(table)).us > 0)
+
+
+@given(workload=problems, choice=st.integers(0, 10**6))
+def test_a_miniature_has_the_same_edges_and_machine_code(workload: GroupedGemm, choice: int) -> None:
+    for variant in (SIMT, MMA):
+        if variant.refuses(workload, A100) is not None:
+            continue
+        table = variant.configs(workload, A100)
+        config = table.config(choice % len(table))
+        small = variant.miniature(workload, config)
+        assert variant.source(small, config) == variant.source(workload, config)
+        assert small.skew == workload.skew
+        for name in ("n", "k"):
+            extent, tile = getattr(small, name), config[f"b{name}"]
+            assert (extent - getattr(workload, name)) % tile == 0
+            assert (extent >= tile) == (getattr(workload, name) >= tile)
+        assert small.m == workload.m or small.m > config["bm"]
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+EDGES = {
+    # bm is 32: nothing, one row, a tile, one row more and less, several tiles
+    "edges": (0, 1, 32, 33, 31, 0, 64, 0),
+    "first has all": (161, 0, 0, 0, 0, 0, 0, 0),
+    "last has all": (0, 0, 0, 0, 0, 0, 0, 161),
+    "ones": (1, 1, 1, 1, 1, 1, 1, 154),
+}
+CASES = [
+    # variant, text, choices; tiles a block are more than the space would have for so small a problem
+    (MMA, "n=70,k=104,dtype=f16,trans=nn", {"staged": 1, "stages": 3, "tiles_a_block": 4}),
+    (MMA, "n=72,k=40,dtype=bf16,trans=nt,out=f32", {"staged": 0, "stages": 2, "tiles_a_block": 16}),
+    (MMA, "n=33,k=21,dtype=tf32,trans=nt", {"staged": 0, "stages": 2, "tiles_a_block": 2}),
+    (MMA, "n=40,k=100,dtype=e4m3,trans=nt", {"staged": 1, "stages": 3, "tiles_a_block": 4, "bk": 32}),
+    (SIMT, "n=37,k=43,dtype=f32,trans=nn", {"stages": 1, "tiles_a_block": 4}),
+    (SIMT, "n=72,k=40,dtype=bf16,trans=nt,out=f32", {"stages": 2, "tiles_a_block": 16}),
+    (SIMT, "n=48,k=37,dtype=e4m3", {"stages": 2, "tiles_a_block": 2}),
+]
+
+
+def problem_of(text: str) -> GroupedGemm:
+    return grouped(f"groups=8,m=161,{text}")
+
+
+def configured(variant: Any, workload: GroupedGemm, choices: dict[str, int]) -> Config:
+    """Return a configuration of small tiles that has the choices given."""
+    table = variant.configs(workload, H100)
+    wanted = {"bm": 32, "bn": 32, "group_m": 8, **choices, "tiles_a_block": 1}
+    rows = np.all([table[name] == value for name, value in wanted.items()], axis=0)
+    found = np.flatnonzero(rows)
+    assert len(found), f"no configuration has {choices}"
+    return Config({**table.config(found[len(found) // 2]), **choices})
+
+
+def share(workload: GroupedGemm, inputs: dict[str, Any], c: Any) -> float:
+    reference, tolerance = workload.reference(exact(inputs))["c"], workload.tolerance()
+    allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+    return float(share_of(np.abs(np.asarray(c, np.float64) - reference.value), allowed).max())
+
+
+@needs_compiler
+@pytest.mark.parametrize(("variant", "text", "choices"), CASES)
+@pytest.mark.parametrize("split", EDGES)
+def test_results_are_right_in_every_order(variant: Any, text: str, choices: Any, split: str) -> None:
+    workload = problem_of(text)
+    config, inputs = configured(variant, workload, choices), inputs_of(workload, EDGES[split])
+    for order in ORDERS:
+        outputs = emulate(variant, workload, config, inputs, order=order, seed=1)
+        assert share(workload, inputs, outputs["c"]) <= 1
+
+
+@needs_compiler
+@pytest.mark.parametrize(("variant", "text", "choices"), [CASES[0], CASES[4]])
+def test_no_access_is_out_of_bounds(variant: Any, text: str, choices: dict[str, int]) -> None:
+    workload = problem_of(text)
+    inputs = inputs_of(workload, EDGES["edges"])
+    outputs = emulate(variant, workload, configured(variant, workload, choices), inputs, sanitize=True)
+    assert share(workload, inputs, outputs["c"]) <= 1
+
+
+@needs_compiler
+def test_tiles_in_turn_end_where_there_are_no_more() -> None:
+    workload = grouped("groups=60,m=3,n=40,k=16,dtype=f16,skew=one")
+    inputs = inputs_of(workload)
+    config = configured(MMA, workload, {"bm": 16, "group_m": 1, "stages": 2, "tiles_a_block": 2})
+    assert MMA.launches(workload, config)[0].grid == (3, 1, 1)
+    outputs = emulate(MMA, workload, config, inputs)
+    assert share(workload, inputs, outputs["c"]) <= 1
+
+
+@pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+@pytest.mark.parametrize(
+    ("trans", "split"),
+    [("nn", (0, 1, 16, 0, 18, 0)), ("nt", (0, 0, 0, 0, 0, 35)), ("nt", (35, 0, 0, 0, 0, 0))],
+)
+def test_numba_finds_the_tiles_of_any_split(trans: str, split: tuple[int, ...]) -> None:
+    workload = grouped(f"groups=6,m=35,n=19,k=5,dtype=f32,trans={trans}")
+    inputs = inputs_of(workload, split)
+    config = Config({"bm": 16, "bn": 16, "tm": 2, "tn": 2, "bk": 4})
+    assert share(workload, inputs, simulate(NUMBA, workload, config, inputs)["c"]) <= 1
+
+
+FAULTS = {
+    "barrier between tiles": (CASES[0], "    __syncthreads();  // all have done", "    // all have done"),
+    "rows of the group": (
+        CASES[4],
+        "TileA of_a(a + first_row * k, k, tiles.rows() - row);",
+        "TileA of_a(a + i64(row) * k, k, tiles.rows() - row);",
+    ),
+    "edge of a group": (CASES[1], "n, tiles.rows() - row, n - column}", "n, C::BM, n - column}"),
+    "matrix of the group": (CASES[5], "b + tiles.group() * (i64(k) * n)", "b"),
+    "empty groups": (CASES[4], "end_ > begin_ ? u32(tiles_of(end_ - begin_, BM))", "true ? u32(1)"),
+    "walk": (CASES[1], "first_ += count_;", "first_ += 1;"),
+}
+"""A case, and what to replace in its kernel by what, for a fault that a case must find."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault: str) -> None:
+    (variant, text, choices), old, new = FAULTS[fault]
+    workload = problem_of(text)
+    config, inputs = configured(variant, workload, choices), inputs_of(workload, EDGES["edges"])
+    wrong, found = planted(variant, old, new), 0
+    for order in ORDERS:
+        try:
+            found += share(workload, inputs, emulate(wrong, workload, config, inputs, order=order)["c"]) > 1
+        except EmulationFailed:
+            found += 1
+    assert found
+
+
+# ---------------------------------------------------------------------------------------------- libraries
+
+
+@pytest.mark.parametrize("trans", ["nn", "nt"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_libraries_compute_the_same(dtype: str, trans: str) -> None:
+    workload = grouped(f"groups=6,m=40,n=24,k=32,dtype={dtype},trans={trans},skew=zipf")
+    inputs = inputs_of(workload)
+    call: Any = baselines.numpy_call(workload, inputs)
+    assert share(workload, inputs, call()) <= 1
+    torch = pytest.importorskip("torch")
+    calls = baseline.torch_cpu(workload, inputs)
+    assert set(calls) == ({"torch"} if dtype == "f32" else {"torch", "torch grouped_mm"})
+    for computed in calls.values():
+        found: Any = computed()
+        assert share(workload, inputs, found.to(torch.float64).numpy()) <= 1
+
+
+# ------------------------------------------------------------------------------------------- machine code
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("device", [A100, H100], ids=lambda device: device.architecture)
+@pytest.mark.parametrize(
+    ("variant", "text"),
+    [
+        (MMA, "groups=8,m=4096,n=14336,k=4096,dtype=bf16,trans=nt"),
+        (MMA, "groups=8,m=16,n=14336,k=4096,dtype=f16"),
+        (MMA, "groups=8,m=4096,n=14336,k=4096,dtype=e4m3,trans=nt"),
+        (SIMT, "groups=8,m=4096,n=14336,k=4096,dtype=f32,trans=nt"),
+    ],
+)
+def test_defaults_compile_without_spills(variant: Any, text: str, device: Any) -> None:
+    from tunebench.compile.nvrtc import compile_cuda
+
+    workload = grouped(text)
+    if variant.refuses(workload, device):
+        pytest.skip(str(variant.refuses(workload, device)))
+    config = variant.default(workload, device)
+    binary = compile_cuda(variant, workload, config, device)
+    assert binary.resources.spill_bytes == 0
+    table = variant.configs(workload, device)
+    costs = variant.costs(workload, table.take(np.array([table.row(config)])), device)
+    assert np.all(costs.registers <= binary.resources.registers)

@@ -1,0 +1,133 @@
+"""Kernels of layernorm and rmsnorm at what contracts' few configurations may miss."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunebench import kernels
+from tunebench.compile import unavailable
+from tunebench.device import local_cpu, representative
+from tunebench.emulate.emulator import ORDERS, emulate, find_compiler, watch
+from tunebench.emulate.numba_simulator import simulate
+from tunebench.measure.verify import InputSet, worst_error
+from tunebench.space import Config
+from tunebench.variant import CudaVariant, NumbaCudaVariant
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+
+H100 = representative("sm_90")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+
+
+def cuda(key: str) -> CudaVariant[Any]:
+    variant = kernels.variant(key)
+    assert isinstance(variant, CudaVariant)
+    return variant
+
+
+def point(variant: CudaVariant[Any], workload: Workload, text: str) -> Config:
+    """Return a configuration, which must be one of the space."""
+    config = variant.space.parse(text)
+    assert variant.configs(workload, H100).row(config) is not None
+    return config
+
+
+def worst(workload: Workload, inputs: Any, outputs: Any) -> float:
+    return worst_error(workload, outputs, InputSet(workload=workload, seed=0, inputs=inputs).references)
+
+
+BACKWARD = [
+    "sums=registers,reads=2,row_threads=16,rows=2,vector=4,unroll=1,blocks=8",
+    "sums=shared,reads=2,row_threads=64,rows=1,vector=2,unroll=2,blocks=8",
+    "sums=apart,reads=1,row_threads=32,rows=4,vector=4,unroll=1,blocks=8",
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [*itertools.product(["layernorm:rows=37,cols=260,dtype=f16,direction=backward"], BACKWARD)],
+)
+def test_gradients_of_blocks_that_stay_are_the_same_in_every_order(text: str, config: str) -> None:
+    """Wherever sums over rows wait: blocks take several turns, the last of which lacks rows."""
+    workload, variant = parse(text), cuda("layernorm/cuda_backward")
+    chosen = point(variant, workload, config)
+    inputs = workload.draw(np.random.default_rng(0))
+    outputs = [emulate(variant, workload, chosen, inputs, order=order, seed=1) for order in ORDERS]
+    assert worst(workload, inputs, outputs[0]) <= 1
+    for name, other in itertools.product(outputs[0], outputs[1:]):
+        assert outputs[0][name].tobytes() == other[name].tobytes()
+    assert worst(workload, inputs, watch(variant, workload, chosen, inputs).outputs) <= 1
+
+
+@needs_compiler
+def test_a_long_row_is_merged_from_parts_of_unlike_means() -> None:
+    """As one that drifts: sums of squares of the whole would cancel."""
+    workload, variant = parse("layernorm:rows=2,cols=4104,dtype=f32,stats=true"), cuda("layernorm/cuda_split")
+    config = point(variant, workload, "threads=64,parts=64,vector=1,unroll=1")
+    inputs = workload.draw(np.random.default_rng(1))
+    inputs["x"] += np.linspace(-300, 300, 4104, dtype=np.float32) + np.float32(5000)
+    assert worst(workload, inputs, emulate(variant, workload, config, inputs, sanitize=True)) <= 1
+
+
+@pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("layernorm/cuda_block", "layernorm:rows=8,cols=16384,dtype=f32,prologue=bias+residual"),
+        ("rmsnorm/cuda_block", "rmsnorm:rows=8,cols=24576,dtype=f16,prologue=residual"),
+        ("layernorm/cuda_backward", "layernorm:rows=800,cols=4096,dtype=f16,direction=backward"),
+        ("rmsnorm/cuda_backward", "rmsnorm:rows=800,cols=16384,dtype=f32,direction=backward"),
+    ],
+)
+def test_defaults_of_long_rows_are_not_spilled(key: str, text: str) -> None:
+    from tunebench.compile.nvrtc import compile_cuda
+
+    workload, device = parse(text), representative("sm_80")
+    config = cuda(key).default(workload, device)
+    assert compile_cuda(cuda(key), workload, config, device).resources.spill_bytes == 0, config
+
+
+@pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("layernorm:rows=3,cols=37,dtype=f32", {"threads": 16, "rows": 2, "passes": 2}),
+        ("rmsnorm:rows=3,cols=37,dtype=f32", {"threads": 32, "rows": 2}),
+    ],
+)
+def test_without_a_sum_numba_cuda_simulates_right(text: str, config: dict[str, int]) -> None:
+    workload = parse(text)
+    variant = kernels.variant(f"{workload.operator}/numba_cuda")
+    assert isinstance(variant, NumbaCudaVariant)
+    inputs = workload.draw(np.random.default_rng(2))
+    assert worst(workload, inputs, simulate(variant, workload, Config(config), inputs)) <= 1
+
+
+@pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])
+def test_each_direction_has_variants_of_its_own(operator: str) -> None:
+    def serving(more: str, cpu: bool = False) -> set[str]:
+        workload, device = (
+            parse(f"{operator}:rows=64,cols=4096,dtype=f16{more}"),
+            local_cpu() if cpu else H100,
+        )
+        return {v.name for v in kernels.variants(operator) if v.refuses(workload, device) is None}
+
+    assert serving("") == {"cuda_block", "cuda_split", "numba_cuda"}
+    assert serving(",direction=backward") == {"cuda_backward"}
+    assert serving("", cpu=True) == {"numba_cpu"}
+    assert serving(",direction=backward", cpu=True) == {"numba_cpu_backward"}
+
+
+def test_rows_are_cut_where_they_are_few_and_long() -> None:
+    variant = cuda("rmsnorm/cuda_split")
+    for text in ("rows=1,cols=2048", "rows=64,cols=1048576", "rows=528,cols=40001"):
+        assert variant.refuses(parse(f"rmsnorm:{text},dtype=f16"), H100) is None
+    for text in ("rows=1,cols=2047", "rows=529,cols=1048576"):
+        assert "rows of 2048 elements or more" in str(
+            variant.refuses(parse(f"rmsnorm:{text},dtype=f16"), H100)
+        )

@@ -1,0 +1,90 @@
+"""What every Numba-CUDA variant owes: right results in the simulator, code for each architecture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunebench import kernels, workloads
+from tunebench.binary.cubin import launch_refusal
+from tunebench.compile import unavailable
+from tunebench.device import find, representative
+from tunebench.emulate.numba_simulator import simulate
+from tunebench.variant import NumbaCudaVariant
+from tunebench.workload import Workload
+
+pytestmark = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
+
+# The simulator does some 1e5 operations a second: just large enough to cut a row, a tile and a block.
+WORKLOADS = (
+    "batchnorm_stats:rows=300,cols=37,dtype=f32,eps=0.25,momentum=0.5",
+    "batchnorm_stats:rows=67,cols=5,dtype=f16",
+    "batchnorm_stats:rows=37,cols=5,dtype=f16,direction=backward",
+    "batchnorm_stats:rows=37,cols=5,dtype=f16,direction=backward,act=relu",
+    "cross_entropy:rows=17,cols=37,dtype=f16",
+    "cross_entropy:rows=3,cols=67,dtype=f32,direction=backward",
+    "softmax:rows=5,cols=37,dtype=f32,prologue=scale+mask",
+    "softmax:rows=5,cols=37,dtype=f16,log=true",
+    "softmax:rows=5,cols=37,dtype=f32,prologue=scale,direction=backward",
+    "softmax:rows=5,cols=37,dtype=f16,log=true,direction=backward",
+    "elementwise:rows=5,cols=37,dtype=f16,expression=max(gelu(x+b),y)*s,vectors=b,scalars=s",
+    "layernorm:rows=5,cols=37,dtype=f16,prologue=bias+residual,stats=true,eps=0.25",
+    "rmsnorm:rows=5,cols=37,dtype=f16,prologue=residual,stats=true,eps=1e-12",
+    "elementwise:rows=5,cols=37,dtype=f32,expression=x*r+m,columns=m+r",
+    "elementwise:rows=5,cols=37,dtype=f16,expression=(x-m)*g,vectors=g+m,vector_dtype=f32",
+    "reduction:rows=5,cols=37,dtype=f16,expression=square(x-m)*b,vectors=b,columns=m,reduce=mean,then=rsqrt(x+2)",
+    "reduction:rows=37,cols=5,dtype=f32,expression=x*r*s,columns=r,scalars=s,axis=rows,reduce=max",
+    "gemm:m=9,n=7,k=5,dtype=f32,epilogue=bias+silu+residual",
+    "gemm:m=9,n=7,k=5,dtype=f32,epilogue=residual,act=x*min(max(x+3,0),6)/6+erf(x)*step(x)",
+    "gemm:m=9,n=7,k=5,dtype=f32,trans=tn,epilogue=bias,act=tanh(x),pre=max(x*scale+shift,0)",
+    "gemm:m=9,n=7,k=5,dtype=f32,pre=silu(x)",
+    "gated_gemm:m=9,n=7,k=5,dtype=f32,trans=nt",
+    "grouped_gemm:groups=3,m=21,n=7,k=5,dtype=f32,skew=zipf",
+    "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias,act=tanh(x)",
+    "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc,epilogue=bias,pre=tanh(x*scale+shift)",
+    "conv2d:n=1,c=3,h=5,w=4,k=3,r=3,s=3,stride=2,pad=1,dtype=f32,layout=nchw,pre=exp(min(x,0))-shift",
+)
+VARIANTS = [variant for variant in kernels.variants() if isinstance(variant, NumbaCudaVariant)]
+CASES = [
+    pytest.param(variant, workload, id=f"{variant.key}-{workload}")
+    for variant in VARIANTS
+    for workload in map(workloads.parse, WORKLOADS)
+    if variant.refuses(workload, representative("sm_90")) is None
+]
+
+
+def test_every_variant_has_a_case() -> None:
+    assert {case.values[0] for case in CASES} == set(VARIANTS)
+
+
+@pytest.mark.parametrize(("variant", "workload"), CASES)
+def test_the_default_simulates_right(variant: NumbaCudaVariant[Any], workload: Workload) -> None:
+    config = variant.default(workload, representative("sm_90"))
+    small = variant.miniature(workload, config)
+    inputs = small.draw(np.random.default_rng(0))
+    outputs = simulate(variant, small, config, inputs)
+    tolerance = small.tolerance()
+    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
+    for name, reference in small.reference(exact).items():
+        error = np.abs(outputs[name].astype(np.float64) - reference.value)
+        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+        assert (error <= allowed).all(), f"{name} of {small} with {config}"
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("variant", "workload"), CASES)
+def test_the_default_compiles(variant: NumbaCudaVariant[Any], workload: Workload, architecture: str) -> None:
+    from tunebench.compile.numba_cuda import compile_numba_cuda
+
+    device = representative(architecture)
+    config = variant.default(workload, device)
+    assert variant.configs(workload, device).row(config) is not None, f"{config} is not valid"
+    binary = compile_numba_cuda(variant, workload, config, device)
+    assert launch_refusal(binary, variant.launches(workload, config), device) is None
+
+
+@pytest.mark.parametrize(("variant", "workload"), CASES)
+def test_a_gpu_of_another_maker_is_refused(variant: NumbaCudaVariant[Any], workload: Workload) -> None:
+    assert "NVIDIA" in str(variant.refuses(workload, find("mi210")))

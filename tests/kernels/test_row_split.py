@@ -1,0 +1,74 @@
+"""Few and long rows are split among blocks, and parts put together again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tunebench import kernels
+from tunebench.device import representative
+from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.measure.verify import InputSet
+from tunebench.space import Config
+from tunebench.variant import CudaVariant
+from tunebench.workloads import parse
+
+DEVICE = representative("sm_90")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+
+
+def _split(key: str) -> CudaVariant[object]:
+    variant = kernels.variant(key)
+    assert isinstance(variant, CudaVariant)
+    return variant
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("softmax:rows=528,cols=100000,dtype=f32", "528 rows are enough"),
+        ("softmax:rows=1,cols=255,dtype=f32", "rows of 255 elements are too short"),
+        ("softmax:rows=1,cols=100000,dtype=f32,direction=backward", "does direction=forward only"),
+    ],
+)
+def test_rows_are_split_only_where_it_is_of_use(text: str, says: str) -> None:
+    assert says in str(_split("softmax/cuda_split").refuses(parse(text), DEVICE))
+
+
+@pytest.mark.parametrize("cols", [256, 257, 1000, 50257, 1000003, 2**20, 2**30])
+@pytest.mark.parametrize("rows", [1, 3, 64, 527])
+def test_the_default_is_valid_and_fills_the_device(rows: int, cols: int) -> None:
+    for key, text in (
+        ("softmax/cuda_split", f"softmax:rows={rows},cols={cols},dtype=f16"),
+        ("softmax/cuda_split_backward", f"softmax:rows={rows},cols={cols},dtype=f32,direction=backward"),
+    ):
+        workload, variant = parse(text), _split(key)
+        config = variant.default(workload, DEVICE)
+        assert variant.configs(workload, DEVICE).row(config) is not None, config
+        launches = variant.launches(workload, config)
+        assert len({launch.grid for launch in launches}) == 1
+        blocks = rows * config["split"]
+        assert blocks <= 8 * DEVICE.sm_count
+        if cols > 10_000_000:
+            assert blocks > DEVICE.sm_count
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "text", ["softmax:rows=2,cols=3111,dtype=f32", "cross_entropy:rows=2,cols=3111,dtype=f32"]
+)
+def test_parts_far_apart_are_put_together(text: str) -> None:
+    """Whole parts that count for nothing beside others, and more parts than a warp has threads."""
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(1))
+    inputs["x"][0, :2000] -= 300
+    inputs["x"][0, 3000:] += 500
+    inputs["x"][1, :1600] = -np.inf
+    if "target" in inputs:
+        inputs["target"][1] = 3110
+    config = Config({"split": 64, "threads": 64, "vector": 1, "unroll": 1})
+    outputs = emulate(_split(f"{workload.operator}/cuda_split"), workload, config, inputs, sanitize=True)
+    with np.errstate(invalid="ignore"):  # in the scale of infinity
+        references = InputSet(workload=workload, seed=1, inputs=inputs).references
+    for name, reference in references.items():
+        np.testing.assert_allclose(outputs[name], reference.value, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,164 @@
+"""What stands for a library computes the same as the operator says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.toy_variants import Toy
+from tunebench.device import find
+from tunebench.measure import baseline, baselines
+from tunebench.measure.timing import Protocol
+from tunebench.measure.verify import InputSet, worst_error
+from tunebench.workload import Workload
+from tunebench.workloads import parse
+
+EIGHT_BITS = (
+    "dtype=i8",
+    "dtype=i8,trans=nt",
+    "dtype=i8,trans=tt",
+    "dtype=e4m3,trans=nt",
+    "dtype=e4m3,trans=nt,out=f32",
+)
+
+
+PROBLEMS = (
+    *(f"gemm:m=35,n=45,k=200,{text}" for text in EIGHT_BITS),
+    *(f"gemm:m=32,n=48,k=64,{text}" for text in EIGHT_BITS),
+    "gemm:m=7,n=9,k=33,dtype=f32,trans=tt,batch=2,epilogue=bias+relu",
+    "gemm:m=7,n=9,k=33,dtype=bf16,trans=nt,epilogue=bias",
+    "gemm:m=7,n=9,k=33,dtype=f32,trans=nt,epilogue=bias+silu+residual",
+    "gemm:m=7,n=9,k=33,dtype=f32,trans=tn,epilogue=residual",
+    "gemm:m=7,n=9,k=33,dtype=f32,batch=2,epilogue=bias+relu+residual",
+    "gemm:m=7,n=9,k=33,dtype=f32,batch=2,epilogue=residual",
+    "gemm:m=7,n=9,k=33,dtype=f32,batch=2,epilogue=residual,act=x*min(max(x+3,0),6)/6",
+    "gemm:m=7,n=9,k=33,dtype=f32,epilogue=bias,act=max(min(x,6),0)",
+    "gemm:m=7,n=9,k=33,dtype=f32,act=tanh(gelu(x))",
+    "gemm:m=7,n=9,k=33,dtype=f32,trans=tn,batch=2,epilogue=bias+relu+residual,pre=silu(x*scale+shift)",
+    "gemm:m=7,n=9,k=33,dtype=bf16,pre=relu(x)",
+    "gemm:m=7,n=9,k=33,dtype=bf16,trans=tt,pre=x*scale",
+    "gated_gemm:m=7,n=9,k=33,dtype=f32,trans=nt",
+    "gated_gemm:m=7,n=9,k=33,dtype=f32,activation=sigmoid",
+    "gated_gemm:m=7,n=9,k=33,dtype=f32,activation=relu",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nhwc,groups=2,epilogue=bias+residual+relu",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nchw,dilation=2,epilogue=bias",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=2,pad=1,dtype=f32,layout=nhwc,direction=dgrad",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nchw,direction=wgrad",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=scale+bias+residual+relu",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias,act=max(min(x,6),0)",
+    "batchnorm_stats:rows=50,cols=33,dtype=f32,eps=0.25,momentum=0.5",
+    "batchnorm_stats:rows=50,cols=33,dtype=f16",
+    "batchnorm_stats:rows=50,cols=33,dtype=bf16",
+    "batchnorm_stats:rows=50,cols=33,dtype=f32,direction=backward",
+    "batchnorm_stats:rows=50,cols=33,dtype=f16,direction=backward",
+    "batchnorm_stats:rows=50,cols=33,dtype=bf16,direction=backward",
+    "batchnorm_stats:rows=50,cols=33,dtype=f32,direction=backward,act=relu",
+    "batchnorm_stats:rows=50,cols=33,dtype=bf16,direction=backward,act=relu",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+relu,pre=silu(x*scale+shift)",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nchw,groups=2,pre=exp(min(x,0))*scale",
+    "conv2d:n=2,c=4,h=7,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=bf16,layout=nchw,pre=relu(x)",
+    "cross_entropy:rows=5,cols=33,dtype=f16",
+    "cross_entropy:rows=5,cols=33,dtype=bf16,direction=backward",
+    "attention:batch=2,heads=4,seq_q=9,head_dim=8,dtype=f32,seq_k=13,heads_k=2,causal=true,direction=backward",
+    "attention:batch=1,heads=2,seq_q=33,head_dim=16,dtype=f32,causal=true,direction=backward",
+    "attention:batch=1,heads=2,seq_q=33,head_dim=16,dtype=bf16,direction=backward",
+    "softmax:rows=5,cols=33,dtype=f32,prologue=scale+mask",
+    "softmax:rows=5,cols=33,dtype=f32,prologue=scale+mask,log=true",
+    "softmax:rows=5,cols=33,dtype=f32,direction=backward",
+    "softmax:rows=5,cols=33,dtype=f32,prologue=scale,log=true,direction=backward",
+    "layernorm:rows=5,cols=33,dtype=f32",
+    "elementwise:rows=5,cols=33,dtype=f32,expression=max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))+sigmoid(x)*relu(-y)*step(x)"
+    ",out=f16",
+    "elementwise:rows=5,cols=33,dtype=f32,expression=min(tanh(x),2)*silu(x-b)*s+rsqrt(2+square(x)),vectors=b,scalars=s",
+    "elementwise:rows=5,cols=33,dtype=f32,expression=gelu(x)*max(2,min(1,3))+erf(x)*step(x)",
+    "elementwise:rows=5,cols=33,dtype=f32,expression=x",
+    "elementwise:rows=5,cols=33,dtype=f32,expression=(x-m)*r,columns=m+r",
+    "reduction:rows=5,cols=33,dtype=f32,expression=square(x-m)*b,vectors=b,columns=m,reduce=mean,then=rsqrt(x+2)",
+    "reduction:rows=5,cols=33,dtype=f32,expression=x*r,columns=r,reduce=sum,axis=rows,out=f16",
+    "reduction:rows=5,cols=33,dtype=f16,expression=x,reduce=max",
+    "reduction:rows=5,cols=33,dtype=f32,expression=gelu(x)*s,scalars=s,reduce=min,axis=rows",
+    "layernorm:rows=5,cols=33,dtype=f32,prologue=residual",
+    "layernorm:rows=5,cols=33,dtype=f32,prologue=bias+residual,stats=true",
+    "layernorm:rows=5,cols=33,dtype=f32,direction=backward",
+    "rmsnorm:rows=5,cols=33,dtype=f32",
+    "rmsnorm:rows=5,cols=33,dtype=f32,prologue=residual,stats=true",
+    "rmsnorm:rows=5,cols=33,dtype=f32,direction=backward",
+    "attention:batch=2,heads=2,seq_q=5,head_dim=8,dtype=f32,causal=true",
+    "attention:batch=1,heads=4,seq_q=7,head_dim=16,dtype=f32,seq_k=13,heads_k=2,causal=true",
+    "attention:batch=1,heads=6,seq_q=1,head_dim=8,dtype=bf16,seq_k=9,heads_k=2,causal=true",
+)
+
+
+def worst(workload: Workload, inputs: Any, got: Any) -> float:
+    """Return the largest error of what a library returned, as a share of what is allowed."""
+    names = [tensor.name for tensor in workload.outputs()]
+    parts = got if isinstance(got, tuple) else (got,)
+    if workload.operator == "attention" and len(parts) == 1:
+        names = names[:1]  # torch keeps lse to itself
+    found = dict(zip(names, parts, strict=True))
+    references = InputSet(workload=workload, seed=0, inputs=inputs).references
+    references = {name: references[name] for name in names}
+    outputs = {
+        name: np.asarray(found[name], np.float64).reshape(r.value.shape) for name, r in references.items()
+    }
+    return worst_error(workload, outputs, references)
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_numpy_computes_what_the_operator_says(text: str) -> None:
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(0))
+    call = baselines.numpy_call(workload, inputs)
+    if call is not None:
+        assert worst(workload, inputs, call()) <= 1
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_torch_computes_what_the_operator_says(text: str) -> None:
+    torch = pytest.importorskip("torch")
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(0))
+    for call in baseline.torch_cpu(workload, inputs).values():
+        found: Any = call()
+        parts = found if isinstance(found, tuple) else (found,)
+        plain = tuple(_as_stored(torch, workload, part) for part in parts)
+        assert worst(workload, inputs, plain) <= 1
+
+
+def _as_stored(torch: Any, workload: Any, part: Any) -> Any:
+    """Return an output in the order of memory: torch sees nhwc tensors with channels second."""
+    nhwc = part.dim() == 4 and getattr(workload, "layout", "nchw") == "nhwc"
+    return (part.permute(0, 2, 3, 1) if nhwc else part).to(torch.float64).numpy()
+
+
+def test_an_operator_without_a_module_has_no_libraries() -> None:
+    toy = Toy(n=3)
+    assert baselines.numpy_call(toy, {}) is None
+    assert baselines.torch_calls(toy, {}) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["m=32,n=48,k=64,dtype=e4m3", "m=32,n=48,k=63,dtype=i8", "m=16,n=48,k=64,dtype=i8"]
+)
+def test_torch_is_no_baseline_for_what_it_lacks(text: str) -> None:
+    pytest.importorskip("torch")
+    workload = parse(f"gemm:{text}")
+    assert baseline.torch_cpu(workload, workload.draw(np.random.default_rng(0))) == {}
+
+
+@pytest.mark.parametrize("when", ["asked for", "called"])
+def test_a_library_that_refuses_is_told_with_its_reason_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("No available kernel")
+
+    calls = {"torch": refuse, "torch-other": lambda: None}
+    monkeypatch.setattr(baseline, "torch_cpu", refuse if when == "asked for" else lambda *_: calls)
+    protocol = Protocol(min_samples=2, max_samples=2, max_s=0.01)
+    found = baseline.measure_baselines(parse("softmax:rows=8,cols=8,dtype=f32"), find("cpu"), protocol, 0)
+    timed = {one.name for one in found if isinstance(one, baseline.Baseline)}
+    assert timed == ({"numpy"} if when == "asked for" else {"numpy", "torch-other"})
+    assert found[-1] == baseline.Failed(name="torch", reason="RuntimeError: No available kernel")

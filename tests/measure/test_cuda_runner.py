@@ -1,0 +1,591 @@
+"""The runner for GPUs, without one: against a driver of our own, and against fakes of its parts."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fake_driver.build import seen_by
+from tests.toy_variants import parameter_sizes
+from tunebench import _environment, kernels
+from tunebench.compile import BinaryCache, compile_config
+from tunebench.errors import DeviceError, MissingDependency
+from tunebench.fault import DeviceLost, describe_exit
+from tunebench.measure import _gpu, _sampler, _torch_gpu
+from tunebench.measure._clock import Clock
+from tunebench.measure._direct_launch import MappedTensor
+from tunebench.measure._gpu import Timing
+from tunebench.measure._sampler import Flush, Sampler
+from tunebench.measure.baseline import measure_baselines
+from tunebench.measure.cuda import CudaRunner, kernel_arguments
+from tunebench.measure.timing import Protocol
+from tunebench.variant import GpuVariant, NumbaCudaVariant, Scalar
+from tunebench.workload import Tensor
+from tunebench.workloads import parse
+
+HERE = Path(__file__).parent
+
+# -- against a driver of our own -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of every scenario of fake_driver_run.py."""
+    return seen_by("measure_scenarios.py", tmp_path_factory.mktemp("driver"))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "median_us"),
+    [
+        ("cold", 50),
+        ("cold short", 4),
+        ("warm", 50),
+        ("warm short", 4),
+        ("numba", 50),
+        ("mapped", 50),
+        ("mapped pixels", 50),
+        ("mapped in a graph", 4),
+        ("two launches", 100),
+        ("shared memory", 50),
+        ("another size", 50),
+    ],
+)
+def test_a_right_kernel_is_timed(seen: dict[str, Any], scenario: str, median_us: float) -> None:
+    outcome = seen[scenario]
+    assert outcome["kind"] == "measured", outcome
+    assert outcome["median_us"] == pytest.approx(median_us, rel=1e-5)
+    assert outcome["cache"] == ("warm" if "warm" in scenario or "graph" in scenario else "cold")
+    assert outcome["verification"]["how"] == "reference"
+    assert 0 <= outcome["verification"]["worst"] < 1
+
+
+def test_short_runs_are_batched_where_the_cache_is_warm_and_noted_where_it_is_cold(
+    seen: dict[str, Any],
+) -> None:
+    assert seen["warm short"]["conditions"]["runs_in_a_sample"] == 100
+    assert seen["cold short"]["conditions"]["resolution_us"] == 0.5
+    assert "resolution_us" not in seen["cold"]["conditions"]
+
+
+def test_a_thorough_task_takes_more_samples_verifies_twice_and_is_never_aborted(seen: dict[str, Any]) -> None:
+    assert len(seen["thorough"]["samples_us"]) >= 30
+    assert seen["thorough"]["verification"]["detail"].endswith("before and after timing")
+
+
+def test_a_hopeless_kernel_is_aborted(seen: dict[str, Any]) -> None:
+    assert seen["hopeless"]["kind"] == "aborted"
+    assert seen["hopeless"]["above_us"] == 1.0
+    assert len(seen["hopeless"]["samples_us"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("scenario", "reason"),
+    [
+        ("wrong", "y[999] is"),
+        ("unwritten", "y[500] is nan"),
+        ("mapped elsewhere", "is nan"),
+        ("past the end", "it wrote past the end of y"),
+        ("overwrites its input", "times the tolerance"),
+    ],
+)
+def test_a_wrong_result_is_told(seen: dict[str, Any], scenario: str, reason: str) -> None:
+    assert seen[scenario]["kind"] == "wrong_result"
+    assert reason in seen[scenario]["reason"]
+
+
+def test_inputs_that_a_wrong_kernel_overwrote_are_uploaded_again(seen: dict[str, Any]) -> None:
+    assert seen["after that"]["kind"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "reason"),
+    [
+        ("block too large", "CUDA_ERROR_INVALID_VALUE"),
+        ("no such kernel", "CUDA_ERROR_NOT_FOUND"),
+        ("no cubin", "loading right"),
+        ("wrong parameter", "[8, 8, 4, 4] bytes, and the launch passes [8, 8, 4, 8]"),
+        ("map of another kernel", "[8, 8, 4, 4] bytes, and the launch passes [128, 8, 4, 4]"),
+        ("too much shared memory", "1024 + 240000 bytes of shared memory"),
+    ],
+)
+def test_a_refused_launch_keeps_the_reason_and_the_device(
+    seen: dict[str, Any], scenario: str, reason: str
+) -> None:
+    never = scenario == "too much shared memory"
+    assert seen[scenario]["kind"] == ("CudaRefused" if never else "CudaError")
+    assert reason in seen[scenario]["reason"]
+    assert seen["another size"]["kind"] == "measured"  # it came after all of them
+
+
+def test_a_fault_takes_the_device_from_the_process(seen: dict[str, Any]) -> None:
+    assert seen["fault"]["kind"] == "DeviceLost"
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in seen["fault"]["reason"]
+    assert "scaling/cuda with unused=0" in seen["fault"]["reason"]
+    assert seen["after the fault"]["kind"] == "DeviceLost"
+
+
+def test_a_worker_that_lost_its_device_dies_and_its_death_tells_the_fault(seen: dict[str, Any]) -> None:
+    assert seen["worker"]["kind"] == "crashed"
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS: the kernel read or wrote memory" in seen["worker"]["reason"]
+
+
+def test_conditions_name_the_device_and_the_versions(seen: dict[str, Any]) -> None:
+    assert seen["conditions"]["gpu"] == "NVIDIA H200"
+    assert seen["conditions"]["cuda"] == "13.0"
+    assert {"cuda-core", "cuda-bindings", "numpy"} <= set(seen["before"]) <= set(seen["conditions"])
+
+
+def test_a_device_of_another_machine_is_refused(seen: dict[str, Any]) -> None:
+    assert seen["another device"] == "v100 is not on this machine, which has: h200-sxm (sm_90, 132 SMs)"
+
+
+# -- faults --------------------------------------------------------------------------------------------------
+
+
+def test_every_fault_has_its_own_exit_status() -> None:
+    lost = DeviceLost("CUDA_ERROR_MISALIGNED_ADDRESS", "while testing")
+    assert describe_exit(lost.status) is not None
+    assert str(describe_exit(lost.status)).startswith("CUDA_ERROR_MISALIGNED_ADDRESS: ")
+    assert lost.status != DeviceLost("CUDA_ERROR_ILLEGAL_ADDRESS", "").status
+
+
+def test_an_unknown_fault_still_ends_the_worker_and_other_deaths_are_no_faults() -> None:
+    status = DeviceLost("CUDA_ERROR_OF_THE_FUTURE", "").status
+    assert str(describe_exit(status)).startswith("CUDA_ERROR_UNKNOWN")
+    assert [describe_exit(other) for other in (0, 1, -9, 77, 137)] == [None] * 5
+
+
+def test_faults_travel_between_processes() -> None:
+    import pickle
+
+    lost = pickle.loads(pickle.dumps(DeviceLost("CUDA_ERROR_ASSERT", "here")))
+    assert (lost.name, lost.detail, str(lost)) == ("CUDA_ERROR_ASSERT", "here", "CUDA_ERROR_ASSERT: here")
+
+
+# -- what is missing -----------------------------------------------------------------------------------------
+
+
+def test_without_cuda_core_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    with pytest.raises(MissingDependency, match=r"cuda-core .*tunebench\[cuda\]"):
+        CudaRunner(Protocol(), _device())
+
+
+def test_without_a_gpu_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gpu, "local_gpus", lambda: ())
+    monkeypatch.setattr(_gpu, "require_cuda_core", lambda: None)
+    with pytest.raises(DeviceError, match="is not on this machine, which has: no NVIDIA GPU"):
+        _gpu.open_gpu(_device())
+
+
+def _device() -> Any:
+    from tunebench.device import find
+
+    return find("h100-sxm")
+
+
+# -- sampling ------------------------------------------------------------------------------------------------
+
+
+class FakeGpu:
+    """Counts what is enqueued; each kernel and each fill takes its time."""
+
+    def __init__(self, kernel_us: float, *, fill_us: float = 30.0, host_us: float = 10.0) -> None:
+        self.kernel_us, self.fill_us, self.host_us = kernel_us, fill_us, host_us
+        self.log: list[str] = []
+        self.now = 0.0
+
+    def launch(self, launches: Any) -> None:
+        self._enqueue("run", self.kernel_us)
+
+    def graph(self, launches: Any, count: int) -> int:
+        return count
+
+    def replay(self, graph: int) -> None:
+        self._enqueue(f"graph of {graph}", graph * self.kernel_us)
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        self._enqueue(f"fill {nbytes}", self.fill_us)
+
+    def _enqueue(self, what: str, us: float) -> None:
+        self.log.append(what)
+        self.now += us
+
+    def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
+        before()
+        start = self.now
+        self.log.append("|")
+        work()
+        return Timing(self.now - start, self.host_us)
+
+
+class FakeClock:
+    """Tells the clocks it is given, one a reading; the last one for ever."""
+
+    def __init__(self, *clocks_mhz: float | None, reasons: frozenset[str] = frozenset()) -> None:
+        self._clocks, self._reasons = list(clocks_mhz), reasons
+
+    def sm_mhz(self) -> float | None:
+        return self._clocks.pop(0) if len(self._clocks) > 1 else self._clocks[0]
+
+    def throttled_by(self) -> frozenset[str]:
+        return self._reasons
+
+    def surroundings(self) -> dict[str, Any]:
+        return {"power_limit_w": 700.0}
+
+
+def sampler(gpu: FakeGpu, clock: FakeClock, flush: Flush | None = None) -> Sampler:
+    return Sampler(gpu, clock, (), flush=flush, max_clock_mhz=2000.0)  # type: ignore[arg-type]
+
+
+def test_a_cold_sample_is_preceded_by_a_flush() -> None:
+    gpu = FakeGpu(5.0)
+    samples = sampler(gpu, FakeClock(2000.0), Flush(0, 123))
+    gpu.log.clear()
+    assert samples.sample_us() == 5.0
+    assert gpu.log == ["fill 123", "|", "run"]
+
+
+def test_the_flush_is_repeated_until_it_covers_the_time_of_the_host() -> None:
+    gpu = FakeGpu(5.0, fill_us=10.0, host_us=24.0)
+    samples = sampler(gpu, FakeClock(2000.0), Flush(0, 1))
+    gpu.log.clear()
+    samples.sample_us()
+    assert gpu.log == ["fill 1"] * 5 + ["|", "run"]
+
+
+def test_a_warm_sample_is_preceded_by_the_same_run() -> None:
+    gpu = FakeGpu(25.0, host_us=30.0)
+    samples = sampler(gpu, FakeClock(2000.0))
+    gpu.log.clear()
+    assert samples.sample_us() == 25.0
+    assert gpu.log == ["run"] * 3 + ["|", "run"]
+
+
+def test_short_warm_runs_are_timed_together() -> None:
+    gpu = FakeGpu(2.0)
+    samples = sampler(gpu, FakeClock(2000.0))
+    gpu.log.clear()
+    assert samples.sample_us() == pytest.approx(2.0)
+    assert gpu.log == ["graph of 200", "|", "graph of 200"]
+    assert samples.conditions((2.0,))["runs_in_a_sample"] == 200
+
+
+def test_a_run_too_short_to_see_is_batched_all_the_same() -> None:
+    assert sampler(FakeGpu(0.0), FakeClock(2000.0)).conditions((0.0,))["runs_in_a_sample"] == 800
+
+
+def test_samples_at_a_low_clock_are_discarded_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(_sampler.time, "sleep", pauses.append)
+    gpu = FakeGpu(50.0)
+    clock = FakeClock(1400.0, 1499.0, 1500.0, reasons=frozenset({"software power cap"}))
+    samples = sampler(gpu, clock, Flush(0, 1))
+    gpu.log.clear()
+    samples.sample_us()
+    assert gpu.log.count("run") == 3
+    assert pauses == [_sampler.RECOVERY_S] * 2
+    facts = samples.conditions((50.0,))
+    assert facts["discarded_samples"] == 2
+    assert facts["clock_mhz"] == facts["lowest_clock_mhz"] == 1500.0
+    assert facts["throttled_by"] == ["software power cap"]
+    assert "samples_at_low_clock" not in facts
+
+
+def test_a_clock_that_is_low_without_a_reason_gets_work_instead_of_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_sampler.time, "sleep", lambda seconds: pytest.fail("it must not pause"))
+    samples = sampler(FakeGpu(50.0), FakeClock(345.0, 1980.0), Flush(0, 1))
+    samples.sample_us()
+    assert samples.conditions((50.0,))["discarded_samples"] == 1
+
+
+def test_a_clock_that_stays_low_is_taken_as_it_is_and_told() -> None:
+    samples = sampler(FakeGpu(50.0), FakeClock(345.0), Flush(0, 1))
+    for _ in range(3):
+        samples.sample_us()
+    facts = samples.conditions((50.0,))
+    assert facts["discarded_samples"] == _sampler.MOST_DISCARDED
+    assert facts["samples_at_low_clock"] == 3
+
+
+def test_a_clock_that_cannot_be_read_discards_nothing() -> None:
+    samples = sampler(FakeGpu(50.0), FakeClock(None), Flush(0, 1))
+    samples.sample_us()
+    assert set(samples.conditions((50.0,))) == {"power_limit_w"}
+
+
+# -- the clock -----------------------------------------------------------------------------------------------
+
+
+class FakeNvml:
+    """The part of pynvml that is used, for a GPU that tells no temperature."""
+
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlDeviceGetHandleByPciBusId(self, bus: str) -> str:  # noqa: N802
+        if bus != "0000:01:00.0":
+            raise self.NVMLError("Not Found")
+        return "handle"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:  # noqa: N802
+        return 1755
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:  # noqa: N802
+        return 0x1 | 0x4 | 0x40
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:  # noqa: N802
+        return 700_000
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: N802
+        return 123_400
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:  # noqa: N802
+        raise self.NVMLError("Not Supported")
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.95.05"
+
+
+def test_the_clock_reads_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    clock = Clock("0000:01:00.0")
+    assert clock.problem is None
+    assert clock.sm_mhz() == 1755.0
+    assert clock.throttled_by() == {"software power cap", "hardware thermal slowdown"}
+    assert clock.surroundings() == {"power_limit_w": 700.0, "power_w": 123.4}
+    assert clock.driver() == "580.95.05"
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [(None, "nvidia-ml-py is not installed"), (FakeNvml(), "NVML: Not Found")],
+)
+def test_a_clock_that_cannot_be_read_says_why(
+    monkeypatch: pytest.MonkeyPatch, module: Any, problem: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    clock = Clock("0000:02:00.0")
+    assert clock.problem == problem
+    assert clock.sm_mhz() is None
+    assert clock.throttled_by() == frozenset()
+    assert clock.surroundings() == {"clocks": f"not read: {problem}"}
+    assert clock.driver() is None
+
+
+# -- parameters ----------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "x": Tensor(name="x", shape=(3, 5), dtype="f16"),
+    "scale": Tensor(name="scale", shape=(), dtype="f32"),
+    "half": Tensor(name="half", shape=(), dtype="f16"),
+}
+INPUTS = {"scale": np.float32(1.5), "half": np.float16(-2.0)}
+
+
+class OfNumba(NumbaCudaVariant[Any]):
+    """Only its language is asked for."""
+
+
+OfNumba.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+
+
+def in_memory(parameters: tuple[Any, ...]) -> list[bytes]:
+    """Return the bytes that cuda-core gives the driver for each parameter."""
+    holder = pytest.importorskip("cuda.core._kernel_arg_handler").ParamHolder(parameters)
+    pointers = (ctypes.c_void_p * len(parameters)).from_address(holder.ptr)
+    sizes = [8 if isinstance(parameter, int) else parameter.nbytes for parameter in parameters]
+    return [ctypes.string_at(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)]
+
+
+def test_parameters_reach_the_driver_in_their_c_types() -> None:
+    arguments = ("x", Scalar("int", -7), Scalar("long long", 2**40), Scalar("float", 0.25), "scale", "half")
+    parameters = kernel_arguments(None, arguments, TENSORS, {"x": 0x7F00_0000_1000}, INPUTS)  # type: ignore[arg-type]
+    assert in_memory(parameters) == [
+        np.int64(0x7F00_0000_1000).tobytes(),
+        np.int32(-7).tobytes(),
+        np.int64(2**40).tobytes(),
+        np.float32(0.25).tobytes(),
+        np.float32(1.5).tobytes(),
+        np.float16(-2.0).tobytes(),
+    ]
+
+
+def test_numba_takes_an_array_as_nine_words() -> None:
+    parameters = kernel_arguments(OfNumba(), ("x", Scalar("int", 3)), TENSORS, {"x": 4096}, INPUTS)
+    words = (0, 0, 15, 2, 4096, 3, 5, 10, 2)
+    assert in_memory(parameters) == [*(np.int64(word).tobytes() for word in words), np.int32(3).tobytes()]
+
+
+def test_a_number_that_does_not_fit_its_c_type_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        kernel_arguments(None, (Scalar("int", 2**31),), {}, {}, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("gemm/cuda_simt", "gemm:m=70,n=72,k=64,dtype=f32,epilogue=bias"),
+        (
+            "conv2d/cuda_implicit_gemm",
+            "conv2d:n=1,c=8,h=9,w=9,k=8,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc",
+        ),
+        ("softmax/cuda_block", "softmax:rows=5,cols=77,dtype=f32,prologue=scale+mask"),
+        ("softmax/numba_cuda", "softmax:rows=5,cols=77,dtype=f32,prologue=scale+mask"),
+        ("layernorm/cuda_block", "layernorm:rows=5,cols=77,dtype=bf16"),
+        ("gemm/cuda_wgmma", "gemm:m=70,n=72,k=64,dtype=bf16,epilogue=bias"),
+    ],
+)
+def test_a_launch_passes_what_the_compiled_kernel_takes(key: str, text: str) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings are not installed")
+    workload, device, variant = parse(text), _device(), kernels.variant(key)
+    assert isinstance(variant, GpuVariant)
+    config = variant.default(workload, device)
+    binary = compile_config(variant, workload, config, device, BinaryCache(_environment.cache_folder()))
+    tensors = {
+        t.name: t for t in (*workload.inputs(), *workload.outputs(), *variant.scratch(workload, config))
+    }
+    inputs = {t.name: np.float32(1) for t in workload.inputs() if not t.shape}
+    for launch, symbol in zip(variant.launches(workload, config), binary.entries, strict=True):
+        parameters = kernel_arguments(variant, launch.arguments, tensors, dict.fromkeys(tensors, 256), inputs)
+        passed = [
+            parameter.nbytes if isinstance(parameter, MappedTensor) else len(in_memory((parameter,))[0])
+            for parameter in parameters
+        ]
+        assert passed == parameter_sizes(binary.payload, symbol)
+
+
+# -- torch as a baseline -------------------------------------------------------------------------------------
+
+
+class FakeTorch:
+    """The part of torch that timing on a GPU uses; a product takes 70 microseconds, a flush 30."""
+
+    uint8, bfloat16 = "uint8", "bfloat16"
+
+    def __init__(self, available: bool = True) -> None:
+        self.now = 0.0
+        self.set: dict[str, Any] = {}
+        self.cuda = SimpleNamespace(
+            is_available=lambda: available,
+            set_device=lambda device: None,
+            synchronize=lambda: None,
+            Event=lambda enable_timing: FakeEvent(self),
+        )
+        self.backends = SimpleNamespace(cudnn=SimpleNamespace(allow_tf32=True, benchmark=False))
+        self.__version__ = "0"
+
+    def device(self, kind: str, index: int) -> tuple[str, int]:
+        return (kind, index)
+
+    def empty(self, count: int, dtype: Any, device: Any) -> FakeTensor:
+        self.set["flush"] = count
+        return FakeTensor(self, np.empty(0))
+
+    def from_numpy(self, array: Any) -> FakeTensor:
+        return FakeTensor(self, array)
+
+    def set_float32_matmul_precision(self, precision: str) -> None:
+        self.set["precision"] = precision
+
+    def inference_mode(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class FakeTensor:
+    def __init__(self, torch: FakeTorch, array: Any) -> None:
+        self.torch, self.array = torch, array
+
+    def __getitem__(self, index: int) -> FakeTensor:
+        return FakeTensor(self.torch, self.array[index])
+
+    def to(self, device: Any) -> FakeTensor:
+        return self
+
+    def fill_(self, byte: int) -> None:
+        self.torch.now += 30.0
+
+    def matmul(self, other: FakeTensor) -> None:
+        assert self.array.shape == (8, 16)
+        assert other.array.shape == (16, 4)
+        self.torch.now += 70.0
+
+
+class FakeEvent:
+    def __init__(self, torch: FakeTorch) -> None:
+        self.torch, self.at = torch, 0.0
+
+    def record(self) -> None:
+        self.at = self.torch.now
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return (end.at - self.at) / 1e3
+
+
+@pytest.fixture
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    torch = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(
+        sys.modules, "torch.nn", SimpleNamespace(functional=SimpleNamespace(relu=None, gelu=None))
+    )
+    monkeypatch.setattr(_torch_gpu, "local_gpus", lambda: (_device(),))
+    monkeypatch.setattr(_torch_gpu, "open_gpu", lambda device: SimpleNamespace(pci_bus_id="0000:01:00.0"))
+    return torch
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("f32", "highest"), ("tf32", "high")])
+def test_torch_is_timed_as_kernels_are(fake_torch: FakeTorch, dtype: str, precision: str) -> None:
+    workload = parse(f"gemm:m=8,n=4,k=16,dtype={dtype}")
+    (found,) = measure_baselines(workload, _device(), Protocol(min_samples=3, max_samples=3), 0)
+    assert found.name == "torch"
+    assert found.median_us == pytest.approx(70.0)
+    assert fake_torch.set == {"flush": 2 * _device().l2_bytes, "precision": precision}
+    assert fake_torch.backends.cudnn.allow_tf32 is (dtype == "tf32")
+
+
+def test_where_torch_sees_no_gpu_there_is_no_baseline(fake_torch: FakeTorch) -> None:
+    fake_torch.cuda.is_available = lambda: False
+    assert measure_baselines(parse("gemm:m=8,n=4,k=16,dtype=f32"), _device(), Protocol(), 0) == []
+
+
+# -- threads of NumPy's products -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["import numpy; {limit}", "{limit}; import numpy"])
+def test_products_take_one_thread_in_a_process_that_verifies(order: str) -> None:
+    script = f"""
+import ctypes
+from tunebench.measure._blas import _loaded, in_one_thread
+{order.format(limit="in_one_thread()")}
+numpy.ones((2, 2)) @ numpy.ones((2, 2))
+for path in _loaded():
+    library = ctypes.CDLL(path)
+    for name in ("openblas_get_num_threads", "openblas_get_num_threads64_"):
+        for found in (name, "scipy_" + name):
+            if hasattr(library, found):
+                print(getattr(library, found)())
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    if not ran.stdout:
+        pytest.skip("NumPy has no OpenBLAS here")
+    assert set(ran.stdout.split()) == {"1"}

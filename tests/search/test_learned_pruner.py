@@ -1,0 +1,273 @@
+"""The calibrated pruner: on families of devices whose truth is known, and in a search."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from tunebench.outcome import Aborted, CompileFailed, Measured, Outcome, Pruned, Verification
+from tunebench.search.learned_pruner import (
+    LEAST_MEASURED,
+    MISSED,
+    MOST_CHANCE,
+    TAIL_LOG,
+    CalibratedPruner,
+    Residuals,
+    chances,
+    expected_log_us,
+    least_likely,
+    tail_between,
+)
+from tunebench.search.loop import certificate
+from tunebench.search.sampler import Prospects
+from tunebench.search.variant_search import SAMPLERS, VariantSearch
+from tunebench.space import Parameter, Space
+
+ROWS = 4000
+NO_BOUND = np.zeros(ROWS)
+
+
+def family(seed: int, kind: str = "exponential", scatter: float = 0.12) -> tuple[np.ndarray, np.ndarray]:
+    """Return the times of one kernel on two devices: a factor apart, and residuals of some kind of tail."""
+    rng = np.random.default_rng(seed)
+    there = np.exp(rng.gamma(4.0, 0.25, ROWS))
+    residuals = {
+        "normal": rng.normal(size=ROWS),
+        "exponential": rng.laplace(size=ROWS),
+        "student": rng.standard_t(5, ROWS),
+    }
+    return 3.0 * there * np.exp(scatter * residuals[kind]), there
+
+
+def after(times: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Return what is known once so many rows, drawn at random, are measured."""
+    known = np.full(len(times), np.nan)
+    rows = np.random.default_rng(seed).permutation(len(times))[:count]
+    known[rows] = times[rows]
+    return known
+
+
+def account(here: np.ndarray, there: np.ndarray, bounds: np.ndarray, runs: int, count: int) -> np.ndarray:
+    """Return the rows passed over, the winners expected and found among them, and all winners: summed."""
+    total = np.zeros(4)
+    for seed in range(runs):
+        known = after(here, count, seed)
+        least = float(np.nanmin(known))
+        found = least_likely(
+            chances(known, expected_log_us((there,), ROWS), bounds, least, TAIL_LOG), np.isnan(known)
+        )
+        wins = here < least
+        total += found.count, found.winners, (wins & found.rows).sum(), wins.sum()
+    return total
+
+
+# -- the miss rate ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [50, 200])
+@pytest.mark.parametrize(("kind", "share"), [("normal", 0.002), ("exponential", 0.02), ("student", 0.04)])
+def test_as_many_winners_are_missed_as_is_said(kind: str, share: float, count: int) -> None:
+    """One in a hundred, if the tail is exponential; none if it is shorter, some more if it is longer."""
+    total = np.zeros(4)
+    for seed in range(8):
+        here, there = family(seed, kind)
+        total += account(here, there, NO_BOUND, 10, count)
+    passed, expected, missed, winners = total
+    assert passed > 80 * 0.4 * ROWS
+    assert winners > 500
+    assert missed <= share * winners
+    assert 0.4 * MISSED * winners < expected < 2 * MISSED * winners  # the sum of all chances is right, too
+
+
+def test_devices_that_have_nothing_in_common_tell_nothing() -> None:
+    here, there = family(2)
+    there = np.random.default_rng(0).permutation(there)
+    passed, _, missed, winners = account(here, there, NO_BOUND, 40, 50)
+    assert passed < 40 * 0.1 * ROWS
+    assert missed <= 0.05 * winners
+
+
+def test_what_is_known_nowhere_is_judged_by_its_bound() -> None:
+    rng = np.random.default_rng(3)
+    bounds = np.exp(rng.normal(1.0, 0.8, ROWS))
+    here = bounds * np.exp(rng.gamma(3.0, 0.25, ROWS))
+    nowhere = np.full(ROWS, np.nan)
+    passed, expected, missed, winners = account(here, nowhere, bounds, 40, 50)
+    assert passed > 40 * 0.4 * ROWS
+    assert missed <= expected
+    assert missed <= 2 * MISSED * winners
+
+
+def test_without_devices_and_without_bounds_nothing_is_passed_over() -> None:
+    here, _ = family(4)
+    known = after(here, 100, 0)
+    chance = chances(known, np.full(ROWS, np.nan), NO_BOUND, float(np.nanmin(known)))
+    assert np.isnan(chance).all()
+    assert least_likely(chance, np.isnan(known)).count == 0
+
+
+def test_too_few_measurements_tell_nothing() -> None:
+    here, there = family(5)
+    expected = expected_log_us((there,), ROWS)
+    for count, told in ((LEAST_MEASURED - 1, False), (LEAST_MEASURED, True)):
+        known = after(here, count, 0)
+        assert np.isfinite(chances(known, expected, NO_BOUND, float(np.nanmin(known)))).all() == told
+
+
+def test_what_failed_elsewhere_is_tried_until_it_is_known_to_fail_here() -> None:
+    here, there = family(6)
+    there[:1000] = np.inf
+    runs = here.copy()
+    here[:1000] = np.inf
+    chance = {}
+    for name, truth in (("fails", here), ("runs", runs)):
+        known = after(truth, 100, 1)
+        chance[name] = chances(known, expected_log_us((there,), ROWS), NO_BOUND, float(np.nanmin(known)))[0]
+    assert chance["fails"] < 0.001
+    assert chance["runs"] > 0.008  # like any other: it is the best of a hundred
+
+
+# -- its parts -------------------------------------------------------------------------------------
+
+
+@given(arrays.arrays(float, st.integers(4, 60), elements=st.floats(-3, 3)), st.floats(0.01, 1))
+def test_chances_are_probabilities_that_grow(residuals: np.ndarray, depth: float) -> None:
+    below = Residuals.of(residuals, depth).below(np.linspace(-9, 9, 500))
+    assert (below >= 0).all()
+    assert (below <= 1).all()
+    assert (np.diff(below) >= -1e-12).all()
+    assert below[-1] == 1
+
+
+def test_a_tail_is_as_deep_as_the_residuals() -> None:
+    rng = np.random.default_rng(0)
+    shallow, deep = (Residuals.of(scale * rng.standard_t(4, 200)) for scale in (0.05, 0.5))
+    assert deep.depth > 5 * shallow.depth
+    assert deep.below(np.array(-2.0)) > 100 * shallow.below(np.array(-2.0))
+
+
+def test_ranks_are_those_of_one_more() -> None:
+    found = Residuals.of(np.arange(99.0))
+    assert found.below(np.array(49.0)) == pytest.approx(0.51)  # 50 as low, and itself
+    assert found.below(np.array(23.999)) == pytest.approx(0.26, abs=1e-3)  # where the tail begins
+
+
+def test_devices_are_aligned_before_they_are_averaged() -> None:
+    slow = np.array([*range(1, 31), np.nan, np.inf], float)
+    fast = np.array([*(0.1 * slow[:30]), 2.0, np.inf], float)
+    fast[0] = np.inf  # it ran on one of them
+    expected = np.exp(expected_log_us((slow, fast), 32))
+    np.testing.assert_allclose(expected[:31] / expected[0], [*range(1, 31), 20.0])
+    assert expected[31] == np.inf
+    assert np.isnan(expected_log_us((), 3)).all()
+
+
+def test_the_tail_before_any_measurement_is_that_between_the_least_alike_others() -> None:
+    here, there = family(7, scatter=0.3)
+    alike = there * np.exp(0.01 * np.random.default_rng(0).normal(size=ROWS))
+    assert tail_between((there,)) == TAIL_LOG
+    assert tail_between((there, alike)) < 0.02
+    assert tail_between((there, alike, here)) > 0.2
+
+
+@given(
+    arrays.arrays(float, 50, elements=st.floats(0, 1) | st.just(math.nan)),
+    arrays.arrays(bool, 50),
+)
+def test_passed_over_are_the_least_likely_of_the_open(chance: np.ndarray, open_rows: np.ndarray) -> None:
+    found = least_likely(chance, open_rows)
+    kept = open_rows & ~found.rows & ~np.isnan(chance)
+    assert not (found.rows & (~open_rows | np.isnan(chance))).any()
+    assert found.winners <= MISSED * np.nansum(chance[open_rows]) + 1e-12
+    assert (chance[found.rows] < MOST_CHANCE).all()
+    assert found.count < open_rows.sum() or not open_rows.any()
+    if found.count and kept.any():
+        assert chance[found.rows].max() <= chance[kept].min()
+
+
+# -- in a search -----------------------------------------------------------------------------------
+
+TABLE = Space((Parameter("a", tuple(range(16)), ""), Parameter("b", tuple(range(8)), ""))).enumerate()
+
+
+def measured(us: float) -> Measured:
+    proof = Verification(how="reference", detail="")
+    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache="cold", verification=proof)
+
+
+def search(sampler: str, there: np.ndarray, **more: object) -> VariantSearch:
+    prospects = Prospects(table=TABLE, bounds_us=np.zeros(len(TABLE)), elsewhere_us=(there,))
+    return VariantSearch("any", prospects, sampler=sampler, seed=0, calibrated=True, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_passing_over_closes_nothing(sampler: str) -> None:
+    """Elsewhere tells the very opposite for one row: the best one here; it comes late, and comes."""
+    there = 10.0 + 30.0 * TABLE["a"] + TABLE["b"]
+    here = 2.0 * there
+    here[-1] = 1.0
+    looked_for = search(sampler, there)
+    rows: list[int] = []
+    most = 0
+    while (proposal := looked_for.ask(looked_for.best_us)) is not None:
+        rows.append(proposal.row)
+        most = max(most, looked_for.passed_over.count)
+        assert looked_for.open.sum() == len(TABLE) - len(rows)
+        looked_for.tell(proposal, measured(float(here[proposal.row])))
+    assert sorted(rows) == list(range(len(TABLE)))
+    assert looked_for.best_us == 1.0
+    assert most > 0
+
+
+def test_likely_ones_come_first_and_no_certificate_closes_the_others() -> None:
+    there = np.exp(0.1 * np.arange(len(TABLE)))
+    looked_for = search("random", there)
+    for _ in range(60):
+        proposal = looked_for.ask(looked_for.best_us)
+        assert proposal is not None
+        assert not looked_for.passed_over.rows[proposal.row]
+        looked_for.tell(proposal, measured(2.0 * float(there[proposal.row])))
+    assert looked_for.passed_over.count > 30
+    assert looked_for.unlikely(looked_for.best_us).winners < 0.05
+    found = certificate([looked_for], looked_for.best_us)
+    assert found.open_count == len(TABLE) - 60
+    assert not found.proved
+
+
+def test_what_the_caller_wants_first_is_asked_for_although_unlikely() -> None:
+    there = np.exp(0.1 * np.arange(len(TABLE)))
+    looked_for = search("random", there)
+    for row in range(40):
+        assert looked_for.remember(TABLE.config(row), measured(float(there[row])))
+    last = TABLE.config(len(TABLE) - 1)
+    assert looked_for.unlikely(looked_for.best_us).rows[-1]
+    looked_for.first(last)
+    proposal = looked_for.ask(looked_for.best_us)
+    assert proposal is not None
+    assert proposal.config == last
+
+
+@pytest.mark.parametrize(
+    ("outcome", "took_us"),
+    [
+        (measured(3.0), 3.0),
+        (Aborted(samples_us=(9.0, 8.0), above_us=4.0), 8.0),
+        (CompileFailed(reason="no"), math.inf),
+        (Pruned(bound_us=5.0, incumbent_us=4.0), None),
+    ],
+)
+def test_it_learns_what_became_of_each(
+    outcome: Outcome, took_us: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, float]] = []
+    monkeypatch.setattr(CalibratedPruner, "tell", lambda self, row, us: told.append((row, us)))
+    looked_for = search("random", np.ones(len(TABLE)))
+    proposal = looked_for.ask(math.inf)
+    assert proposal is not None
+    looked_for.tell(proposal, outcome)
+    assert told == ([] if took_us is None else [(proposal.row, took_us)])

@@ -1,0 +1,166 @@
+"""The loop: audits of what the bound prunes, bounds that are violated, and when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from tunebench.executor import Executor
+from tunebench.outcome import Measured, Outcome, Pruned, Result, Verification
+from tunebench.search.loop import Budget, certificate, run
+from tunebench.search.optimality_proof import violates
+from tunebench.search.sampler import Prospects
+from tunebench.search.variant_search import SAMPLERS, Proposal, VariantSearch
+from tunebench.space import Parameter, Space
+
+TABLE = Space((Parameter("a", tuple(range(100)), "nothing"),)).enumerate()
+TIMES = 10.0 + np.abs(TABLE["a"] - 17.0)
+SOUND = 0.95 * TIMES
+WRONG = np.where(TABLE["a"] == 40, 50.0, SOUND)  # says 50, and takes 33
+
+
+def measured(us: float) -> Measured:
+    return Measured(
+        median_us=us,
+        ci_us=(us, us),
+        samples_us=(us,),
+        cache="cold",
+        verification=Verification(how="reference", detail="", worst=0.0),
+    )
+
+
+class Ready(Executor[Proposal]):
+    """Answers at once, several at a time."""
+
+    capacity = 4
+    busy_s = 0.0
+
+    def __init__(self, answer: Callable[[Proposal], Outcome]) -> None:
+        self._answer = answer
+
+    def submit(self, task: Proposal) -> Future[Result]:
+        future: Future[Result] = Future()
+        future.set_result(Result(outcome=self._answer(task)))
+        return future
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def search(bounds_us: np.ndarray = SOUND, sampler: str = "random") -> VariantSearch:
+    return VariantSearch("v", Prospects(table=TABLE, bounds_us=bounds_us), sampler=sampler, seed=0)
+
+
+def go(
+    searches: list[VariantSearch],
+    budget: Budget,
+    stop_at_gap: float | None = None,
+) -> list[Proposal]:
+    asked: list[Proposal] = []
+
+    def on_result(proposal: Proposal, result: Result) -> None:
+        asked.append(proposal)
+        if violates(result.outcome, proposal.bound_us):
+            proposal.search.distrust()
+
+    run(
+        searches,
+        Ready(lambda proposal: measured(float(TIMES[proposal.row]))),
+        budget,
+        make_task=lambda proposal: proposal,
+        claim=lambda proposal: True,
+        on_result=on_result,
+        stop_at_gap=stop_at_gap,
+    )
+    return asked
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_a_search_to_the_end_proves_the_optimum(sampler: str) -> None:
+    one = search(sampler=sampler)
+    asked = go([one], Budget(trials=1000))
+    found = certificate([one], one.best_us)
+    assert one.best_us == 10
+    assert found.proved
+    assert found.timed == len(asked) < len(TABLE)
+    assert found.bounded == one.masked == len(TABLE) - len(asked)
+
+
+def test_a_budget_leaves_a_gap_to_the_lowest_open_bound() -> None:
+    one = search()
+    asked = go([one], Budget(trials=5))
+    untried = [bound for row, bound in enumerate(SOUND) if row not in {p.row for p in asked}]
+    found = certificate([one], one.best_us)
+    assert found.gap == one.best_us / min(untried)
+    assert not found.proved
+
+
+@pytest.mark.parametrize("gap", [1.6, 1.06, 1.0])
+def test_a_search_ends_once_the_gap_is_good_enough(gap: float) -> None:
+    one = search(sampler="bound")
+    asked = go([one], Budget(trials=1000), stop_at_gap=gap)
+    reached = certificate([one], one.best_us).gap
+    assert reached is not None
+    assert reached <= gap
+    if gap == 1.6:
+        assert len(asked) <= Ready.capacity
+
+
+def test_audits_are_a_share_of_the_trials_and_of_what_is_pruned() -> None:
+    one, other = search(sampler="bound"), search(2 * SOUND)
+    budget = Budget(trials=20, audit=0.1)
+    asked = go([one, other], budget)
+    audits = [proposal for proposal in asked if proposal.audit]
+    assert (budget.done, budget.audited, len(audits)) == (len(asked) - len(audits), len(audits), 2)
+    assert all(proposal.bound_us > 10 for proposal in audits)
+    assert len({(proposal.search.key, id(proposal.search), proposal.row) for proposal in asked}) == len(asked)
+
+
+def test_without_a_share_nothing_is_audited() -> None:
+    assert not any(proposal.audit for proposal in go([search()], Budget(trials=1000)))
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_a_violated_bound_prunes_no_more_in_its_variant(sampler: str) -> None:
+    """All that was pruned is searched after all, each configuration once; the other variant still prunes."""
+    wrong, right = search(WRONG, sampler), search(SOUND, sampler)
+    asked = go([wrong, right], Budget(trials=1000, audit=100))
+    rows = [proposal.row for proposal in asked if proposal.search is wrong]
+    assert sorted(rows) == list(range(len(TABLE)))
+    assert (wrong.masked, wrong.trusted, right.trusted) == (0, False, True)
+    assert certificate([wrong, right], 10.0).proved
+
+
+def test_an_untrusted_bound_closes_nothing() -> None:
+    one = search()
+    go([one], Budget(trials=30))
+    trusted = certificate([one], one.best_us)
+    one.distrust()
+    untrusted = certificate([one], one.best_us)
+    assert (untrusted.gap, untrusted.bounded) == (None, 0)
+    assert untrusted.open_count == trusted.open_count + trusted.bounded
+
+
+def test_what_was_pruned_once_compiled_is_closed_by_its_new_bound_and_comes_back_if_that_is_wrong() -> None:
+    one = search(np.zeros(len(TABLE)))
+    proposal = one.ask(float("inf"))
+    assert proposal is not None
+    one.tell(proposal, Pruned(bound_us=12.0, incumbent_us=10.0))
+    assert one.bounds_us[proposal.row] == 12.0
+    assert certificate([one], 10.0).bounded == 1
+    assert certificate([one], 13.0).bounded == 0  # the incumbent was a lucky one
+    assert one.masked == 0
+    audit = one.ask_audit()
+    assert audit is not None
+    assert (audit.row, audit.audit) == (proposal.row, True)
+    one.tell(audit, Pruned(bound_us=12.0, incumbent_us=10.0))
+    one.distrust()
+    again = one.ask(10.0)
+    assert again is not None
+    assert again.row == proposal.row
+    one.tell(again, Pruned(bound_us=12.0, incumbent_us=10.0))  # it was under way meanwhile
+    assert one.ask(10.0).row == proposal.row  # type: ignore[union-attr]
+    assert one.ask(10.0).row != proposal.row  # type: ignore[union-attr]

@@ -1,0 +1,110 @@
+"""The certificate against brute force, and what closes a configuration and what does not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunebench.outcome import (
+    Aborted,
+    CompileFailed,
+    Crashed,
+    LaunchFailed,
+    Measured,
+    Outcome,
+    Predicted,
+    Pruned,
+    TimedOut,
+    Verification,
+    WrongResult,
+)
+from tunebench.search.optimality_proof import Standing, certify, standing, violates
+
+RIGHT = Verification(how="reference", detail="", worst=0.0)
+
+
+def measured(*samples_us: float) -> Measured:
+    return Measured(
+        median_us=float(np.median(samples_us)),
+        ci_us=(min(samples_us), max(samples_us)),
+        samples_us=samples_us,
+        cache="cold",
+        verification=RIGHT,
+    )
+
+
+OUTCOMES: list[tuple[Outcome | None, str | None]] = [
+    (None, "untried"),
+    (measured(5.0), None),
+    (Predicted(predicted_us=1.0, verification=RIGHT), "untried"),
+    (Aborted(samples_us=(50.0,), above_us=10.0), "aborted"),
+    (Pruned(bound_us=11.0, incumbent_us=10.0), "untried"),
+    (CompileFailed(reason="no"), None),
+    (CompileFailed(reason="the compiler hung", refused=False), "failed"),
+    (LaunchFailed(reason="too many registers", refused=True), None),
+    (LaunchFailed(reason="out of memory"), "failed"),
+    (WrongResult(reason="y[0]"), None),
+    (TimedOut(reason="60 s"), "timed_out"),
+    (Crashed(reason="SIGSEGV"), "crashed"),
+]
+"""An outcome, and what its configuration is listed as while its bound does not exclude it."""
+
+rows = st.lists(
+    st.tuples(st.sampled_from(OUTCOMES), st.sampled_from([0.0, 1.0, 4.0, 5.0, 6.0, 9.0])),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(rows, st.sampled_from([4.0, 5.0, 7.0, math.inf]))
+def test_the_certificate_is_what_going_through_all_rows_finds(
+    space: list[tuple[tuple[Outcome | None, str | None], float]], best_us: float
+) -> None:
+    floor, listed, bounded = best_us, [], 0
+    for (_, name), bound_us in space:
+        if name is None:
+            continue
+        if bound_us > best_us:
+            bounded += 1
+            continue
+        listed.append(name)
+        floor = min(floor, bound_us)
+    found = certify(
+        np.array([bound_us for _, bound_us in space]),
+        np.array([standing(outcome) if outcome else Standing.UNTRIED for (outcome, _), _ in space]),
+        best_us,
+    )
+    assert found.open == {name: listed.count(name) for name in set(listed)}
+    assert found.open_count == len(listed)
+    assert found.bounded == bounded
+    assert found.floor_us == floor
+    assert found.proved == (not listed and math.isfinite(best_us))
+    assert found.gap == (best_us / floor if floor > 0 and math.isfinite(best_us) else None)
+    assert found.timed + found.impossible + found.bounded + found.open_count == len(space)
+    if found.proved:
+        assert found.gap == 1
+
+
+@pytest.mark.parametrize(("outcome", "name"), OUTCOMES[1:], ids=lambda value: getattr(value, "kind", value))
+def test_only_a_time_and_what_can_never_run_close(outcome: Outcome, name: str | None) -> None:
+    found = certify(np.array([1.0]), np.array([standing(outcome)]), 5.0)
+    assert found.proved is (name is None)
+    assert list(found.open) == ([name] if name else [])
+
+
+def test_a_bound_at_the_best_time_is_open_one_above_it_is_closed() -> None:
+    untried = np.array([Standing.UNTRIED])
+    assert not certify(np.array([5.0]), untried, 5.0).proved
+    assert certify(np.array([np.nextafter(5.0, 6.0)]), untried, 5.0).proved
+
+
+def test_the_fastest_sample_violates_a_bound_not_the_median() -> None:
+    assert violates(measured(9.0, 3.9, 8.0), 4.0)
+    assert not violates(measured(9.0, 4.0, 8.0), 4.0)
+    assert violates(Aborted(samples_us=(3.0, 9.0), above_us=1.0), 4.0)
+    assert not violates(Predicted(predicted_us=1.0, verification=RIGHT), 4.0)
+    assert not violates(Crashed(reason="x"), 4.0)

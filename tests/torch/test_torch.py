@@ -1,0 +1,681 @@
+"""Our kernels as torch's functions: values, gradients, who ran what, and the ways torch has to call them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import tunebench.torch as served  # noqa: E402
+from tunebench.dispatch import Call, cpu, forget
+from tunebench.errors import InputError  # noqa: E402
+from tunebench.torch.operators import _family
+
+functional = torch.nn.functional
+EMPTY = "an empty tensor"
+DIFFERS = "a stride, padding or dilation that differs between the axes"
+AXIS = "rows that do not lie along the last axis"
+
+SDPA = {
+    "tunebench": 4,
+    "a mask": 1,
+    "dropout": 12,
+    "a causal mask over more keys than queries, or fewer": 4,
+    "queries, keys and values of different kinds": 4,
+}
+
+EXPECTED: dict[str, tuple[int, dict[str, int], dict[str, int]]] = {
+    "matmul": (7, {"tunebench": 2, EMPTY: 1}, {"tunebench": 12, EMPTY: 3}),
+    "nn.functional.linear": (0, {}, {"tunebench": 14, EMPTY: 4}),
+    "nn.functional.conv2d": (0, {}, {"tunebench": 20, DIFFERS: 10}),
+    "softmax": (1, {}, {"tunebench": 4, AXIS: 1, EMPTY: 1, "no such axis": 1}),
+    "log_softmax": (
+        0,
+        {},
+        {"tunebench": 4, AXIS: 1, EMPTY: 1, "no such axis": 1},
+    ),
+    "nn.functional.layer_norm": (
+        1,
+        {},
+        {
+            "tunebench": 3,
+            EMPTY: 1,
+            "a normalisation without weight and bias": 1,
+            "kernels add a positive number to the variance, not -0.5": 1,
+        },
+    ),
+    "nn.functional.rms_norm": (
+        1,
+        {},
+        {
+            "tunebench": 1,
+            EMPTY: 1,
+            "a normalisation without weight": 1,
+            "kernels add a positive number to the variance, not None": 2,
+            "kernels add a positive number to the variance, not -0.5": 1,
+        },
+    ),
+    "nn.functional.cross_entropy": (
+        1,
+        {},
+        {
+            "tunebench": 5,
+            "no rows of logits with a class each": 10,
+            "weights, smoothing or the old reductions": 6,
+        },
+    ),
+    "nn.functional.scaled_dot_product_attention": (
+        0,
+        {},
+        SDPA,
+    ),
+}
+"""Of each operator: which samples run by default (every so many), by whom; and by whom all of them are."""
+
+
+@pytest.fixture(autouse=True)
+def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
+
+
+def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, list[Call]]:
+    """Run a function with our kernels preferred, and return what it returns and who ran what."""
+    calls: list[Call] = []
+    with served.watching(calls.append), served.prefer("tunebench"):
+        return function(*arguments, **named), calls
+
+
+def by(calls: list[Call]) -> Counter[str]:
+    return Counter(call.by for call in calls)
+
+
+# -- PyTorch's own samples -----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", EXPECTED)
+def test_pytorchs_own_samples(name: str, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
+    from tests.torch import opinfo
+
+    step, some, every = EXPECTED[name]
+    if step == 1 or request.config.getoption("--every-sample"):
+        step, some = 1, every
+    if not step:
+        pytest.skip("takes --every-sample: its kernels take long to compile")
+    samples = [sample for i, sample in enumerate(opinfo.samples(name, torch.float32)) if i % step == 0]
+    assert Counter(opinfo.run(name, sample) for sample in samples) == some
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["softmax", "nn.functional.layer_norm", "nn.functional.cross_entropy"])
+def test_pytorchs_own_samples_of_short_types(name: str, dtype: Any, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
+    from tests.torch import opinfo
+
+    some = (name, dtype) == ("softmax", torch.bfloat16)
+    if not some and not request.config.getoption("--every-sample"):
+        pytest.skip("takes --every-sample")
+    assert opinfo.count(name, dtype) == EXPECTED[name][2]
+
+
+# -- what torch's samples lack -------------------------------------------------------------------------------
+
+
+def drawn(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).requires_grad_()
+
+
+FUSED: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "linear": (
+        lambda x, w, b, r: served.linear(x, w, b, activation="gelu", residual=r),
+        lambda x, w, b, r: functional.gelu(functional.linear(x, w, b)) + r,
+        ((2, 4, 8), (16, 8), (16,), (2, 4, 16)),
+    ),
+    "linear relu": (
+        lambda x, w, b: served.linear(x, w, b, activation="relu"),
+        lambda x, w, b: functional.linear(x, w, b).relu(),
+        ((8, 8), (16, 8), (16,)),
+    ),
+    "gated": (
+        served.gated_linear,
+        lambda x, g, u: functional.silu(functional.linear(x, g)) * functional.linear(x, u),
+        ((8, 8), (16, 8), (16, 8)),
+    ),
+    "softmax": (
+        lambda x, m: served.softmax(x, -1, scale=0.5, mask=m),
+        lambda x, m: functional.softmax(0.5 * x + m, -1),
+        ((4, 16), (4, 16)),
+    ),
+    "rms": (
+        lambda x, w: served.rms_norm(x, (16,), w, 0.1),
+        lambda x, w: functional.rms_norm(x, (16,), w, 0.1),
+        ((4, 16), (16,)),
+    ),
+    "added": (
+        lambda x, r, w, b, c: served.add_layer_norm(x, r, (16,), w, b, 0.1, input_bias=c),
+        lambda x, r, w, b, c: (functional.layer_norm(x + r + c, (16,), w, b, 0.1), x + r + c),
+        ((4, 16), (4, 16), (16,), (16,), (16,)),
+    ),
+    "conv": (
+        lambda x, w, b, s, r: served.conv2d(x, w, b, 1, 1, scale=s, residual=r, relu=True),
+        lambda x, w, b, s, r: (
+            functional.conv2d(x, w, None, 1, 1) * s.view(-1, 1, 1) + b.view(-1, 1, 1) + r
+        ).relu(),
+        ((2, 4, 6, 6), (4, 4, 3, 3), (4,), (4,), (2, 4, 6, 6)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_fused_has_values_and_gradients(name: str, request: pytest.FixtureRequest) -> None:
+    if name in ("gated", "linear", "conv") and not request.config.getoption("--every-sample"):
+        pytest.skip("takes --every-sample: its kernels take long to compile")
+    ours, theirs, shapes = FUSED[name]
+    operands = [drawn(*shape) for shape in shapes]
+    (made, without), calls = called(lambda: (ours(*operands), _without_gradients(ours, operands)))
+    exact = theirs(*[t.detach().double().requires_grad_() for t in operands])
+    made, without, exact = (t if isinstance(t, tuple) else (t,) for t in (made, without, exact))
+    assert by(calls) == {"tunebench": len(calls)}
+    for one, other, wanted in zip(made, without, exact, strict=True):
+        torch.testing.assert_close(one.double(), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(other.double(), wanted, rtol=1e-5, atol=1e-5)
+    slopes = [torch.linspace(0, 1, t.numel()).view_as(t) for t in made]
+    found, calls = called(torch.autograd.grad, made, operands, slopes)
+    again = [t.detach().double().requires_grad_() for t in operands]
+    wanted = theirs(*again)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    for one, other in zip(
+        found, torch.autograd.grad(wanted, again, [s.double() for s in slopes]), strict=True
+    ):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+    assert by(calls) == {"tunebench": len(calls)}
+    assert calls
+
+
+def _without_gradients(function: Callable[..., Any], operands: list[Any]) -> Any:
+    with torch.no_grad():
+        return function(*operands)
+
+
+def test_expressions() -> None:
+    x, b = drawn(4, 16).detach(), drawn(16).detach()
+    y, calls = called(served.elementwise, "gelu(x+b)*s", x=x, b=b, s=0.5)
+    torch.testing.assert_close(y, functional.gelu(x + b) * 0.5)
+    assert by(calls) == {"tunebench": 1}
+    y, calls = called(served.elementwise, "max(x,2)/s", x=drawn(4, 16), s=0.5)
+    assert (y.requires_grad, by(calls)) == (True, {"torch": 1})
+    torch.testing.assert_close(y, drawn(4, 16).clamp(min=2) / 0.5)
+    with pytest.raises(Exception, match="operands are x"):
+        served.elementwise("x+b", x=x)
+    x, m = drawn(2, 3, 16).detach(), drawn(2, 3, 1).detach()
+    y, (call,) = called(served.elementwise, "(x-m)*b", x=x, m=m, b=b)
+    torch.testing.assert_close(y, (x - m) * b)
+    assert str(call.workload).endswith("expression=(x-m)*b,vectors=b,columns=m")
+
+
+REDUCED = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+
+
+@pytest.mark.parametrize(
+    ("reduce", "axis", "problem"),
+    [
+        ("mean", (0, -3), "rows=6,cols=20,dtype=f32,expression=x*2,reduce=mean,axis=rows,then=tanh(x)"),
+        ("max", None, "rows=1,cols=120,dtype=f32,expression=x*2,reduce=max,then=tanh(x)"),
+    ],
+)
+def test_reductions(reduce: Any, axis: Any, problem: str) -> None:
+    x = drawn(2, 3, 4, 5).detach()
+    y, (call,) = called(served.reduce, "x*2", reduce=reduce, axis=axis, then="tanh(total)", x=x)
+    over = axis if axis is not None else tuple(range(4))
+    torch.testing.assert_close(y, REDUCED[reduce](x * 2, dim=over).tanh())
+    assert (call.by, str(call.workload)) == ("tunebench", f"reduction:{problem}")
+
+
+def test_reductions_of_what_rows_and_columns_have_one_of() -> None:
+    x, b, m = drawn(2, 3, 16).detach(), drawn(16).detach(), drawn(2, 3, 1).detach()
+    for axis in (-1, (0, 1)):
+        y, (call,) = called(served.reduce, "(x-m)*b*s", axis=axis, x=x, m=m, b=b, s=2)
+        torch.testing.assert_close(y, ((x - m) * b * 2).sum(axis), rtol=1e-5, atol=1e-5)
+        assert (call.by, call.workload.lists_of(call.workload.tree)) == (  # type: ignore[union-attr]
+            "tunebench",
+            {"vectors": "b", "columns": "m", "scalars": "s"},
+        )
+
+
+def test_what_torch_reduces_itself() -> None:
+    x = drawn(2, 3, 16)
+    y, calls = called(served.reduce, "square(x)", axis=-1, x=x)  # gradients
+    assert (y.requires_grad, by(calls)) == (True, {"torch": 1})
+    plain = x.detach()
+    y, (call,) = called(served.reduce, "square(x)", axis=1, x=plain)
+    torch.testing.assert_close(y, plain.square().sum(1))
+    assert call.reason == "axes that are neither the first nor the last"
+    y, (call,) = called(served.reduce, "x*y", axis=(1,), x=plain[:, :1], y=plain[:1])
+    torch.testing.assert_close(y, (plain[:, :1] * plain[:1]).sum(1))
+    with pytest.raises(Exception, match="Known: max, mean, min, sum"):
+        served.reduce("x", reduce="product", x=plain)
+    with pytest.raises(Exception, match="then=x\\+y must have one name"):
+        served.reduce("x", then="x+y", x=plain)
+
+
+def test_operands_are_read_where_they_lie() -> None:
+    a, b = drawn(8, 8).detach(), drawn(16, 8).detach()
+    (call,) = called(served.matmul, a, b.T)[1]
+    assert str(call.workload) == "gemm:m=8,n=16,k=8,dtype=f32,trans=nt"
+    last = drawn(2, 16, 6, 6).detach().contiguous(memory_format=torch.channels_last)
+    filters = drawn(16, 1, 3, 3).detach().contiguous(memory_format=torch.channels_last)
+    y, (call,) = called(served.conv2d, last, filters, groups=16)
+    assert (call.variant, call.workload.layout) == ("conv2d/numba_cpu_depthwise", "nhwc")  # type: ignore[union-attr]
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(y, functional.conv2d(last, filters, groups=16), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_copied_that_torch_would_not_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = torch.randn(2, 4, 2, 8).transpose(1, 2)
+    calls: list[Call] = []
+    with served.watching(calls.append):
+        served.scaled_dot_product_attention(heads, heads, heads)
+    assert calls[0].reason == "heads that do not lie side by side"
+    (call,) = called(served.scaled_dot_product_attention, heads, heads, heads)[1]
+    assert call.by == "tunebench"  # who prefers ours takes the copy
+
+
+# -- expressions as activations ------------------------------------------------------------------------------
+
+TANH_GELU = "0.5*x*(1+tanh(0.7978845608028654*(x+0.044715*x*x*x)))"
+
+
+def test_a_layer_ends_in_an_expression() -> None:
+    x, w, b = (t.detach() for t in (drawn(8, 8), drawn(16, 8), drawn(16)))
+    y, calls = called(served.linear, x, w, b, activation=TANH_GELU)
+    wanted = functional.gelu(functional.linear(x, w, b).double(), approximate="tanh")
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert by(calls) == {"tunebench": 1}
+    assert str(calls[0].workload) == f"gemm:m=8,n=16,k=8,dtype=f32,trans=nt,epilogue=bias,act={TANH_GELU}"
+
+
+ENDS: dict[str, Callable[..., Any]] = {
+    "max(min(x,6),0)": functional.relu6,
+    TANH_GELU: functools.partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+@pytest.mark.parametrize("activation", ENDS)
+@pytest.mark.parametrize("is_image", [False, True])
+def test_what_a_layer_ends_in_has_gradients_of_any_order(activation: str, is_image: bool) -> None:
+    """By torch: where gradients are asked for, and by the operator's own formulas."""
+    if is_image:
+        operands = (drawn(2, 4, 5, 5), drawn(4, 4, 3, 3), drawn(4), drawn(4))
+        plain = functional.conv2d(operands[0], operands[1], None, padding=1)
+        plain = plain * operands[3].view(-1, 1, 1) + operands[2].view(-1, 1, 1)
+        x, w, b, s = operands
+        how = (1, 1, 1, 1, activation, "nchw")
+        with served.prefer("torch"):
+            ours = served.conv2d(x, w, b, 1, 1, scale=s, activation=activation)
+            direct = torch.ops.tunebench.conv2d(x, w, s, b, None, *how)
+    else:
+        operands = (drawn(8, 8), drawn(16, 8), drawn(16))
+        plain = functional.linear(*operands)
+        x, w, b = operands
+        with served.prefer("torch"):
+            ours = served.linear(x, w, b, activation=activation)
+            direct = torch.ops.tunebench.gemm(x[None], w[None], b, None, "nt", activation)[0]
+    wanted = ENDS[activation](plain)
+    slopes = torch.linspace(0, 1, wanted.numel()).view_as(wanted)
+    with served.prefer("torch"):
+        first, second, right = (_twice(y, operands, slopes) for y in (ours, direct, wanted))
+    for found in (ours, direct):
+        torch.testing.assert_close(found, wanted)
+    for found in (first, second):
+        torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3)
+
+
+def _twice(y: Any, operands: tuple[Any, ...], slopes: Any) -> Any:
+    once = torch.autograd.grad(y, operands, slopes, create_graph=True)
+    size = sum(gradient.square().sum() for gradient in once)
+    return once, torch.autograd.grad(size, operands, materialize_grads=True)
+
+
+def test_problems_are_told_with_their_activations() -> None:
+    x, w, b = (t.detach() for t in (drawn(2, 4, 6, 6), drawn(4, 4, 3, 3), drawn(4)))
+    found = []
+    for how in ({"activation": "max(min( x,6), 0)"}, {"activation": "relu(x)"}, {"relu": True}):
+        calls: list[Call] = []
+        with served.watching(calls.append), served.prefer("torch"):
+            served.conv2d(x, w, b, **how)
+            served.linear(x, drawn(4, 6).detach(), activation="relu")
+        found.append([str(call.workload).partition("layout=nchw")[2] for call in calls if call.workload])
+        assert str(calls[1].workload) == "gemm:m=48,n=4,k=6,dtype=f32,trans=nt,act=relu(x)"
+    ends = [one[0] for one in found]
+    assert ends == [",epilogue=bias,act=max(min(x,6),0)", ",epilogue=bias+relu", ",epilogue=bias+relu"]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"activation": "swish(x)"}, "unknown function"),
+        ({"activation": "tanh"}, r"tanh\(x\)"),
+        ({"activation": "x*y"}, "expression in x alone"),
+        ({"activation": "tanh(x)", "relu": True}, "two activations"),
+    ],
+)
+def test_what_is_no_activation_is_refused(how: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        served.conv2d(drawn(1, 1, 4, 4), drawn(1, 1, 3, 3), **how)
+    if "relu" not in how:
+        with pytest.raises(InputError, match=says):
+            served.linear(drawn(4, 4), drawn(4, 4), **how)
+
+
+# -- the operators under torch's own eyes --------------------------------------------------------------------
+
+
+def _cases() -> dict[str, tuple[Any, ...]]:
+    classes = torch.arange(4) % 16
+    heads = [drawn(1, n, 4, 8) for n in (4, 2, 2)]
+    return {
+        "gemm": (drawn(1, 8, 8), drawn(1, 16, 8), drawn(16), None, "nt", "relu"),
+        "gated_gemm": (drawn(8, 8), drawn(16, 8), drawn(16, 8), "nt", "silu"),
+        "conv2d": (drawn(2, 4, 6, 6), drawn(4, 4, 3, 3), None, drawn(4), None, 1, 1, 1, 1, "relu", "nchw"),
+        "conv2d_input": (drawn(2, 4, 6, 6), drawn(4, 4, 3, 3), 6, 6, 1, 1, 1, 1, "nchw"),
+        "conv2d_weight": (drawn(2, 4, 6, 6), drawn(2, 4, 6, 6), 3, 3, 1, 1, 1, 1, "nchw"),
+        "softmax": (drawn(4, 16), drawn(4, 16), 0.5, False),
+        "softmax_backward": (drawn(4, 16), drawn(4, 16), None, True),
+        "norm": (drawn(4, 16), drawn(16), drawn(16), drawn(16), drawn(4, 16), True, 0.1),
+        "norm_backward": tuple(
+            t.detach() for t in (drawn(4, 16), drawn(16), drawn(4), drawn(4), drawn(4, 16))
+        ),
+        "cross_entropy": (drawn(4, 16), classes, -100),
+        "cross_entropy_backward": (
+            *(drawn(4, 16).detach(), classes, drawn(4).detach(), drawn(4).detach()),
+            -100,
+        ),
+        "attention": (*heads, True),
+        "attention_backward": (
+            *(t.detach() for t in (*heads, drawn(1, 4, 4, 8), drawn(1, 4, 4), drawn(1, 4, 4, 8))),
+            True,
+        ),
+        "elementwise": (
+            *(drawn(4, 16).detach(), drawn(16).detach(), *[None] * 6),
+            *("gelu(x+b)*s", "b", "", "s", [0.5]),
+        ),
+        "reduction": (
+            *(drawn(4, 16).detach(), drawn(4).detach(), *[None] * 6),
+            *("square(x-m)*s", "", "m", "s", [0.5], "mean", "cols", "rsqrt(x+2)"),
+        ),
+    }
+
+
+def test_every_operator_has_a_case() -> None:
+    names = {name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()
+             if name.startswith("tunebench::")}  # fmt: skip
+    assert set(_cases()) == names
+
+
+@pytest.mark.parametrize("preferred", ["tunebench", "torch"])
+def test_torchs_checks_of_operators(preferred: Any, request: pytest.FixtureRequest) -> None:
+    every = preferred == "torch" or request.config.getoption("--every-sample")
+    with served.prefer(preferred):
+        for name, arguments in _cases().items():
+            if not every and not name.startswith(("softmax", "norm")):
+                continue  # others take long to compile
+            torch.library.opcheck(getattr(torch.ops.tunebench, name).default, arguments)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_statistics_that_were_not_kept_are_found_again_with_the_same_eps(centred: bool) -> None:
+    x, w, b = drawn(4, 16), drawn(16), drawn(16)
+    with served.prefer("torch"):
+        y = torch.ops.tunebench.norm(x, w, b if centred else None, None, None, False, 0.1)[0]
+    plain = functional.layer_norm(x, (16,), w, b, 0.1) if centred else functional.rms_norm(x, (16,), w, 0.1)
+    torch.testing.assert_close(y, plain)
+    slope = drawn(4, 16).detach()
+    with served.prefer("torch"):
+        found = torch.autograd.grad(y, (x, w), slope)
+    for one, other in zip(found, torch.autograd.grad(plain, (x, w), slope), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_under_torch_compile() -> None:
+    x, w, b = drawn(4, 16), drawn(16), drawn(16)
+
+    def network(x: Any) -> Any:
+        return served.softmax(served.layer_norm(x, (16,), w, b), -1)
+
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
+
+    def run() -> Any:
+        y = compiled(x)
+        return y, torch.autograd.grad(y[:, 0].sum(), (x, w, b))
+
+    (y, found), calls = called(run)
+    with served.prefer("torch"):
+        wanted = network(x)
+        gradients = torch.autograd.grad(wanted[:, 0].sum(), (x, w, b))
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+    for one, other in zip(found, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    assert by(calls) == {"tunebench": 4}, [str(call) for call in calls]
+
+
+def test_a_dispatch_mode_sees_one_operator() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = drawn(4, 16).detach()
+    with Mode():
+        called(served.softmax, x, -1)
+    assert [name for name in seen if "view" not in name] == ["tunebench.softmax.default"]
+
+
+def test_transforms_and_subclasses_are_torchs() -> None:
+    x = drawn(3, 4, 16).detach()
+    y, calls = called(torch.func.vmap(lambda row: served.softmax(row, -1)), x)
+    torch.testing.assert_close(y, x.softmax(-1))
+    assert calls[0].reason == "a transform of torch.func is at work"
+
+    class Own(torch.Tensor):
+        pass
+
+    y, calls = called(served.softmax, x.as_subclass(Own), -1)
+    assert (type(y), calls[0].by) == (Own, "torch")
+
+
+# -- gradients again, autocast, errors -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (served.matmul, ((4, 8), (8, 8))),
+        (lambda x, w: served.conv2d(x, w, padding=1), ((1, 2, 4, 4), (2, 2, 3, 3))),
+        (lambda x: served.softmax(x, -1, scale=0.5), ((4, 16),)),
+        (lambda x: served.log_softmax(x, -1), ((4, 16),)),
+    ],
+)
+def test_gradients_are_differentiated_again(
+    function: Any, shapes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second(*operands: Any) -> Any:
+        (first,) = torch.autograd.grad(function(*operands).square().sum(), operands[:1], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), operands)
+
+    # The formulas are the same whoever computes them; torch compiles nothing.
+    with served.prefer("torch"):
+        found = second(*[drawn(*shape) for shape in shapes])
+        monkeypatch.setattr(_family.Route, "is_ours_backward", lambda _: True)
+        through_ours = second(*[drawn(*shape) for shape in shapes])
+        monkeypatch.undo()
+        wanted = second(*[drawn(*shape).detach().double().requires_grad_() for shape in shapes])
+    for plain, one, other in zip(found, through_ours, wanted, strict=True):
+        torch.testing.assert_close(plain.double(), other, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: served.layer_norm(drawn(4, 16), (16,), drawn(16), drawn(16)),
+        lambda: served.cross_entropy(drawn(4, 16), torch.arange(4)),
+        lambda: served.scaled_dot_product_attention(*[drawn(1, 2, 4, 8)] * 3),
+    ],
+)
+def test_gradients_that_cannot_be_differentiated_again_say_so(call: Any) -> None:
+    leaves: list[Any] = []
+
+    def twice() -> None:
+        y = call()
+        node, stack = None, [y.grad_fn]
+        while stack:
+            node = stack.pop()
+            if hasattr(node, "variable"):
+                leaves.append(node.variable)
+            stack += [parent for parent, _ in node.next_functions if parent is not None]
+        (first, *_) = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        first.square().sum().backward()
+
+    with pytest.raises(RuntimeError, match="prefer"):
+        called(twice)
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+def test_autocast_gives_the_types_that_torch_gives(given: Any) -> None:
+    x, w, v = (drawn(*shape).detach().to(given) for shape in ((8, 8), (16, 8), (8,)))
+    image = drawn(2, 4, 6, 6).detach().to(given)
+    pairs: dict[str, tuple[Any, Any]] = {
+        "linear": (lambda: served.linear(x, w), lambda: functional.linear(x, w)),
+        "softmax": (lambda: served.softmax(x, -1), lambda: functional.softmax(x, -1)),
+        "norm": (
+            lambda: served.layer_norm(x, (8,), v, v),
+            lambda: functional.layer_norm(x, (8,), v, v),
+        ),
+        "conv": (lambda: served.conv2d(image, image), lambda: functional.conv2d(image, image)),
+        "loss": (
+            lambda: served.cross_entropy(x, torch.arange(8)),
+            lambda: functional.cross_entropy(x, torch.arange(8)),
+        ),
+    }
+    with torch.autocast("cpu", dtype=torch.bfloat16), served.prefer("torch"):
+        for name, (ours, theirs) in pairs.items():
+            assert ours().dtype == theirs().dtype, name
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, calls = called(served.linear, x, w)
+    assert (y.dtype, by(calls), calls[0].workload.dtype) == (torch.bfloat16, {"tunebench": 1}, "bf16")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: served.matmul(*[drawn(4, 4).double()] * 2), "not torch.float64"),
+        (lambda: served.linear(drawn(4, 4), drawn(4)), "no layer that torch's linear has"),
+        (lambda: served.softmax(drawn(4, 4), 0), AXIS),
+        (lambda: served.conv2d(drawn(1, 1, 4, 4), drawn(1, 1, 3, 3), stride=(1, 2)), DIFFERS),
+        (lambda: served.layer_norm(drawn(4, 4), (4,)), "without weight and bias"),
+        (lambda: served.rms_norm(drawn(4, 4), (4,), drawn(4)), "a positive number to the variance, not None"),
+        (lambda: served.cross_entropy(drawn(4, 4), torch.arange(4), label_smoothing=0.1), "smoothing"),
+        (
+            lambda: served.scaled_dot_product_attention(*[drawn(1, 1, 4, 4)] * 3, scale=2.0),
+            "not by 2.0",
+        ),
+    ],
+)
+def test_what_no_kernel_can_do_is_torchs_with_the_reason(call: Any, reason: str) -> None:
+    with served.prefer("tunebench"):
+        calls = served.explain(call)
+    assert (calls[0].by, reason in calls[0].reason) == ("torch", True), calls[0].reason
+
+
+def test_errors_are_torchs() -> None:
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        called(served.matmul, drawn(4, 8), drawn(4, 8))
+    for wrong in (16, -1):
+        with pytest.raises(IndexError, match="out of bounds"):
+            called(served.cross_entropy, drawn(4, 16), torch.full((4,), wrong))
+
+
+# -- processes and threads -----------------------------------------------------------------------------------
+
+
+def test_eight_threads_at_once() -> None:
+    wrong: list[Any] = []
+    together = threading.Barrier(8)
+    _family._routes.clear()
+
+    def work(seed: int) -> None:
+        rows = torch.randn(seed + 4, 16, generator=torch.Generator().manual_seed(seed))
+        w, b = torch.randn(16, generator=torch.Generator().manual_seed(seed)), torch.zeros(16)
+        together.wait()
+        with served.prefer("tunebench"):
+            for _ in range(30):
+                x = rows.clone().requires_grad_()
+                y = served.layer_norm(x, (16,), w, b)
+                y.square().sum().backward()
+                z = rows.clone().requires_grad_()
+                want = functional.layer_norm(z, (16,), w, b)
+                want.square().sum().backward()
+                if (y - want).abs().max() > 1e-4 or (x.grad - z.grad).abs().max() > 1e-3:
+                    wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_torch_keeps_its_number_of_threads() -> None:
+    """Numba starts its own at its first kernel, and says how many to an OpenMP that torch may share."""
+    script = (
+        "import torch\n"
+        "torch.set_num_threads(1)\n"
+        "from tunebench.torch import prefer, softmax\n"
+        "with prefer('tunebench'):\n"
+        "    softmax(torch.ones(4, 16), -1)\n"
+        "print(torch.get_num_threads())\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert run.stdout.split() == ["1"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_child_is_served_without_numbas_threads() -> None:
+    x = drawn(4, 16).detach()
+    with served.prefer("tunebench"):
+        served.softmax(x, -1)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)  # as workers of a DataLoader do: torch's own threads are gone, too
+            y, calls = called(served.softmax, x, -1)
+            right = torch.allclose(y, x.softmax(-1))
+            os.write(write, f"{right} {calls[0].by} {cpu.forked() is not None}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    right, ran, gone = told.split()
+    assert right == "True"
+    assert ran == ("torch" if gone == "True" else "tunebench")

@@ -1,0 +1,692 @@
+"""Models as graphs and groups, and compiled ones: the same outputs and gradients, by our kernels."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import tunebench.torch as served  # noqa: E402
+from tunebench.cli import run as run_cli  # noqa: E402
+from tunebench.dispatch import Call
+from tunebench.errors import InputError  # noqa: E402
+from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
+from tunebench.torch.compiler import _translation, _trial
+from tunebench.torch.compiler.capturing import capture
+from tunebench.torch.compiler.compiling import Backend, backend_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from _torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
+
+TINY = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
+WORDS = torch.arange(16).view(2, 8)
+CL = torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Perceptron(nn.Module):
+    """A chain with views between: the epilogue of a product, a normalisation with a sum before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(x + self.down(functional.relu(self.up(x))))
+
+
+class Ahead(nn.Module):
+    """What is multiplied is computed first, and what it comes to is added to what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.rand(8) + 0.5), nn.Parameter(torch.randn(8))
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.mix(functional.silu(x * self.scale + self.shift))
+
+
+class Attend(nn.Module):
+    """Heads that are parts of one tensor, and do not lie side by side."""
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = x.view(2, 8, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+# -- what is read of a model -------------------------------------------------------------------------------
+
+
+def texts(graph: Graph) -> Counter[str]:
+    return Counter(
+        text for node in graph.nodes for text in node.workloads or filter(None, (node.expression,))
+    )
+
+
+def test_operations_are_read_with_their_problems_through_views() -> None:
+    (found,) = (one.graph for one in capture(Perceptron(), [torch.zeros(2, 4, 8)]))
+    assert texts(found) == {
+        "gemm:m=8,n=16,k=8,dtype=f32,trans=nt,epilogue=bias": 1,
+        "relu(x0)": 1,
+        "gemm:m=8,n=8,k=16,dtype=f32,trans=nt,epilogue=bias": 1,
+        "x0+x1": 1,
+        "layernorm:rows=8,cols=8,dtype=f32": 1,
+    }
+    fused = {group.workloads for group in groups(found) if len(group.nodes) > 1}
+    assert ("gemm:m=8,n=16,k=8,dtype=f32,trans=nt,epilogue=bias+relu",) in fused
+    assert ("gemm:m=8,n=8,k=16,dtype=f32,trans=nt,epilogue=bias+residual",) in fused
+    assert ("layernorm:rows=8,cols=8,dtype=f32,prologue=residual",) in fused
+
+
+def test_a_training_step_has_the_gradients_too_and_the_model_stays_what_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    before = copy.deepcopy(model.state_dict())
+    forward, backward = (one.graph for one in capture(model, [torch.zeros(2, 4, 6, 6)], training=True))
+    assert (forward.phase, backward.phase) == ("forward", "backward")
+    assert any("direction=wgrad" in text for text in texts(backward))
+    assert not model.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_batch_normalisation_that_does_not_change_is_part_of_the_convolution(layout: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+    images = torch.zeros(2, 4, 6, 6)
+    if layout == "nhwc":
+        model, images = (one.to(memory_format=torch.channels_last) for one in (model, images))
+    (found,) = (one.graph for one in capture(model, [images]))
+    fused = {group.workloads[0] for group in groups(found) if len(group.nodes) == 3}
+    assert fused == {
+        "conv2d:n=2,c=4,h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,"
+        f"layout={layout},epilogue=scale+bias+relu"
+    }
+
+
+class Join(nn.Module):
+    """What a U-Net does on its way up, of three parts."""
+
+    def __init__(
+        self, *tail: nn.Module, sizes: tuple[int, ...] = (4, 3, 2), taps: int = 3, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(sum(sizes), 4, taps, padding=taps // 2, bias=bias)
+        self.tail = nn.Sequential(*tail)
+
+    def forward(self, x: Any, y: Any, z: Any) -> Any:
+        return self.tail(self.conv(torch.cat([x, y, z], dim=1)))
+
+
+def parts_of_images(sizes: tuple[int, ...] = (4, 3, 2), extent: int = 6) -> list[Any]:
+    return [torch.randn(2, count, extent, extent).contiguous(memory_format=CL) for count in sizes]
+
+
+def test_a_convolution_of_joined_images_is_a_sum_of_convolutions() -> None:
+    model = Join(nn.BatchNorm2d(4), nn.SiLU()).eval().to(memory_format=CL)
+    (found,) = (one.graph for one in capture(model, parts_of_images()))
+    (joined,) = (group for group in groups(found) if group.kind == "parted" and len(group.nodes) == 4)
+    dimensions = "h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=scale+bias"
+    assert len(joined.workloads) == 3
+    assert joined.workloads[0] == f"conv2d:n=2,c=4,{dimensions}"
+    assert joined.workloads[1] == f"conv2d:n=2,c=3,{dimensions}+residual"
+    assert joined.workloads[2].startswith(f"conv2d:n=2,c=2,{dimensions}+residual,act=")
+    assert joined.role(1, "residual") == joined.role(0, "y")
+    assert joined.role(2, "y") == found.nodes[-1].writes[0]
+
+
+def test_parts_of_joined_images_are_convolved_by_our_kernels() -> None:
+    # Many channels and few filters: what is saved is more than what three kernels cost.
+    model = Join(nn.ReLU(), sizes=(64, 48, 32), taps=1, bias=True).eval().to(memory_format=CL)
+    images = parts_of_images((64, 48, 32), 48)
+    compiled = served.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            y, functions = ran(lambda: compiled(*images))
+            torch.testing.assert_close(y, model(*images), rtol=1e-5, atol=1e-5)
+            assert functions == {"conv2d": 3}
+            model.conv.weight.mul_(2.0)  # what was made of it is made again
+
+
+class Reads(nn.Module):
+    """Joined images that others read as well are written in any case."""
+
+    def forward(self, x: Any, w: Any) -> Any:
+        joined = torch.cat([x, x], dim=1)
+        return functional.conv2d(joined, w) + joined[:, :4]
+
+
+def test_joined_images_that_others_read_are_written() -> None:
+    x = torch.zeros(2, 4, 6, 6).contiguous(memory_format=CL)
+    w = torch.zeros(4, 8, 1, 1).contiguous(memory_format=CL)
+    (found,) = (one.graph for one in capture(Reads(), [x, w]))
+    assert any(node.joins for node in found.nodes)
+    assert not [group for group in groups(found) if group.kind == "parted"]
+
+
+def test_heads_that_do_not_lie_side_by_side_are_copied_and_the_bytes_counted() -> None:
+    (found,) = (one.graph for one in capture(Attend(), [torch.zeros(2, 8, 24)]))
+    (node,) = [node for node in found.nodes if node.workloads]
+    assert node.copied >= 3 * 2 * 2 * 8 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("axes", "text"),
+    [
+        ((2, 3), "rows=8,cols=30,dtype=f32,expression=x0,reduce=mean"),
+        ((0,), "rows=2,cols=120,dtype=f32,expression=x0,reduce=mean,axis=rows"),
+        ((0, 1, 2, 3), "rows=1,cols=240,dtype=f32,expression=x0,reduce=mean"),
+        ((1,), None),
+        ((0, 3), None),
+    ],
+)
+def test_sums_over_the_first_or_the_last_axes_are_reductions(axes: tuple[int, ...], text: str | None) -> None:
+    class Mean(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.mean(axes)
+
+    (found,) = (one.graph for one in capture(Mean(), [torch.zeros(2, 4, 5, 6)]))
+    assert list(texts(found)) == ([] if text is None else [f"reduction:{text}"])
+
+
+def test_sums_that_a_short_type_never_holds_are_torchs() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.sum(0)
+
+    (found,) = (one.graph for one in capture(Sum(), [torch.zeros(2**23, 2, dtype=torch.half)]))
+    assert "overflow" in found.nodes[0].reason
+    images = torch.empty(8, 2, 1024, 1024, dtype=torch.half, device="meta", memory_format=CL)
+    assert _translation._sums_of_channels(images) == ()
+    assert _translation._sums_of_channels(images[:1]) != ()
+
+
+def test_a_transposed_convolution_is_the_gradient_of_one_and_its_bias_a_kernel_more() -> None:
+    model = nn.ConvTranspose2d(8, 4, 3, 2, padding=1, output_padding=1).to(memory_format=CL)
+    images = torch.zeros(2, 8, 6, 6).contiguous(memory_format=CL)
+    (found,) = (one.graph for one in capture(model, [images]))
+    conv = "conv2d:n=2,c=4,h=12,w=12,k=8,r=3,s=3,stride=2,pad=1,dtype=f32,layout=nhwc,direction=dgrad"
+    bias = "elementwise:rows=288,cols=4,dtype=f32,expression=t0+t1,vectors=t1"
+    assert [node.workloads for node in found.nodes] == [(conv, bias)]
+    _, backward = (one.graph for one in capture(model, [images], training=True))
+    (gradients,) = groups(backward)
+    assert [text.partition(":")[0] for text in gradients.workloads] == ["conv2d", "reduction"]
+    weight, bias = backward.nodes[0].writes
+    assert {gradients.role(0, "dw"), gradients.role(1, "out")} == {weight, bias}
+    assert gradients.role(0, "x") == gradients.role(1, "x0")  # what the result's gradient is
+
+
+def test_what_cannot_be_traced_is_told() -> None:
+    class Asking(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + 1 if x.sum().item() > 0 else x
+
+    with pytest.raises(InputError, match="Asking cannot be traced as a whole"):
+        capture(Asking(), [torch.zeros(3)])
+
+
+# -- what is run -------------------------------------------------------------------------------------------
+
+MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, int]]] = {
+    "ahead": (Ahead, lambda: torch.randn(2, 4, 8), {"gemm": 1}),
+    "activated first": (
+        lambda: nn.Sequential(
+            nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1)
+        ).to(memory_format=CL),
+        lambda: torch.randn(2, 8, 6, 6).contiguous(memory_format=CL),
+        {"conv2d": 2},
+    ),
+    "attention": (Attend, lambda: torch.randn(2, 8, 24), {"attention": 1}),
+    "enlarged": (
+        lambda: nn.ConvTranspose2d(8, 4, 2, 2).to(memory_format=CL),
+        lambda: torch.randn(2, 8, 6, 6).contiguous(memory_format=CL),
+        {"conv2d": 1, "elementwise": 1},
+    ),
+    "perceptron": (Perceptron, lambda: torch.randn(2, 4, 8), {"gemm": 2, "layernorm": 1}),
+    "gpt2": (lambda: Gpt2(TINY), lambda: WORDS, {"gemm": 5, "layernorm": 3, "attention": 1}),
+    "resnet": (
+        lambda: Resnet(blocks=(1,), width=4, classes=5).to(memory_format=CL),
+        lambda: torch.randn(2, 3, 16, 16).contiguous(memory_format=CL),
+        {"conv2d": 5, "gemm": 1},
+    ),
+}
+
+
+def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
+    """Run a function with our kernels preferred; count those that ran."""
+    calls: list[Call] = []
+    with served.watching(calls.append), served.prefer("tunebench"):
+        result = function()
+    assert {call.by for call in calls} == {"tunebench"}, [call.reason for call in calls]
+    return result, Counter(call.function for call in calls)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_model_gives_the_same_by_our_kernels(name: str, request: pytest.FixtureRequest) -> None:
+    if name not in ("perceptron", "attention", "ahead") and not request.config.getoption("--every-sample"):
+        pytest.skip("takes --every-sample: its kernels take long to compile")
+    make, inputs, counts = MODELS[name]
+    model, x = make().eval(), inputs()
+    compiled = served.compile(model)
+    with torch.no_grad():
+        y, functions = ran(lambda: compiled(x))
+        expected = copy.deepcopy(model).double()(x if x.dtype == torch.int64 else x.double())
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
+    assert {key: functions[key] for key in counts} == counts
+    (plan,) = served.plans(compiled)
+    assert len(plan.chosen) < len(plan.graph.nodes) or name in ("attention", "enlarged")
+
+
+class Normalised(nn.Module):
+    """Batch statistics before an activation, and before a sum and an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.more = nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 1)
+        self.norm, self.last = nn.BatchNorm2d(8), nn.BatchNorm2d(8, momentum=0.25)
+
+    def forward(self, x: Any) -> Any:
+        y = functional.relu(self.norm(self.conv(x)))
+        return functional.relu(self.last(self.more(y)) + y)
+
+
+class Norms(nn.Module):
+    """The same without convolutions, whose kernels take long to compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm2d(8), nn.BatchNorm2d(8, momentum=0.25)
+
+    def forward(self, x: Any) -> Any:
+        y = functional.relu(self.norm(x))
+        return functional.relu(self.last(y) + y)
+
+
+def grown(model: nn.Module, x: Any) -> Any:
+    """Take a step, and return the result; its elements count differently."""
+    y = model(x)
+    (y * torch.linspace(-1.0, 1.0, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+    return y
+
+
+def test_statistics_of_a_batch_and_the_chain_after_them_are_ours_forward_and_backward() -> None:
+    model, x = Norms(), torch.randn(2, 8, 6, 6).contiguous(memory_format=CL).requires_grad_()
+    exact = copy.deepcopy(model).double()
+    compiled = served.compile(model)
+    y, functions = ran(lambda: grown(compiled, x))
+    torch.testing.assert_close(y.double(), grown(exact, x.double()), rtol=1e-4, atol=1e-5)
+    assert functions["batchnorm_stats"] == 4
+    for (name, ours), theirs in zip(model.named_parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(
+            ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    for ours, theirs in zip(model.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(ours.to(theirs.dtype), theirs, rtol=1e-5, atol=1e-6)
+    forward, backward = served.plans(compiled)
+    fused = [group for group in (offer.group for offer in forward.chosen) if len(group.nodes) > 1]
+    assert [len(group.nodes) for group in fused] == [2, 3]
+    assert all("batchnorm_stats" in group.workloads[0] for group in fused)
+    assert [node.target for node in forward.graph.nodes if not (node.workloads or node.expression)] == [
+        "aten.add",
+        "aten.add",
+    ]  # numbers of batches
+    assert all(node.workloads or node.expression for node in backward.graph.nodes)
+
+
+class Pooled(nn.Module):
+    """A gradient that torch gives in another layout than it tells: hardtanh's, of what a mean spreads out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(4, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6()
+
+    def forward(self, x: Any) -> Any:
+        return self.act(self.norm(self.conv(x))).mean((2, 3))
+
+
+def test_what_torch_lays_out_in_another_way_than_it_told_is_laid_out_anew() -> None:
+    model, x = Pooled().to(memory_format=CL), torch.randn(2, 4, 6, 6).contiguous(memory_format=CL)
+    exact = copy.deepcopy(model).double()
+    compiled = served.compile(model)
+    ran(lambda: grown(compiled, x))
+    grown(exact, x.double())
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_gradients_take_the_gradient_of_relu_along() -> None:
+    model, x = Normalised().to(memory_format=CL), torch.zeros(8, 4, 32, 32).contiguous(memory_format=CL)
+    _, backward = (one.graph for one in capture(model, [x], training=True))
+    found = [group for group in groups(backward) if "act=relu" in group.workloads[0]]
+    assert len(found) == 2
+    for group in found:
+        relu, norm = (backward.nodes[index] for index in group.nodes)
+        assert (relu.target, norm.target) == ("aten.threshold_backward", "aten.native_batch_norm_backward")
+        assert group.role(0, "dz") == group.role(1, "x0") == relu.writes[0]
+        assert [group.role(0, name) for name in ("dy", "y")] == list(relu.reads)
+
+
+def test_nothing_is_fused_into_a_product_through_statistics() -> None:
+    model = Normalised().half().to(memory_format=CL)
+    model.norm.float(), model.last.float()
+    x = torch.zeros(2, 4, 6, 6, dtype=torch.half).contiguous(memory_format=CL)
+    forward, backward = (one.graph for one in capture(model, [x], training=True))
+    for graph in (forward, backward):
+        for group in groups(graph):
+            kinds = [text.partition(":")[0] for text in group.workloads]
+            inside = [graph.nodes[index].target for index in group.nodes]
+            if any("batch_norm" in target for target in inside):
+                assert kinds == ["batchnorm_stats", "elementwise"]
+                assert "vector_dtype=f32" in group.workloads[1]
+                assert sum("batch_norm" in target for target in inside) == 1
+                read = {group.role(0, name) for name in ("x", "dy")} - {""}
+                assert not read & {value for index in group.nodes for value in graph.nodes[index].writes}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: model.norm.half(), "not f32"),
+        (lambda model: model.to(memory_format=torch.contiguous_format), "innermost"),
+    ],
+)
+def test_statistics_that_are_none_of_ours_are_torchs(change: Callable[[Any], Any], reason: str) -> None:
+    model = Normalised().half().to(memory_format=CL)
+    model.norm.float(), model.last.float()
+    change(model)
+    x = torch.zeros(2, 4, 6, 6, dtype=torch.half).contiguous(
+        memory_format=CL if reason == "not f32" else torch.contiguous_format
+    )
+    (forward, _) = (one.graph for one in capture(model, [x], training=True))
+    first = next(node for node in forward.nodes if "batch_norm" in node.target)
+    assert reason in first.reason
+    assert not first.workloads
+
+
+def test_a_chain_ahead_of_a_product_is_a_part_of_it() -> None:
+    (found,) = (one.graph for one in capture(Ahead(), [torch.zeros(2, 4, 8)]))
+    (whole,) = (group for group in groups(found) if len(group.nodes) == len(found.nodes))
+    assert whole.workloads == (
+        "gemm:m=8,n=8,k=8,dtype=f32,trans=nt,epilogue=bias+residual,pre=silu(x*scale+shift)",
+    )
+    assert whole.roles["a"] == whole.roles["residual"]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_normalisation_and_a_relu_are_ahead_of_a_convolution(layout: str) -> None:
+    model, images = MODELS["activated first"][0](), torch.zeros(2, 8, 6, 6)
+    how = CL if layout == "nhwc" else torch.contiguous_format
+    model, images = (one.to(memory_format=how) for one in (model, images))
+    (found,) = (one.graph for one in capture(model, [images]))
+    texts = {group.workloads[0] for group in groups(found) if len(group.nodes) > 1}
+    layer = f"conv2d:n=2,c=8,h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout={layout}"
+    assert f"{layer},epilogue=bias+relu,pre=relu(x*scale+shift)" in texts
+
+
+def test_gradients_are_the_same_by_our_kernels() -> None:
+    model, x = Perceptron(), torch.randn(2, 4, 8)
+    exact = copy.deepcopy(model).double()
+    compiled = served.compile(model)
+
+    def step() -> None:
+        compiled(x).square().sum().backward()
+
+    _, functions = ran(step)
+    exact(x.double()).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+    assert functions["gemm"] >= 5  # two forward, and at least three gradients
+    assert [plan.graph.phase for plan in served.plans(compiled)] == ["forward", "backward"]
+
+
+def test_nothing_that_is_not_known_to_be_faster_runs() -> None:
+    model, x = Perceptron(), torch.randn(2, 4, 8)
+    calls: list[Call] = []
+    with served.watching(calls.append), torch.no_grad():
+        y = served.compile(model)(x)
+        assert torch.equal(y, model(x))
+    assert {call.by for call in calls} <= {"torch"}
+
+
+def test_parameters_that_change_are_seen() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)).eval()
+    model = model.to(memory_format=CL)
+    x = torch.randn(2, 4, 3, 3).contiguous(memory_format=CL)
+    compiled = served.compile(model)
+    with torch.no_grad():
+        first, _ = ran(lambda: compiled(x))
+        model[1].running_var.fill_(4.0)
+        model[1].bias.add_(1.0)
+        second, _ = ran(lambda: compiled(x))
+        torch.testing.assert_close(second, model(x))
+    assert not torch.allclose(first, second)
+
+
+def test_torch_knows_the_backend_by_name() -> None:
+    model = Perceptron()
+    with torch.no_grad():
+        y = torch.compile(model, backend="tunebench")(x := torch.randn(2, 4, 8))
+        assert torch.equal(y, model(x))
+
+
+def test_a_model_is_timed_by_each_way_and_so_are_its_groups() -> None:
+    model, x = Perceptron().train(), torch.randn(2, 4, 8)
+    with served.prefer("tunebench"):
+        times = served.time_model(model, x, rounds=2, library=False)
+    assert model.training
+    assert set(times.us) == {"eager", "tunebench"}
+    assert set(times.ratios) == {"eager"}
+    assert all(group.us > 0 and group.torch_us > 0 for group in times.groups)
+    assert len(times.groups) == 3
+    assert json.loads(json.dumps(times.to_json()))["rounds"] == 2
+    assert "epilogue=bias+relu" in str(times)
+    with pytest.raises(InputError, match="a round or more"):
+        served.time_model(model, rounds=2)
+
+
+class Clock:
+    """Time that goes on only while a group runs, by so much for whoever runs it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **us: float) -> None:
+        self.now_us, self.us = 0.0, us
+        monkeypatch.setattr(_trial.time, "perf_counter_ns", lambda: int(self.now_us * 1e3))
+
+    def way(self, who: str) -> Callable[[], str]:
+        def run() -> str:
+            self.now_us += self.us[who]
+            return who
+
+        return run
+
+
+@pytest.mark.parametrize(("ours_us", "torch_us", "winner"), [(2.0, 3.0, "tunebench"), (3.0, 2.0, "torch")])
+def test_a_trial_runs_both_in_turn_and_keeps_the_faster(
+    ours_us: float, torch_us: float, winner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, trial = Clock(monkeypatch, tunebench=ours_us, torch=torch_us), _trial.Trial()
+    ran = [
+        trial.run(torch.device("cpu"), clock.way("tunebench"), clock.way("torch"))
+        for _ in range(_trial.CALLS + 3)
+    ]
+    assert ran[: _trial.CALLS] == ["tunebench", "torch"] * (_trial.CALLS // 2)
+    assert ran[_trial.CALLS :] == [winner] * 3
+    assert trial.winner == winner
+    assert trial.ratio == pytest.approx(torch_us / ours_us)
+
+
+def test_groups_are_held_against_torch_inside_the_model() -> None:
+    model, x = Perceptron(), torch.randn(2, 4, 8)
+    compiled = served.compile(model, benchmark=True)
+    with torch.no_grad(), served.prefer("tunebench"):
+        expected = model(x)
+        for _ in range(_trial.CALLS):
+            torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+        runs = [run for found in backend_of(compiled).fused for run in found]
+        assert len(runs) == 3
+        assert all(run.trial.winner in ("tunebench", "torch") for run in runs)
+        for run, winner in zip(runs, ("tunebench", "torch", "tunebench"), strict=True):
+            run.trial.winner, run.trial.ratio = winner, 0.5
+        calls: list[Call] = []
+        with served.watching(calls.append):
+            torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+    assert [call.by for call in calls] == ["tunebench", "torch", "tunebench"]
+    assert "torch takes 0.50 times as long" in calls[1].reason
+
+
+def test_the_backend_by_name_takes_its_option_and_no_other() -> None:
+    with torch.no_grad():
+        assert backend_by_name({"benchmark": True}).shape == (2, 4, 8)
+        with pytest.raises(Exception, match="one option, benchmark"):
+            backend_by_name({"bench": True})
+
+
+def backend_by_name(options: dict[str, bool]) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(Perceptron(), backend="tunebench", options=options)(torch.zeros(2, 4, 8))
+
+
+def test_a_training_step_is_timed_and_the_model_stays_what_it_was() -> None:
+    model, x = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)), torch.randn(2, 4, 6, 6)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = copy.deepcopy(model.eval().state_dict())
+    times = served.time_model(model, x, rounds=2, library=False, training=True, benchmark=True)
+    assert set(times.us) == {"eager", "tunebench"}
+    assert not model.training
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert model[0].bias.grad is None
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    with pytest.raises(InputError, match="nothing to train"):
+        served.time_model(nn.ReLU(), x, training=True)
+
+
+def test_time_prints_every_way_and_every_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(8, 8), nn.ReLU())\n"
+    )
+    arguments = ["time", f"{file}:make", "--input", "4x8", "--device", "cpu", "--rounds", "2", "--no-library"]
+    with served.prefer("tunebench"):
+        assert run_cli([*arguments, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert set(found["us"]) == {"eager", "tunebench"}
+        assert [group["by"] in ("tunebench", "torch") for group in found["groups"]] == [True]
+        assert run_cli(arguments) == 0
+        assert "epilogue=bias+relu" in capsys.readouterr().out
+    assert run_cli([*arguments[:2], "--device", "cpu"]) == 2
+    assert "--input SHAPE:TYPE" in capsys.readouterr().err
+    assert run_cli([*arguments[:4], "--device", "h100-sxm"]) == 2
+    assert "not in this machine" in capsys.readouterr().err
+
+
+def test_sizes_that_change_are_left_to_torch() -> None:
+    made, model = Backend(), Perceptron()
+    compiled = torch.compile(model, backend=made, dynamic=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(x := torch.randn(2, 4, 8)), model(x))
+    assert made.plans == []
+    assert made.left == ["sizes that change from call to call; compile with dynamic=False"]
+
+
+def test_only_what_was_compiled_has_plans() -> None:
+    with pytest.raises(InputError, match="compile returned"):
+        served.plans(Perceptron())
+
+
+# -- extract -----------------------------------------------------------------------------------------------
+
+FILE = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+def nothing():
+    return 3
+
+def broken():
+    raise RuntimeError("no weights")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "some_model.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_extract_writes_what_it_reads_again(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["extract", f"{file}:make", "--input", "4x8:f16", "--device", "h100-sxm", "--out", str(out)]
+    assert run_cli(command) == 0
+    shown = capsys.readouterr().out
+    assert "epilogue=bias+gelu" in shown
+    assert "no partition is faster" in shown
+    graph = out / "sequential.inference.json"
+    assert run_cli(["extract", str(graph), "--device", "a100-80-sxm", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["device"] == "a100-80-sxm"
+    assert (out / "sequential.toml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "says"),
+    [
+        ("make", [], "what is the model called with"),
+        ("make", ["--input", "4by8"], "is not SHAPE:TYPE"),
+        ("make", ["--input", "4x0"], "is empty"),
+        ("make", ["--input", "4x8:f32:channels_last"], "takes 4 axes"),
+        ("make", ["--input", "4x9"], "cannot be traced as a whole"),
+        ("make", ["--input", "4x8", "--dtype", "i64"], "parameters are f32, f16 or bf16"),
+        ("nothing", ["--input", "4x8"], "gives a int"),
+        ("broken", ["--input", "4x8"], "no weights"),
+        ("absent", ["--input", "4x8"], "has no function absent"),
+    ],
+)
+def test_what_cannot_be_extracted_is_told_in_a_line(
+    function: str, options: list[str], says: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(["extract", f"{file}:{function}", *options, "--device", "h100-sxm"]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "Traceback" not in error
+
+
+def test_a_model_of_another_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no Python file"):
+        load_factory(f"{tmp_path / 'absent.py'}:make")
+    with pytest.raises(InputError, match=r"is not FILE\.py:FUNCTION"):
+        load_factory("model.py")
+
+
+def test_parameters_take_the_type_and_the_layout_of_the_inputs() -> None:
+    (found,) = extract(lambda: nn.Conv2d(4, 8, 1), [InputSpec.parse("2x4x6x6:bf16:channels_last")])
+    assert list(texts(found)) == [
+        "conv2d:n=2,c=4,h=6,w=6,k=8,r=1,s=1,stride=1,pad=0,dtype=bf16,layout=nhwc,epilogue=bias"
+    ]
+
+
+def test_bert_is_read_too() -> None:
+    (found,) = (one.graph for one in capture(Bert(TINY), [WORDS]))
+    assert sum(text.startswith("gemm") for text in texts(found).elements()) == 5

@@ -1,0 +1,155 @@
+"""A toy operator and CUDA C++ kernels for it, right and wrong on purpose."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+
+from tunebench.binary import cubin
+from tunebench.device import Device
+from tunebench.space import Config, Parameter, Space, Table
+from tunebench.variant import Argument, Costs, CudaVariant, Launch, NumbaCudaVariant, Scalar
+from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
+
+
+def parameter_sizes(payload: bytes, symbol: str) -> list[int]:
+    """Return the size of each parameter of a kernel, as its cubin has them (attribute EIATTR_KPARAM_INFO)."""
+    (section,) = [s for s in cubin._sections(payload) if s.name == f".nv.info.{symbol}"]
+    found = {}
+    for attribute, data in cubin._attributes(section.data):
+        if attribute == 0x17:
+            _, ordinal, _, packed = struct.unpack("<IHHI", data)
+            found[ordinal] = packed >> 18
+    return [found[ordinal] for ordinal in sorted(found)]
+
+
+def folder_of_header(name: str) -> Path:
+    """Return the folder of a header that comes with the CUDA runtime, or skip the test."""
+    try:
+        files = metadata.files("nvidia-cuda-runtime") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == name:
+            return Path(str(file.locate())).parent
+    pytest.skip(f"needs {name} of the package nvidia-cuda-runtime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(Workload):
+    """x (n,) f32 to y (n,) f32; the kernel decides what becomes of it."""
+
+    operator: ClassVar[str] = "toy"
+
+    n: Size
+    dtype: Literal["f32"] = "f32"
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return (Tensor(name="x", shape=(self.n,), dtype="f32"), Tensor(name="factor", shape=(), dtype="f32"))
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        return (Tensor(name="y", shape=(self.n,), dtype="f32"),)
+
+    def flops(self) -> int:
+        return self.n
+
+    def reference(self, inputs: Mapping[str, Any]) -> dict[str, Reference]:
+        value = inputs["x"] * inputs["factor"]
+        return {"y": Reference(value=value, scale=np.abs(value))}
+
+    def tolerance(self) -> Tolerance:
+        return Tolerance(eps_out=1e-6, eps_acc=1e-6, reason="one product")
+
+
+class ToyVariant(CudaVariant[Toy]):
+    """Runs the kernel `toy(const float* x, float* y, float factor, int n)` that it is given.
+
+    Args:
+        text: Its source.
+        block: Threads of a block.
+        smem_bytes: Dynamic shared memory.
+        grid: Blocks.
+    """
+
+    name = "toy"
+    operator = Toy
+    space = Space((Parameter("unused", (0,), "nothing"),))
+
+    def __init__(
+        self, text: str, *, block: int = 64, smem_bytes: int = 0, entry: str = "toy", grid: int = 1
+    ) -> None:
+        self._text, self._block, self._smem_bytes, self._entry = text, block, smem_bytes, entry
+        self._grid = grid
+
+    def default(self, workload: Toy, device: Device) -> Config:
+        return Config({"unused": 0})
+
+    def costs(self, workload: Toy, table: Table, device: Device) -> Costs:
+        return Costs(blocks=1, full_blocks=1, threads=self._block)
+
+    def source(self, workload: Toy, config: Config) -> str:
+        return self._text
+
+    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
+        arguments: tuple[Argument, ...] = ("x", "y", "factor", Scalar("int", workload.n))
+        return (
+            Launch(
+                entry=self._entry,
+                grid=(self._grid, 1, 1),
+                block=(self._block, 1, 1),
+                arguments=arguments,
+                smem_bytes=self._smem_bytes,
+            ),
+        )
+
+
+class NumbaToy(NumbaCudaVariant[Toy]):
+    """y = factor x through shared memory, in Numba-CUDA.
+
+    Args:
+        fault: ``"unknown name"`` or ``"out of bounds"``, or nothing.
+        block: Threads of its one block.
+    """
+
+    name = "numba_toy"
+    operator = Toy
+    space = Space((Parameter("unused", (0,), "nothing"),))
+
+    def __init__(self, fault: str = "", *, block: int = 64) -> None:
+        self._fault, self._block = fault, block
+
+    def default(self, workload: Toy, device: Device) -> Config:
+        return Config({"unused": 0})
+
+    def costs(self, workload: Toy, table: Table, device: Device) -> Costs:
+        return Costs(blocks=1, full_blocks=1, threads=self._block)
+
+    def kernel(self, workload: Toy, config: Config) -> Callable[..., None]:
+        from numba import cuda, float32
+
+        block, past = self._block, 1000 if self._fault == "out of bounds" else 0
+
+        def unknown(x: Any, y: Any, factor: Any, n: Any) -> None:
+            y[0] = no_such_name  # type: ignore[name-defined]  # noqa: F821 - on purpose
+
+        def toy(x: Any, y: Any, factor: Any, n: Any) -> None:
+            shared = cuda.shared.array(block, float32)
+            t = cuda.threadIdx.x
+            if t < n:
+                shared[t] = x[t + past]
+            cuda.syncthreads()
+            if t < n:
+                y[n - 1 - t] = shared[n - 1 - t] * factor
+
+        return unknown if self._fault == "unknown name" else toy
+
+    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
+        arguments: tuple[Argument, ...] = ("x", "y", "factor", Scalar("int", workload.n))
+        return (Launch(grid=(1, 1, 1), block=(self._block, 1, 1), arguments=arguments),)

@@ -1,0 +1,488 @@
+"""What a run of `tune` proves, audits and compares, with times that are made up and everything else real."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from tunebench import lookup, tune, tuning
+from tunebench.cli import run as command_line
+from tunebench.db.store import open_store
+from tunebench.errors import InputError
+from tunebench.executor import Executor
+from tunebench.executor.local import Caller
+from tunebench.kernels import load_file
+from tunebench.measure.baseline import Baseline
+from tunebench.measure.timing import median_interval
+from tunebench.outcome import (
+    Aborted,
+    Crashed,
+    Measured,
+    Outcome,
+    Pruned,
+    Resources,
+    Result,
+    Verification,
+    WrongResult,
+)
+from tunebench.task import Task
+from tunebench.tuning import Plan, Report
+
+BOUNDED = str(Path(__file__).parents[1] / "data" / "bounded_variant.py")
+DIMENSIONS = {"rows": 33, "cols": 65, "dtype": "f32"}
+WORKLOAD = "softmax:rows=33,cols=65,dtype=f32"
+
+Answer = Callable[[Task, int], Outcome]
+
+
+def measured(*samples_us: float) -> Measured:
+    median_us, ci_us = median_interval(samples_us)
+    return Measured(
+        median_us=median_us,
+        ci_us=ci_us,
+        samples_us=samples_us,
+        cache="cold",
+        verification=Verification(how="reference", detail="", worst=0.0),
+    )
+
+
+def copy(task: Task) -> int:
+    return int(task.config["copy"])
+
+
+class MadeUp(Executor[Task]):
+    """Answers at once: with the task and how often it was thoroughly timed before."""
+
+    capacity = 1
+    busy_s = 0.0
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._rounds: dict[int, itertools.count[int]] = {}
+        self.tasks: list[Task] = []
+
+    def submit(self, task: Task) -> Future[Result]:
+        self.tasks.append(task)
+        turn = next(self._rounds.setdefault(copy(task), itertools.count())) if task.thorough else 0
+        future: Future[Result] = Future()
+        future.set_result(Result(outcome=self._answer(task, turn), resources=Resources(code_bytes=8)))
+        return future
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def slow(task: Task, _turn: int) -> Outcome:
+    """Take 15 % longer than the bound; the best is copy=0, of 11.5 us."""
+    return measured(*[1.15 * (10 + copy(task)) * noise for noise in (1.0, 1.001, 1.002)])
+
+
+def best(report: Report) -> int:
+    assert report.config is not None
+    return int(report.config["copy"])
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Report, MadeUp]]:
+    load_file(BOUNDED)
+
+    def run(answer: Answer = slow, **changes: object) -> tuple[Report, MadeUp]:
+        executor = MadeUp(answer)
+        monkeypatch.setattr(tuning, "start_workers", lambda *start: executor)
+        given = {"variants": ("bounded",), "baselines": False, "sampler": "random", "trials": 40}
+        plan = Plan(**given | changes)  # type: ignore[arg-type]
+        return tune(WORKLOAD, device="cpu", db=tmp_path / "a.db", plan=plan), executor
+
+    return run
+
+
+def served(tmp_path: Path) -> int:
+    return int(lookup("softmax", **DIMENSIONS, device="cpu", db=tmp_path / "a.db").config["copy"])
+
+
+# -- the certificate -------------------------------------------------------------------------------
+
+
+def test_a_run_to_the_end_proves_its_best_and_says_of_what(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+    report, _ = go(trials=1000)
+    proof = report.certificate
+    assert proof is not None
+    assert (proof.proved, proof.gap, report.gap) == (True, 1, 1)
+    assert best(report) == 0
+    assert proof.timed + proof.bounded == 40
+    assert proof.bounded == report.masked > 20
+    assert "softmax/numba_cpu" in report.outside
+    assert "softmax/bounded" not in report.outside
+
+
+def test_a_budget_leaves_a_gap(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+    report, executor = go(trials=5)
+    tried = {copy(task) for task in executor.tasks}
+    floor = min(10 + row for row in range(40) if row not in tried)
+    assert report.median_us is not None
+    assert report.gap == pytest.approx(report.median_us / floor)
+    assert report.certificate is not None
+    assert not report.certificate.proved
+    assert report.to_json()["certificate"]["open_count"] == report.certificate.open_count > 0
+
+
+def test_a_gap_that_is_good_enough_ends_the_search(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+    report, _ = go(stop_at_gap=1.2, sampler="bound")
+    assert report.gap is not None
+    assert report.gap <= 1.2
+    assert sum(report.trials.values()) == 2  # the default, then 11.5 us; 11 us is the lowest bound open
+
+
+def test_what_crashed_or_was_aborted_is_open_what_is_wrong_is_not(
+    go: Callable[..., tuple[Report, MadeUp]],
+) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        return {
+            1: Crashed(reason="x"),
+            2: Aborted(samples_us=(99.0,), above_us=11.5),
+            0: WrongResult(reason="y"),
+        }.get(copy(task), slow(task, turn))
+
+    report, _ = go(answer, trials=1000)
+    proof = report.certificate
+    assert proof is not None
+    assert proof.open == {"aborted": 1, "crashed": 1}
+    assert proof.impossible == 1
+    assert report.gap == pytest.approx(1.15 * 13 * 1.001 / 11, rel=1e-6)
+
+
+def test_ties_are_named(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        return measured(*[20.0 + 0.01 * (copy(task) % 2) + noise for noise in (0.0, 0.5, 1.0)])
+
+    report, _ = go(answer, trials=6, finalists=1)
+    assert len(report.ties) == 5
+    assert all(tie.config != report.config for tie in report.ties)
+
+
+def test_what_was_faster_only_on_a_better_day_is_a_tie(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        drift = 1.5 if task.thorough else 1.0
+        return measured(*[drift * (60 + copy(task) / 40 + noise) for noise in (0.0, 0.001, 0.002)])
+
+    report, _ = go(answer, trials=4, finalists=1)
+    assert len(report.ties) == 2  # the two of the search that are neither the best nor the default
+
+
+def test_a_prediction_proves_nothing_of_time() -> None:
+    with pytest.raises(InputError, match="proves nothing of time"):
+        tune("gemm:m=64,n=64,k=64,dtype=f32", device="h100-sxm", plan=Plan(stop_at_gap=1.1))
+
+
+@pytest.mark.parametrize("changes", [{"stop_at_gap": 0.9}, {"audit": -0.1}, {"audit": 1.5}])
+def test_a_plan_with_such_shares_is_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        Plan(**changes)  # type: ignore[arg-type]
+
+
+# -- audits and violations -------------------------------------------------------------------------
+
+
+def test_audits_are_few_and_marked(go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path) -> None:
+    report, executor = go(trials=1000, audit=0.2)
+    with open_store(tmp_path / "a.db") as store:
+        audits = [entry for entry in store.history(WORKLOAD) if entry.purpose == "audit"]
+    searched = sum(report.trials.values())
+    assert len(audits) == report.audited
+    assert 1 <= report.audited <= 0.2 * searched + 1
+    assert all(entry.bound_us > report.median_us for entry in audits)
+    assert report.certificate is not None
+    assert report.certificate.proved
+    assert not report.violations
+    pruning = {copy(task) for task in executor.tasks if not task.prune and not task.thorough}
+    assert pruning == {entry.key.config["copy"] for entry in audits}
+
+
+LIARS = set(range(2, 40)) - {20}
+
+
+def fast(task: Task, turn: int) -> Outcome:
+    """As `slow`, but what the bound excludes takes 2 us for once and 60 as a rule."""
+    return measured(2.0, 60.0, 60.0) if copy(task) in LIARS else slow(task, turn)
+
+
+def test_an_audit_finds_a_wrong_bound_which_prunes_no_more_also_in_later_runs(
+    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
+) -> None:
+    report, executor = go(fast, trials=1000, audit=0.01, sampler="bound")
+    first = copy(executor.tasks[2])
+    with open_store(tmp_path / "a.db") as store:
+        purposes = [entry.purpose for entry in store.history(WORKLOAD)]
+        assert store.stats().violations >= len(LIARS)
+    assert purposes[:5] == ["search", "search", "audit", "search", "search"]
+    assert first in LIARS
+    assert {violation.config["copy"] for violation in report.violations} == LIARS
+    one = report.violations[0]
+    assert (one.fastest_us, one.bound_us, one.known) == (2.0, pytest.approx(10 + one.config["copy"]), False)
+    assert best(report) == 0
+    assert report.masked == 0
+    assert report.certificate is not None
+    assert report.certificate.timed == 40
+    assert report.bound_us == 0
+    later, _ = go(fast, trials=1)
+    assert all(violation.known for violation in later.violations)
+    assert later.bound_us == 0
+
+
+def test_without_audits_a_wrong_bound_goes_unnoticed(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+    report, _ = go(fast, trials=1000, audit=0.0, sampler="bound")
+    assert (report.violations, report.audited) == ((), 0)
+
+
+def test_a_violation_leaves_what_is_open_without_a_bound(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        return measured(5.0, 25.0, 25.0) if copy(task) == 20 else slow(task, turn)  # the default
+
+    report, _ = go(answer, trials=3)
+    assert len(report.violations) == 1
+    assert report.gap is None
+    assert report.certificate is not None
+    assert report.certificate.open_count == 37
+
+
+def test_a_violation_is_resolved_once_the_bound_no_longer_says_so(
+    go: Callable[..., tuple[Report, MadeUp]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(fast, trials=1000, sampler="bound")
+    variant = load_file(BOUNDED)
+    costs = type(variant).costs
+
+    def corrected(self: object, workload: object, table: object, device: object) -> object:
+        found = costs(variant, workload, table, device)  # type: ignore[arg-type]
+        return type(found)(blocks=1, full_blocks=0, threads=1, fma=found.fma / 50)
+
+    monkeypatch.setattr(type(variant), "costs", corrected)
+    report, _ = go(fast, trials=1)
+    assert report.violations == ()
+    assert report.bound_us > 0
+
+
+# -- pruned once compiled --------------------------------------------------------------------------
+
+
+def test_what_its_binary_excludes_is_stored_and_closed_and_asked_again_where_that_stands_no_more(
+    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
+) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        if task.prune and copy(task) < 10:
+            return Pruned(bound_us=30.0, incumbent_us=25.0)
+        return slow(task, turn)
+
+    report, executor = go(answer, trials=1000, audit=0.0)
+    assert report.trials["pruned"] == 10
+    assert report.certificate is not None
+    assert report.certificate.proved
+    assert best(report) == 10
+    assert all(task.prune for task in executor.tasks if not task.thorough)
+    again, _ = go(slow, trials=1000, audit=0.0)  # today's bounds, without registers, exclude them no more
+    assert best(again) == 0
+    with open_store(tmp_path / "a.db") as store:
+        kinds = [e.result.outcome.kind for e in store.history(WORKLOAD) if e.key.config["copy"] == 3]
+    assert kinds[0] == "pruned"
+
+
+# -- finalists -------------------------------------------------------------------------------------
+
+
+def rounds(**drifts: tuple[float, ...]) -> Answer:
+    """Return an answer for three rivals: 20 (the default), 1 and 2, by their times in each finalist round."""
+    search = {20: 40.0, 1: 39.0, 2: 38.0}
+
+    def answer(task: Task, turn: int) -> Outcome:
+        us = drifts[f"c{copy(task)}"][turn] if task.thorough else search.get(copy(task), 60.0)
+        return measured(us, us * 1.001, us * 1.002)
+
+    return answer
+
+
+CALM = (40.0, 41.0, 40.0, 41.0)
+
+
+def test_what_does_not_beat_the_default_beyond_noise_is_not_reported_nor_served(
+    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
+) -> None:
+    noisy = (39.0, 42.0, 38.0, 40.5)
+    report, _ = go(rounds(c20=CALM, c1=noisy, c2=noisy), finalists=2, sampler="bound")
+    assert best(report) == 20
+    assert report.is_default
+    assert report.versus["runner_up"].tied
+    assert {tie.config["copy"] for tie in report.ties} >= {1, 2}
+    assert served(tmp_path) == 20
+
+
+def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(
+    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
+) -> None:
+    tuned = tuple(0.98 * us for us in CALM)
+    report, _ = go(rounds(c20=CALM, c1=tuned, c2=CALM), finalists=2, sampler="bound")
+    assert best(report) == 1
+    assert not report.is_default
+    versus = report.versus["default"]
+    assert versus.faster
+    assert versus.probability > 0.99
+    assert versus.ratio == pytest.approx(1 / 0.98, rel=1e-3)
+    assert served(tmp_path) == 1
+    with open_store(tmp_path / "a.db") as store:
+        said = {e.key.config["copy"]: e.verdict for e in store.history(WORKLOAD) if e.purpose == "finalist"}
+    assert {number: one.versus_default for number, one in said.items()} == {
+        1: "faster",
+        2: "not faster",
+        20: "itself",
+    }
+    assert said[1].comparison.keys() == {"default", "runner_up"}
+    assert said[1].comparison["default"] == versus.to_json()
+
+
+def test_every_second_round_goes_backwards(go: Callable[..., tuple[Report, MadeUp]]) -> None:
+    _, executor = go(rounds(c20=CALM, c1=CALM, c2=CALM), finalists=2, sampler="bound")
+    order = [copy(task) for task in executor.tasks if task.thorough]
+    assert len(order) == 12
+    assert order[3:6] == order[2::-1]
+    assert order[6:] == order[:6]
+
+
+def test_libraries_are_timed_between_the_rounds_and_compared(
+    go: Callable[..., tuple[Report, MadeUp]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed_before: list[int] = []
+    executor_of: list[MadeUp] = []
+
+    def call(_: Caller, *_arguments: object) -> object:
+        timed_before.append(sum(task.thorough for task in executor_of[0].tasks))
+        if len(timed_before) == 4:
+            return Crashed(reason="SIGSEGV")
+        return [Baseline.of("numpy", [60.0, 61.0, 62.0])]
+
+    answer = rounds(c20=CALM, c1=CALM, c2=CALM)
+    made = MadeUp.__init__
+
+    def remember(self: MadeUp, given: Answer) -> None:
+        made(self, given)
+        executor_of.append(self)
+
+    monkeypatch.setattr(MadeUp, "__init__", remember)
+    monkeypatch.setattr(Caller, "call", call)
+    report, _ = go(answer, finalists=2, sampler="bound", baselines=True)
+    assert timed_before == [3, 6, 9, 12]
+    assert report.baselines[0].samples_us == (60.0, 61.0, 62.0) * 3
+    assert report.versus["baseline"].ratio == pytest.approx(1.5, rel=0.02)
+    assert "SIGSEGV" in report.skipped["baselines"]
+    assert "samples_us" not in report.to_json()["baselines"][0]
+
+
+def test_a_finalist_that_fails_is_stored_and_speaks_no_more(
+    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
+) -> None:
+    steady = rounds(c20=CALM, c1=tuple(0.5 * us for us in CALM), c2=CALM)
+
+    def answer(task: Task, turn: int) -> Outcome:
+        late = task.thorough and copy(task) == 1 and turn == 1
+        return WrongResult(reason="after timing") if late else steady(task, turn)
+
+    report, executor = go(answer, finalists=2, sampler="bound")
+    assert best(report) == 20
+    assert served(tmp_path) == 20
+    assert sum(task.thorough and copy(task) == 1 for task in executor.tasks) == 2
+    with open_store(tmp_path / "a.db") as store:
+        last = [e for e in store.history(WORKLOAD) if e.key.config["copy"] == 1][-1]
+    assert (last.result.outcome.kind, last.purpose) == ("wrong_result", "finalist")
+
+
+def test_a_default_that_was_aborted_is_timed_all_the_same(
+    go: Callable[..., tuple[Report, MadeUp]],
+) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        if copy(task) == 20 and not task.thorough:
+            return Aborted(samples_us=(90.0, 91.0), above_us=30.0)
+        return measured(90.0, 90.1, 90.2) if copy(task) == 20 else slow(task, turn)
+
+    report, _ = go(answer, trials=5)
+    assert report.default_us == pytest.approx(90.1)
+    assert not report.is_default
+    assert report.versus["default"].faster
+
+
+def test_until_there_are_finalists_intervals_decide_and_the_report_says_what_is_served(
+    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
+) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        if task.thorough:
+            raise KeyboardInterrupt
+        return measured(20.0, 30.0, 40.0) if copy(task) == 20 else measured(19.0, 29.0, 30.0)
+
+    report, _ = go(answer, trials=4)
+    assert report.interrupted
+    assert best(report) == 20
+    assert served(tmp_path) == 20
+
+
+def test_finalists_that_were_interrupted_are_no_verdict(
+    go: Callable[..., tuple[Report, MadeUp]], tmp_path: Path
+) -> None:
+    def answer(task: Task, turn: int) -> Outcome:
+        if task.thorough and turn == 2:
+            raise KeyboardInterrupt
+        us = 40.0 if copy(task) == 20 else 30.0
+        return measured(us, us + 0.1, us + 0.2)
+
+    report, _ = go(answer, trials=4)
+    assert report.interrupted
+    assert not report.is_default
+    assert report.versus == {}
+    assert served(tmp_path) == best(report) != 20
+    with open_store(tmp_path / "a.db") as store:
+        assert {entry.purpose for entry in store.history(WORKLOAD)} == {"search"}
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def test_the_command_line_tells_it_all(
+    go: Callable[..., tuple[Report, MadeUp]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "start_workers", lambda *start: MadeUp(fast))
+    database = str(tmp_path / "a.db")
+    words = ["tune", "--workload", WORKLOAD, "--device", "cpu", "--variant", "bounded", "--no-baselines"]
+    words += ["--db", database, "--trials", "9", "--sampler", "random"]
+    assert command_line([*words, "--audit", "1", "--stop-at-gap", "1.0"]) == 0
+    told = capsys.readouterr()
+    assert "  proof    " in told.out
+    assert "outside  not searched" in told.out
+    assert command_line([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["certificate"].keys() >= {"gap", "proved", "open", "open_count", "timed", "bounded"}
+    assert data["versus"].keys() <= {"default", "runner_up", "baseline"}
+    assert isinstance(data["violations"], list)
+
+
+def test_a_violation_is_a_warning_and_shown(
+    go: Callable[..., tuple[Report, MadeUp]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go(fast, trials=1000, sampler="bound")
+    monkeypatch.setattr(tuning, "start_workers", lambda *start: MadeUp(fast))
+    database = ["--workload", WORKLOAD, "--device", "cpu", "--db", str(tmp_path / "a.db")]
+    assert command_line(["tune", *database, "--variant", "bounded", "--no-baselines", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "warning: a bound is violated: softmax/bounded with copy=" in told.err
+    assert json.loads(told.out)["violations"][0]["config"]["copy"] in LIARS
+    assert command_line(["show", *database, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {one["config"] for one in shown["violations"]} == {f"copy={number}" for number in LIARS}
+    assert command_line(["db", "stats", "--db", str(tmp_path / "a.db"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["violations"] >= 1

@@ -1,0 +1,403 @@
+"""`tune_suite` and `tune --suite`: one budget for many problems, on an executor that measures nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tunebench import cli, tune_suite, tuning
+from tunebench.db.store import open_store
+from tunebench.device import described, local_cpu
+from tunebench.errors import DatabaseError, InputError, UnknownName
+from tunebench.executor import Executor
+from tunebench.measure.timing import Protocol
+from tunebench.outcome import Crashed, Measured, Outcome, Predicted, Result, Verification
+from tunebench.task import Task
+from tunebench.tuning import Plan, SuiteProgress, SuiteReport, candidate, suite_session
+from tunebench.tuning.session import Session
+from tunebench.workloads import parse
+
+SOFTMAX = "softmax:rows=64,cols=64,dtype=f32"
+NORM = "layernorm:rows=64,cols=64,dtype=f32"
+GEMM = "gemm:m=64,n=64,k=64,dtype=f32"
+ALIEN = "gemm:m=16,n=16,k=16,dtype=e4m3"
+THREE = {SOFTMAX: 1, NORM: 20, GEMM: 3}
+FORTY = str(Path(__file__).parents[1] / "data" / "forty_variant.py")
+VERIFIED = Verification(how="reference", detail="none", worst=0.0)
+
+Answer = Callable[[Task], Outcome]
+
+
+def measured(us: float) -> Measured:
+    return Measured(median_us=us, ci_us=(us, us), samples_us=(us,), cache="cold", verification=VERIFIED)
+
+
+def slow(task: Task) -> Outcome:
+    """Take between one and two milliseconds, as the configuration has it."""
+    return measured(1000.0 + sum(str(task.config).encode()) * 7919 % 1000)
+
+
+class Fake(Executor[Task]):
+    """Answers at once, and notes what it is asked for; presses Ctrl-C before the task of a number."""
+
+    capacity = 1
+    busy_s = 0.0
+
+    def __init__(self, answer: Answer, interrupt_at: int | None = None) -> None:
+        self.answer, self.interrupt_at = answer, interrupt_at
+        self.tasks = list[Task]()
+
+    def submit(self, task: Task) -> Future[Result]:
+        if len(self.tasks) == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.tasks.append(task)
+        future: Future[Result] = Future()
+        future.set_result(Result(outcome=self.answer(task)))
+        return future
+
+    def close(self) -> None:
+        """Do nothing: nothing is under way."""
+
+    @property
+    def searched(self) -> Counter[str]:
+        return Counter(str(task.workload) for task in self.tasks if not task.thorough)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
+    """Have whatever is tuned use a fake executor, which is returned."""
+
+    def use(answer: Answer = slow, interrupt_at: int | None = None) -> Fake:
+        fake = Fake(answer, interrupt_at)
+        monkeypatch.setattr(tuning, "start_workers", lambda target, plan: fake)
+        return fake
+
+    return use
+
+
+def run(suite: Any, trials: int, db: Path, **changes: Any) -> SuiteReport:
+    watcher = changes.pop("watcher", None)
+    device = changes.pop("device", "cpu")
+    plan = Plan(
+        trials=trials, **{"sampler": "random", "audit": 0, "baselines": False, "finalists": 1} | changes
+    )
+    return tune_suite(suite, device=device, db=db, plan=plan, watcher=watcher)
+
+
+def trials(report: SuiteReport) -> dict[str, int]:
+    return {part.workload: part.trials for part in report.parts}
+
+
+def states(report: SuiteReport) -> dict[str, str]:
+    return {part.workload: part.state for part in report.parts}
+
+
+# -- who gets what -----------------------------------------------------------------------------------------
+
+
+def test_the_budget_is_kept_and_goes_where_the_model_spends_its_time(
+    tmp_path: Path, use: Callable[..., Fake]
+) -> None:
+    fake, seen = use(), list[SuiteProgress]()
+    report = run(THREE, 60, tmp_path / "a.db", watcher=seen.append)
+    assert fake.searched.total() == report.trials == 60
+    assert trials(report) == fake.searched
+    assert fake.searched[NORM] > fake.searched[GEMM] >= fake.searched[SOFTMAX] >= 10  # a first round for all
+    assert [part.workload for part in report.parts] == [NORM, GEMM, SOFTMAX]
+    assert sum(part.share or 0 for part in report.parts) == pytest.approx(1)
+    assert report.after_us == sum(part.count * (part.after_us or 0) for part in report.parts)
+    assert report.after_us < report.before_us
+
+    search = [now for now in seen if now.progress.phase == "search"]
+    assert [now.done for now in search] == sorted(now.done for now in search)
+    assert (search[0].predicted, search[-1].predicted, search[-1].done) == (3, 0, 60)
+    measured_only = [now.model_us for now in search if now.predicted == 0]
+    assert measured_only == sorted(measured_only, reverse=True)
+    assert {now.progress.phase for now in seen} == {"search", "finalists"}
+
+
+def test_a_problem_took_before_what_one_would_ship_untuned_or_what_was_served(
+    tmp_path: Path, use: Callable[..., Fake]
+) -> None:
+    fake = use()
+    [part] = run({SOFTMAX: 2}, 8, tmp_path / "a.db").parts
+    first = fake.tasks[0]
+    assert first.config == first.variant.default(first.workload, local_cpu())
+    assert part.before_us == slow(first).median_us  # type: ignore[union-attr]
+    assert part.after_us == min(slow(task).median_us for task in fake.tasks)  # type: ignore[union-attr]
+    assert part.after_us < part.before_us
+    [again] = run({SOFTMAX: 2}, 1, tmp_path / "a.db", seed=1).parts
+    assert again.before_us == part.after_us
+
+
+@pytest.mark.parametrize("total", [1, 2])
+def test_with_fewer_trials_than_problems_the_largest_come_first(
+    total: int, tmp_path: Path, use: Callable[..., Fake]
+) -> None:
+    use()
+    report = run({SOFTMAX: 1, NORM: 10**6, GEMM: 1000}, total, tmp_path / "a.db")
+    assert report.trials == total
+    assert states(report) == {NORM: "tuned", GEMM: "tuned" if total == 2 else "left", SOFTMAX: "left"}
+
+
+def test_a_problem_that_has_no_more_configurations_leaves_its_trials_to_others(
+    tmp_path: Path, use: Callable[..., Fake]
+) -> None:
+    fake = use()
+    report = run({SOFTMAX: 10**6, NORM: 1}, 100, tmp_path / "a.db", variant_files=(FORTY,))
+    assert fake.searched == {SOFTMAX: 40, NORM: 60}
+    assert {part.report.variant for part in report.parts if part.report} == {
+        "softmax/forty",
+        "layernorm/numba_cpu",
+    }
+
+
+def test_where_times_are_predicted_the_best_prediction_ends_a_problem(
+    tmp_path: Path, use: Callable[..., Fake]
+) -> None:
+    def predicted(task: Task) -> Outcome:
+        assert task.predicted_us is not None
+        return Predicted(predicted_us=task.predicted_us, verification=VERIFIED)
+
+    fake, device = use(predicted), described()["h100-sxm"]
+    [found], _ = candidate.find(parse(SOFTMAX), device, ("cuda_block",))
+    report = run({SOFTMAX: 1}, 10**6, tmp_path / "a.db", device=device, variants=("cuda_block",))
+    assert report.how == "predicted"
+    assert report.after_us == found.predicted_us(found.fastest())
+    assert report.trials == len(fake.tasks) < len(found.table)
+
+
+# -- what does not go well ---------------------------------------------------------------------------------
+
+
+def test_a_problem_that_no_variant_can_do_ends_nothing(tmp_path: Path, use: Callable[..., Fake]) -> None:
+    fake = use()
+    report = run({ALIEN: 100, SOFTMAX: 1}, 20, tmp_path / "a.db")
+    assert states(report) == {SOFTMAX: "tuned", ALIEN: "unsuited"}
+    assert "no variant can do" in report.parts[1].reason
+    assert fake.searched == {SOFTMAX: 20}
+    assert [part.workload for part in report.without] == [ALIEN]
+
+
+def test_a_problem_that_fails_throughout_is_given_up(tmp_path: Path, use: Callable[..., Fake]) -> None:
+    def answer(task: Task) -> Outcome:
+        return Crashed(reason="SIGSEGV") if task.workload.operator == "gemm" else slow(task)
+
+    fake = use(answer)
+    report = run({GEMM: 10**6, SOFTMAX: 1}, 100, tmp_path / "a.db")
+    assert states(report) == {SOFTMAX: "tuned", GEMM: "failed"}
+    assert fake.searched == {GEMM: 24, SOFTMAX: 76}
+
+
+def test_an_error_ends_one_problem_and_a_lost_database_all(
+    tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, error = Session.search, InputError("this one cannot be")
+
+    def fail(session: Session, executor: Executor[Task]) -> None:
+        if session.problem.operator == "gemm":
+            raise error
+        search(session, executor)
+
+    monkeypatch.setattr(Session, "search", fail)
+    use()
+    report = run({GEMM: 100, SOFTMAX: 1}, 20, tmp_path / "a.db")
+    assert states(report) == {SOFTMAX: "tuned", GEMM: "failed"}
+    assert {part.reason for part in report.parts} == {"", "this one cannot be"}
+    assert trials(report) == {SOFTMAX: 20, GEMM: 0}
+
+    error = DatabaseError("gone")
+    with pytest.raises(DatabaseError, match="gone"):
+        run({GEMM: 100, SOFTMAX: 1}, 20, tmp_path / "b.db")
+
+
+# -- going on ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [7, 41])
+def test_an_interrupted_run_keeps_everything_and_the_same_call_goes_on(
+    stop: int, tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)  # the first run's process lives on
+    first = use(interrupt_at=stop)
+    report = run(THREE, 40, tmp_path / "a.db")  # the fortieth trial is followed by finals
+    assert report.interrupted
+    assert report.trials == min(stop, 40)
+    second = use()
+    report = run(THREE, 40, tmp_path / "a.db")
+    assert not report.interrupted
+    assert report.trials == 40
+    assert (first.searched + second.searched).total() == 40
+    tried = Counter((task.workload, task.config) for task in first.tasks + second.tasks if not task.thorough)
+    assert set(tried.values()) == {1}
+    assert {str(task.workload) for task in second.tasks if task.thorough} == set(THREE)  # finals of all
+
+    third = use()
+    report = run(THREE, 40, tmp_path / "a.db")  # that one was finished: more effort is asked for
+    assert third.searched.total() == 40
+    assert {str(task.workload) for task in third.tasks if task.thorough} == set(third.searched)
+
+
+def test_time_that_is_up_ends_the_search_and_the_same_call_goes_on(
+    tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
+    now = time.monotonic()
+    moments = iter([now, *[now + 30] * 3, *[now + 61] * 100])
+    monkeypatch.setattr(suite_session, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    first = use()
+    report = run(THREE, 40, tmp_path / "a.db", minutes=1.0)
+    assert report.cut_short
+    assert not report.interrupted
+    assert report.trials == first.searched.total() < 40
+    assert any(task.thorough for task in first.tasks)  # finalists are timed all the same
+    monkeypatch.undo()
+    monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
+    second = use()
+    assert run(THREE, 40, tmp_path / "a.db").trials == 40
+    assert (first.searched + second.searched).total() == 40
+
+
+def test_what_is_known_and_final_is_neither_searched_nor_timed_again(
+    tmp_path: Path, use: Callable[..., Fake]
+) -> None:
+    use()
+    known = run({SOFTMAX: 1}, 40, tmp_path / "a.db")
+    use(interrupt_at=20)
+    run({GEMM: 1}, 40, tmp_path / "a.db", seed=1)  # known, and not final
+    fake = use()
+    report = run({SOFTMAX: 1, GEMM: 1, NORM: 10**6}, 8, tmp_path / "a.db")
+    assert states(report) == {NORM: "tuned", SOFTMAX: "known", GEMM: "known"}
+    assert {(str(task.workload), task.thorough) for task in fake.tasks} == {
+        (NORM, False),
+        (NORM, True),
+        (GEMM, True),
+    }
+    [softmax] = [part for part in report.parts if part.workload == SOFTMAX]
+    assert softmax.before_us == softmax.after_us == known.parts[0].after_us
+
+
+# -- what is asked for -------------------------------------------------------------------------------------
+
+
+def test_a_problem_that_is_several_layers_is_tuned_once(tmp_path: Path, use: Callable[..., Fake]) -> None:
+    fake, path = use(), tmp_path / "net.toml"
+    entries = {"first": 2, "second": 3}
+    path.write_text(
+        "".join(
+            f'[layer.{name}]\nworkload = "{SOFTMAX}"\ncount = {count}\nscales = "rows"\n'
+            for name, count in entries.items()
+        )
+    )
+    report = tune_suite(
+        path, batch=2, device="cpu", db=tmp_path / "a.db", plan=Plan(trials=2, baselines=False)
+    )
+    [part] = report.parts
+    assert (part.layers, part.count) == (("first", "second"), 5)
+    assert part.workload == SOFTMAX.replace("rows=64", "rows=128")
+    assert fake.searched.total() == 2
+
+
+@pytest.mark.parametrize(
+    ("suite", "changes", "error", "said"),
+    [
+        ({}, {}, InputError, "at least one"),
+        ({SOFTMAX: 0}, {}, InputError, "count must be 1 or more"),
+        ({ALIEN: 1}, {}, InputError, "nothing of 1 problems can be tuned: no variant can do"),
+        ({SOFTMAX: 1}, {"variants": ("no_such",)}, UnknownName, "no_such"),
+        ("nope", {}, UnknownName, "unknown suite"),
+        ({SOFTMAX: 1}, {"device": described()["h100-sxm"], "stop_at_gap": 1.1}, InputError, "stop_at_gap"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_anything_is_begun(
+    suite: Any, changes: dict[str, Any], error: type, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=said):
+        run(suite, 5, tmp_path / "a.db", **changes)
+    assert not (tmp_path / "a.db").exists()
+
+
+# -- on the command line -----------------------------------------------------------------------------------
+
+
+def command(path: Path, *words: str) -> tuple[str, ...]:
+    quick = ("--device", "cpu", "--no-baselines", "--sampler", "random", "--db", str(path.with_suffix(".db")))
+    return ("tune", "--suite", str(path), *quick, *words)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "net.toml"
+    problems = {"soft": SOFTMAX, "norm": NORM, "eight": ALIEN}
+    path.write_text("".join(f'[layer.{name}]\nworkload = "{text}"\n' for name, text in problems.items()))
+    return path
+
+
+def test_the_command_tells_what_became_of_each(
+    file: Path, use: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
+) -> None:
+    use()
+    assert cli.run(command(file, "--trials", "12")) == 0
+    out, err = capsys.readouterr()
+    assert "trials   12 of 12" in out
+    assert f"unsuited {ALIEN}: no variant can do" in out
+    assert "0/12 trials, model" in err
+    assert f"search {SOFTMAX}" in err
+
+    assert cli.run(command(file, "--json")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["total"], told["trials"], told["how"]) == (150, 150, "measured")
+    assert {part["workload"]: part["state"] for part in told["parts"]}[ALIEN] == "unsuited"
+    assert told["after_us"] == sum(part["count"] * (part["after_us"] or 0) for part in told["parts"])
+
+
+def test_ctrl_c_says_how_to_go_on(
+    file: Path, use: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(interrupt_at=5)
+    assert cli.run(command(file, "--trials", "12")) == 130
+    assert (
+        "5 of 12; interrupted: all that was found is kept, the same command goes on"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--suite", "gpt2", "-w", SOFTMAX), "exclude one another"),
+        (("-w", SOFTMAX, "--batch", "2"), "--batch goes with --suite"),
+        (("--suite", "no.toml"), "no.toml cannot be read"),
+        (("--suite", "gpt2", "--cluster", "local", "--arch", "all"), "one device at a time"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["tune", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_suite_is_really_tuned(tmp_path: Path) -> None:
+    """The whole of it on this processor, as short as can be: two problems, a trial each, and their finals."""
+    suite = {SOFTMAX: 1, SOFTMAX.replace("64", "32"): 1}
+    protocol = Protocol(min_samples=3, max_samples=5, max_s=0.05)
+    plan = Plan(trials=2, workers=1, baselines=False, variant_files=(FORTY,), protocol=protocol)
+    report = tune_suite(suite, device="cpu", db=tmp_path / "a.db", plan=plan)
+    assert states(report) == dict.fromkeys(suite, "tuned")
+    with open_store(tmp_path / "a.db") as store:
+        assert store.finished(local_cpu().key) == set(suite)
+        assert {store.best(text)[0].purpose for text in suite} == {"finalist"}
+    seconds = [part.report.seconds for part in report.parts if part.report is not None]
+    assert sum(each["wall_s"] for each in seconds) <= report.wall_s  # each has the time of its own turns
+    assert all(each["wall_s"] > each["compile_s"] > 0 for each in seconds)
+    assert dataclasses.replace(report, parts=()).after_us == 0

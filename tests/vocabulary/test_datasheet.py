@@ -1,0 +1,286 @@
+"""Devices from files: the words of a specification sheet, what completes them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.public_data import DATA
+from tunebench import datasheet, device
+from tunebench.device import Device
+from tunebench.errors import InputError
+
+NEXT = """
+name = "Next 1"
+sm_count = 160
+boost_mhz = 2100
+memory_gb_s = 12000
+memory_gb = 288
+l2_mb = 192
+tdp_w = 1400
+process_nm = 3
+tflops = { fp32 = 86, fp16 = 5500, fp8 = 11000 }
+"""
+
+# Name, peaks in TFLOP/s as datasheets quote them, boost MHz.
+SHEETS: dict[str, tuple[dict[str, float], float]] = {
+    "h100-sxm": ({"fp32": 67, "tf32": 494, "fp16": 989, "fp8": 1979, "int8": 1979}, 1980),
+    "h100-nvl": ({"fp32": 60, "tf32": 417.5, "fp16": 835.5, "fp8": 1670.5, "int8": 1670.5}, 1785),
+    "b200": ({"fp32": 75, "tf32": 1100, "fp16": 2250, "fp8": 4500, "int8": 4500}, 1965),
+    "v100-sxm2": ({"fp32": 15.7, "fp16": 125}, 1530),
+    "t4": ({"fp32": 8.1, "fp16": 65, "int8": 130}, 1590),
+    "rtx-4090": ({"fp32": 82.6, "tf32": 82.6, "fp16": 165.2, "fp8": 330.3, "int8": 660.6}, 2520),
+    "l4": ({"fp32": 30.3, "tf32": 60, "fp16": 121, "fp8": 242.5, "int8": 242.5}, 2040),
+    "mi300x": (
+        {"fp32": 163.4, "fp32_matrix": 163.4, "tf32": 653.7, "fp16": 1307, "fp8": 2615, "int8": 2615},
+        2100,
+    ),
+}
+
+
+def read(folder: Path, text: str, name: str = "mine.toml") -> datasheet.Sheet:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return datasheet.read(path)
+
+
+def sheet(**changes: Any) -> dict[str, Any]:
+    """Return what JSON has of a sheet, with some words changed; those that are None are left out."""
+    words = {"name": "mine", "sm_count": 132, "boost_mhz": 1980, "memory_gb_s": 3350, "l2_mb": 50}
+    words |= {"tflops": {"fp32": 67, "fp16": 989}, **changes}
+    return {word: value for word, value in words.items() if value is not None}
+
+
+def test_an_unreleased_gpu_in_ten_lines(tmp_path: Path) -> None:
+    found = read(tmp_path, NEXT)
+    assert found.device.name == "next-1"
+    assert (found.device.sm_count, found.device.max_clock_mhz, found.device.dram_gb_s) == (160, 2100, 12000)
+    assert (found.device.l2_bytes, found.device.memory_bytes) == (192 << 20, 288 << 30)
+    assert found.device.fma_per_clock == 128  # 86e6 / 160 / 2100 / 2
+    assert found.device.mma_flop_per_clock == {
+        "f16": 16384,
+        "bf16": 16384,
+        "e4m3": 32768,  # 5500e6 / 160 / 2100 = 16369
+        "tf32": 8192,
+        "i8": 32768,  # in proportion, as sm_100 has them
+    }
+    assert found.device.smem_per_sm_bytes == device.representative("sm_100").smem_per_sm_bytes
+    assert found.device.assumed
+    assert "no architecture is given" in found.notes[0]
+    assert "sm_100" in found.notes[0]
+    assert "tf32, i8 are not given" in found.notes[1]
+
+
+def test_power_and_process_are_read_where_a_device_has_them(tmp_path: Path) -> None:
+    found = read(tmp_path, NEXT).device
+    assert getattr(found, "tdp_w", 1400) == 1400
+    assert getattr(found, "process_nm", 3) == 3
+
+
+@pytest.mark.parametrize("name", list(SHEETS))
+def test_a_sheet_of_a_described_product_gives_that_product(name: str, tmp_path: Path) -> None:
+    known, (peaks, mhz) = device.find(name), SHEETS[name]
+    words = {"name": f"sheet of {name}", "architecture": known.architecture, "sm_count": known.sm_count}
+    words |= {"boost_mhz": mhz, "memory_gb_s": known.dram_gb_s, "l2_mb": known.l2_bytes / 2**20}
+    found = read(tmp_path, json.dumps({**words, "tflops": peaks}), "mine.json")
+    assert found.device.fma_per_clock == known.fma_per_clock
+    assert found.device.mma_flop_per_clock == known.mma_flop_per_clock
+    assert (found.device.l2_bytes, found.device.threads_per_sm) == (known.l2_bytes, known.threads_per_sm)
+    assert not found.device.assumed
+    assert not found.notes
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "b200", "mi300x"])
+def test_the_nearest_architecture_is_that_of_the_product(name: str, tmp_path: Path) -> None:
+    known, (peaks, mhz) = device.find(name), SHEETS[name]
+    words = sheet(name=f"not {name}", sm_count=known.sm_count, boost_mhz=mhz, tflops=peaks)
+    if known.architecture.startswith("gfx"):
+        words["name"] = "AMD Instinct MI3X"
+    found = read(tmp_path, json.dumps(words), "mine.json").device
+    assert (found.architecture, found.assumed) == (known.architecture, True)
+
+
+def test_an_architecture_that_is_not_described_keeps_its_name(tmp_path: Path) -> None:
+    found = read(tmp_path, json.dumps(sheet(architecture="sm_103")), "mine.json")
+    assert found.device.architecture == "sm_103"
+    assert found.device.compute_capability == (10, 3)
+    assert found.device.assumed
+    assert "sm_103 is not described" in found.notes[0]
+    bare = json.dumps(sheet(architecture="sm_103", tflops=None))
+    assert "those of sm_100" in read(tmp_path, bare, "mine.json").notes[0]
+
+
+def test_what_a_file_leaves_out_is_the_architectures(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        'name = "mine"\narchitecture = "sm_90"\nsm_count = 100\nmax_clock_mhz = 1500\ndram_gb_s = 3000\n'
+        'l2_bytes = 1000\nsource = "me"\nsmem_latency = 25\nmemory_bytes = 0\n',
+    )
+    assert found.device.memory_bytes == 0
+    assert (found.device.name, found.device.sm_count, found.device.fma_per_clock) == ("mine", 100, 128)
+    assert (found.device.l2_bytes, found.device.smem_latency) == (1000, 25)
+    assert found.device.mma_flop_per_clock == device.find("h100-sxm").mma_flop_per_clock
+
+
+def test_a_file_may_be_like_a_described_device(tmp_path: Path) -> None:
+    found = read(tmp_path, 'name = "h100-twice"\nlike = "h100-sxm"\nmemory_gb_s = 6700\n')
+    known = device.find("h100-sxm")
+    assert (found.device.name, found.device.dram_gb_s) == ("h100-twice", 6700)
+    assert (found.device.sm_count, found.device.memory_bytes) == (known.sm_count, known.memory_bytes)
+    assert not found.notes
+    found = read(tmp_path, 'name = "h100-sxm"\nlike = "h100-sxm"\nl2_mb = 100\ntflops = { fp32 = 134 }\n')
+    assert (found.device.l2_bytes, found.device.fma_per_clock) == (100 << 20, 256)
+    assert not found.notes  # what differs is meant to
+    assert not found.device.assumed
+
+
+def test_a_rate_that_is_no_power_of_two_stays_what_it_is(tmp_path: Path) -> None:
+    found = read(tmp_path, json.dumps(sheet(tflops={"fp32": 50, "fp16": 800})), "mine.json").device
+    assert found.fma_per_clock == pytest.approx(50e6 / 132 / 1980 / 2)
+    assert found.mma_flop_per_clock["f16"] == pytest.approx(800e6 / 132 / 1980)
+
+
+def test_peaks_are_of_the_boost_clock_where_the_highest_is_given_too(tmp_path: Path) -> None:
+    words = sheet(boost_mhz=2520, max_clock_mhz=3165, sm_count=128, tflops={"fp32": 82.6, "fp16": 165.2})
+    found = read(tmp_path, json.dumps(words), "mine.json").device
+    assert (found.max_clock_mhz, found.fma_per_clock, found.mma_flop_per_clock["f16"]) == (3165, 128, 512)
+    assert getattr(found, "boost_clock_mhz", 2520) == 2520
+
+
+def test_what_contradicts_a_described_product_is_told(tmp_path: Path) -> None:
+    found = read(tmp_path, json.dumps(sheet(name="NVIDIA L4", sm_count=60)), "mine.json")
+    assert "sm_count is 60 here, and 58 of l4 as described" in found.notes
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"sm_cout": 3}, r"unknown key 'sm_cout'\. Did you mean 'sm_count'\?"),
+    ({"name": None}, "missing name; a device file has name, sm_count"),
+    (
+        {"memory_gb_s": None, "l2_mb": None},
+        r"missing memory_gb_s, l2_mb; a device file has .*boost_mhz \(MHz\)",
+    ),
+    ({"tflops": None}, "missing architecture or tflops"),
+    ({"sm_count": None}, "all three are needed"),
+    ({"boost_mhz": 1.98}, "boost_mhz must be MHz, from 100 to 10000; got 1.98"),
+    ({"memory_gb_s": 3.35}, "memory_gb_s must be GB/s, from 10"),
+    ({"l2_mb": 52428800}, "l2_mb must be MB"),
+    ({"sm_count": 13.5}, "sm_count must be a whole number"),
+    ({"sm_count": "132"}, "sm_count must be .*got '132'"),
+    ({"sm_count": True}, "sm_count must be"),
+    ({"tflops": {"fp32": 66908}, "boost_mhz": 1980, "tdp_w": -1}, "tdp_w must be W"),
+    ({"tflops": {"fp16": 989000}}, r"tflops\.fp16 must be TFLOP/s, dense, from 0\.05 to 100000; got 989000"),
+    ({"tflops": {"fp61": 9}}, "unknown type of tflops 'fp61'. Did you mean 'fp16'"),
+    ({"tflops": 67}, "tflops must be a table"),
+    ({"tflops": {"fp32": float("nan")}}, "tflops.fp32 must be"),
+    ({"dram_gb_s": 1980}, "dram_gb_s is given twice"),
+    ({"like": "h101"}, "like = 'h101' names no described device"),
+    ({"mma_flop_per_clock": 7}, "must be a table of FLOPs"),
+    ({"smem_latency": 0}, "smem_latency must be a number above 0"),
+    ({"assumed": 1}, "assumed must be true or false"),
+    ({"architecture": 90}, "architecture must be a text"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), WRONG, ids=[said[:30] for _, said in WRONG])
+def test_what_cannot_be_used_is_told(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"^device file .*mine\.json: .*{said}"):
+        read(tmp_path, json.dumps(sheet(**changes)), "mine.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("mine.toml", "name = ", "neither TOML nor JSON"),
+        ("mine.json", "{", "neither TOML nor JSON"),
+        ("mine.json", "[1]", "one object of names and values, found list"),
+    ],
+)
+def test_a_file_that_is_no_object_is_refused(name: str, text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        read(tmp_path, text, name)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.toml: No such file"):
+        device.find(str(tmp_path / "none.toml"))
+
+
+def test_a_device_is_found_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "next.TOML").write_text(NEXT)
+    found = device.find(str(tmp_path / "next.TOML"))
+    assert isinstance(found, Device)
+    assert found.name == "next-1"
+    assert device.from_file(tmp_path / "next.TOML") == found
+
+
+# -- NeuSight's files -----------------------------------------------------------------------------------
+
+H100 = {"Device": "NVIDIA H100 80GB HBM3", "Dev_Mem": 80, "Mem_Bw": 3430, "Num_Sm": 132, "Core_Per_SM": 128}
+H100 |= {"Freq": 1980, "SingleFLOPs": 66908, "L2Cache": 50}
+
+
+def neusight(folder: Path, **changes: Any) -> datasheet.Sheet:
+    words = {word: value for word, value in {**H100, **changes}.items() if value is not None}
+    return read(folder, json.dumps(words), "gpu.json")
+
+
+def test_a_neusight_file_is_read_and_what_was_read_is_told(tmp_path: Path) -> None:
+    found = neusight(tmp_path)
+    assert (found.device.name, found.device.architecture) == ("h100-sxm", "sm_90")
+    assert (found.device.dram_gb_s, found.device.fma_per_clock) == (3430, 128)
+    assert found.device.mma_flop_per_clock["bf16"] == 4096  # no such file tells: the product's
+    assert found.notes[0].startswith("read as a NeuSight device: sm_count 132, boost_mhz 1980")
+    assert "tflops fp32 66.908" in found.notes[0]
+    assert found.notes[1:] == ("memory_gb_s is 3430 here, and 3352 of h100-sxm as described",)
+
+
+def test_a_neusight_file_that_contradicts_itself_is_believed_and_told(tmp_path: Path) -> None:
+    found = neusight(tmp_path, SingleFLOPs=1979000, Mem_Bw=6860, Dev_Mem=160, L2Cache=100)
+    assert found.device.dram_gb_s == 6860
+    said = "\n".join(found.notes)
+    assert "contradicts Num_Sm x Core_Per_SM x 2 x Freq: 66908" in said
+    assert "l2_mb is 100 here, and 50 of h100-sxm" in said
+    assert "4096 multiply-adds an SM and clock, where 128 were expected" in said
+
+
+def test_amd_has_a_rate_of_vectors_and_one_of_matrices(tmp_path: Path) -> None:
+    found = neusight(
+        tmp_path,
+        Device="AMD Instinct MI210",
+        Num_Sm=104,
+        Freq=1700,
+        SingleFLOPs=None,
+        SingleFLOPsMM=45300,
+        SingleFLOPsVEC=22600,
+    ).device
+    assert (found.architecture, found.fma_per_clock, found.mma_flop_per_clock["f32"]) == ("gfx90a", 64, 256)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"Freqq": 3}, "unknown key of a NeuSight device 'Freqq'"),
+        ({"Mem_Bw": None, "Device": "Next"}, "missing memory_gb_s"),
+        ({"Num_Sm": None, "Device": "Next"}, "rates follow from tflops, sm_count and boost_mhz"),
+        ({"SingleFLOPs": "many"}, "SingleFLOPs must be a number above 0, got 'many'"),
+        ({"Freq": "fast"}, "Freq must be a number above 0"),
+        ({"Freq": 1.98, "Core_Per_SM": None}, "boost_mhz must be MHz"),
+        ({"Device": None}, "name must be a text"),
+    ],
+)
+def test_a_neusight_file_that_cannot_be_used(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        neusight(tmp_path, **changes)
+
+
+def test_all_of_neusights_own_files_are_read() -> None:
+    folder = DATA / "predict" / "neusight_device_configs"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not here")
+    found = {path.stem: datasheet.read(path) for path in sorted(folder.glob("*.json"))}
+    assert len(found) == 13
+    assert {one.device.name for one in found.values()} <= set(device.described())
+    assert not any(one.device.assumed for one in found.values())

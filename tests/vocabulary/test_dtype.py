@@ -1,0 +1,41 @@
+"""Element types: their figures, and that the CUDA helpers convert them bit by bit as NumPy does."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import ml_dtypes
+import pytest
+
+from tunebench.dtype import (
+    DTYPES,
+    DType,
+    is_integer,
+    itemsize,
+    numpy_dtype,
+    storage,
+    underflow,
+    unit_roundoff,
+)
+from tunebench.kernels.common.cuda import ctype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_stored_has_the_size_it_says(dtype: DType) -> None:
+    assert storage(dtype) in get_args(DType)
+    assert numpy_dtype(dtype).itemsize == itemsize(dtype)
+    assert ctype(dtype)
+    assert is_integer(dtype) == (numpy_dtype(dtype).kind == "i")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "e4m3"])
+def test_roundoff_is_half_the_spacing(dtype: DType) -> None:
+    info = ml_dtypes.finfo(numpy_dtype(dtype))
+    assert unit_roundoff(dtype) == float(info.eps) / 2
+    least = float(info.smallest_subnormal) / 2
+    assert underflow(dtype) in (least, 0.0)
+    assert (underflow(dtype) == least) == (dtype in ("f16", "e4m3"))
+
+
+def test_integers_are_exact() -> None:
+    assert unit_roundoff("i8") == unit_roundoff("i32") == underflow("i32") == 0

@@ -1,0 +1,494 @@
+"""Networks: what they compute against closed forms, published sizes, and what PyTorch itself launches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.public_data import found
+from tunebench.errors import InputError, UnknownName
+from tunebench.workloads import suite
+from tunebench.workloads.networks import Network, Operation, Run, from_config, network, networks
+from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.operators.attention import Attention
+from tunebench.workloads.operators.conv2d import Conv2d
+from tunebench.workloads.operators.elementwise import Elementwise
+from tunebench.workloads.operators.gemm import Gemm
+
+GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 100}
+SWITCH = {
+    "model_type": "switch_transformers",
+    "num_layers": 4,
+    "d_model": 64,
+    "num_heads": 4,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_experts": 4,
+    "expert_capacity": 5,
+    "vocab_size": 100,
+    "num_sparse_encoder_layers": 2,
+    "num_sparse_decoder_layers": 2,
+}
+
+
+def small(**changed: Any) -> Network:
+    return from_config("small", {**GPT2, **changed})
+
+
+def flops(operations: tuple[Operation, ...], phase: str = "forward") -> int:
+    """Return the FLOPs of products alone."""
+    return sum(
+        each.count * each.workload.flops()
+        for each in operations
+        if each.phase == phase and isinstance(each.workload, Gemm | Attention)
+    )
+
+
+def launches(operations: tuple[Operation, ...]) -> int:
+    return sum(each.count for each in operations)
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("gpt2", 124.44),
+        ("gpt2-large", 774.03),
+        ("gpt2-xl", 1557.61),
+        ("opt-1.3b", 1315.76),
+        ("bert-base", 110.11),
+        ("bert-large", 336.23),
+        ("llama-2-7b", 6738.42),
+        ("llama-3-8b", 8030.26),
+        ("switch-base-8", 619.34),
+        ("resnet50", 25.56),
+        ("resnet101", 44.55),
+    ],
+)
+def test_parameters_are_those_published(name: str, millions: float) -> None:
+    assert network(name).parameters() / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+@pytest.mark.parametrize("name", networks())
+def test_every_built_in_network_can_be_run(name: str) -> None:
+    listed = not hasattr(network(name), "architecture")  # or of images
+    operations = network(name).operations(Run(batch=2, seq=0 if listed else 128, dtype="f16"))
+    assert {each.workload.dtype for each in operations if isinstance(each.workload, Gemm)} <= {"f16"}
+    assert len({(each.workload, each.part, each.alone) for each in operations}) == len(operations)
+
+
+# -- FLOPs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2-large", "opt-1.3b", "llama-3-8b"])
+def test_a_forward_pass_multiplies_each_matrix_with_each_token(name: str) -> None:
+    model: Any = network(name)
+    of, tokens, seq = model.architecture, 2 * 512, 512
+    matrices = of.layers * sum(each.k * each.n for each in model.matrices()) + of.vocabulary * of.hidden
+    attention = of.layers * 2 * 2 * tokens * seq * of.inner
+    run = Run(batch=2, seq=seq)
+    assert flops(model.operations(run)) == 2 * matrices * tokens + attention
+    # In no matrix that multiplies: embeddings that are only looked up, biases, normalisations.
+    looked_up = 0 if of.tied else of.vocabulary * of.hidden
+    assert model.parameters() - looked_up == pytest.approx(matrices, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base", "opt-125m", "llama-3-8b", "switch-base-8"])
+def test_backward_multiplies_twice_as_much(name: str) -> None:
+    operations = network(name).operations(Run(batch=2, seq=128, mode="train"))
+    assert flops(operations, "backward") == 2 * flops(operations)
+
+
+def test_fused_attention_is_one_kernel_of_half_precision() -> None:
+    model = small()
+    plain = model.operations(Run(batch=2, seq=32, dtype="f16"))
+    fused = model.operations(Run(batch=2, seq=32, dtype="f16", fused=True))
+    (attention,) = (each for each in fused if isinstance(each.workload, Attention))
+    assert attention.count == 3
+    assert str(attention.workload) == ("attention:batch=2,heads=4,seq_q=32,head_dim=16,dtype=f16,causal=true")
+    assert not any("scores" in each.part for each in fused)
+    assert launches(fused) < launches(plain) / 1.5
+
+
+def test_fusing_leaves_the_products_of_single_precision_and_moves_less() -> None:
+    plain, fused = (
+        network("gpt2").operations(Run(batch=2, seq=512, mode="train", fused=fused))
+        for fused in (False, True)
+    )
+    for phase in ("forward", "backward"):
+        assert flops(plain, phase) == flops(fused, phase)
+    moved = [
+        sum(each.count * each.workload.traffic().total_bytes for each in each_list)
+        for each_list in (plain, fused)
+    ]
+    assert moved[1] < 0.7 * moved[0]
+
+
+def test_a_compiler_knows_attention_as_bert_writes_it() -> None:
+    operations = network("bert-base").operations(Run(batch=8, seq=128, fused=True))
+    assert [each.count for each in operations if isinstance(each.workload, Attention)] == [12]
+
+
+def test_a_residual_network_has_the_convolutions_of_its_suite() -> None:
+    expected: Counter[Any] = Counter()
+    for layer in suite("resnet50", 8):
+        if isinstance(layer.workload, Conv2d):
+            expected[layer.workload.changed(epilogue="none")] += layer.count
+    counted: dict[str, Counter[Any]] = {"fprop": Counter(), "dgrad": Counter(), "wgrad": Counter()}
+    for each in network("resnet50").operations(Run(batch=8, dtype="f16", mode="train")):
+        if isinstance(each.workload, Conv2d):
+            counted[each.workload.direction][each.workload.changed(direction="fprop")] += each.count
+    assert counted["fprop"] == counted["wgrad"] == expected
+    (first,) = expected - counted["dgrad"]
+    assert first.c == 3, "images need no gradient"
+
+
+def test_a_compiler_normalises_and_activates_images_in_one_kernel() -> None:
+    plain, fused = (
+        launches(network("resnet50").operations(Run(batch=8, fused=fused))) for fused in (False, True)
+    )
+    assert plain - fused == 33 + 16  # activations behind normalisations, and behind the sum of each block
+
+
+# -- what runs, against PyTorch -------------------------------------------------------------------
+
+
+def _launched(code: Callable[[Any], Any], given: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """Return what PyTorch dispatches for some code, forward and backward: names, and shapes of results."""
+    torch = pytest.importorskip("torch")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Log(TorchDispatchMode):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[tuple[str, Any]] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            self.seen.append((func.overloadpacket.__name__, getattr(result, "shape", None)))
+            return result
+
+    forward, backward = Log(), Log()
+    with forward:
+        out = code(given)
+    gradient = torch.randn_like(out)
+    with backward:
+        out.backward(gradient)
+    return forward.seen, backward.seen
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_launches_what_pytorch_launches(batch: int) -> None:
+    torch = pytest.importorskip("torch")
+    seq, heads, width = 6, 3, 4
+    mask = torch.ones(seq, seq, dtype=torch.bool, device="meta")
+
+    def attention(qkv: Any) -> Any:  # as GPT-2's code has it
+        parts = (part.view(batch, seq, heads, width) for part in qkv.split(heads * width, dim=2))
+        q, k, v = (part.permute(0, 2, 1, 3) for part in parts)
+        scores = torch.matmul(q, k.transpose(-1, -2)) / torch.full([], 2.0, device="meta")
+        scores = torch.where(mask, scores, torch.full([], -1e9, device="meta"))
+        out = torch.matmul(torch.softmax(scores, dim=-1), v)
+        return out.permute(0, 2, 1, 3).contiguous().view(batch, seq, heads * width)
+
+    qkv = torch.randn(batch, seq, 3 * heads * width, requires_grad=True, device="meta")
+    kinds = {"bmm": "product", "clone": "copy", "cat": "copy", "div": "pointwise", "where": "pointwise"}
+    kinds |= {"_softmax": "softmax", "_softmax_backward_data": "softmax"}
+    expected = [
+        Counter(kinds[name] for name, _ in seen if name in kinds) for seen in _launched(attention, qkv)
+    ]
+
+    names = {"Gemm": "product", "Softmax": "softmax"}
+    counted = {"forward": Counter[str](), "backward": Counter[str]()}
+    for each in small(n_layer=1, attn_pdrop=0.0).operations(Run(batch=batch, seq=32, mode="train")):
+        if each.part in ("attention scores", "attention softmax", "attention values", "attention copies"):
+            other = "copy" if each.part == "attention copies" else "pointwise"
+            counted[each.phase][names.get(type(each.workload).__name__, other)] += each.count
+    assert [counted["forward"], counted["backward"]] == expected
+
+
+def test_formulas_launch_what_pytorch_launches() -> None:
+    """GPT-2's activation and RMS normalisation, whose code is a formula."""
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(64, device="meta", requires_grad=True)
+
+    def gelu_new(x: Any) -> Any:
+        return 0.5 * x * (1.0 + torch.tanh(0.797885 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+    def rmsnorm(x: Any) -> Any:
+        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+    run = Run(batch=2, seq=8, mode="train")
+    for code, add in ((gelu_new, lambda t: t.activation("p", (16, 64), "gelu_new")), (rmsnorm, _norm)):
+        tape = Tape(run)
+        add(tape)
+        x = torch.randn(16, 64, device="meta", requires_grad=True)
+        for seen, phase in zip(_launched(code, x), ("forward", "backward"), strict=True):
+            views = ("expand", "detach", "alias")
+            full = sum(shape == (16, 64) for name, shape in seen if name not in views)
+            rows = [(each.workload, each.count) for each in tape.operations if each.phase == phase]
+            counted = sum(n for work, n in rows if isinstance(work, Elementwise) and work.rows == 16)
+            # The gradient of the mean is written out by a kernel that reads next to nothing.
+            assert counted + (code is rmsnorm and phase == "backward") == full
+
+
+def _norm(tape: Tape) -> None:
+    tape.rmsnorm("p", (16, 64))
+
+
+def test_models_that_normalise_in_single_precision_change_types_on_the_way() -> None:
+    for name, changes in (("llama-3-8b", 65 * 2 + 32), ("opt-125m", 12), ("gpt2", 0)):
+        run = Run(batch=2, seq=64)
+        single = network(name).operations(run)
+        half = network(name).operations(dataclasses.replace(run, dtype="f16"))
+        cast = [
+            each
+            for each in half
+            if isinstance(each.workload, Elementwise) and each.workload.out != each.workload.dtype
+        ]
+        assert sum(each.count for each in cast) == launches(half) - launches(single) == changes
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def test_the_optimizer_touches_every_parameter() -> None:
+    model = network("gpt2")
+    none, sgd, adamw = (
+        sum(
+            each.count * each.workload.traffic().total_bytes
+            for each in model.operations(Run(seq=64, mode="train", optimizer=name, fused=True))
+            if each.phase == "optimizer"
+        )
+        for name in ("none", "sgd", "adamw")
+    )
+    assert none == 0
+    assert sgd == pytest.approx(3 * 4 * model.parameters(), rel=1e-3)
+    assert adamw == pytest.approx(7 * 4 * model.parameters(), rel=1e-3)
+
+
+def test_gradients_are_added_up_only_if_asked() -> None:
+    model = network("gpt2")
+    added = [
+        sum(
+            each.count * each.workload.traffic().total_bytes
+            for each in operations
+            if each.part == "gradients"
+        )
+        for operations in (
+            model.operations(Run(seq=64, mode="train", accumulate=accumulate)) for accumulate in (False, True)
+        )
+    ]
+    assert added == [0, pytest.approx(3 * 4 * model.parameters(), rel=1e-2)]
+
+
+def test_inference_has_neither_gradients_nor_a_loss() -> None:
+    operations = network("switch-base-8").operations(Run(batch=2, seq=128))
+    assert {each.phase for each in operations} == {"forward"}
+    assert "loss" not in {each.part for each in operations}
+
+
+# -- parts of a network ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [GPT2, SWITCH, {"model_type": "resnet"}])
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_stages_together_do_what_the_whole_does(config: dict[str, Any], mode: Any) -> None:
+    model = from_config("small", config)
+    seq = 0 if config["model_type"] == "resnet" else 32
+
+    def counted(*stages: tuple[int, int]) -> Counter[tuple[Any, ...]]:
+        total: Counter[tuple[Any, ...]] = Counter()
+        for stage in stages:
+            for each in model.operations(Run(batch=2, seq=seq, mode=mode, layers=stage)):
+                total[each.workload, each.part, each.phase, each.alone] += each.count
+        return total
+
+    assert counted((0, 1), (1, model.layers)) == counted((0, model.layers))
+    parts = model.parameters(layers=(0, 1)) + model.parameters(layers=(1, model.layers))
+    assert parts == model.parameters() + 100 * 64 * bool(seq)  # a tied matrix is on both
+
+
+def test_devices_that_share_layers_have_a_part_of_each_product() -> None:
+    model = small(vocab_size=128)
+    whole, half = (
+        flops(model.operations(Run(batch=2, seq=32, mode="train", tensor=tensor))) for tensor in (1, 2)
+    )
+    assert half * 2 == whole
+    norms_and_biases = model.parameters() - 2 * model.parameters(tensor=2)
+    assert -(3 * 6 * 64 + 2 * 64 + 64) <= norms_and_biases < 0, "what is not divided is on both"
+
+
+def test_shared_layers_sum_up_twice_a_layer_and_pass() -> None:
+    run = Run(batch=2, seq=32, mode="train", tensor=2)
+    found = Counter({(each.part, each.phase): each.count for each in small().exchanges(run)})
+    assert found == {
+        ("layers", "forward"): 6,
+        ("layers", "backward"): 6,
+        ("embedding", "forward"): 1,
+        ("head", "backward"): 1,
+    }
+    assert {each.nbytes for each in small().exchanges(run)} == {2 * 32 * 64 * 4}
+    assert small().exchanges(Run(batch=2, seq=32)) == ()
+    decoder = from_config("small", SWITCH).exchanges(Run(seq=32, tensor=2, layers=(4, 8)))
+    assert [(each.part, each.count) for each in decoder] == [("layers", 4 * 3)]
+    assert small().boundary_bytes(Run(batch=2, seq=32, dtype="f16")) == 2 * 32 * 64 * 2
+
+
+def test_experts_take_what_they_have_room_for() -> None:
+    operations = from_config("small", SWITCH).operations(Run(batch=3, seq=64))
+    up = {each.workload.m: each.count for each in operations if each.part == "mlp up"}  # type: ignore[attr-defined]
+    assert up == {3 * 64: 4, 3 * 5: 4 * 4}  # four dense layers, and four with four experts of 5 a sequence
+    model: Any = from_config("small", SWITCH)
+    assert [index for index in range(8) if model.is_sparse(index)] == [1, 3, 5, 7]
+    short = from_config("small", SWITCH).operations(Run(batch=3, seq=8))
+    assert any(each.workload.m == 3 * 2 for each in short if each.part == "mlp up")  # type: ignore[attr-defined]
+    assert any(each.alone for each in operations if each.part == "router")
+
+
+def test_a_bias_that_was_looked_up_is_read_by_sectors() -> None:
+    layer = from_config("small", {**SWITCH, "num_heads": 16})
+    pairs = 2 * 16 * 64 * 64
+    for dtype, size, read in (("f32", 4, 8), ("f16", 2, 16)):
+        run = Run(batch=2, seq=64, layers=(0, 1), dtype=dtype)  # type: ignore[arg-type]
+        (added,) = (
+            each.workload.traffic().total_bytes
+            for each in layer.operations(run)
+            if each.part == "attention scores" and isinstance(each.workload, Elementwise)
+        )
+        assert added == (2 + read) * pairs * size
+
+
+# -- configurations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model_type": None}, "must have model_type, one of gpt2"),
+        ({"model_type": "mamba"}, "unknown model_type 'mamba'"),
+        ({"n_layer": None}, "must have n_layer or num_hidden_layers"),
+        ({"n_head": 5}, "5 heads must divide a hidden width of 64"),
+        ({"n_layer": 0}, "layers must be 1 or more"),
+        ({"n_layer": "12"}, "layers must be 1 or more, got '12'"),
+        ({"activation_function": "mish"}, "unknown activation 'mish'"),
+        ({"model_type": "resnet", "layer_type": "basic"}, "layer_type must be bottleneck"),
+        ({"model_type": "resnet", "depths": [3, 4]}, "depths and hidden_sizes must be as many"),
+    ],
+)
+def test_what_is_wrong_in_a_configuration_is_told(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small(**changed)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (Run(batch=2), "needs seq"),
+        (Run(seq=33), "has 32 positions; seq=33"),
+        (Run(seq=8, tensor=3), "tensor=3 must divide 4 heads"),
+        (Run(seq=8, layers=(2, 4)), "has 3 layers; got a stage of 2 up to 4"),
+    ],
+)
+def test_what_a_network_cannot_do_is_told(run: Run, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small().operations(run)
+
+
+@pytest.mark.parametrize(
+    "given", [{"batch": 0}, {"seq": -1}, {"tensor": 0}, {"layers": (1, 1)}, {"optimizer": "sgd"}]
+)
+def test_an_impossible_run_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Run(**given)
+
+
+def test_an_unknown_network_lists_the_known() -> None:
+    with pytest.raises(UnknownName, match="gpt2-large"):
+        network("gpt5")
+
+
+def test_a_configuration_is_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    path = tmp_path / "mine" / "config.json"
+    path.write_text(json.dumps({**GPT2, "torch_dtype": "float32"}), encoding="utf-8")
+    model = network(str(path))
+    assert (model.name, model.layers, model.parameters()) == ("mine", 3, small().parameters())
+    path.write_text("[1]", encoding="utf-8")
+    with pytest.raises(InputError, match="must hold one object"):
+        network(str(path))
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match=r"config\.json: "):
+        network(str(path))
+    with pytest.raises(InputError, match="cannot read the network"):
+        network(str(tmp_path / "none.json"))
+
+
+def test_public_configurations_are_read_as_they_are() -> None:
+    folder = found("predict/neusight_model_configs")
+    read = {path.stem: network(str(path)) for path in sorted(folder.glob("*.json"))}
+    assert len(read) == 12
+    assert read["gpt2_large"].parameters() == network("gpt2-large").parameters()
+    assert read["switchxl4"].parameters() == network("switch-xl-4").parameters()
+    # Its embedding is wider than its hidden states: a matrix leads from one to the other, and one back.
+    assert read["opt"].parameters() == 50272 * 2048 + 2050 * 512 + 2 * 2048 * 512 + 12 * 512**2 + 15 * 512
+    assert read["opt_13"].parameters() == network("opt-1.3b").parameters()
+
+
+# -- lists ----------------------------------------------------------------------------------------
+
+
+def test_a_suite_is_a_network() -> None:
+    operations = network("mixtral-8x7b").operations(Run(batch=8, dtype="bf16"))
+    assert launches(operations) == sum(layer.count for layer in suite("mixtral-8x7b"))
+    assert {each.workload for each in operations} == {layer.workload for layer in suite("mixtral-8x7b", 8)}
+
+
+def test_lists_are_read_from_csv_and_toml(tmp_path: Path) -> None:
+    work = "gemm:m=64,n=32,k=16,dtype=f16"
+    table, tables = tmp_path / "a.csv", tmp_path / "b.toml"
+    table.write_text(
+        f'workload,count,part,scales\n"{work}",3,up,m\n"softmax:rows=8,cols=4,dtype=f16",,,\n',
+        encoding="utf-8",
+    )
+    tables.write_text(
+        f'[[operation]]\nworkload = "{work}"\ncount = 3\npart = "up"\nscales = "m"\n\n'
+        '[[operation]]\nworkload = "softmax:rows=8,cols=4,dtype=f16"\n',
+        encoding="utf-8",
+    )
+    run = Run(dtype="f16")
+    operations = network(str(table)).operations(run)
+    assert operations == network(str(tables)).operations(run)
+    assert [(str(each.workload), each.count, each.part) for each in operations] == [
+        (work, 3, "up"),
+        ("softmax:rows=8,cols=4,dtype=f16", 1, "softmax"),
+    ]
+    with pytest.raises(InputError, match="needs `scales`"):
+        network(str(table)).operations(Run(batch=2, dtype="f16"))
+    with pytest.raises(InputError, match="mode=infer"):
+        network(str(table)).operations(Run(mode="train"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("workload,count\n", "no workload in the list"),
+        ("workload,count\ngemm:m=1,2\n", "entry 1: gemm: missing"),
+        ('workload,count\n"gemm:m=1,n=1,k=1,dtype=f16",0\n', "count must be a whole number from 1, got '0'"),
+        ('workload,scales\n"gemm:m=1,n=1,k=1,dtype=f16",trans\n', "scales=trans is no size"),
+        ("what,count\nx,1\n", "must have workload"),
+    ],
+)
+def test_what_is_wrong_in_a_list_is_told(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        network(str(path))

@@ -1,0 +1,875 @@
+"""What every operator keeps to; each shipped one joins by its name.
+
+References are held against loops over single numbers, written here without NumPy's products, and tolerances
+against emulated kernels: right ones must pass, and one wrong element must not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tunebench.dtype import is_integer, itemsize, numpy_dtype, storage
+from tunebench.errors import InputError
+from tunebench.measure.verify import share_of
+from tunebench.workload import AtLeast, Expression, Reference, Workload
+from tunebench.workloads import operators, parse
+from tunebench.workloads.operators._activation import SLOPES, apply
+from tunebench.workloads.operators.conv2d import Conv2d
+from tunebench.workloads.operators.cross_entropy import CrossEntropy
+from tunebench.workloads.operators.gated_gemm import GatedGemm
+from tunebench.workloads.operators.gemm import Gemm
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+from tunebench.workloads.operators.layernorm import LayerNorm
+from tunebench.workloads.operators.softmax import Softmax
+
+Array = NDArray[Any]
+OPERATORS = sorted(operators())
+
+
+def _values(kind: Any, largest: int) -> st.SearchStrategy[Any]:
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if kind is bool:
+        return st.booleans()
+    base, *notes = get_args(kind)
+    if notes == ["expression"]:
+        return st.sampled_from(
+            (
+                "x",
+                "gelu(x)",
+                "max(x,0.1*x)",
+                "max(x,gelu(y+bias))*2",
+                "bias*x/(1+square(x))",
+                "relu(x*scale+shift)",
+            )
+        )
+    if notes == ["names"]:
+        return st.sampled_from(("", "bias", "x"))
+    if notes == ["positive"]:
+        return st.floats(1e-12, 1.0)
+    assert base is int, f"teach this test to draw {kind}"
+    smallest = next(note.minimum for note in notes if isinstance(note, AtLeast))
+    return st.integers(smallest, largest)
+
+
+@st.composite
+def workloads_of(draw: st.DrawFn, cls: type[Workload], largest: int) -> Workload:
+    """Draw a workload from the types of its dimensions, leaving out some of those that have a default."""
+    types, chosen = cls._types(), {}
+    for dimension in dataclasses.fields(cls):
+        if dimension.default is dataclasses.MISSING or draw(st.booleans()):
+            chosen[dimension.name] = draw(_values(types[dimension.name], largest))
+    try:
+        return cls(**chosen)
+    except InputError:  # dimensions that do not go together, such as groups that do not divide
+        assume(False)
+        raise
+
+
+def _f64(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: np.asarray(value, dtype=np.float64) for name, value in inputs.items()}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_text_reads_back(name: str) -> None:
+    cls = operators()[name]
+
+    @given(workloads_of(cls, 2**31 - 1) | workloads_of(cls, 16), st.randoms(use_true_random=False))
+    @settings(max_examples=50, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload, random: Any) -> None:
+        text = str(workload)
+        items = [f"{k}={v}" for k, v in cls.split_dimensions(text.removeprefix(f"{name}:")).items()]
+        random.shuffle(items)
+        again = parse(f"{name}:{','.join(items)}")
+        assert again == workload
+        assert str(again) == text
+        for item in items:  # what is written is no default: without it the text means another, or nothing
+            without = [other for other in items if other != item]
+            try:
+                assert parse(f"{name}:{','.join(without)}") != workload
+            except InputError as error:
+                assert str(error)  # noqa: PT017 - either way is right
+
+    check()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_declarations_agree(name: str) -> None:
+    """Shapes, types, traffic and work of any workload hang together."""
+    cls = operators()[name]
+
+    @given(workloads_of(cls, 6), st.integers(0, 2**32 - 1))
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload, seed: int) -> None:
+        inputs, outputs = workload.inputs(), workload.outputs()
+        names = [tensor.name for tensor in (*inputs, *outputs)]
+        assert len(set(names)) == len(names)
+        assert all(tensor.dtype != "tf32" for tensor in (*inputs, *outputs))
+        drawn = workload.draw(np.random.default_rng(seed))
+        assert {t.name: (t.shape, numpy_dtype(t.dtype)) for t in inputs} == {
+            name: (value.shape, value.dtype) for name, value in drawn.items()
+        }
+        references = workload.reference(_f64(drawn))
+        assert {t.name: t.shape for t in outputs} == {n: r.value.shape for n, r in references.items()}
+        for reference in references.values():
+            assert reference.value.dtype == reference.scale.dtype == np.float64
+            assert reference.scale.shape == reference.value.shape
+            assert np.isfinite(reference.value).all()
+            assert (reference.scale >= 0).all()
+        traffic, tolerance = workload.traffic(), workload.tolerance()
+        assert 0 <= traffic.read_bytes <= sum(tensor.nbytes for tensor in inputs)
+        assert traffic.write_bytes == sum(tensor.nbytes for tensor in outputs)
+        assert workload.flops() > 0
+        if all(is_integer(tensor.dtype) for tensor in outputs):
+            assert tolerance.eps_acc == tolerance.eps_out == 0
+        else:
+            assert 0 < tolerance.eps_acc < 1e-2
+            assert 0 < tolerance.eps_out < 1e-2
+        assert tolerance.reason
+
+    check()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_parts_are_problems_of_their_own(name: str) -> None:
+    cls = operators()[name]
+
+    @given(workloads_of(cls, 6), st.integers(0, 2**32 - 1))
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload, seed: int) -> None:
+        inputs = workload.draw(np.random.default_rng(seed))
+        whole = {output: r.value for output, r in workload.reference(_f64(inputs)).items()}
+        covered = {output: np.zeros(value.shape, int) for output, value in whole.items()}
+        for index in range(workload.part_count()):
+            part = workload.part(index)
+            for output, reference in part.workload.reference(_f64(part.of(inputs))).items():
+                np.testing.assert_allclose(part.of(whole)[output], reference.value, rtol=1e-9, atol=1e-12)
+                part.of(covered)[output][...] += 1
+        assert all((count == 1).all() for count in covered.values())
+        with pytest.raises(IndexError):
+            workload.part(workload.part_count())
+
+    check()
+
+
+# -- what may be changed ------------------------------------------------------------------------------------
+
+FILLERS = {"zeros": 0.0, "minus infinity": -math.inf}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_leeway_names_dimensions(name: str) -> None:
+    cls = operators()[name]
+    assert cls.category is not None
+    leeway, types = cls.leeway, cls._types()
+    assert leeway.items
+    for dimension in (*leeway.padding, *leeway.items):
+        assert any(isinstance(note, AtLeast) for note in get_args(types[dimension])), dimension
+    for dimension in (*leeway.layouts, *leeway.fusions):
+        assert len(cls.choices(dimension)) > 1 or types[dimension] == Expression
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    assert all(defaults[dimension] in (*cls.choices(dimension), "x") for dimension in leeway.fusions)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_changes_keep_what_follows(name: str) -> None:
+    cls = operators()[name]
+
+    @given(workloads_of(cls, 6))
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload) -> None:
+        assert workload.changed() == workload
+        for dimension in workload.may_change().items:
+            doubled = workload.changed(**{dimension: 2 * getattr(workload, dimension)})
+            assert doubled.flops() == 2 * workload.flops()
+        for dtype in cls.choices("dtype"):
+            given = {**cls.split_dimensions(str(workload).partition(":")[2]), "dtype": dtype}
+            try:
+                expected = cls.from_dimensions(given)
+            except InputError:
+                continue
+            assert workload.changed(dtype=dtype) == expected
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("name", "dimension"), [(name, dim) for name in OPERATORS for dim in operators()[name].leeway.padding]
+)
+def test_padding_computes_what_was_asked_for_and_more(name: str, dimension: str) -> None:
+    cls = operators()[name]
+
+    @given(workloads_of(cls, 5), st.integers(1, 3), st.integers(0, 2**32 - 1))
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+    def check(workload: Workload, more: int, seed: int) -> None:
+        if getattr(workload, "groups", 1) > 1 and name == "conv2d":
+            return  # channels of a group are padded, not channels
+        longer = workload.changed(**{dimension: getattr(workload, dimension) + more})
+        filler = FILLERS[workload.may_change().padding[dimension]]
+        inputs, padded = _f64(workload.draw(np.random.default_rng(seed))), {}
+        for tensor in longer.inputs():
+            padded[tensor.name] = np.full(tensor.shape, filler)
+            padded[tensor.name][tuple(map(slice, inputs[tensor.name].shape))] = inputs[tensor.name]
+        with np.errstate(invalid="ignore"):  # in the scale of what was padded with infinity
+            computed = longer.reference(padded)
+        for output, asked in workload.reference(inputs).items():
+            part = computed[output].value[tuple(map(slice, asked.value.shape))]
+            np.testing.assert_allclose(part, asked.value, rtol=1e-9, atol=1e-9)
+
+    check()
+
+
+# -- references against loops over single numbers -----------------------------------------------------------
+
+
+def _activate(value: float, activation: str) -> float:
+    if activation == "relu":
+        return max(value, 0.0)
+    if activation == "gelu":
+        return value * 0.5 * (1 + math.erf(value / math.sqrt(2)))
+    if activation in ("silu", "sigmoid"):
+        return (value if activation == "silu" else 1.0) / (1 + math.exp(-value))
+    return value
+
+
+def _gemm(
+    workload: Gemm, a: Array, b: Array, bias: Array | None = None, residual: Array | None = None
+) -> tuple[Array, Array]:
+    value, scale = np.zeros((2, workload.batch, workload.m, workload.n))
+    for z, i, j in np.ndindex(value.shape):
+        for p in range(workload.k):
+            left = a[z, i, p] if workload.trans[0] == "n" else a[z, p, i]
+            right = b[z, p, j] if workload.trans[1] == "n" else b[z, j, p]
+            value[z, i, j] += left * right
+            scale[z, i, j] += abs(left) * abs(right)
+        if bias is not None:
+            value[z, i, j] += bias[j]
+            scale[z, i, j] += abs(bias[j])
+        value[z, i, j] = _activate(value[z, i, j], workload.activation)
+        scale[z, i, j] *= SLOPES[workload.activation]
+        if residual is not None:
+            value[z, i, j] += residual[z, i, j]
+            scale[z, i, j] += abs(residual[z, i, j])
+    return value, scale
+
+
+GEMMS = [
+    Gemm(m=4, n=3, k=5, dtype="f32", batch=batch, trans=trans, epilogue=epilogue)  # type: ignore[arg-type]
+    for trans, epilogue, batch in itertools.product(
+        ("nn", "nt", "tn", "tt"), ("none", "bias", "bias+relu", "bias+gelu"), (1, 2)
+    )
+] + [
+    Gemm(m=4, n=3, k=5, dtype="f32", batch=2, epilogue=epilogue)
+    for epilogue in Gemm.choices("epilogue")
+    if "silu" in epilogue or "residual" in epilogue
+]
+
+
+@pytest.mark.parametrize("workload", GEMMS, ids=str)
+def test_gemm_is_what_loops_compute(workload: Gemm) -> None:
+    inputs = _f64(workload.draw(np.random.default_rng(1)))
+    value, scale = _gemm(workload, **inputs)
+    reference = workload.reference(inputs)["c"]
+    np.testing.assert_allclose(reference.value, value, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(reference.scale, scale, rtol=1e-12)
+
+
+@pytest.mark.parametrize("trans", ["nn", "nt"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu", "sigmoid"])
+def test_gated_gemm_is_what_two_products_make(trans: Any, activation: Any) -> None:
+    workload = GatedGemm(m=5, n=4, k=6, dtype="f32", trans=trans, activation=activation)
+    inputs = _f64(workload.draw(np.random.default_rng(1)))
+    product = Gemm(m=5, n=4, k=6, dtype="f32", trans=trans)
+    (gate, gates), (up, ups) = (
+        _gemm(product, inputs["a"][None], inputs[b][None]) for b in ("b_gate", "b_up")
+    )
+    reference, eps_acc = workload.reference(inputs)["c"], workload.tolerance().eps_acc
+    shares = []
+    for i, j in np.ndindex(5, 4):
+        value = _activate(gate[0, i, j], activation)
+        np.testing.assert_allclose(reference.value[i, j], value * up[0, i, j], rtol=1e-12, atol=1e-14)
+        # The corners of what gate and up may be when each is off by `eps_acc` of its magnitude.
+        off_gate, off_up = eps_acc * gates[0, i, j], eps_acc * ups[0, i, j]
+        corners = [
+            _activate(gate[0, i, j] + x * off_gate, activation) * (up[0, i, j] + y * off_up)
+            for x, y in itertools.product((-1, 1), repeat=2)
+        ]
+        worst = max(abs(corner - value * up[0, i, j]) for corner in corners)
+        shares.append(worst / (eps_acc * reference.scale[i, j]))
+    # No more than what is allowed, and somewhere near it.
+    assert 0.8 < max(shares) < 1 + 1e-6
+
+
+def test_a_block_of_gated_gemm_is_that_block() -> None:
+    workload = GatedGemm(m=9, n=7, k=5, dtype="f16", trans="nt")
+    inputs = _f64(workload.draw(np.random.default_rng(2)))
+    whole = workload.reference(inputs)["c"]
+    rows, cols = slice(2, 5), slice(3, 7)
+    block = workload.reference_block(inputs, 0, rows, cols)
+    np.testing.assert_allclose(block.value, whole.value[rows, cols], rtol=1e-12)
+    np.testing.assert_allclose(block.scale, whole.scale[rows, cols], rtol=1e-12)
+
+
+@pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
+def test_a_block_of_gemm_is_that_block(trans: Any) -> None:
+    workload = Gemm(m=9, n=7, k=5, dtype="f16", batch=3, trans=trans, epilogue="bias+gelu+residual")
+    inputs = _f64(workload.draw(np.random.default_rng(2)))
+    whole = workload.reference(inputs)["c"]
+    for rows, cols in ((slice(0, 4), slice(0, 7)), (slice(8, 9), slice(3, 7)), (slice(2, 5), slice(6, 7))):
+        block = workload.reference_block(inputs, 2, rows, cols)
+        np.testing.assert_allclose(block.value, whole.value[2, rows, cols], rtol=1e-12)
+        np.testing.assert_allclose(block.scale, whole.scale[2, rows, cols], rtol=1e-12)
+
+
+def test_gelu_keeps_its_accuracy_far_below_zero() -> None:
+    # Phi(-10) = 7.61985302416e-24. Source: tables of the normal distribution.
+    np.testing.assert_allclose(
+        apply("gelu", np.array([-10.0, 0.0, 10.0])), [-7.61985302416e-23, 0.0, 10.0], rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "silu", "sigmoid"])
+def test_no_activation_is_steeper_than_it_is_said_to_be(name: Any) -> None:
+    x = np.linspace(-800, 800, 2_000_001)
+    slope = np.abs(np.diff(apply(name, x)) / np.diff(x)).max()
+    assert SLOPES[name] - 0.002 < slope <= SLOPES[name] + 1e-9
+
+
+def _at(images: Array, layout: str, n: int, c: int, h: int, w: int) -> Any:
+    return images[n, h, w, c] if layout == "nhwc" else images[n, c, h, w]
+
+
+def _products(workload: Conv2d) -> Any:
+    """Yield the places in x, w and y of every product inside the image, in terms of (n, c, h, w) each."""
+    cg, kg = workload.c // workload.groups, workload.k // workload.groups
+    ranges = map(range, (workload.n, workload.k, workload.p, workload.q, cg, workload.r, workload.s))
+    for n, k, p, q, c, r, s in itertools.product(*ranges):
+        h = p * workload.stride - workload.pad + r * workload.dilation
+        w = q * workload.stride - workload.pad + s * workload.dilation
+        if 0 <= h < workload.h and 0 <= w < workload.w:
+            yield (n, k // kg * cg + c, h, w), (k, c, r, s), (n, k, p, q)
+
+
+def _conv2d(workload: Conv2d, inputs: Mapping[str, Array]) -> Array:
+    """Return the output of any direction in nchw or kcrs order, without epilogue."""
+    places = {"x": 0, "w": 1, "y": 2}
+    left, right = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[workload.direction]
+    written = workload.outputs()[0].name
+    shape = workload.outputs()[0].shape
+    out = np.zeros(shape if workload.layout == "nchw" else (shape[0], shape[3], shape[1], shape[2]))
+    for place in _products(workload):
+        one = _at(inputs[left], workload.layout, *place[places[left.removeprefix("d")]])
+        other = _at(inputs[right], workload.layout, *place[places[right.removeprefix("d")]])
+        out[place[places[written.removeprefix("d")]]] += one * other
+    return out
+
+
+CONVOLUTIONS = [
+    parse(
+        f"conv2d:n=2,c=4,h=5,w=6,k=6,r=3,s=2,stride={stride},pad={pad},dtype=f32,layout={layout},"
+        f"dilation={dilation},groups={groups},direction={direction}"
+    )
+    for direction, layout, (stride, pad, dilation, groups) in itertools.product(
+        ("fprop", "dgrad", "wgrad"),
+        ("nhwc", "nchw"),
+        ((1, 0, 1, 1), (1, 1, 1, 1), (2, 1, 1, 2), (2, 2, 2, 1), (3, 1, 2, 2), (1, 3, 1, 2)),
+    )
+]
+
+
+@pytest.mark.parametrize("workload", CONVOLUTIONS, ids=str)
+def test_conv2d_is_what_loops_compute(workload: Conv2d) -> None:
+    inputs = _f64(workload.draw(np.random.default_rng(3)))
+    reference = workload.reference(inputs)[workload.outputs()[0].name]
+    for found, used in (
+        (reference.value, inputs),
+        (reference.scale, {k: np.abs(v) for k, v in inputs.items()}),
+    ):
+        ordered = found if workload.layout == "nchw" else found.transpose(0, 3, 1, 2)
+        np.testing.assert_allclose(ordered, _conv2d(workload, used), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("epilogue", [text for text in Conv2d.choices("epilogue") if text != "none"])
+def test_conv2d_scales_then_adds_bias_and_residual_then_cuts_at_zero(layout: Any, epilogue: Any) -> None:
+    workload = Conv2d(
+        n=2, c=3, h=4, w=4, k=2, r=3, s=3, stride=1, pad=1, dtype="f32", layout=layout, epilogue=epilogue
+    )
+    inputs = _f64(workload.draw(np.random.default_rng(4)))
+    plain = dataclasses.replace(workload, epilogue="none").reference(inputs)["y"]
+    reference = workload.reference(inputs)["y"]
+    for place in np.ndindex(plain.value.shape):
+        channel = place[3] if layout == "nhwc" else place[1]
+        factor, bias = inputs["scale"][channel] if "scale" in epilogue else 1.0, inputs["bias"][channel]
+        residual = inputs["residual"][place] if "residual" in epilogue else 0.0
+        expected = plain.value[place] * factor + bias + residual
+        assert reference.value[place] == pytest.approx(max(0, expected) if "relu" in epilogue else expected)
+        magnitude = plain.scale[place] * abs(factor) + abs(bias) + abs(residual)
+        assert reference.scale[place] == pytest.approx(magnitude)
+
+
+@given(workloads_of(Conv2d, 7))
+@settings(max_examples=80, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
+def test_conv2d_counts_each_touched_element_once(workload: Workload) -> None:
+    assert isinstance(workload, Conv2d)
+    assume(workload.n * workload.k * workload.p * workload.q * workload.c * workload.r * workload.s < 20_000)
+    touched: dict[str, set[Any]] = {"x": set(), "w": set(), "dy": set()}
+    for x, w, y in _products(workload):
+        touched["x"].add(x)
+        touched["w"].add(w)
+        touched["dy"].add(y)
+    vectors = {"scale", "bias", "pre_scale", "pre_shift"}
+    others = sum(t.size for t in workload.inputs() if t.name in {*vectors, "residual"})
+    read = sum(len(touched[t.name]) for t in workload.inputs() if t.name in touched) + others
+    assert workload.traffic().read_bytes == read * itemsize(storage(workload.dtype))
+
+
+def test_a_strided_1x1_reads_a_quarter() -> None:
+    workload = parse("conv2d:n=2,c=16,h=56,w=56,k=32,r=1,s=1,stride=2,pad=0,dtype=f16,layout=nhwc")
+    assert workload.traffic().read_bytes == 2 * (2 * 28 * 28 * 16 + 32 * 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ("groups=3", "groups=3 must divide c=4 and k=6"),
+        ("r=8,dilation=1", "a filter with r=8, dilation=1 covers 8 and must fit in h + 2 pad = 7"),
+        ("r=1,s=3,dilation=4", "a filter with s=3, dilation=4 covers 9 and must fit in w + 2 pad = 8"),
+        ("direction=dgrad,epilogue=bias", "epilogue=bias needs direction=fprop, not dgrad"),
+        ("layout=nhcw", "Known: nchw, nhwc"),
+        ("pad=-1", "pad=-1 must be a whole number from 0"),
+    ],
+)
+def test_conv2d_refuses_what_does_not_go_together(changes: str, says: str) -> None:
+    base = "n=2,c=4,h=5,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc"
+    given = Conv2d.split_dimensions(base) | Conv2d.split_dimensions(changes)
+    with pytest.raises(InputError) as caught:
+        Conv2d.from_dimensions(given)
+    assert says in str(caught.value)
+
+
+def _softmax(workload: Softmax, inputs: Mapping[str, Array]) -> Array:
+    y = np.zeros((workload.rows, workload.cols))
+    for i in range(workload.rows):
+        z = [float(inputs["x"][i, j]) * float(inputs.get("scale", 1.0)) for j in range(workload.cols)]
+        if "mask" in inputs:
+            z = [value + float(inputs["mask"][i, j]) for j, value in enumerate(z)]
+        y[i] = [math.exp(value) / math.fsum(map(math.exp, z)) for value in z]
+    return y
+
+
+@pytest.mark.parametrize("prologue", ["none", "scale", "mask", "scale+mask"])
+def test_softmax_is_what_loops_compute(prologue: Any) -> None:
+    workload = Softmax(rows=3, cols=7, dtype="f32", prologue=prologue)
+    inputs = _f64(workload.draw(np.random.default_rng(5)))
+    np.testing.assert_allclose(workload.reference(inputs)["y"].value, _softmax(workload, inputs), rtol=1e-12)
+
+
+def test_log_softmax_is_the_logarithm() -> None:
+    workload = Softmax(rows=3, cols=7, dtype="f32", prologue="scale+mask", log=True)
+    inputs = _f64(workload.draw(np.random.default_rng(5)))
+    np.testing.assert_allclose(workload.reference(inputs)["y"].value, np.log(_softmax(workload, inputs)))
+
+
+def _slopes(function: Callable[[Array], float], x: Array) -> Array:
+    """Return the central differences of a function of x, one element after the other."""
+    slopes = np.zeros_like(x)
+    for place in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[place] = 1e-5
+        slopes[place] = (function(x + step) - function(x - step)) / 2e-5
+    return slopes
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("prologue", ["none", "scale"])
+def test_the_gradient_of_softmax_is_its_slope(prologue: Any, log: bool) -> None:
+    forward = Softmax(rows=3, cols=4, dtype="f32", prologue=prologue, log=log)
+    inputs = _f64(forward.draw(np.random.default_rng(6)))
+    backward = forward.changed(direction="backward")
+    given = {**inputs, "y": forward.reference(inputs)["y"].value}
+    given["dy"] = np.random.default_rng(7).standard_normal((3, 4))
+
+    def loss(x: Array) -> float:
+        y = forward.reference({**inputs, "x": x})["y"].value
+        return float((y * given["dy"]).sum())
+
+    dx = backward.reference(given)["dx"].value
+    np.testing.assert_allclose(dx, _slopes(loss, inputs["x"]), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_backward_reads_what_forward_may_have_written(log: bool) -> None:
+    workload = Softmax(rows=50, cols=30, dtype="f32", log=log, direction="backward")
+    y = _f64(workload.draw(np.random.default_rng(8)))["y"]
+    np.testing.assert_allclose((np.exp(y) if log else y).sum(axis=1), 1, rtol=1e-5)
+    assert np.std(y) > 0.02
+
+
+def test_the_gradient_of_softmax_takes_no_mask() -> None:
+    with pytest.raises(InputError, match=r"prologue=scale\+mask needs direction=forward"):
+        Softmax(rows=3, cols=4, dtype="f32", prologue="scale+mask", direction="backward")
+
+
+def test_cross_entropy_is_what_loops_compute() -> None:
+    workload = CrossEntropy(rows=5, cols=7, dtype="f32")
+    inputs = _f64(workload.draw(np.random.default_rng(5)))
+    found = workload.reference(inputs)
+    for i in range(5):
+        row = [float(value) for value in inputs["x"][i]]
+        lse = math.log(math.fsum(map(math.exp, row)))
+        assert found["lse"].value[i] == pytest.approx(lse, rel=1e-12)
+        assert found["loss"].value[i] == pytest.approx(lse - row[int(inputs["target"][i])], rel=1e-12)
+
+
+def test_the_reference_of_cross_entropy_goes_by_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = CrossEntropy(rows=5, cols=7, dtype="f32")
+    inputs = _f64(workload.draw(np.random.default_rng(5)))
+    whole = workload.reference(inputs)["loss"]
+    monkeypatch.setattr(sys.modules[CrossEntropy.__module__], "BLOCK_ELEMENTS", 15)
+    by_blocks = workload.reference(inputs)["loss"]
+    np.testing.assert_array_equal(by_blocks.value, whole.value)
+    np.testing.assert_array_equal(by_blocks.scale, whole.scale)
+
+
+def test_the_gradient_of_cross_entropy_is_its_slope() -> None:
+    forward = CrossEntropy(rows=4, cols=3, dtype="f32")
+    inputs = _f64(forward.draw(np.random.default_rng(6)))
+    given = {**inputs, "lse": forward.reference(inputs)["lse"].value}
+    given["dloss"] = np.random.default_rng(7).standard_normal(4)
+
+    def loss(x: Array) -> float:
+        return float((forward.reference({**inputs, "x": x})["loss"].value * given["dloss"]).sum())
+
+    backward = forward.changed(direction="backward")
+    dx = backward.reference(given)["dx"]
+    np.testing.assert_allclose(dx.value, _slopes(loss, inputs["x"]), rtol=1e-6, atol=1e-8)
+    block = backward.reference_block(given, 0, slice(1, 3), slice(1, 3))  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(block.value, dx.value[1:3, 1:3])
+    np.testing.assert_array_equal(block.scale, dx.scale[1:3, 1:3])
+
+
+def test_inputs_of_cross_entropy_are_plausible() -> None:
+    workload = CrossEntropy(rows=64, cols=1000, dtype="f16", direction="backward")
+    inputs = workload.draw(np.random.default_rng(8))
+    assert {0, 999} >= {inputs["target"].min() // 100 * 100, inputs["target"].max() // 100 * 100 + 99}
+    p = np.exp(inputs["x"].astype(np.float64) - inputs["lse"][:, None]).sum(axis=1)
+    assert 0.5 < p.min() < p.max() < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "softmax:rows=5,cols=33,dtype=f32,prologue=scale,direction=backward",
+        "softmax:rows=5,cols=33,dtype=f32,prologue=scale,log=true,direction=backward",
+        "cross_entropy:rows=5,cols=33,dtype=f32,direction=backward",
+    ],
+)
+def test_references_of_gradients_are_what_torch_derives(text: str) -> None:
+    torch = pytest.importorskip("torch")
+    workload = parse(text)
+    rng = np.random.default_rng(9)
+    forward = workload.changed(direction="forward")
+    inputs = _f64(forward.draw(rng))
+    right = {name: reference.value for name, reference in forward.reference(inputs).items()}
+    x = torch.from_numpy(inputs["x"]).requires_grad_()
+    if isinstance(workload, CrossEntropy):
+        given = {**inputs, "lse": right["lse"], "dloss": rng.standard_normal(5)}
+        target = torch.from_numpy(inputs["target"].astype(np.int64))
+        loss = torch.nn.functional.cross_entropy(x, target, reduction="none")
+        loss.backward(torch.from_numpy(given["dloss"]))
+    else:
+        assert isinstance(workload, Softmax)
+        given = {**inputs, "y": right["y"], "dy": rng.standard_normal((5, 33))}
+        z = x * float(inputs["scale"])
+        y = z.log_softmax(dim=1) if workload.log else z.softmax(dim=1)
+        y.backward(torch.from_numpy(given["dy"]))
+    assert x.grad is not None
+    np.testing.assert_allclose(workload.reference(given)["dx"].value, x.grad.numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_layernorm_is_what_loops_compute() -> None:
+    workload = LayerNorm(rows=3, cols=7, dtype="f32")
+    inputs = _f64(workload.draw(np.random.default_rng(6)))
+    y = workload.reference(inputs)["y"].value
+    for i in range(3):
+        row = [float(value) for value in inputs["x"][i]]
+        mean = math.fsum(row) / 7
+        variance = math.fsum((value - mean) ** 2 for value in row) / 7
+        for j, value in enumerate(row):
+            normal = (value - mean) / math.sqrt(variance + 1e-5)
+            assert y[i, j] == pytest.approx(normal * inputs["gamma"][j] + inputs["beta"][j], rel=1e-12)
+
+
+# -- tolerances against emulated kernels --------------------------------------------------------------------
+
+
+def _round_tf32(value: Array) -> Array:
+    """Round f32 to 11 significant bits, to nearest."""
+    bits = np.ascontiguousarray(value).view(np.uint32)
+    return ((bits + np.uint32(0xFFF) + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def _operand(workload: Workload, value: Array) -> Array:
+    if workload.dtype == "i8":
+        return value.astype(np.int32)
+    single = value.astype(np.float32)
+    return _round_tf32(single) if workload.dtype == "tf32" else single
+
+
+def _run_gemm(workload: Gemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    """Add one product after the other in f32, the order with the largest error; only `terms` if told."""
+    a, b = (_operand(workload, inputs[name]) for name in ("a", "b"))
+    a = a if workload.trans[0] == "n" else a.transpose(0, 2, 1)
+    b = b if workload.trans[1] == "n" else b.transpose(0, 2, 1)
+    c = np.zeros((workload.batch, workload.m, workload.n), a.dtype)
+    for p in range(workload.k if terms is None else terms):
+        c += a[:, :, p, None] * b[:, p, None, :]
+    if workload.has_bias:
+        c += inputs["bias"].astype(np.float32)
+    if workload.activation == "relu":
+        c = np.maximum(c, np.float32(0))
+    elif workload.activation == "gelu":
+        root = np.float32(math.sqrt(0.5))
+        erf = np.array([math.erf(v) for v in (c * root).ravel()], np.float32).reshape(c.shape)
+        c = np.float32(0.5) * c * (np.float32(1) + erf)
+    elif workload.activation == "silu":
+        c = c / (np.float32(1) + np.exp(np.minimum(-c, np.float32(80))))
+    if workload.has_residual:
+        c = c + inputs["residual"].astype(np.float32)
+    return c.astype(numpy_dtype(workload.out))
+
+
+def _run_gated_gemm(workload: GatedGemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    """Compute two products of gemm, and round once after they are multiplied."""
+    sizes = {"m": workload.m, "n": workload.n, "k": workload.k, "trans": workload.trans}
+    product = Gemm(**sizes, dtype=workload.dtype, out="f32")
+    gate, up = (
+        _run_gemm(product, {"a": inputs["a"][None], "b": inputs[b][None]}, terms)[0]
+        for b in ("b_gate", "b_up")
+    )
+    if workload.activation == "relu":
+        gate = np.maximum(gate, np.float32(0))
+    elif workload.activation == "gelu":
+        erf = np.array([math.erf(v * math.sqrt(0.5)) for v in gate.ravel()], np.float32).reshape(gate.shape)
+        gate = np.float32(0.5) * gate * (np.float32(1) + erf)
+    else:
+        factor = gate if workload.activation == "silu" else np.float32(1)
+        gate = factor / (np.float32(1) + np.exp(np.minimum(-gate, np.float32(80))))
+    return (gate * up).astype(numpy_dtype(workload.out))
+
+
+def _run_grouped_gemm(workload: GroupedGemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    """Compute each row of c as a product of its own."""
+    group = np.searchsorted(inputs["offsets"][1:], np.arange(workload.m), side="right")
+    a, b = (_operand(workload, inputs[name]) for name in ("a", "b"))
+    b = b if workload.trans == "nn" else b.transpose(0, 2, 1)
+    c = np.zeros((workload.m, workload.n), np.float32)
+    for p in range(workload.k if terms is None else terms):
+        c += a[:, p, None] * b[group, p]
+    return c.astype(numpy_dtype(workload.out))
+
+
+def _run_conv2d(workload: Conv2d, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    """Add one product after the other in f32 (1x1 filters only: a product of matrices)."""
+    x, w = (_operand(workload, inputs[name]) for name in ("x", "w"))
+    y = np.zeros((workload.n, workload.h, workload.w, workload.k), np.float32)
+    for c in range(workload.c if terms is None else terms):
+        y += x[..., c, None] * w[:, 0, 0, c]
+    scale, bias, residual = (inputs[name].astype(np.float32) for name in ("scale", "bias", "residual"))
+    return np.maximum(y * scale + bias + residual, np.float32(0)).astype(numpy_dtype(storage(workload.dtype)))
+
+
+def _run_softmax(workload: Softmax, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    used = workload.cols if terms is None else terms
+    scale = np.float32(inputs.get("scale", 1))
+    if workload.is_backward:
+        y, dy = (inputs[name].astype(np.float32) for name in ("y", "dy"))
+        if workload.log:
+            dx = dy - np.exp(y) * np.add.accumulate(dy[:, :used], axis=1)[:, -1:]
+        else:
+            dx = y * (dy - np.add.accumulate(y[:, :used] * dy[:, :used], axis=1)[:, -1:])
+        return (scale * dx).astype(numpy_dtype(workload.dtype))
+    z = inputs["x"].astype(np.float32) * scale + inputs["mask"].astype(np.float32)
+    z = z - z.max(axis=1, keepdims=True)
+    total = np.exp(z)[:, :used].sum(axis=1, keepdims=True)
+    return (z - np.log(total) if workload.log else np.exp(z) / total).astype(numpy_dtype(workload.dtype))
+
+
+def _run_cross_entropy(
+    workload: CrossEntropy, inputs: Mapping[str, Array], terms: int | None = None
+) -> Array:
+    """Compute the loss, or the gradient (of which each element is one term)."""
+    x, target = inputs["x"].astype(np.float32), inputs["target"]
+    if workload.is_backward:
+        onehot = target[:, None] == np.arange(workload.cols)
+        if terms is not None:  # the last column is left out: it is no one's class
+            onehot[:, terms:] = False
+        dx = (np.exp(x - inputs["lse"][:, None]) - onehot) * inputs["dloss"][:, None]
+        return dx.astype(numpy_dtype(workload.dtype))
+    top = x.max(axis=1)
+    powers = np.exp(x - top[:, None])[:, : workload.cols if terms is None else terms]
+    lse = top + np.log(np.add.accumulate(powers, axis=1)[:, -1])
+    return (lse - x[np.arange(workload.rows), target]).astype(np.float32)
+
+
+def _run_layernorm(workload: LayerNorm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    x, gamma, beta = (inputs[name].astype(np.float32) for name in ("x", "gamma", "beta"))
+    used = workload.cols if terms is None else terms
+    mean = np.add.accumulate(x[:, :used], axis=1)[:, -1:] / np.float32(workload.cols)
+    squares = np.add.accumulate(np.square(x[:, :used] - mean), axis=1)[:, -1:] / np.float32(workload.cols)
+    y = (x - mean) / np.sqrt(squares + np.float32(workload.eps)) * gamma + beta
+    return y.astype(numpy_dtype(workload.dtype))
+
+
+RUN: dict[str, Callable[..., Array]] = {
+    "gemm": _run_gemm,
+    "gated_gemm": _run_gated_gemm,
+    "grouped_gemm": _run_grouped_gemm,
+    "conv2d": _run_conv2d,
+    "cross_entropy": _run_cross_entropy,
+    "softmax": _run_softmax,
+    "layernorm": _run_layernorm,
+}
+
+EMULATED = [
+    *(
+        f"gemm:m=61,n=67,k={k},dtype={d},epilogue=bias+gelu"
+        for d in ("f32", "tf32", "f16", "bf16")
+        for k in (1, 997)
+    ),
+    "gemm:m=61,n=67,k=1,dtype=f32,epilogue=bias+silu",
+    "gemm:m=61,n=67,k=997,dtype=bf16,epilogue=bias+silu+residual",
+    "gemm:m=32,n=32,k=20000,dtype=f32",
+    "gemm:m=128,n=128,k=512,dtype=tf32,trans=tt,out=f16,epilogue=bias+relu",
+    "gemm:m=1,n=1,k=1,dtype=f16,batch=4096",
+    "gemm:m=61,n=67,k=1,dtype=e4m3,epilogue=bias+gelu",
+    *(
+        f"gated_gemm:m=61,n=67,k={k},dtype={d},activation={activation}"
+        for d, k, activation in (
+            ("f32", 997, "silu"),
+            ("tf32", 499, "gelu"),
+            ("f16", 1, "sigmoid"),
+            ("bf16", 997, "relu"),
+            ("f16", 300, "silu"),
+        )
+    ),
+    *(f"grouped_gemm:groups=7,m=61,n=67,k=499,dtype={d},skew=zipf" for d in ("f32", "tf32", "f16", "bf16")),
+    "grouped_gemm:groups=3,m=61,n=67,k=129,dtype=e4m3,trans=nt",
+    "gemm:m=61,n=67,k=129,dtype=e4m3,trans=nt",
+    "gemm:m=61,n=67,k=997,dtype=i8,trans=tn",
+    *(
+        f"conv2d:n=2,c=129,h=7,w=7,k=31,r=1,s=1,stride=1,pad=0,dtype={dtype},layout=nhwc,"
+        "epilogue=scale+bias+residual+relu"
+        for dtype in ("f32", "tf32", "f16", "bf16")
+    ),
+    *(
+        f"softmax:rows=33,cols={c},dtype={d},prologue=scale+mask"
+        for d in ("f32", "f16", "bf16")
+        for c in (1, 4099)
+    ),
+    *(
+        f"softmax:rows=33,cols={c},dtype={d},prologue=scale{more}"
+        for c, d in ((67, "f16"), (4099, "f32"))
+        for more in (",log=true,direction=backward", ",direction=backward", "+mask,log=true")
+    ),
+    *(f"cross_entropy:rows=133,cols={c},dtype={d}" for c, d in ((1, "f32"), (67, "f16"), (4099, "bf16"))),
+    *(f"cross_entropy:rows=133,cols=67,dtype={d},direction=backward" for d in ("f32", "f16", "bf16")),
+    *(f"layernorm:rows=33,cols={c},dtype={d}" for d in ("f32", "f16", "bf16") for c in (1, 2, 4099)),
+]
+
+
+def _share(workload: Workload, got: Array, reference: Reference) -> Array:
+    """Return each element's error as a share of what is allowed."""
+    tolerance = workload.tolerance()
+    allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+    return share_of(np.abs(got.astype(np.float64) - reference.value), allowed)
+
+
+ELSEWHERE = {"attention", "batchnorm_stats", "elementwise", "reduction", "rmsnorm"}
+"""Operators that have a module of tests of their own for this, such as tests/workloads/test_attention.py."""
+
+
+def test_every_operator_is_emulated() -> None:
+    assert {text.partition(":")[0] for text in EMULATED} == set(RUN)
+    assert set(RUN) | ELSEWHERE == set(OPERATORS)
+
+
+@pytest.mark.parametrize("text", EMULATED)
+def test_a_right_kernel_is_within_tolerance(text: str) -> None:
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(8))
+    reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
+    share = _share(workload, RUN[workload.operator](workload, inputs), reference)
+    assert share.max() < 1
+    # A tolerance that nothing comes near would hide mistakes: it is of the order of what is right.
+    if workload.outputs()[0].size > 1000 and not is_integer(workload.outputs()[0].dtype):
+        assert share.max() > 1e-3
+
+
+@pytest.mark.parametrize("text", [text for text in EMULATED if "k=1," not in text and "cols=1," not in text])
+def test_a_kernel_that_leaves_out_the_last_term_is_not(text: str) -> None:
+    """As a kernel does that gets the edge of its innermost loop wrong."""
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(9))
+    reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
+    run = RUN[workload.operator]
+    terms = {"conv2d": "c", "softmax": "cols", "layernorm": "cols", "cross_entropy": "cols"}.get(
+        workload.operator, "k"
+    )
+    wrong = _share(workload, run(workload, inputs, terms=getattr(workload, terms) - 1), reference)
+    assert wrong.max() > 1
+
+
+@pytest.mark.parametrize("text", [text for text in EMULATED if "cols=1," not in text])
+def test_one_element_of_another_place_is_not_within_tolerance(text: str) -> None:
+    """As a kernel does that writes a neighbour's result at the last place of its output."""
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(10))
+    reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
+    got = RUN[workload.operator](workload, inputs).reshape(-1)
+    right = reference.value.reshape(-1)
+    unlike = np.flatnonzero(np.abs(right - right[-1]) > 0.05 * np.abs(right).max())
+    got[-1] = got[unlike[-1]]
+    share = _share(workload, got.reshape(reference.value.shape), reference)
+    assert share.max() > 1
+    assert share.argmax() == got.size - 1
+
+
+@pytest.mark.parametrize("step", [4, 8, 16])
+def test_tensor_cores_that_truncate_are_within_tolerance(step: int) -> None:
+    """They add a few exact products to the accumulator at once and round towards zero."""
+    workload = Gemm(m=64, n=64, k=4096, dtype="f16", out="f32")
+    exact = _f64(workload.draw(np.random.default_rng(11)))
+    c = np.zeros((64, 64))
+    for p in range(0, workload.k, step):
+        c += exact["a"][0, :, p : p + step] @ exact["b"][0, p : p + step]
+        c = (c.view(np.int64) & ~np.int64(2**29 - 1)).view(np.float64)  # 24 bits of 53 stay
+    assert _share(workload, c[None], workload.reference(exact)["c"]).max() < 0.5
+
+
+@pytest.mark.parametrize("k", [1, 8, 64, 4096])
+def test_tensor_cores_that_keep_13_bits_of_e4m3_are_within_tolerance(k: int) -> None:
+    """They cut 32 products and the sum so far off at the last place of the largest, and add what is left."""
+    workload = Gemm(m=64, n=64, k=k, dtype="e4m3", out="f32")
+    exact = _f64(workload.draw(np.random.default_rng(12)))
+    c = np.zeros((64, 64))
+    for p in range(0, k, 32):
+        products = exact["a"][0, :, p : p + 32, None] * exact["b"][0, None, p : p + 32, :]
+        terms = np.concatenate([c[:, None], products], axis=1)
+        last_place = np.exp2(np.floor(np.log2(np.abs(terms).max(axis=1))) - 13)
+        c = (np.trunc(terms / last_place[:, None]) * last_place[:, None]).sum(axis=1)
+    share = _share(workload, c[None], workload.reference(exact)["c"]).max()
+    assert share < 0.9
+    assert share > 0.05 or k == 1

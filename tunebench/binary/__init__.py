@@ -1,0 +1,1 @@
+"""Inspection of compiled code: cubin contents, disassembly, occupancy."""

@@ -1,0 +1,200 @@
+"""What a cubin says about its kernels: registers, shared memory, stack, code; read from its ELF notes.
+
+Source: the ELF-64 format, and NVIDIA's `.nv.info` sections as ptxas writes them: a list of attributes, each
+of a format byte, an attribute byte and a 16-bit value or size, with the numbers that `cuobjdump -elf` names.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tunebench.binary.binary import Binary
+from tunebench.device import Device
+from tunebench.outcome import Resources
+from tunebench.variant import Launch, ceil_div
+
+__all__ = ["Entry", "launch_refusal", "read_cubin", "resources", "spills"]
+
+_REGISTER_COUNT = 0x2F
+_FRAME_BYTES = 0x11
+_MAX_THREADS = 0x05
+_SIZED = 4
+"""Format byte of an attribute whose value is data of the size given."""
+
+_RESERVED_SMEM_BYTES = 1024
+"""Shared memory that `.nv.shared` of sm_90 and later holds for the system, on top of the kernel's own.
+
+Source: CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory"; ptxas reports it as used, too.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What one kernel uses.
+
+    Attributes:
+        registers: 32-bit registers a thread.
+        static_smem_bytes: Static shared memory a block, without what the system reserves.
+        stack_bytes: Local memory a thread: arrays indexed at run time, and spills.
+        max_threads: Most threads of a block it may be launched with (`__launch_bounds__`), or None.
+        code_bytes: Size of its machine code.
+    """
+
+    registers: int = 0
+    static_smem_bytes: int = 0
+    stack_bytes: int = 0
+    max_threads: int | None = None
+    code_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    name: str
+    data: bytes
+    size: int
+    link: int
+
+
+def read_cubin(cubin: bytes) -> dict[str, Entry]:
+    """Return every kernel of a cubin by its symbol.
+
+    Raises:
+        ValueError: if it is no 64-bit little-endian ELF file.
+    """
+    if cubin[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not a cubin: it does not begin as a 64-bit little-endian ELF file")
+    try:
+        facts = _facts(_sections(cubin))
+    except (struct.error, LookupError, ValueError) as error:
+        raise ValueError(f"not a cubin, or cut: {error}") from error
+    reserved = _RESERVED_SMEM_BYTES if _compute_capability(cubin) >= 90 else 0
+    for entry in facts.values():
+        entry["static_smem_bytes"] = max(0, entry.get("static_smem_bytes", 0) - reserved)
+    return {name: Entry(**entry) for name, entry in facts.items() if "code_bytes" in entry}
+
+
+def _facts(sections: list[_Section]) -> dict[str, dict[str, int]]:
+    """Return the fields of `Entry` that the sections tell, by symbol."""
+    symbols = _symbols(sections)
+    facts: dict[str, dict[str, int]] = {}
+    for section in sections:
+        kind, name = _kernel_of(section.name)
+        if kind == ".text":
+            facts.setdefault(name, {})["code_bytes"] = section.size
+        elif kind == ".nv.shared":
+            facts.setdefault(name, {})["static_smem_bytes"] = section.size
+        elif kind == ".nv.info":
+            for attribute, data in _attributes(section.data):
+                if attribute == _MAX_THREADS:
+                    x, y, z = struct.unpack("<3I", data)
+                    facts.setdefault(name, {})["max_threads"] = x * y * z
+        elif section.name == ".nv.info":
+            for attribute, data in _attributes(section.data):
+                if attribute in (_REGISTER_COUNT, _FRAME_BYTES):
+                    symbol, value = struct.unpack("<2I", data)
+                    field = "registers" if attribute == _REGISTER_COUNT else "stack_bytes"
+                    facts.setdefault(symbols[symbol], {})[field] = value
+    return facts
+
+
+def _compute_capability(cubin: bytes) -> int:
+    """Return 80 for sm_80, from the ELF header's flags (whose place depends on the ABI version)."""
+    flags: int = struct.unpack_from("<I", cubin, 0x30)[0]
+    return flags >> 8 & 0xFF if cubin[8] >= 8 else flags & 0xFF
+
+
+def _sections(cubin: bytes) -> list[_Section]:
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    entry_bytes, count, names_index = struct.unpack_from("<3H", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQII", cubin, table + i * entry_bytes) for i in range(count)]
+    names_at = headers[names_index][4]
+    sections = []
+    for name, kind, _, _, at, size, link, _ in headers:
+        # A section of type 8 (SHT_NOBITS), such as shared memory, has a size and no bytes.
+        data = b"" if kind == 8 else cubin[at : at + size]
+        if kind != 8 and len(data) < size:
+            raise ValueError(f"a section ends at byte {at + size} of {len(cubin)}")
+        sections.append(_Section(_text(cubin, names_at + name), data, size, link))
+    return sections
+
+
+def _text(data: bytes, at: int) -> str:
+    return data[at : data.index(0, at)].decode()
+
+
+def _symbols(sections: list[_Section]) -> list[str]:
+    for section in sections:
+        if section.name == ".symtab":
+            names = sections[section.link].data
+            return [_text(names, at) for (at,) in struct.iter_unpack("<I20x", section.data)]
+    return []
+
+
+def _kernel_of(section_name: str) -> tuple[str, str]:
+    """Split `.nv.shared.kernel` into the kind of section and the kernel it is about."""
+    match = re.fullmatch(r"(\.text|\.nv\.shared|\.nv\.info)\.(.+)", section_name)
+    return (match[1], match[2]) if match else ("", "")
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(data):
+        layout, attribute, value = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if layout == _SIZED:
+            yield attribute, data[at : at + value]
+            at += value
+
+
+def spills(log: str) -> dict[str, int]:
+    """Return the bytes of spill stores plus loads of each kernel, from the log that `ptxas -v` writes."""
+    found = re.findall(r"Function properties for (\S+)\s[^,]*, (\d+) bytes spill stores, (\d+)", log)
+    return {name: int(stores) + int(loads) for name, stores, loads in found}
+
+
+def resources(cubin: bytes, symbols: tuple[str, ...], spill_bytes: Mapping[str, int] | None) -> Resources:
+    """Return the largest use of each resource over the kernels that are launched.
+
+    Args:
+        cubin: Machine code.
+        symbols: The kernels.
+        spill_bytes: From `spills`; None where there is no log.
+    """
+    entries = read_cubin(cubin)
+    used = [entries[symbol] for symbol in symbols]
+    return Resources(
+        registers=max(entry.registers for entry in used),
+        static_smem_bytes=max(entry.static_smem_bytes for entry in used),
+        spill_bytes=None if spill_bytes is None else max(spill_bytes.get(symbol, 0) for symbol in symbols),
+        code_bytes=max(entry.code_bytes for entry in used),
+    )
+
+
+def launch_refusal(binary: Binary, launches: tuple[Launch, ...], device: Device) -> str | None:
+    """Return why the driver of `device` would refuse a launch of a binary of ours, or None if it would not.
+
+    Args:
+        binary: Made from a `CudaVariant` or a `NumbaCudaVariant`.
+        launches: Of the same configuration.
+        device: Where it is to run; it need not be here.
+
+    Source: CUDA C++ Programming Guide, "Compute Capabilities": registers are given to a warp by 256.
+    """
+    entries = read_cubin(binary.payload)
+    for symbol, launch in zip(binary.entries, launches, strict=True):
+        entry = entries[symbol]
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        allowed = min(entry.max_threads or 1024, 1024)
+        if threads > allowed:
+            return f"a block of {threads} threads; the kernel is compiled for at most {allowed}"
+        registers = ceil_div(32 * entry.registers, 256) * 256 * ceil_div(threads, 32)
+        if registers > device.registers_per_sm:
+            return f"a block needs {registers} registers; {device.name} has {device.registers_per_sm}"
+        smem_bytes = entry.static_smem_bytes + launch.smem_bytes
+        if smem_bytes > device.smem_per_block_bytes:
+            most = device.smem_per_block_bytes
+            return f"a block needs {smem_bytes} bytes of shared memory; {device.name} gives it {most}"
+    return None

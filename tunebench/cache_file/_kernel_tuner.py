@@ -1,0 +1,117 @@
+"""Kernel Tuner's cache files.
+
+Source: Kernel Tuner, "Cache files"; the schema of version 1.1.0 of the format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tunebench.cache_file._row import MAX_VALUES, TOLD, Log, Row, Told, clean, problem_of, value_of
+from tunebench.cache_file._stream import as_object
+from tunebench.errors import InputError
+from tunebench.outcome import CompileFailed, Measured
+from tunebench.space import Value
+
+__all__ = ["dump", "head", "place", "rows"]
+
+
+def head(told: Mapping[str, Any]) -> Log:
+    """Return what a cache file tells besides its rows.
+
+    Raises:
+        InputError: if it does not say which parameters there are.
+    """
+    names = told.get("tune_params_keys")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError("tune_params_keys must list the names of the parameters")
+    return Log(
+        kernel=clean(str(told.get("kernel_name", ""))),
+        device=clean(str(told.get("device_name", ""))),
+        problem=problem_of(told.get("problem_size")),
+        names=tuple(names),
+        values=dict(_declared(told.get("tune_params"), names)),
+        rows=(),
+    )
+
+
+def _declared(values: Any, names: list[str]) -> Iterator[tuple[str, tuple[Value, ...]]]:
+    """Yield the order of values where all of them are such as a configuration may have."""
+    for name in names if isinstance(values, dict) else ():
+        declared = values.get(name)
+        if isinstance(declared, list) and len(declared) <= MAX_VALUES:
+            with contextlib.suppress(InputError):
+                yield name, tuple(value_of({name: value}, name) for value in declared)
+
+
+def rows(told: Mapping[str, Any], log: Log) -> Callable[[Any], Row]:
+    """Return what makes a row of an entry.
+
+    Args:
+        told: The members of the file without rows.
+        log: What `head` made of them.
+    """
+    return functools.partial(_row, names=log.names)
+
+
+def place(number: int, key: str | int) -> str:
+    """Return where an entry stands, for people."""
+    return f"cache entry {number} ({str(key)[:100]!r})"
+
+
+def _row(entry: Any, names: tuple[str, ...]) -> Row:
+    entry = as_object(entry)
+    told = Told(
+        values=entry,
+        time=entry.get("__error__", entry.get("time")),  # version 1.5 has the word beside the time
+        samples=entry.get("times"),
+        compiling=entry.get("compile_time"),
+        verifying=entry.get("verification_time"),
+        measuring=entry.get("benchmark_time"),
+        framework=entry.get("framework_time"),
+        search=entry.get("strategy_time"),
+        timestamp=entry.get("timestamp"),
+    )
+    return told.row(names)
+
+
+_WORDS = {CompileFailed.kind: "CompilationFailedConfig"}
+"""What a failure is called; any but these failed at run time."""
+
+
+def dump(log: Log) -> dict[str, Any]:
+    """Return a log as a cache file holds it.
+
+    What was aborted is called failed, as the format has no word for it.
+    """
+    return {
+        "schema_version": "1.1.0",
+        "device_name": log.device,
+        "kernel_name": log.kernel,
+        "problem_size": list(log.problem),
+        "tune_params_keys": list(log.names),
+        "tune_params": {name: list(log.values_of(name)) for name in log.names},
+        "objective": "time",
+        "cache": {",".join(map(str, row.config.values())): _entry(row) for row in log.rows},
+    }
+
+
+def _entry(row: Row) -> dict[str, Any]:
+    outcome, effort, conditions = row.result.outcome, row.result.effort, row.result.conditions
+    timed = isinstance(outcome, Measured)
+    reason = getattr(outcome, "reason", "").removeprefix(TOLD)
+    word = reason if reason == "InvalidConfig" else _WORDS.get(outcome.kind, "RuntimeFailedConfig")
+    return {
+        **row.config,
+        "time": row.time_us / 1e3 if timed else word,
+        "times": [us / 1e3 for us in outcome.samples_us] if isinstance(outcome, Measured) else [],
+        "compile_time": 1e3 * effort.compile_s,
+        "verification_time": 1e3 * effort.verify_s,
+        "benchmark_time": 1e3 * effort.measure_s,
+        "strategy_time": 1e3 * conditions.get("search_s", 0.0),
+        "framework_time": 1e3 * conditions.get("framework_s", 0.0),
+        "timestamp": conditions.get("timestamp", ""),
+    }

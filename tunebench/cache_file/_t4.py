@@ -1,0 +1,163 @@
+"""The T4 format of tuning results.
+
+Source: Autotuning community, "T4: tuning results format" (schema 1.0.0).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tunebench.cache_file._row import TOLD, Log, Row, Told, clean, problem_of
+from tunebench.cache_file._stream import as_object
+from tunebench.errors import InputError
+from tunebench.outcome import Aborted, CompileFailed, Crashed, LaunchFailed, Measured, TimedOut, WrongResult
+
+__all__ = ["dump", "head", "names_of", "place", "rows"]
+
+VERSION = "1.0.0"
+
+_UNITS_US = {"s": 1e6, "seconds": 1e6, "ms": 1e3, "milliseconds": 1e3, "miliseconds": 1e3}
+_UNITS_US |= {"us": 1.0, "microseconds": 1.0, "ns": 1e-3, "nanoseconds": 1e-3}
+"""Microseconds in each unit of time; the format has milliseconds where it tells none."""
+
+
+def names_of(result: Any) -> tuple[str, ...]:
+    """Return the parameters that a result tells; nothing if it has no configuration."""
+    values = result.get("configuration") if isinstance(result, dict) else None
+    return tuple(values) if isinstance(values, dict) else ()
+
+
+def head(told: Mapping[str, Any], names: tuple[str, ...]) -> Log:
+    """Return what a file in T4 format tells besides its results.
+
+    The format tells neither kernel nor device; files that `dump` made do, in their metadata.
+
+    Args:
+        told: The members of the file without results.
+        names: The parameters, as the first result with a configuration has them.
+
+    Raises:
+        InputError: if there are none.
+    """
+    if not names:
+        raise InputError("a result must have a configuration, and none here has")
+    metadata = _metadata(told)
+    _unit(metadata.get("timeunit"), "ms")
+    return Log(
+        kernel=clean(str(metadata.get("kernel_name", ""))),
+        device=clean(str(metadata.get("device_name", ""))),
+        problem=problem_of(metadata.get("problem_size")),
+        workload=clean(str(metadata.get("workload", ""))),
+        names=names,
+        rows=(),
+    )
+
+
+def _metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = told.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def rows(told: Mapping[str, Any], log: Log) -> Callable[[Any], Row]:
+    """Return what makes a row of a result.
+
+    Args:
+        told: The members of the file without results.
+        log: What `head` made of them.
+    """
+    return functools.partial(_row, names=log.names, unit=_unit(_metadata(told).get("timeunit"), "ms"))
+
+
+def place(number: int, key: str | int) -> str:
+    """Return where a result stands, for people."""
+    return f"result {number}"
+
+
+def _row(result: Any, names: tuple[str, ...], unit: str) -> Row:
+    values = as_object(result).get("configuration")
+    if not values:
+        raise InputError("it must have a configuration")
+    values = as_object(values)
+    if unknown := set(values) - set(names):
+        raise InputError(f"it has a parameter that the first one lacks: {min(unknown)[:100]}")
+    measurements = result.get("measurements")
+    entries = [m for m in measurements if isinstance(m, dict)] if isinstance(measurements, list) else []
+    measured = next((m for m in entries if m.get("name") == "time"), {})
+    told = result.get("times")
+    times: Mapping[str, Any] = told if isinstance(told, dict) else {}
+    correct = result.get("invalidity") == "correct"
+    return Told(
+        values=values,
+        time=measured.get("value") if correct else result.get("invalidity"),
+        unit_us=_UNITS_US[_unit(measured.get("unit"), unit)],
+        others_unit_us=_UNITS_US[unit],
+        samples=times.get("runtimes"),
+        reason=measured.get("value"),
+        compiling=times.get("compilation", times.get("compilation_time")),
+        verifying=times.get("validation"),
+        measuring=times.get("benchmark"),
+        framework=times.get("framework"),
+        search=times.get("search_algorithm"),
+        timestamp=result.get("timestamp"),
+    ).row(names)
+
+
+def _unit(told: Any, otherwise: str) -> str:
+    """Return the unit that is told; times in one that is not known are of no use."""
+    unit = told or otherwise
+    if not isinstance(unit, str) or unit not in _UNITS_US:
+        raise InputError(f"times are in {clean(repr(unit))}, which is none of: {', '.join(_UNITS_US)}")
+    return unit
+
+
+_WORDS = {
+    CompileFailed: "compile",
+    LaunchFailed: "runtime",
+    Crashed: "runtime",
+    WrongResult: "correctness",
+    TimedOut: "timeout",
+    Aborted: "timeout",
+}
+"""What the format calls a failure; what was given up as hopeless ran out of the time it was allowed, too."""
+
+
+def dump(log: Log) -> dict[str, Any]:
+    """Return a log in T4 format; its metadata tells what `parse` reads and the format has no place for."""
+    told = {
+        "timeunit": "milliseconds",
+        "kernel_name": log.kernel,
+        "device_name": log.device,
+        "problem_size": list(log.problem),
+        "workload": log.workload,
+    }
+    return {
+        "metadata": {name: value for name, value in told.items() if value},
+        "results": [_result(row) for row in log.rows],
+        "schema_version": VERSION,
+    }
+
+
+def _result(row: Row) -> dict[str, Any]:
+    outcome, effort, conditions = row.result.outcome, row.result.effort, row.result.conditions
+    timed = isinstance(outcome, Measured)
+    reason = getattr(outcome, "reason", outcome.kind).removeprefix(TOLD)
+    word = "constraints" if reason == "InvalidConfig" else _WORDS.get(type(outcome), "runtime")
+    stamp = conditions.get("timestamp")
+    return {
+        **({"timestamp": stamp} if stamp else {}),
+        "configuration": dict(row.config),
+        "times": {
+            "compilation": 1e3 * effort.compile_s,
+            "framework": 1e3 * conditions.get("framework_s", 0.0),
+            "search_algorithm": 1e3 * conditions.get("search_s", 0.0),
+            "validation": 1e3 * effort.verify_s,
+            "benchmark": 1e3 * effort.measure_s,
+            "runtimes": [us / 1e3 for us in getattr(outcome, "samples_us", ())],
+        },
+        "invalidity": "correct" if timed else word,
+        "correctness": int(timed or isinstance(outcome, Aborted)),
+        "measurements": [{"name": "time", "value": row.time_us / 1e3 if timed else reason, "unit": "ms"}],
+        "objectives": ["time"],
+    }

@@ -1,0 +1,155 @@
+"""Kernels of Numba on processors, called past its dispatcher."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu, load_numba_cpu
+from tunebench.dispatch.kernel import Kernel, cache
+from tunebench.dtype import itemsize, numpy_dtype
+from tunebench.errors import InputError
+from tunebench.space import Config
+from tunebench.variant import NumbaCpuVariant, Scalar
+from tunebench.workload import Tensor, Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+__all__ = ["CpuKernel", "bind_cpu", "forked"]
+
+Entry = Callable[..., None]
+
+_entries: dict[str, Entry] = {}
+"""Loaded code by the key of its binary: problems that differ in sizes alone share it."""
+
+
+def bind_cpu(workload: Workload, variant: NumbaCpuVariant[Any], config: Config) -> CpuKernel:
+    """Return a valid configuration compiled for this processor, and loaded (see `bind`)."""
+    _start_threads()
+    key = key_numba_cpu(variant, workload, config)
+    entry = _entries.get(key)
+    if entry is None:
+        binary = cache().get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
+        dispatcher: Any = load_numba_cpu(binary, variant, workload, config)
+        # Numba's dispatcher would find the one overload by the types of the arguments, which are known.
+        (overload,) = dispatcher.overloads.values()
+        entry = _entries.setdefault(key, overload.entry_point)
+    return CpuKernel(workload, variant, config, entry)
+
+
+@functools.cache
+def _start_threads() -> None:
+    """Start Numba's threads, and leave torch as many as it had: both may count them in one OpenMP."""
+    from numba.np.ufunc import parallel
+
+    torch = sys.modules.get("torch")
+    count = torch.get_num_threads() if torch is not None else 0
+    parallel._launch_threads()
+    if torch is not None:
+        torch.set_num_threads(count)
+
+
+class CpuKernel(Kernel):
+    """A kernel on NumPy arrays; it holds the interpreter's lock while it runs, on all of Numba's threads.
+
+    Args:
+        workload: The problem.
+        variant: The implementation.
+        config: Its configuration.
+        entry: The compiled function.
+    """
+
+    def __init__(
+        self, workload: Workload, variant: NumbaCpuVariant[Any], config: Config, entry: Entry
+    ) -> None:
+        super().__init__(workload, variant, config)
+        self._entry = entry
+        scratch = variant.scratch(workload, config)
+        self._scratch = tuple((tensor.shape, _stored(tensor)) for tensor in scratch)
+        arguments = variant.arguments(workload, config)
+        names = [tensor.name for tensor in (*self.tensors, *scratch)]
+        self._constants = tuple(_number(a) for a in arguments if isinstance(a, Scalar))
+        places, constant = [], len(names)
+        for argument in arguments:
+            if isinstance(argument, Scalar):
+                places.append(constant)
+                constant += 1
+            else:
+                places.append(names.index(argument))
+        self._ordered = None if places == list(range(len(names))) else itemgetter(*places)
+
+    def run(self, *tensors: Any, **how: Any) -> None:
+        """Run it on arrays as the workload says, halves as uint16, and numbers for what has no shape."""
+        if self._scratch:
+            tensors = (*tensors, *(np.empty(shape, dtype) for shape, dtype in self._scratch))
+        if self._ordered is None:
+            self._entry(*tensors)
+        else:
+            self._entry(*self._ordered((*tensors, *self._constants)))
+
+    def __call__(self, *arrays: Array | float) -> None:
+        """Run it on C-contiguous arrays of the workload's types; halves may also come as their bits, uint16.
+
+        Raises:
+            InputError: naming the tensor that is not as the workload says.
+        """
+        self._count(len(arrays))
+        self.run(*(_checked(tensor, array) for tensor, array in zip(self.tensors, arrays, strict=True)))
+
+
+def _stored(tensor: Tensor) -> Any:
+    return np.uint16 if itemsize(tensor.dtype) == 2 else numpy_dtype(tensor.dtype)
+
+
+def _number(scalar: Scalar) -> Any:
+    return float(scalar.value) if scalar.ctype == "float" else int(scalar.value)
+
+
+def _checked(tensor: Tensor, array: Any) -> Any:
+    """Return what compiled code takes for an array, or a number for a tensor without a shape."""
+    if not tensor.shape:
+        return float(array)
+    wanted = _stored(tensor)
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{tensor.name} must be a NumPy array of shape {tensor.shape}, got {type(array)}")
+    if array.dtype != wanted and array.dtype == numpy_dtype(tensor.dtype):
+        array = array.view(wanted)
+    if array.shape != tensor.shape or array.dtype != wanted or not array.flags.c_contiguous:
+        found = f"shape {array.shape}, type {array.dtype}" + ("" if array.flags.c_contiguous else ", strided")
+        raise InputError(f"{tensor.name} must be C-contiguous, {tensor.shape} {tensor.dtype}; it has {found}")
+    return array
+
+
+# -- processes that were forked ------------------------------------------------------------------------------
+
+_forked = False
+
+
+def forked() -> str | None:
+    """Return why Numba's threads cannot run in this process, or None if they can."""
+    if not _forked:
+        return None
+    return (
+        "this process was forked from one that had started OpenMP's threads for Numba, which do not survive "
+        "that: start processes by spawn or forkserver, or set NUMBA_THREADING_LAYER=workqueue"
+    )
+
+
+def _after_fork() -> None:
+    """See whether the parent had started GNU's OpenMP: Numba ends a child that uses it."""
+    global _forked
+    parallel = sys.modules.get("numba.np.ufunc.parallel")
+    if parallel is not None and parallel._is_initialized and parallel.threading_layer() == "omp":
+        _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

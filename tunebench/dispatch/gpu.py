@@ -1,0 +1,165 @@
+"""Kernels of GPUs on memory that a framework has, on a stream that it names."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.binary.binary import Binary
+from tunebench.dispatch.kernel import Kernel
+from tunebench.dtype import numpy_dtype
+from tunebench.errors import InputError
+from tunebench.measure._direct_launch import DirectLaunch, MappedTensor
+from tunebench.measure._gpu import CudaError, Loader, require_cuda_core
+from tunebench.measure.cuda import kernel_arguments
+from tunebench.space import Config
+from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
+from tunebench.workload import Tensor, Workload
+
+__all__ = ["GpuKernel"]
+
+ALIGNMENT = 256
+"""Of each tensor of scratch, in bytes: that of an allocation of the driver's."""
+_DATA_WORD = 4
+"""Which of the words that stand for an array of Numba's is its address."""
+
+Change = tuple[int, int, Callable[[Any], bytes]]
+"""A parameter that differs from call to call: which it is, of which tensor, and its bytes from that one's."""
+
+
+class GpuKernel(Kernel):
+    """A kernel on addresses; it waits for nothing and may be captured in a graph.
+
+    The device's primary context must be current, as it is where a framework's tensors are.
+
+    Args:
+        workload: The problem.
+        variant: The implementation.
+        config: Its configuration.
+        binary: It, compiled.
+        ordinal: Which GPU, in the driver's order.
+
+    Attributes:
+        scratch_bytes: Memory that each call needs beside its tensors.
+
+    Raises:
+        MissingDependency: if cuda-core is not installed.
+        CudaError: if the driver refuses the kernels.
+    """
+
+    def __init__(
+        self, workload: Workload, variant: GpuVariant[Any], config: Config, binary: Binary, ordinal: int
+    ) -> None:
+        super().__init__(workload, variant, config)
+        require_cuda_core()
+        self._loader = Loader(ordinal)
+        self._kernels = self._loader.load(binary.payload, binary.entries)
+        self._launches = variant.launches(workload, config)
+        self._named: dict[str, Tensor] = {tensor.name: tensor for tensor in self.tensors}
+        self._offsets, self.scratch_bytes = [], 0
+        for tensor in variant.scratch(workload, config):
+            self._named[tensor.name] = tensor
+            self._offsets.append(self.scratch_bytes)
+            self.scratch_bytes += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        self._changes = tuple(self._changes_of(launch.arguments) for launch in self._launches)
+        self._local = threading.local()
+        self._prepared()  # what the driver refuses is refused now
+
+    def run(self, *tensors: Any, stream: int = 0, scratch: int = 0, **how: Any) -> None:
+        """Enqueue it.
+
+        Args:
+            tensors: The address of each tensor, the number of one without a shape.
+            stream: Handle of the stream.
+            scratch: Address of `scratch_bytes` of memory, aligned to 256 bytes.
+            how: For kernels of other kinds.
+
+        Raises:
+            CudaError: if the driver refuses the launch.
+        """
+        values = (*tensors, *(scratch + offset for offset in self._offsets))
+        for launch, changes in zip(self._prepared(), self._changes, strict=True):
+            for index, place, in_bytes in changes:
+                launch.replace(index, in_bytes(values[place]))
+            status = launch(stream)
+            if int(status):
+                raise CudaError(f"{status.name} (launching {self.variant.key})")
+
+    def __call__(self, *addresses: int | float, stream: int = 0, scratch: int = 0) -> None:
+        """Enqueue it (see `run`), after looking at the arguments.
+
+        Raises:
+            InputError: if there are more or fewer tensors, or no scratch where some is needed.
+            CudaError: if the driver refuses the launch.
+        """
+        self._count(len(addresses))
+        if self.scratch_bytes and not scratch:
+            raise InputError(
+                f"{self.variant.key} needs {self.scratch_bytes} bytes of scratch; give its address"
+            )
+        self.run(*addresses, stream=stream, scratch=scratch)
+
+    def _prepared(self) -> Sequence[DirectLaunch]:
+        """Return this thread's launches: their parameters are written anew by each call."""
+        launches: list[DirectLaunch] | None = getattr(self._local, "launches", None)
+        if launches is None:
+            launches = [
+                self._loader.direct(kernel, launch, self._placeholders(launch.arguments))
+                for kernel, launch in zip(self._kernels, self._launches, strict=True)
+            ]
+            self._local.launches = launches
+        return launches
+
+    def _placeholders(self, arguments: Sequence[Argument | TensorMap]) -> tuple[Any, ...]:
+        """Return parameters of the right sizes, with addresses that nothing is at."""
+        assert isinstance(self.variant, GpuVariant)
+        nowhere = dict.fromkeys(self._named, ALIGNMENT)
+        zeros = {t.name: np.zeros((), numpy_dtype(t.dtype)) for t in self._named.values() if not t.shape}
+        return kernel_arguments(self.variant, arguments, self._named, nowhere, zeros)
+
+    def _changes_of(self, arguments: Sequence[Argument | TensorMap]) -> tuple[Change, ...]:
+        changes: list[Change] = []
+        index, places = 0, list(self._named)
+        for argument in arguments:
+            if isinstance(argument, Scalar):
+                index += 1
+                continue
+            name = argument.tensor if isinstance(argument, TensorMap) else argument
+            tensor, place = self._named[name], places.index(name)
+            if isinstance(argument, TensorMap):
+                changes.append((index, place, self._encoding(argument)))
+            elif not tensor.shape:
+                changes.append((index, place, _number(tensor)))
+            elif isinstance(self.variant, NumbaCudaVariant):
+                changes.append((index + _DATA_WORD, place, _address))
+                index += _DATA_WORD + 2 * len(tensor.shape)
+            else:
+                changes.append((index, place, _address))
+            index += 1
+        return tuple(changes)
+
+    def _encoding(self, tensor_map: TensorMap) -> Callable[[int], bytes]:
+        """Return what encodes a tensor map for an address; the last ones are kept."""
+        known: dict[int, bytes] = {}
+
+        def encoded(address: int) -> bytes:
+            found = known.get(address)
+            if found is None:
+                if len(known) >= 64:
+                    known.clear()
+                found = known[address] = self._loader.parameter_bytes(MappedTensor(tensor_map, address))
+            return found
+
+        return encoded
+
+
+def _address(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
+def _number(tensor: Tensor) -> Callable[[float], bytes]:
+    stored = numpy_dtype(tensor.dtype)
+    return lambda value: np.asarray(value, stored).tobytes()

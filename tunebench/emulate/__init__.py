@@ -1,0 +1,1 @@
+"""Execution of CUDA kernels on the host, without a GPU."""

@@ -1,0 +1,138 @@
+"""What a kernel executed, as the emulator counted it: held against what a variant's costs promise."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+
+__all__ = ["Counts", "LaunchCounts", "Work", "read_counts"]
+
+_DTYPES = {"s8": "i8"}
+"""Types of matrix instructions that PTX names otherwise than we do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a block, or several together, executed.
+
+    Attributes:
+        fma: Multiply-adds and other full-rate f32 instructions that go through the wrappers of `types.cuh`,
+            per lane.
+        sfu: Results of the special-function unit (exp2, rsqrt, …).
+        smem_traffic_bytes: Distinct bytes of each warp access to shared memory, at least 128 an access.
+        smem_passes: Passes of 32 banks of 4 bytes that these accesses take.
+        bank_conflicts: Passes beyond the first of each access, or of each part of it that is served at a
+            time: half a warp for 8 bytes a lane, a quarter for 16 and for a matrix of ldmatrix.
+        fill_bytes: Bytes brought into the block: each byte once that ordinary loads read, and all that
+            copies past L1 read.
+        accesses: Loads, stores and atomics of shared memory and tensors, of each lane that takes part.
+        longest_fma: Of `fma`, those of the thread that has most: no chain of them in one thread is longer.
+        warp_instructions: Instructions of whole warps by name: ``f32`` and ``special`` (those of the busiest
+            lane), ``ld.shared``, ``cp.async``, ``ldmatrix``, ``mma.m16n8k16.f16``, ``__syncthreads``, …
+
+    Source: of the parts of an access, measurements such as Jia et al., "Dissecting the NVIDIA Volta GPU
+    architecture via microbenchmarking", 2018; banks: CUDA C++ Programming Guide, "Shared Memory".
+    """
+
+    fma: int = 0
+    sfu: int = 0
+    smem_traffic_bytes: int = 0
+    smem_passes: int = 0
+    bank_conflicts: int = 0
+    fill_bytes: int = 0
+    accesses: int = 0
+    longest_fma: int = 0
+    warp_instructions: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def instructions(self) -> int:
+        """Warp instructions of all the kinds that are counted."""
+        return sum(self.warp_instructions.values())
+
+    @property
+    def mma_flop(self) -> Mapping[str, int]:
+        """FLOPs of matrix instructions, by the type of their inputs."""
+        flop: Counter[str] = Counter()
+        for name, count in self.warp_instructions.items():
+            if shape := re.search(r"mma.*\.m(\d+)n(\d+)k(\d+)\.(\w+)$", name):
+                warps = 4 if name.startswith("wgmma") else 1  # that do it together
+                size = int(shape[1]) * int(shape[2]) * int(shape[3])
+                flop[_DTYPES.get(shape[4], shape[4])] += 2 * size * count // warps
+        return dict(flop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchCounts:
+    """What one launch executed.
+
+    Attributes:
+        threads: Threads a block.
+        smem_bytes: Shared memory a block, static and dynamic.
+        read_bytes: Distinct bytes of tensors that were read.
+        written_bytes: Likewise, written.
+        blocks: The work of each block, in the order in which they ran.
+    """
+
+    threads: int
+    smem_bytes: int
+    read_bytes: int
+    written_bytes: int
+    blocks: tuple[Work, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a run executed, launch by launch."""
+
+    launches: tuple[LaunchCounts, ...]
+
+    @property
+    def blocks(self) -> tuple[Work, ...]:
+        """The work of each block of all launches."""
+        return tuple(block for launch in self.launches for block in launch.blocks)
+
+    @property
+    def total(self) -> Work:
+        """The work of all blocks together."""
+        return _sum(self.blocks)
+
+    def describe(self) -> str:
+        """Return a line for each launch, such as ``4 blocks of 128 threads: fma 65536, ld.shared 512, …``."""
+        lines = []
+        for launch in self.launches:
+            work = _sum(launch.blocks)
+            figures = {item.name: getattr(work, item.name) for item in fields(Work)[:-1]}
+            figures |= {"read_bytes": launch.read_bytes, "written_bytes": launch.written_bytes}
+            told = [
+                f"{name} {value}" for name, value in (figures | dict(work.warp_instructions)).items() if value
+            ]
+            lines.append(f"{len(launch.blocks)} blocks of {launch.threads} threads: {', '.join(told)}")
+        return "\n".join(lines)
+
+
+def read_counts(text: str) -> Counts:
+    """Read what the emulator tells: a line `block NAME=COUNT …` for each block, then `launch …`."""
+    launches: list[LaunchCounts] = []
+    blocks: list[Work] = []
+    for line in text.splitlines():
+        kind, *words = line.split()
+        figures = {name: int(value) for name, _, value in (word.rpartition("=") for word in words)}
+        if kind == "launch":
+            launches.append(LaunchCounts(**figures, blocks=tuple(blocks)))
+            blocks = []
+        else:
+            named = {item.name: figures.pop(item.name) for item in fields(Work)[:-1]}
+            blocks.append(Work(**named, warp_instructions=figures))
+    return Counts(launches=tuple(launches))
+
+
+def _sum(works: Collection[Work]) -> Work:
+    figures: Counter[str] = Counter()
+    instructions: Counter[str] = Counter()
+    for work in works:
+        figures.update({item.name: getattr(work, item.name) for item in fields(Work)[:-1]})
+        instructions.update(work.warp_instructions)
+    figures["longest_fma"] = max((work.longest_fma for work in works), default=0)
+    return Work(**figures, warp_instructions=dict(instructions))

@@ -1,0 +1,320 @@
+"""CUDA C++ without a GPU: the same source through the host's C++ compiler, run by the emulator.
+
+A kernel becomes an executable of its own (see `host_compiler`, and shim_runtime.h for what it reports), so
+that a crash takes nothing along and AddressSanitizer can watch it. What it is to run (launches, tensors,
+order of threads) is told at run time: one executable serves several orders and sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tunebench.dtype import itemsize, numpy_dtype
+from tunebench.emulate.counts import Counts, read_counts
+from tunebench.emulate.host_compiler import Mode, build_executable, find_compiler
+from tunebench.emulate.host_source import NotEmulated
+from tunebench.errors import InputError, TunebenchError
+from tunebench.space import Config
+from tunebench.variant import CudaVariant, Launch, Scalar, TensorMap
+from tunebench.workload import Tensor, Workload
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = [
+    "ORDERS",
+    "EmulationFailed",
+    "NotEmulated",
+    "Order",
+    "Watched",
+    "build",
+    "emulate",
+    "find_compiler",
+    "watch",
+]
+
+Order = Literal["forward", "reverse", "random"]
+"""In which order blocks, warps and lanes run, and when asynchronous copies happen."""
+
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+SM_COUNT = 2
+"""SMs of the emulated device: few, so that blocks that stay take several tiles of a small problem each."""
+
+_SANITIZER_STATUS = 99
+"""Exit status that tells a sanitizer's finding from the emulator's own (3)."""
+
+
+class EmulationFailed(TunebenchError):
+    """A kernel was emulated and found to be wrong, apart from the values it computes.
+
+    Args:
+        reason: What was found, with block, thread and line of source where known.
+        timed_out: Whether it merely did not finish in time.
+    """
+
+    def __init__(self, reason: str, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.timed_out = reason, timed_out
+
+    def __reduce__(self) -> tuple[type[EmulationFailed], tuple[str, bool]]:
+        return (EmulationFailed, (self.reason, self.timed_out))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What a run gave under watch: one array for every tensor of `workload.outputs()`, and its counts."""
+
+    outputs: dict[str, Array]
+    counts: Counts
+
+
+def emulate(
+    variant: CudaVariant[Any],
+    workload: Workload,
+    config: Config,
+    inputs: Mapping[str, Array],
+    *,
+    order: Order = "forward",
+    seed: int = 0,
+    sanitize: bool = False,
+    timeout_s: float = 60.0,
+) -> dict[str, Array]:
+    """Run one configuration on the host and return its outputs.
+
+    Outputs are filled with NaN first, shared memory with a poison before each block (see shim_runtime.h).
+
+    Args:
+        variant: What to run.
+        workload: At which size: a miniature, as a rule.
+        config: A valid point of the variant's space.
+        inputs: One array for every tensor of `workload.inputs()`, by name, of its shape and type.
+        order: Order of threads: of two that race, one comes first forward and last in reverse.
+        seed: Of the random order.
+        sanitize: Whether AddressSanitizer watches every access.
+        timeout_s: Wall-clock limit of the run.
+
+    Returns:
+        One array for every tensor of `workload.outputs()`, by name.
+
+    Raises:
+        NotEmulated: if there is no compiler, or it refuses the source: nothing is said about the kernel.
+        EmulationFailed: if threads diverge or deadlock, memory is misused, it crashes or takes too long.
+        InputError: if an input has another size than its tensor.
+    """
+    mode: Mode = "sanitize" if sanitize else "plain"
+    data = _run(variant, workload, config, inputs, mode, order, seed, timeout_s)
+    return _outputs(workload, data)[0]
+
+
+def watch(
+    variant: CudaVariant[Any],
+    workload: Workload,
+    config: Config,
+    inputs: Mapping[str, Array],
+    *,
+    order: Order = "forward",
+    seed: int = 0,
+    timeout_s: float = 120.0,
+) -> Watched:
+    """Run one configuration as `emulate` does, find races, and count what a GPU would execute.
+
+    Every access to memory is seen (see shim_watch.h), so that one run in one order finds what `emulate`
+    finds only where results differ: threads that touch the same byte of shared memory with no barrier
+    between, blocks that write the same byte of a tensor, shared memory that is read before it is written.
+
+    Takes what `emulate` takes.
+
+    Returns:
+        The outputs, and what was counted.
+
+    Raises:
+        NotEmulated: if there is no g++ that can watch, or it refuses the source.
+        EmulationFailed: if there is a race, or for the reasons that `emulate` has.
+        InputError: if an input has another size than its tensor.
+    """
+    data = _run(variant, workload, config, inputs, "watch", order, seed, timeout_s)
+    outputs, report = _outputs(workload, data)
+    return Watched(outputs=outputs, counts=read_counts(report.decode()))
+
+
+def _run(
+    variant: CudaVariant[Any],
+    workload: Workload,
+    config: Config,
+    inputs: Mapping[str, Array],
+    mode: Mode,
+    order: Order,
+    seed: int,
+    timeout_s: float,
+) -> bytes:
+    """Run the executable of a configuration and return what it answers: outputs, and what it counted."""
+    executable = _build(variant, workload, config, mode)
+    launches = variant.launches(workload, config)
+    job = _job(workload, variant.scratch(workload, config), launches, inputs)
+    data = b"".join(_bytes(inputs[tensor.name], tensor) for tensor in workload.inputs() if tensor.shape)
+    options = f"detect_leaks=0:exitcode={_SANITIZER_STATUS}"
+    try:
+        process = subprocess.run(
+            [executable],
+            input=f"order {order} {seed}\n{job}\n".encode() + data,
+            capture_output=True,
+            timeout=timeout_s,
+            env={**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"order {order}: emulation did not finish in {timeout_s:g} s"
+        raise EmulationFailed(reason, timed_out=True) from None
+    if process.returncode != 0:
+        reason = _reason(process.returncode, process.stderr.decode(errors="replace"))
+        reason = _name_lines(reason, executable)
+        raise EmulationFailed(f"order {order}: {_quote_lines(reason, variant.source(workload, config))}")
+    return process.stdout
+
+
+def build(variant: CudaVariant[Any], workload: Workload, config: Config, *, sanitize: bool = False) -> Path:
+    """Return the executable that emulates a configuration, compiled if it is not on disk yet.
+
+    Raises:
+        NotEmulated: if there is no compiler, or it refuses the source.
+    """
+    return _build(variant, workload, config, "sanitize" if sanitize else "plain")
+
+
+def _build(variant: CudaVariant[Any], workload: Workload, config: Config, mode: Mode) -> Path:
+    entries = _entries(variant.launches(workload, config))
+    return build_executable(variant.source(workload, config), entries, mode=mode)
+
+
+def _entries(launches: tuple[Launch, ...]) -> tuple[str, ...]:
+    return tuple(sorted({launch.entry for launch in launches}))
+
+
+# -- what the executable is told ---------------------------------------------------------------------------
+
+
+def _job(
+    workload: Workload,
+    scratch: tuple[Tensor, ...],
+    launches: tuple[Launch, ...],
+    inputs: Mapping[str, Array],
+) -> str:
+    """Return the tensors and launches as the runtime reads them (`read_job` of shim_job.h)."""
+    roles = [("input", workload.inputs()), ("output", workload.outputs()), ("scratch", scratch)]
+    tensors = [(role, tensor) for role, group in roles for tensor in group]
+    stored = [(role, tensor) for role, tensor in tensors if tensor.shape]
+    index = {tensor.name: i for i, (_, tensor) in enumerate(stored)}
+    by_value = {tensor.name: tensor for _, tensor in tensors if not tensor.shape}
+    entries = _entries(launches)
+    lines = [f"tensor {tensor.name} {tensor.nbytes} {role}" for role, tensor in stored]
+    for launch in launches:
+        sizes = (*launch.grid_on(SM_COUNT), *launch.block, launch.smem_bytes, launch.cluster)
+        lines.append(f"launch {entries.index(launch.entry)} {' '.join(map(str, sizes))}")
+        for argument in launch.arguments:
+            if isinstance(argument, Scalar):
+                lines.append(f"value {_scalar_bytes(argument).hex()}")
+            elif isinstance(argument, TensorMap):
+                lines.append(_map_line(argument, index[argument.tensor]))
+            elif argument in by_value:
+                lines.append(f"value {_bytes(inputs[argument], by_value[argument]).hex()}")
+            else:
+                lines.append(f"pointer {index[argument]}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _map_line(tensor_map: TensorMap, tensor: int) -> str:
+    """Return a tensor map as the runtime reads it (`read_tensor_map` of shim_job.h)."""
+    pixels = tensor_map.pixel_box
+    kind = (
+        itemsize(tensor_map.dtype),
+        tensor_map.swizzle_bytes,
+        len(tensor_map.extents),
+        int(pixels is not None),
+    )
+    form = (*tensor_map.extents, *tensor_map.strides_bytes, *tensor_map.box)
+    own = (*pixels.lower, *pixels.upper, *pixels.strides) if pixels else ()
+    return f"map {' '.join(map(str, (tensor, *kind, *form, *own)))}"
+
+
+def _scalar_bytes(scalar: Scalar) -> bytes:
+    return struct.pack({"int": "<i", "long long": "<q", "float": "<f"}[scalar.ctype], scalar.value)
+
+
+def _bytes(array: Array, tensor: Tensor) -> bytes:
+    data: bytes = array.tobytes()
+    if len(data) != tensor.nbytes:
+        raise InputError(f"input {tensor.name} must have {tensor.nbytes} bytes, got {len(data)}: {tensor}")
+    return data
+
+
+# -- what it answers ---------------------------------------------------------------------------------------
+
+
+def _outputs(workload: Workload, data: bytes) -> tuple[dict[str, Array], bytes]:
+    """Return the outputs, and what comes after them."""
+    import numpy as np
+
+    outputs = {}
+    at = 0
+    for tensor in workload.outputs():
+        array = np.frombuffer(data, numpy_dtype(tensor.dtype), count=tensor.size, offset=at)
+        outputs[tensor.name] = array.reshape(tensor.shape).copy()
+        at += tensor.nbytes
+    return outputs, data[at:]
+
+
+def _reason(status: int, log: str) -> str:
+    """Return in one line what a failed run says about itself."""
+    told = [line.removeprefix("emulation: ") for line in log.splitlines() if line.startswith("emulation: ")]
+    if told:
+        return told[-1]
+    undefined = re.search(r"(?:kernel:(\d+))?[^\n]*runtime error: ([^\n]*)", log)
+    if undefined:
+        return f"{undefined[2]}{f', line {undefined[1]}' if undefined[1] else ''}"
+    error = re.search(r"ERROR: AddressSanitizer: (\S+)", log)
+    if error:
+        access = re.search(r"^(READ|WRITE) of size \d+", log, re.MULTILINE)
+        where = re.search(r"is located (.*? region|.*? global variable '\w+)", log)
+        line = re.search(r"\bkernel:(\d+)", log)
+        facts = [error[1], access and access[0], where and where[1], line and f"line {line[1]}"]
+        return f"AddressSanitizer: {', '.join(fact for fact in facts if fact)}"
+    if status < 0:
+        name = signal.Signals(-status).name
+        return f"killed by {name}: memory overwritten, a wild or misaligned address, or a stack overflow"
+    return f"exit status {status}: {log.strip()[-500:] or 'no message'}"
+
+
+def _name_lines(reason: str, executable: Path) -> str:
+    """Put lines of source in place of each `pc 0x…`: the access's own, and that of the kernel."""
+
+    def lines(match: re.Match[str]) -> str:
+        # A call returns to what follows it: the byte before is the call's.
+        command = ["addr2line", "-i", "-e", str(executable), hex(int(match[1], 16) - 1)]
+        told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        numbers = re.findall(r"(?:\bkernel|<stdin>):(\d+)", told)
+        outer = f" (by way of line {numbers[-1]})" if len(numbers) > 1 else ""
+        return f"line {numbers[0]}{outer}" if numbers else match[0]
+
+    return re.sub(r"\bpc (0x[0-9a-f]+)", lines, reason) if shutil.which("addr2line") else reason
+
+
+def _quote_lines(reason: str, source: str) -> str:
+    """Add the text of each line of source that a reason names."""
+    lines = source.splitlines()
+
+    def quote(match: re.Match[str]) -> str:
+        number = int(match[1])
+        text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        return f"line {number} `{text}`" if text else match[0]
+
+    return re.sub(r"\bline (\d+)", quote, reason)

@@ -1,0 +1,1 @@
+"""Predicted time of training steps on several GPUs."""

@@ -1,0 +1,423 @@
+"""One step of a network on several devices: `predict_step`.
+
+Three ways to divide a step, and all their combinations (`Division`):
+
+- data: each device has the whole network and a share of the batch. Gradients are all-reduced in buckets, as
+  PyTorch's DistributedDataParallel does, while the last micro-batch's backward pass goes on;
+- tensor: each device has a part of every layer (heads, inner widths, vocabulary). Sums over devices are
+  waited for: two in a layer forward, two backward (Megatron-LM);
+- pipeline: each device has some of the layers, and passes activations on (`tunebench.forecast.parallel.pipeline`).
+
+Neighbours share tensors, then data, then stages: what talks most is closest (Megatron-LM's order).
+
+What is left out: that collectives take multiprocessors and bandwidth from what runs beside them; that the
+backward sums of tensors may overlap the product of the weight's gradient; sharded optimizers; interleaved
+stages.
+
+Sources: Li et al., "PyTorch distributed: experiences on accelerating data parallel training", 2020; Shoeybi
+et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019;
+Narayanan et al., as in `tunebench.forecast.parallel.pipeline`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.errors import InputError
+from tunebench.forecast.network import NetworkPrediction, predict_network
+from tunebench.forecast.parallel.cluster import Cluster, Group
+from tunebench.forecast.parallel.collective import REACHES, collective_us, send_us
+from tunebench.forecast.parallel.pipeline import Schedule, in_flight, run_pipeline
+from tunebench.workloads.networks import Network, Run
+from tunebench.workloads.networks._network import Phase
+
+__all__ = ["BUCKET_BYTES", "Division", "Span", "Stage", "StepPrediction", "predict_step"]
+
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that are all-reduced at once. Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel."""
+
+End = Literal["low", "expected", "high"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """An expected time with its interval, in microseconds.
+
+    The ends of times that together make a step belong to one another: if kernels are as fast as they may be,
+    more of the communication beside them is left to wait for.
+    """
+
+    low_us: float = 0.0
+    us: float = 0.0
+    high_us: float = 0.0
+
+    def __add__(self, other: Span) -> Span:
+        return Span.of(lambda end: self.at(end) + other.at(end))
+
+    def __mul__(self, times: float) -> Span:
+        return Span.of(lambda end: self.at(end) * times)
+
+    def at(self, end: End) -> float:
+        """Return one of the three."""
+        return {"low": self.low_us, "expected": self.us, "high": self.high_us}[end]
+
+    @classmethod
+    def of(cls, value: Callable[[End], float]) -> Span:
+        """Return the span of what is computed at its three ends."""
+        return cls(low_us=value("low"), us=value("expected"), high_us=value("high"))
+
+    @classmethod
+    def talking(cls, us: float) -> Span:
+        """Return the span of communication that is expected to take so long."""
+        return cls(low_us=us * REACHES[0], us=us, high_us=us * REACHES[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How a step is divided among devices.
+
+    Attributes:
+        data: Copies of the network, each with a share of the batch.
+        tensor: Devices that share every layer.
+        pipeline: Stages that share the layers.
+        microbatches: Parts of each copy's batch, that go through the stages one after the other.
+        schedule: Which passes a stage makes first.
+        stage_layers: How many layers each stage has; by default as even as can be, the first ones more, since
+            the last has the head.
+        overlap: Whether gradients are all-reduced while the backward pass goes on.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    microbatches: int = 1
+    schedule: Schedule = "1f1b"
+    stage_layers: tuple[int, ...] | None = None
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.data, self.tensor, self.pipeline, self.microbatches) < 1:
+            raise InputError(f"data, tensor, pipeline and microbatches must be 1 or more; got {self}")
+        if self.schedule not in ("gpipe", "1f1b"):
+            raise InputError(f"schedule must be gpipe or 1f1b, got {self.schedule}")
+        if self.stage_layers is not None and (
+            len(self.stage_layers) != self.pipeline or min(self.stage_layers) < 1
+        ):
+            raise InputError(f"stage_layers must give each of {self.pipeline} stages one layer or more")
+
+    @property
+    def devices(self) -> int:
+        """How many devices it takes."""
+        return self.data * self.tensor * self.pipeline
+
+    def stages(self, layers: int) -> tuple[tuple[int, int], ...]:
+        """Return the layers of each stage, from the first up to the second.
+
+        Raises:
+            InputError: if there are fewer layers than stages, or others than were given.
+        """
+        if layers < self.pipeline or (self.stage_layers and sum(self.stage_layers) != layers):
+            raise InputError(
+                f"{layers} layers cannot be divided into {self.stage_layers or self.pipeline} stages"
+            )
+        each, more = divmod(layers, self.pipeline)
+        counts = self.stage_layers or [each + (stage < more) for stage in range(self.pipeline)]
+        ends = list(itertools.accumulate(counts, initial=0))
+        return tuple(itertools.pairwise(ends))
+
+    def microbatch(self, batch: int) -> int:
+        """Return the samples of a micro-batch.
+
+        Raises:
+            InputError: if the batch cannot be divided so.
+        """
+        parts = self.data * self.microbatches
+        if batch % parts:
+            raise InputError(
+                f"a batch of {batch} cannot be divided into {self.data} x {self.microbatches} micro-batches"
+            )
+        return batch // parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What each device of one stage does in a step; times of passes are those of one micro-batch.
+
+    Attributes:
+        layers: From the first up to the second.
+        kernels: Of one micro-batch and the update, on one device: where their time goes.
+        forward: Kernels of a forward pass.
+        backward: Kernels of a backward pass.
+        optimizer: Kernels of the update.
+        sums_forward: Sums over tensors, forward; they are waited for.
+        sums_backward: Likewise, backward.
+        gradients: What is left to wait for of the gradients' all-reduce when the last backward pass has
+            ended.
+        send: Of a micro-batch's activations to the next stage, or of their gradients back; none in the last.
+        send_bytes: What is sent.
+        parameters: Numbers that each device holds.
+        in_flight: Micro-batches whose activations it must remember at once.
+    """
+
+    layers: tuple[int, int]
+    kernels: NetworkPrediction
+    forward: Span
+    backward: Span
+    optimizer: Span
+    sums_forward: Span
+    sums_backward: Span
+    gradients: Span
+    send: Span
+    send_bytes: int
+    parameters: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrediction:
+    """How long one step of a network takes on several devices, and what they do in it.
+
+    Three shares add up to the whole, each a mean over devices: `compute`, `communication` that is waited for,
+    and `bubble`, in which a device waits for another stage.
+
+    Attributes:
+        network: Its name.
+        device: One of the devices.
+        run: What is run, with the batch of all devices together.
+        cluster: How they are connected.
+        division: How the step is divided.
+        time: Of the step, with the interval in which nine of ten are expected.
+        stages: What the devices of each stage do.
+        sends: Communication between stages that is waited for, as part of `communication`: of activations,
+            their gradients, and the gradients of a matrix that the first and the last stage share.
+    """
+
+    network: str
+    device: Device
+    run: Run
+    cluster: Cluster
+    division: Division
+    time: Span
+    stages: tuple[Stage, ...]
+    sends: Span
+
+    @property
+    def time_us(self) -> float:
+        """Expected time of the step."""
+        return self.time.us
+
+    @property
+    def low_us(self) -> float:
+        """Nine of ten real times lie between this and `high_us`."""
+        return self.time.low_us
+
+    @property
+    def high_us(self) -> float:
+        """The other end."""
+        return self.time.high_us
+
+    @property
+    def compute(self) -> Span:
+        """Time in which kernels run."""
+        times = self.division.microbatches
+        total = sum(((s.forward + s.backward) * times + s.optimizer for s in self.stages), Span())
+        return total * (1 / len(self.stages))
+
+    @property
+    def communication(self) -> Span:
+        """Time in which a device has nothing to do but to wait for what is sent."""
+        times = self.division.microbatches
+        total = sum(((s.sums_forward + s.sums_backward) * times + s.gradients for s in self.stages), Span())
+        return total * (1 / len(self.stages)) + self.sends
+
+    @property
+    def bubble(self) -> Span:
+        """Time in which a device waits for the work of another stage."""
+        parts = self.compute + self.communication
+        return Span.of(lambda end: max(0.0, self.time.at(end) - parts.at(end)))
+
+    @property
+    def samples_per_s(self) -> float:
+        """Sequences or images that all devices do in a second."""
+        return self.run.batch / self.time.us * 1e6
+
+
+def predict_step(
+    network: Network, device: Device, run: Run, cluster: Cluster, division: Division
+) -> StepPrediction:
+    """Predict one training step, or one pass of inference, on several alike devices.
+
+    Args:
+        network: What is run.
+        device: One of the devices; it need not be here.
+        run: How; its batch is that of all devices together, and it says nothing of `tensor` and `layers`.
+        cluster: How they are connected; it may have more than the division takes.
+        division: What each of them does.
+
+    Raises:
+        InputError: if the network, the batch or the cluster cannot be divided so.
+    """
+    if run.tensor != 1 or run.layers is not None:
+        raise InputError("say by the division, not by the run, what each device holds")
+    if division.devices > cluster.devices:
+        raise InputError(f"{division.devices} devices are needed, and the cluster has {cluster.devices}")
+    stages = tuple(_stages(network, device, run, cluster, division))
+    tied = _tied(network, run, cluster, division)
+    time = Span.of(lambda end: _step_us(stages, division, run, end) + tied.at(end))
+    silent = tuple(dataclasses.replace(stage, send=Span()) for stage in stages)
+    sends = Span.of(lambda end: time.at(end) - _step_us(silent, division, run, end))
+    return StepPrediction(
+        network=network.name,
+        device=device,
+        run=run,
+        cluster=cluster,
+        division=division,
+        time=time,
+        stages=stages,
+        sends=sends,
+    )
+
+
+def _step_us(stages: tuple[Stage, ...], division: Division, run: Run, end: End) -> float:
+    """Return when the last stage has ended its update."""
+    timeline = run_pipeline(
+        [(stage.forward + stage.sums_forward).at(end) for stage in stages],
+        [(stage.backward + stage.sums_backward).at(end) for stage in stages],
+        [stage.send.at(end) for stage in stages[:-1]],
+        microbatches=division.microbatches,
+        schedule=division.schedule,
+        trains=run.trains,
+    )
+    return max(
+        ended + (stage.gradients + stage.optimizer).at(end)
+        for ended, stage in zip(timeline.ends_us, stages, strict=True)
+    )
+
+
+# ------------------------------------------------------------------------------------- one stage
+
+
+def _stages(
+    network: Network, device: Device, run: Run, cluster: Cluster, division: Division
+) -> Iterator[Stage]:
+    """Return what each stage does."""
+    whole = division.pipeline == 1
+    width = division.tensor * division.data
+    sharing = cluster.group(division.tensor)
+    copies = cluster.group(division.data, stride=division.tensor)
+    for index, layers in enumerate(division.stages(network.layers)):
+        part = dataclasses.replace(
+            run,
+            batch=division.microbatch(run.batch),
+            tensor=division.tensor,
+            layers=None if whole else layers,
+            accumulate=run.accumulate or division.microbatches > 1,
+        )
+        kernels = predict_network(network, device, part)
+        backward = _phase(kernels, "backward")
+        last = index == division.pipeline - 1
+        send_bytes = 0 if last else network.boundary_bytes(part)
+        link = cluster.link_between(index * width, (index + 1) * width, width=width)
+        yield Stage(
+            layers=layers,
+            kernels=kernels,
+            forward=_phase(kernels, "forward"),
+            backward=backward,
+            optimizer=_phase(kernels, "optimizer"),
+            sums_forward=_sums(network, part, sharing, "forward"),
+            sums_backward=_sums(network, part, sharing, "backward"),
+            gradients=_gradients(network, part, layers, backward, copies, division),
+            send=Span() if last else Span.talking(float(send_us(send_bytes, link))),
+            send_bytes=send_bytes,
+            parameters=network.parameters(division.tensor, layers) if run.trains else 0,
+            in_flight=in_flight(division.schedule, index, division.pipeline, division.microbatches),
+        )
+
+
+def _phase(kernels: NetworkPrediction, phase: Phase) -> Span:
+    """Return the share of one phase in the time of kernels.
+
+    Where launching takes longer than what is launched, and in the interval, phases share alike.
+    """
+    of_phase = sum(each.time_us for each in kernels.operations if each.operation.phase == phase)
+    share = of_phase / kernels.device_us if of_phase else 0.0
+    return Span(low_us=kernels.low_us, us=kernels.time_us, high_us=kernels.high_us) * share
+
+
+def _sums(network: Network, run: Run, group: Group, phase: Phase) -> Span:
+    """Return the time of the sums over tensors in one phase."""
+    exchanges = [each for each in network.exchanges(run) if each.phase == phase]
+    return Span.talking(
+        sum(each.count * float(collective_us("all-reduce", each.nbytes, group)) for each in exchanges)
+    )
+
+
+# ------------------------------------------------------------------------------------- gradients
+
+
+def _gradients(
+    network: Network, run: Run, layers: tuple[int, int], backward: Span, group: Group, division: Division
+) -> Span:
+    """Return how long the all-reduce of gradients goes on when the backward pass has ended."""
+    if group.size == 1 or not run.trains:
+        return Span()
+    sizes = _gradient_bytes(network, run, layers)
+    if not division.overlap:
+        return Span.talking(float(collective_us("all-reduce", sum(sizes), group)))
+    expected = Span.of(lambda end: _exposed_us(sizes, backward.at(end), group))
+    late = Span.of(lambda end: _exposed_us(sizes, backward.at(end), group, REACHES[1]))
+    early = Span.of(lambda end: _exposed_us(sizes, backward.at(end), group, REACHES[0]))
+    return Span(low_us=early.low_us, us=expected.us, high_us=late.high_us)
+
+
+def _gradient_bytes(network: Network, run: Run, layers: tuple[int, int]) -> list[int]:
+    """Return the bytes of each layer's gradients, in the order of the backward pass.
+
+    What stands before the first layer counts with it, what stands behind the last one with that; what
+    both share is ready with the first.
+    """
+    first, last = layers
+    counts = [network.parameters(run.tensor, (layer, layer + 1)) for layer in range(first, last)][::-1]
+    counts[0] -= sum(counts) - network.parameters(run.tensor, layers)
+    return [count * itemsize(run.dtype) for count in counts]
+
+
+def _exposed_us(sizes: list[int], backward_us: float, group: Group, slower: float = 1.0) -> float:
+    """Return how long buckets of gradients are still under way when the backward pass has ended.
+
+    Layers take equal shares of the pass, and a layer's gradients are ready evenly in its share. Buckets
+    follow one another.
+
+    Args:
+        sizes: Bytes of each layer's gradients, in the order of the pass.
+        backward_us: How long the pass takes.
+        group: The devices that have a copy.
+        slower: By which factor collectives take longer than expected.
+    """
+    free = 0.0
+    for layer, nbytes in enumerate(sizes):
+        buckets = math.ceil(nbytes / BUCKET_BYTES)
+        for bucket in range(buckets):
+            ready = backward_us * (layer + (bucket + 1) / buckets) / len(sizes)
+            takes = slower * float(collective_us("all-reduce", nbytes / buckets, group))
+            free = max(free, ready) + takes
+    return max(0.0, free - backward_us)
+
+
+def _tied(network: Network, run: Run, cluster: Cluster, division: Division) -> Span:
+    """Return the time in which the first and the last stage sum the gradients of a matrix that both hold."""
+    if division.pipeline == 1 or not run.trains:
+        return Span()
+    held = sum(network.parameters(division.tensor, each) for each in division.stages(network.layers))
+    shared = (held - network.parameters(division.tensor)) * itemsize(run.dtype)
+    width = division.tensor * division.data
+    link = cluster.link_between(0, (division.pipeline - 1) * width, width=width)
+    pair = Group(local=2, nodes=1, inside=link, between=link)
+    return Span.talking(float(collective_us("all-reduce", shared, pair)))

@@ -1,0 +1,97 @@
+"""The gradients of attention by NumPy and by torch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.measure.baselines import Call
+from tunebench.workloads.operators.attention import Attention
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["by_autograd", "by_numpy", "by_torch"]
+
+Tensors = Mapping[str, Any]
+
+
+def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array, Array]:
+    """Return dq, dk and dv, with all scores in memory."""
+    shape = (workload.batch, workload.heads_k, workload.group, workload.seq_q, workload.head_dim)
+    q, o, do = (t[name].reshape(shape) for name in ("q", "o", "do"))
+    k, v = t["k"][:, :, None], t["v"][:, :, None]  # of each group
+    scale = np.float32(workload.scale)
+    p = np.exp(scale * (q @ k.swapaxes(3, 4)) - t["lse"].reshape(shape[:4])[..., None])
+    if workload.causal:
+        p *= np.tri(workload.seq_q, workload.seq_k, workload.seq_k - workload.seq_q, dtype=p.dtype)
+    ds = do @ v.swapaxes(3, 4) - (do * o).sum(axis=4, keepdims=True)
+    ds *= scale * p
+    dk, dv = (ds.swapaxes(3, 4) @ q).sum(axis=2), (p.swapaxes(3, 4) @ do).sum(axis=2)
+    return (ds @ k).reshape(t["q"].shape), dk, dv
+
+
+def by_torch(workload: Attention, t: Tensors) -> dict[str, Call]:
+    """Return the function behind torch's gradients on a processor; on a GPU, its automatic differentiation.
+
+    On a GPU torch chooses among its backends, and has another by cuDNN, which refuses some problems.
+    """
+    if t["q"].device.type == "cpu":
+        return {"torch": _of_processors(workload, t)}
+    chosen = by_autograd(workload, t)
+    if workload.dtype == "f32":
+        return {"torch": chosen}
+    return {"torch": chosen, "torch-cudnn": by_autograd(workload, t, cudnn=True)}
+
+
+def _of_processors(workload: Attention, t: Tensors) -> Call:
+    """Call it as it is: with o and lse as they are given. Its own causal mask begins at the first key."""
+    import torch
+
+    aligned = workload.causal and workload.seq_q == workload.seq_k
+    mask = None
+    if workload.causal and not aligned:
+        shape = (workload.seq_q, workload.seq_k)
+        hidden = torch.ones(shape, dtype=torch.bool).triu(1 + workload.seq_k - workload.seq_q)
+        mask = torch.zeros(shape, dtype=t["q"].dtype).masked_fill(hidden, -torch.inf)
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    inputs = (t["do"], t["q"], t["k"], t["v"], t["o"], t["lse"])
+    return lambda: gradients(*inputs, 0.0, aligned, attn_mask=mask)
+
+
+def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> Call:
+    """Differentiate torch's attention, computed once in the first call, over and over.
+
+    It computes o and lse itself, from q, k and v; the work is the same.
+
+    Args:
+        workload: What to compute.
+        t: A torch tensor for each input by name.
+        cudnn: Whether by cuDNN's kernels alone; it then raises where they refuse the problem.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.bias import causal_lower_right
+    from torch.nn.functional import scaled_dot_product_attention
+
+    aligned = workload.causal and workload.seq_q == workload.seq_k
+    mask = causal_lower_right(workload.seq_q, workload.seq_k) if workload.causal and not aligned else None
+
+    @functools.cache
+    def attended() -> tuple[Any, tuple[Any, ...]]:
+        only = sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if cudnn else contextlib.nullcontext()
+        with torch.inference_mode(False), torch.enable_grad(), only:  # wherever it is called from
+            q, k, v = (t[name].detach().requires_grad_() for name in ("q", "k", "v"))
+            o = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=aligned, enable_gqa=workload.group > 1
+            )
+        return o, (q, k, v)
+
+    def gradients() -> Any:
+        o, operands = attended()
+        return torch.autograd.grad(o, operands, t["do"], retain_graph=True)
+
+    return gradients

@@ -1,0 +1,68 @@
+"""Functions ahead of a product by NumPy and by torch: a chain that writes what is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.dtype import numpy_dtype, storage
+from tunebench.expression import parse, steps
+from tunebench.measure.baselines._expression import Operations, by_numpy, by_torch, program, values
+from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.operators._prologue import PREFIX, vectors
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["ahead_in_numpy", "ahead_in_torch"]
+
+
+def ahead_in_numpy(
+    workload: Any, tensors: Mapping[str, Array], shape: Sequence[int]
+) -> Callable[[], Array] | None:
+    """Return what computes the left operand in f32, rounded to its type; None where NumPy cannot.
+
+    Args:
+        workload: With `pre` and `dtype`.
+        tensors: All inputs, in f32.
+        shape: What scale and shift are viewed as, to meet the operand.
+    """
+    operand = tensors[workload.inputs()[0].name]
+    operations = by_numpy()
+    if any(step.operation not in operations for step in steps(parse(workload.pre))):
+        return None
+    if workload.pre == IDENTITY:
+        return lambda: operand
+    run = _program(workload, tensors, shape, operations, np.float32)
+    stored = storage(workload.dtype)
+    if stored == "f32":
+        return run
+    return lambda: run().astype(numpy_dtype(stored)).astype(np.float32)
+
+
+def ahead_in_torch(workload: Any, tensors: Mapping[str, Any], shape: Sequence[int]) -> Callable[[], Any]:
+    """Return what computes the left operand anew; torch rounds each step to its type.
+
+    Args:
+        workload: With `pre`.
+        tensors: All inputs, as the product takes them.
+        shape: What scale and shift are viewed as, to meet the operand.
+    """
+    operand = tensors[workload.inputs()[0].name]
+    if workload.pre == IDENTITY:
+        return lambda: operand
+    return _program(workload, tensors, shape, by_torch(operand.device), float)
+
+
+def _program(
+    workload: Any,
+    tensors: Mapping[str, Any],
+    shape: Sequence[int],
+    operations: Operations,
+    number: Callable[[float], Any],
+) -> Callable[[], Any]:
+    leaves, run = program(parse(workload.pre), operations)
+    known = {name: tensors[PREFIX + name].reshape(shape) for name in vectors(workload.pre)}
+    given = values(leaves, {"x": tensors[workload.inputs()[0].name], **known}, number)
+    return lambda: run(given)

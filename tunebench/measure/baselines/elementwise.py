@@ -1,0 +1,48 @@
+"""elementwise by NumPy and by torch: one operation after the other, as a program without fusion does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.expression import Name, steps
+from tunebench.measure.baselines import Call, single, torch_type
+from tunebench.measure.baselines._expression import Operations, by_numpy, by_torch, program, spread, values
+from tunebench.workloads.operators.elementwise import Elementwise
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["numpy_call", "torch_calls"]
+
+Tensors = Mapping[str, Any]
+
+
+def numpy_call(workload: Elementwise, inputs: Mapping[str, Array]) -> Call | None:
+    """Compute by NumPy, which has neither erf nor gelu."""
+    numpy_has = by_numpy()
+    if any(step.operation not in numpy_has for step in steps(workload.tree)):
+        return None
+    return _program(workload, single(inputs), numpy_has, np.float32)
+
+
+def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, Call]:
+    """Return the same by torch, which rounds each step to the type of its inputs."""
+    out = torch_type(workload.out)
+    call = _program(workload, t, by_torch(t[workload.whole_names[0]].device), float)
+    if workload.out == workload.dtype == workload.vector_dtype:
+        return {"torch": call}
+    return {"torch": lambda: call().to(out)}
+
+
+def _program(
+    workload: Elementwise, tensors: Tensors, operations: Operations, number: Callable[[float], Any]
+) -> Call:
+    """Return what computes the expression, of which a plain copy has no operation."""
+    if isinstance(workload.tree, Name):
+        (name,) = workload.whole_names
+        return lambda: tensors[name] + number(0)
+    leaves, run = program(workload.tree, operations)
+    given = values(leaves, spread(workload, tensors), number)
+    return lambda: run(given)

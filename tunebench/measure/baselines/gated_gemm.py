@@ -1,0 +1,55 @@
+"""gated_gemm by NumPy and by torch: two products, an activation and a product of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunebench.dtype import storage
+from tunebench.measure.baselines import Call, single
+from tunebench.measure.baselines._activation import IN_NUMPY, in_torch
+from tunebench.workloads.operators.gated_gemm import GatedGemm
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["numpy_call", "torch_calls"]
+
+
+def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> Call:
+    """Multiply by NumPy's BLAS, in f32."""
+    t = single(inputs)
+    gate, up = (t[b] if workload.trans == "nn" else t[b].T for b in ("b_gate", "b_up"))
+    activate = IN_NUMPY[workload.activation]
+
+    def run() -> Array:
+        c: Array = t["a"] @ gate
+        activate(c)
+        c *= t["a"] @ up
+        return c
+
+    return run
+
+
+def torch_calls(workload: GatedGemm, t: Mapping[str, Any]) -> dict[str, Call]:
+    """Return the layer as torch's users write it, and as those do who keep both matrices b in one.
+
+    Concatenating them is done beforehand: it is how such models store their weights.
+    """
+    if workload.out != storage(workload.dtype):
+        return {}
+    import torch
+    from torch.nn import functional
+
+    activate = in_torch(workload.activation)
+    gate, up = (t[b].transpose(0, 1) if workload.trans == "nn" else t[b] for b in ("b_gate", "b_up"))
+    both = torch.cat((gate, up))
+
+    def together() -> Any:
+        of_gate, of_up = functional.linear(t["a"], both).chunk(2, dim=1)
+        return activate(of_gate).mul_(of_up)
+
+    return {
+        "torch": lambda: activate(functional.linear(t["a"], gate)).mul_(functional.linear(t["a"], up)),
+        "torch, weights in one": together,
+    }

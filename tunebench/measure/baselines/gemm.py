@@ -1,0 +1,123 @@
+"""gemm by NumPy and by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.dtype import storage
+from tunebench.measure.baselines import Call, torch_type
+from tunebench.measure.baselines._activation import in_numpy, in_torch
+from tunebench.measure.baselines._prologue import ahead_in_numpy, ahead_in_torch
+from tunebench.workloads.operators.gemm import Gemm
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["numpy_call", "torch_calls"]
+
+Tensors = Mapping[str, Any]
+
+
+def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> Call | None:
+    """Multiply by NumPy's BLAS; integers in float64, where their sums are exact and a BLAS does them."""
+    activate = in_numpy(workload.activation)
+    if activate is None:
+        return None
+    exactly = np.float64 if workload.dtype == "i8" else np.float32
+    tensors = {name: np.asarray(value, dtype=exactly) for name, value in inputs.items()}
+    ahead = ahead_in_numpy(workload, tensors, _along_k(workload))
+    if ahead is None:
+        return None
+    return lambda: _numpy_gemm(workload, {**tensors, "a": ahead()}, activate)
+
+
+def _along_k(workload: Gemm) -> tuple[int, ...]:
+    """Return the shape in which a vector with a number for each k meets a as it is stored."""
+    return (workload.k,) if workload.trans[0] == "n" else (workload.k, 1)
+
+
+def _numpy_gemm(workload: Gemm, t: Tensors, activate: Callable[[Array], None]) -> Array:
+    a = t["a"] if workload.trans[0] == "n" else t["a"].swapaxes(1, 2)
+    b = t["b"] if workload.trans[1] == "n" else t["b"].swapaxes(1, 2)
+    c: Array = a @ b
+    if workload.has_bias:
+        c += t["bias"]
+    activate(c)
+    if workload.has_residual:
+        c += t["residual"]
+    return c
+
+
+def torch_calls(workload: Gemm, t: Tensors) -> dict[str, Call]:
+    """Return torch's matrix product, with what is ahead and behind as its users write them."""
+    call = _torch_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch_ahead(workload, t)
+    return {} if call is None else {"torch": call}
+
+
+def _torch_ahead(workload: Gemm, t: Tensors) -> Callable[[], Any]:
+    """Return the product of what a chain has written; the views of it are made in the call."""
+    if not workload.has_pre:
+        return _torch(workload, t)
+    ahead = ahead_in_torch(workload, t, _along_k(workload))
+    return lambda: _torch(workload, {**t, "a": ahead()})()
+
+
+def _torch(workload: Gemm, t: Tensors) -> Callable[[], Any]:
+    a = t["a"] if workload.trans[0] == "n" else t["a"].transpose(1, 2)
+    b = t["b"] if workload.trans[1] == "n" else t["b"].transpose(1, 2)
+    if workload.epilogue == "none" and workload.activation == "none":
+        return lambda: a[0].matmul(b[0]) if workload.batch == 1 else a.matmul(b)
+    import torch
+
+    # What torch fuses wants bias and residual in the type of a and b.
+    fusible = workload.out == storage(workload.dtype)
+    if workload.epilogue == "residual" and workload.activation == "none" and fusible:
+        if workload.batch == 1:
+            return lambda: torch.addmm(t["residual"][0], a[0], b[0])
+        return lambda: torch.baddbmm(t["residual"], a, b)
+    return _torch_in_steps(workload, a, b, t, fusible)
+
+
+def _torch_in_steps(workload: Gemm, a: Any, b: Any, t: Tensors, fusible: bool) -> Callable[[], Any]:
+    """Return the product with its bias if torch has that in one, then activation and residual."""
+    from torch.nn import functional
+
+    activate = in_torch(workload.activation, a.device)
+
+    def product() -> Any:
+        if workload.batch == 1 and fusible:
+            return functional.linear(a[0], b[0].transpose(0, 1), t.get("bias"))
+        c = a.matmul(b)
+        return c.add(t["bias"]) if workload.has_bias else c
+
+    def run() -> Any:
+        c = activate(product())
+        # Of one product, c has two dimensions or three.
+        return c.add(t["residual"][0] if c.dim() == 2 else t["residual"]) if workload.has_residual else c
+
+    return run
+
+
+def _torch_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
+    """Return torch's product of 8-bit types, which has no public name; None where it has none at all.
+
+    It takes one product without an epilogue. cuBLAS wants lines in multiples of 16 and, for e4m3, k
+    contiguous; for i8 torch wants more than 16 rows.
+    """
+    import torch
+
+    if workload.epilogue != "none" or workload.activation != "none":
+        return None
+    if workload.batch > 1 or workload.n % 16 or workload.k % 16:
+        return None
+    a = t["a"][0] if workload.trans[0] == "n" else t["a"][0].transpose(0, 1)
+    b = t["b"][0] if workload.trans[1] == "n" else t["b"][0].transpose(0, 1)
+    if workload.dtype == "i8" and workload.m > 16:
+        return lambda: torch._int_mm(a, b)
+    if workload.dtype == "i8" or workload.trans != "nt" or not hasattr(torch, "_scaled_mm"):
+        return None
+    one = torch.ones((), device=a.device)
+    out = torch_type(workload.out)
+    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)

@@ -1,0 +1,77 @@
+"""grouped_gemm by NumPy and by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.measure.baselines import Call, single
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["numpy_call", "torch_calls"]
+
+Tensors = Mapping[str, Any]
+
+
+def numpy_call(workload: GroupedGemm, inputs: Mapping[str, Array]) -> Call:
+    """Multiply one group after the other."""
+    return _numpy(workload, single(inputs), workload.parts(inputs["offsets"]))
+
+
+def _numpy(workload: GroupedGemm, t: Tensors, parts: list[tuple[int, slice]]) -> Callable[[], Array]:
+    """Multiply one group after the other; that the sizes are known beforehand costs this program nothing."""
+    b = t["b"] if workload.trans == "nn" else t["b"].swapaxes(1, 2)
+    c = np.empty((workload.m, workload.n), np.float32)
+
+    def run() -> Array:
+        for group, part in parts:
+            np.matmul(t["a"][part], b[group], out=c[part])
+        return c
+
+    return run
+
+
+def torch_calls(workload: GroupedGemm, t: Tensors) -> dict[str, Call]:
+    """Return a loop over the groups, and torch's grouped product where it has one."""
+    grouped = _grouped_mm(workload, t)
+    return {"torch": _torch(workload, t)} | ({} if grouped is None else {"torch grouped_mm": grouped})
+
+
+def _torch(workload: GroupedGemm, t: Tensors) -> Callable[[], Any]:
+    """Multiply one group after the other, on a GPU by a call of cuBLAS each, with sizes known beforehand."""
+    b = t["b"] if workload.trans == "nn" else t["b"].transpose(1, 2)
+    parts = workload.parts(t["offsets"].cpu().numpy())
+    c = t["a"].new_empty(workload.m, workload.n)
+
+    def run() -> Any:
+        for group, part in parts:
+            c[part] = t["a"][part] @ b[group]
+        return c
+
+    return run
+
+
+def _grouped_mm(workload: GroupedGemm, t: Tensors) -> Callable[[], Any] | None:
+    """Return torch's own grouped product, or None where it has none: it is for bf16, in lines of 16 bytes.
+
+    Args:
+        workload: What to compute.
+        t: A torch tensor for each input by name.
+    """
+    if (workload.dtype, workload.out) != ("bf16", "bf16"):
+        return None
+    import torch
+
+    # It got its public name in torch 2.10.
+    multiply = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
+    if multiply is None or workload.n % 8 or workload.k % 8:
+        return None
+    if t["a"].is_cuda and torch.cuda.get_device_capability(t["a"].device) < (9, 0):
+        return None  # versions before 2.10 raise there
+    b = t["b"] if workload.trans == "nn" else t["b"].transpose(1, 2)
+    ends = t["offsets"][1:]
+    return lambda: multiply(t["a"], b, offs=ends)

@@ -1,0 +1,67 @@
+"""layernorm by NumPy and by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.measure.baselines import Call, single
+from tunebench.measure.baselines._norm import summed
+from tunebench.workloads.operators.layernorm import LayerNorm
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["numpy_call", "torch_calls"]
+
+Tensors = Mapping[str, Any]
+
+
+def numpy_call(workload: LayerNorm, inputs: Mapping[str, Array]) -> Call:
+    """Normalise by NumPy, or compute the gradients."""
+    tensors, run = single(inputs), _numpy_gradients if workload.is_backward else _numpy
+    return lambda: run(workload, tensors)
+
+
+def _numpy(workload: LayerNorm, t: Tensors) -> tuple[Array, ...]:
+    z = summed(t)
+    mean = z.mean(axis=1, keepdims=True)
+    centred = z - mean
+    rstd = 1 / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + workload.eps)
+    y = centred * rstd * t["gamma"] + t["beta"]
+    total = (z,) if workload.has_residual else ()
+    return (y, *total, *((mean[:, 0], rstd[:, 0]) if workload.stats else ()))
+
+
+def _numpy_gradients(workload: LayerNorm, t: Tensors) -> tuple[Array, ...]:
+    rstd = t["rstd"][:, None]
+    normal, g = (t["x"] - t["mean"][:, None]) * rstd, t["dy"] * t["gamma"]
+    along = (g * normal).mean(axis=1, keepdims=True)
+    dx = (g - g.mean(axis=1, keepdims=True) - normal * along) * rstd
+    return dx, (t["dy"] * normal).sum(axis=0), t["dy"].sum(axis=0)
+
+
+def torch_calls(workload: LayerNorm, t: Tensors) -> dict[str, Call]:
+    """Return torch's layer_norm after the sums; with statistics, or backward, the operators below it."""
+    import torch
+
+    shape = (workload.cols,)
+    aten, functional = torch.ops.aten, torch.nn.functional
+    if workload.is_backward:
+        # On a CPU torch has statistics in the type of x, on a GPU in f32.
+        kept = t["mean"].dtype if t["x"].is_cuda else t["x"].dtype
+        mean, rstd = (t[name].to(kept)[:, None] for name in ("mean", "rstd"))
+        # beta only tells that there is one.
+        operands = (t["dy"], t["x"], shape, mean, rstd, t["gamma"], t["gamma"], [True, True, True])
+        return {"torch": lambda: aten.native_layer_norm_backward(*operands)}
+
+    def normalise() -> Any:
+        z = summed(t)
+        total = (z,) if workload.has_residual else ()
+        if not workload.stats:
+            return (functional.layer_norm(z, shape, t["gamma"], t["beta"], workload.eps), *total)
+        y, mean, rstd = aten.native_layer_norm(z, shape, t["gamma"], t["beta"], workload.eps)
+        return (y, *total, mean, rstd)
+
+    return {"torch": normalise}

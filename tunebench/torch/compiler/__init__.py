@@ -1,0 +1,1 @@
+"""The `tunebench` backend of `torch.compile`."""

@@ -1,0 +1,225 @@
+"""A group of nodes as a function of tensors: what it reads and gives, and how kernels come to that."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tunebench.graph.group import Group
+from tunebench.torch.compiler._order import is_laid_out, memory_format
+from tunebench.torch.compiler._translation import Translation
+from tunebench.torch.operators._derived import Derived
+from tunebench.torch.operators._memory import stored_type
+from tunebench.workload import Tensor as Specification
+from tunebench.workload import Workload
+
+__all__ = ["Input", "Output", "Region"]
+
+
+class Region:
+    """The nodes of a group, with the views between them.
+
+    Attributes:
+        reads: Nodes outside whose tensors are read: by torch if it runs the group, or by kernels.
+        gives: Nodes inside whose tensors are read outside.
+        module: What runs the group by torch, as a function of `reads`.
+    """
+
+    def __init__(self, translation: Translation, group: Group, calls: Sequence[fx.Node]) -> None:
+        self._translation, self._calls = translation, frozenset(calls)
+        self._group = group
+        self._inside: dict[fx.Node, bool] = dict.fromkeys(calls, True)
+        sources = translation.sources
+        written = [value for index in group.nodes for value in translation.graph.nodes[index].writes]
+        wanted = [v for v in written if v in sources and not translation.graph.is_inner(v, group.nodes)]
+        self.gives = tuple(sources[value] for value in wanted)
+        self.values = dict(zip(wanted, self.gives, strict=True))
+        self.reads = self._outside()
+        self._between: dict[str, int] = {}
+        """Places, after what is given, of values that one kernel leaves to the next."""
+        self.module = self._by_torch()
+
+    def _is_inside(self, node: fx.Node) -> bool:
+        """Tell whether a node is of the group, or a view of what the group gives."""
+        if node not in self._inside:
+            is_call = node.op != "call_function" or node.name in self._translation.calls
+            self._inside[node] = not is_call and any(map(self._is_inside, node.all_input_nodes))
+        return self._inside[node]
+
+    def _outside(self) -> tuple[fx.Node, ...]:
+        found: dict[fx.Node, None] = {}
+        queue = [*self.gives, *self._calls]
+        seen = set(queue)
+        while queue:
+            node = queue.pop()
+            for before in node.all_input_nodes:
+                if not self._is_inside(before):
+                    found[before] = None
+                elif before not in seen:
+                    seen.add(before)
+                    queue.append(before)
+        sources = self._translation.sources
+        for value in self._group.roles.values():
+            if value in self._translation.derived:
+                found.update(dict.fromkeys(self._translation.derived[value].parts))
+            elif value in sources and not self._is_inside(sources[value]):
+                found[sources[value]] = None
+        return tuple(found)
+
+    def _by_torch(self) -> fx.GraphModule:
+        graph = fx.Graph()
+        known = {node: graph.placeholder(node.name) for node in self.reads}
+
+        def copied(node: fx.Node) -> fx.Node:
+            if node not in known:
+                for before in node.all_input_nodes:
+                    copied(before)
+                known[node] = graph.node_copy(node, lambda one: known[one])
+            return known[node]
+
+        results = tuple(copied(node) for node in self.gives)
+        graph.output(results[0] if len(results) == 1 else results)
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    def input(self, workload: Workload, spec: Specification, value: str) -> Input:
+        """Return how a kernel comes to a tensor that it reads."""
+        derived = self._translation.derived.get(value)
+        if derived is not None:
+            return _Derived(tuple(self.reads.index(node) for node in derived.parts), derived)
+        if value in self._between:
+            return _Left(self._between[value])
+        node = self._translation.sources[value]
+        place = self.reads.index(node)
+        if node.meta["val"].dtype != stored_type(spec.dtype):
+            return _Converted(place, stored_type(spec.dtype))
+        if is_laid_out(workload, node.meta["val"]) or not self._translation.graph.values[value].memory:
+            return _Given(place, tuple(node.meta["val"].stride()))
+        return _Copied(place, workload)
+
+    def output(self, workload: Workload, spec: Specification, value: str) -> Output:
+        """Return what a tensor that a kernel writes is."""
+        node = self.values.get(value)
+        if is_left := list(self._group.roles.values()).count(value) > 1:  # for the next kernel
+            self._between[value] = len(self.reads) + len(self._between)
+        if node is None:
+            dtype = stored_type(spec.dtype)
+            return Output(None, spec.shape, None, dtype, None, dtype, is_left)
+        told = node.meta["val"]
+        how = None if is_laid_out(workload, told) else memory_format(workload, told)
+        place, shape, stride = self.gives.index(node), tuple(told.shape), tuple(told.stride())
+        return Output(place, shape, stride, stored_type(spec.dtype), how, told.dtype, is_left)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A tensor as it is given, if it lies as torch told beforehand.
+
+    Some operators of torch tell another layout than they give, such as the gradient of hardtanh where its
+    operands lie differently.
+    """
+
+    place: int
+    stride: tuple[int, ...]
+
+    def of(self, given: Sequence[Tensor]) -> Tensor:
+        tensor = given[self.place]
+        return tensor if tensor.stride() == self.stride else self._relaid(tensor)
+
+    def _relaid(self, tensor: Tensor) -> Tensor:
+        steps = zip(tensor.shape, tensor.stride(), self.stride, strict=True)
+        if all(extent == 1 or step == told for extent, step, told in steps):
+            return tensor
+        wanted = torch.empty_strided(tensor.shape, self.stride, dtype=tensor.dtype, device=tensor.device)
+        return wanted.copy_(tensor)
+
+
+class _Left:
+    """What a kernel of the group has left to the next."""
+
+    def __init__(self, place: int) -> None:
+        self.of = operator.itemgetter(place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A tensor that is laid out anew."""
+
+    place: int
+    workload: Workload
+
+    def of(self, given: Sequence[Tensor]) -> Tensor:
+        tensor = given[self.place]
+        if self.workload.operator == "gemm" and tensor.stride(-1) != 1 and tensor.stride(-2) == 1:
+            return tensor.mT.contiguous().mT  # the problem has it column by column
+        return tensor.contiguous(memory_format=memory_format(self.workload, tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class _Converted:
+    """A tensor that is read in another type."""
+
+    place: int
+    dtype: torch.dtype
+
+    def of(self, given: Sequence[Tensor]) -> Tensor:
+        return given[self.place].to(self.dtype)
+
+
+class _Derived:
+    """What is made of other tensors, and made again when one of them has changed."""
+
+    def __init__(self, places: tuple[int, ...], derived: Derived) -> None:
+        self._places, self._derived = places, derived
+        self._known: tuple[Any, Tensor] | None = None
+
+    def of(self, given: Sequence[Tensor]) -> Tensor:
+        parts = [given[place] for place in self._places]
+        key = [(part.data_ptr(), part._version) for part in parts]
+        if self._known is None or self._known[0] != key:
+            self._known = (key, self._derived.of(*(part.detach() for part in parts)))
+        return self._known[1]
+
+
+Input = _Given | _Left | _Copied | _Converted | _Derived
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A tensor that a kernel writes.
+
+    Attributes:
+        place: Among the results; None if nobody reads it.
+        shape: As torch has it.
+        stride: Likewise; None for contiguous.
+        dtype: The type that the kernel writes.
+        written_as: The memory format that the kernel writes, if that is another.
+        expected_type: Its type, as torch has it.
+        is_left: Whether the next kernel reads it.
+    """
+
+    place: int | None
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    dtype: torch.dtype
+    written_as: torch.memory_format | None
+    expected_type: torch.dtype
+    is_left: bool
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return memory for it."""
+        if self.stride is None or self.written_as is not None:
+            how = self.written_as or torch.contiguous_format
+            return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=how)
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+
+    def expected(self, written: Tensor) -> Tensor:
+        """Return it as torch would have laid it out, in the type that it would have."""
+        if self.written_as is None or self.stride is None:
+            return written if self.dtype == self.expected_type else written.to(self.expected_type)
+        wanted = torch.empty_strided(self.shape, self.stride, dtype=self.expected_type, device=written.device)
+        return wanted.copy_(written)

@@ -1,0 +1,129 @@
+"""A graph of torch in which groups of nodes are calls of kernels: what `compile` runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+from torch import fx
+
+from tunebench.device import Device
+from tunebench.dispatch import problem
+from tunebench.graph.group import Group
+from tunebench.torch.compiler._fused import Fused, Kernel
+from tunebench.torch.compiler._region import Region
+from tunebench.torch.compiler._translation import Translation
+from tunebench.torch.compiler._trial import Trial
+from tunebench.workloads import parse
+
+__all__ = ["fused"]
+
+
+def fused(
+    module: fx.GraphModule,
+    translation: Translation,
+    groups: Iterable[tuple[Group, bool]],
+    device: Device,
+    ordinal: int,
+    *,
+    benchmark: bool = False,
+) -> tuple[fx.GraphModule, list[Fused]]:
+    """Return a module that runs groups by kernels, and all else as before; and these groups.
+
+    Args:
+        module: What was traced.
+        translation: What it computes.
+        groups: Of all of its nodes, in an order in which they can run; and whether kernels of ours run the
+            group, wherever they are known to be faster.
+        device: Where it runs.
+        ordinal: Which of the machine's GPUs that is.
+        benchmark: Whether groups are timed against torch at their first calls.
+    """
+    writer = _Writer(module, translation, device, ordinal, benchmark=benchmark)
+    for group, is_ours in groups:
+        if is_ours:
+            writer.fuse(group)
+        else:
+            writer.keep(group)
+    return writer.finished(), writer.fused
+
+
+class _Writer:
+    """Writes a graph anew, group by group."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        translation: Translation,
+        device: Device,
+        ordinal: int,
+        *,
+        benchmark: bool,
+    ) -> None:
+        self._module, self._translation = module, translation
+        self._device, self._ordinal, self._benchmark = device, ordinal, benchmark
+        self._graph = fx.Graph()
+        self.fused: list[Fused] = []
+        self._written: dict[fx.Node, fx.Node] = {}
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                self._copy(node)
+
+    def keep(self, group: Group) -> None:
+        """Have a group run by torch."""
+        for index in group.nodes:
+            self._write(self._call(index))
+
+    def fuse(self, group: Group) -> None:
+        """Have a group run by one call."""
+        region = Region(self._translation, group, [self._call(index) for index in group.nodes])
+        trial = Trial() if self._benchmark else None
+        run = Fused(group, f"group_{len(self.fused)}", self._kernels(group, region), region, trial)
+        self.fused.append(run)
+        made = self._graph.call_function(run, tuple(self._write(node) for node in region.reads))
+        if len(region.gives) == 1:
+            self._written[region.gives[0]] = made
+            return
+        for place, node in enumerate(region.gives):
+            self._written[node] = self._graph.call_function(operator.getitem, (made, place))
+
+    def finished(self) -> fx.GraphModule:
+        """Return the module."""
+        for node in self._module.graph.nodes:
+            if node.op == "output":
+                self._write(node)
+        self._graph.lint()
+        return fx.GraphModule(self._module, self._graph)
+
+    def _call(self, index: int) -> fx.Node:
+        return self._translation.calls[self._translation.graph.nodes[index].name]
+
+    def _write(self, node: fx.Node) -> fx.Node:
+        """Copy a node with what before it is not there yet: views, which belong to no group."""
+        if node not in self._written:
+            for before in node.all_input_nodes:
+                self._write(before)
+            self._copy(node)
+        return self._written[node]
+
+    def _copy(self, node: fx.Node) -> None:
+        self._written[node] = self._graph.node_copy(node, lambda one: self._written[one])
+
+    def _kernels(self, group: Group, region: Region) -> list[Kernel]:
+        found = []
+        for index, text in enumerate(group.workloads):
+            workload = parse(text)
+            found.append(
+                Kernel(
+                    problem(workload, self._device, self._ordinal),
+                    tuple(
+                        region.input(workload, spec, group.role(index, spec.name))
+                        for spec in workload.inputs()
+                    ),
+                    tuple(
+                        region.output(workload, spec, group.role(index, spec.name))
+                        for spec in workload.outputs()
+                    ),
+                )
+            )
+        return found

@@ -1,0 +1,485 @@
+"""torch's graphs as ours: which node of FX computes what, and which values share memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from tunebench.errors import InputError
+from tunebench.expression import canonical
+from tunebench.graph._parted import channels_of, sum_of, zeros_of
+from tunebench.graph.node import Graph, Node, Operand, Value
+from tunebench.torch.compiler._aten import is_known, workloads_of
+from tunebench.torch.compiler._order import inner, is_dense, is_laid_out, lines, place, place_of_channels
+from tunebench.torch.compiler._pointwise import expression_of, is_pointwise
+from tunebench.torch.operators._batch_norm import gradients_by_batch, normalised_by_batch
+from tunebench.torch.operators._derived import Channels, Derived, Folded, Zeros
+from tunebench.torch.operators._memory import DTYPES
+from tunebench.workload import Workload
+from tunebench.workloads import parse, workload
+
+__all__ = ["Translation", "translate"]
+
+TYPES = {**DTYPES, torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A graph of FX, and ours of it.
+
+    Attributes:
+        graph: Ours.
+        sources: The node of FX that gives the memory of each value.
+        calls: The node of FX that each node of ours stands for.
+        derived: What values are made of that neither nodes nor kernels write.
+    """
+
+    graph: Graph
+    sources: Mapping[str, fx.Node]
+    calls: Mapping[str, fx.Node]
+    derived: Mapping[str, Derived]
+
+
+def translate(
+    traced: fx.Graph,
+    name: str,
+    phase: Literal["inference", "forward", "backward"],
+    constants: frozenset[str] = frozenset(),
+) -> Translation:
+    """Return what a traced step computes.
+
+    Args:
+        traced: Of ATen's operators, without mutation, each node's `val` told in its `meta`.
+        name: Of the model.
+        phase: What the step is.
+        constants: Names of placeholders that are the same in every step.
+    """
+    return _Translator(name, phase, constants).run(traced)
+
+
+class _Translator:
+    def __init__(self, name: str, phase: Any, constants: frozenset[str]) -> None:
+        self._name, self._phase, self._constants = name, phase, constants
+        self._values: dict[str, Value] = {}
+        self._owned: dict[fx.Node, str] = {}
+        """The value that each node of FX with one tensor shows."""
+        self._sources: dict[str, fx.Node] = {}
+        self._copied: set[str] = set()
+        self._joins: dict[str, tuple[str, ...]] = {}
+        self._derived: dict[str, Derived] = {}
+        self._nodes: list[Node] = []
+        self._calls: dict[str, fx.Node] = {}
+
+    def run(self, traced: fx.Graph) -> Translation:
+        outputs: set[str] = set()
+        for node in traced.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                if isinstance(_tensor(node), Tensor):
+                    constant = node.name in self._constants or node.op == "get_attr"
+                    self._own(node, node.name, _tensor(node), constant=constant)
+            elif node.op == "output":
+                outputs = {
+                    self._owner(self._owned[one]) for one in node.all_input_nodes if one in self._owned
+                }
+            elif node.target is operator.getitem:
+                self._item(node)
+            else:
+                self._call(node)
+        graph = Graph(
+            name=self._name,
+            phase=self._phase,
+            nodes=tuple(self._nodes),
+            values=self._values,
+            outputs=frozenset(outputs),
+        )
+        return Translation(graph, self._sources, self._calls, self._derived)
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def _own(
+        self, node: fx.Node | None, name: str, tensor: Tensor, *, constant: bool = False, memory: str = ""
+    ) -> str:
+        self._values[name] = Value(
+            name=name,
+            shape=tuple(int(extent) for extent in tensor.shape),
+            dtype=TYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch.")),
+            inner=inner(tensor),
+            memory=memory,
+            is_constant=constant,
+        )
+        if node is not None:
+            self._owned[node] = name
+            self._sources[name] = node
+        return name
+
+    def _owner(self, value: str) -> str:
+        return self._values[value].memory or value
+
+    def _item(self, node: fx.Node) -> None:
+        """See one of several results; those of views were told of with the call."""
+        whole, index = node.args
+        name = f"{whole.name}.{index}"
+        if name in self._values:
+            self._owned[node] = name
+            self._sources[name] = node
+        elif isinstance(_tensor(node), Tensor):  # a part of what a view parted
+            base = self._owned.get(whole.args[0])
+            self._see(node, base)
+
+    def _see(self, node: fx.Node, base: str | None) -> None:
+        """Note a view: the same value if it shows all of its memory, or a value in that memory."""
+        tensor = _tensor(node)
+        if base is None or not isinstance(tensor, Tensor):
+            return
+        shown = self._values[base]
+        is_whole = tensor.numel() == shown.elements and is_dense(tensor) and not shown.memory
+        if is_whole and TYPES.get(tensor.dtype) == shown.dtype:
+            self._owned[node] = base
+            return
+        constant = shown.is_constant
+        self._own(node, node.name, tensor, constant=constant, memory=self._owner(base))
+
+    # -- nodes ---------------------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> None:
+        if _is_view(node):
+            (base,) = [one for one in node.all_input_nodes if one in self._owned][:1] or [None]
+            if isinstance(_tensor(node), Tensor):
+                self._see(node, None if base is None else self._owned[base])
+            return
+        reads = tuple(
+            dict.fromkeys(self._owner(self._owned[one]) for one in node.all_input_nodes if one in self._owned)
+        )
+        given = _arguments(node)
+        told = self._made(node, given) or {"reason": "no expression of ours"}
+        self._calls[node.name] = node
+        writes = self._written(node)
+        if "roles" in told and "expression" not in told:
+            told["roles"] = {**told["roles"], **_results(told["workloads"], writes, told["roles"])}
+        self._nodes.append(Node(name=node.name, target=_target(node), reads=reads, writes=writes, **told))
+
+    def _written(self, node: fx.Node) -> tuple[str, ...]:
+        found = _tensor(node)
+        if isinstance(found, Tensor):
+            return (self._own(node, node.name, found),)
+        parts = found if isinstance(found, (list, tuple)) else ()
+        used = {user.args[1] for user in node.users if user.target is operator.getitem}
+        names = {
+            f"{node.name}.{index}": part
+            for index, part in enumerate(parts)
+            if isinstance(part, Tensor) and index in used
+        }
+        return tuple(
+            name if name in self._values else self._own(None, name, part) for name, part in names.items()
+        )
+
+    def _made(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what a call computes, in the words of `Node`."""
+        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+            return {"reason": "no operator of ATen"}
+        if any(isinstance(_tensor(one), Tensor) and one not in self._owned for one in node.all_input_nodes):
+            return {"reason": "views of what is not known"}
+        func, name = node.target, node.target._schema.name
+        if name == "aten::_native_batch_norm_legit_no_training":
+            return self._normalised_by_channel(given)
+        if name in _BY_BATCH:
+            own = functools.partial(self._own, None)
+            return _BY_BATCH[name](node, given, self._in_f32, own)
+        if name == "aten::cat":
+            return {"reason": "no operator of ours", "joins": self._joined(node, given)}
+        if is_known(func):
+            return self._known(node, given)
+        if name in _REDUCTIONS:
+            return self._reduced(_REDUCTIONS[name], node, given)
+        return self._pointwise(name, node, given)
+
+    def _reduced(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+        """Return a sum, or a mean, over the innermost axes in memory, or over all but those."""
+        x, result = _tensor(given["self"]), _tensor(node)
+        if x.dtype not in DTYPES or result.dtype != x.dtype or not is_dense(x) or not is_dense(result):
+            return {"reason": "another type, or elements that do not lie side by side"}
+        axis = lines(x, given.get("dim"))
+        if axis is None:
+            return {"reason": "over axes in the middle of memory"}
+        kept = result.numel()
+        rows, cols = (kept, x.numel() // kept) if axis == "cols" else (x.numel() // kept, kept)
+        sizes = {"rows": rows, "cols": cols, "dtype": DTYPES[x.dtype]}
+        try:
+            found = workload("reduction", **sizes, expression="x0", reduce=how, axis=axis)
+        except InputError as error:
+            return {"reason": str(error)}
+        roles = {"x0": self._owned[given["self"]]}
+        return {"workloads": (str(found),), "roles": roles}
+
+    def _known(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+        tensors = {
+            key: _tensor(value) if isinstance(value, fx.Node) else value for key, value in given.items()
+        }
+        seen = workloads_of(node.target, (), tensors)
+        if not seen.workloads:
+            return {"reason": seen.reason}
+        texts = tuple(_with_statistics(text, node) for text in seen.workloads)
+        if node.target._schema.name == "aten::convolution_backward" and given["output_mask"][2]:
+            texts += _sums_of_channels(_tensor(given["grad_output"]))
+        problems = [parse(text) for text in texts]
+        roles = {name: value for one in problems for name, value in self._roles(one, given).items()}
+        results = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else (node.meta["val"],)
+        made = [one for one in problems for _ in one.outputs()]
+        relaid = [
+            tensor
+            for problem, tensor in zip(made, results, strict=False)
+            if isinstance(tensor, Tensor) and not is_laid_out(problem, tensor)
+        ]
+        copied = sum(self._values[value].nbytes for value in roles.values() if value in self._copied)
+        copied += sum(tensor.numel() * tensor.element_size() for tensor in relaid)
+        if given.get("transposed") and isinstance(given.get("bias"), fx.Node):
+            return self._with_bias(node, texts, roles, given["bias"], copied)
+        if roles.get("x") in self._joins and not copied:
+            self._part(node, problems[0], roles)
+        return {"workloads": texts, "roles": roles, "copied": copied}
+
+    def _joined(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
+        """Return the images that are joined channel by channel, channels last; else none."""
+        parts, result = given["tensors"], _tensor(node)
+        tensors = [_tensor(part) for part in parts]
+        last = all(one.dim() == 4 and place_of_channels(one) == "vector" for one in (*tensors, result))
+        if not last or given["dim"] not in (1, -3) or any(one.dtype != result.dtype for one in tensors):
+            return ()
+        self._joins[node.name] = tuple(self._owned[part] for part in parts)
+        return self._joins[node.name]
+
+    def _part(self, node: fx.Node, problem: Any, roles: dict[str, str]) -> None:
+        """Note what the convolutions of the parts of joined images read and write (see `graph._parted`)."""
+        if problem.operator != "conv2d" or problem.direction != "fprop" or problem.groups > 1:
+            return
+        filters, first = self._sources[roles["w"]], 0
+        for part, value in enumerate(self._joins[roles["x"]]):
+            end = first + self._values[value].shape[1]
+            name = channels_of(roles["w"], first, end)
+            self._own(None, name, _tensor(filters)[:, first:end], constant=self._is_constant(filters))
+            self._derived[name] = Channels((filters,), first, end)
+            self._own(None, sum_of(node.name, part), _tensor(node))
+            first = end
+        self._own(None, zeros_of(node.name), _tensor(filters)[:, 0, 0, 0], constant=True)
+        self._derived[zeros_of(node.name)] = Zeros((filters,))
+
+    def _with_bias(
+        self, node: fx.Node, texts: tuple[str, ...], roles: dict[str, str], bias: fx.Node, copied: int
+    ) -> dict[str, Any]:
+        """Return a transposed convolution and the addition of its bias, which is a kernel of its own."""
+        result = _tensor(node)
+        if place_of_channels(result) != "vector":
+            return {"workloads": texts, "copied": copied}
+        sums = self._own(None, f"{node.name}~sums", result)
+        dimensions = {"rows": result.numel() // result.shape[1], "cols": result.shape[1]}
+        adding = workload(
+            "elementwise", **dimensions, dtype=parse(texts[0]).dtype, expression="t0+t1", vectors="t1"
+        )
+        return {
+            "workloads": (*texts, str(adding)),
+            "roles": {**roles, "dx": sums, "t0": sums, "t1": self._owned[bias]},
+            "copied": copied,
+        }
+
+    def _roles(self, problem: Workload, given: dict[str, Any]) -> dict[str, str]:
+        """Return which value each input of a problem is; those that must be laid out anew are no other's."""
+        is_transposed = given.get("transposed") and problem.operator == "conv2d"
+        names = _ROLES["transposed" if is_transposed else problem.operator]
+        roles = {}
+        for tensor in problem.inputs():
+            found = [given[name] for name in names[tensor.name] if isinstance(given.get(name), fx.Node)]
+            if found:
+                roles[tensor.name] = self._role(problem, found[0])
+        return roles
+
+    def _role(self, problem: Workload, node: fx.Node) -> str:
+        shown = self._owned[node]
+        if is_laid_out(problem, _tensor(node)):
+            return shown
+        name = f"{node.name}~copy"
+        if name not in self._values:
+            constant = self._values[shown].is_constant
+            self._own(None, name, _tensor(node), constant=constant, memory=self._owner(shown))
+            self._sources[name] = node
+        self._copied.add(name)
+        return name
+
+    def _in_f32(self, node: fx.Node) -> str:
+        """Return the value of images, or of statistics of them, which kernels have in f32."""
+        shown, tensor = self._owned[node], _tensor(node)
+        if tensor.dim() > 1 or tensor.dtype == torch.float32:
+            return shown
+        name = f"{node.name}~f32"
+        if name not in self._values:
+            self._own(None, name, tensor.float(), memory=self._owner(shown))
+            self._sources[name] = node
+        return name
+
+    def _pointwise(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
+        result = _tensor(node)
+        if not is_pointwise(name):
+            return {"reason": "no operator of ours"}
+        if not isinstance(result, Tensor) or result.dtype not in DTYPES or not is_dense(result):
+            return None
+        operands: dict[str, Operand] = {}
+        texts: dict[str, Any] = {}
+        for key, value in given.items():
+            if not isinstance(value, fx.Node):
+                if isinstance(value, float) and not math.isfinite(value):
+                    return {"reason": f"{key} of {value}"}
+                texts[key] = repr(value) if isinstance(value, (int, float)) and key in _NUMBERS else value
+                continue
+            tensor = _tensor(value)
+            if value not in self._owned or not isinstance(tensor, Tensor) or tensor.dtype != result.dtype:
+                return {"reason": "operands of another type"}
+            where = place(tensor, result)
+            if where is None:
+                return {"reason": "operands that lie otherwise in memory"}
+            value_name = self._owned[value]
+            known = {operand.value: key for key, operand in operands.items()}
+            texts[key] = known.get(value_name, f"x{len(operands)}")
+            operands[texts[key]] = Operand(value_name, where)
+        try:
+            expression = expression_of(name, texts)
+            expression = expression and canonical(expression)
+        except InputError as error:
+            return {"reason": str(error)}
+        if not expression or not any(operand.place == "whole" for operand in operands.values()):
+            return None
+        return {"expression": expression, "operands": operands}
+
+    def _normalised_by_channel(self, given: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a batch normalisation by running statistics: a scale and a shift of each channel."""
+        x = _tensor(given["input"])
+        statistics = [given[key] for key in ("weight", "bias", "running_mean", "running_var")]
+        folded = all(isinstance(one, fx.Node) and self._is_constant(one) for one in statistics)
+        if not folded or x.dtype not in DTYPES or not is_dense(x):
+            return {"reason": "statistics that change from step to step"}
+        weight = given["weight"]
+        names = []
+        whats: tuple[Literal["scale", "shift"], ...] = ("scale", "shift")
+        for what in whats:
+            name = f"{self._owned[given['input']]}~{weight.name}.{what}"
+            self._own(None, name, _tensor(weight).to(x.dtype), constant=True)
+            self._derived[name] = Folded(tuple(statistics), what, given["eps"], x.dtype)
+            names.append(name)
+        where = place_of_channels(x)
+        operands = {
+            "x0": Operand(self._owned[given["input"]], "whole"),
+            "x1": Operand(names[0], where),
+            "x2": Operand(names[1], where),
+        }
+        return {"expression": "x0*x1+x2", "operands": operands}
+
+    def _is_constant(self, node: fx.Node) -> bool:
+        return node in self._owned and self._values[self._owned[node]].is_constant
+
+
+# -- reading FX --------------------------------------------------------------------------------------------
+
+_BY_BATCH = {
+    "aten::_native_batch_norm_legit_functional": normalised_by_batch,
+    "aten::native_batch_norm_backward": gradients_by_batch,
+}
+
+_REDUCTIONS = {"aten::sum": "sum", "aten::mean": "mean"}
+
+_NUMBERS = frozenset({"self", "other"})
+"""Arguments of elementwise operators that may be numbers in place of tensors."""
+
+_ROLES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "gemm": {
+        "a": ("mat1", "batch1", "self"),
+        "b": ("mat2", "batch2"),
+        "bias": ("self",),
+        "residual": ("self",),
+    },
+    "conv2d": {"x": ("input",), "w": ("weight",), "bias": ("bias",), "dy": ("grad_output",)},
+    "transposed": {"dy": ("input",), "w": ("weight",), "x": ("grad_output",)},
+    "reduction": {"x0": ("grad_output",)},
+    "softmax": {"x": ("self",), "y": ("output",), "dy": ("grad_output",)},
+    "layernorm": {
+        "x": ("input",),
+        "gamma": ("weight",),
+        "beta": ("bias",),
+        "mean": ("mean",),
+        "rstd": ("rstd",),
+        "dy": ("grad_out",),
+    },
+    "rmsnorm": {"x": ("input",), "gamma": ("weight",), "rstd": ("rstd",), "dy": ("grad_out",)},
+    "attention": {
+        "q": ("query",),
+        "k": ("key",),
+        "v": ("value",),
+        "o": ("out",),
+        "lse": ("logsumexp",),
+        "do": ("grad_out", "grad_out_"),
+    },
+}
+"""The arguments of ATen's operators that the tensors of ours are: the first that is a tensor."""
+
+
+def _tensor(node: Any) -> Any:
+    return node.meta.get("val") if isinstance(node, fx.Node) else node
+
+
+def _target(node: fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return schema.name.replace("::", ".") if schema is not None else str(node.target)
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {}
+    given = {argument.name: argument.default_value for argument in schema.arguments}
+    names = (argument.name for argument in schema.arguments)
+    return given | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+_VIEWS = frozenset({"aten::_unsafe_view", "aten::_reshape_alias"})
+"""Operators that show the same memory, though their schema does not tell."""
+
+
+def _is_view(node: fx.Node) -> bool:
+    func = node.target
+    if not hasattr(func, "_schema"):
+        return False
+    return bool(func.is_view) or func._schema.name in _VIEWS or func._schema.name == "aten::detach"
+
+
+def _with_statistics(text: str, node: fx.Node) -> str:
+    """Let a normalisation write what its gradients read, if that is used."""
+    norm = parse(text)
+    if norm.operator not in ("layernorm", "rmsnorm") or getattr(norm, "direction", "") != "forward":
+        return text
+    kept = any(user.target is operator.getitem and user.args[1] > 0 for user in node.users)
+    return str(norm.changed(stats=kept))
+
+
+def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
+    """Return the gradient of a convolution's bias, if channels lie innermost in memory; else nothing."""
+    if place_of_channels(images) != "vector" or images.dtype not in DTYPES:
+        return ()
+    sizes = {"rows": images.numel() // images.shape[1], "cols": images.shape[1]}
+    of = {"expression": "x0", "reduce": "sum", "axis": "rows"}
+    try:
+        return (str(workload("reduction", **sizes, dtype=DTYPES[images.dtype], **of)),)
+    except InputError:  # so many of a short type overflow whatever they are
+        return ()
+
+
+def _results(texts: tuple[str, ...], writes: tuple[str, ...], known: Mapping[str, str]) -> dict[str, str]:
+    """Return which value each result of some problems is that is not known yet: they come in torch's order.
+
+    Those that it gives beside are none of ours: the gradient of a bias, the state of a generator.
+    """
+    names = [tensor.name for text in texts for tensor in parse(text).outputs() if tensor.name not in known]
+    return dict(zip(names, writes, strict=False))

@@ -1,0 +1,158 @@
+"""A model's step as graphs: traced by `torch.compile` and AOTAutograd, with nothing computed."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+
+from tunebench.errors import InputError
+from tunebench.torch.compiler._translation import Translation, translate
+
+__all__ = ["capture", "constants_of", "in_mode", "traced_by"]
+
+Phase = Literal["inference", "forward", "backward"]
+Compiler = Callable[[fx.GraphModule, Phase], Callable[..., Any]]
+"""Takes a graph of ATen's operators and the phase it is of, and returns what runs it."""
+
+
+def capture(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    training: bool = False,
+    name: str = "",
+) -> tuple[Translation, ...]:
+    """Return what a step of a model computes: of inference one graph, of training forward and backward.
+
+    Nothing is computed: what the model returns meanwhile is memory as it happens to be. The model is in
+    training or in eval mode for the time being, and given back as it was. Whatever this process has had
+    compiled by torch is compiled again at its next call.
+
+    Args:
+        model: The model.
+        args: What it is called with; sizes, types and layouts count, values do not.
+        kwargs: Likewise.
+        training: Whether gradients of all that it returns are computed as well.
+        name: Of the graphs; the model's class if it is empty.
+
+    Raises:
+        InputError: if the model cannot be traced as a whole; the first line of torch's own words says why.
+    """
+    found: list[Translation] = []
+
+    def keep(graph: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
+        found.append(translate(graph.graph, name or type(model).__name__, phase, constants_of(graph, phase)))
+        return _of_nothing(graph)
+
+    with in_mode(model, training=training), torch.set_grad_enabled(training), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
+        try:
+            result = torch.compile(model, backend=traced_by(keep), fullgraph=True, dynamic=False)(
+                *args, **(kwargs or {})
+            )
+            if training:
+                _differentiate(result)
+        except Exception as error:  # the tracer raises what it likes; its first line tells what it met
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(f"{type(model).__name__} cannot be traced as a whole: {reason}") from error
+        finally:
+            torch._dynamo.reset()
+    return tuple(found)
+
+
+def traced_by(compiler: Compiler) -> Callable[..., Any]:
+    """Return a backend of `torch.compile` that has AOTAutograd's graphs compiled."""
+
+    def of(phase: Phase) -> Callable[..., Any]:
+        def compiled(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+            run = compiler(graph, phase)
+
+            def boxed(values: list[Any]) -> Any:
+                arguments = tuple(values)
+                values.clear()  # what is needed no longer may be freed while it runs
+                return run(*arguments)
+
+            boxed._boxed_call = True  # type: ignore[attr-defined]
+            return boxed
+
+        return compiled
+
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=of("forward"), bw_compiler=of("backward"), inference_compiler=of("inference")
+    )
+    return backend
+
+
+def constants_of(graph: fx.GraphModule, phase: Phase) -> frozenset[str]:
+    """Return the placeholders that are the same in every step of inference: parameters and buffers."""
+    context = TracingContext.try_get()
+    if phase != "inference" or context is None or context.fw_metadata is None:
+        return frozenset()
+    places = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    return frozenset(places[index] for index in context.fw_metadata.static_input_indices)
+
+
+@contextlib.contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put a model in a mode; afterwards it is in its own, with what it had in its buffers."""
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _of_nothing(graph: fx.GraphModule) -> Callable[..., Any]:
+    """Return what gives results of the right kind without computing them."""
+    (output,) = [node for node in graph.graph.nodes if node.op == "output"]
+
+    def run(*_: Any) -> Any:
+        return [_memory(node) for node in output.args[0]]
+
+    return run
+
+
+def _memory(node: Any) -> Any:
+    told = node.meta.get("val") if isinstance(node, fx.Node) else node
+    if not isinstance(told, Tensor):
+        return told
+    return torch.empty_strided(told.shape, told.stride(), dtype=told.dtype, device=told.device)
+
+
+def _differentiate(result: Any) -> None:
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    if not wanted:
+        raise ValueError("nothing that it returns has a gradient")
+    torch.autograd.grad(wanted, _inputs_of(wanted), [torch.zeros_like(one) for one in wanted])
+
+
+def _inputs_of(results: Sequence[Tensor]) -> list[Tensor]:
+    """Return the leaves that results depend on."""
+    found: dict[int, Tensor] = {}
+    queue = [one.grad_fn for one in results]
+    seen = set()
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found[id(node.variable)] = node.variable
+        queue += [before for before, _ in node.next_functions]
+    return list(found.values())

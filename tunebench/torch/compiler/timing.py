@@ -1,0 +1,241 @@
+"""`time_model`: what a model takes by eager torch, by torch.compile and by ours, and each of its groups."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tunebench.errors import InputError
+from tunebench.torch.compiler._trial import CALLS
+from tunebench.torch.compiler.capturing import in_mode
+from tunebench.torch.compiler.compiling import backend_of
+from tunebench.torch.compiler.compiling import compile as compile_ours
+
+__all__ = ["GroupTime", "ModelTimes", "time_model"]
+
+WARM_UP = 3
+"""Calls before any is timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTime:
+    """A group that kernels of ours may run.
+
+    Attributes:
+        workloads: What it computes, as canonical texts.
+        planned_us: The time that it was chosen for: measured, or predicted.
+        by: Whose kernels run it.
+        us: Median of its calls, on tensors of the model, by these.
+        torch_us: The same by torch, operation by operation.
+    """
+
+    workloads: tuple[str, ...]
+    planned_us: float
+    by: Literal["tunebench", "torch"]
+    us: float
+    torch_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTimes:
+    """How long a step takes; all ways run in turn.
+
+    Attributes:
+        us: Medians, by way: ``eager``, ``torch.compile`` and ``tunebench``.
+        ratios: Median over the rounds of each other way's time over ours: above 1, ours is faster.
+        groups: Those that kernels of ours may run, in the order they run.
+        rounds: How often each ran.
+    """
+
+    us: Mapping[str, float]
+    ratios: Mapping[str, float]
+    groups: tuple[GroupTime, ...]
+    rounds: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "us": dict(self.us),
+            "ratios": dict(self.ratios),
+            "rounds": self.rounds,
+            "groups": [
+                {
+                    "workloads": list(g.workloads),
+                    "planned_us": g.planned_us,
+                    "by": g.by,
+                    "us": g.us,
+                    "torch_us": g.torch_us,
+                }
+                for g in self.groups
+            ],
+        }
+
+    def __str__(self) -> str:
+        """Return a line for each way, then one for each group."""
+        lines = [f"{way:<14} {us / 1e3:10.3f} ms" for way, us in self.us.items()]
+        lines += [f"{way} takes {ratio:.2f} times as long" for way, ratio in self.ratios.items()]
+        if self.groups:
+            lines.append(f"{'us':>10} {'torch, us':>10} {'planned':>10}  group")
+        lines += [
+            f"{g.us:>10.1f} {g.torch_us:>10.1f} {g.planned_us:>10.1f}  {' and '.join(g.workloads)}"
+            for g in self.groups
+        ]
+        return "\n".join(lines)
+
+
+def time_model(
+    model: nn.Module,
+    *inputs: Tensor,
+    rounds: int = 20,
+    training: bool = False,
+    library: bool = True,
+    benchmark: bool = False,
+) -> ModelTimes:
+    """Time a step by eager torch, by `torch.compile` and by `tunebench.torch.compile`.
+
+    The model runs in eval or in training mode, and is given back in its own, with the gradients and the
+    buffers that it had.
+
+    Args:
+        model: The model.
+        inputs: What it is called with, on its device.
+        rounds: How often each way runs, in turn with the others.
+        training: Whether a step is forward and backward, with gradients of ones for all that the model
+            returns, in place of inference.
+        library: Whether `torch.compile` is among them, which must have a compiler.
+        benchmark: Whether ours is compiled with `benchmark`; all ways have run often enough then.
+
+    Raises:
+        InputError: if there are no rounds, or no inputs, or nothing to train.
+    """
+    if rounds < 1 or not inputs:
+        raise InputError("timing takes a round or more, and what the model is called with")
+    if training and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("the model has nothing to train: time a step of inference")
+    with in_mode(model, training=training), torch.set_grad_enabled(training):
+        before = {parameter: parameter.grad for parameter in model.parameters()}
+        try:
+            step = functools.partial(_train, tuple(before)) if training else _infer
+            return _timed(model, inputs, rounds, step, library=library, benchmark=benchmark)
+        finally:
+            for parameter, gradient in before.items():
+                parameter.grad = gradient
+
+
+Step = Callable[[Callable[..., Any], tuple[Tensor, ...]], None]
+"""Runs a model once on what it is called with."""
+
+
+def _infer(run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    run(*inputs)
+
+
+def _train(parameters: Sequence[Tensor], run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    leaves = torch.utils._pytree.tree_leaves(run(*inputs))
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    for parameter in parameters:
+        parameter.grad = None
+    torch.autograd.backward(found, [torch.ones_like(leaf) for leaf in found])
+
+
+def _timed(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    rounds: int,
+    step: Step,
+    *,
+    library: bool,
+    benchmark: bool,
+) -> ModelTimes:
+    ours = compile_ours(model, benchmark=benchmark)
+    ways: dict[str, Callable[..., Any]] = {"eager": model}
+    if library:
+        ways["torch.compile"] = torch.compile(model, dynamic=False)
+    ways["tunebench"] = ours
+    clock = _clock_of(inputs[0].device)
+    calls = {way: functools.partial(step, run, inputs) for way, run in ways.items()}
+    for _ in range(CALLS if benchmark else 0):
+        calls["tunebench"]()
+    times = _in_turn(calls, rounds, clock)
+    return ModelTimes(
+        us={way: statistics.median(found) for way, found in times.items()},
+        ratios={
+            way: statistics.median(a / b for a, b in zip(found, times["tunebench"], strict=True))
+            for way, found in times.items()
+            if way != "tunebench"
+        },
+        groups=_groups(ours, calls["tunebench"], rounds, clock),
+        rounds=rounds,
+    )
+
+
+Clock = Callable[[Callable[[], Any]], float]
+
+
+def _clock_of(device: torch.device) -> Clock:
+    """Return what runs a call and tells its microseconds: of the stream on a GPU, else of the wall."""
+    if device.type != "cuda":
+        return _on_processor
+
+    def on_gpu(call: Callable[[], Any]) -> float:
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        call()
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) * 1e3
+
+    return on_gpu
+
+
+def _on_processor(call: Callable[[], Any]) -> float:
+    began = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - began) / 1e3
+
+
+def _in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int, clock: Clock) -> dict[str, list[float]]:
+    for call in calls.values():
+        for _ in range(WARM_UP):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(clock(call))
+    return times
+
+
+def _groups(compiled: Any, call: Callable[[], None], rounds: int, clock: Clock) -> tuple[GroupTime, ...]:
+    """Time each group on the tensors that the model gives it."""
+    made = backend_of(compiled)
+    fused = [run for runs in made.fused for run in runs]
+    planned = [
+        offer.price.us for plan in made.plans for offer in plan.chosen if offer.price.by == "tunebench"
+    ]
+    for run in fused:
+        run.keeps = True
+    call()
+    found = []
+    for run, us in zip(fused, planned, strict=True):
+        given, run.keeps, run.seen = run.seen, False, ()
+        calls = {"ours": functools.partial(run, *given), "torch": functools.partial(run.by_torch, *given)}
+        with torch.no_grad():
+            times = _in_turn(calls, rounds, clock)
+        medians = {name: statistics.median(each) for name, each in times.items()}
+        found.append(
+            GroupTime(
+                workloads=run.group.workloads,
+                planned_us=us,
+                by=run.by,
+                us=medians["ours"],
+                torch_us=medians["torch"],
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Torch functions served by tuned kernels."""

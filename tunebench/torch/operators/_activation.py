@@ -1,0 +1,77 @@
+"""What follows a product or a convolution element by element: by its name, or as an expression in x."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tunebench.errors import InputError
+from tunebench.expression import Node, canonical, names, parse
+from tunebench.torch.operators._operands import evaluate
+from tunebench.workloads.operators._activation import IDENTITY
+
+__all__ = ["ACTIVATIONS", "activated", "expression", "settled", "through"]
+
+ACTIVATIONS: dict[str, Any] = {
+    "none": lambda z: z,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
+"""Those that have a name; gelu is the exact one."""
+
+
+def settled(activation: str) -> str:
+    """Return the one text of an activation.
+
+    Raises:
+        InputError: if it is neither a name nor an expression in x.
+    """
+    return activation if activation in ACTIVATIONS else _canonical(activation)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _canonical(text: str) -> str:
+    found = canonical(text)
+    if names(parse(found)) != ("x",):
+        raise InputError(
+            f"an activation is one of {', '.join(ACTIVATIONS)} or an expression in x alone, not {found}"
+        )
+    return found
+
+
+def expression(activation: str) -> str:
+    """Return an activation as the workload has it: a name applied to x, or the expression itself."""
+    if activation == "none":
+        return IDENTITY
+    return f"{activation}(x)" if activation in ACTIVATIONS else activation
+
+
+def activated(activation: str, z: Tensor) -> Tensor:
+    """Return the activation by torch."""
+    known = ACTIVATIONS.get(activation)
+    made: Tensor = evaluate(_tree(activation), {"x": z}) if known is None else known(z)
+    return made
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # which Dynamo cannot read
+def _tree(text: str) -> Node:
+    return parse(text)
+
+
+def through(activation: str, z: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient before an activation, which can be differentiated again."""
+    again = torch.is_grad_enabled()
+    if activation == "relu":
+        return dy * (z > 0)
+    if activation == "gelu":
+        return torch.ops.aten.gelu_backward(dy, z)
+    if activation == "silu" and not again:  # torch differentiates silu twice, but not this
+        return torch.ops.aten.silu_backward(dy, z)
+    with torch.enable_grad():
+        before = z if z.requires_grad else z.detach().requires_grad_()
+        (dz,) = torch.autograd.grad(activated(activation, before), before, dy, create_graph=again)
+    return dz

@@ -1,0 +1,112 @@
+"""Batch normalisation by the statistics of the batch: kernels that find these, then an expression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tunebench.errors import InputError
+from tunebench.expression import LARGEST, SMALLEST
+from tunebench.graph.node import Operand
+from tunebench.torch.compiler._order import is_dense, place_of_channels
+from tunebench.torch.operators._memory import DTYPES
+from tunebench.workloads import workload
+
+__all__ = ["gradients_by_batch", "normalised_by_batch"]
+
+Own = Callable[[str, Tensor], str]
+"""Notes a value by its name and returns that."""
+Read = Callable[[fx.Node], str]
+"""Returns the value that a node shows; of statistics in f32, of which torch may have another type."""
+
+OTHER_TYPES = "weights and statistics that are not f32"
+OTHER_LAYOUT = "images whose channels do not lie innermost in memory"
+
+
+def normalised_by_batch(node: fx.Node, given: Mapping[str, Any], read: Read, own: Own) -> dict[str, Any]:
+    """Return what a normalisation in training computes, in the words of `graph.Node`.
+
+    Args:
+        node: The call; its results are the images, mean and factor of each channel, and running statistics.
+        given: Its arguments by name.
+        read: Returns the value that a node shows.
+        own: Notes the values of results.
+    """
+    weights = [given[name] for name in ("weight", "bias", "running_mean", "running_var")]
+    x, results = given["input"], node.meta["val"]
+    reason = _refusal((x,), weights, results[0])
+    if not given["training"]:
+        reason = "statistics that change from step to step"
+    if reason or not SMALLEST <= given["eps"] <= LARGEST or not 0 < given["momentum"] <= 1:
+        return {"reason": reason or f"eps={given['eps']:g}, momentum={given['momentum']:g}"}
+    try:
+        statistics = workload("batchnorm_stats", **_sizes(x), eps=given["eps"], momentum=given["momentum"])
+    except InputError as error:
+        return {"reason": str(error)}
+    found = [own(f"{node.name}.{index}", results[index].float()) for index in range(1, 5)]
+    roles = {"x": read(x), "running_mean": read(weights[2]), "running_var": read(weights[3])}
+    roles |= dict(zip(("mean", "rstd", "new_mean", "new_var"), found, strict=True))
+    return {
+        "workloads": (str(statistics),),
+        "roles": roles,
+        "expression": "(x0-x1)*x2*x3+x4",
+        "operands": _operands((read(x),), (*found[:2], read(weights[0]), read(weights[1]))),
+    }
+
+
+def gradients_by_batch(node: fx.Node, given: Mapping[str, Any], read: Read, own: Own) -> dict[str, Any]:
+    """Return what its gradients are: those of weight and bias, then that of the images by an expression."""
+    dy, x = given["grad_out"], given["input"]
+    vectors = [given[name] for name in ("weight", "save_invstd", "save_mean")]
+    results = node.meta["val"]
+    reason = _refusal((dy, x), vectors[:1], results[0])
+    if not given["train"] or not all(given["output_mask"]):
+        reason = "by running statistics, or not of all"
+    if reason:
+        return {"reason": reason}
+    sizes = _sizes(x)
+    try:
+        sums = workload("batchnorm_stats", **sizes, direction="backward")
+    except InputError as error:
+        return {"reason": str(error)}
+    found = [own(f"{node.name}.{index}", results[index]) for index in (1, 2)]
+    weight, rstd, mean = map(read, vectors)
+    return {
+        "workloads": (str(sums),),
+        "roles": {
+            "dy": read(dy),
+            "x": read(x),
+            "mean": mean,
+            "rstd": rstd,
+            **dict(zip(("dgamma", "dbeta"), found, strict=True)),
+        },
+        "expression": f"x2*x3*(x0-(x6+(x1-x4)*x3*x5)*{1.0 / sizes['rows']!r})",
+        "operands": _operands((read(dy), read(x)), (weight, rstd, mean, *found)),
+    }
+
+
+def _refusal(images: tuple[Any, ...], vectors: list[Any], result: Tensor) -> str:
+    """Return why a normalisation is not of the kind that our kernels do; empty if it is."""
+    if not all(isinstance(one, fx.Node) for one in (*images, *vectors)):
+        return "without weights or running statistics"
+    tensors = [one.meta["val"] for one in images]
+    if any(one.meta["val"].dtype != torch.float32 for one in vectors):
+        return OTHER_TYPES
+    if result.dtype not in DTYPES or any(tensor.dtype != result.dtype for tensor in tensors):
+        return OTHER_TYPES
+    alike = is_dense(result) and all(tensor.stride() == result.stride() for tensor in tensors)
+    return "" if alike and place_of_channels(result) == "vector" else OTHER_LAYOUT
+
+
+def _sizes(images: fx.Node) -> dict[str, Any]:
+    tensor = images.meta["val"]
+    channels = tensor.shape[1]
+    return {"rows": tensor.numel() // channels, "cols": channels, "dtype": DTYPES[tensor.dtype]}
+
+
+def _operands(wholes: tuple[str, ...], vectors: tuple[str, ...]) -> dict[str, Operand]:
+    operands = [*(Operand(value, "whole") for value in wholes), *(Operand(v, "vector") for v in vectors)]
+    return {f"x{index}": operand for index, operand in enumerate(operands)}

@@ -1,0 +1,96 @@
+"""torch's tensors as kernels take them: arrays on a processor, addresses and a stream on a GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tunebench.device import Device, local_cpu, local_gpus
+from tunebench.dispatch import Kernel
+from tunebench.dtype import DType
+
+__all__ = ["DTYPES", "compute_type", "device_of", "launch", "may_use_tf32", "stored_type"]
+
+DTYPES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+"""Types of tensors that kernels compute with."""
+
+_STORED: dict[DType, torch.dtype] = {
+    **{ours: theirs for theirs, ours in DTYPES.items()},
+    "tf32": torch.float32,
+    "i32": torch.int32,
+}
+
+
+def stored_type(dtype: DType) -> torch.dtype:
+    """Return torch's type of tensors of ours."""
+    return _STORED[dtype]
+
+
+@functools.cache
+def device_of(device: torch.device) -> tuple[Device, int] | str:
+    """Return one of torch's devices as ours, and its ordinal; or why kernels do not run there."""
+    if device.type == "cpu":
+        return local_cpu(), 0
+    if device.type != "cuda":
+        return f"kernels run on processors and NVIDIA's GPUs, not on {device.type}"
+    gpus, ordinal = local_gpus(), device.index or 0
+    return (gpus[ordinal], ordinal) if ordinal < len(gpus) else f"the driver does not tell of {device}"
+
+
+def launch(kernel: Kernel, tensors: Sequence[Any]) -> None:
+    """Run a kernel on tensors (inputs, outputs; numbers as such) whose memory is as its workload says."""
+    if next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor)).is_cuda:
+        _launch_on_gpu(kernel, tensors)
+        return
+    kernel.run(*[_array(tensor, spec.shape) for tensor, spec in zip(tensors, kernel.tensors, strict=True)])
+
+
+def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
+    """Return an array on a tensor's memory, in the order of memory; halves as their bits."""
+    if not shape:
+        return float(tensor)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.itemsize == 2:
+        tensor = tensor.view(torch.uint16)
+    array = tensor.numpy()
+    if not array.flags.c_contiguous:  # dense all the same: a transposed matrix, channels last
+        array = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+    return array.reshape(shape)
+
+
+def _launch_on_gpu(kernel: Kernel, tensors: Sequence[Any]) -> None:
+    """Launch on the current stream of the tensors' device; scratch comes from torch's allocator."""
+    first = next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+    index = first.device.index
+    addresses = [t.data_ptr() if isinstance(t, torch.Tensor) and t.ndim else t for t in tensors]
+    scratch = None
+    needed: int = kernel.scratch_bytes  # type: ignore[attr-defined]
+    if needed:
+        scratch = torch.empty(needed, dtype=torch.uint8, device=first.device)
+    run: Callable[..., None] = functools.partial(
+        kernel.run,
+        *addresses,
+        stream=torch.cuda.current_stream(index).cuda_stream,
+        scratch=0 if scratch is None else scratch.data_ptr(),
+    )
+    if index == torch.cuda.current_device():
+        run()
+    else:
+        with torch.cuda.device(index):
+            run()
+
+
+def may_use_tf32() -> tuple[bool, bool]:
+    """Tell whether torch may multiply float32 in tf32 on GPUs: in matrix products, in convolutions."""
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def compute_type(tensor: torch.Tensor, *, convolution: bool = False) -> DType:
+    """Return what products of a tensor multiply in: tf32 for float32 on a GPU, if torch may."""
+    if tensor.is_cuda and tensor.dtype == torch.float32 and may_use_tf32()[convolution]:
+        return "tf32"
+    return DTYPES[tensor.dtype]

@@ -1,0 +1,224 @@
+"""Operands of an expression, as the operators elementwise and reduction take them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tunebench.errors import InputError
+from tunebench.expression import Name, Node, Number, canonical, names, parse
+from tunebench.torch.operators._family import View
+from tunebench.torch.operators._layout import folded
+from tunebench.torch.operators._memory import DTYPES
+
+__all__ = [
+    "MOST_TENSORS",
+    "SCHEMA",
+    "Operands",
+    "Seen",
+    "dimensions",
+    "element",
+    "evaluate",
+    "order",
+    "seen",
+    "shape_of",
+    "whole",
+]
+
+MOST_TENSORS = 8
+"""Tensors of an expression that an operator takes."""
+SCHEMA = ", ".join(
+    [
+        "Tensor t0",
+        *(f"Tensor? t{i}" for i in range(1, MOST_TENSORS)),
+        "str expression, str vectors, str columns, str scalars, float[] values",
+    ]
+)
+"""The parameters that say what is computed of an element."""
+
+FUNCTIONS: dict[str, Any] = {
+    "abs": torch.abs,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "gelu": functional.gelu,
+    "log": torch.log,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "relu": torch.relu,
+    "rsqrt": torch.rsqrt,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "sqrt": torch.sqrt,
+    "square": torch.square,
+    "step": lambda x: (x > 0).to(x.dtype),
+    "tanh": torch.tanh,
+    "neg": torch.neg,
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+}
+
+
+def evaluate(node: Node, operands: Mapping[str, Any]) -> Any:
+    """Compute an expression by torch, one operation after the other."""
+    if isinstance(node, Name):
+        return operands[node.name]
+    if isinstance(node, Number):
+        return node.value
+    arguments = [evaluate(argument, operands) for argument in node.arguments]
+    if not any(isinstance(argument, Tensor) for argument in arguments):
+        return _evaluate_numbers(node.operation, arguments)
+    like = next(argument for argument in arguments if isinstance(argument, Tensor))
+    as_tensors = [a if isinstance(a, Tensor) else like.new_tensor(a) for a in arguments]
+    return FUNCTIONS[node.operation](*as_tensors)
+
+
+def _evaluate_numbers(operation: str, arguments: list[float]) -> float:
+    return float(FUNCTIONS[operation](*(torch.tensor(a, dtype=torch.float64) for a in arguments)))
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What a caller gives for the names of an expression.
+
+    Attributes:
+        text: The expression, in its one form.
+        tensors: In the order their names first appear in.
+        numbers: The others, each with its name.
+    """
+
+    text: str
+    tensors: tuple[Tensor, ...]
+    numbers: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def of(cls, expression: str, operands: Mapping[str, Tensor | float]) -> Operands:
+        """Hold operands against an expression.
+
+        Raises:
+            InputError: if a name has no operand, an operand no name, or the expression is not one.
+        """
+        text = canonical(expression)
+        used = _names(text)
+        if set(used) != set(operands):
+            raise InputError(f"{text} has the names {', '.join(used)}; operands are {', '.join(operands)}")
+        given = [(name, operands[name]) for name in used]
+        return cls(
+            text,
+            tuple(value for _, value in given if isinstance(value, Tensor)),
+            tuple((name, value) for name, value in given if not isinstance(value, Tensor)),
+        )
+
+    @property
+    def padded(self) -> tuple[Tensor | None, ...]:
+        """As many as an operator takes."""
+        return (*self.tensors, *[None] * (MOST_TENSORS - len(self.tensors)))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Operands as a matrix, its vectors, its columns, and numbers.
+
+    Attributes:
+        outer: Axes that are its rows.
+        inner: Axes that are its columns.
+        views: How each tensor is seen.
+        told: What else says what is computed of an element.
+        gathered: Why operands would be copied, or None.
+    """
+
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
+    views: tuple[View | None, ...]
+    told: tuple[Any, ...]
+    gathered: str | None
+
+
+def seen(given: Sequence[Any], text: str, numbers: Sequence[tuple[str, float]], inner: int) -> Seen | str:
+    """See tensors as a matrix whose columns are the last `inner` axes, or tell why they are none.
+
+    A tensor of the shape of those axes is a vector; one of the whole shape with ones in their place has one
+    element for each row.
+    """
+    tensors = [tensor for tensor in given if tensor is not None]
+    shape = shape_of(tensors)
+    outer, last = shape[: len(shape) - inner], shape[len(shape) - inner :]
+    numbered = {name for name, _ in numbers}
+    vectors: list[str] = []
+    columns: list[str] = []
+    views: list[View | None] = []
+    for name, tensor in zip((n for n in _names(text) if n not in numbered), tensors, strict=True):
+        if tensor.shape == shape:
+            views.append(View((folded(outer), folded(last))))
+        elif tensor.shape == last:
+            vectors.append(name)
+            views.append(View((folded(last),)))
+        elif tensor.shape == (*outer, *[1] * inner):
+            columns.append(name)
+            views.append(View((folded(outer),)))
+        else:
+            return "shapes that are neither alike nor those of a vector or of a column"
+    gathered = None
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        gathered = "elements that do not lie side by side"
+    values = [float(value) for _, value in numbers]
+    told = (text, "+".join(vectors), "+".join(columns), "+".join(sorted(numbered)), values)
+    return Seen(outer, last, (*views, *[None] * (MOST_TENSORS - len(tensors))), told, gathered)
+
+
+def shape_of(tensors: Sequence[Any]) -> tuple[int, ...]:
+    """Return the shape of the largest tensor, that of the matrix if there is one."""
+    there: list[Tensor] = [tensor for tensor in tensors if tensor is not None]
+    return tuple(max(there, key=lambda tensor: (tensor.numel(), tensor.ndim)).shape)
+
+
+def dimensions(arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Return what of a workload's dimensions the arguments of an operator say."""
+    *padded, text, vectors, columns, scalars, _ = arguments
+    first = whole(padded)
+    rows, cols = first.shape
+    return {
+        "rows": rows,
+        "cols": cols,
+        "dtype": DTYPES[first.dtype],
+        "expression": text,
+        "vectors": vectors,
+        "columns": columns,
+        "scalars": scalars,
+    }
+
+
+def whole(tensors: Any) -> Tensor:
+    """Return the first tensor that is a matrix."""
+    return next(tensor for tensor in tensors if tensor is not None and tensor.ndim == 2)
+
+
+def order(arguments: tuple[Any, ...]) -> list[Any]:
+    """Return what a kernel reads, in the order that names first appear in."""
+    *padded, text, _, _, scalars, values = arguments
+    tensors = iter([tensor for tensor in padded if tensor is not None])
+    numbers = iter(values)
+    listed = set(filter(None, scalars.split("+")))
+    return [next(numbers) if name in listed else next(tensors) for name in _names(text)]
+
+
+def element(arguments: tuple[Any, ...]) -> Tensor:
+    """Compute the expression by torch, from the arguments of an operator."""
+    *_, text, _, columns, _, _ = arguments
+    listed = set(filter(None, columns.split("+")))
+    values = dict(zip(_names(text), order(arguments), strict=True))
+    spread = {name: value[:, None] if name in listed else value for name, value in values.items()}
+    result: Tensor = evaluate(parse(text), spread)
+    return result
+
+
+@functools.cache
+def _names(text: str) -> tuple[str, ...]:
+    return names(parse(text))

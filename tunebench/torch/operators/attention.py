@@ -1,0 +1,180 @@
+"""Scaled dot-product attention and its gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tunebench.torch.operators._autocast import lowered
+from tunebench.torch.operators._family import Family, Form, View, serve
+from tunebench.torch.operators._layout import folded, refusal
+from tunebench.torch.operators._memory import DTYPES
+from tunebench.workloads.operators.attention import Attention
+
+__all__ = ["scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attend, as `torch.nn.functional.scaled_dot_product_attention` does.
+
+    Masks, dropout and scales other than ``1 / sqrt(head_dim)`` are left to torch, as is a causal mask over
+    more keys than queries, which torch aligns with the first key and our kernels with the last.
+    """
+    q, k, v = lowered(query, key, value)
+
+    def library() -> Tensor:
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    told = (attn_mask is not None, dropout_p, is_causal, scale, enable_gqa)
+    function = "scaled_dot_product_attention"
+    return serve(ATTENTION, function, (q, k, v), told, _form, library, lambda results: results[0])
+
+
+def _form(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    has_mask: bool,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> Form | str:
+    reason = refusal((q, k, v))
+    if reason is not None:
+        return reason
+    if has_mask or dropout:
+        return "a mask" if has_mask else "dropout"
+    if q.ndim < 3 or k.ndim != q.ndim or v.shape != k.shape or q.shape[-1] != k.shape[-1]:
+        return "queries, keys and values of different kinds"
+    dim, seq_q, seq_k = q.shape[-1], q.shape[-2], k.shape[-2]
+    if scale is not None and not math.isclose(scale, dim**-0.5, rel_tol=1e-6):
+        return f"scores are scaled by 1 / sqrt(head_dim), not by {scale}"
+    if causal and seq_q != seq_k:
+        return "a causal mask over more keys than queries, or fewer"
+    heads, heads_k = q.shape[-3], k.shape[-3]
+    if q.shape[:-3] != k.shape[:-3] or (heads != heads_k and (not grouped or heads % heads_k)):
+        return "heads that do not go together"
+    batch = folded(q.shape[:-3])
+    gathered = None
+    if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+        gathered = "heads that do not lie side by side"
+    keys = View((batch, heads_k, seq_k, dim))
+    return Form((View((batch, heads, seq_q, dim)), keys, keys), (causal,), tuple(q.shape), gathered)
+
+
+# -- the operators -------------------------------------------------------------------------------------------
+
+
+def _workload(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Attention:
+    batch, heads, seq_q, dim = q.shape
+    return Attention(
+        batch=batch,
+        heads=heads,
+        seq_q=seq_q,
+        head_dim=dim,
+        dtype=DTYPES[q.dtype],  # type: ignore[arg-type]
+        seq_k=k.shape[2],
+        heads_k=k.shape[1],
+        causal=causal,
+    )
+
+
+def _workload_backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool
+) -> Any:
+    return _workload(q, k, v, causal).changed(direction="backward")
+
+
+def _repeated(q: Tensor, k: Tensor) -> Tensor:
+    """Return keys with a head for each head of the queries."""
+    return k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+
+
+def _library(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attend by the kernels of torch that tell their sums of exponentials."""
+    aten, k, v = torch.ops.aten, _repeated(q, k), _repeated(q, v)
+    if q.is_cuda:
+        o, lse, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+        lse = lse[..., : q.shape[2]]  # rounded up to whole blocks
+    else:
+        o, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    return o.contiguous(), lse.float().contiguous()
+
+
+def _library_backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool
+) -> tuple[Tensor, ...]:
+    """Return gradients by torch's kernels; those of keys that heads share are added up."""
+    aten, keys, values = torch.ops.aten, _repeated(q, k), _repeated(q, v)
+    if q.is_cuda:  # its sums lie in whole blocks: they are computed again
+        again = aten._scaled_dot_product_efficient_attention(q, keys, values, None, True, 0.0, causal)
+        wanted = [True, True, True, False]
+        operands = (do, q, keys, values, None, *again, 0.0, wanted, causal)
+        dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(*operands)
+    else:
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        dq, dk, dv = backward(do, q, keys, values, o, lse, 0.0, causal)
+    if keys is not k:
+        dk, dv = (t.unflatten(1, (k.shape[1], -1)).sum(2) for t in (dk, dv))
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    *operands, ctx.causal = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*operands, *output)
+
+
+def _backward(ctx: Any, do: Tensor, unused: Any) -> tuple[Any, ...]:
+    return (*ATTENTION_BACKWARD(*ctx.saved_tensors, do, ctx.causal), None)
+
+
+def _save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+    pass
+
+
+def _refuse(ctx: Any, *gradients: Any) -> Any:
+    raise RuntimeError(
+        "gradients of tunebench's attention cannot be differentiated again; "
+        "run it under tunebench.torch.prefer('torch')"
+    )
+
+
+ATTENTION = Family(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor o, Tensor lse)",
+    3,
+    _workload,
+    _library,
+    _fake,
+    gradients=lambda workload: (workload.changed(direction="backward"),),
+)
+ATTENTION_BACKWARD = Family(
+    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, bool causal)"
+    " -> (Tensor dq, Tensor dk, Tensor dv)",
+    6,
+    _workload_backward,
+    _library_backward,
+    lambda q, k, v, *others: tuple(t.new_empty(t.shape) for t in (q, k, v)),
+)
+ATTENTION.differentiate(_backward, _save)
+ATTENTION_BACKWARD.differentiate(_refuse, _save_nothing)

@@ -1,0 +1,373 @@
+"""Convolutions of images, of either layout, with what may follow them, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tunebench.dispatch import Kernel
+from tunebench.errors import InputError
+from tunebench.torch.operators._activation import activated, expression, settled, through
+from tunebench.torch.operators._autocast import lowered
+from tunebench.torch.operators._family import Family, Form, Shape, View, is_differentiated, serve
+from tunebench.torch.operators._layout import refusal
+from tunebench.torch.operators._memory import compute_type
+from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.operators.conv2d import Conv2d
+
+__all__ = ["conv2d"]
+
+FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+Pair = int | tuple[int, ...]
+
+
+def conv2d(
+    input: Tensor,  # noqa: A002 - torch's name
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    relu: bool = False,
+    activation: str = "none",
+) -> Tensor:
+    """Convolve images, as `torch.nn.functional.conv2d` does, with what follows.
+
+    Args:
+        input: (n, c, h, w), contiguous or channels last.
+        weight: (k, c / groups, r, s).
+        bias: (k,).
+        stride: Steps of the filter.
+        padding: Zeros around the images, ``"valid"`` or ``"same"``.
+        dilation: Steps between the filter's taps.
+        groups: Groups of channels.
+        scale: (k,), what the sums of each filter are multiplied by before the bias is added.
+        residual: Shaped like the result; added after the bias.
+        relu: Whether negative results become 0; short for ``activation="relu"``.
+        activation: Applied last, as for `linear`. Where gradients are needed, all but relu are torch's.
+
+    Raises:
+        InputError: if the activation is none.
+    """
+    x, w, added, factor, rest = lowered(input, weight, bias, scale, residual)
+    last = _last(relu, activation)
+
+    def library() -> Tensor:
+        y = functional.conv2d(x, w, None if factor is not None else added, stride, padding, dilation, groups)
+        return _epilogue(y, factor, added if factor is not None else None, rest, last)
+
+    if last not in ("none", "relu") and is_differentiated((x, w, factor, added, rest)):
+        how = (stride, padding, dilation, groups)
+        return activated(last, conv2d(x, w, added, *how, scale=factor, residual=rest))
+    told = (_hashable(stride), _hashable(padding), _hashable(dilation), groups, last)
+    return serve(CONV2D, "conv2d", (x, w, factor, added, rest), told, _form, library)
+
+
+def _last(relu: bool, activation: str) -> str:
+    """Return what is applied last."""
+    if relu and activation not in ("none", "relu"):
+        raise InputError(f"relu=True and activation={activation!r} are two activations: give one of them")
+    return "relu" if relu else settled(activation)
+
+
+def _hashable(extent: Any) -> Any:
+    return tuple(extent) if isinstance(extent, list | tuple) else extent
+
+
+def _epilogue(y: Tensor, scale: Any, bias: Any, residual: Any, activation: str) -> Tensor:
+    if scale is not None:
+        y = y * scale.view(-1, 1, 1)
+    if bias is not None:
+        y = y + bias.view(-1, 1, 1)
+    if residual is not None:
+        y = y + residual
+    return activated(activation, y)
+
+
+# -- form ----------------------------------------------------------------------------------------------------
+
+
+def _form(
+    x: Tensor,
+    w: Tensor,
+    scale: Any,
+    bias: Any,
+    residual: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    activation: str,
+) -> Form | str:
+    reason = refusal((x, w, scale, bias, residual))
+    if reason is not None:
+        return reason
+    if x.ndim not in (3, 4) or w.ndim != 4:
+        return "no images"
+    if x.ndim == 3:
+        return _of_one(x, w, scale, bias, residual, stride, padding, dilation, groups, activation)
+    step, gap = _alike(stride), _alike(dilation)
+    pad = None if step is None or gap is None else _padding(padding, w, step, gap)
+    if step is None or gap is None or pad is None:
+        return "a stride, padding or dilation that differs between the axes"
+    if (scale is not None or residual is not None) and bias is None:
+        return "an epilogue without a bias"
+    for vector in (scale, bias):
+        if vector is not None and (vector.shape != w.shape[:1] or not vector.is_contiguous()):
+            return "a scale or bias that is no vector of one number a filter"
+    layout = _layout(x, w)
+    if layout is None:
+        return "images that are neither contiguous nor channels last"
+    copied = not w.is_contiguous(memory_format=FORMATS[layout])
+    if residual is not None and not residual.is_contiguous(memory_format=FORMATS[layout]):
+        return "a residual that is not laid out like the images"
+    p, q = (_extent(x.shape[2 + i], w.shape[2 + i], step, pad, gap) for i in (0, 1))
+    if p < 1 or q < 1 or x.shape[1] != w.shape[1] * groups:
+        return "filters that do not go with the images"
+    if residual is not None and residual.shape != (x.shape[0], w.shape[0], p, q):
+        return "a residual that is not shaped like the result"
+    view_w = View(tuple(w.shape), is_copied=True) if copied else None
+    return Form((None, view_w, None, None, None), (step, pad, gap, groups, activation, layout))
+
+
+def _of_one(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *told: Any) -> Form | str:
+    """Return the form of a convolution of one image, which has no axis of a batch."""
+    if residual is not None:
+        return "a residual of one image"
+    found = _form(x.unsqueeze(0), w, scale, bias, None, *told)
+    if isinstance(found, str):
+        return found
+    step, pad, gap, *_ = found.told
+    size = tuple(_extent(x.shape[1 + i], w.shape[2 + i], step, pad, gap) for i in (0, 1))
+    views = (View((1, *x.shape), is_copied=True), *found.views[1:])
+    return Form(views, found.told, (w.shape[0], *size))
+
+
+def _alike(extent: Any) -> int | None:
+    """Return the one number that holds for both axes, or None."""
+    if not isinstance(extent, tuple):
+        return int(extent)
+    return int(extent[0]) if len(set(extent)) == 1 and len(extent) <= 2 else None
+
+
+def _padding(padding: Any, w: Tensor, step: int, gap: int) -> int | None:
+    if padding == "valid":
+        return 0
+    if padding == "same":
+        reach = {gap * (taps - 1) for taps in w.shape[2:]}
+        return reach.pop() // 2 if len(reach) == 1 and step == 1 and not min(reach) % 2 else None
+    return _alike(padding)
+
+
+def _layout(x: Tensor, w: Tensor) -> str | None:
+    """Return the layout that torch would give the result, if the images have it."""
+    plain, last = x.is_contiguous(), x.is_contiguous(memory_format=torch.channels_last)
+    w_last = w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous()
+    if last and (not plain or w_last):
+        return "nhwc"
+    return "nchw" if plain and not w_last else None
+
+
+def _extent(image: int, taps: int, stride: int, pad: int, dilation: int) -> int:
+    return (image + 2 * pad - dilation * (taps - 1) - 1) // stride + 1
+
+
+# -- the operators -------------------------------------------------------------------------------------------
+
+
+def _sized(images: Shape, filters: Shape, x: Tensor) -> dict[str, Any]:
+    (n, c, h, w), (k, r, s) = images, filters
+    dtype = compute_type(x, convolution=True)
+    return {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "dtype": dtype}
+
+
+def _placed(stride: int, pad: int, dilation: int, groups: int, layout: str) -> dict[str, Any]:
+    return {"stride": stride, "pad": pad, "dilation": dilation, "groups": groups, "layout": layout}
+
+
+def _workload(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *told: Any) -> Conv2d:
+    stride, pad, dilation, groups, activation, layout = told
+    given = {"scale": scale, "bias": bias, "residual": residual}
+    parts = [name for name, tensor in given.items() if tensor is not None]
+    return Conv2d(
+        **_sized(tuple(x.shape), (w.shape[0], *w.shape[2:]), x),
+        **_placed(stride, pad, dilation, groups, layout),
+        epilogue="+".join(parts) or "none",  # type: ignore[arg-type]
+        act=expression(activation),
+    )
+
+
+def _gradients(workload: Conv2d) -> tuple[Any, ...]:
+    return tuple(workload.changed(direction=way, epilogue="none", act=IDENTITY) for way in ("dgrad", "wgrad"))
+
+
+def _workload_input(dy: Tensor, w: Tensor, h: int, width: int, *told: Any) -> Conv2d:
+    sizes = _sized((dy.shape[0], w.shape[1] * told[3], h, width), (w.shape[0], *w.shape[2:]), dy)
+    return Conv2d(**sizes, **_placed(*told), direction="dgrad")
+
+
+def _workload_weight(x: Tensor, dy: Tensor, r: int, s: int, *told: Any) -> Conv2d:
+    return Conv2d(**_sized(tuple(x.shape), (dy.shape[1], r, s), x), **_placed(*told), direction="wgrad")
+
+
+def _library(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *told: Any) -> Tensor:
+    stride, pad, dilation, groups, activation, layout = told
+    y = functional.conv2d(x, w, None if scale is not None else bias, stride, pad, dilation, groups)
+    y = _epilogue(y, scale, bias if scale is not None else None, residual, activation)
+    return y.contiguous(memory_format=FORMATS[layout])
+
+
+def _library_input(dy: Tensor, w: Tensor, h: int, width: int, *told: Any) -> Tensor:
+    shape = (dy.shape[0], w.shape[1] * told[3], h, width)
+    return _gradient(0, dy, dy.new_empty(shape), w, *told)
+
+
+def _library_weight(x: Tensor, dy: Tensor, r: int, s: int, *told: Any) -> Tensor:
+    shape = (dy.shape[1], x.shape[1] // told[3], r, s)
+    return _gradient(1, dy, x, x.new_empty(shape), *told)
+
+
+def _gradient(
+    which: int,
+    dy: Tensor,
+    x: Tensor,
+    w: Tensor,
+    stride: int,
+    pad: int,
+    dilation: int,
+    groups: int,
+    layout: str,
+) -> Tensor:
+    how = ([stride] * 2, [pad] * 2, [dilation] * 2, False, [0, 0], groups)
+    wanted = [which == 0, which == 1, False]
+    found: Tensor = torch.ops.aten.convolution_backward(dy, x, w, None, *how, wanted)[which]
+    return found.contiguous(memory_format=FORMATS[layout])
+
+
+def _fresh(like: Tensor, shape: Shape, layout: str) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=FORMATS[layout])
+
+
+def _fake(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *told: Any) -> Tensor:
+    stride, pad, dilation, _, _, layout = told
+    p, q = (_extent(x.shape[2 + i], w.shape[2 + i], stride, pad, dilation) for i in (0, 1))
+    return _fresh(x, (x.shape[0], w.shape[0], p, q), layout)
+
+
+def _fake_input(dy: Tensor, w: Tensor, h: int, width: int, *told: Any) -> Tensor:
+    return _fresh(dy, (dy.shape[0], w.shape[1] * told[3], h, width), told[-1])
+
+
+def _fake_weight(x: Tensor, dy: Tensor, r: int, s: int, *told: Any) -> Tensor:
+    return _fresh(x, (dy.shape[1], x.shape[1] // told[3], r, s), told[-1])
+
+
+def _empty(kernel: Kernel, shape: Shape | None, *arguments: Any) -> tuple[Tensor]:
+    """Return memory for the one result, with channels second as torch counts, wherever they lie."""
+    w: Conv2d = kernel.workload  # type: ignore[assignment]
+    shapes = {"fprop": (w.n, w.k, w.p, w.q), "dgrad": (w.n, w.c, w.h, w.w)}
+    filters = (w.k, w.c // w.groups, w.r, w.s)
+    return (_fresh(arguments[0], shapes.get(w.direction, filters), w.layout),)
+
+
+def _prepare(tensor: Tensor, *told: Any) -> Tensor:
+    return tensor.contiguous(memory_format=FORMATS[told[-1]]) if tensor.ndim == 4 else tensor.contiguous()
+
+
+# -- gradients: each of the three is differentiated by the other two -----------------------------------------
+
+
+def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
+    x, w, scale, bias, residual, *ctx.told = inputs
+    ctx.activation = ctx.told[4]
+    # Of relu the result tells enough; what was before another activation is computed again.
+    kept = {"none": (), "relu": (output,)}.get(ctx.activation, (bias, residual))
+    ctx.save_for_backward(x, w, scale, *kept)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, w, scale, *kept = ctx.saved_tensors
+    stride, pad, dilation, groups, activation, layout = ctx.told
+    placed = (stride, pad, dilation, groups, layout)
+    needs_x, needs_w, needs_scale, needs_bias, needs_residual = ctx.needs_input_grad[:5]
+    if activation == "relu":
+        dy = dy * (kept[0] > 0)
+    elif activation != "none":
+        before = CONV2D(x, w, scale, *kept, stride, pad, dilation, groups, "none", layout)
+        dy = through(activation, before, dy)
+    dsums, dscale = dy, None
+    if scale is not None:
+        dsums = dy * scale.view(-1, 1, 1)
+        if needs_scale:
+            sums = CONV2D(x, w, None, None, None, stride, pad, dilation, groups, "none", layout)
+            dscale = (dy * sums).sum((0, 2, 3))
+    dx = CONV2D_INPUT(dsums, w, *x.shape[2:], *placed) if needs_x else None
+    dw = CONV2D_WEIGHT(x, dsums, *w.shape[2:], *placed) if needs_w else None
+    dbias = dy.sum((0, 2, 3)) if needs_bias else None
+    return (dx, dw, dscale, dbias, dy if needs_residual else None, *[None] * 6)
+
+
+def _save_pair(ctx: Any, inputs: Any, output: Tensor) -> None:
+    first, second, _, _, *ctx.placed = inputs
+    ctx.save_for_backward(first, second)
+
+
+def _backward_input(ctx: Any, ddx: Tensor) -> tuple[Any, ...]:
+    dy, w = ctx.saved_tensors
+    ddy = _forward(ddx, w, ctx.placed) if ctx.needs_input_grad[0] else None
+    dw = CONV2D_WEIGHT(ddx, dy, *w.shape[2:], *ctx.placed) if ctx.needs_input_grad[1] else None
+    return (ddy, dw, *[None] * 7)
+
+
+def _backward_weight(ctx: Any, ddw: Tensor) -> tuple[Any, ...]:
+    x, dy = ctx.saved_tensors
+    dx = CONV2D_INPUT(dy, ddw, *x.shape[2:], *ctx.placed) if ctx.needs_input_grad[0] else None
+    ddy = _forward(x, ddw, ctx.placed) if ctx.needs_input_grad[1] else None
+    return (dx, ddy, *[None] * 7)
+
+
+def _forward(x: Tensor, w: Tensor, placed: Any) -> Any:
+    *how, layout = placed
+    return CONV2D(x, w, None, None, None, *how, "none", layout)
+
+
+_PLACED = "int stride, int pad, int dilation, int groups"
+CONV2D = Family(
+    f"conv2d(Tensor x, Tensor w, Tensor? scale, Tensor? bias, Tensor? residual, {_PLACED}, str activation, "
+    "str layout) -> Tensor",
+    5,
+    _workload,
+    _library,
+    _fake,
+    gradients=_gradients,
+    empty=_empty,
+    prepare=_prepare,
+)
+CONV2D_INPUT = Family(
+    f"conv2d_input(Tensor dy, Tensor w, SymInt h, SymInt width, {_PLACED}, str layout) -> Tensor",
+    2,
+    _workload_input,
+    _library_input,
+    _fake_input,
+    empty=_empty,
+    prepare=_prepare,
+)
+CONV2D_WEIGHT = Family(
+    f"conv2d_weight(Tensor x, Tensor dy, SymInt r, SymInt s, {_PLACED}, str layout) -> Tensor",
+    2,
+    _workload_weight,
+    _library_weight,
+    _fake_weight,
+    empty=_empty,
+    prepare=_prepare,
+)
+CONV2D.differentiate(_backward, _save)
+CONV2D_INPUT.differentiate(_backward_input, _save_pair)
+CONV2D_WEIGHT.differentiate(_backward_weight, _save_pair)

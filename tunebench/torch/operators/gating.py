@@ -1,0 +1,135 @@
+"""The first half of a gated feed-forward layer: two products of the same rows, one gating the other."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tunebench.torch.operators._autocast import lowered
+from tunebench.torch.operators._family import Family, Form, View, serve
+from tunebench.torch.operators._layout import folded, matrix, refusal
+from tunebench.torch.operators._memory import compute_type
+from tunebench.torch.operators.product import FLIPPED, GEMM
+from tunebench.workloads.operators.gated_gemm import GatedGemm
+
+__all__ = ["gated_linear"]
+
+GATES: dict[str, Any] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def gated_linear(
+    input: Tensor,  # noqa: A002 - torch's name
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    *,
+    activation: Literal["silu", "gelu", "relu", "sigmoid"] = "silu",
+) -> Tensor:
+    """Return ``activation(linear(input, gate_weight)) * linear(input, up_weight)``: SwiGLU, with silu.
+
+    Args:
+        input: (..., in features).
+        gate_weight: (out features, in features).
+        up_weight: Likewise.
+        activation: Of the gate; gelu is the exact one.
+    """
+    x, gate, up = lowered(input, gate_weight, up_weight)
+
+    def library() -> Tensor:
+        gated: Tensor = GATES[activation](functional.linear(x, gate)) * functional.linear(x, up)
+        return gated
+
+    return serve(GATED, "gated_linear", (x, gate, up), (activation,), _form, library)
+
+
+def _form(x: Tensor, gate: Tensor, up: Tensor, activation: str) -> Form | str:
+    reason = refusal((x, gate, up))
+    if reason is not None:
+        return reason
+    if not x.ndim or gate.ndim != 2 or gate.shape != up.shape or x.shape[-1] != gate.shape[1]:
+        return "no two layers of the same rows"
+    gathered, order = None, matrix(gate) or "n"
+    if not x.is_contiguous() or matrix(gate) is None or matrix(up) != order:
+        gathered = "a matrix whose rows or columns do not lie side by side"
+    n, k = gate.shape
+    weight = View((n, k)) if order == "n" else View((k, n), swap=(0, 1))
+    view = View((folded(x.shape[:-1]), k))
+    told = ("nt" if order == "n" else "nn", activation)
+    return Form((view, weight, weight), told, (*x.shape[:-1], n), gathered)
+
+
+def _workload(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) -> GatedGemm:
+    n = gate.shape[0] if trans == "nt" else gate.shape[1]
+    sizes: dict[str, Any] = {"m": a.shape[0], "n": n, "k": a.shape[1], "dtype": compute_type(a)}
+    return GatedGemm(**sizes, trans=trans, activation=activation)  # type: ignore[arg-type]
+
+
+def _library(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) -> Tensor:
+    left, right = (w.transpose(0, 1) if trans == "nt" else w for w in (gate, up))
+    c: Tensor = GATES[activation](a @ left) * (a @ right)
+    return c
+
+
+def _fake(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) -> Tensor:
+    return a.new_empty((a.shape[0], gate.shape[0] if trans == "nt" else gate.shape[1]))
+
+
+def _gradients(workload: GatedGemm) -> tuple[Any, ...]:
+    """Return the products that both sums, computed again, and the gradients of a and the weights are."""
+    w, product = workload, workload.product()
+    of_a = product.changed(n=w.k, k=w.n, trans="nt" if w.trans == "nn" else "nn")
+    rows, cols, trans = (w.k, w.n, "tn") if w.trans == "nn" else (w.n, w.k, "tn")
+    return product, of_a, product.changed(m=rows, n=cols, k=w.m, trans=trans)
+
+
+def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
+    a, gate, up, ctx.trans, ctx.activation = inputs
+    ctx.save_for_backward(a, gate, up)
+
+
+def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
+    """Return the gradients; both sums are computed again, by operators that can be differentiated."""
+    a, gate, up = ctx.saved_tensors
+    sums_gate, sums_up = (_product(a, w, ctx.trans) for w in (gate, up))
+    dgate = _through(ctx.activation, sums_gate, dc * sums_up)
+    dup = dc * GATES[ctx.activation](sums_gate)
+    back = "n" + FLIPPED[ctx.trans[1]]
+    da = _product(dgate, gate, back) + _product(dup, up, back) if ctx.needs_input_grad[0] else None
+    weights = []
+    for needed, slope in zip(ctx.needs_input_grad[1:3], (dgate, dup), strict=True):
+        pair = (a, slope) if ctx.trans == "nn" else (slope, a)
+        weights.append(_product(*pair, "tn") if needed else None)
+    return (da, *weights, None, None)
+
+
+def _product(a: Tensor, b: Tensor, trans: str) -> Any:
+    made = GEMM(a.contiguous()[None], b.contiguous()[None], None, None, trans, "none")
+    return made.squeeze(0)
+
+
+def _through(activation: str, z: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient before the activation."""
+    aten = torch.ops.aten
+    if activation == "relu":
+        return dy * (z > 0)
+    if activation == "sigmoid":
+        return aten.sigmoid_backward(dy, torch.sigmoid(z))
+    return aten.gelu_backward(dy, z) if activation == "gelu" else aten.silu_backward(dy, z)
+
+
+GATED = Family(
+    "gated_gemm(Tensor a, Tensor b_gate, Tensor b_up, str trans, str activation) -> Tensor",
+    3,
+    _workload,
+    _library,
+    _fake,
+    gradients=_gradients,
+)
+GATED.differentiate(_backward, _save)

@@ -1,0 +1,306 @@
+"""Normalisation of rows, with a sum before it that is returned as well, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tunebench.errors import InputError
+from tunebench.expression import LARGEST, SMALLEST
+from tunebench.torch.operators._autocast import is_casting, raised
+from tunebench.torch.operators._family import Family, Form, View, is_differentiated, serve
+from tunebench.torch.operators._layout import folded, refusal
+from tunebench.torch.operators._memory import DTYPES
+from tunebench.workloads.operators._norm import EPS
+from tunebench.workloads.operators.layernorm import LayerNorm
+from tunebench.workloads.operators.rmsnorm import RmsNorm
+
+__all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
+
+
+Extent = Sequence[int]
+
+
+def layer_norm(
+    input: Tensor,  # noqa: A002 - torch's name
+    normalized_shape: Extent,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = EPS,
+) -> Tensor:
+    """Normalise the last axes, as `torch.nn.functional.layer_norm` does."""
+    x, w, b = raised(input, weight, bias)
+    told = (tuple(normalized_shape), eps, True, is_differentiated((x, w, b)))
+
+    def library() -> Tensor:
+        return functional.layer_norm(x, list(normalized_shape), w, b, eps)
+
+    return serve(NORM, "layer_norm", (x, w, b, None, None), told, _form, library, _first)
+
+
+def rms_norm(
+    input: Tensor,  # noqa: A002 - torch's name
+    normalized_shape: Extent,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Divide by the root mean square of the last axes, as `torch.nn.functional.rms_norm` does.
+
+    Its default `eps` is the type's own, which is torch's to know: kernels want a number.
+    """
+    told = (tuple(normalized_shape), eps, False, is_differentiated((input, weight)))
+
+    def library() -> Tensor:
+        return functional.rms_norm(input, list(normalized_shape), weight, eps)
+
+    return serve(NORM, "rms_norm", (input, weight, None, None, None), told, _form, library, _first)
+
+
+def add_layer_norm(
+    input: Tensor,  # noqa: A002 - torch's name
+    residual: Tensor,
+    normalized_shape: Extent,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = EPS,
+    *,
+    input_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Normalise ``input + input_bias + residual``; return that, and the sum, which the stream goes on with.
+
+    Args:
+        input: (..., normalized_shape).
+        residual: Likewise.
+        normalized_shape: The last axes.
+        weight: Of `normalized_shape`.
+        bias: Likewise.
+        eps: Added to the variance.
+        input_bias: Of `normalized_shape`, added to each row of the input.
+    """
+    x, rest, w, b, added = raised(input, residual, weight, bias, input_bias)
+    told = (tuple(normalized_shape), eps, True, is_differentiated((x, w, b, added, rest)))
+
+    def library() -> tuple[Tensor, Tensor]:
+        z = (x if added is None else x + added) + rest
+        return functional.layer_norm(z, list(normalized_shape), w, b, eps), z
+
+    return serve(NORM, "add_layer_norm", (x, w, b, added, rest), told, _form, library, _both)  # type: ignore[no-any-return]
+
+
+def add_rms_norm(
+    input: Tensor,  # noqa: A002 - torch's name
+    residual: Tensor,
+    normalized_shape: Extent,
+    weight: Tensor | None = None,
+    eps: float | None = EPS,
+) -> tuple[Tensor, Tensor]:
+    """Return `rms_norm` of ``input + residual``, and that sum."""
+    told = (tuple(normalized_shape), eps, False, is_differentiated((input, weight, residual)))
+
+    def library() -> tuple[Tensor, Tensor]:
+        z = input + residual
+        return functional.rms_norm(z, list(normalized_shape), weight, eps), z
+
+    operands = (input, weight, None, None, residual)
+    return serve(NORM, "add_rms_norm", operands, told, _form, library, _both)  # type: ignore[no-any-return]
+
+
+def _first(results: Any) -> Tensor:
+    y: Tensor = results if isinstance(results, Tensor) else results[0]
+    return y
+
+
+def _both(results: Any) -> tuple[Tensor, Tensor]:
+    y, z = results[:2]
+    return y, z.reshape(y.shape)
+
+
+def _form(
+    x: Tensor,
+    w: Any,
+    b: Any,
+    added: Any,
+    residual: Any,
+    shape: tuple[int, ...],
+    eps: float | None,
+    centred: bool,
+    stats: bool,
+) -> Form | str:
+    reason = refusal((x, w, b, added, residual))
+    if reason is not None:
+        return reason
+    if w is None or (centred and b is None):
+        return "a normalisation without weight" + (" and bias" if centred else "")
+    if eps is None or not SMALLEST <= eps <= LARGEST:
+        return f"kernels add a positive number to the variance, not {eps}"
+    if not centred and x.is_cuda and is_casting(x):
+        return "autocast"
+    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+        return "rows that are not of the normalised shape"
+    for vector in (w, b, added):
+        if vector is not None and (tuple(vector.shape) != shape or not vector.is_contiguous()):
+            return "weights that are not of the normalised shape, one after the other"
+    gathered = None
+    if residual is not None and residual.shape != x.shape:
+        return "a residual that is not shaped like the input"
+    if not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
+        gathered = "rows that do not lie side by side"
+    cols = folded(shape)
+    matrix, vector = View((x.numel() // cols, cols)), View((cols,))
+    return Form((matrix, vector, vector, vector, matrix), (stats, float(eps)), tuple(x.shape), gathered)
+
+
+# -- the operators -------------------------------------------------------------------------------------------
+
+
+def _workload(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float) -> Any:
+    parts = [name for name, given in (("bias", bias), ("residual", residual)) if given is not None]
+    if parts == ["bias"]:
+        raise InputError("a bias is added together with a residual")
+    rows, cols = x.shape
+    sizes: dict[str, Any] = {"rows": rows, "cols": cols, "dtype": DTYPES[x.dtype], "stats": stats}
+    kind = RmsNorm if beta is None else LayerNorm
+    return kind.from_dimensions({**sizes, "eps": eps, "prologue": "+".join(parts) or "none"})
+
+
+def _gradients(workload: Any) -> tuple[Any, ...]:
+    return (workload.changed(direction="backward", prologue="none", stats=False, eps=EPS),)
+
+
+def _workload_backward(x: Tensor, gamma: Tensor, mean: Any, rstd: Tensor, dy: Tensor) -> Any:
+    kind = RmsNorm if mean is None else LayerNorm
+    rows, cols = x.shape
+    return kind.from_dimensions(
+        {"rows": rows, "cols": cols, "dtype": DTYPES[x.dtype], "direction": "backward"}
+    )
+
+
+def _library(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float) -> Any:
+    z = x if bias is None else x + bias
+    z = z if residual is None else z + residual
+    shape = list(gamma.shape)
+    if beta is None:
+        y = functional.rms_norm(z, shape, gamma, eps)
+    else:
+        y = functional.layer_norm(z, shape, gamma, beta, eps)
+    return _packed(x, y, z, _statistics(z, beta is not None, eps) if stats else (), residual is not None)
+
+
+def _statistics(z: Tensor, centred: bool, eps: float) -> tuple[Tensor, ...]:
+    """Return mean, if rows are centred, and factor of each row, in float32."""
+    rows = z.float()
+    if not centred:
+        return (torch.rsqrt(rows.square().mean(-1) + eps),)
+    variance, mean = torch.var_mean(rows, -1, correction=0)
+    return mean, torch.rsqrt(variance + eps)
+
+
+def _packed(x: Tensor, y: Tensor, z: Any, statistics: tuple[Tensor, ...], summed: bool) -> tuple[Tensor, ...]:
+    """Return y, z, mean and rstd, each empty where there is none."""
+    mean = statistics[0] if len(statistics) > 1 else x.new_empty(0, dtype=torch.float32)
+    rstd = statistics[-1] if statistics else x.new_empty(0, dtype=torch.float32)
+    return y, z if summed else x.new_empty(0), mean, rstd
+
+
+def _finish(
+    results: Any, x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float
+) -> Any:
+    y, *others = (results,) if isinstance(results, Tensor) else results
+    summed = residual is not None
+    return _packed(x, y, others[0] if summed else None, tuple(others[summed:]), summed)
+
+
+def _fake(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float) -> Any:
+    like = x.new_empty(x.shape)
+    row = x.new_empty(x.shape[:1], dtype=torch.float32)
+    count = 0 if not stats else 1 if beta is None else 2
+    statistics = tuple(row.new_empty(row.shape) for _ in range(count))
+    return _packed(x, like, x.new_empty(x.shape), statistics, residual is not None)
+
+
+def _library_backward(x: Tensor, gamma: Tensor, mean: Any, rstd: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients by torch's own kernel, or by their formulas where it has none."""
+    if mean is None:
+        return _of_rms(x, gamma, rstd, dy)
+    # On a CPU torch has statistics in the type of x, on a GPU in f32.
+    kept = torch.float32 if x.is_cuda else x.dtype
+    statistics = (mean.to(kept)[:, None], rstd.to(kept)[:, None])
+    shape, wanted = list(gamma.shape), [True, True, True]
+    made = torch.ops.aten.native_layer_norm_backward(dy, x, shape, *statistics, gamma, gamma, wanted)
+    return tuple(made)
+
+
+def _of_rms(x: Tensor, gamma: Tensor, rstd: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+    factor, slope = rstd[:, None], dy.float()
+    normal, g = x.float() * factor, slope * gamma.float()
+    dx = factor * (g - normal * (g * normal).mean(-1, keepdim=True))
+    dgamma = (slope * normal).sum(0)
+    return dx.to(x.dtype), dgamma.to(x.dtype), x.new_empty(0)
+
+
+def _fake_backward(x: Tensor, gamma: Tensor, mean: Any, rstd: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+    dbeta = x.new_empty(0 if mean is None else gamma.shape)
+    return x.new_empty(x.shape), gamma.new_empty(gamma.shape), dbeta
+
+
+def _finish_backward(results: Any, x: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    return tuple(results) if len(results) == 3 else (*results, x.new_empty(0))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    x, gamma, beta, bias, residual, stats, eps = inputs
+    _, z, mean, rstd = output
+    ctx.centred, ctx.summed = beta is not None, residual is not None
+    ctx.has_bias, ctx.has_stats, ctx.eps = bias is not None, stats, eps
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.save_for_backward(z if ctx.summed else x, gamma, mean, rstd)
+
+
+def _backward(ctx: Any, dy: Tensor, dz: Any, *unused: Any) -> tuple[Any, ...]:
+    z, gamma, mean, rstd = ctx.saved_tensors
+    if not ctx.has_stats:
+        *first, rstd = _statistics(z, ctx.centred, ctx.eps)
+        mean = first[0] if first else mean
+    dx, dgamma, dbeta = NORM_BACKWARD(z, gamma, mean if ctx.centred else None, rstd, dy)
+    if ctx.summed and dz is not None:
+        dx = dx + dz
+    dbias = dx.sum(0) if ctx.has_bias and ctx.needs_input_grad[3] else None
+    return dx, dgamma, dbeta if ctx.centred else None, dbias, dx if ctx.summed else None, None, None
+
+
+def _save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
+    pass
+
+
+def _refuse(ctx: Any, *gradients: Any) -> Any:
+    raise RuntimeError(
+        "gradients of tunebench's normalisation cannot be differentiated again; "
+        "run it under tunebench.torch.prefer('torch')"
+    )
+
+
+NORM = Family(
+    "norm(Tensor x, Tensor gamma, Tensor? beta, Tensor? bias, Tensor? residual, bool stats, float eps)"
+    " -> (Tensor y, Tensor z, Tensor mean, Tensor rstd)",
+    5,
+    _workload,
+    _library,
+    _fake,
+    gradients=_gradients,
+    finish=_finish,
+)
+NORM_BACKWARD = Family(
+    "norm_backward(Tensor x, Tensor gamma, Tensor? mean, Tensor rstd, Tensor dy)"
+    " -> (Tensor dx, Tensor dgamma, Tensor dbeta)",
+    5,
+    _workload_backward,
+    _library_backward,
+    _fake_backward,
+    finish=_finish_backward,
+)
+NORM.differentiate(_backward, _save)
+NORM_BACKWARD.differentiate(_refuse, _save_nothing)

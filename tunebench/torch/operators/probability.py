@@ -1,0 +1,184 @@
+"""Softmax of rows and its logarithm, with a scale and a mask before it, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tunebench.torch.operators._autocast import raised
+from tunebench.torch.operators._family import Family, Form, View, declined, serve
+from tunebench.torch.operators._layout import folded, refusal
+from tunebench.torch.operators._memory import DTYPES
+from tunebench.workloads.operators.softmax import Softmax
+
+__all__ = ["log_softmax", "softmax"]
+
+
+def softmax(
+    input: Tensor,  # noqa: A002 - torch's name
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Return the softmax along an axis, as `torch.nn.functional.softmax` does, of ``scale * input + mask``.
+
+    Args:
+        input: Of any shape.
+        dim: The axis.
+        dtype: What `input` is converted to first.
+        scale: A number.
+        mask: Shaped like `input`; added.
+    """
+    return _softmax("softmax", input, dim, dtype, scale, mask)
+
+
+def log_softmax(
+    input: Tensor,  # noqa: A002 - torch's name
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Return the logarithm of `softmax`, as `torch.nn.functional.log_softmax` does."""
+    return _softmax("log_softmax", input, dim, dtype, scale, mask)
+
+
+def _softmax(
+    name: str, given: Tensor, dim: int | None, dtype: torch.dtype | None, scale: float | None, mask: Any
+) -> Tensor:
+    x, added = raised(given if dtype is None else given.to(dtype), mask)
+
+    def library() -> Tensor:
+        z = x if scale is None else x * scale
+        z = z if added is None else z + added
+        y: Tensor = getattr(functional, name)(z, dim, _stacklevel=6)
+        return y
+
+    if dim is None:
+        return declined(name, "no axis given", library)
+    told = (dim, scale, name == "log_softmax")
+    return serve(SOFTMAX, name, (x, added), told, _form, library)
+
+
+def _form(x: Tensor, mask: Any, dim: int, scale: float | None, log: bool) -> Form | str:
+    reason = refusal((x, mask))
+    if reason is not None:
+        return reason
+    if not -x.ndim <= dim < x.ndim:
+        return "no such axis"
+    if folded(x.shape[dim % x.ndim + 1 :]) != 1:
+        return "rows that do not lie along the last axis"
+    if mask is not None and mask.shape != x.shape:
+        return "a mask that is not shaped like the input"
+    gathered = None
+    if not x.is_contiguous() or (mask is not None and not mask.is_contiguous()):
+        gathered = "rows that do not lie side by side"
+    cols = x.shape[dim]
+    view = View((x.numel() // cols, cols))
+    return Form((view, view), (scale, log), tuple(x.shape), gathered)
+
+
+# -- the operators -------------------------------------------------------------------------------------------
+
+
+def _workload(x: Tensor, mask: Any, scale: float | None, log: bool) -> Softmax:
+    parts = [name for name, given in (("scale", scale), ("mask", mask)) if given is not None]
+    rows, cols = x.shape
+    return Softmax(
+        rows=rows,
+        cols=cols,
+        dtype=DTYPES[x.dtype],  # type: ignore[arg-type]
+        prologue="+".join(parts) or "none",  # type: ignore[arg-type]
+        log=log,
+    )
+
+
+def _gradients(workload: Softmax) -> tuple[Any, ...]:
+    prologue = "scale" if workload.has_scale else "none"
+    return (workload.changed(direction="backward", prologue=prologue),)
+
+
+def _workload_backward(y: Tensor, dy: Tensor, scale: float | None, log: bool) -> Softmax:
+    forward = _workload(y, None, scale, log)
+    return forward.changed(direction="backward")  # type: ignore[return-value]
+
+
+def _library(x: Tensor, mask: Any, scale: float | None, log: bool) -> Tensor:
+    z = x if scale is None else x * scale
+    z = z if mask is None else z + mask
+    return functional.log_softmax(z, -1) if log else functional.softmax(z, -1)
+
+
+def _library_backward(y: Tensor, dy: Tensor, scale: float | None, log: bool) -> Tensor:
+    aten = torch.ops.aten
+    backward = aten._log_softmax_backward_data if log else aten._softmax_backward_data
+    dx: Tensor = backward(dy, y, -1, y.dtype)
+    return dx if scale is None else dx * scale
+
+
+def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
+    _, _, ctx.scale, ctx.log = inputs
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (y,) = ctx.saved_tensors
+    needs_x, needs_mask = ctx.needs_input_grad[:2]
+    if needs_mask:
+        dz = SOFTMAX_BACKWARD(y, dy, None, ctx.log)
+        return (dz if ctx.scale is None else dz * ctx.scale) if needs_x else None, dz, None, None
+    return SOFTMAX_BACKWARD(y, dy, ctx.scale, ctx.log), None, None, None
+
+
+def _save_backward(ctx: Any, inputs: Any, output: Tensor) -> None:
+    y, dy, ctx.scale, ctx.log = inputs
+    ctx.save_for_backward(y, dy)
+
+
+def _backward_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    """Differentiate ``scale y (dy - sum y dy)``, or ``scale (dy - exp(y) sum dy)``, by y and dy."""
+    y, dy = ctx.saved_tensors
+    if ctx.scale is not None:
+        g = g * ctx.scale
+    if ctx.log:
+        p = y.exp()
+        by_y = -g * p * dy.sum(-1, keepdim=True)
+        by_dy = g - (g * p).sum(-1, keepdim=True)
+    else:
+        along = (g * y).sum(-1, keepdim=True)
+        by_y = g * (dy - (y * dy).sum(-1, keepdim=True)) - dy * along
+        by_dy = y * (g - along)
+    return by_y, by_dy, None, None
+
+
+def _operands(x: Tensor, mask: Any, scale: float | None, log: bool) -> tuple[Any, ...]:
+    """Return what a kernel reads, in its order: a number stands between the tensors."""
+    return tuple(operand for operand in (x, scale, mask) if operand is not None)
+
+
+SOFTMAX = Family(
+    "softmax(Tensor x, Tensor? mask, float? scale, bool log) -> Tensor",
+    2,
+    _workload,
+    _library,
+    lambda x, mask, scale, log: torch.empty_like(x, memory_format=torch.contiguous_format),
+    gradients=_gradients,
+    order=_operands,
+)
+SOFTMAX_BACKWARD = Family(
+    "softmax_backward(Tensor y, Tensor dy, float? scale, bool log) -> Tensor",
+    3,
+    _workload_backward,
+    _library_backward,
+    lambda y, dy, scale, log: torch.empty_like(y, memory_format=torch.contiguous_format),
+)
+SOFTMAX.differentiate(_backward, _save)
+SOFTMAX_BACKWARD.differentiate(_backward_backward, _save_backward)

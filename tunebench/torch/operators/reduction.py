@@ -1,0 +1,138 @@
+"""Sums, means and extremes of an expression in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.expression import canonical, names, parse
+from tunebench.torch.operators._family import Family, Form, declined, is_differentiated, serve
+from tunebench.torch.operators._layout import refusal
+from tunebench.torch.operators._operands import (
+    MOST_TENSORS,
+    SCHEMA,
+    Operands,
+    dimensions,
+    element,
+    evaluate,
+    order,
+    seen,
+    shape_of,
+    whole,
+)
+from tunebench.workloads.operators.reduction import Reduction
+
+__all__ = ["reduce"]
+
+Axes = int | Sequence[int] | None
+
+LIBRARY: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+
+
+def reduce(
+    expression: str,
+    *,
+    reduce: Literal["sum", "mean", "max", "min"] = "sum",
+    axis: Axes = None,
+    then: str = "x",
+    **operands: Tensor | float,
+) -> Tensor:
+    """Reduce an expression such as ``"square(x-mean)"`` over axes, in one kernel.
+
+    Its words are those of the operator reduction.
+
+    Args:
+        expression: Names, numbers, operators and functions.
+        reduce: What becomes of the elements.
+        axis: One axis or several; all of them if None. A kernel does the last ones, or the first ones.
+        then: An expression of each result, of one name, such as ``"rsqrt(x+1e-5)"``.
+        operands: Each name's tensor or number. Tensors are of one shape, or of that of the axes that are
+            together (those reduced, or those that stay), or have ones in their place. Where gradients are
+            needed, torch computes it.
+
+    Raises:
+        InputError: if a name has no operand, an operand no name, or `then` not one name, or if an expression
+            is none.
+        UnknownName: if there is no such reduction.
+    """
+    given, end = Operands.of(expression, operands), canonical(then)
+    if reduce not in LIBRARY:
+        raise UnknownName("reduction", str(reduce), LIBRARY)
+    if len(names(parse(end))) != 1:
+        raise InputError(f"then={end} must have one name, that of the result, such as rsqrt(x+1e-5)")
+    axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+
+    def library() -> Tensor:
+        return _by_torch(evaluate(parse(given.text), operands), reduce, axes, end)
+
+    if not 0 < len(given.tensors) <= MOST_TENSORS:
+        return declined("reduce", f"0 tensors, or more than {MOST_TENSORS}", library)
+    if is_differentiated(given.tensors):
+        return declined("reduce", "gradients of an expression are torch's", library)
+    told = (given.text, given.numbers, reduce, axes, end)
+    pick = _single if axes is None or len(axes) == len(shape_of(given.tensors)) else None
+    return serve(REDUCTION, "reduce", given.padded, told, _form, library, pick)
+
+
+def _by_torch(elements: Tensor, reduce: str, axes: tuple[int, ...] | None, end: str) -> Tensor:
+    over = tuple(range(elements.ndim)) if axes is None else axes
+    reduced = LIBRARY[reduce](elements, dim=over)
+    result: Tensor = evaluate(parse(end), {names(parse(end))[0]: reduced})
+    return result
+
+
+def _single(result: Tensor) -> Tensor:
+    return result.reshape(())
+
+
+def _form(*given: Any) -> Form | str:
+    *padded, text, numbers, reduce, axes, end = given
+    reason = refusal(padded)
+    if reason is not None:
+        return reason
+    extents = len(shape_of(padded))
+    if not extents or any(not -extents <= axis < extents for axis in axes or ()):
+        return "no such axes"
+    over = tuple(range(extents)) if axes is None else tuple(sorted({axis % extents for axis in axes}))
+    is_last = over == tuple(range(extents - len(over), extents))
+    if not is_last and over != tuple(range(len(over))):
+        return "axes that are neither the first nor the last"
+    found = seen(padded, text, numbers, inner=len(over) if is_last else extents - len(over))
+    if isinstance(found, str):
+        return found
+    told = (*found.told, reduce, "cols" if is_last else "rows", end)
+    return Form(found.views, told, found.outer if is_last else found.inner, found.gathered)
+
+
+def _workload(*arguments: Any) -> Reduction:
+    *elements, reduce, axis, end = arguments
+    found = Reduction.from_dimensions(
+        {**dimensions(tuple(elements)), "reduce": reduce, "axis": axis, "then": end}
+    )
+    assert isinstance(found, Reduction)
+    return found
+
+
+def _library(*arguments: Any) -> Tensor:
+    *elements, reduce, axis, end = arguments
+    return _by_torch(element(tuple(elements)), reduce, (1,) if axis == "cols" else (0,), end)
+
+
+def _fake(*arguments: Any) -> Tensor:
+    first = whole(arguments[:MOST_TENSORS])
+    return first.new_empty(first.shape[0 if arguments[-2] == "cols" else 1])
+
+
+REDUCTION = Family(
+    f"reduction({SCHEMA}, str reduce, str axis, str then) -> Tensor",
+    MOST_TENSORS,
+    _workload,
+    _library,
+    _fake,
+    order=lambda *arguments: order(arguments[:-3]),
+    key=lambda *told: (*told[:4], len(told[4]), *told[5:]),
+)

@@ -1,0 +1,1 @@
+"""Replacement of the modules of a torch model by served ones."""

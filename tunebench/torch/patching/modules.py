@@ -1,0 +1,304 @@
+"""torch's modules, served: each computes what the one it derives from does, by tuned kernels where they win.
+
+A served module is the module it was: `patch` changes its class and nothing else, so that parameters, hooks,
+keys of the state and whoever refers to it stay as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tunebench import torch as served
+from tunebench.dispatch import Problem, problem
+from tunebench.dispatch.watch import watched
+from tunebench.torch.compiler._aten import convolution, signature
+from tunebench.torch.operators._memory import device_of
+from tunebench.workloads import parse
+
+__all__ = [
+    "SERVED",
+    "ServedConv2d",
+    "ServedCrossEntropyLoss",
+    "ServedLayerNorm",
+    "ServedLinear",
+    "ServedLogSoftmax",
+    "ServedMultiheadAttention",
+    "ServedRMSNorm",
+    "ServedSequential",
+    "ServedSoftmax",
+    "may_fuse",
+]
+
+
+class ServedLinear(nn.Linear):  # type: ignore[misc]
+    """A linear layer."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
+        return served.linear(input, self.weight, self.bias)
+
+
+class ServedConv2d(nn.Conv2d):  # type: ignore[misc]
+    """A convolution of images."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, **fused: Any) -> Tensor:  # noqa: A002
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input, padding = functional.pad(input, self._padded(), mode=self.padding_mode), 0  # noqa: A001
+        return served.conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups, **fused)
+
+    def _padded(self) -> Any:
+        return self._reversed_padding_repeated_twice
+
+
+class ServedLayerNorm(nn.LayerNorm):  # type: ignore[misc]
+    """Layer normalisation."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
+        return served.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class ServedRMSNorm(nn.RMSNorm):  # type: ignore[misc]
+    """Normalisation by the root mean square."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - torch's
+        return served.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+class ServedSoftmax(nn.Softmax):  # type: ignore[misc]
+    """Softmax along an axis."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
+        return served.softmax(input, self.dim, _stacklevel=5)
+
+
+class ServedLogSoftmax(nn.LogSoftmax):  # type: ignore[misc]
+    """The logarithm of softmax along an axis."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
+        return served.log_softmax(input, self.dim, _stacklevel=5)
+
+
+class ServedCrossEntropyLoss(nn.CrossEntropyLoss):  # type: ignore[misc]
+    """Cross entropy."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
+        return served.cross_entropy(
+            input,
+            target,
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
+
+
+class ServedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
+    """Attention by several heads; torch does it where weights are asked for, or masks of other kinds."""
+
+    def forward(  # noqa: D102 - torch's
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        masked = key_padding_mask is not None or (attn_mask is not None and not is_causal)
+        if need_weights or masked or not self._is_plain(query, key, value):
+            return super().forward(  # type: ignore[no-any-return]
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+        if is_causal and attn_mask is None:
+            raise RuntimeError("need attn_mask if specifying the is_causal hint")  # as torch has it
+        attended = self._attended(query, key, value, is_causal)
+        return served.linear(attended, self.out_proj.weight, self.out_proj.bias), None
+
+    def _is_plain(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        return (
+            self._qkv_same_embed_dim
+            and self.bias_k is None
+            and not self.add_zero_attn
+            and not (self.training and self.dropout)
+            and not query.is_nested
+            and query.dim() == key.dim() == value.dim() == 3
+            and key.shape == value.shape
+            and query.shape[-1] == key.shape[-1] == self.embed_dim
+        )
+
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+        """Return what the heads give together, shaped like the query."""
+        q, k, v = (self._heads(tensor) for tensor in self._projected(query, key, value))
+        o = served.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return o.permute(*((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3))).reshape(query.shape)
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
+        weight, bias = self.in_proj_weight, self.in_proj_bias
+        if query is key is value:
+            return tuple(served.linear(query, weight, bias).chunk(3, dim=-1))
+        biases = (None,) * 3 if bias is None else bias.chunk(3)
+        return [
+            served.linear(tensor, w, b)
+            for tensor, w, b in zip((query, key, value), weight.chunk(3), biases, strict=True)
+        ]
+
+    def _heads(self, tensor: Tensor) -> Tensor:
+        """Return (batch, heads, sequence, head) of what was projected."""
+        parted = tensor.unflatten(-1, (self.num_heads, self.head_dim))
+        return parted.permute(*((0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)))
+
+
+class ServedSequential(nn.Sequential):  # type: ignore[misc]
+    """Modules one after the other; what a kernel does together is done by it, unless a hook looks on."""
+
+    def forward(self, input: Any) -> Any:  # noqa: A002, D102 - torch's
+        chain = tuple(self._modules.values())
+        place = 0
+        while place < len(chain):
+            fused, count = _fused(chain, place)
+            input = chain[place](input) if fused is None else fused(input)  # noqa: A001
+            place += count
+        return input
+
+
+SERVED: dict[type, type] = {
+    nn.Linear: ServedLinear,
+    nn.Conv2d: ServedConv2d,
+    nn.LayerNorm: ServedLayerNorm,
+    nn.RMSNorm: ServedRMSNorm,
+    nn.Softmax: ServedSoftmax,
+    nn.LogSoftmax: ServedLogSoftmax,
+    nn.CrossEntropyLoss: ServedCrossEntropyLoss,
+    nn.MultiheadAttention: ServedMultiheadAttention,
+    nn.Sequential: ServedSequential,
+}
+"""What takes the place of which class of torch's."""
+
+
+# -- what is done together ---------------------------------------------------------------------------------
+
+Fused = Callable[[Tensor], Tensor]
+
+
+def may_fuse(chain: Sequence[Any]) -> bool:
+    """Tell whether modules that are not served yet have neighbours that a kernel does together."""
+    pairs = itertools.pairwise(chain)
+    return any(
+        (type(one) is nn.Linear and one.bias is not None and _activation(two) is not None)
+        or (type(one) is nn.Conv2d and type(two) in (nn.BatchNorm2d, nn.ReLU))
+        for one, two in pairs
+    )
+
+
+def _fused(chain: Sequence[Any], place: int) -> tuple[Fused | None, int]:
+    """Return what does the modules from a place on together, and how many; None and 1 where nothing does."""
+    first = chain[place]
+    kind = type(first)
+    if kind not in (ServedLinear, ServedConv2d) or _is_watched(first):
+        return None, 1
+    after = [module for module in chain[place + 1 : place + 3] if not _is_watched(module)]
+    if kind is ServedLinear:
+        return _with_activation(first, after)
+    return _with_norm(first, after)
+
+
+def _with_activation(linear: Any, after: Sequence[Any]) -> tuple[Fused | None, int]:
+    name = _activation(after[0]) if after else None
+    if name is None or linear.bias is None:
+        return None, 1
+    return lambda x: served.linear(x, linear.weight, linear.bias, activation=name), 2
+
+
+def _activation(module: Any) -> Any:
+    if type(module) is nn.GELU:
+        return "gelu" if module.approximate == "none" else None
+    return {nn.ReLU: "relu", nn.SiLU: "silu"}.get(type(module))
+
+
+def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[Fused | None, int]:
+    """Fuse a convolution with a normalisation by running statistics, or with its own bias, and a relu."""
+    norm = after[0] if after and type(after[0]) is nn.BatchNorm2d else None
+    if norm is not None and not _is_affine(norm):
+        return None, 1
+    rest = after[1:] if norm is not None else after
+    relu = rest[0] if rest and type(rest[0]) is nn.ReLU else None
+    if norm is None and (relu is None or conv.bias is None):
+        return None, 1
+
+    def run(x: Tensor) -> Tensor:
+        if norm is None:
+            return conv._conv_forward(x, conv.weight, conv.bias, relu=True)
+        if not _is_ours(conv, x, "scale+bias+relu" if relu else "scale+bias"):
+            y = norm(conv(x))
+            return y if relu is None else relu(y)
+        scale, bias = _folded(conv, norm)
+        return conv._conv_forward(x, conv.weight, bias, scale=scale, relu=relu is not None)
+
+    return run, 1 + (norm is not None) + (relu is not None)
+
+
+_problems: dict[Any, Problem | None] = {}
+_MOST_PROBLEMS = 4096
+
+
+def _is_ours(conv: Any, x: Tensor, epilogue: str) -> bool:
+    """Tell whether a kernel of ours runs a convolution with a normalisation after it.
+
+    By torch's operators a scale and a bias take longer than its batch normalisation. Watched, it runs as one
+    in any case: what is recorded is then the problem that tuning would have to solve.
+    """
+    if torch.compiler.is_compiling() or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        return False
+    if watched():
+        return True
+    placed = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "groups")}
+    tf32 = torch.backends.cudnn.allow_tf32
+    key = (*signature(x), *signature(conv.weight), *placed.values(), epilogue, tf32)
+    if key not in _problems:
+        if len(_problems) >= _MOST_PROBLEMS:
+            _problems.clear()
+        text, where = convolution(x, conv.weight, placed, epilogue), device_of(x.device)
+        is_there = text is not None and not isinstance(where, str)
+        _problems[key] = problem(parse(text or ""), *where) if is_there else None
+    found = _problems[key]
+    return found is not None and found.made().kernel is not None
+
+
+def _is_affine(norm: Any) -> bool:
+    """Tell whether a batch normalisation is but a scale and a shift of each channel, in full precision.
+
+    By batch statistics it depends on the images; in 16 bits the scale and the shift would be rounded.
+    """
+    if norm.training or norm.running_var is None or norm.weight is None:
+        return False
+    return norm.weight.dtype == torch.float32 and not torch._C._is_any_autocast_enabled()
+
+
+def _folded(conv: Any, norm: Any) -> tuple[Tensor, Tensor]:
+    """Return what sums are multiplied by and what is added, by operations that gradients flow through."""
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    mean = norm.running_mean if conv.bias is None else norm.running_mean - conv.bias
+    return scale, norm.bias - mean * scale
+
+
+def _is_watched(module: Any) -> bool:
+    """Tell whether a hook is called around a module: it is to see what it saw before."""
+    everywhere = torch.nn.modules.module
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
+        or everywhere._global_backward_hooks
+        or everywhere._global_backward_pre_hooks
+    )

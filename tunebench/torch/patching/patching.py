@@ -1,0 +1,247 @@
+"""`patch`: a model's own modules served by tuned kernels, and given back by one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from tunebench.errors import InputError
+from tunebench.torch.patching.modules import SERVED, may_fuse
+
+__all__ = ["Left", "PatchReport", "Swap", "patch", "unpatch"]
+
+ORIGINAL: dict[type, type] = {ours: theirs for theirs, ours in SERVED.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A module that is served.
+
+    Attributes:
+        name: Its place in the model; empty for the model itself.
+        kind: Its class before.
+        served: Its class now.
+    """
+
+    name: str
+    kind: str
+    served: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A module that is left as it is.
+
+    Attributes:
+        name: Its place in the model.
+        kind: Its class.
+        reason: Why.
+    """
+
+    name: str
+    kind: str
+    reason: str
+
+
+class PatchReport:
+    """What `patch` did; a context manager that undoes it at its end.
+
+    Attributes:
+        swapped: The modules that are served.
+        left: Those that are not, each with the reason.
+    """
+
+    def __init__(self, modules: tuple[Any, ...], swapped: tuple[Swap, ...], left: tuple[Left, ...]) -> None:
+        self._modules, self.swapped, self.left = modules, swapped, left
+
+    def undo(self) -> None:
+        """Make the modules what they were; those that were undone already are left alone."""
+        _give_back(self._modules)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "swapped": [{"name": s.name, "kind": s.kind, "served": s.served} for s in self.swapped],
+            "left": [{"name": one.name, "kind": one.kind, "reason": one.reason} for one in self.left],
+        }
+
+    def __str__(self) -> str:
+        """Return a line for each class: how many are served, or are not, and why."""
+        served = _counted(swap.kind for swap in self.swapped)
+        left = _counted((one.kind, one.reason) for one in self.left)
+        return "\n".join(
+            (
+                f"{len(self.swapped)} modules served",
+                *(f"{count:>6}  {kind}" for kind, count in served),
+                f"{len(self.left)} modules left as they are",
+                *(f"{count:>6}  {kind}: {reason}" for (kind, reason), count in left),
+            )
+        )
+
+
+def patch(model: nn.Module) -> PatchReport:
+    """Have a model's modules served: its layers run by tuned kernels where those are known to be faster.
+
+    Served are Linear, Conv2d, LayerNorm, RMSNorm, Softmax, LogSoftmax, CrossEntropyLoss and
+    MultiheadAttention; and as one, in a Sequential, a Linear with the GELU, ReLU or SiLU after it, and a
+    Conv2d with the BatchNorm2d (in eval mode) and the ReLU. Modules stay the objects they are and change
+    their class alone: parameters, keys of the state, hooks, moves between devices, copies and pickles are as
+    before. Outputs and gradients are the same up to rounding; what no kernel can do is done by torch.
+
+    What a model calls by itself is served within `patched_calls`.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        What was swapped, what not and why; `PatchReport.undo` gives it all back.
+
+    Raises:
+        InputError: if it is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"patch takes a torch.nn.Module, not {type(model).__name__}")
+    chosen: list[Any] = []
+    swapped: list[Swap] = []
+    left: list[Left] = []
+    for name, module in model.named_modules():
+        kind = type(module)
+        reason = _refusal(module)
+        if reason is None:
+            chosen.append(module)
+            swapped.append(Swap(name, kind.__name__, SERVED[kind].__name__))
+        elif reason:
+            left.append(Left(name, kind.__name__, reason))
+    try:
+        for module in chosen:
+            module.__class__ = SERVED[type(module)]
+    except BaseException:
+        _give_back(chosen)
+        raise
+    return PatchReport(tuple(chosen), tuple(swapped), tuple(left))
+
+
+def unpatch(model: nn.Module) -> int:
+    """Make every served module of a model what it was, copies of patched models included.
+
+    Returns:
+        How many there were.
+    """
+    return _give_back(model.modules())
+
+
+def _give_back(modules: Any) -> int:
+    count = 0
+    for module in modules:
+        if type(module) in ORIGINAL:
+            module.__class__ = ORIGINAL[type(module)]
+            count += 1
+    return count
+
+
+def _counted(things: Iterator[Any]) -> list[tuple[Any, int]]:
+    counts: dict[Any, int] = {}
+    for thing in things:
+        counts[thing] = counts.get(thing, 0) + 1
+    return sorted(counts.items(), key=lambda one: -one[1])
+
+
+# -- what is left ------------------------------------------------------------------------------------------
+
+
+def _refusal(module: Any) -> str | None:
+    """Return why a module is not swapped; nothing to say of it is an empty text, and None swaps it."""
+    kind = type(module)
+    if kind in ORIGINAL:
+        return "it is served already"
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return "it has no sizes before its first call"
+    if kind is nn.modules.linear.NonDynamicallyQuantizableLinear:
+        return ""  # of a MultiheadAttention, which takes its weights and never calls it
+    if kind in SERVED:
+        return _REFUSALS[kind](module) if kind in _REFUSALS else None
+    known = next((base for base in kind.__mro__ if base in SERVED and base is not nn.Sequential), None)
+    if known is not None:
+        return f"it is a {known.__name__} of a class of its own"
+    if kind in (nn.TransformerEncoderLayer, nn.TransformerEncoder):
+        return (
+            "in eval mode without gradients torch takes a path of its own past its modules, "
+            "unless torch.backends.mha.set_fastpath_enabled(False) says otherwise"
+        )
+    has_state = any(True for _ in module.parameters(recurse=False))
+    return "no kernel of tunebench does this" if has_state else ""
+
+
+def _sequential(module: nn.Sequential) -> str | None:
+    return None if may_fuse(tuple(module)) else ""
+
+
+def _linear(module: nn.Linear) -> str | None:
+    return _wrong_type(module.weight)
+
+
+def _conv2d(module: nn.Conv2d) -> str | None:
+    for name in ("stride", "dilation"):
+        if len(set(getattr(module, name))) > 1:
+            return f"its {name} differs between the axes"
+    zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if zeros and len(set(module.padding)) > 1:
+        return "its padding differs between the axes"
+    return _wrong_type(module.weight)
+
+
+def _norm(module: Any) -> str | None:
+    if module.eps is None or module.eps <= 0:
+        return f"its eps is {module.eps}, and kernels want a positive number"
+    if module.weight is None or getattr(module, "bias", module.weight) is None:
+        return "it has no weight" if module.weight is None else "it has no bias"
+    return _wrong_type(module.weight)
+
+
+def _softmax(module: Any) -> str | None:
+    return "its axis is not given" if module.dim is None else None
+
+
+def _cross_entropy(module: nn.CrossEntropyLoss) -> str | None:
+    if module.weight is not None:
+        return "its classes have weights"
+    return "its labels are smoothed" if module.label_smoothing else None
+
+
+def _attention(module: nn.MultiheadAttention) -> str | None:
+    if not module._qkv_same_embed_dim:
+        return "its keys and values have sizes of their own"
+    if module.bias_k is not None or module.add_zero_attn:
+        return "it adds keys of its own"
+    return _wrong_type(module.in_proj_weight)
+
+
+def _wrong_type(weight: Any) -> str | None:
+    known = (torch.float32, torch.float16, torch.bfloat16)
+    return None if weight.dtype in known else f"its weights are {weight.dtype}"
+
+
+_REFUSALS: dict[type, Callable[[Any], str | None]] = {
+    nn.Sequential: _sequential,
+    nn.Linear: _linear,
+    nn.Conv2d: _conv2d,
+    nn.LayerNorm: _norm,
+    nn.RMSNorm: _norm,
+    nn.Softmax: _softmax,
+    nn.LogSoftmax: _softmax,
+    nn.CrossEntropyLoss: _cross_entropy,
+    nn.MultiheadAttention: _attention,
+}

@@ -1,0 +1,1 @@
+"""Profiling of the workloads that a torch program runs."""

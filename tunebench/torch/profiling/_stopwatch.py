@@ -1,0 +1,112 @@
+"""How long calls take: by the clock on a CPU, by events on a GPU's stream, which nobody waits for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tunebench.torch.profiling._ledger import Entry, Ledger
+
+__all__ = ["Call", "Stopwatch"]
+
+
+class Call:
+    """One call, until its time is known.
+
+    Attributes:
+        shares: What it is counted as: entry, number of calls, share of the time.
+    """
+
+    __slots__ = ("shares",)
+
+    def __init__(self, *shares: tuple[Entry, int, float]) -> None:
+        self.shares = shares
+
+
+class Stopwatch:
+    """Times calls and enters them into a ledger.
+
+    A call may be held back until the next one of its thread, so that its shares can still be changed; on a
+    GPU the last one always is. What it is counted as may also be known only once it was made. Events are read
+    once they have happened, by the threads that make calls: asking from elsewhere would spoil another
+    thread's capture of a CUDA graph.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._held: dict[int, tuple[Call, float]] = {}
+        self._pending: deque[tuple[Call, Any, Any, Any]] = deque()
+        self._spare: defaultdict[Any, list[Any]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def time(self, call: Call, device: Any, function: Callable[[], Any], *, hold: bool = False) -> Any:
+        """Make a call and return its result.
+
+        Args:
+            call: What it is to be counted as.
+            device: Where it runs, as torch names it.
+            function: Makes it.
+            hold: Whether to hold it back.
+        """
+        if device.type == "cuda":
+            return self._time_on_stream(call, device, function)
+        began = time.perf_counter_ns()
+        result = function()
+        took_us = (time.perf_counter_ns() - began) / 1e3
+        held = self._held.pop(threading.get_ident(), None)
+        if held is not None:
+            self._enter(*held)
+        if hold:
+            self._held[threading.get_ident()] = (call, took_us)
+        else:
+            self._enter(call, took_us)
+        return result
+
+    def _time_on_stream(self, call: Call, device: Any, function: Callable[[], Any]) -> Any:
+        if torch.cuda.is_current_stream_capturing():  # what is captured does not run now
+            self._enter(call, 0.0)
+            return function()
+        stream = torch.cuda.current_stream(device)
+        begin, end = self._event(device), self._event(device)
+        begin.record(stream)
+        result = function()
+        end.record(stream)
+        self._settle()
+        with self._lock:
+            self._pending.append((call, device, begin, end))
+        return result
+
+    def _event(self, device: Any) -> Any:
+        try:
+            return self._spare[device].pop()
+        except IndexError:
+            return torch.cuda.Event(enable_timing=True)
+
+    def _settle(self) -> None:
+        """Enter the calls whose events have happened, all but the last, whose shares may change."""
+        with self._lock:
+            while len(self._pending) > 1 and self._pending[0][-1].query():
+                self._enter_first()
+
+    def _enter_first(self) -> None:
+        call, device, begin, end = self._pending.popleft()
+        self._enter(call, 1e3 * begin.elapsed_time(end))
+        self._spare[device] += (begin, end)
+
+    def finish(self) -> None:
+        """Enter all calls; this waits for what the GPUs have yet to do."""
+        for held in (self._held.pop(thread) for thread in tuple(self._held)):
+            self._enter(*held)
+        with self._lock:
+            while self._pending:
+                self._pending[0][-1].synchronize()
+                self._enter_first()
+
+    def _enter(self, call: Call, took_us: float) -> None:
+        for entry, calls, share in call.shares:
+            self._ledger.add(entry, calls, share * took_us)

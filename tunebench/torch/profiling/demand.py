@@ -1,0 +1,391 @@
+"""`record`: what a torch program really runs, noted as problems that can be tuned.
+
+    with tunebench.torch.record() as seen:
+        train(model)
+    print(seen)
+
+Every operator that torch runs is seen below autograd, backward ones included, in the thread that entered and
+in those that autograd runs for it. Calls and times go to the database, from which `tunebench tune --recorded`
+takes what is most worth tuning.
+
+Not seen: other threads; kernels that a compiler fused, of which only the library calls between them are; what
+a CUDA graph replays (its capture counts as one call, in no time); children that are forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tunebench.dispatch import Call as ServedCall
+from tunebench.dispatch import watching
+from tunebench.errors import InputError, TunebenchError
+from tunebench.torch.compiler import _aten
+from tunebench.torch.profiling._ledger import Entry, Ledger, device_of
+from tunebench.torch.profiling._stopwatch import Call, Stopwatch
+
+__all__ = ["Line", "Recording", "record"]
+
+INTERVAL_S = 30.0
+"""How often what was seen is brought to the database: a crash loses no more than that."""
+
+
+class Line(NamedTuple):
+    """What time was spent on.
+
+    Attributes:
+        name: Canonical text of a workload; of anything else the operator, and why no workload is it.
+        device: Key of the device, or torch's name of one that nothing is stored for.
+        calls: How often it was called.
+        time_us: How long it took, all calls together: of the wall on a CPU, of the stream on a GPU.
+    """
+
+    name: str
+    device: str
+    calls: int
+    time_us: float
+
+
+def record(
+    *,
+    db: str | Path | None = None,
+    save: bool = True,
+    eager: bool = False,
+    interval_s: float = INTERVAL_S,
+) -> Recording:
+    """Note the problems that a torch program runs, patched or not; a context manager.
+
+    On a CPU a call takes as long as its caller waits. On a GPU it is timed by events on its stream, which
+    nothing waits for before the recording ends; where the GPU waits for the program, it counts what it waits
+    between the two.
+
+    Args:
+        db: Database: a path, a URL, or None for the user's.
+        save: Whether to write there at all.
+        eager: Whether functions that `torch.compile` has compiled run as they were written, so that all of
+            what they do is seen. Without it they run as they are, and what the compiler fused is not seen.
+        interval_s: Seconds after which what was seen goes to the database; the rest goes at the end.
+
+    Raises:
+        DatabaseError: on entering, if the database cannot be used. Later trouble is a warning, and the next
+            attempt brings all.
+        InputError: if the interval is not positive.
+    """
+    if not interval_s > 0:
+        raise InputError(f"interval_s must be positive, got {interval_s}")
+    return Recording(db=db, save=save, eager=eager, interval_s=interval_s)
+
+
+class Recording:
+    """What a program ran, as far as it was seen; `print` shows it.
+
+    It may be entered again, and adds up.
+    """
+
+    def __init__(self, *, db: str | Path | None, save: bool, eager: bool, interval_s: float) -> None:
+        self._ledger = Ledger(db)
+        self._stopwatch = Stopwatch(self._ledger)
+        self._save, self._eager, self._interval_s = save, eager, interval_s
+        self._entered: list[contextlib.ExitStack] = []
+
+    # -- around the program -----------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            if self._save and not self._entered:
+                self._ledger.check()
+                stack.enter_context(_saving_now_and_then(self._ledger, self._interval_s))
+            if self._eager:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            mode = _Mode(self._stopwatch)
+            stack.enter_context(watching(mode.hear))
+            stack.enter_context(mode)
+            self._entered.append(stack.pop_all())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.pop().close()
+        if not self._entered:
+            self._stopwatch.finish()
+            if self._save:
+                _save(self._ledger)
+
+    # -- what was seen ----------------------------------------------------------------------------
+
+    @property
+    def problems(self) -> tuple[Line, ...]:
+        """What can be tuned, the most time first; `Line.name` is the text of a workload."""
+        return self._lines(are_workloads=True)
+
+    @property
+    def others(self) -> tuple[Line, ...]:
+        """What no operator of tunebench does, by name and reason, the most time first."""
+        return self._lines(are_workloads=False)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the time of all calls seen that went into what can be tuned; 0 if nothing was seen."""
+        tunable = sum(line.time_us for line in self.problems)
+        total = tunable + sum(line.time_us for line in self.others)
+        return tunable / total if total else 0.0
+
+    def _lines(self, *, are_workloads: bool) -> tuple[Line, ...]:
+        return tuple(
+            Line(entry.name, _device_text(entry.device), calls, time_us)
+            for entry, calls, time_us in self._ledger.entries()
+            if entry.is_workload == are_workloads and calls
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "coverage": self.coverage,
+            "problems": [line._asdict() for line in self.problems],
+            "others": [line._asdict() for line in self.others],
+        }
+
+    def __str__(self) -> str:
+        """Return a table: what can be tuned, then what cannot."""
+        problems, others = self.problems, self.others
+        total_us = sum(line.time_us for line in (*problems, *others))
+        return "\n".join(
+            (
+                f"{len(problems)} problems that can be tuned, {100 * self.coverage:.1f} % of the time seen",
+                *_rows(problems, total_us),
+                f"{len(others)} operators that cannot",
+                *_rows(others, total_us),
+            )
+        )
+
+
+def _rows(lines: tuple[Line, ...], total_us: float) -> list[str]:
+    if not lines:
+        return []
+    several = len({line.device for line in lines}) > 1
+    return [
+        f"{'time':>12} {'share':>7} {'calls':>8}  what",
+        *(
+            f"{line.time_us / 1e3:>9.3f} ms {100 * line.time_us / (total_us or 1):>5.1f} % {line.calls:>8}  "
+            f"{line.name}{f' on {line.device}' if several else ''}"
+            for line in lines
+        ),
+    ]
+
+
+@functools.cache
+def _device_text(device: Any) -> str:
+    found = device_of(device)
+    return str(device) if found is None else found.key
+
+
+# -- saving ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _saving_now_and_then(ledger: Ledger, interval_s: float) -> Any:
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(interval_s):
+            _save(ledger)
+
+    thread = threading.Thread(target=work, name="tunebench-record", daemon=True)
+    thread.start()
+    pid = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == pid:
+            ended.set()
+            thread.join()
+
+
+def _save(ledger: Ledger) -> None:
+    """Save, or warn: the program that is recorded goes on without its records."""
+    try:
+        ledger.save()
+    except TunebenchError as error:
+        warnings.warn(f"what was recorded is not saved yet: {error}", RuntimeWarning, stacklevel=3)
+
+
+# -- seeing ----------------------------------------------------------------------------------------
+
+
+class _Last(NamedTuple):
+    """The call before, as far as the next one may be a part of it."""
+
+    operator: str
+    call: Call
+    output: int  # address of its result
+
+
+_SILENT = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
+"""Operators that compute nothing, besides views."""
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[misc]
+    """Sees every operator that runs in the threads it is active in."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        super().__init__()
+        self._stopwatch = stopwatch
+        self._seen: dict[Any, _aten.Seen] = {}
+        self._thread = threading.local()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell Dynamo to compile and to run what is compiled as if nobody looked."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(map(_dispatches, types)):  # what such tensors call in turn is seen
+            return NotImplemented
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if _is_silent(func):
+            return func(*args, **kwargs)
+        if func.namespace == "tunebench":
+            return self._served(func, args, kwargs)
+        return self._timed(func, args, kwargs)
+
+    def _served(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Make a call of an operator of ours, which tells what it runs."""
+        device = _device(args, kwargs)
+        call = Call()
+
+        def run() -> Any:
+            told = self._thread.told = []
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._thread.told = None
+                entries = [_entry_of(one, device) for one in told] or [
+                    Entry(device, _name(func), is_workload=False)
+                ]
+                call.shares = tuple((entry, 1, 1 / len(entries)) for entry in entries)
+
+        return self._stopwatch.time(call, device, run)
+
+    def hear(self, call: ServedCall) -> None:
+        """Hear of a served call; of those that are not seen here, in other threads, nothing is kept."""
+        told: list[ServedCall] | None = getattr(self._thread, "told", None)
+        if told is not None:
+            told.append(call)
+
+    def _timed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        device = _device(args, kwargs)
+        call = Call(*self._shares(func, device, args, kwargs))
+        name = func._schema.name
+        self._join(name, call, args)
+        hold = name in _JOINED_FIRST
+        result = self._stopwatch.time(call, device, lambda: func(*args, **kwargs), hold=hold)
+        self._thread.last = _Last(name, call, _address(result)) if hold else None
+        return result
+
+    def _shares(
+        self, func: Any, device: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[tuple[Entry, int, float]]:
+        if not _aten.is_known(func):
+            return [(Entry(device, _name(func), is_workload=False), 1, 1.0)]
+        key = (
+            func,
+            torch.is_grad_enabled(),
+            _precision(device),
+            *map(_aten.signature, (args, *kwargs.items())),
+        )
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = _aten.workloads_of(func, args, kwargs)
+        if not seen.workloads:
+            return [(Entry(device, f"{_name(func)} ({seen.reason})", is_workload=False), 1, 1.0)]
+        share = 1 / len(seen.workloads)
+        return [(Entry(device, text, is_workload=True), 1, share) for text in seen.workloads]
+
+    def _join(self, name: str, call: Call, args: tuple[Any, ...]) -> None:
+        """Make one problem of a log-softmax and the loss after it, or of their gradients."""
+        last: _Last | None = getattr(self._thread, "last", None)
+        if last is None or (last.operator, name) not in _JOINED or _address(args[0]) != last.output:
+            return
+        softmax = next((c for c in (last.call, call) if c.shares[0][0].is_workload), None)
+        if softmax is not None:
+            entry = softmax.shares[0][0]
+            whole = Entry(entry.device, _aten.cross_entropy(entry.name), is_workload=True)
+            last.call.shares = ((whole, 1, 1.0),)
+            call.shares = ((whole, 0, 1.0),)
+
+
+_JOINED = frozenset(
+    {
+        ("aten::_log_softmax", "aten::nll_loss_forward"),
+        ("aten::nll_loss_backward", "aten::_log_softmax_backward_data"),
+    }
+)
+_JOINED_FIRST = frozenset(first for first, _ in _JOINED)
+
+
+def _entry_of(call: ServedCall, device: Any) -> Entry:
+    if call.workload is None:
+        return Entry(device, f"tunebench.{call.function} ({call.reason})", is_workload=False)
+    return Entry(device, str(call.workload), is_workload=True)
+
+
+@functools.cache
+def _dispatches(kind: Any) -> bool:
+    """Tell whether a class of tensors has a dispatch of its own."""
+    own = kind.__torch_dispatch__
+    return own not in (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Tell whether an operator is but a function of others: inference mode shows it undone."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return not _aten.is_known(func) and bool(func.has_kernel_for_dispatch_key(key))
+
+
+@functools.cache
+def _is_silent(func: Any) -> bool:
+    return func.is_view or func._schema.name in _SILENT
+
+
+@functools.cache
+def _name(func: Any) -> str:
+    return str(func._schema.name).replace("::", ".")
+
+
+def _precision(device: Any) -> Any:
+    """Return what else decides whether f32 on a GPU is tf32."""
+    if device.type != "cuda":
+        return None
+    return (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+
+
+def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return where a call runs: where its first tensor is, or is to be."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            return value.device
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
+            return value[0].device
+    return kwargs.get("device") or torch.device("cpu")
+
+
+def _address(value: Any) -> int:
+    tensor = value[0] if isinstance(value, tuple) else value
+    return int(tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else 0
