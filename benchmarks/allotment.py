@@ -45,7 +45,7 @@ from tunebench.device import local_cpu
 from tunebench.kernels import variant
 from tunebench.outcome import time_us
 from tunebench.task import Task
-from tunebench.tuning.budget_scheduler import FIRST, FIRST_SHARE, Account, Allotment
+from tunebench.tuning.budget_scheduler import FIRST, FIRST_SHARE, BudgetScheduler, TaskState
 from tunebench.tuning.candidate import target
 from tunebench.tuning.workers import start_workers
 
@@ -162,10 +162,10 @@ def by_time(counts: Sequence[int], courses: Sequence[Course], total: int) -> lis
 def saving(counts: Sequence[int], courses: Sequence[Course], total: int) -> list[int]:
     """Give as `tune_suite` does; nobody sees further than the trials that were made."""
     accounts = {
-        number: Account(count=count, expected_us=course.median_us)
+        number: TaskState(count=count, expected_us=course.median_us)
         for number, (count, course) in enumerate(zip(counts, courses, strict=True))
     }
-    allotment, left = Allotment(accounts, total), total
+    allotment, left = BudgetScheduler(accounts, total), total
     while (turn := allotment.next(left)) is not None:
         number, trials = turn
         account, course = accounts[number], courses[number]

@@ -20,7 +20,7 @@ from searches import Data, version
 
 from tunebench.cache_file import Recording
 from tunebench.outcome import Result
-from tunebench.search.loop import Budget, certificate, run
+from tunebench.search.loop import Budget, optimality_proof, run
 from tunebench.search.optimality_proof import violates
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.tuning.replay import Recorded, Space
@@ -66,7 +66,7 @@ def part(recording: Recording, fixed: dict[str, int]) -> Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class ReplayTrace:
     """How one search went.
 
     Attributes:
@@ -104,7 +104,7 @@ class Course:
         return told | {name: _changes(told[name]) for name in ("best_us", "floor_us")} | {"asked": len(self)}
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Course:
+    def from_record(cls, record: dict[str, Any]) -> ReplayTrace:
         """Read what `record` returns."""
         asked = record.pop("asked")
         for name in ("best_us", "floor_us"):
@@ -124,7 +124,7 @@ def _filled(changes: list[tuple[int, float | None]], length: int) -> tuple[float
     return tuple(values.tolist())
 
 
-def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") -> Course:
+def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") -> ReplayTrace:
     """Search a space, a trial at a time, as `tune_suite` searches a problem in rounds.
 
     Args:
@@ -154,8 +154,8 @@ def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") ->
             if budget.done < trial:
                 break
             best_us.append(search.best_us)
-            floor_us.append(certificate([search], search.best_us).floor_us)
-    return Course(
+            floor_us.append(optimality_proof([search], search.best_us).floor_us)
+    return ReplayTrace(
         problem=name,
         seed=seed,
         by=version(SAMPLER) or "",
@@ -173,10 +173,10 @@ class Courses:
     def __init__(self, path: Path, data: Data) -> None:
         self._path, self._data = path, data
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        found = map(Course.from_record, map(json.loads, lines))
+        found = map(ReplayTrace.from_record, map(json.loads, lines))
         self._found = {(one.problem, one.seed): one for one in found if one.by == version(SAMPLER)}
 
-    def get(self, problem: Problem, seed: int) -> Course:
+    def get(self, problem: Problem, seed: int) -> ReplayTrace:
         """Return the course of a search of today's sampler."""
         key = (str(problem), seed)
         if key not in self._found:

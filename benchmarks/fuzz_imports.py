@@ -33,7 +33,7 @@ from _fuzz_files import spoilt
 
 from tunebench.db import open_store
 from tunebench.db.exchange import import_file
-from tunebench.db.integrity import NOTES, Soundness, check_rows, check_rules
+from tunebench.db.integrity import NOTES, Integrity, check_rows, check_rules
 from tunebench.db.reader import device_table, measurement_table, run_table, trial_table
 from tunebench.db.record import MAX_FAULTS
 from tunebench.db.store import Store
@@ -88,7 +88,7 @@ def outcome_of(store: Store, path: Path) -> str:
             connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
             for table in _TABLES
         ]
-        found = Soundness()
+        found = Integrity()
         check_rules(connection, found)
         check_rows(connection, found, lambda done, total: None)
     wrong = {kind: [*map(str, first)] for kind, first in found.first.items() if kind not in ALLOWED}

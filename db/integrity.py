@@ -37,7 +37,7 @@ from tunebench.device import Device
 from tunebench.errors import ConfigError, InputError
 from tunebench.space import Config
 
-__all__ = ["FIRST", "KINDS", "NOTES", "Finding", "Soundness", "examine", "fix"]
+__all__ = ["FIRST", "KINDS", "NOTES", "Finding", "Integrity", "examine", "fix"]
 
 KINDS = {
     "damaged": "the file is damaged: restore a copy, or save what can be read by sqlite3 FILE .recover",
@@ -81,7 +81,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Soundness:
+class Integrity:
     """What was found in a database.
 
     Attributes:
@@ -110,7 +110,7 @@ class Soundness:
             kept.append(Finding(kind, place, " ".join(ascii(reason)[1:-1].split())[:500]))
 
 
-def examine(store: Reader, watcher: Watcher | None = None) -> Soundness:
+def examine(store: Reader, watcher: Watcher | None = None) -> Integrity:
     """Look at everything in a database.
 
     Args:
@@ -120,7 +120,7 @@ def examine(store: Reader, watcher: Watcher | None = None) -> Soundness:
     Raises:
         DatabaseError: if it cannot be read at all.
     """
-    found = Soundness()
+    found = Integrity()
     with store._read() as connection, tolerant(connection):
         if not _is_whole(connection, found):
             return found
@@ -129,7 +129,7 @@ def examine(store: Reader, watcher: Watcher | None = None) -> Soundness:
     return found
 
 
-def fix(store: Store, found: Soundness) -> None:
+def fix(store: Store, found: Integrity) -> None:
     """Mark what today's sources do not stand for as stale, so that it is served only for want of better."""
     with store._write() as connection:
         mark(connection, {True: found.outdated})
@@ -141,7 +141,7 @@ def fix(store: Store, found: Soundness) -> None:
 # -- the file --------------------------------------------------------------------------------------
 
 
-def _is_whole(connection: sa.Connection, found: Soundness) -> bool:
+def _is_whole(connection: sa.Connection, found: Integrity) -> bool:
     """Have SQLite look at its file; a server looks after its own."""
     if connection.dialect.name != "sqlite":
         return True
@@ -162,7 +162,7 @@ _OF_ROWS = ("CHECK constraint", "NULL value", "non-unique entry", "NUMERIC value
 # -- the schema ------------------------------------------------------------------------------------
 
 
-def check_rules(connection: sa.Connection, found: Soundness) -> None:
+def check_rules(connection: sa.Connection, found: Integrity) -> None:
     """Hold every row to every rule of the schema anew: a rule may have been broken behind its back."""
     for table in schema.Base.metadata.sorted_tables:
         for place, rule in _breaches(connection, table):
@@ -243,7 +243,7 @@ def _duplicates() -> sa.Select[Any]:
 # -- the rows --------------------------------------------------------------------------------------
 
 
-def check_rows(connection: sa.Connection, found: Soundness, watcher: Watcher) -> None:
+def check_rows(connection: sa.Connection, found: Integrity, watcher: Watcher) -> None:
     """Look at what every row means."""
     tables = schema.Base.metadata.sorted_tables
     count = sum(connection.execute(sa.select(sa.func.count()).select_from(t)).scalar_one() for t in tables)
@@ -261,7 +261,7 @@ def check_rows(connection: sa.Connection, found: Soundness, watcher: Watcher) ->
 class _Looking:
     """Rows as they come, devices before what was measured on them."""
 
-    def __init__(self, found: Soundness) -> None:
+    def __init__(self, found: Integrity) -> None:
         self._found = found
         self._latest = datetime.now(UTC) + WRONG_BY
         self._devices: dict[int, Device] = {}

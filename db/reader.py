@@ -31,7 +31,7 @@ from tunebench.db.record import (
     outcome_of,
     result_of,
 )
-from tunebench.db.retry import Patience, outlast
+from tunebench.db.retry import RetryPolicy, retry
 from tunebench.outcome import CacheState, Effort, Resources
 from tunebench.space import Config
 
@@ -71,7 +71,7 @@ def _patient(method: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenat
     """Let a method that only reads wait for a database that is away, if its reader has patience."""
 
     def outlasting(self: Reader, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return outlast(self.patience, self.location, lambda again: method(self, *args, **kwargs))
+        return retry(self.patience, self.location, lambda again: method(self, *args, **kwargs))
 
     functools.update_wrapper(outlasting, method)
     return outlasting
@@ -85,7 +85,7 @@ class Reader:
         patience: How long what a tuner asks waits for a database that goes away once it is open.
     """
 
-    def __init__(self, location: Location, *, read_only: bool, patience: Patience | None = None) -> None:
+    def __init__(self, location: Location, *, read_only: bool, patience: RetryPolicy | None = None) -> None:
         self.location, self.patience = location, patience
         self._engine = create_engine(location, read_only=read_only)
         self._pid = os.getpid()

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tunebench.db.location import Location
 from tunebench.errors import DatabaseError
 
-__all__ = ["Patience", "outlast"]
+__all__ = ["RetryPolicy", "retry"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def _warn(line: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """How long to wait for a database that was there and is away.
 
     Attributes:
@@ -45,7 +45,7 @@ class Patience:
     tell: Callable[[str], None] = _warn
 
 
-def outlast(patience: Patience | None, location: Location, attempt: Callable[[bool], T]) -> T:
+def retry(patience: RetryPolicy | None, location: Location, attempt: Callable[[bool], T]) -> T:
     """Do something on a database, again and again while what keeps it from being done may pass.
 
     Args:

@@ -47,7 +47,7 @@ from tunebench.db.record import (
     columns_of,
     verdict_columns,
 )
-from tunebench.db.retry import Patience, outlast
+from tunebench.db.retry import RetryPolicy, retry
 from tunebench.db.staleness import Stored, changes, mark, set_stale, stored
 from tunebench.device import Device
 from tunebench.errors import DatabaseError, InputError
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 def open_store(
-    db: str | Path | None = None, *, read_only: bool = False, patience: Patience | None = None
+    db: str | Path | None = None, *, read_only: bool = False, patience: RetryPolicy | None = None
 ) -> Store:
     """Open a database; a fresh one is made if there is none.
 
@@ -101,7 +101,7 @@ class Store(Reader):
         *,
         read_only: bool = False,
         clock: Callable[[], datetime] | None = None,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
     ) -> None:
         super().__init__(location, read_only=read_only, patience=patience)
         self._clock = clock or (_today if location.url is None else _since_start)
@@ -288,7 +288,7 @@ class Store(Reader):
             with self._read() as connection:
                 return stored(connection, device, space)
 
-        changed, count = changes(outlast(self.patience, self.location, look), revision)
+        changed, count = changes(retry(self.patience, self.location, look), revision)
         if any(changed.values()):
             self._lasting(lambda connection, again: mark(connection, changed))
         return count
@@ -371,7 +371,7 @@ class Store(Reader):
             lookup_index.changed()
 
     def _lasting(self, work: Callable[[sa.Connection, bool], T]) -> T:
-        """Do work in a transaction that writes; `Patience` waits for a database that is away meanwhile.
+        """Do work in a transaction that writes; `RetryPolicy` waits for a database that is away meanwhile.
 
         The work is told whether an earlier attempt may have been committed all the same.
         """
@@ -380,7 +380,7 @@ class Store(Reader):
             with self._write() as connection:
                 return work(connection, again)
 
-        return outlast(self.patience, self.location, attempt)
+        return retry(self.patience, self.location, attempt)
 
     def _now(self) -> datetime:
         return self._clock() + self._clock_is_behind

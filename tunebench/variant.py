@@ -253,7 +253,7 @@ class GpuVariant(Variant[W]):
     def launches(self, workload: W, config: Config) -> tuple[Launch, ...]:
         """Return the kernel launches that do the work, in order."""
 
-    def miniature(self, workload: W, config: Config) -> W:
+    def emulation_workload(self, workload: W, config: Config) -> W:
         """Return a small workload that takes the same tile, stage and edge paths (override if large).
 
         Emulation runs it in place of `workload` where no GPU is at hand.

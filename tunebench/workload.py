@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_SIZE",
+    "AllowedChanges",
     "AtLeast",
     "Category",
     "Count",
     "Expression",
-    "Leeway",
     "Name",
     "Names",
     "Part",
@@ -153,7 +153,7 @@ Source: NVIDIA, "GPU Performance Background User's Guide", "DNN Operation Catego
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leeway:
+class AllowedChanges:
     """What a user of an operator may change and still get what they need, by dimension.
 
     Attributes:
@@ -177,7 +177,7 @@ class Workload(ABC):
 
     A subclass is a frozen, keyword-only dataclass in a module of its own under
     `tunebench.workloads.operators` (or in a user's variant file) and sets `operator`. What it says of its
-    `category` and `leeway` is for explaining and advising; saying nothing costs no more than that.
+    `category` and `allowed_changes` is for explaining and advising; saying nothing costs no more than that.
 
     Raises:
         InputError: if a dimension has a value it cannot have.
@@ -185,7 +185,7 @@ class Workload(ABC):
 
     operator: ClassVar[str]
     category: ClassVar[Category | None] = None
-    leeway: ClassVar[Leeway] = Leeway()
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges()
 
     if TYPE_CHECKING:  # every operator declares it, as a dimension
 
@@ -210,9 +210,9 @@ class Workload(ABC):
         """Return the default of a dimension that follows another (see `defaults_to`)."""
         return followed
 
-    def may_change(self) -> Leeway:
-        """Return what of this very workload may be changed (override where some have less than `leeway`)."""
-        return self.leeway
+    def may_change(self) -> AllowedChanges:
+        """Return what of this very workload may be changed (override where some have less than `allowed_changes`)."""
+        return self.allowed_changes
 
     # -- what it computes ---------------------------------------------------------------------
 

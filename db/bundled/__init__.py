@@ -38,7 +38,7 @@ _Key = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
-class Shipped:
+class BundledRecords:
     """What a file holds.
 
     Attributes:
@@ -88,7 +88,7 @@ def files() -> list[Path]:
     return sorted(FOLDER.glob("*.jsonl"))
 
 
-def read(path: Path) -> Shipped:
+def read(path: Path) -> BundledRecords:
     """Read a file.
 
     Raises:
@@ -101,7 +101,7 @@ def read(path: Path) -> Shipped:
                 raise DatabaseError(
                     f"{path} is passed over: it is of format {head['format']}, this version reads {FORMAT}"
                 )
-            shipped = Shipped(head["architecture"])
+            shipped = BundledRecords(head["architecture"])
             for line in file:
                 data = json.loads(line)
                 if data.pop("what") == "device":
@@ -174,7 +174,7 @@ def ship(store: Reader, folder: Path) -> list[tuple[Path, int]]:
     Raises:
         DatabaseError: if a file that is there cannot be read, or one cannot be written.
     """
-    shipped: dict[str, Shipped] = {}
+    shipped: dict[str, BundledRecords] = {}
     answers = store.answers()
     said = {
         id_: (detail, comparison)
@@ -187,7 +187,7 @@ def ship(store: Reader, folder: Path) -> list[tuple[Path, int]]:
         architecture = answer["architecture"]
         path = folder / f"{architecture}.jsonl"
         if architecture not in shipped:
-            shipped[architecture] = read(path) if path.exists() else Shipped(architecture)
+            shipped[architecture] = read(path) if path.exists() else BundledRecords(architecture)
         detail, comparison = said[answer["measurement_id"]]
         record = {name: answer[name] for name in _FIELDS}
         record |= {
@@ -217,7 +217,7 @@ def _may_be_shipped(answer: Mapping[str, Any]) -> bool:
     return own and revision == answer["revision"]
 
 
-def _write(shipped: Shipped, folder: Path) -> Path:
+def _write(shipped: BundledRecords, folder: Path) -> Path:
     from tunebench.cache_file import replacing
 
     folder.mkdir(parents=True, exist_ok=True)

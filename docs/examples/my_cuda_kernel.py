@@ -87,7 +87,7 @@ class BlockSoftmax(CudaVariant[Softmax]):
             ),
         )
 
-    def miniature(self, workload: Softmax, config: Config) -> Softmax:
+    def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
         """A small problem with the same edges, on which it is checked where there is no GPU."""
         cols = min(workload.cols, 2 * config["threads"] + workload.cols % config["threads"])
         return dataclasses.replace(workload, rows=min(workload.rows, 3), cols=cols)

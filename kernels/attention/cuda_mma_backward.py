@@ -448,7 +448,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         shape = (workload.batch, workload.heads, workload.seq_q, workload.head_dim)
         return (terms, Tensor(name="dq_sums", shape=shape, dtype="f32"))
 
-    def miniature(self, workload: Attention, config: Config) -> Attention:
+    def emulation_workload(self, workload: Attention, config: Config) -> Attention:
         """Return a problem of few tiles with the same edges."""
         keys, queries = config["warps"] * config["rows"], config["warps"] * config["dq_rows"]
         tile_q = queries if config["dq"] == "second_pass" else config["step"]

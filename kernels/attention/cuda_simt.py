@@ -322,7 +322,7 @@ class CudaSimtAttention(CudaVariant[Attention]):
         """Return where parts leave their results, if keys are divided."""
         return _forward.scratch(workload, config["split"])
 
-    def miniature(self, workload: Attention, config: Config) -> Attention:
+    def emulation_workload(self, workload: Attention, config: Config) -> Attention:
         """Return a problem of few tiles with the same edges."""
         key_tiles = 2 * min(config["split"], 8) + 1
         return _forward.shrink(workload, config["bm"], config["bn"], config["pack_heads"], key_tiles)

@@ -248,7 +248,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         """Return the terms of queries."""
         return (backward.terms_scratch(workload),)
 
-    def miniature(self, workload: Attention, config: Config) -> Attention:
+    def emulation_workload(self, workload: Attention, config: Config) -> Attention:
         """Return a problem of few tiles with the same edges."""
         tile = max(config["rows"], config["step"])
         return backward.shrink(workload, tile, tile)

@@ -414,7 +414,7 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
             ),
         )
 
-    def miniature(self, workload: Attention, config: Config) -> Attention:
+    def emulation_workload(self, workload: Attention, config: Config) -> Attention:
         """Return a problem of few tiles with the same edges."""
         key_tiles = config["stages"] // 2 + 1
         return _forward.shrink(workload, 64 * config["consumers"], config["bn"], 0, key_tiles)

@@ -243,7 +243,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
         """Return the terms of queries."""
         return (backward.terms_scratch(workload, TERMS_APART),)
 
-    def miniature(self, workload: Attention, config: Config) -> Attention:
+    def emulation_workload(self, workload: Attention, config: Config) -> Attention:
         """Return a problem of few tiles with the same edges."""
         return backward.shrink(
             workload, max(64 * config["consumers"], config["bn"]), 64 * config["consumers"]

@@ -148,7 +148,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
         )
         return (first, last)
 
-    def miniature(self, workload: BatchNormStats, config: Config) -> BatchNormStats:
+    def emulation_workload(self, workload: BatchNormStats, config: Config) -> BatchNormStats:
         """Return one full tile of columns and a cut one, with two full turns down the rows and a cut one."""
         rows, cols = column_block.small(workload, config)
         return dataclasses.replace(workload, rows=rows, cols=cols)

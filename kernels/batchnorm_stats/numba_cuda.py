@@ -111,7 +111,7 @@ class NumbaCudaBatchNormStats(NumbaCudaVariant[BatchNormStats]):
             ),
         )
 
-    def miniature(self, workload: BatchNormStats, config: Config) -> BatchNormStats:
+    def emulation_workload(self, workload: BatchNormStats, config: Config) -> BatchNormStats:
         """Return a full block of columns and a cut one, and more rows a thread than it takes at once."""
         rows = min(workload.rows, (AT_ONCE + 2) * config["threads"] + 1)
         return dataclasses.replace(workload, rows=rows, cols=min(workload.cols, config["others"] + 1))

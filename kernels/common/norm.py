@@ -114,6 +114,6 @@ class BlockNorm(CudaVariant[N]):
             ),
         )
 
-    def miniature(self, workload: N, config: Config) -> N:
+    def emulation_workload(self, workload: N, config: Config) -> N:
         """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
         return rows_of(workload, 2 * config["rows"] + 1)

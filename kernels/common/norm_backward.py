@@ -278,6 +278,6 @@ class BackwardNorm(CudaVariant[N]):
         by_columns = (_columns(workload, config),) if config["sums"] == "apart" else ()
         return (_rows(workload, config), *by_columns, _finish(workload, config))
 
-    def miniature(self, workload: N, config: Config) -> N:
+    def emulation_workload(self, workload: N, config: Config) -> N:
         """Return rows for a second turn of two blocks, the last one cut; their length decides the rest."""
         return rows_of(workload, (config["blocks"] + 1) * config["rows"] + 1)

@@ -144,7 +144,7 @@ class SplitNorm(CudaVariant[N]):
             for step in ("moments", "finish")
         )
 
-    def miniature(self, workload: N, config: Config) -> N:
+    def emulation_workload(self, workload: N, config: Config) -> N:
         """Return up to two rows whose parts have a batch of vectors a thread, all but the last one more."""
         batches = config["parts"] * config["threads"] * config["unroll"]
         cols = max(LEAST_COLS, (batches + config["parts"] - 1) * config["vector"])

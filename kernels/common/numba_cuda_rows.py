@@ -67,7 +67,7 @@ class NumbaCudaRows(NumbaCudaVariant[R]):
         grid = (ceil_div(workload.rows, config["rows"]), 1, 1)
         return (Launch(grid=grid, block=(config["threads"], config["rows"], 1), arguments=arguments),)
 
-    def miniature(self, workload: Any, config: Config) -> Any:
+    def emulation_workload(self, workload: Any, config: Config) -> Any:
         """Return one full block and a cut one, with rows of at most three elements a thread and one more."""
         rows, cols = config["rows"] + 1, 3 * config["threads"] + 1
         return dataclasses.replace(workload, rows=min(workload.rows, rows), cols=min(workload.cols, cols))

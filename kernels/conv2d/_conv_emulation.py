@@ -10,7 +10,7 @@ from tunebench.kernels.conv2d._conv import alignment, power_of_two, product
 from tunebench.variant import ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
 
-__all__ = ["Tile", "least", "miniature"]
+__all__ = ["Tile", "emulation_workload", "least"]
 
 MOST_WORK = 10_000_000
 """Multiply-adds of a miniature, those of half-empty tiles included: what emulation does in a moment."""
@@ -35,7 +35,7 @@ class Tile:
     walk: str
 
 
-def miniature(workload: Conv2d, tile: Tile) -> Conv2d:
+def emulation_workload(workload: Conv2d, tile: Tile) -> Conv2d:
     """Return a small workload of the same alignment that fills tiles, and ends within them, like a large one.
 
     Filter, stride, padding and dilation stay. Two tiles each way become one where the work would be large,

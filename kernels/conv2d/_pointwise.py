@@ -147,8 +147,8 @@ class Pointwise(CudaVariant[Conv2d]):
             for launch in self.product.launches(gemm_of(workload), config)
         )
 
-    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+    def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return gemm's miniature as a line of pixels."""
         product = gemm_of(workload)
-        small = self.product.miniature(product, config)
+        small = self.product.emulation_workload(product, config)
         return workload if small == product else _conv_of(small, workload)

@@ -357,7 +357,7 @@ class CudaDepthwise(CudaVariant[Conv2d]):
         )
         return (first,) if split == 1 else (first, second)
 
-    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+    def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return a workload of two tiles each way that ends within them as a large one does."""
         w, (tall, wide) = workload, axes(workload)
         c = _conv_emulation.least(w.c, config["channels"] * config["vec"], 2)

@@ -367,14 +367,14 @@ class CudaImplicitGemm(CudaVariant[Conv2d]):
         smem = _smem_bytes(workload, *(config[name] for name in ("bm", "bn", "bk", "stages")))
         return _conv.launches(workload, config, functools.partial(_entry, workload, config), threads, smem)
 
-    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+    def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return a workload of few tiles that fills them, and ends within them, alike."""
         # A step to begin with, one that is loaded early, and the last; for each part, up to a few.
         steps = max(3, min(config["split"], 16))
         tile = _conv_emulation.Tile(
             m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"]
         )
-        return _conv_emulation.miniature(workload, tile)
+        return _conv_emulation.emulation_workload(workload, tile)
 
 
 VARIANT = CudaImplicitGemm()

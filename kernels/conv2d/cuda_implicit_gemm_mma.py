@@ -395,14 +395,14 @@ class CudaImplicitGemmMma(CudaVariant[Conv2d]):
         )
         return _conv.launches(workload, config, functools.partial(_entry, workload, config), threads, smem)
 
-    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+    def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return a workload of few tiles that fills them, and ends within them, alike."""
         # Every buffer is used again; for each part of K a step, up to a few.
         steps = max(config["stages"] + 2, min(config["split"], 16))
         tile = _conv_emulation.Tile(
             m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"]
         )
-        return _conv_emulation.miniature(workload, tile)
+        return _conv_emulation.emulation_workload(workload, tile)
 
 
 VARIANT = CudaImplicitGemmMma()

@@ -412,14 +412,14 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             (first,) if split == 1 else (first, _conv.sum_of_parts(workload, split, wide=out.size >= 2**30))
         )
 
-    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+    def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return a workload of few tiles that fills them, and ends within them, alike."""
         steps = max(config["stages"] + 2, min(config["split"], 16))
         bm, bn = config["bm"], config["bn"]
         if workload.direction == "wgrad":  # rows and columns are the other way round there
             bm, bn = bn, bm
         tile = _conv_emulation.Tile(m=bm, n=bn, k=config["bk"], steps=steps, walk="by_tap")
-        small = _conv_emulation.miniature(workload, tile)
+        small = _conv_emulation.emulation_workload(workload, tile)
         if small.groups == 1:
             return small
         c, k = (ceil_div(x // small.groups, PANEL_CHANNELS) * PANEL_CHANNELS for x in (small.c, small.k))

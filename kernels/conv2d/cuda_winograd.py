@@ -367,7 +367,7 @@ class CudaWinograd(CudaVariant[Conv2d]):
             ),
         )
 
-    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+    def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return few tiles and channels that end within those of blocks, as a large workload does."""
         w, m = workload, config["m"]
         bm, bn = (config[name] for name in (("bm", "bn") if w.layout == "nhwc" else ("bn", "bm")))

@@ -232,7 +232,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
             ),
         )
 
-    def miniature(self, workload: Conv2d, config: Config) -> Conv2d:
+    def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
         """Return few tiles that end within pixels, filters and a chunk of channels; the simulator is slow."""
         w, groups = workload, min(workload.groups, 2)
         k = min(w.k // w.groups, config["filters"] * config["per_thread"] + 1)

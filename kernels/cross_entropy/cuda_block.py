@@ -116,7 +116,7 @@ class CudaBlockCrossEntropy(CudaVariant[CrossEntropy]):
             ),
         )
 
-    def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
+    def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
         """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
         return dataclasses.replace(workload, rows=min(workload.rows, 2 * config["rows"] + 1))
 

@@ -152,7 +152,7 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
             ),
         )
 
-    def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
+    def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
         """Return rows that have two tiles and more; as many still divide by the width of accesses."""
         rows, step = ceil_div(2 * _tile(config), workload.cols) + 1, config["vector"]
         few = rows + (workload.rows - rows) % step

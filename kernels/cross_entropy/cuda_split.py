@@ -98,7 +98,7 @@ class CudaSplitCrossEntropy(CudaVariant[CrossEntropy]):
             ),
         )
 
-    def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
+    def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
         """Return two rows; their length decides what a part has."""
         return dataclasses.replace(workload, rows=min(workload.rows, 2))
 

@@ -107,7 +107,7 @@ class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
             ),
         )
 
-    def miniature(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
+    def emulation_workload(self, workload: CrossEntropy, config: Config) -> CrossEntropy:
         """Return two rows of a full piece and a cut one."""
         piece = config["threads"] * config["each"]
         return dataclasses.replace(workload, rows=min(workload.rows, 2), cols=min(workload.cols, piece + 1))

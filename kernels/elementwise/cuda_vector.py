@@ -212,7 +212,7 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
             ),
         )
 
-    def miniature(self, workload: Elementwise, config: Config) -> Elementwise:
+    def emulation_workload(self, workload: Elementwise, config: Config) -> Elementwise:
         """Return two full tiles and a cut one down the rows, one and a cut one along them.
 
         Lengths of lines keep their remainder by accesses; with vectors rows are not joined, without they may

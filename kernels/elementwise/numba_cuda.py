@@ -157,7 +157,7 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
             ),
         )
 
-    def miniature(self, workload: Elementwise, config: Config) -> Elementwise:
+    def emulation_workload(self, workload: Elementwise, config: Config) -> Elementwise:
         """Return one full tile and a cut one in both directions, as far as the problem has them."""
         rows, cols = (tiling.tile + 1 for tiling in self.tiles(workload, config))
         return dataclasses.replace(workload, rows=min(workload.rows, rows), cols=min(workload.cols, cols))

@@ -214,7 +214,7 @@ class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
             ),
         )
 
-    def miniature(self, workload: GatedGemm, config: Config) -> GatedGemm:
+    def emulation_workload(self, workload: GatedGemm, config: Config) -> GatedGemm:
         """Return a problem of few tiles with the same edges."""
         return _gated.shrink(workload, config, config["stages"])
 

@@ -206,7 +206,7 @@ class CudaSimtGatedGemm(CudaVariant[GatedGemm]):
             ),
         )
 
-    def miniature(self, workload: GatedGemm, config: Config) -> GatedGemm:
+    def emulation_workload(self, workload: GatedGemm, config: Config) -> GatedGemm:
         """Return a problem of few tiles with the same edges."""
         return _gated.shrink(workload, config, config["stages"])
 

@@ -137,7 +137,7 @@ class CudaWgmmaGatedGemm(WgmmaGemm[GatedGemm]):
         """Return c and sizes."""
         return _gated.arguments(workload, config["group_m"])[1 + MATRICES :]
 
-    def miniature(self, workload: GatedGemm, config: Config) -> GatedGemm:
+    def emulation_workload(self, workload: GatedGemm, config: Config) -> GatedGemm:
         """Return a problem of few tiles with the same edges."""
         return _gated.shrink(workload, config, config["stages"], affordable_fma=wgmma_tile.AFFORDABLE_FMA)
 

@@ -75,7 +75,7 @@ class NumbaCudaGatedGemm(NumbaCudaVariant[GatedGemm]):
             ),
         )
 
-    def miniature(self, workload: GatedGemm, config: Config) -> GatedGemm:
+    def emulation_workload(self, workload: GatedGemm, config: Config) -> GatedGemm:
         """Return a problem of one or two tiles, not quite full: the simulator is slow."""
         bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
         tiles_n = 2 if bm * bn * bk <= 4096 else 1

@@ -282,7 +282,7 @@ class CudaMmaGemm(CudaVariant[Gemm]):
         """Return where parts of sums are kept, if k is divided."""
         return gemm.scratch(workload, config)
 
-    def miniature(self, workload: Gemm, config: Config) -> Gemm:
+    def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
         # Each part of k should use its buffers again, as far as emulation can afford it.
         deep = config["stages"] + 1

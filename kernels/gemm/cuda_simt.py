@@ -277,7 +277,7 @@ class CudaSimtGemm(CudaVariant[Gemm]):
         """Return where parts of sums are kept, if k is divided."""
         return gemm.scratch(workload, config)
 
-    def miniature(self, workload: Gemm, config: Config) -> Gemm:
+    def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
         deep = config["stages"] + 1
         return gemm.shrink(workload, config, deep * config["split_k"] - 1)

@@ -129,7 +129,7 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
         _, _, *others, group_m = gemm.arguments(workload, config["group_m"])
         return (*others, Scalar("int", workload.batch), group_m)
 
-    def miniature(self, workload: Gemm, config: Config) -> Gemm:
+    def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of few tiles with the same edges."""
         return gemm.shrink(workload, config, config["stages"], affordable_fma=wgmma_tile.AFFORDABLE_FMA)
 

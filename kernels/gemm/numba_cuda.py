@@ -77,7 +77,7 @@ class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
             ),
         )
 
-    def miniature(self, workload: Gemm, config: Config) -> Gemm:
+    def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
         """Return a problem of one or two tiles, not quite full: the simulator is slow."""
         bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
         tiles_n = 2 if bm * bn * bk <= 4096 else 1

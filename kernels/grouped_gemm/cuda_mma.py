@@ -235,7 +235,7 @@ class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
         # e4m3 is multiplied by QMMA or, where there is none, by HMMA.
         return (*(() if workload.dtype == "e4m3" else ("HMMA",)), "LDGSTS", "LDSM")
 
-    def miniature(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
+    def emulation_workload(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
         """Return a problem of few groups and tiles with the same edges."""
         return _grouped.shrink(workload, config, config["stages"])
 

@@ -211,7 +211,7 @@ class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
             ),
         )
 
-    def miniature(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
+    def emulation_workload(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
         """Return a problem of few groups and tiles with the same edges."""
         return _grouped.shrink(workload, config, config["stages"])
 

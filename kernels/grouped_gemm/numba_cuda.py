@@ -66,7 +66,7 @@ class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
             ),
         )
 
-    def miniature(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
+    def emulation_workload(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
         """Return a problem of a few tiles, not quite full: the simulator is slow."""
         bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
         small = bm * bn * bk <= 4096

@@ -198,7 +198,7 @@ class CudaColumnReduction(CudaReduction):
         """Return the blocks of some columns each."""
         return int(column_block.along(workload, config["col_threads"], config["vector"]))
 
-    def miniature(self, workload: Reduction, config: Config) -> Reduction:
+    def emulation_workload(self, workload: Reduction, config: Config) -> Reduction:
         """Return one full tile of columns and a cut one, with two full turns down the rows and a cut one."""
         rows, cols = column_block.small(workload, config)
         return dataclasses.replace(workload, rows=rows, cols=cols)

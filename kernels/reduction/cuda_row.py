@@ -225,7 +225,7 @@ class CudaRowReduction(CudaReduction):
         """Return the blocks of some rows each."""
         return int(ceil_div(workload.rows, config["rows"]))
 
-    def miniature(self, workload: Reduction, config: Config) -> Reduction:
+    def emulation_workload(self, workload: Reduction, config: Config) -> Reduction:
         """Return two full blocks of rows and a cut one, with rows of two full turns and a cut one."""
         rows, line = min(workload.rows, 2 * config["rows"] + 1), WARP * config["vector"]
         turn = config["split"] * config["row_threads"] * config["vector"] * config["unroll"]

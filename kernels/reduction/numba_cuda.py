@@ -202,7 +202,7 @@ class NumbaCudaReduction(NumbaCudaVariant[Reduction]):
             ),
         )
 
-    def miniature(self, workload: Reduction, config: Config) -> Reduction:
+    def emulation_workload(self, workload: Reduction, config: Config) -> Reduction:
         """Return one full block of results and a cut one, of at most three elements a thread and one more."""
         results = min(workload.results, config["others"] + 1)
         terms = min(workload.terms, 3 * config["threads"] + 1)

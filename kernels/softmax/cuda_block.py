@@ -138,7 +138,7 @@ class CudaBlockSoftmax(CudaVariant[Softmax]):
             ),
         )
 
-    def miniature(self, workload: Softmax, config: Config) -> Softmax:
+    def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
         """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
         rows = min(workload.rows, 2 * config["rows"] + 1)
         return dataclasses.replace(workload, rows=rows)

@@ -142,7 +142,7 @@ class CudaBlockSoftmaxBackward(CudaVariant[Softmax]):
             ),
         )
 
-    def miniature(self, workload: Softmax, config: Config) -> Softmax:
+    def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
         """Return two full blocks of rows and a cut one; the length of rows decides the unrolling."""
         return dataclasses.replace(workload, rows=min(workload.rows, 2 * config["rows"] + 1))
 

@@ -121,7 +121,7 @@ class CudaSplitSoftmaxBackward(CudaVariant[Softmax]):
             ),
         )
 
-    def miniature(self, workload: Softmax, config: Config) -> Softmax:
+    def emulation_workload(self, workload: Softmax, config: Config) -> Softmax:
         """Return two rows; their length decides what a part has."""
         return dataclasses.replace(workload, rows=min(workload.rows, 2))
 

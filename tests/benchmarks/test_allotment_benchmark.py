@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import allotment
 import courses
-from courses import Course
+from courses import ReplayTrace
 
 TABLE = Parameters((Parameter("a", tuple(range(1, 13)), ""), Parameter("b", (1, 2, 4, 8), ""))).enumerate()
 
@@ -38,8 +38,8 @@ def recording() -> Recording:
     )
 
 
-def course(best_us: tuple[float, ...], floor_us: float = 0.0, *, ended: bool = False) -> Course:
-    return Course(
+def course(best_us: tuple[float, ...], floor_us: float = 0.0, *, ended: bool = False) -> ReplayTrace:
+    return ReplayTrace(
         problem="made",
         seed=0,
         by="",
@@ -64,7 +64,7 @@ def test_a_course_is_kept_as_it_was() -> None:
     made = course((np.inf, 9.0, 9.0, 4.0), floor_us=2.0)
     kept = json.loads(json.dumps(made.record()))
     assert kept["best_us"] == [[0, None], [1, 9.0], [3, 4.0]]
-    assert Course.from_record(kept) == made
+    assert ReplayTrace.from_record(kept) == made
     assert (made.time_us(0), made.time_us(1), made.time_us(3)) == (100.0, 100.0, 9.0)
 
 

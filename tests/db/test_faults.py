@@ -22,7 +22,7 @@ from tests.db.test_stores import DEVICE, VARIANT, WORKLOAD, Clock, _dead_owner, 
 from tunebench.db import Addition, Batch, RunStart, RunSummary, locate, lookup_index, new_owner, open_store
 from tunebench.db import store as stores
 from tunebench.db.owner import is_dead
-from tunebench.db.retry import Patience
+from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store
 from tunebench.errors import DatabaseError
 from tunebench.outcome import CompileFailed, Result
@@ -239,7 +239,7 @@ def test_two_revisions_are_recorded_at_once(db: str) -> None:
 
 def test_a_restart_of_the_server_is_waited_for_and_told_in_a_line(server: Any) -> None:
     told: list[str] = []
-    with open_store(server.new_database(), patience=Patience(tell=told.append)) as store:
+    with open_store(server.new_database(), patience=RetryPolicy(tell=told.append)) as store:
         run_id, owner = begin(store), new_owner()
         assert store.claim(key(1), owner)
         server.kill()
@@ -257,7 +257,9 @@ def test_a_restart_of_the_server_is_waited_for_and_told_in_a_line(server: Any) -
 
 
 def test_patience_ends(server: Any) -> None:
-    with open_store(server.new_database(), patience=Patience(limit_s=0.3, tell=lambda line: None)) as store:
+    with open_store(
+        server.new_database(), patience=RetryPolicy(limit_s=0.3, tell=lambda line: None)
+    ) as store:
         begin(store)
         server.stop("immediate")
         try:
@@ -273,7 +275,7 @@ def test_what_a_broken_commit_did_store_is_not_stored_twice(
 ) -> None:
     import psycopg
 
-    with open_store(server.new_database(), patience=Patience(tell=lambda line: None)) as store:
+    with open_store(server.new_database(), patience=RetryPolicy(tell=lambda line: None)) as store:
         commit = store._engine.dialect.do_commit
         broken: list[Any] = []
 
@@ -300,7 +302,7 @@ def test_what_a_broken_commit_did_store_is_not_stored_twice(
 
 def test_what_is_no_outage_is_told_at_once(store: Store) -> None:
     told: list[str] = []
-    store.patience = Patience(tell=told.append)
+    store.patience = RetryPolicy(tell=told.append)
     begin(store)
     with pytest.raises(DatabaseError):
         store.record(key(1), Result(outcome=CompileFailed(reason=object())))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from tests.db.test_stores import DEVICE, EVERY_OUTCOME, TWIN, WORKLOAD, begin, k
 from tunebench import kernels
 from tunebench.db import Demand, locate, new_owner, open_store
 from tunebench.db.engine import create_engine
-from tunebench.db.integrity import KINDS, NOTES, Soundness, examine, fix
+from tunebench.db.integrity import KINDS, NOTES, Integrity, examine, fix
 from tunebench.outcome import Result
 from tunebench.workloads import parse
 
@@ -37,7 +37,7 @@ def filled(db: str) -> str:
     return db
 
 
-def found_in(db: str) -> Soundness:
+def found_in(db: str) -> Integrity:
     with open_store(db, read_only=True) as store:
         return examine(store)
 
@@ -241,7 +241,7 @@ def test_claims_of_the_dead_are_noted_and_no_fault(filled: str) -> None:
 
 
 def test_only_the_first_of_a_kind_are_kept_and_all_are_counted() -> None:
-    found = Soundness()
+    found = Integrity()
     for number in range(30):
         found.add("rule", f"trial {number}", "x\n" * 1000)
     assert (found.counts["rule"], len(found.first["rule"])) == (30, 10)

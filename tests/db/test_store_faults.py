@@ -21,7 +21,7 @@ import pytest
 from tests.db.test_store import DEVICE, WORKLOAD, begin, result, unprivileged
 from tunebench import lookup
 from tunebench.db import TrialKey, disk, engine, locate, lookup_index, open_store
-from tunebench.db.retry import Patience
+from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store
 from tunebench.errors import DatabaseError, LookupMiss, SchemaError
 from tunebench.kernels import variant
@@ -445,7 +445,7 @@ def _works_without_log(store: Store, path: Path) -> None:
 def test_a_lock_that_is_held_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BUSY_S", 0.05)
     path, told = filled(tmp_path / "x.db"), list[str]()
-    with open_store(path, patience=Patience(tell=told.append)) as store:
+    with open_store(path, patience=RetryPolicy(tell=told.append)) as store:
         begin(store)
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")

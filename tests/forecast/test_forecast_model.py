@@ -17,15 +17,15 @@ from tunebench.device import Device
 from tunebench.errors import UnknownName
 from tunebench.forecast import model as of_model
 from tunebench.forecast.model import BORROWED, POWER, SAME, WIDER, Model, Skill, Spread, shipped, skill_of
-from tunebench.forecast.roofline_model import LAUNCH_US, Law, coordinates
+from tunebench.forecast.roofline_model import LAUNCH_US, RooflineModel, coordinates
 
 A100, H100, B200, P4 = map(device.find, ("a100-80-sxm", "h100-sxm", "b200", "p4"))
 FAR = Spread(-0.5, 1.0)
 
 
-def law_of(*features: float) -> Law:
+def law_of(*features: float) -> RooflineModel:
     us = np.full(len(features), 7.0)
-    return Law(
+    return RooflineModel(
         compute_us=us,
         memory_us=us / 2,
         features=np.array(features)[:, None],
@@ -80,7 +80,9 @@ def test_a_device_between_others_gets_of_each_by_distance() -> None:
 def test_experts_are_asked_row_by_row() -> None:
     expert = dataclasses.replace(knowing(A100, 0.0, columns=2), forest=forked())
     rows = np.array([[0.0, 0.0], [2.0, -3.0]])
-    law = Law(compute_us=np.ones(2), memory_us=np.ones(2), features=rows, even=np.zeros(2, dtype=bool))
+    law = RooflineModel(
+        compute_us=np.ones(2), memory_us=np.ones(2), features=rows, even=np.zeros(2, dtype=bool)
+    )
     found = model(expert).blend("norm", law, A100, "bf16").us
     assert np.log(found / law.us) == pytest.approx([110.5, 120.5])
 
@@ -163,7 +165,9 @@ def test_a_model_goes_through_its_file(tmp_path: Path) -> None:
     assert written(again) == written(whole) == (tmp_path / "model.npz").read_bytes()
     assert again.far == whole.far
     sizes = np.array([[0.0, 0.0], [2.0, -11.0]])
-    rows = Law(compute_us=np.ones(2), memory_us=np.ones(2), features=sizes, even=np.zeros(2, dtype=bool))
+    rows = RooflineModel(
+        compute_us=np.ones(2), memory_us=np.ones(2), features=sizes, even=np.zeros(2, dtype=bool)
+    )
     for skill in ("norm", "softmax"):
         got, expected = (of.blend(skill, rows, H100, "bf16") for of in (again, whole))
         assert got.us.tolist() == expected.us.tolist()
@@ -235,5 +239,5 @@ def test_the_shipped_file_is_what_it_would_write() -> None:
 def test_sizes_of_models_are_corrected_where_sizes_at_random_were_learned() -> None:
     expert = dataclasses.replace(knowing(device.find("h100-sxm"), 0.3), even=-0.1)
     us = np.array([1.0, 1.0])
-    law = Law(compute_us=us, memory_us=us, features=np.zeros((2, 1)), even=np.array([True, False]))
+    law = RooflineModel(compute_us=us, memory_us=us, features=np.zeros((2, 1)), even=np.array([True, False]))
     assert expert.excess(law) == pytest.approx([0.2, 0.3])

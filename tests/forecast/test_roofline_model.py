@@ -15,7 +15,7 @@ from tunebench.forecast.kernel import COLUMNS, Arithmetic, Family, launched
 from tunebench.forecast.roofline_model import (
     ENERGY_PJ,
     LAUNCH_US,
-    Law,
+    RooflineModel,
     coordinates,
     flop_per_us,
     law,
@@ -25,17 +25,17 @@ from tunebench.forecast.roofline_model import (
 A100, T4, L4, H100, MI210 = map(device.find, ("a100-80-sxm", "t4", "l4", "h100-sxm", "mi210"))
 
 
-def one(family: Family, arithmetic: Arithmetic, on: device.Device = A100, **figures: float) -> Law:
+def one(family: Family, arithmetic: Arithmetic, on: device.Device = A100, **figures: float) -> RooflineModel:
     row = [figures[column] for column in COLUMNS[family]]
     return law(family, arithmetic, np.array([row], dtype=np.float64), on)
 
 
-def product(arithmetic: Arithmetic = "bf16", on: device.Device = A100, **figures: float) -> Law:
+def product(arithmetic: Arithmetic = "bf16", on: device.Device = A100, **figures: float) -> RooflineModel:
     usual = {"batch": 1, "in_bytes": 2, "out_bytes": 2, "extra_bytes": 0}
     return one("product", arithmetic, on, **(usual | figures))
 
 
-def attention(**figures: float) -> Law:
+def attention(**figures: float) -> RooflineModel:
     usual = {"batch": 2, "heads": 8, "heads_k": 8, "head_dim": 64, "causal": 1, "bytes": 2, "products": 2}
     return one("attention", "bf16", **(usual | figures))
 

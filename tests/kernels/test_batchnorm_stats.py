@@ -136,8 +136,8 @@ def test_defaults_are_not_written() -> None:
 
 
 def test_columns_may_be_padded_and_are_not_to_be_more() -> None:
-    leeway = problem("rows=4,cols=8,dtype=f16").may_change()
-    assert (dict(leeway.padding), leeway.items) == ({"cols": "zeros"}, ())
+    allowed_changes = problem("rows=4,cols=8,dtype=f16").may_change()
+    assert (dict(allowed_changes.padding), allowed_changes.items) == ({"cols": "zeros"}, ())
 
 
 def test_every_kind_of_column_is_drawn() -> None:
@@ -441,6 +441,6 @@ def test_miniatures_keep_how_rows_begin_and_are_small() -> None:
     table = cuda_column.VARIANT.configs(w, H100)
     for row in range(0, len(table), 13):
         config = table.config(row)
-        small = cuda_column.VARIANT.miniature(w, config)
+        small = cuda_column.VARIANT.emulation_workload(w, config)
         assert small.cols % config["vector"] == 0
         assert small.rows * small.cols < 2**23

@@ -125,7 +125,7 @@ def test_spaces_are_large_enough_to_search_and_miniatures_end_alike(text: str) -
         assert 200 < len(table) < 20_000
         for row in random.Random(text).sample(range(len(table)), 20):
             config = table.config(row)
-            small = VARIANT.miniature(workload, config)
+            small = VARIANT.emulation_workload(workload, config)
             assert VARIANT.source(small, config) == VARIANT.source(workload, config)
             assert small.n * small.c * small.p * small.q * small.r * small.s < 10_000_000
             for ours, theirs in zip(

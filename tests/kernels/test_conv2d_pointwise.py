@@ -69,7 +69,7 @@ def test_miniatures_run_the_same_binary(variant: Any) -> None:
     workload = replace(LAYER, n=32, c=256, h=57, w=57, k=72)
     for case in (workload, replace(workload, direction="wgrad")):
         config = variant.default(case, H100)
-        small = variant.miniature(case, config)
+        small = variant.emulation_workload(case, config)
         assert small.flops() < case.flops() / 10
         assert variant.source(small, config) == variant.source(case, config)
 

@@ -233,7 +233,7 @@ def test_miniatures_run_the_same_binary_on_few_tiles_with_the_same_edges() -> No
             table = variant.configs(workload, A100)
             for row in choose.sample(range(len(table)), 3):
                 config = table.config(row)
-                small = variant.miniature(workload, config)
+                small = variant.emulation_workload(workload, config)
                 names = [launch.entry for launch in variant.launches(workload, config)]
                 assert [launch.entry for launch in variant.launches(small, config)] == names
                 large_product, small_product = product(workload), product(small)
@@ -249,7 +249,7 @@ def test_miniatures_run_the_same_binary_on_few_tiles_with_the_same_edges() -> No
 def test_a_workload_that_is_small_is_its_own_miniature() -> None:
     tiny = conv("n=1,c=3,h=5,w=4,k=2,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc")
     for variant in VARIANTS[:2]:
-        assert variant.miniature(tiny, variant.default(tiny, A100)) == tiny
+        assert variant.emulation_workload(tiny, variant.default(tiny, A100)) == tiny
 
 
 # ------------------------------------------------------------------------------------------------- emulation
@@ -434,6 +434,6 @@ def test_numba_miniatures_are_tiny() -> None:
     table = NUMBA.configs(workload, A100)
     for row in range(0, len(table), 7):
         config = table.config(row)
-        small = NUMBA.miniature(workload, config)
+        small = NUMBA.emulation_workload(workload, config)
         assert small.n * small.p * small.q > config["pixels"]
         assert small.n * small.p * small.q * small.k * small.c // small.groups * small.r * small.s < 3_000_000

@@ -96,7 +96,7 @@ def test_miniatures_are_small_and_as_accurate() -> None:
     for workload in (LAYER, replace(LAYER, direction="dgrad", layout="nchw", h=29, w=30)):
         for m in (2, 4):
             config = some_config(workload, m)
-            small = VARIANT.miniature(workload, config)
+            small = VARIANT.emulation_workload(workload, config)
             assert VARIANT.refuses(small, H100) is None
             assert product_of(small, m).flops() < 2e8
             assert m in VARIANT.configs(small, H100)["m"]

@@ -211,7 +211,7 @@ def test_no_launch_exceeds_what_the_device_has(workload: Conv2d) -> None:
 def test_a_miniature_takes_the_same_paths(workload: Conv2d, choice: int) -> None:
     table = VARIANT.configs(workload, H100)
     config = table.config(choice % len(table))
-    small = VARIANT.miniature(workload, config)
+    small = VARIANT.emulation_workload(workload, config)
     assert VARIANT.refuses(small, H100) is None
     assert VARIANT.source(small, config) == VARIANT.source(workload, config)
 

@@ -176,7 +176,7 @@ def assert_right(outputs: dict[str, Any], workload: Workload, inputs: dict[str, 
 @pytest.mark.parametrize(("variant", "workload"), cases())
 def test_emulates_right(variant: CudaVariant[Any], workload: Workload, pytestconfig: pytest.Config) -> None:
     for config in some_configs(variant, workload, pytestconfig.getoption("configs") - 1):
-        small = variant.miniature(workload, config)
+        small = variant.emulation_workload(workload, config)
         inputs = small.draw(np.random.default_rng(0))
         for order in ORDERS:
             outputs = emulate(variant, small, config, inputs, order=order, seed=1, sanitize=True)

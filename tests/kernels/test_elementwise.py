@@ -383,6 +383,6 @@ def test_miniatures_keep_how_lines_begin() -> None:
     table = cuda_vector.VARIANT.configs(workload, representative("sm_90"))
     for row in range(0, len(table), 7):
         config = table.config(row)
-        small = cuda_vector.VARIANT.miniature(workload, config)
+        small = cuda_vector.VARIANT.emulation_workload(workload, config)
         assert small.cols % config["vector"] == 0
         assert small.rows * small.cols <= 2**20

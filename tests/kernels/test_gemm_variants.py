@@ -196,7 +196,7 @@ def test_a_miniature_has_the_same_edges_and_alignment(workload: Gemm, choice: in
             continue
         table = variant.configs(workload, A100)
         config = table.config(choice % len(table))
-        small = variant.miniature(workload, config)
+        small = variant.emulation_workload(workload, config)
         assert _gemm.widths(small) == _gemm.widths(workload)
         for name in ("m", "n", "k"):
             extent, tile = getattr(small, name), config[f"b{name}"]

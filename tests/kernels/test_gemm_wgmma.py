@@ -144,7 +144,7 @@ def test_copies_are_of_panels_of_128_bytes(workload: Gemm, choice: int) -> None:
 def test_a_miniature_has_the_same_edges(workload: Gemm, choice: int) -> None:
     table = VARIANT.configs(workload, H100)
     config = table.config(choice % len(table))
-    small = VARIANT.miniature(workload, config)
+    small = VARIANT.emulation_workload(workload, config)
     assert small.flops() <= workload.flops()
     assert _gemm.widths(small) == _gemm.widths(workload)
     for name in ("m", "n", "k"):

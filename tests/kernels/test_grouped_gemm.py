@@ -314,7 +314,7 @@ def test_a_miniature_has_the_same_edges_and_machine_code(workload: GroupedGemm, 
             continue
         table = variant.configs(workload, A100)
         config = table.config(choice % len(table))
-        small = variant.miniature(workload, config)
+        small = variant.emulation_workload(workload, config)
         assert variant.source(small, config) == variant.source(workload, config)
         assert small.skew == workload.skew
         for name in ("n", "k"):

@@ -62,7 +62,7 @@ def test_every_variant_has_a_case() -> None:
 @pytest.mark.parametrize(("variant", "workload"), CASES)
 def test_the_default_simulates_right(variant: NumbaCudaVariant[Any], workload: Workload) -> None:
     config = variant.default(workload, representative("sm_90"))
-    small = variant.miniature(workload, config)
+    small = variant.emulation_workload(workload, config)
     inputs = small.draw(np.random.default_rng(0))
     outputs = simulate(variant, small, config, inputs)
     tolerance = small.tolerance()

@@ -269,6 +269,6 @@ def test_miniatures_keep_how_rows_begin_and_are_small() -> None:
         table = variant.configs(work, representative("sm_90"))
         for row in range(0, len(table), 13):
             config = table.config(row)
-            small = variant.miniature(work, config)
+            small = variant.emulation_workload(work, config)
             assert small.cols % config["vector"] == 0
             assert small.rows * small.cols < 2**23

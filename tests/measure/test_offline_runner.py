@@ -136,7 +136,7 @@ def test_a_large_problem_is_verified_on_a_small_one(key: str, text: str) -> None
     outcome = run(variant, workload, config)
     assert isinstance(outcome, Predicted)
     assert outcome.verification.how == "emulated"
-    assert str(variant.miniature(workload, config)) in outcome.verification.detail
+    assert str(variant.emulation_workload(workload, config)) in outcome.verification.detail
 
 
 # -- Numba-CUDA ----------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tunebench.search.learned_pruner import (
     least_likely,
     tail_between,
 )
-from tunebench.search.loop import certificate
+from tunebench.search.loop import optimality_proof
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import SAMPLERS, VariantSearch
 from tunebench.space import Parameter, Space
@@ -234,7 +234,7 @@ def test_likely_ones_come_first_and_no_certificate_closes_the_others() -> None:
         looked_for.tell(proposal, measured(2.0 * float(there[proposal.row])))
     assert looked_for.passed_over.count > 30
     assert looked_for.unlikely(looked_for.best_us).winners < 0.05
-    found = certificate([looked_for], looked_for.best_us)
+    found = optimality_proof([looked_for], looked_for.best_us)
     assert found.open_count == len(TABLE) - 60
     assert not found.proved
 

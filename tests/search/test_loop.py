@@ -10,7 +10,7 @@ import pytest
 
 from tunebench.executor import Executor
 from tunebench.outcome import Measured, Outcome, Pruned, Result, Verification
-from tunebench.search.loop import Budget, certificate, run
+from tunebench.search.loop import Budget, optimality_proof, run
 from tunebench.search.optimality_proof import violates
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import SAMPLERS, Proposal, VariantSearch
@@ -82,7 +82,7 @@ def go(
 def test_a_search_to_the_end_proves_the_optimum(sampler: str) -> None:
     one = search(sampler=sampler)
     asked = go([one], Budget(trials=1000))
-    found = certificate([one], one.best_us)
+    found = optimality_proof([one], one.best_us)
     assert one.best_us == 10
     assert found.proved
     assert found.timed == len(asked) < len(TABLE)
@@ -93,7 +93,7 @@ def test_a_budget_leaves_a_gap_to_the_lowest_open_bound() -> None:
     one = search()
     asked = go([one], Budget(trials=5))
     untried = [bound for row, bound in enumerate(SOUND) if row not in {p.row for p in asked}]
-    found = certificate([one], one.best_us)
+    found = optimality_proof([one], one.best_us)
     assert found.gap == one.best_us / min(untried)
     assert not found.proved
 
@@ -102,7 +102,7 @@ def test_a_budget_leaves_a_gap_to_the_lowest_open_bound() -> None:
 def test_a_search_ends_once_the_gap_is_good_enough(gap: float) -> None:
     one = search(sampler="bound")
     asked = go([one], Budget(trials=1000), stop_at_gap=gap)
-    reached = certificate([one], one.best_us).gap
+    reached = optimality_proof([one], one.best_us).gap
     assert reached is not None
     assert reached <= gap
     if gap == 1.6:
@@ -131,15 +131,15 @@ def test_a_violated_bound_prunes_no_more_in_its_variant(sampler: str) -> None:
     rows = [proposal.row for proposal in asked if proposal.search is wrong]
     assert sorted(rows) == list(range(len(TABLE)))
     assert (wrong.masked, wrong.trusted, right.trusted) == (0, False, True)
-    assert certificate([wrong, right], 10.0).proved
+    assert optimality_proof([wrong, right], 10.0).proved
 
 
 def test_an_untrusted_bound_closes_nothing() -> None:
     one = search()
     go([one], Budget(trials=30))
-    trusted = certificate([one], one.best_us)
+    trusted = optimality_proof([one], one.best_us)
     one.distrust()
-    untrusted = certificate([one], one.best_us)
+    untrusted = optimality_proof([one], one.best_us)
     assert (untrusted.gap, untrusted.bounded) == (None, 0)
     assert untrusted.open_count == trusted.open_count + trusted.bounded
 
@@ -150,8 +150,8 @@ def test_what_was_pruned_once_compiled_is_closed_by_its_new_bound_and_comes_back
     assert proposal is not None
     one.tell(proposal, Pruned(bound_us=12.0, incumbent_us=10.0))
     assert one.bounds_us[proposal.row] == 12.0
-    assert certificate([one], 10.0).bounded == 1
-    assert certificate([one], 13.0).bounded == 0  # the incumbent was a lucky one
+    assert optimality_proof([one], 10.0).bounded == 1
+    assert optimality_proof([one], 13.0).bounded == 0  # the incumbent was a lucky one
     assert one.masked == 0
     audit = one.ask_audit()
     assert audit is not None

@@ -1,4 +1,4 @@
-"""The certificate against brute force, and what closes a configuration and what does not."""
+"""The optimality proof against brute force, and what closes a configuration and what does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tunebench.outcome import (
     Verification,
     WrongResult,
 )
-from tunebench.search.optimality_proof import Standing, certify, standing, violates
+from tunebench.search.optimality_proof import ConfigStatus, certify, standing, violates
 
 RIGHT = Verification(how="reference", detail="", worst=0.0)
 
@@ -75,7 +75,7 @@ def test_the_certificate_is_what_going_through_all_rows_finds(
         floor = min(floor, bound_us)
     found = certify(
         np.array([bound_us for _, bound_us in space]),
-        np.array([standing(outcome) if outcome else Standing.UNTRIED for (outcome, _), _ in space]),
+        np.array([standing(outcome) if outcome else ConfigStatus.UNTRIED for (outcome, _), _ in space]),
         best_us,
     )
     assert found.open == {name: listed.count(name) for name in set(listed)}
@@ -97,7 +97,7 @@ def test_only_a_time_and_what_can_never_run_close(outcome: Outcome, name: str | 
 
 
 def test_a_bound_at_the_best_time_is_open_one_above_it_is_closed() -> None:
-    untried = np.array([Standing.UNTRIED])
+    untried = np.array([ConfigStatus.UNTRIED])
     assert not certify(np.array([5.0]), untried, 5.0).proved
     assert certify(np.array([np.nextafter(5.0, 6.0)]), untried, 5.0).proved
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebench.tuning.budget_scheduler import FIRST, FRUITLESS, ROUND, Account, Allotment
+from tunebench.tuning.budget_scheduler import FIRST, FRUITLESS, ROUND, BudgetScheduler, TaskState
 
 
-def account(count: int = 1, *course: tuple[int, float], floor_us: float = 0.0) -> Account:
+def account(count: int = 1, *course: tuple[int, float], floor_us: float = 0.0) -> TaskState:
     """Return an account that was told of trials and best times."""
-    made = Account(count=count, expected_us=10.0)
+    made = TaskState(count=count, expected_us=10.0)
     for trials, best_us in course:
         made.tell(trials=trials, best_us=best_us, floor_us=floor_us)
     return made
@@ -58,7 +58,7 @@ def test_a_problem_that_nothing_succeeds_for_is_given_up() -> None:
 def test_the_next_round_goes_where_the_greatest_saving_is_expected() -> None:
     still, falling = account(1, (12, 8.0), (48, 8.0)), account(1, (12, 32.0), (48, 8.0))
     done = account(1000, (12, 8.0), floor_us=8.0)
-    allotment = Allotment({"still": still, "falling": falling, "done": done}, 1000)
+    allotment = BudgetScheduler({"still": still, "falling": falling, "done": done}, 1000)
     assert allotment.next(left=500) == ("falling", ROUND)
     assert allotment.next(left=2) == ("falling", 2)
     falling.tell(trials=52, best_us=8.0, floor_us=0.0, closed=True)
@@ -69,7 +69,7 @@ def test_the_next_round_goes_where_the_greatest_saving_is_expected() -> None:
 
 def test_first_rounds_come_in_the_order_of_the_models_time_and_know_what_is_known() -> None:
     known, large, small = account(1, (200, 1.0)), account(9), account(1)
-    allotment = Allotment({"known": known, "small": small, "large": large}, 10 * FIRST)
+    allotment = BudgetScheduler({"known": known, "small": small, "large": large}, 10 * FIRST)
     assert allotment.next(left=100) == ("large", FIRST)
     large.tell(trials=FIRST, best_us=1.0, floor_us=0.0)
     assert allotment.next(left=100) == ("small", FIRST)
@@ -85,8 +85,8 @@ def test_all_of_the_budget_is_given_out_and_nobody_starves(
     problems: list[tuple[int, list[float]]], total: int
 ) -> None:
     """Each problem has as many configurations as its course has factors; time falls by one with each."""
-    accounts = {number: Account(count=count, expected_us=1.0) for number, (count, _) in enumerate(problems)}
-    allotment, left = Allotment(accounts, total), total
+    accounts = {number: TaskState(count=count, expected_us=1.0) for number, (count, _) in enumerate(problems)}
+    allotment, left = BudgetScheduler(accounts, total), total
     while (turn := allotment.next(left)) is not None:
         number, trials = turn
         one, (_, course) = accounts[number], problems[number]

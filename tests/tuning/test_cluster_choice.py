@@ -11,7 +11,7 @@ import pytest
 from tunebench.device import find
 from tunebench.errors import InputError, MissingDependency
 from tunebench.executor._accelerator import labels, may_have
-from tunebench.executor._worker_actor import Bench, _placed
+from tunebench.executor._worker_actor import WorkerActor, _placed
 from tunebench.executor.ray import check_address
 from tunebench.kernels import module_name
 from tunebench.tuning import Plan, tune, tune_devices
@@ -97,7 +97,7 @@ def test_a_users_file_is_loaded_elsewhere_under_the_name_it_has_here(tmp_path: P
 def test_a_trial_for_another_device_or_of_another_source_is_not_run() -> None:
     from tests.executor.contract import task
 
-    bench, trial = Bench(), task()
+    bench, trial = WorkerActor(), task()
     revision = trial.variant.revision(trial.workload, trial.config)
     bench._device = trial.device
     assert bench._refusal(trial, revision) is None

@@ -105,12 +105,12 @@ def served(tmp_path: Path) -> int:
     return int(lookup("softmax", **DIMENSIONS, device="cpu", db=tmp_path / "a.db").config["copy"])
 
 
-# -- the certificate -------------------------------------------------------------------------------
+# -- the optimality proof -------------------------------------------------------------------------------
 
 
 def test_a_run_to_the_end_proves_its_best_and_says_of_what(go: Callable[..., tuple[Report, MadeUp]]) -> None:
     report, _ = go(trials=1000)
-    proof = report.certificate
+    proof = report.optimality_proof
     assert proof is not None
     assert (proof.proved, proof.gap, report.gap) == (True, 1, 1)
     assert best(report) == 0
@@ -126,9 +126,9 @@ def test_a_budget_leaves_a_gap(go: Callable[..., tuple[Report, MadeUp]]) -> None
     floor = min(10 + row for row in range(40) if row not in tried)
     assert report.median_us is not None
     assert report.gap == pytest.approx(report.median_us / floor)
-    assert report.certificate is not None
-    assert not report.certificate.proved
-    assert report.to_json()["certificate"]["open_count"] == report.certificate.open_count > 0
+    assert report.optimality_proof is not None
+    assert not report.optimality_proof.proved
+    assert report.to_json()["optimality_proof"]["open_count"] == report.optimality_proof.open_count > 0
 
 
 def test_a_gap_that_is_good_enough_ends_the_search(go: Callable[..., tuple[Report, MadeUp]]) -> None:
@@ -149,7 +149,7 @@ def test_what_crashed_or_was_aborted_is_open_what_is_wrong_is_not(
         }.get(copy(task), slow(task, turn))
 
     report, _ = go(answer, trials=1000)
-    proof = report.certificate
+    proof = report.optimality_proof
     assert proof is not None
     assert proof.open == {"aborted": 1, "crashed": 1}
     assert proof.impossible == 1
@@ -196,8 +196,8 @@ def test_audits_are_few_and_marked(go: Callable[..., tuple[Report, MadeUp]], tmp
     assert len(audits) == report.audited
     assert 1 <= report.audited <= 0.2 * searched + 1
     assert all(entry.bound_us > report.median_us for entry in audits)
-    assert report.certificate is not None
-    assert report.certificate.proved
+    assert report.optimality_proof is not None
+    assert report.optimality_proof.proved
     assert not report.violations
     pruning = {copy(task) for task in executor.tasks if not task.prune and not task.thorough}
     assert pruning == {entry.key.config["copy"] for entry in audits}
@@ -226,8 +226,8 @@ def test_an_audit_finds_a_wrong_bound_which_prunes_no_more_also_in_later_runs(
     assert (one.fastest_us, one.bound_us, one.known) == (2.0, pytest.approx(10 + one.config["copy"]), False)
     assert best(report) == 0
     assert report.masked == 0
-    assert report.certificate is not None
-    assert report.certificate.timed == 40
+    assert report.optimality_proof is not None
+    assert report.optimality_proof.timed == 40
     assert report.bound_us == 0
     later, _ = go(fast, trials=1)
     assert all(violation.known for violation in later.violations)
@@ -246,8 +246,8 @@ def test_a_violation_leaves_what_is_open_without_a_bound(go: Callable[..., tuple
     report, _ = go(answer, trials=3)
     assert len(report.violations) == 1
     assert report.gap is None
-    assert report.certificate is not None
-    assert report.certificate.open_count == 37
+    assert report.optimality_proof is not None
+    assert report.optimality_proof.open_count == 37
 
 
 def test_a_violation_is_resolved_once_the_bound_no_longer_says_so(
@@ -280,8 +280,8 @@ def test_what_its_binary_excludes_is_stored_and_closed_and_asked_again_where_tha
 
     report, executor = go(answer, trials=1000, audit=0.0)
     assert report.trials["pruned"] == 10
-    assert report.certificate is not None
-    assert report.certificate.proved
+    assert report.optimality_proof is not None
+    assert report.optimality_proof.proved
     assert best(report) == 10
     assert all(task.prune for task in executor.tasks if not task.thorough)
     again, _ = go(slow, trials=1000, audit=0.0)  # today's bounds, without registers, exclude them no more
@@ -463,7 +463,7 @@ def test_the_command_line_tells_it_all(
     assert "outside  not searched" in told.out
     assert command_line([*words, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["certificate"].keys() >= {"gap", "proved", "open", "open_count", "timed", "bounded"}
+    assert data["optimality_proof"].keys() >= {"gap", "proved", "open", "open_count", "timed", "bounded"}
     assert data["versus"].keys() <= {"default", "runner_up", "baseline"}
     assert isinstance(data["violations"], list)
 

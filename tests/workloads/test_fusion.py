@@ -69,7 +69,7 @@ def composed(whole: Workload, inputs: Mapping[str, Any]) -> Any:
             known[name] = known[called]
         tensors = part.inputs()
         given = {tensor.name: known[tensor.name] for tensor in tensors if tensor.name in known}
-        if index and whole.leeway.fusions:
+        if index and whole.allowed_changes.fusions:
             given[tensors[0].name] = value
         shaped = {tensor.name: np.reshape(given[tensor.name], tensor.shape) for tensor in tensors}
         value = part.reference(shaped)[part.outputs()[0].name].value
@@ -82,7 +82,7 @@ def test_parts_compute_what_the_whole_does(whole: Workload) -> None:
     parts = whole.unfused()
     if not parts:
         defaults = {field.name: field.default for field in dataclasses.fields(whole)}
-        assert any(getattr(whole, name) == defaults[name] for name in whole.leeway.fusions)
+        assert any(getattr(whole, name) == defaults[name] for name in whole.allowed_changes.fusions)
         return
     drawn = whole.draw(np.random.default_rng(0))
     inputs = {name: np.asarray(value, np.float64) for name, value in drawn.items()}
@@ -103,7 +103,9 @@ def test_parts_are_workloads_of_their_own_that_move_more(whole: Workload) -> Non
 
 
 def test_every_operator_that_fuses_has_a_problem_here() -> None:
-    fusing = {name for name, cls in operators().items() if cls.leeway.fusions or "unfused" in vars(cls)}
+    fusing = {
+        name for name, cls in operators().items() if cls.allowed_changes.fusions or "unfused" in vars(cls)
+    }
     assert fusing == set(FUSED)
 
 

@@ -172,14 +172,14 @@ FILLERS = {"zeros": 0.0, "minus infinity": -math.inf}
 def test_leeway_names_dimensions(name: str) -> None:
     cls = operators()[name]
     assert cls.category is not None
-    leeway, types = cls.leeway, cls._types()
-    assert leeway.items
-    for dimension in (*leeway.padding, *leeway.items):
+    allowed_changes, types = cls.allowed_changes, cls._types()
+    assert allowed_changes.items
+    for dimension in (*allowed_changes.padding, *allowed_changes.items):
         assert any(isinstance(note, AtLeast) for note in get_args(types[dimension])), dimension
-    for dimension in (*leeway.layouts, *leeway.fusions):
+    for dimension in (*allowed_changes.layouts, *allowed_changes.fusions):
         assert len(cls.choices(dimension)) > 1 or types[dimension] == Expression
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    assert all(defaults[dimension] in (*cls.choices(dimension), "x") for dimension in leeway.fusions)
+    assert all(defaults[dimension] in (*cls.choices(dimension), "x") for dimension in allowed_changes.fusions)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -205,7 +205,8 @@ def test_changes_keep_what_follows(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dimension"), [(name, dim) for name in OPERATORS for dim in operators()[name].leeway.padding]
+    ("name", "dimension"),
+    [(name, dim) for name in OPERATORS for dim in operators()[name].allowed_changes.padding],
 )
 def test_padding_computes_what_was_asked_for_and_more(name: str, dimension: str) -> None:
     cls = operators()[name]

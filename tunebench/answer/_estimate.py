@@ -164,7 +164,7 @@ def _distance(one: Workload, other: Workload) -> float | None:
     Sizes count by the logarithm of their ratio, as lengths of a vector do. What is fused, and layouts, may
     differ; real numbers, such as an eps, are no sizes and count for nothing.
     """
-    leeway = one.leeway
+    allowed_changes = one.allowed_changes
     squares = 0.0
     for name in one.dimensions():
         mine, its = getattr(one, name), getattr(other, name)
@@ -174,7 +174,7 @@ def _distance(one: Workload, other: Workload) -> float | None:
             squares += math.log2((mine + 1) / (its + 1)) ** 2  # a padding may be 0
         elif isinstance(mine, float):
             continue
-        elif name in leeway.fusions or name in leeway.layouts:
+        elif name in allowed_changes.fusions or name in allowed_changes.layouts:
             squares += OTHERWISE**2
         else:
             return None

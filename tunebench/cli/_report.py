@@ -106,7 +106,7 @@ def _ties(report: Report) -> Iterator[str]:
 
 def _proof(report: Report) -> Iterator[str]:
     """Tell what is proved of the best, of which variants, and what stands in the way."""
-    proof = report.certificate
+    proof = report.optimality_proof
     if proof is None:
         gap = f"; {report.gap:.2f} times the bound" if report.gap is not None else ""
         yield f"  proof    none: the time is predicted{gap}"

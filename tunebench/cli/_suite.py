@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tunebench.device import Device
-    from tunebench.tuning import Part, Plan, SuiteProgress, SuiteReport
+    from tunebench.tuning import Plan, SuiteProgress, SuiteReport, WorkloadResult
 
 __all__ = ["tune_suite"]
 
@@ -128,11 +128,11 @@ def _render(report: SuiteReport, to: Console) -> None:
     to.print(f"  database {report.database}", soft_wrap=True)
 
 
-def _row(part: Part) -> tuple[object, ...]:
+def _row(part: WorkloadResult) -> tuple[object, ...]:
     found = part.report
     assert found is not None
     assert part.after_us is not None
-    proved = found.certificate is not None and found.certificate.proved
+    proved = found.optimality_proof is not None and found.optimality_proof.proved
     return (
         f"{100 * (part.share or 0.0):.1f} %",
         part.count,

@@ -20,8 +20,8 @@ from tunebench.executor._accelerator import may_have
 from tunebench.executor._driver import Driver
 from tunebench.executor._head import connect
 from tunebench.executor._message import LOSSES, Equipment, Job, Look, State
-from tunebench.executor._worker_actor import Bench, versions
-from tunebench.executor._worker_pool import Crew, Place, Ride, Seat
+from tunebench.executor._worker_actor import WorkerActor, versions
+from tunebench.executor._worker_pool import PendingJob, Place, Worker, WorkerPool
 
 __all__ = ["Gateway", "main"]
 
@@ -44,9 +44,9 @@ class Gateway:
 
     def __init__(self, driver: Driver, look: Look, ray: Any) -> None:
         self._driver, self._look, self._ray = driver, look, ray
-        self._actor_class = ray.remote(Bench)
-        self._crews: dict[str, Crew] = {}
-        self._idle: list[Seat] = []
+        self._actor_class = ray.remote(WorkerActor)
+        self._crews: dict[str, WorkerPool] = {}
+        self._idle: list[Worker] = []
         self._places: dict[Place, asyncio.Task[None]] = {}
         self._alive: set[str] = set()
         self._refused: dict[Place | str, str] = {}
@@ -71,7 +71,7 @@ class Gateway:
             case ("begin", dict() as equipment):
                 self._begin(equipment)
             case ("job", Job() as job):
-                self._crews[job.device].waiting.append(Ride(job))
+                self._crews[job.device].waiting.append(PendingJob(job))
                 self._dispatch(self._crews[job.device])
             case ("together", str() as device):
                 self._crews[device].pinned = None
@@ -170,7 +170,7 @@ class Gateway:
         else:
             self._refuse(place, f"{place}: {ATTEMPTS} workers died there, and none of them finished anything")
 
-    async def _hire(self, place: Place) -> Seat | None:
+    async def _hire(self, place: Place) -> Worker | None:
         """Start an actor; None if there is nothing for it to do here."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -181,7 +181,7 @@ class Gateway:
             max_restarts=0,
             max_task_retries=0,
         ).remote()
-        seat = Seat(place, actor)
+        seat = Worker(place, actor)
         try:
             facts = await _value(actor.describe.remote(place.kind))
             reason = _misfit(place, facts)
@@ -194,7 +194,7 @@ class Gateway:
         self._kill(seat)
         return None
 
-    async def _place(self, seat: Seat) -> bool:
+    async def _place(self, seat: Worker) -> bool:
         """Put a worker to work, or let it wait until the driver says what is tuned; False: not that."""
         crew = self._crew_of(seat)
         if crew is None and self._settled:
@@ -207,14 +207,14 @@ class Gateway:
         self._spawn(self._watch(seat))
         return True
 
-    def _crew_of(self, seat: Seat) -> Crew | None:
+    def _crew_of(self, seat: Worker) -> WorkerPool | None:
         return None if seat.device is None else self._crews.get(seat.device.key)
 
     def _begin(self, equipment: dict[str, Equipment]) -> None:
         self._settled = True
         idle, self._idle = self._idle, []
         for device, equip in equipment.items():
-            self._crews[device] = Crew(equip)
+            self._crews[device] = WorkerPool(equip)
         for seat in idle:
             crew = self._crew_of(seat)
             if crew is not None:
@@ -222,7 +222,7 @@ class Gateway:
             else:
                 self._kill(seat)
 
-    async def _equip_or_refuse(self, crew: Crew, seat: Seat) -> None:
+    async def _equip_or_refuse(self, crew: WorkerPool, seat: Worker) -> None:
         try:
             await self._equip(crew, seat)
         except Exception as error:  # likewise
@@ -230,7 +230,7 @@ class Gateway:
             self._places[seat.place].cancel()
             self._kill(seat)
 
-    async def _equip(self, crew: Crew, seat: Seat) -> None:
+    async def _equip(self, crew: WorkerPool, seat: Worker) -> None:
         # GPUs of one node share its cores; on a processor, compiling and measuring take turns.
         compilers = max(1, int(seat.place.cpus)) if seat.place.kind == "gpu" else 0
         seat.slots = await _value(seat.actor.begin.remote(crew.equipment, compilers))
@@ -238,7 +238,7 @@ class Gateway:
         self._tell(crew)
         self._dispatch(crew)
 
-    async def _watch(self, seat: Seat) -> None:
+    async def _watch(self, seat: Worker) -> None:
         """Notice an actor's death even where it has nothing to do."""
         try:
             await _value(seat.actor.watch.remote())
@@ -247,7 +247,7 @@ class Gateway:
 
     # -- what they do -----------------------------------------------------------------------------
 
-    def _dispatch(self, crew: Crew) -> None:
+    def _dispatch(self, crew: WorkerPool) -> None:
         """Hand out what can be; what may kill its worker comes first, and rides alone."""
         for one in crew.seats:
             one.reserved = False
@@ -259,25 +259,25 @@ class Gateway:
             seat = crew.seat_for(ride)
             if seat is not None:
                 crew.waiting.remove(ride)
-                seat.aboard.add(ride)
+                seat.running.add(ride)
                 self._spawn(self._ride(crew, ride, seat))
 
-    async def _ride(self, crew: Crew, ride: Ride, seat: Seat) -> None:
+    async def _ride(self, crew: WorkerPool, ride: PendingJob, seat: Worker) -> None:
         try:
             kind, content, busy_s = await _value(
                 getattr(seat.actor, ride.job.method).remote(*ride.job.arguments)
             )
         except self._ray.exceptions.RayTaskError as error:  # a fault of ours
-            seat.aboard.discard(ride)
+            seat.running.discard(ride)
             fault = pickle.dumps(RuntimeError(_words(error)))
             self._send("answer", ride.job.number, "failed", fault, 0.0, "")
         except Exception as error:  # the actor is gone, or the connection to it
             seat.blamed = seat.alone
             self._lose(seat, error)
-            seat.aboard.discard(ride)
+            seat.running.discard(ride)
             self._begin_again(crew, ride, _words(error))
         else:
-            seat.aboard.discard(ride)
+            seat.running.discard(ride)
             if kind == "refused":
                 self._turn_away(crew, ride, seat, content)
             else:
@@ -285,7 +285,7 @@ class Gateway:
                 self._send("answer", ride.job.number, kind, content, busy_s, str(id(seat)))
         self._dispatch(crew)
 
-    def _begin_again(self, crew: Crew, ride: Ride, words: str) -> None:
+    def _begin_again(self, crew: WorkerPool, ride: PendingJob, words: str) -> None:
         if ride.job.together:  # its companions ran there
             self._send("answer", ride.job.number, "moved", None, 0.0, "")
             return
@@ -297,7 +297,7 @@ class Gateway:
         crew.waiting.append(ride)
         self._tell(crew)
 
-    def _turn_away(self, crew: Crew, ride: Ride, seat: Seat, reason: str) -> None:
+    def _turn_away(self, crew: WorkerPool, ride: PendingJob, seat: Worker, reason: str) -> None:
         """Make no more use of a worker that is not what it seemed."""
         crew.waiting.append(ride)
         if seat in crew.seats:
@@ -306,7 +306,7 @@ class Gateway:
             self._refuse(seat.place, f"{seat.place}: {reason}")
         self._kill(seat)
 
-    def _lose(self, seat: Seat, error: Exception) -> None:
+    def _lose(self, seat: Worker, error: Exception) -> None:
         """Strike off a worker whose actor does not answer any more."""
         seat.gone.set()
         if seat in self._idle:
@@ -320,15 +320,15 @@ class Gateway:
         self._kill(seat)
         self._tell(crew)
 
-    def _kill(self, seat: Seat) -> None:
+    def _kill(self, seat: Worker) -> None:
         with contextlib.suppress(Exception):  # it is gone, or the cluster is
             self._ray.kill(seat.actor, no_restart=True)
 
-    async def _dismiss(self, seats: list[Seat]) -> None:
+    async def _dismiss(self, seats: list[Worker]) -> None:
         """Stop the processes of workers, let them clean up, and end them."""
         await asyncio.gather(*map(self._leave, seats))
 
-    async def _leave(self, seat: Seat) -> None:
+    async def _leave(self, seat: Worker) -> None:
         if (task := self._places.get(seat.place)) is not None:
             task.cancel()
         for last in (seat.actor.close, seat.actor.watch):
@@ -343,7 +343,7 @@ class Gateway:
         for crew in self._crews.values():
             self._tell(crew)
 
-    def _tell(self, crew: Crew) -> None:
+    def _tell(self, crew: WorkerPool) -> None:
         device = next((key for key, one in self._crews.items() if one is crew), None)
         if device is None:  # nobody listens any more
             return

@@ -83,7 +83,7 @@ class Job:
     Attributes:
         number: Names it.
         device: Key of the device whose workers may do it.
-        method: Of `Bench`.
+        method: Of `WorkerActor`.
         arguments: For that.
         together: Whether it belongs to those that run in one place.
     """

@@ -24,7 +24,7 @@ from tunebench.executor.local import LocalExecutor
 from tunebench.kernels import load_file, module_name
 from tunebench.task import Task
 
-__all__ = ["Bench", "versions"]
+__all__ = ["WorkerActor", "versions"]
 
 
 def versions() -> tuple[str, str]:
@@ -32,7 +32,7 @@ def versions() -> tuple[str, str]:
     return ".".join(platform.python_version_tuple()[:2]), __version__
 
 
-class Bench:
+class WorkerActor:
     """Compiles and measures on one GPU, or on the processor of one node."""
 
     def __init__(self) -> None:

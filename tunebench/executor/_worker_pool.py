@@ -11,7 +11,7 @@ from typing import Any
 from tunebench.device import Device
 from tunebench.executor._message import Equipment, Job, Kind
 
-__all__ = ["Crew", "Place", "Ride", "Seat"]
+__all__ = ["PendingJob", "Place", "Worker", "WorkerPool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Worker:
     """A place with its actor at work."""
 
     place: Place
     actor: Any
     device: Device | None = None
     slots: int = 0
-    aboard: set[Ride] = field(default_factory=set)
+    running: set[PendingJob] = field(default_factory=set)
     reserved: bool = False
     served: bool = False
     blamed: bool = False
@@ -46,11 +46,11 @@ class Seat:
     @property
     def alone(self) -> bool:
         """Whether a task that may kill workers has it for itself."""
-        return any(ride.losses for ride in self.aboard)
+        return any(ride.losses for ride in self.running)
 
 
 @dataclass(slots=True, eq=False)
-class Ride:
+class PendingJob:
     """A job, and how many workers have died while they had it."""
 
     job: Job
@@ -58,32 +58,32 @@ class Ride:
 
 
 @dataclass(slots=True, eq=False)
-class Crew:
+class WorkerPool:
     """The workers of one device, and what waits for them."""
 
     equipment: Equipment
-    seats: list[Seat] = field(default_factory=list)
-    waiting: deque[Ride] = field(default_factory=deque)
+    seats: list[Worker] = field(default_factory=list)
+    waiting: deque[PendingJob] = field(default_factory=deque)
     lost: list[str] = field(default_factory=list)
     retried: int = 0
-    pinned: Seat | None = None
+    pinned: Worker | None = None
     empty_since: float = field(default_factory=time.monotonic)
 
-    def seat_for(self, ride: Ride) -> Seat | None:
+    def seat_for(self, ride: PendingJob) -> Worker | None:
         """Return who may take a job now."""
         if ride.job.together:
             if self.pinned is None and self.seats:
-                self.pinned = min(self.seats, key=lambda seat: len(seat.aboard))
+                self.pinned = min(self.seats, key=lambda seat: len(seat.running))
             return self.pinned if self.pinned in self.seats else None
         if ride.losses:
             return self._empty_seat()
-        free = [s for s in self.seats if not s.alone and not s.reserved and len(s.aboard) < s.slots]
-        return min(free, key=lambda seat: len(seat.aboard) / seat.slots, default=None)
+        free = [s for s in self.seats if not s.alone and not s.reserved and len(s.running) < s.slots]
+        return min(free, key=lambda seat: len(seat.running) / seat.slots, default=None)
 
-    def _empty_seat(self) -> Seat | None:
+    def _empty_seat(self) -> Worker | None:
         """Return one that has nothing to do, or keep further jobs from one until it has nothing."""
-        seat = min(self.seats, key=lambda seat: len(seat.aboard), default=None)
-        if seat is not None and seat.aboard:
+        seat = min(self.seats, key=lambda seat: len(seat.running), default=None)
+        if seat is not None and seat.running:
             seat.reserved = True
             return None
         return seat

@@ -14,7 +14,7 @@ from tunebench.errors import DeviceError
 from tunebench.forecast.kernel import Arithmetic, Family, Kernel, launched
 from tunebench.forecast.model import Blend, Model, shipped, skill_of
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
-from tunebench.forecast.roofline_model import LAUNCH_US, Law, law
+from tunebench.forecast.roofline_model import LAUNCH_US, RooflineModel, law
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _Sums:
             reasons=[{} for _ in range(count)],
         )
 
-    def add(self, group: list[_Launch], lawful: Law, blend: Blend) -> None:
+    def add(self, group: list[_Launch], lawful: RooflineModel, blend: Blend) -> None:
         """Add kernels of one family."""
         rows = np.array([launch.workload for launch in group])
         for total, amount in (

@@ -27,7 +27,7 @@ from tunebench.device import Device
 from tunebench.errors import UnknownName
 from tunebench.forecast.forest import Forest
 from tunebench.forecast.kernel import Arithmetic, Family
-from tunebench.forecast.roofline_model import LAUNCH_US, Law, coordinates
+from tunebench.forecast.roofline_model import LAUNCH_US, RooflineModel, coordinates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,7 +104,7 @@ class Expert:
     most: Array
     even: float = 0.0
 
-    def excess(self, law: Law) -> Array:
+    def excess(self, law: RooflineModel) -> Array:
         """Return the logarithm of time over law."""
         found: Array = self.forest(law.features) + self.even * law.even
         return found
@@ -146,7 +146,7 @@ class Model:
     def blend(
         self,
         skill: Skill,
-        law: Law,
+        law: RooflineModel,
         device: Device,
         arithmetic: Arithmetic,
         *,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["LAUNCH_US", "Law", "coordinates", "flop_per_us", "law", "peak_flop_per_us"]
+__all__ = ["LAUNCH_US", "RooflineModel", "coordinates", "flop_per_us", "law", "peak_flop_per_us"]
 
 LAUNCH_US = 3.0
 """What a launch costs beside its work. The fastest kernels of public measurements take 2.5 to 3.5 us."""
@@ -51,7 +51,7 @@ QUERIES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Law:
+class RooflineModel:
     """Times of perfect kernels in microseconds, one a row, and what their utilisation depends on.
 
     Attributes:
@@ -123,7 +123,7 @@ _CDNA = {"gfx908": 7.5, "gfx90a": 8.0, "gfx942": 9.0}
 """Generations of AMD's devices, by the year they came out in."""
 
 
-def law(family: Family, arithmetic: Arithmetic, figures: Array, device: Device) -> Law:
+def law(family: Family, arithmetic: Arithmetic, figures: Array, device: Device) -> RooflineModel:
     """Return the law of kernels of one family, with their features.
 
     Args:
@@ -136,7 +136,7 @@ def law(family: Family, arithmetic: Arithmetic, figures: Array, device: Device) 
     return _LAWS[family](columns, flop_per_us(device, arithmetic), device)
 
 
-def _product(c: dict[str, Array], rate: float, device: Device) -> Law:
+def _product(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
     b, m, n, k = c["batch"], c["m"], c["n"], c["k"]
     operands = c["in_bytes"] * (m * k + k * n)
     nbytes = b * (operands + c["out_bytes"] * m * n) + c["extra_bytes"]
@@ -154,7 +154,7 @@ def _product(c: dict[str, Array], rate: float, device: Device) -> Law:
     # Loads of 16 bytes need as many elements to be a multiple.
     features += [(size % np.floor(16 / c["in_bytes"]) == 0) * 1.0 for size in (m, n, k)]
     features += [np.log(nbytes / device.l2_bytes), np.log(nbytes / b / device.l2_bytes), (b == 1) * 1.0]
-    return Law(
+    return RooflineModel(
         compute_us=compute_us,
         memory_us=memory_us,
         features=np.stack(features, axis=1),
@@ -162,7 +162,7 @@ def _product(c: dict[str, Array], rate: float, device: Device) -> Law:
     )
 
 
-def _rows(c: dict[str, Array], rate: float, device: Device) -> Law:
+def _rows(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
     nbytes = c["read_bytes"] + c["write_bytes"]
     memory_us = nbytes / (device.dram_gb_s * 1e3)
     features = [
@@ -173,7 +173,7 @@ def _rows(c: dict[str, Array], rate: float, device: Device) -> Law:
         np.log(c["rows"] / device.sm_count),
         (c["cols"] % 2 == 0) * 1.0 + (c["cols"] % 4 == 0),
     ]
-    return Law(
+    return RooflineModel(
         compute_us=np.zeros_like(memory_us),
         memory_us=memory_us,
         features=np.stack(features, axis=1),
@@ -181,7 +181,7 @@ def _rows(c: dict[str, Array], rate: float, device: Device) -> Law:
     )
 
 
-def _attention(c: dict[str, Array], rate: float, device: Device) -> Law:
+def _attention(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
     heads, queries, keys = c["batch"] * c["heads"], c["seq_q"], c["seq_k"]
     # A query of a causal square sees half of the keys, itself included; the last one sees all.
     seen = np.where(c["causal"] > 0, keys - (np.minimum(queries, keys) - 1) / 2, keys)
@@ -200,7 +200,7 @@ def _attention(c: dict[str, Array], rate: float, device: Device) -> Law:
         np.log(heads / device.sm_count),
         np.log(c["heads"] / c["heads_k"]),
     ]
-    return Law(
+    return RooflineModel(
         compute_us=compute_us,
         memory_us=memory_us,
         features=np.stack(features, axis=1),
@@ -208,7 +208,7 @@ def _attention(c: dict[str, Array], rate: float, device: Device) -> Law:
     )
 
 
-_LAWS: dict[Family, Callable[[dict[str, Array], float, Device], Law]] = {
+_LAWS: dict[Family, Callable[[dict[str, Array], float, Device], RooflineModel]] = {
     "product": _product,
     "elementwise": _rows,
     "softmax": _rows,

@@ -75,7 +75,7 @@ class OfflineRunner(Runner):
         raise InputError(f"{variant.key} is written in {variant.language}, which runs on no GPU")
 
     def _emulate(self, variant: CudaVariant[Any], task: Task) -> Verification | WrongResult:
-        small = variant.miniature(task.workload, task.config)
+        small = variant.emulation_workload(task.workload, task.config)
         inputs = self.input_set(small, task.seed)
         check = self.check(inputs)
         worst = 0.0
@@ -97,7 +97,7 @@ class OfflineRunner(Runner):
         return Verification(how="emulated", detail=detail, worst=worst)
 
     def _simulate(self, variant: NumbaCudaVariant[Any], task: Task) -> Verification | WrongResult:
-        small = variant.miniature(task.workload, task.config)
+        small = variant.emulation_workload(task.workload, task.config)
         inputs = self.input_set(small, task.seed)
         check = self.check(inputs)
         outputs = simulate(variant, small, task.config, inputs.inputs, timeout_s=SIMULATION_TIMEOUT_S)

@@ -9,7 +9,7 @@ with its bound in the place of its time elsewhere.
 
 Every chance is small once the incumbent is good, so that none decides by itself: passed over are the least
 likely that together hold one in a hundred of the winners to be expected. The bound is sound, and closes
-configurations; what is passed over stays open, comes last, and no certificate counts it as closed.
+configurations; what is passed over stays open, comes last, and no optimality proof counts it as closed.
 
 Source of the rank estimate: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005 (a new
 value is among the k lowest of n + 1 exchangeable ones with probability k / (n + 1)). Of the tail: Coles, "An

@@ -14,12 +14,12 @@ import numpy as np
 
 from tunebench.executor import Executor
 from tunebench.outcome import Result
-from tunebench.search.optimality_proof import Certificate, certify
+from tunebench.search.optimality_proof import OptimalityProof, certify
 from tunebench.search.variant_search import Proposal, VariantSearch
 
 T = TypeVar("T")
 
-__all__ = ["Budget", "certificate", "run"]
+__all__ = ["Budget", "optimality_proof", "run"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,14 +100,14 @@ def run(
                 proposal.search.tell(proposal, result.outcome)
 
 
-def certificate(searches: Sequence[VariantSearch], best_us: float) -> Certificate:
+def optimality_proof(searches: Sequence[VariantSearch], best_us: float) -> OptimalityProof:
     """Return what is proved of a best time among the configurations of all searches."""
     bounds_us = np.concatenate([search.sound_bounds_us for search in searches])
     return certify(bounds_us, np.concatenate([search.standings for search in searches]), best_us)
 
 
 def _within(gap: float, searches: Sequence[VariantSearch], best_us: float) -> bool:
-    found = certificate(searches, best_us).gap
+    found = optimality_proof(searches, best_us).gap
     return found is not None and found <= gap
 
 

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Certificate", "Standing", "certify", "standing", "violates"]
+__all__ = ["ConfigStatus", "OptimalityProof", "certify", "standing", "violates"]
 
 
-class Standing(IntEnum):
-    """What is known of one configuration, as far as a certificate goes."""
+class ConfigStatus(IntEnum):
+    """What is known of one configuration, as far as an optimality proof goes."""
 
     UNTRIED = 0
     """Not run, or only predicted: its bound alone may close it."""
@@ -56,29 +56,29 @@ class Standing(IntEnum):
     """It failed for a reason that may pass."""
 
 
-_CLOSED = (Standing.TIMED, Standing.IMPOSSIBLE)
+_CLOSED = (ConfigStatus.TIMED, ConfigStatus.IMPOSSIBLE)
 
 
-def standing(outcome: Outcome) -> Standing:
+def standing(outcome: Outcome) -> ConfigStatus:
     """Return what an outcome says of its configuration."""
     match outcome:
         case Measured():
-            return Standing.TIMED
+            return ConfigStatus.TIMED
         case WrongResult():
-            return Standing.IMPOSSIBLE
+            return ConfigStatus.IMPOSSIBLE
         case CompileFailed() | LaunchFailed():
-            return Standing.IMPOSSIBLE if outcome.refused else Standing.FAILED
+            return ConfigStatus.IMPOSSIBLE if outcome.refused else ConfigStatus.FAILED
         case Aborted():
-            return Standing.ABORTED
+            return ConfigStatus.ABORTED
         case Crashed():
-            return Standing.CRASHED
+            return ConfigStatus.CRASHED
         case TimedOut():
-            return Standing.TIMED_OUT
-    return Standing.UNTRIED  # predicted, or pruned: the bound of its row says the rest
+            return ConfigStatus.TIMED_OUT
+    return ConfigStatus.UNTRIED  # predicted, or pruned: the bound of its row says the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class OptimalityProof:
     """What is proved of the best.
 
     Attributes:
@@ -113,29 +113,29 @@ class Certificate:
         return {**asdict(self), **known, "open_count": self.open_count}
 
 
-def certify(bounds_us: Array, standings: Array, best_us: float) -> Certificate:
+def certify(bounds_us: Array, standings: Array, best_us: float) -> OptimalityProof:
     """Return what is proved of the best time among configurations.
 
     Args:
         bounds_us: A sound bound of each configuration, in microseconds, `(n,)`; 0 where there is none.
-        standings: The `Standing` of each, `(n,)`.
+        standings: The `ConfigStatus` of each, `(n,)`.
         best_us: The best time, in microseconds; infinite if nothing has a time.
     """
     closed = np.isin(standings, _CLOSED)
     bounded = ~closed & (bounds_us > best_us)
     still_open = ~closed & ~bounded
     floor_us = float(np.min(bounds_us, where=still_open, initial=best_us))
-    counts = np.bincount(standings[still_open], minlength=len(Standing))
+    counts = np.bincount(standings[still_open], minlength=len(ConfigStatus))
     proved = math.isfinite(best_us) and not still_open.any()
-    return Certificate(
+    return OptimalityProof(
         best_us=best_us,
         floor_us=floor_us,
         gap=best_us / floor_us if math.isfinite(best_us) and floor_us > 0 else None,
         proved=proved,
-        timed=int((standings == Standing.TIMED).sum()),
+        timed=int((standings == ConfigStatus.TIMED).sum()),
         bounded=int(bounded.sum()),
-        impossible=int((standings == Standing.IMPOSSIBLE).sum()),
-        open={kind.name.lower(): int(counts[kind]) for kind in Standing if counts[kind]},
+        impossible=int((standings == ConfigStatus.IMPOSSIBLE).sum()),
+        open={kind.name.lower(): int(counts[kind]) for kind in ConfigStatus if counts[kind]},
     )
 
 

@@ -16,7 +16,7 @@ from optuna.trial import Trial, TrialState, create_trial
 from tunebench.errors import UnknownName
 from tunebench.outcome import Aborted, Outcome, Pruned, failed, time_us
 from tunebench.search.learned_pruner import CalibratedPruner, Unlikely
-from tunebench.search.optimality_proof import Standing, standing
+from tunebench.search.optimality_proof import ConfigStatus, standing
 from tunebench.search.pruner import BOUND_US, BoundPruner
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
 from tunebench.search.study_space import StudySpace
@@ -75,7 +75,7 @@ class VariantSearch:
 
     Attributes:
         bounds_us: Bound of each row; it rises where a binary tells more.
-        standings: The `Standing` of each row.
+        standings: The `ConfigStatus` of each row.
         trusted: Whether the bounds prune; they do until one of them is violated.
         passed_over: What was unlikely to win when it was last asked.
 
@@ -90,7 +90,7 @@ class VariantSearch:
             raise UnknownName("sampler", sampler, SAMPLERS)
         self.key, self.table = key, prospects.table
         self.bounds_us = np.array(prospects.bounds_us, dtype=np.float64)
-        self.standings = np.full(len(self.table), Standing.UNTRIED, dtype=np.int8)
+        self.standings = np.full(len(self.table), ConfigStatus.UNTRIED, dtype=np.int8)
         self.trusted = True
         self.sampler = SAMPLERS[sampler](prospects, seed)
         self._own = isinstance(self.sampler, TableSampler)

@@ -27,19 +27,19 @@ from tunebench.tuning.size_range import family, is_family, tune_all
 from tunebench.tuning.suite import Suite, look, suite_of
 from tunebench.tuning.suite_session import SuiteSession
 from tunebench.tuning.workers import start_workers
-from tunebench.tuning.workload_result import Part, SuiteProgress, SuiteReport, SuiteWatcher
+from tunebench.tuning.workload_result import SuiteProgress, SuiteReport, SuiteWatcher, WorkloadResult
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
 __all__ = [
     "DemandReport",
-    "Part",
     "Plan",
     "Progress",
     "Report",
     "SuiteProgress",
     "SuiteReport",
     "Turn",
+    "WorkloadResult",
     "default_trials",
     "family",
     "is_family",

@@ -5,7 +5,7 @@ A random sequence sets its records at an even rate in the logarithm of its lengt
 to fall as a power of the trials. The power is learned problem by problem, from a belief held beforehand:
 where nothing was found for long, little is expected, and never nothing. Past the first dozen trials a search
 has learned where to look, and what it leaves to later ones dwindles faster: in recorded spaces about as the
-trials, once more. The bound says what there is to be had at most, and the certificate when nothing is left.
+trials, once more. The bound says what there is to be had at most, and the optimality proof when nothing is left.
 
 Source: A. Rényi, "Théorie des éléments saillants d'une suite d'observations", 1962, for the rate of records.
 Zheng et al., "Ansor", OSDI 2020, section 6, for the gradient of the model's time by the trials of a problem;
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["FIRST", "ROUND", "Account", "Allotment"]
+__all__ = ["FIRST", "ROUND", "BudgetScheduler", "TaskState"]
 
 FIRST = 12
 """Trials of a problem's first round: so many far apart begin a search by the surrogate."""
@@ -44,7 +44,7 @@ K = TypeVar("K")
 
 
 @dataclass(slots=True, kw_only=True)
-class Account:
+class TaskState:
     """What is known of one problem.
 
     Attributes:
@@ -97,7 +97,7 @@ class Account:
         return min(share * self.time_us, most_us) / trials
 
 
-class Allotment(Generic[K]):
+class BudgetScheduler(Generic[K]):
     """Gives out a budget of trials, a round at a time.
 
     Every problem gets a first round as long as the budget allows it, in the order of the model's time; from
@@ -109,7 +109,7 @@ class Allotment(Generic[K]):
         round_trials: Trials that are given out at a time after the first round.
     """
 
-    def __init__(self, accounts: Mapping[K, Account], total: int, *, round_trials: int = ROUND) -> None:
+    def __init__(self, accounts: Mapping[K, TaskState], total: int, *, round_trials: int = ROUND) -> None:
         self._accounts, self._round = accounts, round_trials
         self._first = max(1, min(FIRST, int(FIRST_SHARE * total) // max(1, len(accounts))))
 

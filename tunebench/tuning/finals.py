@@ -57,7 +57,7 @@ class Finals:
         """Return what the libraries took, fastest first."""
         return self._libraries.baselines()
 
-    def play(self, executor: Executor[Task], finalists: Sequence[Timed], seed: int | None) -> None:
+    def rerun_finalists(self, executor: Executor[Task], finalists: Sequence[Timed], seed: int | None) -> None:
         """Time all again, in turn: a lucky sample wins no more. Ctrl-C passes through, without a verdict.
 
         Every second round goes backwards, so that a drift within a round meets all alike too. All rounds are

@@ -17,8 +17,8 @@ from tunebench.device import Device
 from tunebench.executor import Executor
 from tunebench.kernels.foreign import describe
 from tunebench.outcome import Measured, Outcome, Result, Verification
-from tunebench.search.loop import Budget, certificate, run
-from tunebench.search.optimality_proof import Certificate, violates
+from tunebench.search.loop import Budget, optimality_proof, run
+from tunebench.search.optimality_proof import OptimalityProof, violates
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.variant import Costs
@@ -26,7 +26,7 @@ from tunebench.variant import Costs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CHECKPOINTS", "Course", "PassedOver", "Replayed", "Space", "replay"]
+__all__ = ["CHECKPOINTS", "PassedOver", "ReplayTrace", "Replayed", "Space", "replay"]
 
 CHECKPOINTS = (25, 50, 100, 200)
 """Configurations asked for after which the best so far is told."""
@@ -144,7 +144,7 @@ class PassedOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class ReplayTrace:
     """How a search of a recorded space went.
 
     Attributes:
@@ -168,17 +168,17 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed(Course):
+class Replayed(ReplayTrace):
     """A search of our own.
 
     Attributes:
         masked: Configurations that were not asked for, since their bound exceeds the best time.
-        certificate: What is proved of the best.
+        optimality proof: What is proved of the best.
         passed_over: What the calibrated pruner would pass over next.
     """
 
     masked: int
-    certificate: Certificate
+    optimality_proof: OptimalityProof
     passed_over: PassedOver
 
 
@@ -267,6 +267,6 @@ def replay(
         best_us=tuple(best_us),
         masked=search.masked,
         exhausted=len(best_us) < trials,
-        certificate=certificate([search], search.best_us),
+        optimality_proof=optimality_proof([search], search.best_us),
         passed_over=PassedOver.of(search, space.recording.times_us),
     )

@@ -10,7 +10,7 @@ from typing import Any
 from tunebench.executor import Fleet
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison
-from tunebench.search.optimality_proof import Certificate
+from tunebench.search.optimality_proof import OptimalityProof
 from tunebench.space import Config
 from tunebench.tuning.warm import Source
 
@@ -111,12 +111,12 @@ class Report:
         default_us: Time of the same variant's default configuration, if it succeeded.
         baselines: What libraries take, fastest first.
         bound_us: No configuration of any variant can be faster; 0 once a bound is violated.
-        gap: `median_us` over the lowest bound that is still open (see `certificate`), 1 if it is proved
+        gap: `median_us` over the lowest bound that is still open (see `optimality_proof`), 1 if it is proved
             optimal; None if something open has no bound. Of a prediction, `predicted / bound_us`.
-        certificate: What is proved of the best among the configurations of all variants that were searched;
+        optimality proof: What is proved of the best among the configurations of all variants that were searched;
             None of a prediction, which proves nothing of time.
-        assumed: Whether the bound, and with it the certificate, rests on assumed rates.
-        outside: Variants of the operator that were not searched: the certificate says nothing of them.
+        assumed: Whether the bound, and with it the optimality proof, rests on assumed rates.
+        outside: Variants of the operator that were not searched: the optimality proof says nothing of them.
         versus: How the best stands to the `default`, the `runner_up` and the `baseline`, as far as they
             were timed in the same rounds.
         ties: Configurations that noise does not tell from the best, fastest first.
@@ -150,7 +150,7 @@ class Report:
     baselines: tuple[Baseline, ...]
     bound_us: float
     gap: float | None
-    certificate: Certificate | None
+    optimality_proof: OptimalityProof | None
     assumed: bool
     outside: tuple[str, ...]
     versus: Mapping[str, Comparison]
@@ -177,7 +177,9 @@ class Report:
         data["config"] = dict(self.config) if self.config is not None else None
         for name in ("ties", "violations"):
             data[name] = [{**one, "config": dict(one["config"])} for one in data[name]]
-        data["certificate"] = self.certificate.to_json() if self.certificate is not None else None
+        data["optimality_proof"] = (
+            self.optimality_proof.to_json() if self.optimality_proof is not None else None
+        )
         data["versus"] = {name: found.to_json() for name, found in self.versus.items()}
         for baseline in data["baselines"]:
             del baseline["samples_us"]

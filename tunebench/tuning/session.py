@@ -12,14 +12,14 @@ from concurrent.futures import CancelledError
 import numpy as np
 
 from tunebench.db.record import Purpose, TrialKey, Verdict
-from tunebench.db.retry import Patience
+from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store
 from tunebench.errors import ClusterLost, DatabaseError
 from tunebench.executor import Executor, Fleet, Stopped
 from tunebench.kernels import variants
 from tunebench.outcome import Aborted, Measured, Outcome, Predicted, Pruned, Result, time_us
-from tunebench.search.loop import Budget, certificate, run
-from tunebench.search.optimality_proof import Certificate
+from tunebench.search.loop import Budget, optimality_proof, run
+from tunebench.search.optimality_proof import OptimalityProof
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config
 from tunebench.task import Task
@@ -70,7 +70,7 @@ class Session:
         self.bound_us = min(float(candidate.bounds.us.min()) for candidate in found)
         self.warm: dict[str, WarmStart] = {}
         self.searches: list[VariantSearch] = []
-        self.patience = store.patience = Patience(tell=self._tell_waiting)
+        self.patience = store.patience = RetryPolicy(tell=self._tell_waiting)
         self.fleet: Fleet | None = None
         self.revisions = {key: self._recheck(candidate) for key, candidate in self.candidates.items()}
         self.warm = self._warm_starts()
@@ -299,7 +299,7 @@ class Session:
         )
         seed, before_s = self.plan.seed if self.plan.baselines else None, executor.busy_s
         try:
-            self.finals.play(executor, choose(self.timed, self.plan.finalists), seed)
+            self.finals.rerun_finalists(executor, choose(self.timed, self.plan.finalists), seed)
         except (KeyboardInterrupt, Stopped, CancelledError, ClusterLost) as end:
             self._interrupt(executor, end)
         self.busy_s += executor.busy_s - before_s
@@ -325,7 +325,7 @@ class Session:
         if not self.interrupted and not self.cut_short:
             self.logbook.finish(masked, self.cached, seconds)
         how = "predicted" if self.target.runner == "offline" else "measured"
-        proof = self._certificate(median_us)
+        proof = self._optimality_proof(median_us)
         return Report(
             workload=str(self.problem),
             device=self.target.device.key,
@@ -340,7 +340,7 @@ class Session:
             baselines=baselines,
             bound_us=0.0 if self.audit.violations else self.bound_us,
             gap=proof.gap if proof is not None else self._expected_gap(median_us),
-            certificate=proof,
+            optimality_proof=proof,
             assumed=self.target.device.assumed,
             outside=tuple(sorted({v.key for v in variants(self.problem)} - self.candidates.keys())),
             versus=self.finals.versus(settled) if self.finals is not None and settled is not None else {},
@@ -361,11 +361,11 @@ class Session:
             stopped=self.stopped,
         )
 
-    def _certificate(self, best_us: float | None) -> Certificate | None:
+    def _optimality_proof(self, best_us: float | None) -> OptimalityProof | None:
         """Return what is proved; of times that are predicted, nothing is."""
         if self.target.runner == "offline":
             return None
-        return certificate(self.searches, np.inf if best_us is None else best_us)
+        return optimality_proof(self.searches, np.inf if best_us is None else best_us)
 
     def _expected_gap(self, predicted_us: float | None) -> float | None:
         return predicted_us / self.bound_us if predicted_us is not None and self.bound_us > 0 else None

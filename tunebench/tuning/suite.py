@@ -11,7 +11,7 @@ from tunebench.db.record import Entry
 from tunebench.errors import InputError, UnknownName
 from tunebench.kernels import variants
 from tunebench.tuning import candidate
-from tunebench.tuning.budget_scheduler import Account
+from tunebench.tuning.budget_scheduler import TaskState
 from tunebench.tuning.candidate import Candidate, Target
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.session import Session
@@ -45,7 +45,7 @@ class Member:
     found: list[Candidate] = field(default_factory=list)
     skipped: Mapping[str, str] = field(default_factory=dict)
     session: Session | None = None
-    account: Account | None = None
+    account: TaskState | None = None
     before: Entry | None = None
     refused: str = ""
     error: str = ""

@@ -17,16 +17,16 @@ from tunebench.db.store import Store
 from tunebench.errors import ClusterLost, DatabaseError, TunebenchError
 from tunebench.executor import Executor
 from tunebench.outcome import Measured, time_us
-from tunebench.search.loop import certificate
+from tunebench.search.loop import optimality_proof
 from tunebench.task import Task
-from tunebench.tuning.budget_scheduler import ROUND, Account, Allotment
+from tunebench.tuning.budget_scheduler import ROUND, BudgetScheduler, TaskState
 from tunebench.tuning.candidate import Target
 from tunebench.tuning.finalist import settle
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.report import Progress, Report
 from tunebench.tuning.session import Session
 from tunebench.tuning.suite import Member, Suite
-from tunebench.tuning.workload_result import Part, State, SuiteProgress, SuiteReport, SuiteWatcher
+from tunebench.tuning.workload_result import State, SuiteProgress, SuiteReport, SuiteWatcher, WorkloadResult
 
 __all__ = ["SuiteSession"]
 
@@ -91,7 +91,7 @@ class SuiteSession:
         session.logbook.leave()
         member.session = session
         member.before = self._served(session)
-        member.account = Account(count=member.count, expected_us=member.expected_us)
+        member.account = TaskState(count=member.count, expected_us=member.expected_us)
         self._settle(member, session, closed=False)
 
     # -- the search -------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class SuiteSession:
         """Give out the budget, a round at a time."""
         accounts = {text: one.account for text, one in self.members.items() if one.account is not None}
         shared = self.plan.trials // (LEAST_ROUNDS * max(1, len(accounts)))
-        allotment = Allotment(
+        allotment = BudgetScheduler(
             accounts, self.plan.trials, round_trials=max(ROUND, min(shared, executor.capacity // 2))
         )
         while not self.interrupted:
@@ -149,7 +149,7 @@ class SuiteSession:
     def _floor_us(self, session: Session, best_us: float) -> float:
         """Return a time that nothing open can beat; where times are predicted, it is predicted, too."""
         if not self._predicts:
-            return certificate(session.searches, best_us).floor_us
+            return optimality_proof(session.searches, best_us).floor_us
         return min(best_us, *(session.candidates[one.key].least_us(one.open) for one in session.searches))
 
     # -- the finals -------------------------------------------------------------------------------
@@ -213,10 +213,10 @@ class SuiteSession:
             wall_s=time.monotonic() - self.began,
         )
 
-    def _part(self, member: Member) -> Part:
+    def _part(self, member: Member) -> WorkloadResult:
         report = self._close(member)
         done = member.session.budget.done if member.session is not None else 0
-        return Part(
+        return WorkloadResult(
             workload=str(member.problem),
             layers=member.layers,
             count=member.count,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tunebench.tuning.report import Progress, Report
 
-__all__ = ["Part", "State", "SuiteProgress", "SuiteReport", "SuiteWatcher"]
+__all__ = ["State", "SuiteProgress", "SuiteReport", "SuiteWatcher", "WorkloadResult"]
 
 State = Literal["tuned", "known", "failed", "unsuited", "left"]
 """What became of a problem: trials were made; it got none, and what was known stands; no configuration
@@ -43,7 +43,7 @@ SuiteWatcher = Callable[[SuiteProgress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class WorkloadResult:
     """One problem of a suite.
 
     Attributes:
@@ -99,7 +99,7 @@ class SuiteReport:
     device: str
     database: str
     how: Literal["measured", "predicted"]
-    parts: tuple[Part, ...]
+    parts: tuple[WorkloadResult, ...]
     total: int
     interrupted: bool
     stopped: str | None
@@ -123,7 +123,7 @@ class SuiteReport:
         return sum(part.count * (part.before_us or part.after_us or 0.0) for part in known)
 
     @property
-    def without(self) -> tuple[Part, ...]:
+    def without(self) -> tuple[WorkloadResult, ...]:
         """Problems that have no time in the end."""
         return tuple(part for part in self.parts if part.after_us is None)
 
@@ -138,6 +138,6 @@ class SuiteReport:
         return {**data, **totals, "parts": [_plain(part) for part in self.parts]}
 
 
-def _plain(part: Part) -> dict[str, Any]:
+def _plain(part: WorkloadResult) -> dict[str, Any]:
     told = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     return {**told, "report": part.report.to_json() if part.report is not None else None}

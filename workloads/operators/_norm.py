@@ -11,7 +11,16 @@ from tunebench._lazy import np
 from tunebench.dimension import text_of
 from tunebench.dtype import numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Category, Leeway, Positive, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import (
+    AllowedChanges,
+    Category,
+    Positive,
+    Reference,
+    Size,
+    Tensor,
+    Tolerance,
+    Workload,
+)
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
@@ -45,7 +54,9 @@ class Norm(Workload):
     """
 
     category: ClassVar[Category | None] = "reduction"
-    leeway: ClassVar[Leeway] = Leeway(items=("rows",), fusions={"prologue": "before"})
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
+        items=("rows",), fusions={"prologue": "before"}
+    )
     weights: ClassVar[tuple[str, ...]]
     """Names of what a normal form is multiplied by and, if there are two, shifted by; each (cols,)."""
     statistics: ClassVar[tuple[str, ...]]

@@ -11,8 +11,8 @@ from tunebench._lazy import np
 from tunebench.dtype import underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import (
+    AllowedChanges,
     Category,
-    Leeway,
     Part,
     Reference,
     Size,
@@ -65,7 +65,7 @@ class Attention(Workload):
 
     operator: ClassVar[str] = "attention"
     category: ClassVar[Category | None] = "dot product"
-    leeway: ClassVar[Leeway] = Leeway(items=("batch",))
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(items=("batch",))
 
     batch: Size
     heads: Size

@@ -11,7 +11,16 @@ from tunebench._lazy import np
 from tunebench.dimension import text_of
 from tunebench.dtype import numpy_dtype, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Category, Leeway, Positive, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import (
+    AllowedChanges,
+    Category,
+    Positive,
+    Reference,
+    Size,
+    Tensor,
+    Tolerance,
+    Workload,
+)
 from tunebench.workloads.operators._norm import EPS
 
 if TYPE_CHECKING:
@@ -57,7 +66,7 @@ class BatchNormStats(Workload):
 
     operator: ClassVar[str] = "batchnorm_stats"
     category: ClassVar[Category | None] = "reduction"
-    leeway: ClassVar[Leeway] = Leeway(padding={"cols": "zeros"}, items=("cols",))
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(padding={"cols": "zeros"}, items=("cols",))
 
     rows: Size
     cols: Size
@@ -95,9 +104,9 @@ class BatchNormStats(Workload):
                     f"backward; leave it out: {reads}"
                 )
 
-    def may_change(self) -> Leeway:
+    def may_change(self) -> AllowedChanges:
         """Return padding alone: columns are independent of each other, but a layer has as many as it has."""
-        return Leeway(padding=self.leeway.padding)
+        return AllowedChanges(padding=self.allowed_changes.padding)
 
     @property
     def is_backward(self) -> bool:

@@ -11,10 +11,10 @@ from tunebench._lazy import np
 from tunebench.dtype import itemsize, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import (
+    AllowedChanges,
     Category,
     Count,
     Expression,
-    Leeway,
     Part,
     Reference,
     Size,
@@ -77,7 +77,7 @@ class Conv2d(Workload):
 
     operator: ClassVar[str] = "conv2d"
     category: ClassVar[Category | None] = "dot product"
-    leeway: ClassVar[Leeway] = Leeway(
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         padding={"c": "zeros", "k": "zeros"},
         items=("n",),
         layouts=("layout",),
@@ -160,15 +160,19 @@ class Conv2d(Workload):
         largest = reach * (LARGEST_SCALE if self.has_scale else 1.0)
         _activation.check(self.operator, self.act, largest, storage(self.dtype))
 
-    def may_change(self) -> Leeway:
+    def may_change(self) -> AllowedChanges:
         """Return what may be changed; where there is an expression, another operation is a part of it.
 
         Channels of zeros stay zeros only where the function ahead has a value of them.
         """
-        leeway = self.leeway if self.act == IDENTITY else dataclasses.replace(self.leeway, fusions={})
+        allowed_changes = (
+            self.allowed_changes
+            if self.act == IDENTITY
+            else dataclasses.replace(self.allowed_changes, fusions={})
+        )
         if _prologue.is_finite_at_zero(self.pre):
-            return leeway
-        return dataclasses.replace(leeway, padding={"k": "zeros"})
+            return allowed_changes
+        return dataclasses.replace(allowed_changes, padding={"k": "zeros"})
 
     @property
     def p(self) -> int:

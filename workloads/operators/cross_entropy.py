@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dtype import underflow, unit_roundoff
-from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import AllowedChanges, Category, Reference, Size, Tensor, Tolerance, Workload
 
 if TYPE_CHECKING:
     import numpy
@@ -39,7 +39,9 @@ class CrossEntropy(Workload):
 
     operator: ClassVar[str] = "cross_entropy"
     category: ClassVar[Category | None] = "reduction"
-    leeway: ClassVar[Leeway] = Leeway(padding={"cols": "minus infinity"}, items=("rows",))
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
+        padding={"cols": "minus infinity"}, items=("rows",)
+    )
 
     rows: Size
     cols: Size

@@ -10,7 +10,7 @@ from tunebench._lazy import np
 from tunebench.dtype import DType, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import FUNCTIONS, Name, parse, write
-from tunebench.workload import Category, Leeway, Reference, Tensor, Tolerance, Workload, defaults_to
+from tunebench.workload import AllowedChanges, Category, Reference, Tensor, Tolerance, Workload, defaults_to
 from tunebench.workloads.operators._chain import Chain, replaced
 from tunebench.workloads.operators._expression import flops
 
@@ -30,7 +30,7 @@ class Elementwise(Chain):
 
     operator: ClassVar[str] = "elementwise"
     category: ClassVar[Category | None] = "elementwise"
-    leeway: ClassVar[Leeway] = Leeway(items=("rows",))
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(items=("rows",))
 
     vector_dtype: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
     out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dtype import storage, underflow, unit_roundoff
-from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload, defaults_to
+from tunebench.workload import (
+    AllowedChanges,
+    Category,
+    Reference,
+    Size,
+    Tensor,
+    Tolerance,
+    Workload,
+    defaults_to,
+)
 from tunebench.workloads.operators import _accumulation as accumulation
 from tunebench.workloads.operators._activation import SLOPES, STEPS, apply
 from tunebench.workloads.operators.elementwise import Elementwise
@@ -33,7 +42,7 @@ class GatedGemm(Workload):
 
     operator: ClassVar[str] = "gated_gemm"
     category: ClassVar[Category | None] = "dot product"
-    leeway: ClassVar[Leeway] = Leeway(
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         padding={"m": "zeros", "n": "zeros", "k": "zeros"}, items=("m",), layouts=("trans",)
     )
 

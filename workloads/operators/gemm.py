@@ -12,9 +12,9 @@ from tunebench._lazy import np
 from tunebench.dtype import is_integer, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import (
+    AllowedChanges,
     Category,
     Expression,
-    Leeway,
     Reference,
     Size,
     Tensor,
@@ -65,7 +65,7 @@ class Gemm(Workload):
 
     operator: ClassVar[str] = "gemm"
     category: ClassVar[Category | None] = "dot product"
-    leeway: ClassVar[Leeway] = Leeway(
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         padding={"m": "zeros", "n": "zeros", "k": "zeros"},
         items=("m", "batch"),
         layouts=("trans",),
@@ -129,15 +129,19 @@ class Gemm(Workload):
         """Return how large sums may be."""
         return _activation.reach(self.k) if self.pre == IDENTITY else _prologue.reach(self.pre, self.k)
 
-    def may_change(self) -> Leeway:
+    def may_change(self) -> AllowedChanges:
         """Return what may be changed; where there is an expression, another operation is a part of it.
 
         Zeros along k stay zeros only where the function ahead has a value of them.
         """
-        leeway = self.leeway if self.act == IDENTITY else dataclasses.replace(self.leeway, fusions={})
+        allowed_changes = (
+            self.allowed_changes
+            if self.act == IDENTITY
+            else dataclasses.replace(self.allowed_changes, fusions={})
+        )
         if _prologue.is_finite_at_zero(self.pre):
-            return leeway
-        return dataclasses.replace(leeway, padding=dict.fromkeys(("m", "n"), "zeros"))
+            return allowed_changes
+        return dataclasses.replace(allowed_changes, padding=dict.fromkeys(("m", "n"), "zeros"))
 
     @property
     def has_bias(self) -> bool:

@@ -12,8 +12,8 @@ from tunebench.dtype import itemsize, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import (
     MAX_SIZE,
+    AllowedChanges,
     Category,
-    Leeway,
     Reference,
     Size,
     Tensor,
@@ -47,7 +47,9 @@ class GroupedGemm(Workload):
 
     operator: ClassVar[str] = "grouped_gemm"
     category: ClassVar[Category | None] = "dot product"
-    leeway: ClassVar[Leeway] = Leeway(padding={"n": "zeros", "k": "zeros"}, items=("m",), layouts=("trans",))
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
+        padding={"n": "zeros", "k": "zeros"}, items=("m",), layouts=("trans",)
+    )
 
     groups: Size
     m: Size

@@ -12,9 +12,9 @@ from tunebench.dtype import unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, parse, write
 from tunebench.workload import (
+    AllowedChanges,
     Category,
     Expression,
-    Leeway,
     Reference,
     Tensor,
     Tolerance,
@@ -60,7 +60,7 @@ class Reduction(Chain):
 
     operator: ClassVar[str] = "reduction"
     category: ClassVar[Category | None] = "reduction"
-    leeway: ClassVar[Leeway] = Leeway(items=("rows",))
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(items=("rows",))
     drawn_in: ClassVar[tuple[Range, ...]] = (*DRAWN, *NARROW)
 
     reduce: Literal["sum", "mean", "max", "min"]
@@ -111,9 +111,9 @@ class Reduction(Chain):
         reduced = f"the {self.reduce} of {self.expression}"
         return reduced if self.then == "x" else f"{self.then} of {reduced}"
 
-    def may_change(self) -> Leeway:
+    def may_change(self) -> AllowedChanges:
         """Return rows as independent items, unless it is they that are reduced."""
-        return self.leeway if self.axis == "cols" else Leeway()
+        return self.allowed_changes if self.axis == "cols" else AllowedChanges()
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return out (rows,) or (cols,)."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import DType, numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.workload import Category, Leeway, Reference, Size, Tensor, Tolerance, Workload
+from tunebench.workload import AllowedChanges, Category, Reference, Size, Tensor, Tolerance, Workload
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Softmax(Workload):
 
     operator: ClassVar[str] = "softmax"
     category: ClassVar[Category | None] = "reduction"
-    leeway: ClassVar[Leeway] = Leeway(
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         padding={"cols": "minus infinity"}, items=("rows",), fusions={"prologue": "before"}
     )
 
@@ -60,11 +60,11 @@ class Softmax(Workload):
                 "the gradient takes prologue=none or scale, with or without a mask"
             )
 
-    def may_change(self) -> Leeway:
+    def may_change(self) -> AllowedChanges:
         """Return that rows of gradients are made longer by zeros, and have no operation before them."""
         if not self.is_backward:
-            return self.leeway
-        return dataclasses.replace(self.leeway, padding={"cols": "zeros"}, fusions={})
+            return self.allowed_changes
+        return dataclasses.replace(self.allowed_changes, padding={"cols": "zeros"}, fusions={})
 
     @property
     def has_scale(self) -> bool:

@@ -13,7 +13,7 @@ from tunebench.errors import DatabaseError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.db.integrity import Soundness
+    from tunebench.db.integrity import Integrity
 
 __all__ = ["verify"]
 
@@ -50,7 +50,7 @@ def verify(
         raise DatabaseError(f"database {database} is not sound: {wrong} findings")
 
 
-def _described(database: str, found: Soundness, fixed: int) -> dict[str, Any]:
+def _described(database: str, found: Integrity, fixed: int) -> dict[str, Any]:
     return {
         "database": database,
         "clean": found.clean,
@@ -61,7 +61,7 @@ def _described(database: str, found: Soundness, fixed: int) -> dict[str, Any]:
     }
 
 
-def _render(to: Console, database: str, found: Soundness, fixed: int) -> None:
+def _render(to: Console, database: str, found: Integrity, fixed: int) -> None:
     from tunebench.db.integrity import KINDS
 
     for kind, what in KINDS.items():

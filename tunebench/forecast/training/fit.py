@@ -13,7 +13,7 @@ import numpy as np
 
 from tunebench.forecast.forest import Forest
 from tunebench.forecast.model import Expert, Model, Skill, Spread
-from tunebench.forecast.roofline_model import Law, coordinates, law
+from tunebench.forecast.roofline_model import RooflineModel, coordinates, law
 from tunebench.forecast.training.data import Measured
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ class Kept:
 
     expert: Expert
     table: Measured
-    law: Law
+    law: RooflineModel
     even: float | None
 
 
-def lawful(table: Measured) -> Law:
+def lawful(table: Measured) -> RooflineModel:
     """Return the law of a table's kernels on their device."""
     return law(table.family, table.arithmetic, table.figures, table.device)
 
@@ -95,7 +95,7 @@ def expert(table: Measured) -> Kept:
     return Kept(expert=made, table=table, law=of_law, even=_of_even_sizes(table, of_law))
 
 
-def _of_even_sizes(table: Measured, of_law: Law) -> float | None:
+def _of_even_sizes(table: Measured, of_law: RooflineModel) -> float | None:
     """Return by how much an expert that has learned from other groups errs on those of sizes of models."""
     names = np.unique(table.group)
     of_models = [name for name in names if np.mean(of_law.even[table.group == name]) > MOSTLY]
