@@ -3,13 +3,10 @@
 With a 1 x 1 filter at stride 1, without padding and channels last, images are matrices of pixels by channels
 and filters one of k by c. Nothing is copied; only names differ.
 
-========= ============= ========= =========== ====== ============
 direction a             b         c           trans  summed over
-========= ============= ========= =========== ====== ============
 fprop     x             w         y           nt     channels
 dgrad     dy            w         dx          nn     filters
 wgrad     dy            x         dw          tn     pixels
-========= ============= ========= =========== ====== ============
 """
 
 from __future__ import annotations

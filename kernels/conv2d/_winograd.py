@@ -9,12 +9,9 @@ ones, and the points decide how much rounding errors grow. The customary 0, 1, -
 five times as much as those here: on normal data the largest error of 64,000 outputs, as a share of what the
 tolerance of conv2d allows, is
 
-======== ======== ======== ======== ======== =========
 channels 8        16       32       64       256
-======== ======== ======== ======== ======== =========
 m = 2    0.16     0.08     0.05     0.03     0.02
 m = 4    0.65     0.39     0.29     0.16     0.07
-======== ======== ======== ======== ======== =========
 
 With few channels the tolerance is less than the transforms cost: `fewest_channels`. The more so where an
 output meets fewer than 4 taps of the filter, as in the corners of a padding of 2: errors are of the whole

@@ -5,13 +5,10 @@ bulk copies fill a ring of `stages` buffers, one to three others multiply straig
 pixels: the copy engine goes over them itself, row by row and image by image, and fills the padding with
 zeros ("im2col mode"). A copy says where the filter's first tap is and how far from there the tap lies.
 
-========= ================ ==================== ======================= =====================
 direction rows             columns              sums over               pixels are copied of
-========= ================ ==================== ======================= =====================
 fprop     pixels of y      filters              taps, channels          x (A)
 dgrad     pixels of dx     channels             taps, filters           dy (A)
 wgrad     filters          taps, channels       pixels of y             x (B)
-========= ================ ==================== ======================= =====================
 
 dgrad with a stride takes the pixels of dx one residue class of the stride after the other, each with the taps
 that reach it; one map serves all classes, whose pixels are counted as if all had as many as the largest.

@@ -38,7 +38,8 @@ from tunebench.workloads.operators.gemm import Gemm
 
 CONVERTED_SUMS, PAIRED_SUMS = 64, 32
 """Sums a thread may keep where e4m3 is converted on the way, and where it also comes in pairs: with twice as
-many the compiler spills."""
+many the compiler spills.
+"""
 
 LAUNCH_US = 3.5
 """What a second launch costs, about."""

@@ -41,7 +41,8 @@ TRIED = 8 * NEAREST
 
 DOUBT = 1.1
 """What is inferred from a problem twice as large is doubted by so much: it must promise more than a nearer
-one, and the interval in which it beats a library is so much wider. A choice, not a measurement."""
+one, and the interval in which it beats a library is so much wider. A choice, not a measurement.
+"""
 
 OTHERWISE = 1.0
 """What a fused operation or a layout that differs counts for, in doublings."""

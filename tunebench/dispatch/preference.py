@@ -13,7 +13,8 @@ __all__ = ["PREFERENCES", "Preference", "prefer", "preference", "set_preference"
 
 Preference = Literal["faster", "tunebench", "torch"]
 """`faster`: ours where it is known to be faster than the library's, on this device; `tunebench`: ours
-wherever one can do the problem; `torch`: the library's own, always."""
+wherever one can do the problem; `torch`: the library's own, always.
+"""
 
 PREFERENCES: tuple[Preference, ...] = get_args(Preference)
 

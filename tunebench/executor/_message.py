@@ -16,7 +16,8 @@ Kind = Literal["gpu", "cpu"]
 
 Answer = tuple[Literal["done", "failed", "refused"], Any, float]
 """What became of a task: its pickled result, the pickled error, or why it was not run here; and for how long
-this actor has compiled or measured anything, in seconds."""
+this actor has compiled or measured anything, in seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

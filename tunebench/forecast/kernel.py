@@ -41,7 +41,8 @@ COLUMNS: dict[Family, tuple[str, ...]] = {
 }
 """The figures of a kernel, by family: sizes as they are; bytes of a whole array, or of one element of
 operands (`in_bytes`, `bytes`) and results (`out_bytes`); bytes beyond those of operands and results
-(`extra_bytes`), below 0 where operands are views of less; matrix products of attention (2 forward)."""
+(`extra_bytes`), below 0 where operands are views of less; matrix products of attention (2 forward).
+"""
 
 
 @dataclass(frozen=True, slots=True)

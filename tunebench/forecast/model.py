@@ -58,7 +58,8 @@ MARGIN = 0.7
 
 WIDER, BORROWED = 1.5, 2.5
 """By how much an interval is wider, in logarithms, for problems beyond what was measured, and for kernels of
-a kind that nobody measured. Both are judgements: there is nothing to learn them from."""
+a kind that nobody measured. Both are judgements: there is nothing to learn them from.
+"""
 
 
 def skill_of(family: Family, arithmetic: Arithmetic) -> Skill:

@@ -26,13 +26,11 @@ FORMAT = 1
 Place = Literal["whole", "vector", "row", "channel", "scalar"]
 """How an operand of an elementwise node lies beside its result.
 
-======= ===========================================================================
 whole   like the result, element by element in the order of memory
 vector  one number for each place along the axis that lies innermost in memory
 row     one number for each run of as many elements, in the order of memory
 channel one number for each channel of images that lie channel by channel (nchw)
 scalar  one number for all
-======= ===========================================================================
 """
 
 ITEM_BYTES = {

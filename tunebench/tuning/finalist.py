@@ -18,7 +18,8 @@ __all__ = ["ROUNDS", "Settled", "Timed", "choose", "settle", "verdict"]
 
 ROUNDS = 4
 """Finalists are timed in turn so many times: a drift of the machine meets all alike, and what varies from
-round to round is the noise they are compared in. With four, 1.6 times that noise is a difference."""
+round to round is the noise they are compared in. With four, 1.6 times that noise is a difference.
+"""
 
 
 @dataclass(slots=True, eq=False)

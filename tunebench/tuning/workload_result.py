@@ -13,7 +13,8 @@ __all__ = ["State", "SuiteProgress", "SuiteReport", "SuiteWatcher", "WorkloadRes
 
 State = Literal["tuned", "known", "failed", "unsuited", "left"]
 """What became of a problem: trials were made; it got none, and what was known stands; no configuration
-succeeded, or an error ended it; no variant can do it; not come to."""
+succeeded, or an error ended it; no variant can do it; not come to.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,8 @@ __all__ = ["Schedule", "Timeline", "bubble", "in_flight", "order", "run_pipeline
 
 Schedule = Literal["gpipe", "1f1b"]
 """``"gpipe"``: all micro-batches forward, then all backward. ``"1f1b"``: one backward after each forward, as
-soon as there is one."""
+soon as there is one.
+"""
 
 Pass = Literal["forward", "backward"]
 

@@ -41,7 +41,8 @@ USUAL = (120, 31)
 
 FAR_OF_ONE = 4.0
 """How much larger errors are taken to be on other devices where only one was measured. For those with several
-they are 2 to 6 times as large."""
+they are 2 to 6 times as large.
+"""
 
 MOST_OF_FEW = 1.6
 """Most that errors are stretched for having been seen on few devices: four, by Student's t."""

@@ -1,0 +1,45 @@
+"""Old names that keep working for one version, with a warning that names the new one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["renamed", "warn_renamed"]
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn that a public name has a new one.
+
+    Args:
+        old: The old name, as the caller wrote it.
+        new: The name to use instead.
+        stacklevel: Frames between this call and the caller's code, as `warnings.warn` counts them.
+    """
+    warnings.warn(
+        f"{old} is deprecated and will be removed in the next version; use {new}",
+        FutureWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def renamed(module: str, names: Mapping[str, str], get: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__` that serves old names with a warning.
+
+    Args:
+        module: Name of the module.
+        names: New name of each old name.
+        get: Returns the value of any other name, or raises `AttributeError`.
+
+    Returns:
+        A function to assign to `__getattr__` at module level.
+    """
+
+    def getattr_renamed(name: str) -> Any:
+        if name in names:
+            warn_renamed(f"{module}.{name}", f"{module}.{names[name]}")
+            return get(names[name])
+        return get(name)
+
+    return getattr_renamed
