@@ -34,7 +34,7 @@ from _matrix_problems import WORKLOADS
 from pebble import ProcessExpired, ProcessPool
 
 from tunebench import kernels
-from tunebench.binary.binary import Binary, CompileError
+from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import launch_refusal
 from tunebench.binary.disassembly import find_disassembler, sass, unmet_claims
 from tunebench.compile.nvrtc import compile_cuda, nvrtc_version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.device import Device
 from tunebench.outcome import Effort, Measured, Result, Verification
 from tunebench.space import Config, Parameter, Space, Table

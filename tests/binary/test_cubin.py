@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.toy_variants import Toy, ToyVariant
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.binary.cubin import launch_refusal, read_cubin, resources, spills
 from tunebench.compile import unavailable
 from tunebench.device import representative

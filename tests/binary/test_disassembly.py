@@ -14,12 +14,11 @@ from tunebench import kernels
 from tunebench.binary.disassembly import (
     count_instructions,
     find_disassembler,
-    machine_code,
-    ptx,
     sass,
     unmet_claims,
 )
 from tunebench.compile import BinaryCache, CompileError, unavailable
+from tunebench.compile.assembly import machine_code, ptx
 from tunebench.errors import InputError, MissingDependency
 from tunebench.space import Config
 from tunebench.workloads import parse

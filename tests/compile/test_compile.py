@@ -13,7 +13,7 @@ import pytest
 
 from tests.toy_variants import NumbaToy, Toy, ToyVariant
 from tunebench import compile as compiling
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.binary.cubin import read_cubin
 from tunebench.compile import BinaryCache, CompileError, compile_config, numba_cuda, nvrtc, unavailable
 from tunebench.device import representative

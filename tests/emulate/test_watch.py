@@ -11,7 +11,7 @@ from tests.toy_variants import Toy, ToyVariant
 from tunebench import kernels, workloads
 from tunebench.device import representative
 from tunebench.emulate import host_compiler
-from tunebench.emulate.counts import Work, read_counts
+from tunebench.emulate.counts import WorkCounts, read_counts
 from tunebench.emulate.emulator import (
     ORDERS,
     EmulationFailed,
@@ -42,7 +42,7 @@ def see(body: str, *, order: Order = "forward", n: int = 64, grid: int = 1, **la
     return watch(variant, Toy(n=n), CONFIG, {"x": values, "factor": np.float32(2)}, order=order)
 
 
-def count(body: str, **launch: Any) -> Work:
+def count(body: str, **launch: Any) -> WorkCounts:
     return see(body, **launch).counts.total
 
 
@@ -160,7 +160,7 @@ def test_the_report_is_read_line_by_line() -> None:
     assert (counts.total.accesses, counts.total.longest_fma) == (8, 1)  # accesses add up, chains do not
     products = {"wgmma.m64n128k16.f16": 8, "mma.m16n8k32.s8": 3}  # four warps make one product of a warpgroup
     flop = {"f16": 2 * 2 * 64 * 128 * 16, "i8": 3 * 2 * 16 * 8 * 32}
-    assert Work(warp_instructions=products).mma_flop == flop
+    assert WorkCounts(warp_instructions=products).mma_flop == flop
 
 
 # -- races ---------------------------------------------------------------------------------------------------

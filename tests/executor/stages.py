@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.executor.local import LocalExecutor, Stage
 from tunebench.outcome import CompileFailed, Measured, Result, Verification
 from tunebench.task import Task

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
 from tunebench.executor.local import Stage, call_once

@@ -18,7 +18,7 @@ import pytest
 
 from tests.kernels.test_cuda_variants import assert_right, cases, needs_compiler
 from tunebench.device import Device, representative
-from tunebench.emulate.counts import Counts, LaunchCounts, Work
+from tunebench.emulate.counts import Counts, LaunchCounts, WorkCounts
 from tunebench.emulate.emulator import SM_COUNT, watch
 from tunebench.space import Table
 from tunebench.variant import Costs, CudaVariant, Launch, ceil_div
@@ -68,7 +68,7 @@ def excesses(costs: Costs, counts: Counts, staying: int = 0) -> Iterator[str]:
             yield f"{name}: {of_one:g} are declared for each of {full} blocks, one has {by_block[full - 1]}"
 
 
-def figure(block: Work, name: str, mma_dtype: str | None) -> int:
+def figure(block: WorkCounts, name: str, mma_dtype: str | None) -> int:
     return block.mma_flop.get(str(mma_dtype), 0) if name == "mma_flop" else int(getattr(block, name))
 
 
@@ -131,7 +131,7 @@ EXCESSIVE = [
 
 @pytest.mark.parametrize(("declared", "told"), EXCESSIVE)
 def test_what_exceeds_its_count_is_told(declared: dict[str, Any], told: tuple[str, ...]) -> None:
-    block = Work(fma=10, accesses=8, warp_instructions={"f32": 5, "mma.m16n8k16.f16": 1})
+    block = WorkCounts(fma=10, accesses=8, warp_instructions={"f32": 5, "mma.m16n8k16.f16": 1})
     launch = LaunchCounts(threads=64, smem_bytes=32, read_bytes=0, written_bytes=0, blocks=(block, block))
     costs = Costs(**{"blocks": 2, "full_blocks": 2, "threads": 64, **declared})
     found = list(excesses(costs, Counts(launches=(launch,))))

@@ -161,4 +161,4 @@ def test_a_library_that_refuses_is_told_with_its_reason_and_ends_nothing(
     found = baseline.measure_baselines(parse("softmax:rows=8,cols=8,dtype=f32"), find("cpu"), protocol, 0)
     timed = {one.name for one in found if isinstance(one, baseline.Baseline)}
     assert timed == ({"numpy"} if when == "asked for" else {"numpy", "torch-other"})
-    assert found[-1] == baseline.Failed(name="torch", reason="RuntimeError: No available kernel")
+    assert found[-1] == baseline.BaselineFailed(name="torch", reason="RuntimeError: No available kernel")

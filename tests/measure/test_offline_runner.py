@@ -10,7 +10,7 @@ import pytest
 
 from tests.toy_variants import Toy, ToyVariant
 from tunebench import device, kernels
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.emulate.emulator import EmulationFailed, find_compiler
 from tunebench.errors import InputError
 from tunebench.measure import offline

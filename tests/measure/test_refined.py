@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.bound import bound, refine, refined_us
 from tunebench.device import described
 from tunebench.kernels import variant

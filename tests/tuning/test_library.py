@@ -6,7 +6,7 @@ import pytest
 
 from tunebench.device import find
 from tunebench.executor.local import Caller
-from tunebench.measure.baseline import Baseline, Failed
+from tunebench.measure.baseline import Baseline, BaselineFailed
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed
 from tunebench.tuning.library import Libraries, stage
@@ -52,7 +52,7 @@ def test_one_that_fails_is_not_tried_again_and_the_reason_kept(
 def test_one_that_fails_in_a_round_has_no_time_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     numpy, torch = (Baseline.of(name, [3.0, 4.0, 5.0]) for name in ("numpy", "torch"))
     answers = iter(
-        [[numpy, torch], [numpy, Failed(name="torch", reason="RuntimeError: No available kernel")]]
+        [[numpy, torch], [numpy, BaselineFailed(name="torch", reason="RuntimeError: No available kernel")]]
     )
     libraries = Libraries(PROBLEM, find("cpu"), QUICK, Caller(stage()), rounds=2)
     monkeypatch.setattr(libraries._calls, "call", lambda *_: next(answers))

@@ -11,12 +11,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.device import Device
 from tunebench.outcome import Resources
 from tunebench.variant import Launch, ceil_div
 
-__all__ = ["Entry", "launch_refusal", "read_cubin", "resources", "spills"]
+__all__ = ["KernelResources", "launch_refusal", "read_cubin", "resources", "spills"]
 
 _REGISTER_COUNT = 0x2F
 _FRAME_BYTES = 0x11
@@ -32,7 +32,7 @@ Source: CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory"; ptx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class KernelResources:
     """What one kernel uses.
 
     Attributes:
@@ -58,7 +58,7 @@ class _Section:
     link: int
 
 
-def read_cubin(cubin: bytes) -> dict[str, Entry]:
+def read_cubin(cubin: bytes) -> dict[str, KernelResources]:
     """Return every kernel of a cubin by its symbol.
 
     Raises:
@@ -73,11 +73,11 @@ def read_cubin(cubin: bytes) -> dict[str, Entry]:
     reserved = _RESERVED_SMEM_BYTES if _compute_capability(cubin) >= 90 else 0
     for entry in facts.values():
         entry["static_smem_bytes"] = max(0, entry.get("static_smem_bytes", 0) - reserved)
-    return {name: Entry(**entry) for name, entry in facts.items() if "code_bytes" in entry}
+    return {name: KernelResources(**entry) for name, entry in facts.items() if "code_bytes" in entry}
 
 
 def _facts(sections: list[_Section]) -> dict[str, dict[str, int]]:
-    """Return the fields of `Entry` that the sections tell, by symbol."""
+    """Return the fields of `KernelResources` that the sections tell, by symbol."""
     symbols = _symbols(sections)
     facts: dict[str, dict[str, int]] = {}
     for section in sections:

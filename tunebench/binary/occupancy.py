@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunebench.binary.binary import Binary
-from tunebench.binary.cubin import Entry, read_cubin
+from tunebench.binary.compiled import Binary
+from tunebench.binary.cubin import KernelResources, read_cubin
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.variant import Launch, ceil_div
@@ -87,7 +87,7 @@ class KernelUse:
     entry: str
     symbol: str
     launch: Launch
-    used: Entry
+    used: KernelResources
     occupancy: Occupancy
 
 

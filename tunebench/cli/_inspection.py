@@ -6,11 +6,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tunebench import _environment
-from tunebench.binary.disassembly import count_instructions, machine_code, ptx
+from tunebench.binary.disassembly import count_instructions
 from tunebench.binary.occupancy import KernelUse, kernel_uses
 from tunebench.cli._choice import describe
 from tunebench.cli._output import emit, table
 from tunebench.compile import BinaryCache, compile_config
+from tunebench.compile.assembly import machine_code, ptx
 from tunebench.variant import CudaVariant, GpuVariant
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tunebench.binary.binary import Binary, CompileError
+from tunebench.binary.compiled import Binary, CompileError
 from tunebench.compile.cache import BinaryCache
 from tunebench.device import Device
 from tunebench.errors import InputError, MissingDependency

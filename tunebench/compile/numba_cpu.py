@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from tunebench.binary.binary import Binary, CompileError
+from tunebench.binary.compiled import Binary, CompileError
 from tunebench.compile.cache import binary_key
 from tunebench.outcome import Resources
 from tunebench.space import Config

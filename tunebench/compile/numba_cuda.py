@@ -9,7 +9,7 @@ import functools
 from importlib import metadata
 from typing import Any, Literal
 
-from tunebench.binary.binary import Binary, CompileError
+from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import read_cubin, resources, spills
 from tunebench.compile.cache import binary_key
 from tunebench.device import Device

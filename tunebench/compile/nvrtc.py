@@ -7,7 +7,7 @@ import re
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from tunebench.binary.binary import Binary, CompileError
+from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import resources, spills
 from tunebench.compile.cache import binary_key
 from tunebench.device import Device

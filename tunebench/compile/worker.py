@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunebench.binary.binary import Binary, CompileError
+from tunebench.binary.compiled import Binary, CompileError
 from tunebench.compile import compile_config
 from tunebench.compile.cache import BinaryCache
 from tunebench.kernels import load_file

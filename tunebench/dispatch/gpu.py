@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunebench._lazy import np
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.dispatch.kernel import Kernel
 from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
-__all__ = ["Counts", "LaunchCounts", "Work", "read_counts"]
+__all__ = ["Counts", "LaunchCounts", "WorkCounts", "read_counts"]
 
 _DTYPES = {"s8": "i8"}
 """Types of matrix instructions that PTX names otherwise than we do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class WorkCounts:
     """What a block, or several together, executed.
 
     Attributes:
@@ -79,7 +79,7 @@ class LaunchCounts:
     smem_bytes: int
     read_bytes: int
     written_bytes: int
-    blocks: tuple[Work, ...]
+    blocks: tuple[WorkCounts, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +89,12 @@ class Counts:
     launches: tuple[LaunchCounts, ...]
 
     @property
-    def blocks(self) -> tuple[Work, ...]:
+    def blocks(self) -> tuple[WorkCounts, ...]:
         """The work of each block of all launches."""
         return tuple(block for launch in self.launches for block in launch.blocks)
 
     @property
-    def total(self) -> Work:
+    def total(self) -> WorkCounts:
         """The work of all blocks together."""
         return _sum(self.blocks)
 
@@ -103,7 +103,7 @@ class Counts:
         lines = []
         for launch in self.launches:
             work = _sum(launch.blocks)
-            figures = {item.name: getattr(work, item.name) for item in fields(Work)[:-1]}
+            figures = {item.name: getattr(work, item.name) for item in fields(WorkCounts)[:-1]}
             figures |= {"read_bytes": launch.read_bytes, "written_bytes": launch.written_bytes}
             told = [
                 f"{name} {value}" for name, value in (figures | dict(work.warp_instructions)).items() if value
@@ -115,7 +115,7 @@ class Counts:
 def read_counts(text: str) -> Counts:
     """Read what the emulator tells: a line `block NAME=COUNT …` for each block, then `launch …`."""
     launches: list[LaunchCounts] = []
-    blocks: list[Work] = []
+    blocks: list[WorkCounts] = []
     for line in text.splitlines():
         kind, *words = line.split()
         figures = {name: int(value) for name, _, value in (word.rpartition("=") for word in words)}
@@ -123,16 +123,16 @@ def read_counts(text: str) -> Counts:
             launches.append(LaunchCounts(**figures, blocks=tuple(blocks)))
             blocks = []
         else:
-            named = {item.name: figures.pop(item.name) for item in fields(Work)[:-1]}
-            blocks.append(Work(**named, warp_instructions=figures))
+            named = {item.name: figures.pop(item.name) for item in fields(WorkCounts)[:-1]}
+            blocks.append(WorkCounts(**named, warp_instructions=figures))
     return Counts(launches=tuple(launches))
 
 
-def _sum(works: Collection[Work]) -> Work:
+def _sum(works: Collection[WorkCounts]) -> WorkCounts:
     figures: Counter[str] = Counter()
     instructions: Counter[str] = Counter()
     for work in works:
-        figures.update({item.name: getattr(work, item.name) for item in fields(Work)[:-1]})
+        figures.update({item.name: getattr(work, item.name) for item in fields(WorkCounts)[:-1]})
         instructions.update(work.warp_instructions)
     figures["longest_fma"] = max((work.longest_fma for work in works), default=0)
-    return Work(**figures, warp_instructions=dict(instructions))
+    return WorkCounts(**figures, warp_instructions=dict(instructions))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["CudaError", "Gpu", "Graph", "Loader", "Prepared", "Timing", "open_gpu", "require_cuda_core"]
+__all__ = ["CudaError", "Gpu", "LaunchGraph", "Loader", "Prepared", "Timing", "open_gpu", "require_cuda_core"]
 
 SMEM_WITHOUT_ASKING_BYTES = 48 * 1024
 """Shared memory a block may have before its kernel is allowed more.
@@ -69,7 +69,7 @@ class Timing(NamedTuple):
     host_us: float
 
 
-class Graph(NamedTuple):
+class LaunchGraph(NamedTuple):
     """Launches that the device starts by itself, one after the other."""
 
     executable: Any
@@ -319,7 +319,7 @@ class Gpu(Loader):
         except self._error as error:
             raise _launch_error(str(error)) from error
 
-    def graph(self, launches: Sequence[AnyPrepared], count: int) -> Graph:
+    def graph(self, launches: Sequence[AnyPrepared], count: int) -> LaunchGraph:
         """Record launches `count` times over, for the device to start without the host."""
         with _translated("recording a graph"):
             builder = self._device.create_graph_builder()
@@ -330,9 +330,9 @@ class Gpu(Loader):
             executable = builder.complete()
             executable.upload(self._stream)
             builder.close()
-        return Graph(executable, count)
+        return LaunchGraph(executable, count)
 
-    def replay(self, graph: Graph) -> None:
+    def replay(self, graph: LaunchGraph) -> None:
         """Enqueue a graph."""
         with _translated("launching a graph"):
             graph.executable.launch(self._stream)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchGpu"]
 
-Call = Callable[[], object]
+BaselineCall = Callable[[], object]
 
 
 class TorchGpu:
@@ -76,7 +76,7 @@ class TorchGpu:
         torch.backends.cudnn.allow_tf32 = in_tf32
         torch.backends.cudnn.benchmark = True
 
-    def sampler(self, call: Call, protocol: Protocol) -> Sampler:
+    def sampler(self, call: BaselineCall, protocol: Protocol) -> Sampler:
         """Return what takes samples of a call, after it has run once."""
 
         def without_gradients() -> None:
@@ -91,7 +91,7 @@ class TorchGpu:
 
     # -- what a sampler asks for ---------------------------------------------------------------
 
-    def launch(self, launches: Sequence[Call]) -> None:
+    def launch(self, launches: Sequence[BaselineCall]) -> None:
         """Enqueue calls."""
         for call in launches:
             call()
@@ -100,7 +100,7 @@ class TorchGpu:
         """Overwrite the memory that flushes the cache; there is no other here."""
         self._overwritten.fill_(byte)
 
-    def graph(self, launches: Sequence[Call], count: int) -> Any:
+    def graph(self, launches: Sequence[BaselineCall], count: int) -> Any:
         """Record calls `count` times over."""
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Baseline", "Failed", "measure_baselines"]
+__all__ = ["Baseline", "BaselineFailed", "measure_baselines"]
 
 T = TypeVar("T")
 Tensors = Mapping[str, Any]
-CallsOf = Callable[[Workload, Tensors], Mapping[str, baselines.Call]]
-SamplerOf = Callable[[baselines.Call], Callable[[], float]]
+CallsOf = Callable[[Workload, Tensors], Mapping[str, baselines.BaselineCall]]
+SamplerOf = Callable[[baselines.BaselineCall], Callable[[], float]]
 
 LONGEST_REASON = 500
 """Characters of a reason that are kept: some libraries tell all that is on their stack."""
@@ -60,7 +60,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class BaselineFailed:
     """A library that could not be timed: it refuses the problem, or failed at it.
 
     Attributes:
@@ -74,17 +74,17 @@ class Failed:
 
 def measure_baselines(
     workload: Workload, device: Device, protocol: Protocol, seed: int
-) -> list[Baseline | Failed]:
+) -> list[Baseline | BaselineFailed]:
     """Time every library that does this workload; none for an operator that libraries lack.
 
     Returns:
         Those that were timed, fastest first, then those that failed, which end nothing.
     """
     inputs = workload.draw(np.random.default_rng(seed))
-    found: list[Baseline | Failed] = []
+    found: list[Baseline | BaselineFailed] = []
     for library, calls_of, sampler_of in _libraries(workload, device, protocol):
         calls = _or_failed(library, functools.partial(calls_of, workload, inputs))
-        if isinstance(calls, Failed):
+        if isinstance(calls, BaselineFailed):
             found.append(calls)
             continue
         for name, call in calls.items():
@@ -97,11 +97,11 @@ def _libraries(
 ) -> Iterator[tuple[str, CallsOf, SamplerOf]]:
     """Yield each library with what gives its programs by name, and what makes one ready to be sampled."""
     if device.kind == "cpu":
-        from tunebench.measure.cpu import Stopwatch
+        from tunebench.measure.cpu import CpuTimer
 
-        stopwatch = Stopwatch(device, protocol)
+        stopwatch = CpuTimer(device, protocol)
 
-        def on_cpu(call: baselines.Call) -> Callable[[], float]:
+        def on_cpu(call: baselines.BaselineCall) -> Callable[[], float]:
             return functools.partial(stopwatch.time_us, call)
 
         yield "numpy", numpy_cpu, on_cpu
@@ -121,27 +121,27 @@ def _libraries(
     )
 
 
-def _or_failed(name: str, do: Callable[[], T]) -> T | Failed:
+def _or_failed(name: str, do: Callable[[], T]) -> T | BaselineFailed:
     try:
         return do()
     except Exception as error:  # libraries may raise anything; the reason is kept, and the others go on
-        return Failed(name=name, reason=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
+        return BaselineFailed(name=name, reason=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
 
 
-def _time(name: str, sampler_of: SamplerOf, call: baselines.Call, protocol: Protocol) -> Baseline:
+def _time(name: str, sampler_of: SamplerOf, call: baselines.BaselineCall, protocol: Protocol) -> Baseline:
     return Baseline.of(name, collect(sampler_of(call), protocol).samples_us)
 
 
 # -- on a processor ----------------------------------------------------------------------------------
 
 
-def numpy_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.Call]:
+def numpy_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.BaselineCall]:
     """Return NumPy's program for a workload, if there is one."""
     call = baselines.numpy_call(workload, inputs)
     return {} if call is None else {"numpy": call}
 
 
-def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.Call]:
+def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.BaselineCall]:
     """Return torch's programs for a workload on this processor; none where torch is not installed."""
     try:
         import torch
@@ -149,7 +149,7 @@ def torch_cpu(workload: Workload, inputs: Tensors) -> dict[str, baselines.Call]:
         return {}
     tensors = {name: _tensor(torch, value) for name, value in inputs.items()}
 
-    def without_gradients(call: baselines.Call) -> baselines.Call:
+    def without_gradients(call: baselines.BaselineCall) -> baselines.BaselineCall:
         def run() -> object:
             with torch.inference_mode():
                 return call()

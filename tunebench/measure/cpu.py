@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cpu import load_numba_cpu
 from tunebench.device import Device
 from tunebench.dtype import numpy_dtype
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["CpuRunner", "Stopwatch"]
+__all__ = ["CpuRunner", "CpuTimer"]
 
 
 _CTYPES = {"int": "int32", "long long": "int64", "float": "float32"}
 
 
-class Stopwatch:
+class CpuTimer:
     """Times calls on the processor, with caches flushed before each if asked.
 
     Args:
@@ -59,7 +59,7 @@ class CpuRunner(Runner):
 
     def __init__(self, protocol: Protocol, device: Device) -> None:
         super().__init__(protocol)
-        self._stopwatch = Stopwatch(device, protocol)
+        self._stopwatch = CpuTimer(device, protocol)
         self._conditions = _conditions()  # imports Numba now, not on the time of the first configuration
 
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
@@ -81,13 +81,13 @@ class CpuRunner(Runner):
         if not worst <= 1:
             reason = describe_worst(outputs, inputs.references, worst)
             return WrongResult(reason=reason), Effort(verify_s=verified - start)
-        stopped = collect(
+        samples = collect(
             lambda: self._stopwatch.time_us(lambda: kernel(*arguments)),
             self.protocol_for(task),
             abort_above_us=None if task.thorough else abort_above_us,
         )
         outcome = judge(
-            stopped,
+            samples,
             cache=self.protocol.cache,
             verification=Verification(how="reference", detail="every element", worst=worst),
             abort_above_us=abort_above_us,

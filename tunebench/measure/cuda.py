@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cuda import array_parameters
 from tunebench.device import Device
 from tunebench.fault import DeviceLost
@@ -20,7 +20,7 @@ from tunebench.measure._gpu import AnyPrepared, CudaError, Gpu, open_gpu, requir
 from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler
 from tunebench.measure.runner import Runner, judge, versions
 from tunebench.measure.timing import Protocol, collect
-from tunebench.measure.verify import Check, InputSet
+from tunebench.measure.verify import InputSet, OutputCheck
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
 from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
@@ -100,7 +100,7 @@ class CudaRunner(Runner):
             on.gpu, on.clock, launches, flush=on.flush, max_clock_mhz=self._device.max_clock_mhz
         )
         limit_us = None if task.thorough else abort_above_us
-        stopped = collect(sampler.sample_us, self.protocol_for(task), abort_above_us=limit_us)
+        samples = collect(sampler.sample_us, self.protocol_for(task), abort_above_us=limit_us)
         measured = time.perf_counter()
         detail = check.detail
         if task.thorough:  # what is right once may be right by chance
@@ -111,11 +111,11 @@ class CudaRunner(Runner):
         if wrong is not None:
             return WrongResult(reason=f"after timing: {wrong}"), effort
         outcome = judge(
-            stopped,
+            samples,
             cache=self.protocol.cache,
             verification=Verification(how="reference", detail=detail, worst=worst),
             abort_above_us=limit_us,
-            conditions=sampler.conditions(stopped.samples_us),
+            conditions=sampler.conditions(samples.samples_us),
         )
         return outcome, effort
 
@@ -166,7 +166,7 @@ def _written(task: Task) -> tuple[Tensor, ...]:
 
 
 def _verify(
-    on: _Opened, task: Task, check: Check, launches: tuple[AnyPrepared, ...]
+    on: _Opened, task: Task, check: OutputCheck, launches: tuple[AnyPrepared, ...]
 ) -> tuple[float, str | None]:
     """Run once on poisoned memory; return the worst error, and why the result is wrong, or None."""
     written = _written(task)

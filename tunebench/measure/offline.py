@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, NotEmulated, emulate
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError

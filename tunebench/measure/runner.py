@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.measure.sampled import check_of
-from tunebench.measure.timing import Protocol, Stopped, median_interval
-from tunebench.measure.verify import Check, InputSet, draw
+from tunebench.measure.timing import Protocol, Samples, median_interval
+from tunebench.measure.verify import InputSet, OutputCheck, draw
 from tunebench.outcome import Aborted, CacheState, Effort, Measured, Outcome, Verification
 from tunebench.task import Task
 from tunebench.workload import Workload
@@ -39,7 +39,7 @@ class Runner(ABC):
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
         self._inputs: tuple[Workload, int, InputSet] | None = None
-        self._check: tuple[InputSet, Check] | None = None
+        self._check: tuple[InputSet, OutputCheck] | None = None
         self._uses = 0
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Runner(ABC):
             self._inputs = (workload, generation, draw(workload, seed))
         return self._inputs[2]
 
-    def check(self, inputs: InputSet) -> Check:
+    def check(self, inputs: InputSet) -> OutputCheck:
         """Return what outputs computed from `inputs` are held against; in parts where they are large."""
         if self._check is None or self._check[0] is not inputs:
             self._check = (inputs, check_of(inputs))
@@ -70,7 +70,7 @@ class Runner(ABC):
 
 
 def judge(
-    stopped: Stopped,
+    samples: Samples,
     *,
     cache: CacheState,
     verification: Verification,
@@ -78,13 +78,13 @@ def judge(
     conditions: Mapping[str, Any],
 ) -> Outcome:
     """Turn samples into `Measured`, or `Aborted` if they were hopeless."""
-    if stopped.hopeless:
-        return Aborted(samples_us=stopped.samples_us, above_us=abort_above_us or 0.0)
-    median_us, ci_us = median_interval(stopped.samples_us)
+    if samples.hopeless:
+        return Aborted(samples_us=samples.samples_us, above_us=abort_above_us or 0.0)
+    median_us, ci_us = median_interval(samples.samples_us)
     return Measured(
         median_us=median_us,
         ci_us=ci_us,
-        samples_us=stopped.samples_us,
+        samples_us=samples.samples_us,
         cache=cache,
         verification=verification,
         conditions=conditions,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebench._lazy import np
-from tunebench.measure.verify import Check, EveryElement, InputSet, share_of
+from tunebench.measure.verify import EveryElement, InputSet, OutputCheck, share_of
 from tunebench.workload import Part, Reference, Workload
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
+class _SignedSums:
     batch_index: int
     signs: Array
     reference: Reference
@@ -93,14 +93,14 @@ def _has_blocks(workload: Workload) -> bool:
     return len(outputs) == 1 and len(outputs[0].shape) in (2, 3) and hasattr(workload, "reference_block")
 
 
-def check_of(inputs: InputSet) -> Check:
+def check_of(inputs: InputSet) -> OutputCheck:
     """Return what outputs computed from `inputs` are held against."""
     if not is_sampled(inputs.workload):
         return EveryElement(inputs)
     return Sampled(inputs) if _has_blocks(inputs.workload) else SampledParts(inputs)
 
 
-class SampledParts(Check):
+class SampledParts(OutputCheck):
     """Holds every element of some independent parts to its tolerance; all elements must have been written.
 
     Args:
@@ -152,7 +152,7 @@ def _missing(outputs: Mapping[str, Array]) -> str:
     return ""
 
 
-class Sampled(Check):
+class Sampled(OutputCheck):
     """Holds edges and sampled blocks to the tolerance of each element, and signed sums to theirs.
 
     The signs are drawn independently of the errors e_j, so that the sum of these exceeds ``t`` with a
@@ -217,7 +217,7 @@ class Sampled(Check):
         where = f"[{z},{rows.start + at[0]},{cols.start + at[1]}]"
         return float(share[at]), f"{where} is {got[at]:.6g}, must be {right.value[at]:.6g}"
 
-    def _sums_share(self, sums: _Sums, output: Array, rows: slice) -> tuple[float, str]:
+    def _sums_share(self, sums: _SignedSums, output: Array, rows: slice) -> tuple[float, str]:
         got = output[sums.batch_index, rows].astype(np.float64)
         starts = np.arange(0, output.shape[2], RUN)
         right = sums.reference.value[rows]
@@ -237,7 +237,7 @@ def _as_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape if len(shape) == 3 else (1, *shape)
 
 
-def _sums(workload: Any, exact: Mapping[str, Array], rng: numpy.random.Generator) -> tuple[_Sums, ...]:
+def _sums(workload: Any, exact: Mapping[str, Array], rng: numpy.random.Generator) -> tuple[_SignedSums, ...]:
     """Return the right signed sums of each product of the batch; none where they cannot be had."""
     compute = getattr(workload, "reference_sums", None)
     batch, _, columns = _as_batch(workload.outputs()[0].shape)
@@ -247,7 +247,7 @@ def _sums(workload: Any, exact: Mapping[str, Array], rng: numpy.random.Generator
         reference = compute(exact, z, signs, RUN)  # type: ignore[misc]
         if reference is None:
             return ()
-        found.append(_Sums(z, signs, reference))
+        found.append(_SignedSums(z, signs, reference))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tunebench.errors import InputError
 from tunebench.outcome import CacheState, median_interval
 
-__all__ = ["Protocol", "Stopped", "collect", "median_interval"]
+__all__ = ["Protocol", "Samples", "collect", "median_interval"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class Samples:
     """Samples taken, in microseconds, and whether the configuration was given up as hopeless."""
 
     samples_us: tuple[float, ...]
@@ -59,7 +59,7 @@ class Stopped:
 
 def collect(
     sample_us: Callable[[], float], protocol: Protocol, *, abort_above_us: float | None = None
-) -> Stopped:
+) -> Samples:
     """Take samples until they suffice.
 
     Args:
@@ -74,12 +74,12 @@ def collect(
     while len(samples) < protocol.max_samples:
         samples.append(sample_us())
         if len(samples) == protocol.abort_after and _hopeless(samples, protocol, abort_above_us):
-            return Stopped(tuple(samples), hopeless=True)
+            return Samples(tuple(samples), hopeless=True)
         if len(samples) >= protocol.min_samples and (
             time.monotonic() >= end or _standard_error(samples) <= protocol.relative_error
         ):
             break
-    return Stopped(tuple(samples))
+    return Samples(tuple(samples))
 
 
 def _hopeless(samples: Sequence[float], protocol: Protocol, incumbent_us: float | None) -> bool:

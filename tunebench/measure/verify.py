@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = [
-    "Check",
     "EveryElement",
     "InputSet",
+    "OutputCheck",
     "describe_worst",
     "draw",
     "poison",
@@ -64,7 +64,7 @@ def draw(workload: Workload, seed: int) -> InputSet:
     return InputSet(workload=workload, seed=seed, inputs=inputs)
 
 
-class Check(ABC):
+class OutputCheck(ABC):
     """What outputs are held against; made once for an input set, used for every configuration.
 
     Attributes:
@@ -82,7 +82,7 @@ class Check(ABC):
         """Return where outputs are most wrong, for the reason of a `WrongResult`."""
 
 
-class EveryElement(Check):
+class EveryElement(OutputCheck):
     """Holds every element of every output to its own tolerance.
 
     Args:

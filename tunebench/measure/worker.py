@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tunebench.binary.binary import Binary
+from tunebench.binary.compiled import Binary
 from tunebench.bound import refined_us
 from tunebench.device import Device
 from tunebench.errors import TunebenchError

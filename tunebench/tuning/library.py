@@ -12,7 +12,7 @@ from tunebench.errors import ClusterLost
 from tunebench.executor import Calls, PlaceLost, Stopped
 from tunebench.executor.local import Stage
 from tunebench.kernels import load_file, loaded_files
-from tunebench.measure.baseline import Baseline, Failed, measure_baselines
+from tunebench.measure.baseline import Baseline, BaselineFailed, measure_baselines
 from tunebench.measure.timing import Protocol
 from tunebench.workload import Workload
 
@@ -60,7 +60,7 @@ class Libraries:
             return
         if isinstance(answer, list):
             self.rounds.append({one.name: one for one in answer if isinstance(one, Baseline)})
-            self.failed |= {one.name: one.reason for one in answer if isinstance(one, Failed)}
+            self.failed |= {one.name: one.reason for one in answer if isinstance(one, BaselineFailed)}
         else:
             self.failure = f"libraries could not be timed: {answer.reason}"
 

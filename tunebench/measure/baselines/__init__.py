@@ -28,30 +28,30 @@ from tunebench.workload import Workload
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["Call", "numpy_call", "single", "torch_calls", "torch_type"]
+__all__ = ["BaselineCall", "numpy_call", "single", "torch_calls", "torch_type"]
 
-Call = Callable[[], Any]
+BaselineCall = Callable[[], Any]
 
 
-def numpy_call(workload: Workload, inputs: Mapping[str, Array]) -> Call | None:
+def numpy_call(workload: Workload, inputs: Mapping[str, Array]) -> BaselineCall | None:
     """Return a NumPy program for the workload, or None.
 
     Args:
         workload: What to compute.
         inputs: An array for each input by name, in its stored type.
     """
-    call: Callable[..., Call | None] | None = getattr(_module(workload), "numpy_call", None)
+    call: Callable[..., BaselineCall | None] | None = getattr(_module(workload), "numpy_call", None)
     return call(workload, inputs) if call is not None else None
 
 
-def torch_calls(workload: Workload, tensors: Mapping[str, Any]) -> Mapping[str, Call]:
+def torch_calls(workload: Workload, tensors: Mapping[str, Any]) -> Mapping[str, BaselineCall]:
     """Return torch's own programs for a workload by name; empty if torch has none.
 
     Args:
         workload: What to compute.
         tensors: A torch tensor for each input by name; a number for one of shape `()`.
     """
-    calls: Callable[..., Mapping[str, Call]] | None = getattr(_module(workload), "torch_calls", None)
+    calls: Callable[..., Mapping[str, BaselineCall]] | None = getattr(_module(workload), "torch_calls", None)
     return calls(workload, tensors) if calls is not None else {}
 
 

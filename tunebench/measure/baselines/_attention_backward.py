@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import Call
+from tunebench.measure.baselines import BaselineCall
 from tunebench.workloads.operators.attention import Attention
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array, Array]:
     return (ds @ k).reshape(t["q"].shape), dk, dv
 
 
-def by_torch(workload: Attention, t: Tensors) -> dict[str, Call]:
+def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
     """Return the function behind torch's gradients on a processor; on a GPU, its automatic differentiation.
 
     On a GPU torch chooses among its backends, and has another by cuDNN, which refuses some problems.
@@ -47,7 +47,7 @@ def by_torch(workload: Attention, t: Tensors) -> dict[str, Call]:
     return {"torch": chosen, "torch-cudnn": by_autograd(workload, t, cudnn=True)}
 
 
-def _of_processors(workload: Attention, t: Tensors) -> Call:
+def _of_processors(workload: Attention, t: Tensors) -> BaselineCall:
     """Call it as it is: with o and lse as they are given. Its own causal mask begins at the first key."""
     import torch
 
@@ -62,7 +62,7 @@ def _of_processors(workload: Attention, t: Tensors) -> Call:
     return lambda: gradients(*inputs, 0.0, aligned, attn_mask=mask)
 
 
-def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> Call:
+def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> BaselineCall:
     """Differentiate torch's attention, computed once in the first call, over and over.
 
     It computes o and lse itself, from q, k and v; the work is the same.

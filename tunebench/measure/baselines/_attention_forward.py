@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import Call
+from tunebench.measure.baselines import BaselineCall
 from tunebench.workloads.operators.attention import Attention
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array]:
     return ((e @ t["v"]) / total).reshape(o.shape), (top + np.log(total)).reshape(lse.shape)
 
 
-def by_torch(workload: Attention, t: Tensors) -> dict[str, Call]:
+def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
     """Return torch's scaled_dot_product_attention, which keeps lse to itself; on a GPU cuDNN's, too.
 
     Which of its kernels torch takes by itself is torch's choice; cuDNN's refuse some problems.
@@ -43,7 +43,7 @@ def by_torch(workload: Attention, t: Tensors) -> dict[str, Call]:
     return {"torch": fused, "torch-cudnn": by_cudnn(fused)}
 
 
-def _fused(workload: Attention, t: Tensors) -> Call:
+def _fused(workload: Attention, t: Tensors) -> BaselineCall:
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -56,7 +56,7 @@ def _fused(workload: Attention, t: Tensors) -> Call:
     return lambda: scaled_dot_product_attention(t["q"], t["k"], t["v"], **options)
 
 
-def by_cudnn(call: Call) -> Call:
+def by_cudnn(call: BaselineCall) -> BaselineCall:
     """Return the same by cuDNN's kernels alone; it raises where they refuse the problem."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

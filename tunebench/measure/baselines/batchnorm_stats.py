@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import Call, single
+from tunebench.measure.baselines import BaselineCall, single
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: BatchNormStats, inputs: Mapping[str, Array]) -> Call:
+def numpy_call(workload: BatchNormStats, inputs: Mapping[str, Array]) -> BaselineCall:
     """Compute the statistics by NumPy, or the gradients."""
     tensors, run = single(inputs), _numpy_gradients if workload.is_backward else _numpy
     return lambda: run(workload, tensors)
@@ -41,7 +41,7 @@ def _updated(workload: BatchNormStats, t: Tensors, mean: Any, variance: Any) -> 
     return kept * t["running_mean"] + share * mean, kept * t["running_var"] + unbiased * variance
 
 
-def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, Call]:
+def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, BaselineCall]:
     """Return what torch's batch normalisation calls, and what its synchronised one does on a GPU.
 
     On a CPU the plain way, variance and mean over rows, stands for the latter.
@@ -67,7 +67,7 @@ def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, Call]:
     return {"torch": update, **({"torch-sync": synchronised} if t["x"].is_cuda else {"torch-plain": plain})}
 
 
-def _torch_gradients(workload: BatchNormStats, t: Tensors) -> Call:
+def _torch_gradients(workload: BatchNormStats, t: Tensors) -> BaselineCall:
     import torch
 
     # A scale of f32 tells what type gradients have; its values do not count.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import Call, single
+from tunebench.measure.baselines import BaselineCall, single
 from tunebench.measure.baselines._activation import in_numpy, in_torch
 from tunebench.measure.baselines._prologue import ahead_in_numpy, ahead_in_torch
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -19,7 +19,7 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: Conv2d, inputs: Mapping[str, Array]) -> Call | None:
+def numpy_call(workload: Conv2d, inputs: Mapping[str, Array]) -> BaselineCall | None:
     """Convolve forward by NumPy."""
     tensors = single(inputs)
     activate = in_numpy(workload.activation)
@@ -58,7 +58,7 @@ def _numpy(workload: Conv2d, t: Tensors, activate: Callable[[Array], None]) -> A
     return y if nhwc else np.ascontiguousarray(y.transpose(0, 3, 1, 2))
 
 
-def torch_calls(workload: Conv2d, t: Tensors) -> dict[str, Call]:
+def torch_calls(workload: Conv2d, t: Tensors) -> dict[str, BaselineCall]:
     """Return torch's convolution or its gradient."""
     return {"torch": _torch(workload, t)}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import Call, single
+from tunebench.measure.baselines import BaselineCall, single
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: CrossEntropy, inputs: Mapping[str, Array]) -> Call:
+def numpy_call(workload: CrossEntropy, inputs: Mapping[str, Array]) -> BaselineCall:
     """Compute loss and logarithm of the sum, or the gradient, by NumPy."""
     rows, target = np.arange(workload.rows), inputs["target"]
     tensors = single(inputs)
@@ -39,7 +39,7 @@ def _numpy_backward(t: Tensors, rows: Array, target: Array) -> Array:
     return dx
 
 
-def torch_calls(workload: CrossEntropy, t: Tensors) -> dict[str, Call]:
+def torch_calls(workload: CrossEntropy, t: Tensors) -> dict[str, BaselineCall]:
     """Return torch's loss, and its gradient from the sum that the loss is divided by.
 
     torch's own gradient starts from log-probabilities that its loss keeps, which are no inputs here.

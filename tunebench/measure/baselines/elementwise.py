@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.expression import Name, steps
-from tunebench.measure.baselines import Call, single, torch_type
+from tunebench.measure.baselines import BaselineCall, single, torch_type
 from tunebench.measure.baselines._expression import Operations, by_numpy, by_torch, program, spread, values
 from tunebench.workloads.operators.elementwise import Elementwise
 
@@ -19,7 +19,7 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: Elementwise, inputs: Mapping[str, Array]) -> Call | None:
+def numpy_call(workload: Elementwise, inputs: Mapping[str, Array]) -> BaselineCall | None:
     """Compute by NumPy, which has neither erf nor gelu."""
     numpy_has = by_numpy()
     if any(step.operation not in numpy_has for step in steps(workload.tree)):
@@ -27,7 +27,7 @@ def numpy_call(workload: Elementwise, inputs: Mapping[str, Array]) -> Call | Non
     return _program(workload, single(inputs), numpy_has, np.float32)
 
 
-def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, Call]:
+def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, BaselineCall]:
     """Return the same by torch, which rounds each step to the type of its inputs."""
     out = torch_type(workload.out)
     call = _program(workload, t, by_torch(t[workload.whole_names[0]].device), float)
@@ -38,7 +38,7 @@ def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, Call]:
 
 def _program(
     workload: Elementwise, tensors: Tensors, operations: Operations, number: Callable[[float], Any]
-) -> Call:
+) -> BaselineCall:
     """Return what computes the expression, of which a plain copy has no operation."""
     if isinstance(workload.tree, Name):
         (name,) = workload.whole_names

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench.dtype import storage
-from tunebench.measure.baselines import Call, single
+from tunebench.measure.baselines import BaselineCall, single
 from tunebench.measure.baselines._activation import IN_NUMPY, in_torch
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> Call:
+def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> BaselineCall:
     """Multiply by NumPy's BLAS, in f32."""
     t = single(inputs)
     gate, up = (t[b] if workload.trans == "nn" else t[b].T for b in ("b_gate", "b_up"))
@@ -31,7 +31,7 @@ def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> Call:
     return run
 
 
-def torch_calls(workload: GatedGemm, t: Mapping[str, Any]) -> dict[str, Call]:
+def torch_calls(workload: GatedGemm, t: Mapping[str, Any]) -> dict[str, BaselineCall]:
     """Return the layer as torch's users write it, and as those do who keep both matrices b in one.
 
     Concatenating them is done beforehand: it is how such models store their weights.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.dtype import storage
-from tunebench.measure.baselines import Call, torch_type
+from tunebench.measure.baselines import BaselineCall, torch_type
 from tunebench.measure.baselines._activation import in_numpy, in_torch
 from tunebench.measure.baselines._prologue import ahead_in_numpy, ahead_in_torch
 from tunebench.workloads.operators.gemm import Gemm
@@ -20,7 +20,7 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> Call | None:
+def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> BaselineCall | None:
     """Multiply by NumPy's BLAS; integers in float64, where their sums are exact and a BLAS does them."""
     activate = in_numpy(workload.activation)
     if activate is None:
@@ -50,7 +50,7 @@ def _numpy_gemm(workload: Gemm, t: Tensors, activate: Callable[[Array], None]) -
     return c
 
 
-def torch_calls(workload: Gemm, t: Tensors) -> dict[str, Call]:
+def torch_calls(workload: Gemm, t: Tensors) -> dict[str, BaselineCall]:
     """Return torch's matrix product, with what is ahead and behind as its users write them."""
     call = _torch_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch_ahead(workload, t)
     return {} if call is None else {"torch": call}

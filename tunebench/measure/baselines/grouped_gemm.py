@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import Call, single
+from tunebench.measure.baselines import BaselineCall, single
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: GroupedGemm, inputs: Mapping[str, Array]) -> Call:
+def numpy_call(workload: GroupedGemm, inputs: Mapping[str, Array]) -> BaselineCall:
     """Multiply one group after the other."""
     return _numpy(workload, single(inputs), workload.parts(inputs["offsets"]))
 
@@ -35,7 +35,7 @@ def _numpy(workload: GroupedGemm, t: Tensors, parts: list[tuple[int, slice]]) ->
     return run
 
 
-def torch_calls(workload: GroupedGemm, t: Tensors) -> dict[str, Call]:
+def torch_calls(workload: GroupedGemm, t: Tensors) -> dict[str, BaselineCall]:
     """Return a loop over the groups, and torch's grouped product where it has one."""
     grouped = _grouped_mm(workload, t)
     return {"torch": _torch(workload, t)} | ({} if grouped is None else {"torch grouped_mm": grouped})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.expression import Name, steps
-from tunebench.measure.baselines import Call, single, torch_type
+from tunebench.measure.baselines import BaselineCall, single, torch_type
 from tunebench.measure.baselines._expression import Operations, by_numpy, by_torch, program, spread, values
 from tunebench.workloads.operators.reduction import Reduction
 
@@ -19,7 +19,7 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: Reduction, inputs: Mapping[str, Array]) -> Call | None:
+def numpy_call(workload: Reduction, inputs: Mapping[str, Array]) -> BaselineCall | None:
     """Compute by NumPy, which has neither erf nor gelu."""
     operations = by_numpy()
     if any(step.operation not in operations for step in (*steps(workload.tree), *steps(workload.end))):
@@ -28,7 +28,7 @@ def numpy_call(workload: Reduction, inputs: Mapping[str, Array]) -> Call | None:
     return _program(workload, single(inputs), operations, np.float32, lambda x: reduce(x, axis=axis))
 
 
-def torch_calls(workload: Reduction, t: Tensors) -> dict[str, Call]:
+def torch_calls(workload: Reduction, t: Tensors) -> dict[str, BaselineCall]:
     """Return the same by torch, which rounds each step to the type of the inputs, sums within it in f32."""
     import torch
 
@@ -51,7 +51,7 @@ def _program(
     operations: Operations,
     number: Callable[[float], Any],
     reduce: Callable[[Any], Any],
-) -> Call:
+) -> BaselineCall:
     leaves, elements = program(workload.tree, operations)
     given = values(leaves, spread(workload, tensors), number)
     ends, finish = program(workload.end, operations)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import Call, single
+from tunebench.measure.baselines import BaselineCall, single
 from tunebench.measure.baselines._norm import summed
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
@@ -18,7 +18,7 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: RmsNorm, inputs: Mapping[str, Array]) -> Call:
+def numpy_call(workload: RmsNorm, inputs: Mapping[str, Array]) -> BaselineCall:
     """Normalise by NumPy, or compute the gradients."""
     tensors, run = single(inputs), _numpy_gradients if workload.is_backward else _numpy
     return lambda: run(workload, tensors)
@@ -39,7 +39,7 @@ def _numpy_gradients(workload: RmsNorm, t: Tensors) -> tuple[Array, ...]:
     return dx, (t["dy"] * normal).sum(axis=0)
 
 
-def torch_calls(workload: RmsNorm, t: Tensors) -> dict[str, Call]:
+def torch_calls(workload: RmsNorm, t: Tensors) -> dict[str, BaselineCall]:
     """Return torch's rms_norm after the sum; with statistics, or backward, the operators below it.
 
     Torch has rms_norm since 2.4, and got those operators later, that of the gradients for GPUs alone.

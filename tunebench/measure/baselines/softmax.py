@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import Call, single
+from tunebench.measure.baselines import BaselineCall, single
 from tunebench.workloads.operators.softmax import Softmax
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["numpy_call", "torch_calls"]
 Tensors = Mapping[str, Any]
 
 
-def numpy_call(workload: Softmax, inputs: Mapping[str, Array]) -> Call:
+def numpy_call(workload: Softmax, inputs: Mapping[str, Array]) -> BaselineCall:
     """Normalise, or compute the gradient, by NumPy."""
     tensors = single(inputs)
     if workload.is_backward:
@@ -50,7 +50,7 @@ def _numpy_backward(workload: Softmax, t: Tensors) -> Array:
     return dx
 
 
-def torch_calls(workload: Softmax, t: Tensors) -> dict[str, Call]:
+def torch_calls(workload: Softmax, t: Tensors) -> dict[str, BaselineCall]:
     """Return torch's softmax after what the prologue says; or its gradient, and what that says after it."""
     return {"torch": lambda: (_torch_backward if workload.is_backward else _torch)(workload, t)}
 
