@@ -2,7 +2,7 @@
 
 Ray ends a process that has lost its cluster, and its cluster with a process that started it. So that neither
 happens to a run of `tune`, Ray is in a process of its own, which the driver starts and speaks with through a
-pipe (see `docs/decisions/0038-ray-has-a-process-of-its-own.md`). Tasks and results pass unopened.
+pipe (see `docs/decisions/0038-ray-runs-in-a-separate-process.md`). Tasks and results pass unopened.
 """
 
 from __future__ import annotations

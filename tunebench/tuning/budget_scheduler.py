@@ -10,7 +10,7 @@ trials, once more. The bound says what there is to be had at most, and the optim
 Source: A. Rényi, "Théorie des éléments saillants d'une suite d'observations", 1962, for the rate of records.
 Zheng et al., "Ansor", OSDI 2020, section 6, for the gradient of the model's time by the trials of a problem;
 its optimistic guess, a best time inverse to the trials, is the belief here. What else was tried, and
-what it gave: `docs/decisions/0042-trials-go-where-they-save-most.md`.
+what it gave: `docs/decisions/0042-suite-budget-by-expected-saving.md`.
 """
 
 from __future__ import annotations
