@@ -33,13 +33,13 @@ from typing import Any
 
 import _witness
 from _audit import Audit, Counts
-from _postgres import Server, serving, unavailable
 
 from tunebench import device as devices
 from tunebench.answer import lookup_workload
 from tunebench.db import lookup_index
 from tunebench.db.store import open_store
 from tunebench.errors import DatabaseError, LookupMiss
+from tunebench.testing.postgres import Server, serving, unavailable
 
 __all__ = ["Counts", "cli_soak", "server_soak", "sqlite_soak"]
 

@@ -1,4 +1,4 @@
-"""What every test has: a database and a cache of its own, and examples that are the same in every run."""
+"""A separate database and cache for each test, repeatable examples, and marks from requirements."""
 
 from __future__ import annotations
 
@@ -10,60 +10,83 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tunebench import device
+from tests.support import REQUIREMENTS, missing
+from tunebench.testing.postgres import Server, serving
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
 
 _databases = itertools.count()
 
+FOLDER_MARKS = {"torch": "torch"}
+"""Marks of every test in a folder of tests/."""
+
+FIXTURE_MARKS = {"cluster": "server", "server": "server"}
+"""Marks of every test that uses a fixture."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let those who have the time run more of what the suite has a part of."""
+    """Add the options that run more than the default share of a large space of cases."""
     parser.addoption(
         "--configs",
         type=int,
         default=2,
-        help="configurations of each CUDA C++ variant that are emulated and counted",
+        help="configurations of each CUDA C++ variant to emulate and count (default: 2)",
     )
     parser.addoption(
         "--every-sample",
         action="store_true",
-        help="run every sample that PyTorch has of the operators in test_torch.py",
+        help="run all of PyTorch's OpInfo samples in tests/torch/test_torch.py (default: a few)",
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by folder, fixtures and requirements, and skip those with a requirement that is not met."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        marks = {FOLDER_MARKS.get(folder)}
+        marks |= {FIXTURE_MARKS.get(name) for name in getattr(item, "fixturenames", ())}
+        needed = {name for mark in item.iter_markers("needs") for name in mark.args}
+        marks |= {REQUIREMENTS[name].mark for name in needed}
+        for mark in sorted(filter(None, marks)):
+            item.add_marker(mark)
+        for reason in filter(None, map(missing, sorted(needed))):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep tests, and the processes they and their fixtures start, away from the user's files."""
-    places = tmp_path_factory.mktemp("places")
-    base = tmp_path_factory.getbasetemp()  # of one process, in the folder of all that share the tests
+def _session_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep tests, and the processes they start, away from the user's database and cache."""
+    folder = tmp_path_factory.mktemp("session")
+    base = tmp_path_factory.getbasetemp()  # of this process; its parent is shared by all xdist workers
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TUNEBENCH_DB", str(places / "fixtures.db"))
+        patch.setenv("TUNEBENCH_DB", str(folder / "fixtures.db"))
         patch.setenv("TUNEBENCH_CACHE", str(shared / "cache"))
         patch.delenv("TUNEBENCH_DEBUG", raising=False)
-        patch.delenv("COLUMNS", raising=False)  # processes that share the tests have one
-        yield places
+        patch.delenv("COLUMNS", raising=False)  # xdist workers have this variable
+        yield folder
 
 
 @pytest.fixture(autouse=True)
-def _own_database(_own_places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNEBENCH_DB", str(_own_places / f"{next(_databases)}.db"))
+def _own_database(_session_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEBENCH_DB", str(_session_folder / f"{next(_databases)}.db"))
 
 
 @pytest.fixture
 def learns() -> Iterator[None]:
-    """Skip where what learns is absent; it has one thread, since several wait on a busy machine."""
+    """Skip without scikit-learn; limit its thread pools to one thread, since idle threads spin."""
     for name in ("sklearn", "scipy"):
-        pytest.importorskip(name, reason="the extra `train` learns; asking does not need it")
+        pytest.importorskip(name, reason="the extra `train` is not installed")
     with pytest.importorskip("threadpoolctl").threadpool_limits(limits=1):
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
-    needing = [item for item in items if item.get_closest_marker("gpu")]
-    if needing and not device.local_gpus():
-        for item in needing:
-            item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A PostgreSQL server of this session."""
+    if reason := missing("postgres"):
+        pytest.skip(reason)
+    with serving() as running:
+        yield running

@@ -8,25 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import needs_postgres
 from tunebench.db import open_store
 from tunebench.db.store import Store
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from _postgres import Server, serving, unavailable
 
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """A PostgreSQL server of these tests' own; never run as root."""
-    reason = unavailable()
-    if reason is not None:
-        pytest.skip(reason)
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=needs_postgres)])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh database of each kind, as a path or a URL."""
     if request.param == "sqlite":

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import needs_gpu
 from tests.toy_variants import Toy, ToyVariant
 from tunebench import _environment, device, kernels
 from tunebench.compile import BinaryCache, compile_config
@@ -24,7 +25,7 @@ from tunebench.variant import GpuVariant, Variant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-pytestmark = pytest.mark.gpu
+pytestmark = needs_gpu
 
 COLD = Protocol(min_samples=5, max_samples=10)
 WARM = Protocol(cache="warm", min_samples=5, max_samples=10)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, to be killed and started again: for `faults.py` and the tests."""
+"""A temporary PostgreSQL server that can be killed and restarted."""
 
 from __future__ import annotations
 
