@@ -33,7 +33,7 @@ OURS = ("surrogate", BLIND, "bound", "random", "tpe")
 WARM_CHECKPOINTS = tuple(count for count in CHECKPOINTS if count <= 50)
 """What is known of other devices helps early, or not at all."""
 
-SOURCES = ("search/**/*.py", "tuning/replay.py", "bound.py", "kernels/foreign.py", "recording/*.py")
+SOURCES = ("search/**/*.py", "tuning/replay.py", "bound.py", "kernels/recorded_kernel.py", "recording/*.py")
 """Files of tunebench on which the result of a search depends."""
 
 

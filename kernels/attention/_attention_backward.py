@@ -54,7 +54,7 @@ AFFORDABLE_FMA = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Meetings:
+class LoopCounts:
     """How many tiles of the other side blocks meet, as columns.
 
     Attributes:
@@ -91,7 +91,7 @@ def blocks(workload: Attention, side: Side, tile: Any) -> Any:
     return heads_of(workload, side) * ceil_div(rows_of(workload, side), tile)
 
 
-def meetings(workload: Attention, side: Side, tile: Any, step: Any) -> Meetings:
+def loop_counts(workload: Attention, side: Side, tile: Any, step: Any) -> LoopCounts:
     """Return what blocks of `tile` rows of a side meet, `step` rows at a time, in each row of a table."""
     pairs, of_row = np.unique(np.stack(np.broadcast_arrays(tile, step)), axis=1, return_inverse=True)
     most, full, steps = (
@@ -105,7 +105,7 @@ def meetings(workload: Attention, side: Side, tile: Any, step: Any) -> Meetings:
     missing = ceil_div(others, step) * step - others
     count = 1.0 * blocks(workload, side, tile)
     rows = rows_of(workload, side)
-    return Meetings(
+    return LoopCounts(
         blocks=count,
         most=times * most,
         full=heads * full,
@@ -163,7 +163,7 @@ def tiles(workload: Attention, keys: int, queries: int, head: int) -> tuple[Tili
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Work:
+class PassWork:
     """What a step of some kind of block takes, and what a block takes besides: fields of `Costs`.
 
     Attributes:
@@ -173,7 +173,7 @@ class Work:
         of_all: Those of all blocks, besides; `blocks` times `of_block` where they are not named.
     """
 
-    met: Meetings
+    met: LoopCounts
     of_step: dict[str, Any]
     of_block: dict[str, Any] = dataclasses.field(default_factory=dict)
     of_all: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -188,7 +188,7 @@ class Work:
         return self.met.steps * self.of_step.get(name, 0.0) + besides
 
 
-def as_costs(works: tuple[Work, ...], product: str, figures: tuple[str, ...], **others: Any) -> Costs:
+def as_costs(works: tuple[PassWork, ...], product: str, figures: tuple[str, ...], **others: Any) -> Costs:
     """Return costs of kernels that run one after the other, as if all blocks were of the first kind.
 
     As many of these as would multiply what all multiply are declared; of anything else each has its own

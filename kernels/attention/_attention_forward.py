@@ -214,7 +214,7 @@ def _combine(workload: Attention, parts: int) -> Launch:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ForwardWork:
     """What blocks do, as columns.
 
     Attributes:
@@ -232,7 +232,7 @@ class Share:
     blocks: Any
 
 
-def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split: Any = 1) -> Share:
+def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split: Any = 1) -> ForwardWork:
     """Return what blocks do, by columns."""
     bm, bn, pack_heads, split = np.broadcast_arrays(bm, bn, pack_heads, split)
     count, heads = rows(workload, pack_heads), 1.0 * _heads(workload, pack_heads)
@@ -242,7 +242,7 @@ def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split:
     if workload.causal:
         unlike, of_row = np.unique(np.stack((bm, bn, pack_heads)), axis=1, return_inverse=True)
         together = np.array([_tiles_seen(workload, *each) for each in unlike.T.tolist()])[of_row.ravel()]
-    return Share(
+    return ForwardWork(
         tiles=most,
         # The last tile of keys may be short, and be among these.
         keys=most * bn - (all_tiles * bn - workload.seq_k),

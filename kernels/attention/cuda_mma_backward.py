@@ -296,12 +296,12 @@ class _Pass:
     adds_dq: Any = np.False_
     made: Any = np.True_
 
-    def work(self, workload: Attention, table: Table) -> backward.Work:
+    def work(self, workload: Attention, table: Table) -> backward.PassWork:
         """Count whole tiles; of copies, the rows that exist."""
         names = ("warps", "rows" if self.side == "keys" else "dq_rows", "step", "part")
         warps, rows, step, part = (table[name].astype(np.float64) for name in names)
         tile, depth, scores = warps * rows, float(padded(workload)), 1 + self.sums_ds
-        met = backward.meetings(workload, self.side, table["warps"] * table[names[1]], table["step"])
+        met = backward.loop_counts(workload, self.side, table["warps"] * table[names[1]], table["step"])
         products = scores + self.sums_p + self.sums_ds + self.adds_dq
         flop = 2 * tile * step * depth * products
         fragments = self._fragments(workload, warps, rows, step, part)
@@ -327,7 +327,7 @@ class _Pass:
         figures = (
             {name: self.made * value for name, value in each.items()} for each in (of_step, of_block, of_all)
         )
-        return backward.Work(met, *figures)
+        return backward.PassWork(met, *figures)
 
     def _fragments(self, workload: Attention, warps: Any, rows: Any, step: Any, part: Any) -> Any:
         """Return the fragments of 512 bytes that a block reads in a step."""

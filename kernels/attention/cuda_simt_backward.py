@@ -194,10 +194,10 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
             serial_launches=3,
         )
 
-    def _work(self, workload: Attention, table: Table, side: backward.Side, device: Device) -> backward.Work:
+    def _work(self, workload: Attention, table: Table, side: backward.Side, device: Device) -> backward.PassWork:
         """Count the products, and what is read of shared memory for them."""
         threads, rows, step = (table[name].astype(np.float64) for name in SPACE.names)
-        met = backward.meetings(workload, side, table["rows"], table["step"])
+        met = backward.loop_counts(workload, side, table["rows"], table["step"])
         depth, gradients, across = float(padded(workload, 4)), 2 if side == "keys" else 1, threads / ALONG
         a, b, warps = rows / across, step / ALONG, threads / 32
         # Fours of a thread: of its rows and columns for each score, of factors and lines for each gradient.
@@ -209,7 +209,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         traffic = warps * (2 * depth / 4 * (128 * a + 256 * b) + 128 * of_factors) + 16 * of_lines * warps
         # sm_100 on can do two multiply-adds by one instruction.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
-        return backward.Work(
+        return backward.PassWork(
             met,
             {
                 "fma": multiplied,

@@ -180,10 +180,10 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
             serial_launches=3,
         )
 
-    def _work(self, workload: Attention, table: Table, side: backward.Side) -> backward.Work:
+    def _work(self, workload: Attention, table: Table, side: backward.Side) -> backward.PassWork:
         """Count the products, exponentials, and what is copied."""
         bn, consumers = (table[name].astype(np.float64) for name in ("bn", "consumers"))
-        met = backward.meetings(workload, side, 64 * table["consumers"], table["bn"])
+        met = backward.loop_counts(workload, side, 64 * table["consumers"], table["bn"])
         dim, narrow, gradients = _wgmma.dim(workload), padded(workload), 2 if side == "keys" else 1
         scores, line_bytes = 64 * consumers * bn, itemsize(workload.dtype) * workload.head_dim
         of_step = {
@@ -197,7 +197,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
         }
         all_rows = backward.heads_of(workload, side) * backward.rows_of(workload, side)
         of_block = {"fill_bytes": 2.0 * line_bytes * (met.rows + met.lines)}
-        return backward.Work(
+        return backward.PassWork(
             met, of_step, of_block, {"fill_bytes": 2.0 * line_bytes * (all_rows + met.all_lines)}
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunebench.expression import Node, parse, steps
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.expression import Spelling, variable
+from tunebench.kernels.common.expression import CodePrinter, variable
 from tunebench.variant import ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators._chain import Chain
@@ -21,7 +21,7 @@ __all__ = [
     "threads_along",
 ]
 
-SPELLING = Spelling(
+PRINTER = CodePrinter(
     assign="  const float {0} = {1};",
     number="{0}f",
     operations={
@@ -67,7 +67,7 @@ struct @NAME@ {
 def injected(expression: str) -> str:
     """Return the struct `Injected` that applies an expression in x, with the helpers that it needs."""
     tree = parse(expression)
-    assignments, result = SPELLING.write(tree)
+    assignments, result = PRINTER.write(tree)
     operations = [step.operation for step in steps(tree)]
     is_long = len(operations) > _FEW or not _SHORT.issuperset(operations)
     text = filled(
@@ -105,7 +105,7 @@ def function(workload: Chain) -> str:
 
 def function_of(tree: Node, inputs: tuple[str, ...], name: str = "chain") -> str:
     """Return the device function that computes an expression of f32 values."""
-    assignments, result = SPELLING.write(tree)
+    assignments, result = PRINTER.write(tree)
     return filled(
         FUNCTION,
         NAME=name,

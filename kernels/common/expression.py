@@ -18,7 +18,7 @@ LONGEST = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spelling:
+class CodePrinter:
     """How a language writes an expression.
 
     Attributes:

@@ -57,7 +57,7 @@ def sums_leave_room(cache: Any, row_threads: Any, rows: Any, vector: Any, worklo
 FORWARD_SPACE = dataclasses.replace(SPACE, constraints=(*SPACE.constraints, sums_leave_room))
 
 
-class BlockNorm(CudaVariant[N]):
+class CudaBlockNorm(CudaVariant[N]):
     """Serves every size, type and prologue, forward."""
 
     name = "cuda_block"

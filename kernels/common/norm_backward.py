@@ -183,7 +183,7 @@ def _finish(workload: Norm, config: Config) -> Launch:
 # -- the variant --------------------------------------------------------------------------------------------
 
 
-class BackwardNorm(CudaVariant[N]):
+class CudaBackwardNorm(CudaVariant[N]):
     """Serves every size and type, backward."""
 
     name = "cuda_backward"

@@ -61,7 +61,7 @@ def _cut(workload: Norm, vector: Any, parts: Any) -> tuple[Any, Any]:
     return chunk, ceil_div(vectors, chunk)
 
 
-class SplitNorm(CudaVariant[N]):
+class CudaSplitNorm(CudaVariant[N]):
     """Serves long rows where they are few, of every type and prologue, forward."""
 
     name = "cuda_split"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.expression import parse, steps
-from tunebench.kernels.common.expression import Spelling, compiled
+from tunebench.kernels.common.expression import CodePrinter, compiled
 from tunebench.kernels.common.numba_cpu import exp2, inlined
 from tunebench.kernels.common.numba_epilogue import activation as named
 from tunebench.kernels.common.numba_epilogue import erf
@@ -42,7 +42,7 @@ _ALIKE = {
 }
 """What is spelled alike for processors and for GPUs."""
 
-SPELLING = Spelling(
+PRINTER = CodePrinter(
     assign="        {0} = {1}",
     number="f32({0})",
     operations={
@@ -57,7 +57,7 @@ SPELLING = Spelling(
     },
 )
 
-CUDA_SPELLING = Spelling(
+NUMBA_CUDA_PRINTER = CodePrinter(
     assign="{0} = {1}",
     number="f32({0})",
     operations={
@@ -208,15 +208,15 @@ def on_cpu(activation: str) -> Callable[[Any], Any]:
 
     if activation in STEPS:
         return named(activation)  # type: ignore[arg-type]  # one of the names
-    return _function(activation, SPELLING, {"np": np, **by_polynomials()})
+    return _function(activation, PRINTER, {"np": np, **by_polynomials()})
 
 
 def in_cuda(expression: str) -> Callable[[Any], Any]:
     """Return the same for kernels of Numba-CUDA: inlined before they are compiled: no driver is asked."""
-    return _function(expression, CUDA_SPELLING, {"math": math})
+    return _function(expression, NUMBA_CUDA_PRINTER, {"math": math})
 
 
-def _function(expression: str, spelling: Spelling, scope: dict[str, Any]) -> Callable[[Any], Any]:
+def _function(expression: str, spelling: CodePrinter, scope: dict[str, Any]) -> Callable[[Any], Any]:
     import numpy as np
 
     assignments, result = spelling.write(parse(expression))

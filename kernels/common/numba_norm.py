@@ -47,7 +47,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 )
 
 
-class ForwardNorm(NumbaCpuVariant[N]):
+class NumbaCpuForwardNorm(NumbaCpuVariant[N]):
     """Serves every size, type and prologue, forward; `statistics` says how those of a row are found.
 
     Attributes:
@@ -95,7 +95,7 @@ class ForwardNorm(NumbaCpuVariant[N]):
 def _forward_kernel(
     workload: Norm, config: Config, fastmath: Fastmath, statistics: Statistics
 ) -> Callable[..., None]:
-    """Return the kernel that takes the arguments of `ForwardNorm`."""
+    """Return the kernel that takes the arguments of `NumbaCpuForwardNorm`."""
     import numba
     import numpy as np
 
@@ -321,7 +321,7 @@ def merged(workload: Norm, config: Config, fastmath: Fastmath) -> Callable[..., 
 PARTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class BackwardNorm(NumbaCpuVariant[N]):
+class NumbaCpuBackwardNorm(NumbaCpuVariant[N]):
     """Serves every size and type, backward."""
 
     name = "numba_cpu_backward"

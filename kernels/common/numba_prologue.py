@@ -8,9 +8,9 @@ from typing import Any
 
 from tunebench.dtype import storage
 from tunebench.expression import parse
-from tunebench.kernels.common.expression import Spelling, compiled
+from tunebench.kernels.common.expression import CodePrinter, compiled
 from tunebench.kernels.common.numba_cpu import inlined, jitted, load, store
-from tunebench.kernels.common.numba_expression import CUDA_SPELLING, SPELLING, by_polynomials
+from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER, PRINTER, by_polynomials
 from tunebench.workloads.operators._prologue import vectors
 
 __all__ = ["ahead_in_cuda", "line_ahead", "taken_ahead"]
@@ -18,7 +18,7 @@ __all__ = ["ahead_in_cuda", "line_ahead", "taken_ahead"]
 
 def ahead_in_cuda(workload: Any) -> Callable[..., Any]:
     """Return the inlined function `(x, scale, shift)` of f32 values."""
-    return _function(workload.pre, CUDA_SPELLING, {"math": math})
+    return _function(workload.pre, NUMBA_CUDA_PRINTER, {"math": math})
 
 
 def taken_ahead(workload: Any) -> Callable[..., Any]:
@@ -31,7 +31,7 @@ def taken_ahead(workload: Any) -> Callable[..., Any]:
 
     dtype = storage(workload.dtype)
     read, rounded = load(dtype), store(dtype)
-    ahead = _function(workload.pre, SPELLING, {"np": np, **by_polynomials()})
+    ahead = _function(workload.pre, PRINTER, {"np": np, **by_polynomials()})
     scale_at, shift_at = (_element(read, name in vectors(workload.pre)) for name in ("scale", "shift"))
 
     @inlined
@@ -88,7 +88,7 @@ def _element(read: Callable[..., Any], is_there: bool) -> Callable[..., Any]:
     return element if is_there else none
 
 
-def _function(expression: str, spelling: Spelling, scope: dict[str, Any]) -> Callable[..., Any]:
+def _function(expression: str, spelling: CodePrinter, scope: dict[str, Any]) -> Callable[..., Any]:
     """Return the inlined function `(in_x, in_scale, in_shift)`."""
     import numpy as np
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tunebench.expression import names, parse, steps
 from tunebench.kernels.common.cuda import flag, helpers
-from tunebench.kernels.common.cuda_expression import SPELLING, filled, special
+from tunebench.kernels.common.cuda_expression import PRINTER, filled, special
 from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators._prologue import PREFIX, vectors
 
@@ -28,7 +28,7 @@ def struct(workload: Any) -> str:
 
     The text of an activation that is an expression comes before it, and has brought them along.
     """
-    assignments, result = SPELLING.write(parse(workload.pre))
+    assignments, result = PRINTER.write(parse(workload.pre))
     used = vectors(workload.pre)
     text = filled(
         _STRUCT,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tunebench.device import Device
 from tunebench.kernels.common.expression import compiled, least_operations, lines, variable
 from tunebench.kernels.common.numba_cpu import address, jitted, load, store
-from tunebench.kernels.common.numba_expression import SPELLING, by_libm, by_polynomials, has_two_forms
+from tunebench.kernels.common.numba_expression import PRINTER, by_libm, by_polynomials, has_two_forms
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workloads.operators.elementwise import Elementwise
@@ -81,7 +81,7 @@ class NumbaCpuElementwise(NumbaCpuVariant[Elementwise]):
 
     def generated(self, workload: Elementwise, config: Config) -> str:
         """Return the loop over elements and the kernel around it."""
-        assignments, result = SPELLING.write(workload.tree)
+        assignments, result = PRINTER.write(workload.tree)
         inputs, whole = [tensor.name for tensor in workload.inputs()], workload.whole_names
         read_line = "read" if workload.vector_dtype == workload.dtype else f"read_{workload.vector_dtype}"
         loads = [f"        {variable(name)} = read({variable(name)}_at[begin + j])" for name in whole]

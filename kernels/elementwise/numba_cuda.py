@@ -14,7 +14,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.expression import compiled, least_operations, variable
-from tunebench.kernels.common.numba_expression import CUDA_SPELLING as SPELLING
+from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.elementwise import Elementwise
@@ -110,7 +110,7 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
 
     def generated(self, workload: Elementwise, config: Config) -> str:
         """Return the kernel of this expression, its rows in flight unrolled."""
-        assignments, result = SPELLING.write(workload.tree)
+        assignments, result = PRINTER.write(workload.tree)
         # Prefixes keep arrays, their elements and all other variables apart.
         stored = (*workload.whole_names, *workload.column_names)
         arrays = {name: f"all_{name}" for name in (*stored, *workload.vector_names)}

@@ -12,11 +12,11 @@ Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
 
 from __future__ import annotations
 
-from tunebench.kernels.common.norm import BlockNorm
+from tunebench.kernels.common.norm import CudaBlockNorm
 from tunebench.workloads.operators.layernorm import LayerNorm
 
 
-class CudaBlockLayerNorm(BlockNorm[LayerNorm]):
+class CudaBlockLayerNorm(CudaBlockNorm[LayerNorm]):
     """Serves every size, type and prologue, forward."""
 
     operator = LayerNorm

@@ -6,11 +6,11 @@ norm_split.cuh.
 
 from __future__ import annotations
 
-from tunebench.kernels.common.norm_split import SplitNorm
+from tunebench.kernels.common.norm_split import CudaSplitNorm
 from tunebench.workloads.operators.layernorm import LayerNorm
 
 
-class CudaSplitLayerNorm(SplitNorm[LayerNorm]):
+class CudaSplitLayerNorm(CudaSplitNorm[LayerNorm]):
     """Serves long rows where they are few, of every type and prologue, forward."""
 
     operator = LayerNorm

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from tunebench.kernels.common.numba_norm import (
     CONSTRAINTS,
     PARAMETERS,
-    ForwardNorm,
+    NumbaCpuForwardNorm,
     Statistics,
     merged,
     two_pass,
@@ -33,7 +33,7 @@ SPACE = Space(
 )
 
 
-class NumbaCpuLayerNorm(ForwardNorm[LayerNorm]):
+class NumbaCpuLayerNorm(NumbaCpuForwardNorm[LayerNorm]):
     """Serves every size, type and prologue, forward."""
 
     operator = LayerNorm

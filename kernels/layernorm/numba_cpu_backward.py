@@ -5,11 +5,11 @@ A row is read for its sums, and again, from a cache, for dx. See `tunebench.kern
 
 from __future__ import annotations
 
-from tunebench.kernels.common.numba_norm import BackwardNorm
+from tunebench.kernels.common.numba_norm import NumbaCpuBackwardNorm
 from tunebench.workloads.operators.layernorm import LayerNorm
 
 
-class NumbaCpuBackwardLayerNorm(BackwardNorm[LayerNorm]):
+class NumbaCpuBackwardLayerNorm(NumbaCpuBackwardNorm[LayerNorm]):
     """Serves every size and type, backward."""
 
     operator = LayerNorm

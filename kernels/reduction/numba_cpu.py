@@ -15,7 +15,7 @@ from typing import Any
 from tunebench.device import Device
 from tunebench.kernels.common.expression import compiled, least_operations, variable
 from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, rank, store
-from tunebench.kernels.common.numba_expression import SPELLING, by_libm, by_polynomials, has_two_forms
+from tunebench.kernels.common.numba_expression import PRINTER, by_libm, by_polynomials, has_two_forms
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
 from tunebench.workload import Tensor
@@ -183,8 +183,8 @@ class NumbaCpuReduction(NumbaCpuVariant[Reduction]):
     def generated(self, workload: Reduction, config: Config) -> str:
         """Return what is computed of an element, the loop over elements, and the kernel around it."""
         over_cols, names = _over_cols(workload), [tensor.name for tensor in workload.inputs()]
-        assignments, result = SPELLING.write(workload.tree)
-        ending, ended = SPELLING.write(workload.end)
+        assignments, result = PRINTER.write(workload.tree)
+        ending, ended = PRINTER.write(workload.end)
         common = {
             "ASSIGNMENTS": "\n".join(line[4:] for line in assignments),
             "RESULT": result,

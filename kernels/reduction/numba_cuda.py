@@ -15,7 +15,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.expression import compiled, least_operations, variable
-from tunebench.kernels.common.numba_expression import CUDA_SPELLING as SPELLING
+from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.reduction import Reduction
@@ -141,8 +141,8 @@ class NumbaCudaReduction(NumbaCudaVariant[Reduction]):
     def generated(self, workload: Reduction, config: Config) -> str:
         """Return the kernel of this expression."""
         over_cols = workload.axis == "cols"
-        assignments, result = SPELLING.write(workload.tree)
-        ending, ended = SPELLING.write(workload.end)
+        assignments, result = PRINTER.write(workload.tree)
+        ending, ended = PRINTER.write(workload.end)
         # Prefixes keep arrays, their elements and all other variables apart.
         arrays = {t.name: f"all_{t.name}" for t in workload.inputs() if t.shape}
         # What all elements of a result have in common is read once.

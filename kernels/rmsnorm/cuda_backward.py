@@ -7,11 +7,11 @@ layernorm and rmsnorm share, are in norm_backward.cuh.
 
 from __future__ import annotations
 
-from tunebench.kernels.common.norm_backward import BackwardNorm
+from tunebench.kernels.common.norm_backward import CudaBackwardNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
-class CudaBackwardRmsNorm(BackwardNorm[RmsNorm]):
+class CudaBackwardRmsNorm(CudaBackwardNorm[RmsNorm]):
     """Serves every size and type, backward."""
 
     operator = RmsNorm

@@ -6,11 +6,11 @@ for the parameters; the kernels, which layernorm shares, are in norm.cuh.
 
 from __future__ import annotations
 
-from tunebench.kernels.common.norm import BlockNorm
+from tunebench.kernels.common.norm import CudaBlockNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
-class CudaBlockRmsNorm(BlockNorm[RmsNorm]):
+class CudaBlockRmsNorm(CudaBlockNorm[RmsNorm]):
     """Serves every size, type and prologue, forward."""
 
     operator = RmsNorm

@@ -6,11 +6,11 @@ norm_split.cuh.
 
 from __future__ import annotations
 
-from tunebench.kernels.common.norm_split import SplitNorm
+from tunebench.kernels.common.norm_split import CudaSplitNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
-class CudaSplitRmsNorm(SplitNorm[RmsNorm]):
+class CudaSplitRmsNorm(CudaSplitNorm[RmsNorm]):
     """Serves long rows where they are few, of every type and prologue, forward."""
 
     operator = RmsNorm

@@ -5,12 +5,12 @@ A residual is added on the way. Rows are as in `tunebench.kernels.common.numba_n
 
 from __future__ import annotations
 
-from tunebench.kernels.common.numba_norm import ForwardNorm, Statistics, squares
+from tunebench.kernels.common.numba_norm import NumbaCpuForwardNorm, Statistics, squares
 from tunebench.space import Config
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
-class NumbaCpuRmsNorm(ForwardNorm[RmsNorm]):
+class NumbaCpuRmsNorm(NumbaCpuForwardNorm[RmsNorm]):
     """Serves every size, type and prologue, forward."""
 
     operator = RmsNorm

@@ -5,11 +5,11 @@ A row is read for its sums, and again, from a cache, for dx. See `tunebench.kern
 
 from __future__ import annotations
 
-from tunebench.kernels.common.numba_norm import BackwardNorm
+from tunebench.kernels.common.numba_norm import NumbaCpuBackwardNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 
-class NumbaCpuBackwardRmsNorm(BackwardNorm[RmsNorm]):
+class NumbaCpuBackwardRmsNorm(NumbaCpuBackwardNorm[RmsNorm]):
     """Serves every size and type, backward."""
 
     operator = RmsNorm

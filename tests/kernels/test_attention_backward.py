@@ -46,7 +46,7 @@ def test_meetings_are_those_that_see_one_another(mask: str, side: Any) -> None:
     )
     assert isinstance(workload, Attention)
     tiles, steps = np.array([16, 16, 32, 64]), np.array([16, 32, 16, 64])
-    found = backward.meetings(workload, side, tiles, steps)
+    found = backward.loop_counts(workload, side, tiles, steps)
     heads, times = (6, 2) if side == "keys" else (12, 1)
     others = 37 if side == "keys" else 54
     for row, (tile, step) in enumerate(zip(tiles, steps, strict=True)):

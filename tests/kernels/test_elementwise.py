@@ -105,7 +105,7 @@ def test_every_function_is_lowered_everywhere() -> None:
     operations = {step.operation for step in steps(parse(EVERY))}
     assert operations == set(MEANINGS)
     assert set(FUNCTIONS) - {"max", "min"} == set(_expression.FUNCTIONS)
-    for spelling in (cuda_expression.SPELLING, numba_expression.SPELLING, numba_expression.CUDA_SPELLING):
+    for spelling in (cuda_expression.PRINTER, numba_expression.PRINTER, numba_expression.NUMBA_CUDA_PRINTER):
         assert set(spelling.operations) == set(MEANINGS)
 
 
@@ -206,7 +206,7 @@ def test_every_text_means_the_expression(expression: str, seed: int) -> None:
         name: np.vectorize(lambda x, name=name: f32(MEANINGS[name](float(x))), otypes=[f32])
         for name in numba_expression.TWO_FORMS
     }
-    for spelling in (numba_expression.SPELLING, numba_expression.CUDA_SPELLING):
+    for spelling in (numba_expression.PRINTER, numba_expression.NUMBA_CUDA_PRINTER):
         assignments, result = spelling.write(workload.tree)
         text = "\n".join([*(line.strip() for line in assignments), f"result = {result}"])
         got = np.empty((6, 10), f32)

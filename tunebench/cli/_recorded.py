@@ -52,7 +52,7 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
     from tunebench import device as devices
     from tunebench._host import product_name
     from tunebench.cache_file import read
-    from tunebench.kernels.foreign import FOREIGN
+    from tunebench.kernels.recorded_kernel import RECORDED_KERNELS
     from tunebench.tuning.replay import Space
 
     if problem and not re.fullmatch(r"[0-9]+(x[0-9]+)*", problem):
@@ -60,7 +60,7 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
     described = absent_device(device) if datasheet.is_file(device) else None
     if device and described is None and product_name(device) not in devices.described():
         raise UnknownName("device", device, devices.described())
-    if kernel and kernel not in (known := {foreign.kernel for foreign in FOREIGN}):
+    if kernel and kernel not in (known := {recorded.kernel for recorded in RECORDED_KERNELS}):
         raise UnknownName("described kernel", kernel, known)
     sizes = tuple(map(int, problem.split("x"))) if problem else ()
     told = "" if described is not None else device

@@ -15,7 +15,7 @@ from tunebench.bound import Bounds, bound
 from tunebench.cache_file import Recording
 from tunebench.device import Device
 from tunebench.executor import Executor
-from tunebench.kernels.foreign import describe
+from tunebench.kernels.recorded_kernel import find_recorded_kernel
 from tunebench.outcome import Measured, Outcome, Result, Verification
 from tunebench.search.loop import Budget, optimality_proof, run
 from tunebench.search.optimality_proof import OptimalityProof, violates
@@ -63,17 +63,17 @@ class Space:
         device = device or devices.described().get(product_name(recording.device))
         table = recording.table
         values = {parameter.name: parameter.values for parameter in table.space.parameters}
-        foreign = describe(recording.kernel, values, recording.problem)
-        if isinstance(foreign, str):
-            return cls(recording=recording, device=device, costs=None, bounds=None, missing=foreign)
+        known = find_recorded_kernel(recording.kernel, values, recording.problem)
+        if isinstance(known, str):
+            return cls(recording=recording, device=device, costs=None, bounds=None, missing=known)
         # Threads and shared memory, by which a search tells configurations apart, are the same on any device.
-        costs = foreign.costs(table.columns, device or devices.representative("sm_70"))
-        if device is None or device.compute_capability < foreign.minimum_cc:
+        costs = known.costs(table.columns, device or devices.representative("sm_70"))
+        if device is None or device.compute_capability < known.minimum_cc:
             missing = f"{recording.device or 'its device'} is not described"
             if device is not None:
-                missing = f"{foreign.kernel} is not described for {device.architecture}"
+                missing = f"{known.kernel} is not described for {device.architecture}"
             return cls(recording=recording, device=device, costs=costs, bounds=None, missing=missing)
-        bounds = bound(costs, foreign.traffic, device, cache="warm", rows=len(table))
+        bounds = bound(costs, known.traffic, device, cache="warm", rows=len(table))
         return cls(recording=recording, device=device, costs=costs, bounds=bounds)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tunebench import device
-from tunebench.kernels.foreign import CONVOLUTION, FOREIGN, SIZE, XGEMM, Foreign, describe
+from tunebench.kernels.recorded_kernel import CONVOLUTION, RECORDED_KERNELS, SIZE, XGEMM, RecordedKernel, find_recorded_kernel
 
 A100 = device.find("a100-40-pcie")
 LATENCIES = A100.l1_latency + A100.smem_latency
@@ -32,7 +32,7 @@ CONVOLUTION_SPACE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def counted(foreign: Foreign, config: dict[str, int]) -> dict[str, float]:
+def counted(foreign: RecordedKernel, config: dict[str, int]) -> dict[str, float]:
     columns = {name: np.array([value]) for name, value in config.items()}
     costs = foreign.costs(columns, A100)
     names = ("fma", "smem_bytes", "smem_traffic_bytes", "accesses", "instructions", "chain_clocks", "threads")
@@ -187,11 +187,11 @@ def test_a_product_is_counted_as_its_source_runs(mwg: int, nwg: int, mdimc: int,
 # -- matching ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("foreign", FOREIGN, ids=[foreign.kernel for foreign in FOREIGN])
-def test_a_space_is_described_if_all_of_it_is_known(foreign: Foreign) -> None:
+@pytest.mark.parametrize("foreign", RECORDED_KERNELS, ids=[foreign.kernel for foreign in RECORDED_KERNELS])
+def test_a_space_is_described_if_all_of_it_is_known(foreign: RecordedKernel) -> None:
     space = {"Xgemm": GEMM_SPACE, "convolution_kernel": CONVOLUTION_SPACE}[foreign.kernel]
-    assert describe(foreign.kernel, space, (SIZE, SIZE)) is foreign
-    assert describe(foreign.kernel, space | {"nvml_gr_clock": (1200, 1500)}, (SIZE, SIZE)) is foreign
+    assert find_recorded_kernel(foreign.kernel, space, (SIZE, SIZE)) is foreign
+    assert find_recorded_kernel(foreign.kernel, space | {"nvml_gr_clock": (1200, 1500)}, (SIZE, SIZE)) is foreign
 
 
 @pytest.mark.parametrize(
@@ -209,12 +209,12 @@ def test_a_space_is_described_if_all_of_it_is_known(foreign: Foreign) -> None:
 def test_what_is_not_known_is_not_described(
     kernel: str, changes: dict[str, tuple[Any, ...]], problem: tuple[int, ...], reason: str | None
 ) -> None:
-    told = describe(kernel, GEMM_SPACE | changes, problem)
+    told = find_recorded_kernel(kernel, GEMM_SPACE | changes, problem)
     assert told == (reason or XGEMM)
 
 
 def test_a_parameter_that_must_be_there_is_named() -> None:
     space = {name: values for name, values in CONVOLUTION_SPACE.items() if name != "use_padding"}
-    assert describe("convolution_kernel", space, (SIZE, SIZE)) == (
+    assert find_recorded_kernel("convolution_kernel", space, (SIZE, SIZE)) == (
         "convolution_kernel is described with use_padding"
     )

@@ -34,7 +34,7 @@ HARNESS = frozenset(("nvml_pwr_limit", "nvml_gr_clock", "nvml_mem_clock"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
+class RecordedKernel:
     """A kernel of another project, as its source says.
 
     Attributes:
@@ -55,7 +55,7 @@ class Foreign:
     traffic: Traffic
     minimum_cc: tuple[int, int] = (7, 0)  # from then on L1 and shared memory are one
 
-    def differs(self, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> str | None:
+    def mismatch(self, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> str | None:
         """Return in what a space of this kernel is not as described, or None if it is."""
         if problem != self.problem:
             return f"{self.kernel} is described for problem {_sizes(self.problem)}, not {_sizes(problem)}"
@@ -69,7 +69,7 @@ class Foreign:
         return None
 
 
-def describe(kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> Foreign | str:
+def find_recorded_kernel(kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> RecordedKernel | str:
     """Return the description of a kernel, or why it has none.
 
     Args:
@@ -77,10 +77,10 @@ def describe(kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[in
         values: Of each parameter of the space, all there are.
         problem: Its size.
     """
-    named = [foreign for foreign in FOREIGN if foreign.kernel == kernel]
+    named = [foreign for foreign in RECORDED_KERNELS if foreign.kernel == kernel]
     reasons = [f"its kernel is not described; {' and '.join(known.kernel for known in FOREIGN)} are"]
     for foreign in named:
-        reason = foreign.differs(values, problem)
+        reason = foreign.mismatch(values, problem)
         if reason is None:
             return foreign
         reasons.append(reason)
@@ -99,7 +99,7 @@ SIZE = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Operand:
+class _MatrixReads:
     """What a block does with one matrix for each of the terms: columns.
 
     Attributes:
@@ -115,7 +115,7 @@ class _Operand:
     moves: Any
 
 
-def _operand(columns: Columns, letter: str) -> _Operand:
+def _matrix_reads(columns: Columns, letter: str) -> _MatrixReads:
     """Count the reads of A, whose values differ along the first dimension of a block's threads, or of B."""
     of_a = letter == "A"
     tile, across = columns["MWG" if of_a else "NWG"], columns["MDIMC" if of_a else "NDIMC"]
@@ -135,7 +135,7 @@ def _operand(columns: Columns, letter: str) -> _Operand:
     conflicting = loads * np.maximum(1, lanes * width / reached)
     distinct = np.maximum(loads, lanes * each / BANKS)  # nothing is known of the banks of L1
     stores = tile / np.where(strided, narrow, np.minimum(4, tile // inner))
-    return _Operand(
+    return _MatrixReads(
         loads=loads,
         load_bytes=4 * BANKS * np.where(staged, conflicting, distinct),
         staged_bytes=4 * staged * tile,
@@ -153,7 +153,7 @@ def _xgemm(columns: Columns, device: Device) -> Costs:
     """
     mwg, nwg, mdimc = (columns[name] for name in ("MWG", "NWG", "MDIMC"))
     threads = mdimc * columns["NDIMC"]
-    a, b = _operand(columns, "A"), _operand(columns, "B")
+    a, b = _matrix_reads(columns, "A"), _matrix_reads(columns, "B")
     warps, loads, moves = threads / 32, a.loads + b.loads, a.moves + b.moves
     staged_bytes = a.staged_bytes + b.staged_bytes
     blocks = (SIZE // mwg) * (SIZE // nwg)
@@ -173,7 +173,7 @@ def _xgemm(columns: Columns, device: Device) -> Costs:
     )
 
 
-XGEMM = Foreign(
+XGEMM = RecordedKernel(
     kernel="Xgemm",
     parameters=frozenset(
         ("MWG", "NWG", "KWG", "MDIMC", "NDIMC", "MDIMA", "NDIMB", "KWI", "VWM", "VWN", "SA", "SB")
@@ -260,7 +260,7 @@ def _convolution(columns: Columns, device: Device) -> Costs:
 
 SWITCH = frozenset((0, 1))
 
-CONVOLUTION = Foreign(
+CONVOLUTION = RecordedKernel(
     kernel="convolution_kernel",
     parameters=frozenset(
         (
@@ -275,5 +275,5 @@ CONVOLUTION = Foreign(
     traffic=Traffic(read_bytes=SIZE**2 * 4, write_bytes=SIZE**2 * 4),
 )
 
-FOREIGN = (XGEMM, CONVOLUTION)
+RECORDED_KERNELS = (XGEMM, CONVOLUTION)
 """Every kernel that is described."""
