@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Columns = Mapping[str, NDArray[Any]]
 
-__all__ = ["FOREIGN", "Foreign", "describe"]
+__all__ = ["RECORDED_KERNELS", "RecordedKernel", "find_recorded_kernel"]
 
 BANKS = 32
 """Banks of shared memory, each of which gives one word of 4 bytes a clock.
@@ -69,22 +69,24 @@ class RecordedKernel:
         return None
 
 
-def find_recorded_kernel(kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]) -> RecordedKernel | str:
-    """Return the description of a kernel, or why it has none.
+def find_recorded_kernel(
+    kernel: str, values: Mapping[str, Sequence[Any]], problem: tuple[int, ...]
+) -> RecordedKernel | str:
+    """Return the cost model of a kernel, or the reason why it has none.
 
     Args:
-        kernel: Its name.
-        values: Of each parameter of the space, all there are.
-        problem: Its size.
+        kernel: Name of the kernel in the recorded tuning space.
+        values: All values of each parameter of the space, by parameter name.
+        problem: Problem size of the space; empty if unknown.
     """
-    named = [foreign for foreign in RECORDED_KERNELS if foreign.kernel == kernel]
-    reasons = [f"its kernel is not described; {' and '.join(known.kernel for known in FOREIGN)} are"]
-    for foreign in named:
-        reason = foreign.mismatch(values, problem)
-        if reason is None:
-            return foreign
-        reasons.append(reason)
-    return reasons[-1]
+    reason = f"its kernel is not described; {' and '.join(known.kernel for known in RECORDED_KERNELS)} are"
+    for known in RECORDED_KERNELS:
+        if known.kernel == kernel:
+            mismatch = known.mismatch(values, problem)
+            if mismatch is None:
+                return known
+            reason = mismatch
+    return reason
 
 
 def _sizes(problem: tuple[int, ...]) -> str:

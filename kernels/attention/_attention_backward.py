@@ -20,15 +20,15 @@ from tunebench.workloads.operators.attention import Attention
 
 __all__ = [
     "TOGETHER",
-    "Meetings",
+    "LoopCounts",
     "Side",
-    "Work",
+    "PassWork",
     "as_costs",
     "blocks",
     "heads_of",
     "is_of_use",
     "lengths_differ",
-    "meetings",
+    "loop_counts",
     "pass_launch",
     "problem",
     "rows_of",

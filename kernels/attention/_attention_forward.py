@@ -25,7 +25,7 @@ __all__ = [
     "CONSTRAINTS",
     "LOG2_E",
     "PARAMETERS",
-    "Share",
+    "ForwardWork",
     "blocks",
     "launches",
     "problem",

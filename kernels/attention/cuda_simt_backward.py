@@ -194,7 +194,9 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
             serial_launches=3,
         )
 
-    def _work(self, workload: Attention, table: Table, side: backward.Side, device: Device) -> backward.PassWork:
+    def _work(
+        self, workload: Attention, table: Table, side: backward.Side, device: Device
+    ) -> backward.PassWork:
         """Count the products, and what is read of shared memory for them."""
         threads, rows, step = (table[name].astype(np.float64) for name in SPACE.names)
         met = backward.loop_counts(workload, side, table["rows"], table["step"])

@@ -11,7 +11,7 @@ from tunebench.workloads.operators._chain import Chain
 
 __all__ = [
     "INJECTED",
-    "SPELLING",
+    "PRINTER",
     "filled",
     "function",
     "function_of",

@@ -11,7 +11,7 @@ from typing import Any
 from tunebench.expression import Apply, Name, Node, Number, names, steps
 from tunebench.workloads.operators._chain import Chain
 
-__all__ = ["Spelling", "compiled", "least_operations", "lines", "variable"]
+__all__ = ["CodePrinter", "compiled", "least_operations", "lines", "variable"]
 
 LONGEST = 4096
 """Elements of a line that rows are joined to where nothing tells them apart."""

@@ -15,7 +15,7 @@ from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators._norm import Norm
 
-__all__ = ["BlockNorm", "forward_arguments", "is_centred", "problem", "rows_of"]
+__all__ = ["CudaBlockNorm", "forward_arguments", "is_centred", "problem", "rows_of"]
 
 N = TypeVar("N", bound=Norm)
 

@@ -23,7 +23,7 @@ from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tili
 from tunebench.workload import Tensor
 from tunebench.workloads.operators._norm import Norm
 
-__all__ = ["BackwardNorm"]
+__all__ = ["CudaBackwardNorm"]
 
 N = TypeVar("N", bound=Norm)
 

@@ -20,7 +20,7 @@ from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_d
 from tunebench.workload import Tensor
 from tunebench.workloads.operators._norm import Norm
 
-__all__ = ["SplitNorm"]
+__all__ = ["CudaSplitNorm"]
 
 N = TypeVar("N", bound=Norm)
 

@@ -15,8 +15,8 @@ from tunebench.workloads.operators._activation import STEPS
 from tunebench.workloads.operators._chain import Chain
 
 __all__ = [
-    "CUDA_SPELLING",
-    "SPELLING",
+    "NUMBA_CUDA_PRINTER",
+    "PRINTER",
     "TWO_FORMS",
     "by_libm",
     "by_polynomials",

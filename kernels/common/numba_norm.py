@@ -22,8 +22,8 @@ from tunebench.workloads.operators._norm import Norm
 __all__ = [
     "CONSTRAINTS",
     "PARAMETERS",
-    "BackwardNorm",
-    "ForwardNorm",
+    "NumbaCpuBackwardNorm",
+    "NumbaCpuForwardNorm",
     "Statistics",
     "merged",
     "squares",

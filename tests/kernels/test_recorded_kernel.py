@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from tunebench import device
-from tunebench.kernels.recorded_kernel import CONVOLUTION, RECORDED_KERNELS, SIZE, XGEMM, RecordedKernel, find_recorded_kernel
+from tunebench.kernels.recorded_kernel import (
+    CONVOLUTION,
+    RECORDED_KERNELS,
+    SIZE,
+    XGEMM,
+    RecordedKernel,
+    find_recorded_kernel,
+)
 
 A100 = device.find("a100-40-pcie")
 LATENCIES = A100.l1_latency + A100.smem_latency
@@ -191,7 +198,9 @@ def test_a_product_is_counted_as_its_source_runs(mwg: int, nwg: int, mdimc: int,
 def test_a_space_is_described_if_all_of_it_is_known(foreign: RecordedKernel) -> None:
     space = {"Xgemm": GEMM_SPACE, "convolution_kernel": CONVOLUTION_SPACE}[foreign.kernel]
     assert find_recorded_kernel(foreign.kernel, space, (SIZE, SIZE)) is foreign
-    assert find_recorded_kernel(foreign.kernel, space | {"nvml_gr_clock": (1200, 1500)}, (SIZE, SIZE)) is foreign
+    assert (
+        find_recorded_kernel(foreign.kernel, space | {"nvml_gr_clock": (1200, 1500)}, (SIZE, SIZE)) is foreign
+    )
 
 
 @pytest.mark.parametrize(
