@@ -1,6 +1,6 @@
 #pragma once
 // Instructions of Hopper alone (sm_90a): one wrapper each, and beside it what the emulator makes of it (its models are
-// in shim_hopper.h). Needs types.cuh and ptx.cuh.
+// in shim/hopper.h). Needs types.cuh and ptx.cuh.
 //
 // Shared memory goes by its 32-bit address (`shared_address`). Source: PTX ISA, the section that each group names.
 

@@ -50,7 +50,7 @@ def test_the_wheel_holds_every_file_once(wheel: Path) -> None:
 def test_the_wheel_holds_the_data_files(wheel: Path) -> None:
     found = set(files_of_wheel(wheel))
     assert {"tunebench/py.typed", "tunebench/devices.toml", "tunebench/links.toml"} <= found
-    assert "tunebench/emulate/shim.h" in found
+    assert "tunebench/emulate/shim/cuda.h" in found
     assert "tunebench/workloads/suites/resnet50.toml" in found
     assert "tunebench/workloads/networks/gpt2-large.toml" in found
     assert any(name.startswith("tunebench/kernels/") and name.endswith(".cuh") for name in found)

@@ -1,6 +1,6 @@
 """CUDA C++ without a GPU: the same source through the host's C++ compiler, run by the emulator.
 
-A kernel becomes an executable of its own (see `host_compiler`, and shim_runtime.h for what it reports), so
+A kernel becomes an executable of its own (see `host_compiler`, and shim/runtime.h for what it reports), so
 that a crash takes nothing along and AddressSanitizer can watch it. What it is to run (launches, tensors,
 order of threads) is told at run time: one executable serves several orders and sizes.
 """
@@ -91,7 +91,7 @@ def emulate(
 ) -> dict[str, Array]:
     """Run one configuration on the host and return its outputs.
 
-    Outputs are filled with NaN first, shared memory with a poison before each block (see shim_runtime.h).
+    Outputs are filled with NaN first, shared memory with a poison before each block (see shim/runtime.h).
 
     Args:
         variant: What to run.
@@ -128,7 +128,7 @@ def watch(
 ) -> Watched:
     """Run one configuration as `emulate` does, find races, and count what a GPU would execute.
 
-    Every access to memory is seen (see shim_watch.h), so that one run in one order finds what `emulate`
+    Every access to memory is seen (see shim/watch.h), so that one run in one order finds what `emulate`
     finds only where results differ: threads that touch the same byte of shared memory with no barrier
     between, blocks that write the same byte of a tensor, shared memory that is read before it is written.
 
@@ -209,7 +209,7 @@ def _job(
     launches: tuple[Launch, ...],
     inputs: Mapping[str, Array],
 ) -> str:
-    """Return the tensors and launches as the runtime reads them (`read_job` of shim_job.h)."""
+    """Return the tensors and launches as the runtime reads them (`read_job` of shim/job.h)."""
     roles = [("input", workload.inputs()), ("output", workload.outputs()), ("scratch", scratch)]
     tensors = [(role, tensor) for role, group in roles for tensor in group]
     stored = [(role, tensor) for role, tensor in tensors if tensor.shape]
@@ -233,7 +233,7 @@ def _job(
 
 
 def _map_line(tensor_map: TensorMap, tensor: int) -> str:
-    """Return a tensor map as the runtime reads it (`read_tensor_map` of shim_job.h)."""
+    """Return a tensor map as the runtime reads it (`read_tensor_map` of shim/job.h)."""
     pixels = tensor_map.pixel_box
     kind = (
         itemsize(tensor_map.dtype),

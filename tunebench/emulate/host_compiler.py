@@ -1,6 +1,6 @@
 """The host's C++ compiler, and what it makes of a CUDA C++ kernel: an executable that emulates it.
 
-The kernel's source is compiled against shim.h and linked with the emulator's runtime, which is compiled once.
+The kernel's source is compiled against shim/cuda.h and linked with the emulator's runtime, which is compiled once.
 Executables are kept on disk by what reached the compiler.
 """
 
@@ -27,7 +27,7 @@ Mode = Literal["plain", "sanitize", "watch"]
 """What is found besides results: nothing, accesses out of bounds, or races, with counts of what is done."""
 
 OLDEST_GCC_THAT_WATCHES = 12
-"""Earlier ones are not known to call what shim_watch.h defines."""
+"""Earlier ones are not known to call what shim/watch.h defines."""
 
 _TIMEOUT_S = 120.0
 _FLAGS = (
@@ -83,7 +83,7 @@ def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "pla
         raise NotEmulated("no g++; install a C++ compiler, or name one in $CXX")
     unit = _translation_unit(source, entries)
     flags = _flags(compiler, mode)
-    key = binary_key("emulated", strip_comments(unit), *flags, _version(compiler), *_shim().values())
+    key = binary_key("emulated", strip_comments(unit), *flags, *_key_parts(compiler))
     target = _environment.cache_folder() / "emulated" / key[:2] / key
     if not target.is_file():
         runtime = _runtime(compiler, mode)
@@ -96,7 +96,7 @@ def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "pla
 def _translation_unit(source: str, entries: tuple[str, ...]) -> str:
     """Return the kernel's source, private to the file so that what is unused costs nothing, and its table."""
     table = "\n".join(f"    emulated::entry(&{entry})," for entry in entries)
-    return f"""#include "shim.h"
+    return f"""#include "shim/cuda.h"
 namespace {{
 #line 1 "kernel"
 {as_host_cxx(source)}
@@ -143,18 +143,27 @@ def _gcc_version(compiler: str) -> int:
 
 
 @functools.cache
-def _shim() -> dict[str, str]:
-    files = (file for file in resources.files("tunebench.emulate").iterdir() if file.name.endswith(".h"))
-    return {file.name: file.read_text(encoding="utf-8") for file in sorted(files, key=lambda file: file.name)}
+def _headers() -> dict[str, str]:
+    """Return the text of each header of the emulator, by file name."""
+    folder = resources.files("tunebench.emulate").joinpath("shim")
+    return {
+        file.name: file.read_text(encoding="utf-8") for file in sorted(folder.iterdir(), key=lambda f: f.name)
+    }
+
+
+@functools.cache
+def _key_parts(compiler: str) -> tuple[str, ...]:
+    """Return what every compilation depends on: the compiler's version and the headers without comments."""
+    return (_version(compiler), *map(strip_comments, _headers().values()))
 
 
 def _runtime(compiler: str, mode: Mode) -> Path:
     """Return the emulator's runtime as an object file, compiled if it is not on disk yet."""
     flags = _runtime_flags(compiler, mode)
-    key = binary_key("runtime", *flags, _version(compiler), *_shim().values())
+    key = binary_key("runtime", *flags, *_key_parts(compiler))
     target = _environment.cache_folder() / "emulated" / f"runtime-{key}.o"
     if not target.is_file():
-        _compile([compiler, *flags, *_FROM_STDIN], '#include "shim_runtime.h"\n', target)
+        _compile([compiler, *flags, *_FROM_STDIN], '#include "shim/runtime.h"\n', target)
     return target
 
 
@@ -168,8 +177,10 @@ def _compile(command: list[str], source: str, target: Path, link: list[str] | No
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            for name, text in _shim().items():
-                Path(folder, name).write_text(text, encoding="utf-8")
+            headers = Path(folder, "shim")
+            headers.mkdir()
+            for name, text in _headers().items():
+                (headers / name).write_text(text, encoding="utf-8")
             unit, linked = Path(folder, "unit.o"), Path(folder, "linked")
             _run([*command, f"-I{folder}", "-c", "-o", str(unit)], source)
             if link is not None:

@@ -1,4 +1,4 @@
-// The emulator's runtime, where it watches: what a block executes, as a GPU would count it. Needs shim_state.h.
+// The emulator's runtime, where it watches: what a block executes, as a GPU would count it. Needs state.h.
 //
 // Lanes of a warp run one after the other here. Accesses of theirs belong to one warp instruction if they are made by
 // the same instruction, at the same repetition since the warp last came together. A lane that skips a repetition
@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "shim_state.h"
+#include "state.h"
 
 namespace emulated {
 namespace {

@@ -1,10 +1,10 @@
 // The emulator's runtime: a block, or a cluster of them, from its first thread to its last, barriers and order. Needs
-// shim_warp.h.
+// warp.h.
 #pragma once
 #include <algorithm>
 #include <string>
 
-#include "shim_warp.h"
+#include "warp.h"
 
 namespace emulated {
 
@@ -18,7 +18,7 @@ Vote block_barrier(int line, bool predicate) {
 
 namespace {
 
-// Of shim_hopper.h: begins and ends a cluster; does something that was put off, if there is anything; says what fibers
+// Of hopper.h: begins and ends a cluster; does something that was put off, if there is anything; says what fibers
 // wait for.
 void begin_asynchronous();
 void end_asynchronous();

@@ -1,12 +1,12 @@
 // The emulator's runtime: copies of a tensor's boxes, and of columns of its pixels, to shared memory. Needs
-// shim_mbarrier.h.
+// mbarrier.h.
 //
 // Source: PTX ISA, "cp.async.bulk.tensor", and "Tensors" (tiled and im2col modes: bounding boxes, traversal strides,
 // out-of-boundary access; swizzling modes).
 #pragma once
 #include <algorithm>
 
-#include "shim_mbarrier.h"
+#include "mbarrier.h"
 
 namespace emulated {
 

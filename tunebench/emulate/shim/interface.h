@@ -1,7 +1,7 @@
-// What kernel code, compiled for the host, asks of the emulator's runtime (shim_runtime.h).
+// What kernel code, compiled for the host, asks of the emulator's runtime (runtime.h).
 //
 // A block's threads are fibers of one host thread: one runs until it waits for others, then the next. Nothing is
-// included here or in shim.h, so that a kernel compiles in a fraction of a second.
+// included here or in cuda.h, so that a kernel compiles in a fraction of a second.
 #pragma once
 
 struct uint3 {
@@ -119,7 +119,7 @@ void commit_copies();
 void wait_for_copies(int groups_left);
 
 // ---- what is counted --------------------------------------------------------------------------------------
-// Of the lane that calls; nothing where nobody watches (see shim_watch.h).
+// Of the lane that calls; nothing where nobody watches (see watch.h).
 
 #ifdef TUNEBENCH_WATCH
 void count_f32();      // one full-rate f32 instruction
@@ -137,7 +137,7 @@ inline void tell_shared_read(int, const void*, Bytes) {}
 #define TUNEBENCH_UNSEEN
 #endif
 
-// ---- asynchronous barriers, bulk copies, warpgroups, clusters (shim_hopper.h) -----------------------------
+// ---- asynchronous barriers, bulk copies, warpgroups, clusters (hopper.h) -----------------------------
 // Shared memory by its 32-bit address, as instructions of sm_90 name it: that of the block that runs, or, in the window
 // that `cluster_address` opens, that of another block of its cluster.
 

@@ -1,10 +1,10 @@
-// The emulator's runtime: shared memory by 32-bit addresses, as instructions of sm_90 name it. Needs shim_fiber.h.
+// The emulator's runtime: shared memory by 32-bit addresses, as instructions of sm_90 name it. Needs fiber.h.
 //
 // A block's dynamic shared memory begins at FIRST, past what the system keeps for itself; `__shared__` variables
 // follow. Block `rank` of the cluster has its window at (rank + 1) * WINDOW; the block that asks has its own at 0, too.
 #pragma once
-#include "shim_fiber.h"
-#include "shim_watch_hopper.h"
+#include "fiber.h"
+#include "watch_hopper.h"
 
 namespace emulated {
 

@@ -1,4 +1,4 @@
-// The emulator's runtime: products of a warpgroup, whose operands are in shared memory. Needs shim_box.h.
+// The emulator's runtime: products of a warpgroup, whose operands are in shared memory. Needs box.h.
 //
 // Source: PTX ISA, "Asynchronous warpgroup level matrix instructions": register fragments, shared memory layouts,
 // matrix descriptor, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <deque>
 
-#include "shim_box.h"
+#include "box.h"
 
 namespace emulated {
 

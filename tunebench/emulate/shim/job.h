@@ -1,4 +1,4 @@
-// The emulator's jobs: tensors and launches, read from standard input, checked, run. Needs shim_hopper.h.
+// The emulator's jobs: tensors and launches, read from standard input, checked, run. Needs hopper.h.
 //
 // A job is lines of text (see `read_job`), an empty line, and the bytes of all inputs. The bytes of all outputs go to
 // standard output. Exit status: 0, or 3 with one line on standard error that says what is wrong.
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "shim_hopper.h"
+#include "hopper.h"
 
 namespace emulated {
 

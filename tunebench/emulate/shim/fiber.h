@@ -1,8 +1,8 @@
-// The emulator's runtime: threads of the blocks that run together, as fibers of one host thread. Needs shim_state.h.
+// The emulator's runtime: threads of the blocks that run together, as fibers of one host thread. Needs state.h.
 #pragma once
 #include <sys/mman.h>
 
-#include "shim_watch.h"
+#include "watch.h"
 
 namespace emulated {
 namespace {

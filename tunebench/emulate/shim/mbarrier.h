@@ -1,8 +1,8 @@
-// The emulator's runtime: barriers in shared memory that also wait for bytes. Needs shim_window.h.
+// The emulator's runtime: barriers in shared memory that also wait for bytes. Needs window.h.
 //
 // The 64-bit object is kept in shared memory, so that what overwrites it is noticed. Source: PTX ISA, "mbarrier".
 #pragma once
-#include "shim_window.h"
+#include "window.h"
 
 namespace emulated {
 

@@ -1,10 +1,10 @@
 // The emulator's runtime, where it watches: what orders threads and their copies and products on sm_90. Needs
-// shim_watch.h. Addresses are the host's.
+// watch.h. Addresses are the host's.
 //
 // A bulk copy writes and a product reads at some time after a thread has asked for it; each is an access of an agent,
 // whose clock is what one waits for: the phases of the barrier that the copy tells, the products of the warpgroup.
 #pragma once
-#include "shim_watch.h"
+#include "watch.h"
 
 namespace emulated {
 namespace {

@@ -1,4 +1,4 @@
-// The emulator's runtime: what there is while a block runs. Needs shim_stack.h.
+// The emulator's runtime: what there is while a block runs. Needs stack.h.
 #pragma once
 #include <unistd.h>
 
@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "shim_interface.h"
-#include "shim_stack.h"
+#include "interface.h"
+#include "stack.h"
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -31,7 +31,7 @@ struct Copy {
   int group;
 };
 
-// What a fiber of State::waiting waits for, and what it has asked of its warpgroup (see shim_hopper.h).
+// What a fiber of State::waiting waits for, and what it has asked of its warpgroup (see hopper.h).
 struct Progress {
   enum Cause { barrier, products, cluster } waits_for;
   unsigned address, parity;        // of the barrier, in the window of the cluster

@@ -1,5 +1,5 @@
 // The emulator's runtime, where it watches (TUNEBENCH_WATCH): every access to memory comes by here, to be counted
-// (shim_count.h) and held against others (shim_race.h). Elsewhere all of this is nothing. Needs shim_state.h.
+// (count.h) and held against others (race.h). Elsewhere all of this is nothing. Needs state.h.
 //
 // The kernel is compiled with -fsanitize=thread, which puts a call before every access to memory that another thread
 // might see; the functions called are those below, in place of the sanitizer's own. Accesses that are the emulator's
@@ -7,11 +7,11 @@
 #pragma once
 #include <string>
 
-#include "shim_state.h"
+#include "state.h"
 
 #ifdef TUNEBENCH_WATCH
-#include "shim_count.h"
-#include "shim_race.h"
+#include "count.h"
+#include "race.h"
 #endif
 
 namespace emulated {

@@ -1,6 +1,6 @@
-// The emulator's runtime: copies from global to shared memory that happen when they like. Needs shim_fiber.h.
+// The emulator's runtime: copies from global to shared memory that happen when they like. Needs fiber.h.
 #pragma once
-#include "shim_fiber.h"
+#include "fiber.h"
 
 namespace emulated {
 

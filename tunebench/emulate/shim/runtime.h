@@ -1,5 +1,5 @@
 // The emulator's runtime: it runs blocks one after the other, their threads as fibers, and reports what a GPU would
-// have hidden. Compiled once and linked with each kernel, whose source sees shim.h.
+// have hidden. Compiled once and linked with each kernel, whose source sees cuda.h.
 //
 // What shows a mistake:
 // - Shared memory is filled with a poison before every block, so that a value read before it was written is noticed.
@@ -12,13 +12,13 @@
 //   AddressSanitizer no read either. Inputs must be left as they were.
 //
 // Of these files each needs those above it.
-#include "shim_interface.h"  // what kernels ask of it
-#include "shim_stack.h"      // switching stacks
-#include "shim_state.h"      // what there is while a block runs
-#include "shim_watch.h"      // counts and races, where that is asked for; shim_watch_hopper.h for sm_90
-#include "shim_fiber.h"      // threads
-#include "shim_warp.h"       // shuffles, votes, whole-warp instructions
-#include "shim_block.h"      // barriers, order, deadlock
-#include "shim_copy.h"       // asynchronous copies
-#include "shim_hopper.h"     // clusters; barriers, bulk copies and products of sm_90
-#include "shim_job.h"        // what is to be run, and main()
+#include "interface.h"  // what kernels ask of it
+#include "stack.h"      // switching stacks
+#include "state.h"      // what there is while a block runs
+#include "watch.h"      // counts and races, where that is asked for; watch_hopper.h for sm_90
+#include "fiber.h"      // threads
+#include "warp.h"       // shuffles, votes, whole-warp instructions
+#include "block.h"      // barriers, order, deadlock
+#include "copy.h"       // asynchronous copies
+#include "hopper.h"     // clusters; barriers, bulk copies and products of sm_90
+#include "job.h"        // what is to be run, and main()

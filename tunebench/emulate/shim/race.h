@@ -1,4 +1,4 @@
-// The emulator's runtime, where it watches: accesses to the same byte that nothing orders. Needs shim_state.h.
+// The emulator's runtime, where it watches: accesses to the same byte that nothing orders. Needs state.h.
 //
 // __syncthreads orders all that the block did before it, __syncwarp what its lanes did; waiting for asynchronous
 // copies, for a barrier in shared memory, for products of a warpgroup or for the cluster orders what was waited for.
@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "shim_state.h"
+#include "state.h"
 
 extern "C" const char __executable_start;
 

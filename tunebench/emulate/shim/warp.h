@@ -1,8 +1,8 @@
-// The emulator's runtime: calls that the lanes of a warp make together. Needs shim_fiber.h.
+// The emulator's runtime: calls that the lanes of a warp make together. Needs fiber.h.
 #pragma once
 #include <algorithm>
 
-#include "shim_fiber.h"
+#include "fiber.h"
 
 namespace emulated {
 

@@ -3,7 +3,7 @@
 // `__shared__` is none of them: no macro can give such variables memory that is poisoned and watched, so their
 // declarations have been rewritten (see host_source.py) before the compiler sees them.
 #pragma once
-#include "shim_interface.h"
+#include "interface.h"
 
 #define TUNEBENCH_EMULATE 1
 

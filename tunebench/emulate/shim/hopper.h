@@ -1,4 +1,4 @@
-// The emulator's models of what sm_90 added. Needs shim_block.h.
+// The emulator's models of what sm_90 added. Needs block.h.
 //
 // They follow the PTX ISA and know nothing of the kernels that use them. What shows a mistake:
 // - Copies and products happen at once (forward), as late as they may (reverse), or either (random): a copy when no
@@ -11,9 +11,9 @@
 #pragma once
 #include <string>
 
-#include "shim_block.h"
-#include "shim_box.h"        // copies of boxes, and barriers that wait for them
-#include "shim_warpgroup.h"  // products
+#include "block.h"
+#include "box.h"        // copies of boxes, and barriers that wait for them
+#include "warpgroup.h"  // products
 
 namespace emulated {
 
