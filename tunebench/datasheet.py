@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunebench._device import Device, architecture_facts, architectures, product_facts
 from tunebench._host import product_name
-from tunebench.device import Device, architecture_facts, architectures, product_facts
 from tunebench.errors import InputError, UnknownName
 
 __all__ = ["Sheet", "is_file", "read"]

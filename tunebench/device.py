@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tunebench.errors import DeviceError, InputError, UnknownName
+from tunebench import _host, datasheet
+from tunebench._device import (
+    Device,
+    architecture_facts,
+    architectures,
+    described_facts,
+    highest_rates,
+    product_facts,
+)
+from tunebench.errors import DeviceError, UnknownName
 
 __all__ = [
     "Device",
@@ -28,156 +32,14 @@ __all__ = [
 ]
 
 
-_POSITIVE = (
-    *("sm_count", "max_clock_mhz", "dram_gb_s", "fma_per_clock", "sfu_per_clock", "issue_per_clock"),
-    *("smem_bytes_per_clock", "fill_bytes_per_clock", "accesses_per_clock", "registers_per_sm", "partitions"),
-)
-"""Fields a bound divides by."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """An architecture, a product name, its rates and limits.
-
-    Rates are the most the hardware can do at `max_clock_mhz`, never what was observed: bounds rest on them.
-
-    Attributes:
-        name: Product in lower case with hyphens, such as ``a100-80-sxm``.
-        kind: ``"gpu"`` or ``"cpu"``.
-        architecture: ``"sm_80"``; for a CPU its instruction-set level, such as ``"x86_64-v4"``.
-        sm_count: Streaming multiprocessors; for a CPU its cores.
-        max_clock_mhz: Highest clock the driver allows.
-        dram_gb_s: Peak memory bandwidth, 1e9 bytes a second.
-        l2_bytes: Last-level cache.
-        memory_bytes: Memory; 0 where it is not known.
-        fma_per_clock: f32 multiply-adds per SM and clock.
-        mma_flop_per_clock: Dense tensor-core FLOPs per SM and clock by input type (f32 accumulation, i32 for
-            i8); a type that is missing has no tensor-core instruction.
-        sfu_per_clock: Special-function results per SM and clock.
-        issue_per_clock: Warp instructions per SM and clock.
-        smem_bytes_per_clock: Shared-memory bytes per SM and clock.
-        fill_bytes_per_clock: Bytes per SM and clock that L2 can deliver into it.
-        accesses_per_clock: Lanes per SM and clock whose loads and stores (shared memory, L1) can begin.
-        fma_latency: Clocks after which a dependent f32 multiply-add can follow the one before, at least.
-        mma_latency: Likewise, products of 32 bytes of k by mma.sync into the same sums.
-        smem_latency: Clocks from a load of shared memory to its value, at least.
-        l1_latency: Likewise, a load from global memory that finds its line in L1.
-        l2_latency: Likewise, one that must go to L2.
-        smem_per_sm_bytes: Shared memory of an SM.
-        smem_per_block_bytes: Most that one block may have.
-        smem_reserved_bytes: Shared memory the system takes for itself for each resident block.
-        threads_per_sm: Resident threads.
-        blocks_per_sm: Resident blocks.
-        registers_per_sm: 32-bit registers.
-        partitions: Quarters (or halves) of an SM: a warp lives in one and uses the units of no other.
-        power_limit_w: Power limit in force, where known: it makes two measurements comparable or not.
-        boost_clock_mhz: The clock that the datasheet quotes its peaks at, where `max_clock_mhz` is above it;
-            expected times rest on this one.
-        tdp_w: Power that the board is made for, by the datasheet.
-        process_nm: Size that the foundry names its process by.
-        assumed: Whether rates rest on an assumption (a virtual machine hides its clock), and gaps with them.
-    """
-
-    name: str
-    kind: Literal["gpu", "cpu"]
-    architecture: str
-    sm_count: int
-    max_clock_mhz: float
-    dram_gb_s: float
-    l2_bytes: int
-    fma_per_clock: float
-    memory_bytes: int = 0
-    mma_flop_per_clock: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    sfu_per_clock: float = 16.0
-    issue_per_clock: float = 4.0
-    smem_bytes_per_clock: float = 128.0
-    fill_bytes_per_clock: float = 64.0
-    accesses_per_clock: float = 32.0
-    fma_latency: float = 4.0
-    mma_latency: float = 16.0
-    smem_latency: float = 19.0
-    l1_latency: float = 28.0
-    l2_latency: float = 188.0
-    smem_per_sm_bytes: int = 0
-    smem_per_block_bytes: int = 0
-    smem_reserved_bytes: int = 0
-    threads_per_sm: int = 0
-    blocks_per_sm: int = 0
-    registers_per_sm: int = 65536
-    partitions: int = 4
-    power_limit_w: float | None = None
-    boost_clock_mhz: float | None = None
-    tdp_w: float | None = None
-    process_nm: float | None = None
-    assumed: bool = False
-
-    def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"device {self.name}: {name} must be positive, got {getattr(self, name)}")
-        for name in ("boost_clock_mhz", "tdp_w", "process_nm"):
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"device {self.name}: {name} must be positive, got {getattr(self, name)}")
-
-    @property
-    def compute_capability(self) -> tuple[int, int]:
-        """Return (major, minor) of a GPU; (0, 0) for anything else."""
-        match = re.fullmatch(r"sm_(\d+)(\d)[af]?", self.architecture)
-        return (int(match[1]), int(match[2])) if match else (0, 0)
-
-    @property
-    def key(self) -> str:
-        """Identity under which results are stored: what makes two devices of one name comparable or not."""
-        power = f",power={self.power_limit_w:g}" if self.power_limit_w is not None else ""
-        return f"{self.architecture}:{self.name},sm={self.sm_count}{power}"
-
-
-@functools.cache
-def _described() -> dict[str, Any]:
-    text = resources.files("tunebench").joinpath("devices.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-def architecture_facts(architecture: str) -> dict[str, Any]:
-    """Return what all devices of an architecture share; nothing if it is not described."""
-    entry = _described()["architecture"].get(architecture, {})
-    return {name: value for name, value in entry.items() if name != "representative"}
-
-
-def product_facts(name: str) -> dict[str, Any]:
-    """Return what is described of a product itself; nothing if it is not."""
-    entry = _described()["device"].get(name, {})
-    return {name: value for name, value in entry.items() if name != "source"}
-
-
 def _build(name: str) -> Device:
     product = product_facts(name)
     return Device(name=name, kind="gpu", **{**architecture_facts(product["architecture"]), **product})
 
 
-def _highest() -> dict[str, Any]:
-    """Return the highest rates of any described architecture: what one that is not described is taken for."""
-    entries = [architecture_facts(name) for name in _described()["architecture"] if name.startswith("sm_")]
-    rates = {name for entry in entries for name in entry if name.endswith("_per_clock")}
-    highest: dict[str, Any] = {
-        name: max(entry[name] for entry in entries if name in entry)
-        for name in rates - {"mma_flop_per_clock"}
-    }
-    tables = [entry.get("mma_flop_per_clock", {}) for entry in entries]
-    types = {dtype for table in tables for dtype in table}
-    highest["mma_flop_per_clock"] = {dtype: max(table.get(dtype, 0) for table in tables) for dtype in types}
-    return highest
-
-
 def described() -> dict[str, Device]:
     """Return every device of `devices.toml`, by name."""
-    return {name: _build(name) for name in _described()["device"]}
-
-
-def architectures() -> dict[str, str]:
-    """Return the described architectures, each with the product that stands for it."""
-    table = _described()["architecture"]
-    return {name: str(entry["representative"]) for name, entry in table.items()}
+    return {name: _build(name) for name in described_facts()["device"]}
 
 
 def representative(architecture: str) -> Device:
@@ -194,15 +56,11 @@ def representative(architecture: str) -> Device:
 
 def local_cpu() -> Device:
     """Return this machine's processor."""
-    from tunebench import _host
-
     return Device(**_host.cpu())
 
 
 def local_gpus() -> tuple[Device, ...]:
     """Return this machine's NVIDIA GPUs in the driver's order; none without a driver."""
-    from tunebench import _host
-
     return tuple(_local_gpu(facts) for facts in _host.gpus())
 
 
@@ -214,7 +72,7 @@ def _local_gpu(facts: Mapping[str, Any]) -> Device:
     not described gets the highest rates of any that is, and is marked `assumed`.
     """
     product = product_facts(facts["name"])
-    common = architecture_facts(facts["architecture"]) or {**_highest(), "assumed": True}
+    common = architecture_facts(facts["architecture"]) or {**highest_rates(), "assumed": True}
     peaks = {name: max(facts[name], product.get(name, 0)) for name in ("max_clock_mhz", "dram_gb_s")}
     return Device(**{"kind": "gpu", **common, **product, **facts, **peaks})
 
@@ -246,11 +104,11 @@ def find(name: str | None = None) -> Device:
     local = {device.name: device for device in (local_cpu(), *local_gpus())}
     if name in local:
         return local[name]
-    if name in _described()["device"]:
+    if name in described_facts()["device"]:
         return _build(name)
     if name in architectures():
         return representative(name)
-    raise UnknownName("device", name, {"cpu", "cuda", *local, *_described()["device"], *architectures()})
+    raise UnknownName("device", name, {"cpu", "cuda", *local, *described_facts()["device"], *architectures()})
 
 
 def from_file(path: str | Path) -> Device:
@@ -259,6 +117,4 @@ def from_file(path: str | Path) -> Device:
     Raises:
         InputError: naming what is missing, unknown, malformed or out of range.
     """
-    from tunebench import datasheet
-
     return datasheet.read(path).device

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tunebench import _host, device
+from tunebench import _device, _host, device
 from tunebench.device import Device
 from tunebench.errors import DeviceError, InputError, UnknownName
 
@@ -119,7 +119,7 @@ def test_a_description_is_complete_and_says_where_it_is_from(name: str) -> None:
     assert found.kind == "gpu"
     assert found.name == name
     assert not found.assumed
-    assert len(device._described()["device"][name]["source"]) > 10
+    assert len(_device.described_facts()["device"][name]["source"]) > 10
     assert found.architecture in device.architectures()
     assert 0 < found.smem_per_block_bytes <= found.smem_per_sm_bytes
     assert found.threads_per_sm % 32 == 0
