@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tunebench import device as devices
-from tunebench.forecast.model import shipped
-from tunebench.forecast.network import HOST_US, predict_operations, spread
-from tunebench.workloads.networks import Operation, Run, network
+from tunebench.forecast.library.model import bundled_model
+from tunebench.forecast.network import HOST_US, interval_widths, predict_operations
+from tunebench.workloads.networks import NetworkRun, Operation, network
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "predict"
 
@@ -97,7 +97,7 @@ def main() -> None:
 def operations(folder: Path, given: dict[str, str]) -> tuple[Operation, ...]:
     """Return what a row of the file has in its time."""
     trains = given["mode"] == "train"
-    run = Run(
+    run = NetworkRun(
         batch=int(given["batch"]),
         seq=int(given["seq"]),
         mode="train" if trains else "infer",
@@ -134,11 +134,11 @@ def _rows(folder: Path, *, measured: bool, left_out: bool = False) -> Iterator[R
 
 def _predicted_us(listed: tuple[Operation, ...], name: str, left_out: bool) -> tuple[float, float, float]:
     """Return the time of operations, and the ends of its interval."""
-    model = shipped().without(name) if left_out else None
+    model = bundled_model().without(name) if left_out else None
     times = predict_operations(listed, devices.find(name), model=model)
     busy = sum(each.time_us for each in times)
     time = max(busy, HOST_US * sum(each.operation.count for each in times))
-    less, more = spread(times)
+    less, more = interval_widths(times)
     return time, max(sum(each.bound_us for each in times), time - less), time + more
 
 

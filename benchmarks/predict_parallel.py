@@ -28,16 +28,16 @@ from rich.table import Table
 from tunebench import device as devices
 from tunebench.forecast.parallel.cluster import Cluster
 from tunebench.forecast.parallel.collective import REACHES, collective_us
-from tunebench.forecast.parallel.step import Division, StepPrediction, predict_step
-from tunebench.workloads.networks import Run, network
+from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
+from tunebench.workloads.networks import NetworkRun, network
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data" / "predict"
 
 DIVISIONS = {
-    "dp4": (Division(data=4), Division(data=4, overlap=False)),
-    "tp4": (Division(tensor=4),),
-    "pp4_1": (Division(pipeline=4),),
+    "dp4": (Parallelism(data=4), Parallelism(data=4, overlap=False)),
+    "tp4": (Parallelism(tensor=4),),
+    "pp4_1": (Parallelism(pipeline=4),),
 }
 """Divisions by the name of a label."""
 
@@ -82,11 +82,11 @@ def _steps(folder: Path) -> Table:
         labels = {row["option"]: float(row["label_ms"]) for row in csv.DictReader(file)}
     table = Table("step", "measured, ms", "predicted, ms", "interval", "error", "compute", "waits", "bubble")
     for name, divisions in DIVISIONS.items():
-        for division in divisions:
-            found = predict_gpt2(folder, division)
+        for parallelism in divisions:
+            found = predict_gpt2(folder, parallelism)
             label = labels[name]
             table.add_row(
-                f"{name}{'' if division.overlap else ', gradients behind'}",
+                f"{name}{'' if parallelism.overlap else ', gradients behind'}",
                 f"{label:.1f}",
                 f"{found.time_us / 1e3:.1f}",
                 f"{found.low_us / 1e3:.0f} to {found.high_us / 1e3:.0f}",
@@ -96,12 +96,12 @@ def _steps(folder: Path) -> Table:
     return table
 
 
-def predict_gpt2(folder: Path, division: Division) -> StepPrediction:
+def predict_gpt2(folder: Path, parallelism: Parallelism) -> StepPrediction:
     """Predict the step that was measured, divided so."""
     model = network(str(folder / "neusight_model_configs" / "gpt2_large.json"))
     a100 = devices.find("a100-40-sxm")
-    run = Run(batch=4, seq=1024, mode="train", optimizer="adamw")
-    return predict_step(model, a100, run, Cluster.of(a100, devices=4), division)
+    run = NetworkRun(batch=4, seq=1024, mode="train", optimizer="adamw")
+    return predict_step(model, a100, run, Cluster.of(a100, devices=4), parallelism)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,13 +25,16 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
     )
 
 
-def renamed(module: str, names: Mapping[str, str], get: Callable[[str], Any]) -> Callable[[str], Any]:
+def renamed(
+    module: str, names: Mapping[str, str], get: Callable[[str], Any] | None = None
+) -> Callable[[str], Any]:
     """Return a module's `__getattr__` that serves old names with a warning.
 
     Args:
         module: Name of the module.
         names: New name of each old name.
-        get: Returns the value of any other name, or raises `AttributeError`.
+        get: Returns the value of any name that the module does not define, or raises `AttributeError`;
+            None for a module that defines all its names itself.
 
     Returns:
         A function to assign to `__getattr__` at module level.
@@ -39,7 +43,9 @@ def renamed(module: str, names: Mapping[str, str], get: Callable[[str], Any]) ->
     def getattr_renamed(name: str) -> Any:
         if name in names:
             warn_renamed(f"{module}.{name}", f"{module}.{names[name]}")
-            return get(names[name])
+            return getattr(sys.modules[module], names[name])
+        if get is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
         return get(name)
 
     return getattr_renamed

@@ -7,7 +7,7 @@ from tunebench.kernels.common.cuda import ctype, flag, helpers
 from tunebench.kernels.common.expression import CodePrinter, variable
 from tunebench.variant import ceil_div
 from tunebench.workload import Tensor
-from tunebench.workloads.operators._chain import Chain
+from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 
 __all__ = [
     "INJECTED",
@@ -98,7 +98,7 @@ def filled(text: str, **pieces: str) -> str:
     return text
 
 
-def function(workload: Chain) -> str:
+def function(workload: ExpressionWorkload) -> str:
     """Return the device function `chain`, of an element of each input in order."""
     return function_of(workload.tree, tuple(tensor.name for tensor in workload.inputs()))
 
@@ -115,7 +115,7 @@ def function_of(tree: Node, inputs: tuple[str, ...], name: str = "chain") -> str
     )
 
 
-def parameters(workload: Chain) -> str:
+def parameters(workload: ExpressionWorkload) -> str:
     """Return the parameters of a kernel that stand for the inputs: pointers, and numbers."""
 
     def parameter(tensor: Tensor) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.expression import Apply, Name, Node, Number, names, steps
-from tunebench.workloads.operators._chain import Chain
+from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 
 __all__ = ["CodePrinter", "compiled", "least_operations", "lines", "variable"]
 
@@ -68,7 +68,7 @@ def compiled(source: str, function: str, scope: dict[str, Any]) -> Callable[...,
     return made
 
 
-def lines(workload: Chain) -> tuple[int, int]:
+def lines(workload: ExpressionWorkload) -> tuple[int, int]:
     """Return rows and columns as a kernel sees them.
 
     Without vectors and columns a matrix is but one long line: rows are joined, two by two, until lines are
@@ -80,7 +80,7 @@ def lines(workload: Chain) -> tuple[int, int]:
     return rows, cols
 
 
-def least_operations(workload: Chain) -> tuple[float, dict[str, int]]:
+def least_operations(workload: ExpressionWorkload) -> tuple[float, dict[str, int]]:
     """Return what must be executed for each element at least: multiply-adds, and functions by name.
 
     One instruction may be a product and a sum. What depends on no element may be computed once for many, what

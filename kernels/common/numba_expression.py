@@ -12,7 +12,7 @@ from tunebench.kernels.common.numba_cpu import exp2, inlined
 from tunebench.kernels.common.numba_epilogue import activation as named
 from tunebench.kernels.common.numba_epilogue import erf
 from tunebench.workloads.operators._activation import STEPS
-from tunebench.workloads.operators._chain import Chain
+from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 
 __all__ = [
     "NUMBA_CUDA_PRINTER",
@@ -74,7 +74,7 @@ NUMBA_CUDA_PRINTER = CodePrinter(
 )
 
 
-def has_two_forms(workload: Chain) -> bool:
+def has_two_forms(workload: ExpressionWorkload) -> bool:
     """Tell whether an expression has one of `TWO_FORMS`."""
     return any(step.operation in TWO_FORMS for step in steps(workload.tree))
 

@@ -13,14 +13,14 @@ from tests.public_data import found
 from tunebench import cli, device, predict
 from tunebench.db.record import RunStart, TrialKey
 from tunebench.db.store import open_store
-from tunebench.forecast.comparison import Contender, priced
-from tunebench.forecast.footprint import least_bytes
+from tunebench.forecast.comparison import ComparedDevice, with_prices
+from tunebench.forecast.footprint import min_memory_bytes
 from tunebench.forecast.network import predict_network
-from tunebench.forecast.parallel.step import Division
+from tunebench.forecast.parallel.step import Parallelism
 from tunebench.kernels import variant
 from tunebench.outcome import Predicted, Result, Verification
 from tunebench.workloads import parse
-from tunebench.workloads.networks import Run, network
+from tunebench.workloads.networks import NetworkRun, network
 
 GEMM = "gemm:m=4096,n=4096,k=4096,dtype=f16"
 GPT2 = ("--model", "gpt2", "--batch", "2", "--seq", "128")
@@ -159,7 +159,7 @@ def test_an_interrupted_table_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_model_is_the_sum_of_its_operations(told: Any, shown: Any) -> None:
     (found,) = told("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
-    run = Run(batch=2, seq=128, dtype="f16")
+    run = NetworkRun(batch=2, seq=128, dtype="f16")
     expected = predict_network(network("gpt2"), device.find("h100-sxm"), run)
     for name in ("time_us", "low_us", "high_us", "bound_us", "host_us", "launches"):
         assert found[name] == pytest.approx(getattr(expected, name))
@@ -208,7 +208,7 @@ def test_a_model_on_several_devices(told: Any, shown: Any) -> None:
     typed += ["--data", "2", "--pipeline", "2", "--microbatches", "2", "--device", "h100-sxm"]
     (found,) = told(*typed)
     assert found["devices"] == 4
-    assert found["division"]["data"] == found["division"]["pipeline"] == 2
+    assert found["division"]["data"] == found["parallelism"]["pipeline"] == 2
     assert len(found["stages"]) == 2
     shares = found["compute_us"] + found["communication_us"] + found["bubble_us"]
     assert shares == pytest.approx(found["time_us"])
@@ -228,18 +228,18 @@ def test_what_does_not_fit_into_memory_is_told(capsys: pytest.CaptureFixture[str
     assert cli.run(["predict", *typed, "--device", "h100-sxm", "--tensor", "4"]) == 0
     assert "warning" not in capsys.readouterr().err
     (found,) = told("predict", *typed, "--device", "mi300x")
-    assert found["least_bytes"] == 2 * network("llama-3-70b").parameters()
+    assert found["min_memory_bytes"] == 2 * network("llama-3-70b").parameters()
 
 
 def test_training_keeps_more_than_parameters() -> None:
     gpt2 = network("gpt2")
     held = 4 * gpt2.parameters()
-    assert least_bytes(gpt2, Run(seq=8)) == held
-    assert least_bytes(gpt2, Run(seq=8, mode="train")) == 2 * held
-    assert least_bytes(gpt2, Run(seq=8, mode="train", optimizer="adamw")) == 4 * held
-    stages = least_bytes(gpt2, Run(seq=8), Division(pipeline=2))
+    assert min_memory_bytes(gpt2, NetworkRun(seq=8)) == held
+    assert min_memory_bytes(gpt2, NetworkRun(seq=8, mode="train")) == 2 * held
+    assert min_memory_bytes(gpt2, NetworkRun(seq=8, mode="train", optimizer="adamw")) == 4 * held
+    stages = min_memory_bytes(gpt2, NetworkRun(seq=8), Parallelism(pipeline=2))
     assert stages == 4 * max(gpt2.parameters(1, (0, 6)), gpt2.parameters(1, (6, 12)))
-    assert least_bytes(network("llama-3-8b-decode"), Run()) is None
+    assert min_memory_bytes(network("llama-3-8b-decode"), NetworkRun()) is None
 
 
 # -- comparing ------------------------------------------------------------------------------------------
@@ -280,9 +280,9 @@ def test_several_devices_cost_several_times_as_much(told: Any) -> None:
 
 def test_a_cost_is_that_of_the_time(told: Any) -> None:
     times = {"time_us": 3.6e9, "low_us": 1.8e9, "high_us": 7.2e9}  # an hour
-    one = Contender(device=device.find("t4"), items=4_000_000, devices=3, **times)
+    one = ComparedDevice(device=device.find("t4"), items=4_000_000, devices=3, **times)
     assert one.cost_per_million() is None
-    (with_price,) = priced([one], {"t4": 2.0})
+    (with_price,) = with_prices([one], {"t4": 2.0})
     assert with_price.cost_per_million() == pytest.approx(1.5)
     assert with_price.cost_per_million(with_price.low_us) == pytest.approx(0.75)
 
@@ -341,7 +341,7 @@ def test_without_a_gpu_one_must_be_named(
     monkeypatch.setattr(device, "local_gpus", tuple)
     assert cli.run(["predict", "-w", GEMM]) == 2
     assert "this machine has no GPU: name one by --device" in capsys.readouterr().err
-    assert Division().devices == 1
+    assert Parallelism().devices == 1
 
 
 # -- what is stored, and recorded spaces ------------------------------------------------------------------

@@ -419,13 +419,13 @@ def test_a_measured_time_is_held_against_bound_and_roofline(tmp_path: Path) -> N
     remember(db, T4, ROWS, "softmax/cuda_block", SLOW, 80.0, "cold")
     best = explain(ROWS, T4, db=db)
     assert (best.choice.why, str(best.choice.config)) == ("best known", FAST)
-    assert best.measured == explanation.Timed(median_us=60.0, how="measured here", cache="cold")
+    assert best.measured == explanation.MeasuredTime(median_us=60.0, how="measured here", cache="cold")
     shares = best.to_json()["shares"]["measured"]
     assert shares["of_bound"] == pytest.approx(12 * 2**20 / 320e3 / 60)
     assert shares["of_roofline"] == pytest.approx(16 * 2**20 / 320e3 / 60)
     assert shares["gflop_s"] == pytest.approx(5 * 4096 * 1024 / 60e3)
     asked = explain(ROWS, T4, variant="cuda_block", config=SLOW, db=db)
-    assert asked.measured == explanation.Timed(median_us=80.0, how="measured here", cache="cold")
+    assert asked.measured == explanation.MeasuredTime(median_us=80.0, how="measured here", cache="cold")
     assert explain(ROWS, T4, variant="numba_cuda", db=db).measured is None
 
 

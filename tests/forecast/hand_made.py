@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tunebench.device import Device
-from tunebench.forecast.forest import Forest
-from tunebench.forecast.kernel import Arithmetic
-from tunebench.forecast.model import Expert, Spread
-from tunebench.forecast.roofline_model import coordinates
+from tunebench.forecast.library.forest import Forest
+from tunebench.forecast.library.kernel import Arithmetic
+from tunebench.forecast.library.model import Expert, Spread
+from tunebench.forecast.library.roofline_model import coordinates
 
 
 def constant(value: float) -> Forest:

@@ -8,8 +8,8 @@ from tunebench import device
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.parallel.cluster import (
     Cluster,
-    Group,
     Link,
+    ProcessGroup,
     cluster_from_file,
     find_link,
     link_of,
@@ -30,7 +30,7 @@ def test_products_that_are_described_have_links() -> None:
 
 
 def test_every_product_of_a_link_is_described() -> None:
-    from tunebench.forecast.parallel.step import cluster
+    from tunebench.forecast.parallel import cluster
 
     named = {product for entry in cluster._described().values() for product in entry["products"]}
     assert named <= set(device.described())
@@ -82,7 +82,9 @@ def test_a_cluster_shares_devices_out() -> None:
     ],
 )
 def test_groups_of_devices(size: int, stride: int, local: int, nodes: int) -> None:
-    assert TWO_NODES.group(size, stride=stride) == Group(local=local, nodes=nodes, inside=FAST, between=SLOW)
+    assert TWO_NODES.group(size, stride=stride) == ProcessGroup(
+        local=local, nodes=nodes, inside=FAST, between=SLOW
+    )
 
 
 def test_within_one_node_every_group_is_local() -> None:

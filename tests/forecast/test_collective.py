@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from tunebench import device
 from tunebench.errors import UnknownName
-from tunebench.forecast.parallel.cluster import Cluster, Group, Link
+from tunebench.forecast.parallel.cluster import Cluster, Link, ProcessGroup
 from tunebench.forecast.parallel.collective import (
     BASE_US,
     BULK_STEPS,
     COLLECTIVES,
     REACHES,
     Collective,
-    Way,
+    CollectiveMethod,
     bus_gb_s,
+    collective_methods,
     collective_us,
     send_us,
-    ways,
 )
 
 LINK = Link(name="wire", gb_s=100, latency_us=1, efficiency=0.5)  # 50,000 bytes a microsecond
@@ -37,17 +37,23 @@ links = st.builds(
     efficiency=st.floats(0.1, 1),
     reduces=st.booleans(),
 )
-groups = st.builds(Group, local=st.integers(1, 16), nodes=st.integers(1, 64), inside=links, between=links)
+groups = st.builds(
+    ProcessGroup, local=st.integers(1, 16), nodes=st.integers(1, 64), inside=links, between=links
+)
 collectives = st.sampled_from(COLLECTIVES)
 
 
-def node(devices: int, link: Link = LINK) -> Group:
-    return Group(local=devices, nodes=1, inside=link, between=link)
+def node(devices: int, link: Link = LINK) -> ProcessGroup:
+    return ProcessGroup(local=devices, nodes=1, inside=link, between=link)
 
 
-def way(collective: Collective, group: Group, algorithm: str = "ring", protocol: str = "bulk") -> Way:
+def way(
+    collective: Collective, group: ProcessGroup, algorithm: str = "ring", protocol: str = "bulk"
+) -> CollectiveMethod:
     return next(
-        each for each in ways(collective, group) if (each.algorithm, each.protocol) == (algorithm, protocol)
+        each
+        for each in collective_methods(collective, group)
+        if (each.algorithm, each.protocol) == (algorithm, protocol)
     )
 
 
@@ -61,14 +67,14 @@ def test_a_ring_in_one_node() -> None:
 
 
 def test_a_ring_through_nodes_leaves_each_by_every_link() -> None:
-    group = Group(local=8, nodes=4, inside=LINK, between=NETWORK)
+    group = ProcessGroup(local=8, nodes=4, inside=LINK, between=NETWORK)
     got = way("all-reduce", group)
     assert got.us_per_byte == pytest.approx(max(2 * 31 / 32 / 50e3, 2 * 31 / 32 / 8 / 10e3))
     assert got.latency_us == pytest.approx(BASE_US + BULK_STEPS * (56 * 1 + 6 * 4))
 
 
 def test_a_tree_climbs_by_the_logarithm_of_nodes() -> None:
-    group = Group(local=1, nodes=64, inside=LINK, between=NETWORK)
+    group = ProcessGroup(local=1, nodes=64, inside=LINK, between=NETWORK)
     got = way("all-reduce", group, "tree", "low latency")
     assert got.latency_us == pytest.approx(BASE_US + 2 * 6 * 4)
     assert got.us_per_byte == pytest.approx(4 * 2 / 10e3)
@@ -78,12 +84,12 @@ def test_switches_that_add_send_each_byte_about_once() -> None:
     adding = Link(name="nvlink", gb_s=100, latency_us=1, efficiency=0.5, reduces=True)
     got = way("all-reduce", node(8, adding), "in-network")
     assert got.us_per_byte == pytest.approx(9 / 8 / (50e3 * 0.85))
-    assert {each.algorithm for each in ways("all-reduce", node(8))} == {"ring", "tree"}
+    assert {each.algorithm for each in collective_methods("all-reduce", node(8))} == {"ring", "tree"}
 
 
 def test_all_to_all_keeps_its_own_part() -> None:
     assert way("all-to-all", node(4), "pairs").us_per_byte == pytest.approx(3 / 4 / 50e3)
-    group = Group(local=2, nodes=2, inside=LINK, between=NETWORK)
+    group = ProcessGroup(local=2, nodes=2, inside=LINK, between=NETWORK)
     assert way("all-to-all", group, "pairs").us_per_byte == pytest.approx(1 / 2 / 10e3)
 
 
@@ -96,7 +102,7 @@ def test_sending_takes_a_step_and_the_wire() -> None:
 
 
 @given(groups)
-def test_all_reduce_is_reduce_scatter_and_all_gather(group: Group) -> None:
+def test_all_reduce_is_reduce_scatter_and_all_gather(group: ProcessGroup) -> None:
     both = [way(name, group) for name in ("reduce-scatter", "all-gather")]
     base = BASE_US if group.size > 1 else 0.0
     whole = way("all-reduce", group)
@@ -105,7 +111,7 @@ def test_all_reduce_is_reduce_scatter_and_all_gather(group: Group) -> None:
 
 
 @given(collectives, groups)
-def test_times_rise_with_bytes_and_are_never_negative(collective: Collective, group: Group) -> None:
+def test_times_rise_with_bytes_and_are_never_negative(collective: Collective, group: ProcessGroup) -> None:
     got = collective_us(collective, SIZES, group)
     assert got.shape == SIZES.shape
     assert got[0] == 0
@@ -125,16 +131,16 @@ def test_more_devices_never_take_less(collective: Collective, devices: int, link
 
 
 @given(collectives, groups)
-def test_a_faster_link_never_takes_longer(collective: Collective, group: Group) -> None:
+def test_a_faster_link_never_takes_longer(collective: Collective, group: ProcessGroup) -> None:
     twice = Link(name="twice", gb_s=2 * group.inside.gb_s, latency_us=group.inside.latency_us, efficiency=1)
-    quick = Group(local=group.local, nodes=group.nodes, inside=twice, between=group.between)
+    quick = ProcessGroup(local=group.local, nodes=group.nodes, inside=twice, between=group.between)
     plain = Link(
         name="plain",
         gb_s=group.inside.gb_s,
         latency_us=group.inside.latency_us,
         efficiency=group.inside.efficiency,
     )
-    slow = Group(local=group.local, nodes=group.nodes, inside=plain, between=group.between)
+    slow = ProcessGroup(local=group.local, nodes=group.nodes, inside=plain, between=group.between)
     assert (collective_us(collective, SIZES, quick) <= collective_us(collective, SIZES, slow)).all()
 
 
@@ -157,7 +163,7 @@ def test_bus_bandwidth_is_that_of_the_tests_of_nccl() -> None:
 
 def test_an_unknown_collective_is_refused() -> None:
     with pytest.raises(UnknownName, match="all-reduce"):
-        ways("gossip", node(2))  # type: ignore[arg-type]
+        collective_methods("gossip", node(2))  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------- measured

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.forecast.hand_made import constant, forked
-from tunebench.forecast import forest
-from tunebench.forecast.forest import Forest
+from tunebench.forecast.library import forest
+from tunebench.forecast.library.forest import Forest
 
 ROWS = np.array([[0.0, 0.0], [1.0, 5.0], [2.0, -2.0], [2.0, -1.9], [1.0 + 1e-9, 9.0], [1.001, 9.0]])
 VALUES = [110.5, 110.5, 120.5, 130.5, 110.5, 130.5]
@@ -27,7 +27,7 @@ def test_no_rows_have_no_values() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 4, 6, 7])
 def test_rows_go_by_chunks(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(forest, "AT_ONCE", at_once)
+    monkeypatch.setattr(forest, "CHUNK_ROWS", at_once)
     assert forked()(ROWS).tolist() == VALUES
 
 

@@ -9,19 +9,19 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from tunebench import device, workloads
-from tunebench.forecast import kernel
-from tunebench.forecast.kernel import COLUMNS, Kernel, launched
+from tunebench.forecast.library import kernel
+from tunebench.forecast.library.kernel import COLUMNS, LibraryKernel, library_kernels
 from tunebench.workload import Category, Reference, Size, Tensor, Tolerance, Workload
 
 A100 = "a100-80-sxm"
 MATRIX = {"rows": 8, "cols": 32}
 
 
-def kernels(text: str, on: str = A100) -> list[Kernel]:
-    return list(launched(workloads.parse(text), device.find(on)))
+def kernels(text: str, on: str = A100) -> list[LibraryKernel]:
+    return list(library_kernels(workloads.parse(text), device.find(on)))
 
 
-def figures(found: Kernel) -> dict[str, float]:
+def figures(found: LibraryKernel) -> dict[str, float]:
     return dict(zip(COLUMNS[found.family], found.figures, strict=True))
 
 
@@ -34,7 +34,7 @@ def test_a_product_with_its_bias_is_one_launch() -> None:
         (found,) = kernels(f"gemm:m=64,n=48,k=32,batch=3,dtype=bf16,out=f32,epilogue={epilogue}")
         sizes = {"batch": 3, "m": 64, "n": 48, "k": 32}
         assert figures(found) == {**sizes, "in_bytes": 2, "out_bytes": 4, "extra_bytes": 0}
-        assert (found.family, found.arithmetic, found.borrowed) == ("product", "bf16", "")
+        assert (found.family, found.arithmetic, found.proxy) == ("product", "bf16", "")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_other_epilogues_are_a_launch_over_the_result(epilogue: str, reads: int)
     _, found = kernels(f"gemm:m=64,n=48,k=32,batch=3,dtype=f16,epilogue={epilogue}")
     nbytes = 2 * 3 * 64 * 48
     assert (found.family, found.figures) == ("elementwise", (3 * 64, 48, reads * nbytes, nbytes))
-    assert found.borrowed == "f16 as f32 of as many bytes"
+    assert found.proxy == "f16 as f32 of as many bytes"
 
 
 def test_what_is_served_in_8_bits_is_rounded_first() -> None:
@@ -74,8 +74,8 @@ def test_a_type_without_tensor_cores_is_multiplied_in_another(
 ) -> None:
     (found,) = kernels(f"gemm:m=64,n=64,k=64,dtype={dtype}", on)
     assert found.arithmetic == arithmetic
-    assert found.borrowed.startswith(said)
-    assert bool(found.borrowed) == bool(said)
+    assert found.proxy.startswith(said)
+    assert bool(found.proxy) == bool(said)
 
 
 def test_a_gated_product_is_two_products_and_a_gate() -> None:
@@ -89,7 +89,7 @@ def test_a_gated_product_is_two_products_and_a_gate() -> None:
 def test_groups_are_a_batch_of_equal_products(groups: int, m: int, batch: int, rows: int) -> None:
     (found,) = kernels(f"grouped_gemm:groups={groups},m={m},n=64,k=32,dtype=bf16")
     assert found.figures == (batch, rows, 64, 32, 2, 2, 0)
-    assert "equal products" in found.borrowed
+    assert "equal products" in found.proxy
 
 
 CONV = "conv2d:n=2,c=16,h=10,w=12,k=32,r=3,s=3,stride=1,pad=1,layout=nhwc,dtype=f16"
@@ -101,7 +101,7 @@ CONV = "conv2d:n=2,c=16,h=10,w=12,k=32,r=3,s=3,stride=1,pad=1,layout=nhwc,dtype=
 )
 def test_a_convolution_is_a_product_that_moves_its_images(direction: str, m: int, n: int, k: int) -> None:
     workload = workloads.parse(f"{CONV},direction={direction}")
-    (found,) = launched(workload, device.find(A100))
+    (found,) = library_kernels(workload, device.find(A100))
     got = figures(found)
     assert found.figures[:6] == (1, m, n, k, 2, 2)
     assert 2 * m * n * k == workload.flops()
@@ -194,7 +194,7 @@ def test_rows_are_read_and_written_once(text: str, expected: list[tuple[str, int
     ],
 )
 def test_what_nobody_measured_says_whose_times_it_has(text: str, said: str) -> None:
-    assert [one.borrowed for one in kernels(text)] == [said]
+    assert [one.proxy for one in kernels(text)] == [said]
 
 
 ATTENTION = "attention:batch=2,heads=8,heads_k=2,seq_q=64,seq_k=128,head_dim=32"
@@ -223,8 +223,8 @@ def test_attention_of_16_bits_is_one_kernel(direction: str, products: int) -> No
 )
 def test_only_causal_squares_of_attention_were_measured(more: str, on: str, said: str) -> None:
     (found,) = kernels(f"attention:batch=2,heads=8,seq_q=64,head_dim=32,{more}", on)
-    assert found.borrowed.startswith(said)
-    assert bool(found.borrowed) == bool(said)
+    assert found.proxy.startswith(said)
+    assert bool(found.proxy) == bool(said)
 
 
 @pytest.mark.parametrize(("direction", "times"), [("forward", 1), ("backward", 2)])
@@ -264,7 +264,7 @@ class Histogram(Workload):
 
 
 def test_an_operator_of_a_user_is_what_it_moves() -> None:
-    (found,) = launched(Histogram(rows=1000, bins=256), device.find(A100))
+    (found,) = library_kernels(Histogram(rows=1000, bins=256), device.find(A100))
     assert (found.family, found.arithmetic) == ("elementwise", "f32")
     assert found.figures == (4, 256, 2000, 2 * (4 * 256 + 1))
-    assert found.borrowed == "histogram as an elementwise operation"
+    assert found.proxy == "histogram as an elementwise operation"

@@ -16,8 +16,8 @@ from tests.forecast.hand_made import knowing
 from tunebench import device, workloads
 from tunebench.errors import DeviceError
 from tunebench.forecast.library import bounds_us, predict, predict_all
-from tunebench.forecast.model import BORROWED, Model, Spread
-from tunebench.forecast.roofline_model import LAUNCH_US
+from tunebench.forecast.library.model import WIDENING_PROXY, ForecastModel, Spread
+from tunebench.forecast.library.roofline_model import LAUNCH_US
 from tunebench.workload import Category, Reference, Size, Tensor, Tolerance, Traffic, Workload
 
 DEVICES = device.described()
@@ -247,12 +247,12 @@ def test_what_takes_most_of_the_time(text: str, on: str, binding: str) -> None:
 # ------------------------------------------------------------------------------------ sums, under a model
 
 
-def simple(excess: float) -> Model:
+def simple(excess: float) -> ForecastModel:
     """Return a model of an A100 where everything takes ``exp(excess)`` times its law."""
     product = knowing(A100, excess, columns=27, within=1e9)
     rows = knowing(A100, excess, columns=6, arithmetic="f32", within=1e9)
     far = Spread(-1.0, 1.0)
-    return Model(
+    return ForecastModel(
         {"product 16-bit": (product,), "elementwise": (rows,)}, {"product 16-bit": far, "elementwise": far}
     )
 
@@ -267,7 +267,10 @@ def test_launches_of_a_workload_add_up() -> None:
     # The products were measured; the gate of bf16 was not, and what it takes is less sure.
     ends = [
         np.exp(0.5)
-        * ((2 * product_us + 2 * LAUNCH_US) * np.exp(end) + (gate_us + LAUNCH_US) * np.exp(BORROWED * end))
+        * (
+            (2 * product_us + 2 * LAUNCH_US) * np.exp(end)
+            + (gate_us + LAUNCH_US) * np.exp(WIDENING_PROXY * end)
+        )
         for end in (-0.1, 0.2)
     ]
     assert (found.low_us, found.high_us) == pytest.approx(tuple(ends))

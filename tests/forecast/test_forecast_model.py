@@ -15,15 +15,25 @@ from tests.forecast.hand_made import forked, knowing
 from tunebench import device
 from tunebench.device import Device
 from tunebench.errors import UnknownName
-from tunebench.forecast import model as of_model
-from tunebench.forecast.model import BORROWED, POWER, SAME, WIDER, Model, Skill, Spread, shipped, skill_of
-from tunebench.forecast.roofline_model import LAUNCH_US, RooflineModel, coordinates
+from tunebench.forecast.library import model as of_model
+from tunebench.forecast.library.model import (
+    DISTANCE_OFFSET,
+    DISTANCE_POWER,
+    WIDENING_EXTRAPOLATED,
+    WIDENING_PROXY,
+    ForecastModel,
+    Skill,
+    Spread,
+    bundled_model,
+    skill_of,
+)
+from tunebench.forecast.library.roofline_model import LAUNCH_US, RooflineModel, coordinates
 
 A100, H100, B200, P4 = map(device.find, ("a100-80-sxm", "h100-sxm", "b200", "p4"))
 FAR = Spread(-0.5, 1.0)
 
 
-def law_of(*features: float) -> RooflineModel:
+def roofline_of(*features: float) -> RooflineModel:
     us = np.full(len(features), 7.0)
     return RooflineModel(
         compute_us=us,
@@ -33,8 +43,8 @@ def law_of(*features: float) -> RooflineModel:
     )
 
 
-def model(*experts: Any) -> Model:
-    return Model({"norm": experts}, {"norm": FAR})
+def model(*experts: Any) -> ForecastModel:
+    return ForecastModel({"norm": experts}, {"norm": FAR})
 
 
 def squared(a: Device, b: Device) -> float:
@@ -60,7 +70,7 @@ def test_whose_times_a_kernel_follows(family: Any, arithmetic: Any, skill: Skill
 def test_a_measured_device_gets_the_answer_of_its_own_expert() -> None:
     asked = model(knowing(A100, np.log(2)), knowing(B200, np.log(8)))
     for on, times, name in ((A100, 2, "a100-80-sxm"), (B200, 8, "b200")):
-        found = asked.blend("norm", law_of(0.0), on, "bf16")
+        found = asked.blend("norm", roofline_of(0.0), on, "bf16")
         assert found.us == pytest.approx(times * (7 + LAUNCH_US))  # the other counts for nothing
         assert (found.nearest, found.near) == (name, True)
 
@@ -68,8 +78,8 @@ def test_a_measured_device_gets_the_answer_of_its_own_expert() -> None:
 def test_a_device_between_others_gets_of_each_by_distance() -> None:
     ends, known = (A100, B200, P4), np.array([0.4, 1.4, 9.0])
     asked = model(*(knowing(end, excess) for end, excess in zip(ends, known, strict=True)))
-    found = asked.blend("norm", law_of(0.0, 1.0), H100, "bf16")
-    weights = np.array([(squared(H100, end) + SAME) ** -POWER for end in ends])
+    found = asked.blend("norm", roofline_of(0.0, 1.0), H100, "bf16")
+    weights = np.array([(squared(H100, end) + DISTANCE_OFFSET) ** -DISTANCE_POWER for end in ends])
     weights /= weights.sum()
     assert 0.01 < weights.min() < 0.03
     expected = np.exp(weights @ known) * (7 + LAUNCH_US)
@@ -80,42 +90,50 @@ def test_a_device_between_others_gets_of_each_by_distance() -> None:
 def test_experts_are_asked_row_by_row() -> None:
     expert = dataclasses.replace(knowing(A100, 0.0, columns=2), forest=forked())
     rows = np.array([[0.0, 0.0], [2.0, -3.0]])
-    law = RooflineModel(
+    roofline = RooflineModel(
         compute_us=np.ones(2), memory_us=np.ones(2), features=rows, even=np.zeros(2, dtype=bool)
     )
-    found = model(expert).blend("norm", law, A100, "bf16").us
-    assert np.log(found / law.us) == pytest.approx([110.5, 120.5])
+    found = model(expert).blend("norm", roofline, A100, "bf16").us
+    assert np.log(found / roofline.us) == pytest.approx([110.5, 120.5])
 
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, -0.1, 0.2), (0.25, -0.2, 0.4), (1.0, -0.5, 1.0)])
 def test_intervals_widen_with_distance(share: float, low: float, high: float) -> None:
     """A quarter of the way: memory faster by half an octave, whose square is a quarter."""
     on = dataclasses.replace(A100, dram_gb_s=A100.dram_gb_s * 2**share**0.5) if share < 1 else P4
-    found = model(knowing(A100, 0.3)).blend("norm", law_of(0.0), on, "bf16")
+    found = model(knowing(A100, 0.3)).blend("norm", roofline_of(0.0), on, "bf16")
     assert np.log(found.low_us / found.us) == pytest.approx(low)
     assert np.log(found.high_us / found.us) == pytest.approx(high)
     assert found.near == (share < 1)
 
 
 def test_intervals_widen_beyond_what_was_measured() -> None:
-    margin = of_model.MARGIN
+    margin = of_model.FEATURE_MARGIN
     features = (10.0, 10 + 0.99 * margin, 10 + 1.01 * margin, -10 - 0.99 * margin, -10 - 1.01 * margin)
-    found = model(knowing(A100, 0.3)).blend("norm", law_of(*features), A100, "bf16")
-    assert found.beyond.tolist() == [False, False, True, False, True]
-    assert np.log(found.low_us / found.us) == pytest.approx(np.where(found.beyond, WIDER, 1) * -0.1)
-    assert np.log(found.high_us / found.us) == pytest.approx(np.where(found.beyond, WIDER, 1) * 0.2)
+    found = model(knowing(A100, 0.3)).blend("norm", roofline_of(*features), A100, "bf16")
+    assert found.extrapolated.tolist() == [False, False, True, False, True]
+    assert np.log(found.low_us / found.us) == pytest.approx(
+        np.where(found.extrapolated, WIDENING_EXTRAPOLATED, 1) * -0.1
+    )
+    assert np.log(found.high_us / found.us) == pytest.approx(
+        np.where(found.extrapolated, WIDENING_EXTRAPOLATED, 1) * 0.2
+    )
 
 
 def test_intervals_widen_for_what_nobody_measured() -> None:
-    law, borrowed = law_of(0.0, 0.0, 99.0), np.array([False, True, True])
-    found = model(knowing(A100, 0.3)).blend("norm", law, A100, "bf16", borrowed=borrowed)
-    assert np.log(found.high_us / found.us) == pytest.approx([0.2, BORROWED * 0.2, BORROWED * 0.2])
-    assert np.log(found.low_us / found.us) == pytest.approx([-0.1, BORROWED * -0.1, BORROWED * -0.1])
+    roofline, proxy = roofline_of(0.0, 0.0, 99.0), np.array([False, True, True])
+    found = model(knowing(A100, 0.3)).blend("norm", roofline, A100, "bf16", proxy=proxy)
+    assert np.log(found.high_us / found.us) == pytest.approx(
+        [0.2, WIDENING_PROXY * 0.2, WIDENING_PROXY * 0.2]
+    )
+    assert np.log(found.low_us / found.us) == pytest.approx(
+        [-0.1, WIDENING_PROXY * -0.1, WIDENING_PROXY * -0.1]
+    )
 
 
 def test_what_any_expert_has_seen_is_within() -> None:
     asked = model(knowing(A100, 0.3, within=1.0), knowing(B200, 0.3, within=20.0))
-    assert asked.blend("norm", law_of(15.0, 25.0), A100, "bf16").beyond.tolist() == [False, True]
+    assert asked.blend("norm", roofline_of(15.0, 25.0), A100, "bf16").extrapolated.tolist() == [False, True]
 
 
 def test_spreads_lie_between_two() -> None:
@@ -125,7 +143,7 @@ def test_spreads_lie_between_two() -> None:
 def test_without_a_device_the_others_answer() -> None:
     whole = model(knowing(A100, 0.4), knowing(B200, 1.4))
     rest = whole.without("a100-80-sxm")
-    found = rest.blend("norm", law_of(0.0), A100, "bf16")
+    found = rest.blend("norm", roofline_of(0.0), A100, "bf16")
     assert (found.nearest, found.near) == ("b200", False)
     assert found.us == pytest.approx(np.exp(1.4) * (7 + LAUNCH_US))
     assert np.log(found.high_us / found.us) == pytest.approx(FAR.high)
@@ -133,27 +151,27 @@ def test_without_a_device_the_others_answer() -> None:
 
 
 def test_what_nobody_knows_is_an_error_that_says_what_is_known() -> None:
-    alone = Model(
+    alone = ForecastModel(
         {"norm": (knowing(A100, 0.4),), "softmax": (knowing(B200, 0.4),)}, {"norm": FAR, "softmax": FAR}
     )
     with pytest.raises(UnknownName, match=r"'attention'.*norm, softmax"):
-        alone.blend("attention", law_of(0.0), A100, "bf16")
+        alone.blend("attention", roofline_of(0.0), A100, "bf16")
     with pytest.raises(UnknownName, match=r"Known: softmax"):
-        alone.without("a100-80-sxm").blend("norm", law_of(0.0), A100, "bf16")
+        alone.without("a100-80-sxm").blend("norm", roofline_of(0.0), A100, "bf16")
 
 
 # ---------------------------------------------------------------------------------------------- its file
 
 
-def written(of: Model) -> bytes:
+def written(of: ForecastModel) -> bytes:
     file = io.BytesIO()
     of.save(file)
     return file.getvalue()
 
 
-def made() -> Model:
+def made() -> ForecastModel:
     hand = dataclasses.replace(knowing(A100, 0.0, columns=2), forest=forked())
-    return Model(
+    return ForecastModel(
         {"norm": (hand, knowing(B200, 1.4, columns=2)), "softmax": (hand,)}, {"norm": FAR, "softmax": FAR}
     )
 
@@ -161,7 +179,7 @@ def made() -> Model:
 def test_a_model_goes_through_its_file(tmp_path: Path) -> None:
     whole = made()
     whole.save(tmp_path / "model.npz")
-    again = Model.load(tmp_path / "model.npz")
+    again = ForecastModel.load(tmp_path / "model.npz")
     assert written(again) == written(whole) == (tmp_path / "model.npz").read_bytes()
     assert again.far == whole.far
     sizes = np.array([[0.0, 0.0], [2.0, -11.0]])
@@ -172,7 +190,7 @@ def test_a_model_goes_through_its_file(tmp_path: Path) -> None:
         got, expected = (of.blend(skill, rows, H100, "bf16") for of in (again, whole))
         assert got.us.tolist() == expected.us.tolist()
         assert got.low_us.tolist() == expected.low_us.tolist()
-        assert got.beyond.tolist() == expected.beyond.tolist() == [False, True]
+        assert got.extrapolated.tolist() == expected.extrapolated.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(("name", "value"), [("FORMAT", 2), ("LAUNCH_US", 4.0)])
@@ -181,28 +199,28 @@ def test_a_model_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch, nam
         other.setattr(of_model, name, value)
         file = written(made())
     with pytest.raises(ValueError, match=f"{value}.*{getattr(of_model, name)}"):
-        Model.load(io.BytesIO(file))
+        ForecastModel.load(io.BytesIO(file))
 
 
 def test_pickles_are_not_opened(tmp_path: Path) -> None:
     about = np.frombuffer(json.dumps({"format": 1}).encode(), dtype=np.uint8)
     np.savez(tmp_path / "model.npz", about=about, objects=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle"):
-        Model.load(tmp_path / "model.npz")
+        ForecastModel.load(tmp_path / "model.npz")
 
 
 def test_other_archives_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "model.npz", weights=np.zeros(3))
     with pytest.raises(ValueError, match="no file of a model"):
-        Model.load(tmp_path / "model.npz")
+        ForecastModel.load(tmp_path / "model.npz")
 
 
 # ------------------------------------------------------------------------------------------- the shipped
 
 
 def test_the_shipped_model_has_every_skill() -> None:
-    assert set(shipped().experts) == set(shipped().far) == set(get_args(Skill))
-    assert shipped() is shipped()
+    assert set(bundled_model().experts) == set(bundled_model().far) == set(get_args(Skill))
+    assert bundled_model() is bundled_model()
 
 
 @pytest.mark.parametrize("skill", get_args(Skill))
@@ -210,7 +228,7 @@ def test_shipped_experts_are_sound(skill: Skill) -> None:
     arithmetic: Any = {"product 16-bit": "bf16", "product 8-bit": "e4m3", "attention": "bf16"}.get(
         skill, "f32"
     )
-    experts = shipped().experts[skill]
+    experts = bundled_model().experts[skill]
     assert len({expert.device for expert in experts}) == len(experts) >= 2
     for expert in experts:
         assert expert.coordinates == pytest.approx(coordinates(device.find(expert.device), arithmetic))
@@ -231,7 +249,7 @@ def test_shipped_experts_are_sound(skill: Skill) -> None:
 
 def test_the_shipped_file_is_what_it_would_write() -> None:
     file = Path(of_model.__file__).with_name("model.npz")
-    with np.load(file) as kept, np.load(io.BytesIO(written(shipped()))) as again:
+    with np.load(file) as kept, np.load(io.BytesIO(written(bundled_model()))) as again:
         assert sorted(kept.files) == sorted(again.files)
         assert all(np.array_equal(kept[name], again[name]) for name in kept.files)
 
@@ -239,5 +257,7 @@ def test_the_shipped_file_is_what_it_would_write() -> None:
 def test_sizes_of_models_are_corrected_where_sizes_at_random_were_learned() -> None:
     expert = dataclasses.replace(knowing(device.find("h100-sxm"), 0.3), even=-0.1)
     us = np.array([1.0, 1.0])
-    law = RooflineModel(compute_us=us, memory_us=us, features=np.zeros((2, 1)), even=np.array([True, False]))
-    assert expert.excess(law) == pytest.approx([0.2, 0.3])
+    roofline = RooflineModel(
+        compute_us=us, memory_us=us, features=np.zeros((2, 1)), even=np.array([True, False])
+    )
+    assert expert.excess(roofline) == pytest.approx([0.2, 0.3])

@@ -14,26 +14,26 @@ from tunebench import device
 from tunebench.device import Device
 from tunebench.forecast import Predictions, predict_all
 from tunebench.forecast import network as of_network
-from tunebench.forecast.model import Model
+from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.network import (
+    DISPATCH_US,
     HOST_US,
-    LISTS_ERR,
-    QUEUED_US,
-    WAY_US,
+    LIST_ERROR,
+    MIN_KERNEL_US,
+    interval_widths,
     predict_network,
     predict_operations,
-    spread,
 )
 from tunebench.workload import Workload
 from tunebench.workloads import parse
-from tunebench.workloads.networks import Operation, Run, network
+from tunebench.workloads.networks import NetworkRun, Operation, network
 
 H100 = device.find("h100-sxm")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_parts_and_phases_add_up_to_the_whole(dtype: str) -> None:
-    run = Run(batch=4, seq=512, mode="train", dtype=dtype, optimizer="adamw")  # type: ignore[arg-type]
+    run = NetworkRun(batch=4, seq=512, mode="train", dtype=dtype, optimizer="adamw")  # type: ignore[arg-type]
     found = predict_network(network("gpt2-large"), H100, run)
     assert 0 < found.bound_us <= found.low_us <= found.time_us <= found.high_us
     assert not found.waits_for_host
@@ -46,23 +46,23 @@ def test_parts_and_phases_add_up_to_the_whole(dtype: str) -> None:
 
 
 def test_images_are_counted_one_by_one() -> None:
-    assert predict_network(network("resnet50"), H100, Run(batch=8, dtype="f16")).items == 8
+    assert predict_network(network("resnet50"), H100, NetworkRun(batch=8, dtype="f16")).items == 8
 
 
 def test_alike_workloads_are_predicted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Workload] = []
 
-    def recorded(workloads: Iterable[Workload], on: Device, *, model: Model | None) -> Predictions:
+    def recorded(workloads: Iterable[Workload], on: Device, *, model: ForecastModel | None) -> Predictions:
         asked.extend(given := tuple(workloads))
         return predict_all(given, on, model=model)
 
     monkeypatch.setattr(of_network, "predict_all", recorded)
-    found = predict_network(network("gpt2"), H100, Run(batch=4, seq=512, mode="train"))
+    found = predict_network(network("gpt2"), H100, NetworkRun(batch=4, seq=512, mode="train"))
     assert len(asked) == len(set(asked)) < len(found.operations) < found.launches
 
 
 def test_a_small_network_waits_for_the_host() -> None:
-    run = Run(batch=1, seq=8)
+    run = NetworkRun(batch=1, seq=8)
     found = predict_network(network("gpt2"), H100, run)
     assert found.waits_for_host
     assert found.time_us == found.host_us == pytest.approx(HOST_US * found.launches)
@@ -75,8 +75,8 @@ def test_a_queue_hides_the_way_from_the_host_and_an_empty_one_does_not() -> None
     queued, alone = predict_operations(
         [Operation(workload=small, part="a"), Operation(workload=small, part="a", alone=True)], H100
     )
-    assert alone.each_us == pytest.approx(queued.each_us + WAY_US[False])
-    assert QUEUED_US <= queued.each_us <= queued.alone.time_us
+    assert alone.each_us == pytest.approx(queued.each_us + DISPATCH_US[False])
+    assert MIN_KERNEL_US <= queued.each_us <= queued.alone.time_us
     large = parse("gemm:m=8192,n=8192,k=8192,dtype=f32")
     (product,) = predict_operations([Operation(workload=large, part="a")], H100)
     assert product.each_us == pytest.approx(product.alone.time_us, rel=1e-2)
@@ -87,10 +87,14 @@ def test_errors_of_a_sum_add_up_between_linearly_and_by_squares() -> None:
     work = [parse(f"gemm:m=4096,n=4096,k={k},dtype=f32") for k in (4096, 8192)]
     times = predict_operations([Operation(workload=each, part="a", count=3) for each in work], H100)
     widths = [each.time_us - each.low_us for each in times]
-    lists = LISTS_ERR * sum(each.time_us for each in times)
-    assert spread(times, together=1.0)[0] == pytest.approx(math.hypot(sum(widths), lists))
-    assert spread(times, together=0.0)[0] == pytest.approx(math.hypot(*widths, lists))
-    assert spread(times, together=0.0)[0] < spread(times)[0] < spread(times, together=1.0)[0]
+    lists = LIST_ERROR * sum(each.time_us for each in times)
+    assert interval_widths(times, together=1.0)[0] == pytest.approx(math.hypot(sum(widths), lists))
+    assert interval_widths(times, together=0.0)[0] == pytest.approx(math.hypot(*widths, lists))
+    assert (
+        interval_widths(times, together=0.0)[0]
+        < interval_widths(times)[0]
+        < interval_widths(times, together=1.0)[0]
+    )
 
 
 def test_sums_of_measured_times_are_measured_networks(monkeypatch: pytest.MonkeyPatch) -> None:

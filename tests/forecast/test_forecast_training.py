@@ -16,11 +16,11 @@ import pytest
 from tunebench import device, workloads
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.forecast.kernel import launched
-from tunebench.forecast.model import Model
+from tunebench.forecast.library.kernel import library_kernels
+from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.training import __main__ as command
 from tunebench.forecast.training import data, evaluation, fit
-from tunebench.forecast.training.data import Measured
+from tunebench.forecast.training.data import MeasuredKernels
 
 A100, H100, P100 = map(device.find, ("a100-80-sxm", "h100-sxm", "p100-pcie"))
 
@@ -91,7 +91,7 @@ def test_what_was_measured_is_what_is_asked_for(folder: Path) -> None:
             "attention",
         ),
     ]
-    rows = data.public(folder)
+    rows = data.read_public(folder)
     norm = rows.pop(5)
     assert (norm.kernel.family, norm.kernel.figures, norm.group) == (
         "norm",
@@ -100,18 +100,18 @@ def test_what_was_measured_is_what_is_asked_for(folder: Path) -> None:
     )
     assert [(row.device.name, row.us, row.group) for row in rows] == [(e[0], e[2], e[3]) for e in expected]
     for row, (name, text, _, _) in zip(rows, expected, strict=True):
-        (kernel,) = launched(workloads.parse(text), device.find(name))
+        (kernel,) = library_kernels(workloads.parse(text), device.find(name))
         assert row.kernel == kernel
 
 
 def test_sets_that_are_not_there_are_told(folder: Path) -> None:
     (folder / "neusight_ops.csv.gz").unlink()
     with pytest.raises(InputError, match=r"not all there.*neusight_ops"):
-        data.public(folder)
+        data.read_public(folder)
 
 
 def test_tables_are_of_one_skill_type_and_device(folder: Path) -> None:
-    tables = data.gathered(data.public(folder))
+    tables = data.group_by_device(data.read_public(folder))
     told = {(t.skill, t.arithmetic, t.device.name): len(t.us) for t in tables}
     assert told[("product f32", "f32", "t4")] == 2
     assert told[("product 16-bit", "bf16", "b200")] == told[("product 8-bit", "e4m3", "b200")] == 1
@@ -137,7 +137,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
         '25,"gated_gemm:m=64,n=64,k=64,dtype=f16",h100-sxm',  # a sum tells nothing of its parts
         '7,"gemm:dtype=f16,m=64,n=64,k=64",t4',
     )
-    rows = data.of_file(path)
+    rows = data.read_file(path)
     assert [(row.device.name, row.us, row.group) for row in rows] == [
         ("h100-sxm", 12.5, "softmax"),
         ("t4", 7.0, "gemm"),
@@ -162,15 +162,15 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
     path = own(tmp_path / "own.csv", '12.5,"softmax:rows=64,cols=64,dtype=f32",h100-sxm', line)
     with pytest.raises(InputError, match=f"own.csv, line 3: .*{said}"):
-        data.of_file(path)
+        data.read_file(path)
 
 
 def test_columns_and_files_that_are_missing_are_named(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text("time_us,workload\n5,softmax\n")
     with pytest.raises(InputError, match="no column 'device'"):
-        data.of_file(tmp_path / "own.csv")
+        data.read_file(tmp_path / "own.csv")
     with pytest.raises(InputError, match=r"none\.csv"):
-        data.of_file(tmp_path / "none.csv")
+        data.read_file(tmp_path / "none.csv")
 
 
 def exported(path: Path, *entries: object) -> Path:
@@ -206,12 +206,12 @@ def test_the_fastest_of_an_exported_workload_counts(tmp_path: Path) -> None:
         measurement(9.0, other, A100.key),
         measurement(1.0, text, P100.key),
     )
-    rows = data.of_file(path)
+    rows = data.read_file(path)
     assert [(row.device.name, row.device.sm_count, row.us) for row in rows] == [
         ("mine", 90, 3.0),
         ("mine", 90, 9.0),
     ]
-    (table,) = data.gathered(rows)
+    (table,) = data.group_by_device(rows)
     assert table.device.sm_count == 90
 
 
@@ -222,7 +222,7 @@ def test_a_bad_line_of_an_export_is_named(tmp_path: Path, line: str) -> None:
     path = exported(tmp_path / "own.jsonl", facts(A100))
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(InputError, match=r"own.jsonl, line 2: "):
-        data.of_file(path)
+        data.read_file(path)
 
 
 # ------------------------------------------------------------------------------------------------ experts
@@ -230,11 +230,11 @@ def test_a_bad_line_of_an_export_is_named(tmp_path: Path, line: str) -> None:
 
 def table(
     on: Device, times: float = 1.0, *, steep: float = 0.0, names: Iterable[str] = ("a", "b")
-) -> Measured:
+) -> MeasuredKernels:
     """Return softmax of many sizes, each `times` its law, and times ``rows ** steep``."""
     rows, cols = np.array(list(itertools.product(2 ** np.arange(4, 20), 2 ** np.arange(4, 14)))).T
     figures = np.stack([rows, cols, 4 * rows * cols, 4 * rows * cols], axis=1).astype(float)
-    made = Measured(
+    made = MeasuredKernels(
         skill="softmax",
         family="softmax",
         arithmetic="f32",
@@ -243,18 +243,18 @@ def table(
         us=np.ones(len(rows)),
         group=np.resize(np.array(list(names)), len(rows)),
     )
-    made.us[:] = times * fit.lawful(made).us * rows**steep
+    made.us[:] = times * fit.table_roofline(made).us * rows**steep
     return made
 
 
 @pytest.mark.usefixtures("learns")
 def test_an_expert_learns_a_factor_and_a_trend() -> None:
     for steep, allowed in ((0.0, 0.001), (0.1, 0.08)):
-        kept = fit.expert(table(A100, 1.5, steep=steep))
-        missed = fit.errors(kept, fit.assembled({"softmax": [kept]}))
+        kept = fit.train_expert(table(A100, 1.5, steep=steep))
+        missed = fit.errors(kept, fit.assemble_model({"softmax": [kept]}))
         assert np.abs(missed).max() < allowed
         assert -allowed < kept.expert.near.low <= 0 <= kept.expert.near.high < allowed
-    features = kept.law.features
+    features = kept.roofline.features
     assert kept.expert.least.tolist() == features.min(axis=0).tolist()
     assert kept.expert.most.tolist() == features.max(axis=0).tolist()
     assert kept.expert.device == "a100-80-sxm"
@@ -262,21 +262,21 @@ def test_an_expert_learns_a_factor_and_a_trend() -> None:
 
 @pytest.mark.usefixtures("learns")
 def test_the_same_table_gives_the_same_expert() -> None:
-    once, again, other = (fit.expert(table(on, steep=0.1)).expert for on in (A100, A100, H100))
+    once, again, other = (fit.train_expert(table(on, steep=0.1)).expert for on in (A100, A100, H100))
     assert once.near == again.near
     for name, array in once.forest.arrays().items():
         assert np.array_equal(array, again.forest.arrays()[name])
     assert once.near != other.near
 
 
-def products(on: Device, *, of_models: float | None) -> Measured:
+def products(on: Device, *, of_models: float | None) -> MeasuredKernels:
     """Return products of odd sizes at their law, and even ones at `of_models` times it, if that is given."""
     odd = np.array(list(itertools.product(range(33, 2000, 130), repeat=3)))
     even = 16 * (odd[::3] // 16 + 1) if of_models else odd[:0]
     sizes = np.concatenate([odd, even])
     ones = np.ones(len(sizes))
     figures = np.stack([ones, *sizes.T, 4 * ones, 4 * ones, 0 * ones], axis=1).astype(float)
-    made = Measured(
+    made = MeasuredKernels(
         skill="product f32",
         family="product",
         arithmetic="f32",
@@ -285,25 +285,25 @@ def products(on: Device, *, of_models: float | None) -> Measured:
         us=ones,
         group=np.array(["at random"] * len(odd) + ["of models"] * len(even)),
     )
-    made.us[:] = fit.lawful(made).us * np.where(made.group == "of models", of_models or 1.0, 1.0)
+    made.us[:] = fit.table_roofline(made).us * np.where(made.group == "of models", of_models or 1.0, 1.0)
     return made
 
 
 @pytest.mark.usefixtures("learns")
 def test_who_knows_sizes_at_random_alone_is_corrected_by_the_smaller_of_the_middle_two() -> None:
     kept = [
-        fit.expert(products(on, of_models=times))
+        fit.train_expert(products(on, of_models=times))
         for on, times in ((A100, None), (H100, 0.8), (P100, 0.9), (device.find("t4"), 0.7))
     ]
     assert [one.even for one in kept] == [
         None,
         *(pytest.approx(np.log(t), abs=0.02) for t in (0.8, 0.9, 0.7)),
     ]
-    experts = fit.assembled({"product f32": kept}).experts["product f32"]
+    experts = fit.assemble_model({"product f32": kept}).experts["product f32"]
     assert [one.even for one in experts] == [pytest.approx(np.log(0.8), abs=0.02), 0.0, 0.0, 0.0]
-    two = fit.assembled({"product f32": kept[:3]}).experts["product f32"]
+    two = fit.assemble_model({"product f32": kept[:3]}).experts["product f32"]
     assert two[0].even == pytest.approx(np.log(0.9), abs=0.02)
-    alone = fit.assembled({"product f32": kept[:1]}).experts["product f32"]
+    alone = fit.assemble_model({"product f32": kept[:1]}).experts["product f32"]
     assert alone[0].even == 0.0
 
 
@@ -347,13 +347,13 @@ def test_errors_seen_on_few_devices_are_stretched() -> None:
 @pytest.mark.usefixtures("learns")
 def test_errors_far_away_are_those_of_devices_left_out() -> None:
     """Two devices apart by a factor of 4: each is asked of the other, which is wrong by so much."""
-    kept = [fit.expert(table(A100, 1.0)), fit.expert(table(H100, 4.0))]
-    far = fit.assembled({"softmax": kept}).far["softmax"]
+    kept = [fit.train_expert(table(A100, 1.0)), fit.train_expert(table(H100, 4.0))]
+    far = fit.assemble_model({"softmax": kept}).far["softmax"]
     assert (far.low, far.high) == pytest.approx(
         (-fit.MOST_OF_FEW * np.log(4), fit.MOST_OF_FEW * np.log(4)), rel=0.01
     )
-    one = fit.expert(table(A100, steep=0.1))
-    alone = fit.assembled({"softmax": [one]}).far["softmax"]
+    one = fit.train_expert(table(A100, steep=0.1))
+    alone = fit.assemble_model({"softmax": [one]}).far["softmax"]
     assert alone.low == pytest.approx(fit.FAR_OF_ONE * one.expert.near.low)
     assert alone.high == pytest.approx(fit.FAR_OF_ONE * one.expert.near.high)
 
@@ -363,8 +363,8 @@ def test_errors_far_away_are_those_of_devices_left_out() -> None:
 
 @pytest.mark.usefixtures("learns")
 def test_each_device_is_left_out_in_turn() -> None:
-    kept = [fit.expert(table(on, times)) for on, times in ((A100, 1.5), (H100, 1.5), (P100, 3.0))]
-    found = list(evaluation.left_out({"softmax": kept}))
+    kept = [fit.train_expert(table(on, times)) for on, times in ((A100, 1.5), (H100, 1.5), (P100, 3.0))]
+    found = list(evaluation.evaluate_holdouts({"softmax": kept}))
     assert [(error.device, error.group, error.rows) for error in found] == [
         (one.table.device.name, group, 80) for one in kept for group in ("a", "b")
     ]
@@ -372,9 +372,9 @@ def test_each_device_is_left_out_in_turn() -> None:
     assert p100.percent == pytest.approx(50, abs=1)
     assert p100.bias_percent == pytest.approx(-50, abs=1)
     assert p100.within_percent == 0  # nothing about the two others says that a third may differ
-    law = kept[-1].law
+    times = kept[-1].roofline
     b = kept[-1].table.group == "b"
-    roofline = np.maximum(law.compute_us, law.memory_us)[b]
+    roofline = np.maximum(times.compute_us, times.memory_us)[b]
     missed = 100 * np.mean(1 - roofline / kept[-1].table.us[b])
     assert p100.others_percent["roofline"] == pytest.approx(missed)
     assert set(p100.others_percent) == {"roofline", "roofline / median utilisation", "trees without laws"}
@@ -387,7 +387,7 @@ def test_each_device_is_left_out_in_turn() -> None:
 
 @pytest.mark.usefixtures("learns")
 def test_a_skill_of_one_device_has_no_errors() -> None:
-    assert list(evaluation.left_out({"softmax": [fit.expert(table(A100))]})) == []
+    assert list(evaluation.evaluate_holdouts({"softmax": [fit.train_expert(table(A100))]})) == []
 
 
 # -------------------------------------------------------------------------------------------- the command
@@ -418,11 +418,11 @@ def test_the_command_writes_model_and_errors(
     files = [measured(tmp_path / f"{one.name}.csv", [one], 120) for one in (A100, H100)]
     given = [argument for path in files for argument in ("--measured", path)]
     assert run(monkeypatch, *given, "--out", out, "--errors", errors) == 0
-    model = Model.load(out)
+    model = ForecastModel.load(out)
     assert [expert.device for expert in model.experts["softmax"]] == ["a100-80-sxm", "h100-sxm"]
     of = table(P100)
-    blend = model.blend("softmax", fit.lawful(of), P100, "f32")
-    assert blend.us / fit.lawful(of).us == pytest.approx(2.0, rel=0.01)
+    blend = model.blend("softmax", fit.table_roofline(of), P100, "f32")
+    assert blend.us / fit.table_roofline(of).us == pytest.approx(2.0, rel=0.01)
     told = json.loads(errors.read_text())
     assert [(error["device"], error["group"], error["rows"]) for error in told] == [
         ("a100-80-sxm", "softmax", 120),
@@ -452,7 +452,7 @@ def test_what_cannot_be_read_is_an_error_of_one_line(
 
 
 def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    def interrupted(_: Measured) -> None:
+    def interrupted(_: MeasuredKernels) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fit, "expert", interrupted)

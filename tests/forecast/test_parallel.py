@@ -12,18 +12,18 @@ from tests.public_data import found
 from tunebench import device
 from tunebench.errors import InputError
 from tunebench.forecast.network import predict_network
-from tunebench.forecast.parallel.cluster import Cluster, Group, Link
+from tunebench.forecast.parallel.cluster import Cluster, Link, ProcessGroup
 from tunebench.forecast.parallel.collective import REACHES, collective_us, send_us
 from tunebench.forecast.parallel.pipeline import bubble
 from tunebench.forecast.parallel.step import (
     BUCKET_BYTES,
-    Division,
-    Span,
+    Parallelism,
     StepPrediction,
+    TimeRange,
     _gradient_bytes,
     predict_step,
 )
-from tunebench.workloads.networks import Exchange, Network, Operation, Run, from_config, network
+from tunebench.workloads.networks import AllReduce, Network, NetworkRun, Operation, from_config, network
 from tunebench.workloads.operators.gemm import Gemm
 
 A100 = device.find("a100-80-sxm")
@@ -54,7 +54,7 @@ class Stack(Network):
     def __init__(self, layers: int = 8) -> None:
         self.layers = layers
 
-    def operations(self, run: Run) -> tuple[Operation, ...]:
+    def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
         first, last = self.stage(run)
         rows = run.batch * run.seq
         work = Gemm(m=rows, n=WIDTH, k=WIDTH // run.tensor, dtype=run.dtype)
@@ -67,24 +67,24 @@ class Stack(Network):
         first, last = layers or (0, self.layers)
         return (last - first) * WIDTH * WIDTH // tensor
 
-    def boundary_elements(self, run: Run) -> int:
+    def boundary_elements(self, run: NetworkRun) -> int:
         return run.batch * run.seq * WIDTH
 
-    def exchanges(self, run: Run) -> tuple[Exchange, ...]:
+    def all_reduces(self, run: NetworkRun) -> tuple[AllReduce, ...]:
         if run.tensor == 1:
             return ()
         first, last = self.stage(run)
-        return (Exchange(nbytes=self.boundary_bytes(run), count=last - first, part="layers"),)
+        return (AllReduce(nbytes=self.boundary_bytes(run), count=last - first, part="layers"),)
 
 
 STACK = Stack()
-TRAIN = Run(batch=16, seq=512, mode="train")
+TRAIN = NetworkRun(batch=16, seq=512, mode="train")
 
 
 def step(
-    run: Run = TRAIN, cluster: Cluster = NODE, network: Network = STACK, **divided: Any
+    run: NetworkRun = TRAIN, cluster: Cluster = NODE, network: Network = STACK, **divided: Any
 ) -> StepPrediction:
-    return predict_step(network, A100, run, cluster, Division(**divided))
+    return predict_step(network, A100, run, cluster, Parallelism(**divided))
 
 
 # ------------------------------------------------------------------------------------- identities
@@ -95,7 +95,7 @@ def test_one_device_is_plain() -> None:
     assert got.time_us == pytest.approx(plain.time_us)
     assert (got.low_us, got.high_us) == pytest.approx((plain.low_us, plain.high_us))
     assert got.compute.us == pytest.approx(got.time_us)
-    assert (got.communication, got.bubble.us) == (Span(), pytest.approx(0, abs=1e-6))
+    assert (got.communication, got.bubble.us) == (TimeRange(), pytest.approx(0, abs=1e-6))
     assert got.samples_per_s == pytest.approx(16e6 / plain.time_us)
 
 
@@ -164,14 +164,14 @@ def test_gradients_without_overlap_are_reduced_behind_the_pass() -> None:
 
 def test_a_matrix_that_two_layers_share_is_reduced_once() -> None:
     small = from_config("small", SMALL)
-    got = step(Run(batch=4, seq=128, mode="train"), NODE, small, data=2)
+    got = step(NetworkRun(batch=4, seq=128, mode="train"), NODE, small, data=2)
     total = sum(_gradient_bytes(small, got.run, (0, small.layers)))
     assert total == 4 * small.parameters()
 
 
 def test_copies_of_a_device_are_as_far_apart_as_tensors_reach() -> None:
     got = step(cluster=NODES, data=2, tensor=8, overlap=False)
-    group = Group(local=1, nodes=2, inside=NVLINK, between=NETWORK)
+    group = ProcessGroup(local=1, nodes=2, inside=NVLINK, between=NETWORK)
     expected = float(collective_us("all-reduce", 4 * STACK.parameters() // 8, group))
     assert got.stages[0].gradients.us == pytest.approx(expected)
 
@@ -180,7 +180,7 @@ def test_gradients_hide_behind_a_long_pass_but_for_the_last_bucket() -> None:
     got = step(dataclasses.replace(TRAIN, batch=64), data=8)
     last = float(collective_us("all-reduce", 4 * WIDTH * WIDTH, NODE.group(8)))
     shorter, longer = REACHES
-    assert got.communication == Span(
+    assert got.communication == TimeRange(
         low_us=pytest.approx(last * shorter), us=pytest.approx(last), high_us=pytest.approx(last * longer)
     )
 
@@ -228,7 +228,7 @@ def test_stages_tell_what_a_plan_needs() -> None:
 
 
 def test_layers_are_divided_evenly_with_more_in_the_first_stages() -> None:
-    assert Division(pipeline=3).stages(8) == ((0, 3), (3, 6), (6, 8))
+    assert Parallelism(pipeline=3).stages(8) == ((0, 3), (3, 6), (6, 8))
 
 
 def test_what_talks_most_is_closest() -> None:
@@ -249,7 +249,7 @@ def test_a_stage_that_crosses_nodes_sends_over_the_network() -> None:
 
 def test_a_matrix_that_two_stages_share_is_summed() -> None:
     small = from_config("small", SMALL)
-    run = Run(batch=4, seq=128, mode="train")
+    run = NetworkRun(batch=4, seq=128, mode="train")
     got = step(run, network=small, pipeline=2)
     shared = float(collective_us("all-reduce", 4 * 1000 * 256, NODE.group(2)))
     sent = float(send_us(4 * 4 * 128 * 256, NVLINK))
@@ -258,7 +258,7 @@ def test_a_matrix_that_two_stages_share_is_summed() -> None:
 
 def test_a_transformer_on_sixteen_devices() -> None:
     small = from_config("small", SMALL)
-    run = Run(batch=32, seq=128, mode="train", optimizer="adamw")
+    run = NetworkRun(batch=32, seq=128, mode="train", optimizer="adamw")
     got = step(run, NODES, small, data=2, tensor=2, pipeline=4, microbatches=4)
     assert got.time.us == pytest.approx((got.compute + got.communication + got.bubble).us)
     assert (
@@ -279,13 +279,15 @@ def test_four_devices_gain_about_what_was_measured(divided: dict[str, int]) -> N
     name = "dp4" if "data" in divided else "tp4"
     with found("predict/neusight_models.csv").open(newline="", encoding="utf-8") as file:
         labels = {row["option"]: float(row["label_ms"]) for row in csv.DictReader(file)}
-    run = Run(batch=4, seq=1024, mode="train", optimizer="adamw")
+    run = NetworkRun(batch=4, seq=1024, mode="train", optimizer="adamw")
     cluster = Cluster.of(device.find("a100-40-sxm"), devices=4)
 
-    def predicted_us(division: Division) -> float:
-        return predict_step(network("gpt2-large"), device.find("a100-40-sxm"), run, cluster, division).time_us
+    def predicted_us(parallelism: Parallelism) -> float:
+        return predict_step(
+            network("gpt2-large"), device.find("a100-40-sxm"), run, cluster, parallelism
+        ).time_us
 
-    gain = predicted_us(Division(**divided)) / predicted_us(Division(pipeline=4))
+    gain = predicted_us(Parallelism(**divided)) / predicted_us(Parallelism(pipeline=4))
     assert gain == pytest.approx(labels[name] / labels["pp4_1"], rel=0.25)
 
 

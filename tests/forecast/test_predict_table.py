@@ -21,12 +21,12 @@ GEMM = "gemm:m=64,n=96,k=128,dtype=f16"
 ROWS = "softmax:rows=8192,cols=1024,dtype=f32"
 
 
-def run(folder: Path, text: str | bytes, **options: Any) -> tuple[table.Tally, list[dict[str, str]]]:
+def run(folder: Path, text: str | bytes, **options: Any) -> tuple[table.TableResult, list[dict[str, str]]]:
     """Predict a table, and return what was told with the rows that were written."""
     source, out = folder / "in.csv", folder / "out.csv"
     source.write_bytes(text if isinstance(text, bytes) else text.encode())
-    tally = predict_table(source, T4, out, **options)
-    return tally, read(out)
+    result = predict_table(source, T4, out, **options)
+    return result, read(out)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -35,8 +35,8 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def test_every_row_gets_its_figures_and_keeps_its_columns(tmp_path: Path) -> None:
-    tally, rows = run(tmp_path, f'id,workload,note\n7,"{GEMM}","a, b"\n8,"{ROWS}",tschüß\n')
-    assert (tally.rows, tally.refused, tally.interrupted) == (2, 0, False)
+    result, rows = run(tmp_path, f'id,workload,note\n7,"{GEMM}","a, b"\n8,"{ROWS}",tschüß\n')
+    assert (result.rows, result.rejected, result.interrupted) == (2, 0, False)
     assert list(rows[0]) == ["id", "workload", "note", *ADDED]
     assert [row["note"] for row in rows] == ["a, b", "tschüß"]
     for row, text in zip(rows, (GEMM, ROWS), strict=True):
@@ -49,32 +49,37 @@ def test_every_row_gets_its_figures_and_keeps_its_columns(tmp_path: Path) -> Non
 
 
 def test_a_row_that_cannot_be_used_keeps_its_place(tmp_path: Path) -> None:
-    tally, rows = run(
+    result, rows = run(
         tmp_path,
         f'workload,note\n"{GEMM}",1\n"gemm:m=64",2\n\n"no:such",3\n{GEMM},4\n"{ROWS}"\n"elementwise:\nx",6\n',
     )
-    assert (tally.rows, tally.refused) == (6, 4)
+    assert (result.rows, result.rejected) == (6, 4)
     assert [row["predicted_us"] != "" for row in rows] == [True, False, False, False, True, False]
-    assert [fault.line for fault in tally.faults] == [3, 5, 6, 8]  # a blank line is no row; quotes span lines
+    assert [fault.line for fault in result.faults] == [
+        3,
+        5,
+        6,
+        8,
+    ]  # a blank line is no row; quotes span lines
     assert "missing n, k, dtype" in rows[1]["error"]
     assert "unknown operator 'no'" in rows[2]["error"]
     assert "5 fields where the header has 2: put double quotes" in rows[3]["error"]
-    assert str(tally.faults[0]).startswith("line 3: gemm: missing")
+    assert str(result.faults[0]).startswith("line 3: gemm: missing")
     assert all(row["basis"] == row["bound_us"] == "" for row in rows if row["error"])
     # Nothing is lost: cells beyond the header are behind all columns.
     assert rows[3][None] == ["k=128", "dtype=f16", "4"]  # type: ignore[index]
 
 
 def test_a_file_of_workloads_alone_needs_no_quotes(tmp_path: Path) -> None:
-    tally, rows = run(tmp_path, f"workload\n{GEMM}\n{ROWS}\n")
-    assert (tally.rows, tally.refused) == (2, 0)
+    result, rows = run(tmp_path, f"workload\n{GEMM}\n{ROWS}\n")
+    assert (result.rows, result.rejected) == (2, 0)
     assert [row["workload"] for row in rows] == [GEMM, ROWS]
 
 
 def test_tabs_part_what_is_named_so(tmp_path: Path) -> None:
     source = tmp_path / "in.tsv"
     source.write_text(f"id\tworkload\n1\t{GEMM}\n")
-    assert predict_table(source, T4, tmp_path / "out.csv").refused == 0
+    assert predict_table(source, T4, tmp_path / "out.csv").rejected == 0
     assert read(tmp_path / "out.csv")[0]["workload"] == GEMM
 
 
@@ -92,16 +97,16 @@ def test_many_rows_go_by_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(table, "predict_all", lambda w, d: asked.append(len(w)) or predict_all(w, d))
     told: list[tuple[int, float]] = []
     texts = [f"softmax:rows={n},cols=64,dtype=f32" for n in range(1, 36)]
-    tally, rows = run(
+    result, rows = run(
         tmp_path,
         "workload\n" + "\n".join(texts),
-        watcher=lambda tally, share: told.append((tally.rows, share)),
+        watcher=lambda result, share: told.append((result.rows, share)),
     )
     assert [row["workload"] for row in rows] == texts
     assert asked == [10, 10, 10, 5]
     assert [rows_told for rows_told, _ in told] == [10, 20, 30, 35]
     assert told[-1][1] == 1.0
-    assert tally.rows == 35
+    assert result.rows == 35
 
 
 def test_a_workload_that_cannot_be_predicted_is_found_among_the_others(
@@ -113,22 +118,22 @@ def test_a_workload_that_cannot_be_predicted_is_found_among_the_others(
         return predict_all(workloads, where)
 
     monkeypatch.setattr(table, "predict_all", some)
-    tally, rows = run(tmp_path, f"workload\n{GEMM}\n{ROWS}\n{GEMM}\n")
+    result, rows = run(tmp_path, f"workload\n{GEMM}\n{ROWS}\n{GEMM}\n")
     assert [row["error"] for row in rows] == ["", "not this one", ""]
     assert rows[0]["predicted_us"] == rows[2]["predicted_us"] != ""
-    assert (tally.refused, tally.faults[0].line) == (1, 3)
+    assert (result.rejected, result.faults[0].line) == (1, 3)
 
 
 def test_ctrl_c_leaves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "CHUNK", 3)
 
-    def stop(tally: table.Tally, share: float) -> None:
-        if tally.rows == 6:
+    def stop(result: table.TableResult, share: float) -> None:
+        if result.rows == 6:
             raise KeyboardInterrupt
 
-    tally, rows = run(tmp_path, "workload\n" + f"{GEMM}\n" * 10, watcher=stop)
-    assert tally.interrupted
-    assert tally.rows == len(rows) == 6
+    result, rows = run(tmp_path, "workload\n" + f"{GEMM}\n" * 10, watcher=stop)
+    assert result.interrupted
+    assert result.rows == len(rows) == 6
     assert all(row["predicted_us"] for row in rows)
 
 
@@ -144,9 +149,9 @@ def test_an_interrupted_write_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
 
     monkeypatch.setattr(table._Target, "write", torn)
-    tally, rows = run(tmp_path, "workload\n" + f"{GEMM}\n" * 10)
-    assert tally.interrupted
-    assert len(rows) == tally.rows == 3
+    result, rows = run(tmp_path, "workload\n" + f"{GEMM}\n" * 10)
+    assert result.interrupted
+    assert len(rows) == result.rows == 3
 
 
 def test_an_error_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,14 @@ import pytest
 
 from tunebench import device, workloads
 from tunebench.errors import UnknownName
-from tunebench.forecast.kernel import COLUMNS, Arithmetic, Family, launched
-from tunebench.forecast.roofline_model import (
+from tunebench.forecast.library.kernel import COLUMNS, Arithmetic, Family, library_kernels
+from tunebench.forecast.library.roofline_model import (
     ENERGY_PJ,
     LAUNCH_US,
     RooflineModel,
     coordinates,
     flop_per_us,
-    law,
+    roofline_times,
     peak_flop_per_us,
 )
 
@@ -27,7 +27,7 @@ A100, T4, L4, H100, MI210 = map(device.find, ("a100-80-sxm", "t4", "l4", "h100-s
 
 def one(family: Family, arithmetic: Arithmetic, on: device.Device = A100, **figures: float) -> RooflineModel:
     row = [figures[column] for column in COLUMNS[family]]
-    return law(family, arithmetic, np.array([row], dtype=np.float64), on)
+    return roofline_times(family, arithmetic, np.array([row], dtype=np.float64), on)
 
 
 def product(arithmetic: Arithmetic = "bf16", on: device.Device = A100, **figures: float) -> RooflineModel:
@@ -139,7 +139,7 @@ def test_features_are_finite_from_1_to_a_million(family: Family, on: device.Devi
         sizes = [[r, c, 4 * r * c, w] for r, c in itertools.product(SIZES, repeat=2) for w in (0, 4 * r * c)]
     arithmetic: Arithmetic = "f32" if on is MI210 else "f16"
     with np.errstate(all="raise"):
-        found = law(family, arithmetic, np.array(sizes, dtype=np.float64), on)
+        found = roofline_times(family, arithmetic, np.array(sizes, dtype=np.float64), on)
     assert found.features.shape[0] == len(sizes)
     assert np.isfinite(found.features).all()
     assert np.isfinite(found.us).all()
@@ -158,8 +158,8 @@ def test_waves_and_alignment_of_a_product() -> None:
 
 def test_a_view_of_less_is_less_to_move() -> None:
     workload = workloads.parse("conv2d:n=8,c=64,h=56,w=56,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc")
-    (found,) = launched(workload, A100)
-    of_law = law("product", "f16", np.array([found.figures], dtype=np.float64), A100)
+    (found,) = library_kernels(workload, A100)
+    of_law = roofline_times("product", "f16", np.array([found.figures], dtype=np.float64), A100)
     assert of_law.memory_us == pytest.approx(workload.traffic().total_bytes / (A100.dram_gb_s * 1e3))
 
 

@@ -27,7 +27,7 @@ from tunebench.space import Config
 from tunebench.workload import Reference
 from tunebench.workloads import parse as parse_workload
 from tunebench.workloads.operators import _expression
-from tunebench.workloads.operators._chain import Chain
+from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 from tunebench.workloads.operators.elementwise import Elementwise
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -45,7 +45,7 @@ def drawn(workload: Elementwise, seed: int = 0) -> tuple[dict[str, Any], dict[st
     return drawn_of(workload, seed)
 
 
-def drawn_of(workload: Chain, seed: int) -> tuple[dict[str, Any], dict[str, Reference]]:
+def drawn_of(workload: ExpressionWorkload, seed: int) -> tuple[dict[str, Any], dict[str, Reference]]:
     inputs = workload.draw(np.random.default_rng(seed))
     return inputs, workload.reference({name: np.asarray(v, np.float64) for name, v in inputs.items()})
 
@@ -122,7 +122,7 @@ def test_the_reference_is_what_single_numbers_come_to() -> None:
 def test_parts_of_the_reference_join(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = chain("rows=7,cols=5,dtype=f16,expression=gelu(x+b)*y*r,vectors=b,columns=r")
     _, whole = drawn(workload)
-    monkeypatch.setattr(sys.modules[Chain.__module__], "ELEMENTS_AT_ONCE", 10)
+    monkeypatch.setattr(sys.modules[ExpressionWorkload.__module__], "ELEMENTS_AT_ONCE", 10)
     _, parts = drawn(workload)
     np.testing.assert_array_equal(whole["out"].value, parts["out"].value)
     np.testing.assert_array_equal(whole["out"].scale, parts["out"].scale)

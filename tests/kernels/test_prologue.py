@@ -13,7 +13,7 @@ from tunebench.device import local_cpu, representative
 from tunebench.dtype import numpy_dtype, storage
 from tunebench.emulate.emulator import find_compiler, watch
 from tunebench.errors import InputError
-from tunebench.forecast.kernel import launched
+from tunebench.forecast.library.kernel import library_kernels
 from tunebench.measure.verify import InputSet, worst_error
 from tunebench.variant import CudaVariant, NumbaCpuVariant
 from tunebench.workload import Workload
@@ -166,7 +166,7 @@ def test_parts_are_a_chain_the_product_and_a_chain() -> None:
 
 def test_libraries_are_expected_to_launch_it_first() -> None:
     device = representative("sm_90")
-    plain, ahead = (list(launched(gemm(f"dtype=f16{end}"), device)) for end in ("", ",pre=relu(x)"))
+    plain, ahead = (list(library_kernels(gemm(f"dtype=f16{end}"), device)) for end in ("", ",pre=relu(x)"))
     assert [kernel.family for kernel in ahead] == ["elementwise", *(kernel.family for kernel in plain)]
 
 

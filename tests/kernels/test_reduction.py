@@ -22,7 +22,7 @@ from tunebench.measure.verify import worst_error
 from tunebench.space import Config
 from tunebench.workload import Reference
 from tunebench.workloads import parse
-from tunebench.workloads.operators._chain import Chain
+from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 from tunebench.workloads.operators.reduction import Reduction
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -49,7 +49,9 @@ def drawn(workload: Reduction, seed: int = 0) -> tuple[dict[str, Any], dict[str,
 def test_the_reference_is_what_single_numbers_come_to(
     reduce: str, axis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[Chain.__module__], "ELEMENTS_AT_ONCE", 11)  # two rows at a time
+    monkeypatch.setattr(
+        sys.modules[ExpressionWorkload.__module__], "ELEMENTS_AT_ONCE", 11
+    )  # two rows at a time
     w = reduction(
         f"rows=7,cols=5,dtype=f32,expression=(x-m)*b*s,vectors=b,columns=m,scalars=s,reduce={reduce},"
         f"axis={axis},then=exp(tanh(x))"

@@ -27,7 +27,7 @@ from tunebench.workload import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain(Workload):
+class ExpressionWorkload(Workload):
     """An elementwise chain, known by a registered name."""
 
     operator: ClassVar[str] = "chain"
@@ -62,7 +62,7 @@ class Chain(Workload):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attend(Chain):
+class Attend(ExpressionWorkload):
     """Grouped-query attention: a flag without a default, and a count that follows another."""
 
     operator: ClassVar[str] = "attend"
@@ -86,14 +86,14 @@ ATTEND = f"{CHAIN},heads=8,causal=true"
 
 
 def test_text_is_read_and_written() -> None:
-    chain = Chain.parse_dimensions(CHAIN)
-    assert chain == Chain(expr="bias+relu", rows=8, cols=4, dtype="f16")
+    chain = ExpressionWorkload.parse_dimensions(CHAIN)
+    assert chain == ExpressionWorkload(expr="bias+relu", rows=8, cols=4, dtype="f16")
     assert str(chain) == f"chain:{CHAIN}"
 
 
 def test_dimensions_come_in_any_order_and_leave_in_the_declared_one() -> None:
     shuffled = ",".join(reversed(CHAIN.split(",")))
-    assert str(Chain.parse_dimensions(shuffled)) == f"chain:{CHAIN}"
+    assert str(ExpressionWorkload.parse_dimensions(shuffled)) == f"chain:{CHAIN}"
 
 
 def test_a_flag_has_one_written_form() -> None:
@@ -115,9 +115,11 @@ def test_what_is_no_default_is_written(given: str) -> None:
 
 
 def test_a_following_default_may_be_translated() -> None:
-    followed = Chain(expr="x", rows=1, cols=1, dtype="tf32")
+    followed = ExpressionWorkload(expr="x", rows=1, cols=1, dtype="tf32")
     assert (followed.out, str(followed)) == ("f32", "chain:expr=x,rows=1,cols=1,dtype=tf32")
-    assert str(Chain(expr="x", rows=1, cols=1, dtype="tf32", out="f16")).endswith("dtype=tf32,out=f16")
+    assert str(ExpressionWorkload(expr="x", rows=1, cols=1, dtype="tf32", out="f16")).endswith(
+        "dtype=tf32,out=f16"
+    )
 
 
 names = st.from_regex(r"[A-Za-z0-9_.+-]{1,12}", fullmatch=True)
@@ -160,10 +162,10 @@ def test_text_needs_no_quoting_in_a_shell(attend: Attend) -> None:
 @given(st.text(alphabet="exprowscldty=,-+ 0189\n", max_size=40))
 def test_any_text_is_read_or_refused_with_an_input_error(text: str) -> None:
     try:
-        chain = Chain.parse_dimensions(text)
+        chain = ExpressionWorkload.parse_dimensions(text)
     except InputError:
         return
-    assert Chain.parse_dimensions(str(chain).removeprefix("chain:")) == chain
+    assert ExpressionWorkload.parse_dimensions(str(chain).removeprefix("chain:")) == chain
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_any_text_is_read_or_refused_with_an_input_error(text: str) -> None:
 )
 def test_a_mistake_is_named_with_its_remedy(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
-        Chain.parse_dimensions(text)
+        ExpressionWorkload.parse_dimensions(text)
     assert says in str(caught.value)
 
 
@@ -204,7 +206,7 @@ def test_operators_check_what_goes_together() -> None:
 @pytest.mark.parametrize("value", [True, 1.0, None])
 def test_a_size_is_an_integer_also_when_built_in_python(value: Any) -> None:
     with pytest.raises(InputError, match="rows="):
-        Chain(expr="x", rows=value, cols=1, dtype="f32")
+        ExpressionWorkload(expr="x", rows=value, cols=1, dtype="f32")
 
 
 def test_a_flag_is_a_bool_also_when_built_in_python() -> None:
@@ -221,7 +223,7 @@ def test_usage_shows_kinds_and_brackets_what_may_be_left_out() -> None:
 
 def test_unknown_names_carry_what_exists() -> None:
     with pytest.raises(UnknownName) as caught:
-        Chain.from_dimensions({"expr": "x", "rows": 1, "cols": 1, "dtype": "f64"})
+        ExpressionWorkload.from_dimensions({"expr": "x", "rows": 1, "cols": 1, "dtype": "f64"})
     assert caught.value.known == ("bf16", "f16", "f32", "tf32")
 
 
@@ -231,13 +233,13 @@ def test_tensors_know_their_size() -> None:
 
 
 def test_traffic_counts_every_array_once_and_no_scalar() -> None:
-    traffic = Chain(expr="x", rows=8, cols=4, dtype="f16", out="f32").traffic()
+    traffic = ExpressionWorkload(expr="x", rows=8, cols=4, dtype="f16", out="f32").traffic()
     assert traffic == Traffic(read_bytes=8 * 4 * 2, write_bytes=8 * 4 * 4)
     assert traffic.total_bytes == 192
 
 
 def test_drawn_inputs_are_repeatable_and_of_the_stored_type() -> None:
-    chain = Chain(expr="x", rows=8, cols=4, dtype="f16")
+    chain = ExpressionWorkload(expr="x", rows=8, cols=4, dtype="f16")
     drawn = chain.draw(np.random.default_rng(7))
     again = chain.draw(np.random.default_rng(7))
     assert {name: (value.shape, str(value.dtype)) for name, value in drawn.items()} == {

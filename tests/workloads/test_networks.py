@@ -14,7 +14,7 @@ import pytest
 from tests.public_data import found
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads import suite
-from tunebench.workloads.networks import Network, Operation, Run, from_config, network, networks
+from tunebench.workloads.networks import Network, NetworkRun, Operation, from_config, network, networks
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -80,7 +80,7 @@ def test_parameters_are_those_published(name: str, millions: float) -> None:
 @pytest.mark.parametrize("name", networks())
 def test_every_built_in_network_can_be_run(name: str) -> None:
     listed = not hasattr(network(name), "architecture")  # or of images
-    operations = network(name).operations(Run(batch=2, seq=0 if listed else 128, dtype="f16"))
+    operations = network(name).operations(NetworkRun(batch=2, seq=0 if listed else 128, dtype="f16"))
     assert {each.workload.dtype for each in operations if isinstance(each.workload, Gemm)} <= {"f16"}
     assert len({(each.workload, each.part, each.alone) for each in operations}) == len(operations)
 
@@ -94,7 +94,7 @@ def test_a_forward_pass_multiplies_each_matrix_with_each_token(name: str) -> Non
     of, tokens, seq = model.architecture, 2 * 512, 512
     matrices = of.layers * sum(each.k * each.n for each in model.matrices()) + of.vocabulary * of.hidden
     attention = of.layers * 2 * 2 * tokens * seq * of.inner
-    run = Run(batch=2, seq=seq)
+    run = NetworkRun(batch=2, seq=seq)
     assert flops(model.operations(run)) == 2 * matrices * tokens + attention
     # In no matrix that multiplies: embeddings that are only looked up, biases, normalisations.
     looked_up = 0 if of.tied else of.vocabulary * of.hidden
@@ -103,14 +103,14 @@ def test_a_forward_pass_multiplies_each_matrix_with_each_token(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base", "opt-125m", "llama-3-8b", "switch-base-8"])
 def test_backward_multiplies_twice_as_much(name: str) -> None:
-    operations = network(name).operations(Run(batch=2, seq=128, mode="train"))
+    operations = network(name).operations(NetworkRun(batch=2, seq=128, mode="train"))
     assert flops(operations, "backward") == 2 * flops(operations)
 
 
 def test_fused_attention_is_one_kernel_of_half_precision() -> None:
     model = small()
-    plain = model.operations(Run(batch=2, seq=32, dtype="f16"))
-    fused = model.operations(Run(batch=2, seq=32, dtype="f16", fused=True))
+    plain = model.operations(NetworkRun(batch=2, seq=32, dtype="f16"))
+    fused = model.operations(NetworkRun(batch=2, seq=32, dtype="f16", fused=True))
     (attention,) = (each for each in fused if isinstance(each.workload, Attention))
     assert attention.count == 3
     assert str(attention.workload) == ("attention:batch=2,heads=4,seq_q=32,head_dim=16,dtype=f16,causal=true")
@@ -120,7 +120,7 @@ def test_fused_attention_is_one_kernel_of_half_precision() -> None:
 
 def test_fusing_leaves_the_products_of_single_precision_and_moves_less() -> None:
     plain, fused = (
-        network("gpt2").operations(Run(batch=2, seq=512, mode="train", fused=fused))
+        network("gpt2").operations(NetworkRun(batch=2, seq=512, mode="train", fused=fused))
         for fused in (False, True)
     )
     for phase in ("forward", "backward"):
@@ -133,7 +133,7 @@ def test_fusing_leaves_the_products_of_single_precision_and_moves_less() -> None
 
 
 def test_a_compiler_knows_attention_as_bert_writes_it() -> None:
-    operations = network("bert-base").operations(Run(batch=8, seq=128, fused=True))
+    operations = network("bert-base").operations(NetworkRun(batch=8, seq=128, fused=True))
     assert [each.count for each in operations if isinstance(each.workload, Attention)] == [12]
 
 
@@ -143,7 +143,7 @@ def test_a_residual_network_has_the_convolutions_of_its_suite() -> None:
         if isinstance(layer.workload, Conv2d):
             expected[layer.workload.changed(epilogue="none")] += layer.count
     counted: dict[str, Counter[Any]] = {"fprop": Counter(), "dgrad": Counter(), "wgrad": Counter()}
-    for each in network("resnet50").operations(Run(batch=8, dtype="f16", mode="train")):
+    for each in network("resnet50").operations(NetworkRun(batch=8, dtype="f16", mode="train")):
         if isinstance(each.workload, Conv2d):
             counted[each.workload.direction][each.workload.changed(direction="fprop")] += each.count
     assert counted["fprop"] == counted["wgrad"] == expected
@@ -153,7 +153,7 @@ def test_a_residual_network_has_the_convolutions_of_its_suite() -> None:
 
 def test_a_compiler_normalises_and_activates_images_in_one_kernel() -> None:
     plain, fused = (
-        launches(network("resnet50").operations(Run(batch=8, fused=fused))) for fused in (False, True)
+        launches(network("resnet50").operations(NetworkRun(batch=8, fused=fused))) for fused in (False, True)
     )
     assert plain - fused == 33 + 16  # activations behind normalisations, and behind the sum of each block
 
@@ -208,7 +208,7 @@ def test_attention_launches_what_pytorch_launches(batch: int) -> None:
 
     names = {"Gemm": "product", "Softmax": "softmax"}
     counted = {"forward": Counter[str](), "backward": Counter[str]()}
-    for each in small(n_layer=1, attn_pdrop=0.0).operations(Run(batch=batch, seq=32, mode="train")):
+    for each in small(n_layer=1, attn_pdrop=0.0).operations(NetworkRun(batch=batch, seq=32, mode="train")):
         if each.part in ("attention scores", "attention softmax", "attention values", "attention copies"):
             other = "copy" if each.part == "attention copies" else "pointwise"
             counted[each.phase][names.get(type(each.workload).__name__, other)] += each.count
@@ -226,7 +226,7 @@ def test_formulas_launch_what_pytorch_launches() -> None:
     def rmsnorm(x: Any) -> Any:
         return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
-    run = Run(batch=2, seq=8, mode="train")
+    run = NetworkRun(batch=2, seq=8, mode="train")
     for code, add in ((gelu_new, lambda t: t.activation("p", (16, 64), "gelu_new")), (rmsnorm, _norm)):
         tape = Tape(run)
         add(tape)
@@ -246,7 +246,7 @@ def _norm(tape: Tape) -> None:
 
 def test_models_that_normalise_in_single_precision_change_types_on_the_way() -> None:
     for name, changes in (("llama-3-8b", 65 * 2 + 32), ("opt-125m", 12), ("gpt2", 0)):
-        run = Run(batch=2, seq=64)
+        run = NetworkRun(batch=2, seq=64)
         single = network(name).operations(run)
         half = network(name).operations(dataclasses.replace(run, dtype="f16"))
         cast = [
@@ -265,7 +265,7 @@ def test_the_optimizer_touches_every_parameter() -> None:
     none, sgd, adamw = (
         sum(
             each.count * each.workload.traffic().total_bytes
-            for each in model.operations(Run(seq=64, mode="train", optimizer=name, fused=True))
+            for each in model.operations(NetworkRun(seq=64, mode="train", optimizer=name, fused=True))
             if each.phase == "optimizer"
         )
         for name in ("none", "sgd", "adamw")
@@ -284,14 +284,15 @@ def test_gradients_are_added_up_only_if_asked() -> None:
             if each.part == "gradients"
         )
         for operations in (
-            model.operations(Run(seq=64, mode="train", accumulate=accumulate)) for accumulate in (False, True)
+            model.operations(NetworkRun(seq=64, mode="train", accumulate=accumulate))
+            for accumulate in (False, True)
         )
     ]
     assert added == [0, pytest.approx(3 * 4 * model.parameters(), rel=1e-2)]
 
 
 def test_inference_has_neither_gradients_nor_a_loss() -> None:
-    operations = network("switch-base-8").operations(Run(batch=2, seq=128))
+    operations = network("switch-base-8").operations(NetworkRun(batch=2, seq=128))
     assert {each.phase for each in operations} == {"forward"}
     assert "loss" not in {each.part for each in operations}
 
@@ -308,7 +309,7 @@ def test_stages_together_do_what_the_whole_does(config: dict[str, Any], mode: An
     def counted(*stages: tuple[int, int]) -> Counter[tuple[Any, ...]]:
         total: Counter[tuple[Any, ...]] = Counter()
         for stage in stages:
-            for each in model.operations(Run(batch=2, seq=seq, mode=mode, layers=stage)):
+            for each in model.operations(NetworkRun(batch=2, seq=seq, mode=mode, layers=stage)):
                 total[each.workload, each.part, each.phase, each.alone] += each.count
         return total
 
@@ -320,7 +321,7 @@ def test_stages_together_do_what_the_whole_does(config: dict[str, Any], mode: An
 def test_devices_that_share_layers_have_a_part_of_each_product() -> None:
     model = small(vocab_size=128)
     whole, half = (
-        flops(model.operations(Run(batch=2, seq=32, mode="train", tensor=tensor))) for tensor in (1, 2)
+        flops(model.operations(NetworkRun(batch=2, seq=32, mode="train", tensor=tensor))) for tensor in (1, 2)
     )
     assert half * 2 == whole
     norms_and_biases = model.parameters() - 2 * model.parameters(tensor=2)
@@ -328,28 +329,28 @@ def test_devices_that_share_layers_have_a_part_of_each_product() -> None:
 
 
 def test_shared_layers_sum_up_twice_a_layer_and_pass() -> None:
-    run = Run(batch=2, seq=32, mode="train", tensor=2)
-    found = Counter({(each.part, each.phase): each.count for each in small().exchanges(run)})
+    run = NetworkRun(batch=2, seq=32, mode="train", tensor=2)
+    found = Counter({(each.part, each.phase): each.count for each in small().all_reduces(run)})
     assert found == {
         ("layers", "forward"): 6,
         ("layers", "backward"): 6,
         ("embedding", "forward"): 1,
         ("head", "backward"): 1,
     }
-    assert {each.nbytes for each in small().exchanges(run)} == {2 * 32 * 64 * 4}
-    assert small().exchanges(Run(batch=2, seq=32)) == ()
-    decoder = from_config("small", SWITCH).exchanges(Run(seq=32, tensor=2, layers=(4, 8)))
+    assert {each.nbytes for each in small().all_reduces(run)} == {2 * 32 * 64 * 4}
+    assert small().all_reduces(NetworkRun(batch=2, seq=32)) == ()
+    decoder = from_config("small", SWITCH).all_reduces(NetworkRun(seq=32, tensor=2, layers=(4, 8)))
     assert [(each.part, each.count) for each in decoder] == [("layers", 4 * 3)]
-    assert small().boundary_bytes(Run(batch=2, seq=32, dtype="f16")) == 2 * 32 * 64 * 2
+    assert small().boundary_bytes(NetworkRun(batch=2, seq=32, dtype="f16")) == 2 * 32 * 64 * 2
 
 
 def test_experts_take_what_they_have_room_for() -> None:
-    operations = from_config("small", SWITCH).operations(Run(batch=3, seq=64))
+    operations = from_config("small", SWITCH).operations(NetworkRun(batch=3, seq=64))
     up = {each.workload.m: each.count for each in operations if each.part == "mlp up"}  # type: ignore[attr-defined]
     assert up == {3 * 64: 4, 3 * 5: 4 * 4}  # four dense layers, and four with four experts of 5 a sequence
     model: Any = from_config("small", SWITCH)
     assert [index for index in range(8) if model.is_sparse(index)] == [1, 3, 5, 7]
-    short = from_config("small", SWITCH).operations(Run(batch=3, seq=8))
+    short = from_config("small", SWITCH).operations(NetworkRun(batch=3, seq=8))
     assert any(each.workload.m == 3 * 2 for each in short if each.part == "mlp up")  # type: ignore[attr-defined]
     assert any(each.alone for each in operations if each.part == "router")
 
@@ -358,7 +359,7 @@ def test_a_bias_that_was_looked_up_is_read_by_sectors() -> None:
     layer = from_config("small", {**SWITCH, "num_heads": 16})
     pairs = 2 * 16 * 64 * 64
     for dtype, size, read in (("f32", 4, 8), ("f16", 2, 16)):
-        run = Run(batch=2, seq=64, layers=(0, 1), dtype=dtype)  # type: ignore[arg-type]
+        run = NetworkRun(batch=2, seq=64, layers=(0, 1), dtype=dtype)  # type: ignore[arg-type]
         (added,) = (
             each.workload.traffic().total_bytes
             for each in layer.operations(run)
@@ -392,13 +393,13 @@ def test_what_is_wrong_in_a_configuration_is_told(changed: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (Run(batch=2), "needs seq"),
-        (Run(seq=33), "has 32 positions; seq=33"),
-        (Run(seq=8, tensor=3), "tensor=3 must divide 4 heads"),
-        (Run(seq=8, layers=(2, 4)), "has 3 layers; got a stage of 2 up to 4"),
+        (NetworkRun(batch=2), "needs seq"),
+        (NetworkRun(seq=33), "has 32 positions; seq=33"),
+        (NetworkRun(seq=8, tensor=3), "tensor=3 must divide 4 heads"),
+        (NetworkRun(seq=8, layers=(2, 4)), "has 3 layers; got a stage of 2 up to 4"),
     ],
 )
-def test_what_a_network_cannot_do_is_told(run: Run, message: str) -> None:
+def test_what_a_network_cannot_do_is_told(run: NetworkRun, message: str) -> None:
     with pytest.raises(InputError, match=message):
         small().operations(run)
 
@@ -408,7 +409,7 @@ def test_what_a_network_cannot_do_is_told(run: Run, message: str) -> None:
 )
 def test_an_impossible_run_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        Run(**given)
+        NetworkRun(**given)
 
 
 def test_an_unknown_network_lists_the_known() -> None:
@@ -447,7 +448,7 @@ def test_public_configurations_are_read_as_they_are() -> None:
 
 
 def test_a_suite_is_a_network() -> None:
-    operations = network("mixtral-8x7b").operations(Run(batch=8, dtype="bf16"))
+    operations = network("mixtral-8x7b").operations(NetworkRun(batch=8, dtype="bf16"))
     assert launches(operations) == sum(layer.count for layer in suite("mixtral-8x7b"))
     assert {each.workload for each in operations} == {layer.workload for layer in suite("mixtral-8x7b", 8)}
 
@@ -464,7 +465,7 @@ def test_lists_are_read_from_csv_and_toml(tmp_path: Path) -> None:
         '[[operation]]\nworkload = "softmax:rows=8,cols=4,dtype=f16"\n',
         encoding="utf-8",
     )
-    run = Run(dtype="f16")
+    run = NetworkRun(dtype="f16")
     operations = network(str(table)).operations(run)
     assert operations == network(str(tables)).operations(run)
     assert [(str(each.workload), each.count, each.part) for each in operations] == [
@@ -472,9 +473,9 @@ def test_lists_are_read_from_csv_and_toml(tmp_path: Path) -> None:
         ("softmax:rows=8,cols=4,dtype=f16", 1, "softmax"),
     ]
     with pytest.raises(InputError, match="needs `scales`"):
-        network(str(table)).operations(Run(batch=2, dtype="f16"))
+        network(str(table)).operations(NetworkRun(batch=2, dtype="f16"))
     with pytest.raises(InputError, match="mode=infer"):
-        network(str(table)).operations(Run(mode="train"))
+        network(str(table)).operations(NetworkRun(mode="train"))
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from tunebench.device import Device
     from tunebench.forecast.network import NetworkPrediction, OperationTime
-    from tunebench.forecast.parallel.step import Division, StepPrediction
+    from tunebench.forecast.parallel.step import Parallelism, StepPrediction
     from tunebench.workloads.networks import Network
 
-__all__ = ["Model", "describe", "duration", "render", "taking_a_model"]
+__all__ = ["ModelArguments", "describe", "duration", "render", "taking_a_model"]
 
 ModelName = Annotated[
     str,
@@ -85,7 +85,7 @@ NetworkLink = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelArguments:
     """What was typed of a model; its fields are the options of a command that takes one."""
 
     name: ModelName
@@ -118,22 +118,22 @@ class Model:
     def unit(self) -> str:
         """What `items` are: a model without sequences has images, a list of workloads does not tell."""
         from tunebench.workloads.networks import network
-        from tunebench.workloads.networks._listed import Listed
+        from tunebench.workloads.networks._listed import ListedNetwork
 
         if self.seq:
             return "tokens"
-        return "samples" if isinstance(network(self.name), Listed) else "images"
+        return "samples" if isinstance(network(self.name), ListedNetwork) else "images"
 
     @property
-    def division(self) -> Division:
+    def parallelism(self) -> Parallelism:
         """How it is divided among devices.
 
         Raises:
             InputError: if it cannot be divided so.
         """
-        from tunebench.forecast.parallel.step import Division
+        from tunebench.forecast.parallel.step import Parallelism
 
-        return Division(
+        return Parallelism(
             data=self.data,
             tensor=self.tensor,
             pipeline=self.pipeline,
@@ -150,7 +150,7 @@ class Model:
         from tunebench.forecast.network import predict_network
         from tunebench.forecast.parallel.cluster import Cluster
         from tunebench.forecast.parallel.step import predict_step
-        from tunebench.workloads.networks import Run, network
+        from tunebench.workloads.networks import NetworkRun, network
         from tunebench.workloads.networks import _network as kinds
 
         found = network(self.name)
@@ -159,7 +159,7 @@ class Model:
         self._check("dtype", dtype, get_args(kinds.DType))
         optimizer = self.optimizer or ("adamw" if self.mode == "train" else "none")
         self._check("optimizer", optimizer, get_args(kinds.Optimizer))
-        run = Run(
+        run = NetworkRun(
             batch=self.batch,
             seq=self.seq,
             mode=self.mode,  # type: ignore[arg-type]
@@ -174,18 +174,18 @@ class Model:
         cluster = Cluster.of(
             device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
         )
-        return predict_step(found, device, run, cluster, self.division)
+        return predict_step(found, device, run, cluster, self.parallelism)
 
-    def least_bytes(self, found: NetworkPrediction | StepPrediction) -> int | None:
+    def min_memory_bytes(self, found: NetworkPrediction | StepPrediction) -> int | None:
         """Return what each device must hold at the very least, where the model tells."""
-        from tunebench.forecast.footprint import least_bytes
+        from tunebench.forecast.footprint import min_memory_bytes
         from tunebench.workloads.networks import network
 
-        return least_bytes(network(self.name), found.run, self.division)
+        return min_memory_bytes(network(self.name), found.run, self.parallelism)
 
     def excess(self, found: NetworkPrediction | StepPrediction) -> str | None:
         """Return in words that it does not fit into memory; None where it may."""
-        device, needed = found.device, self.least_bytes(found)
+        device, needed = found.device, self.min_memory_bytes(found)
         if needed is None or not device.memory_bytes or needed <= device.memory_bytes:
             return None
         return (
@@ -201,18 +201,20 @@ class Model:
 
 def _own_type(network: Network) -> str:
     """Return the type that all workloads of a list have; f32 where there is no one such type."""
-    from tunebench.workloads.networks._listed import Listed
+    from tunebench.workloads.networks._listed import ListedNetwork
 
-    types = {entry.workload.dtype for entry in network.entries} if isinstance(network, Listed) else set()
+    types = (
+        {entry.workload.dtype for entry in network.entries} if isinstance(network, ListedNetwork) else set()
+    )
     return types.pop() if len(types) == 1 else "f32"
 
 
 def taking_a_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a model in place of its argument `model`: a `Model`, or None.
+    """Give a command the options of a model in place of its argument `model`: a `ModelArguments`, or None.
 
     Typer reads the options of a command from its signature.
     """
-    kinds = get_type_hints(Model, include_extras=True)
+    kinds = get_type_hints(ModelArguments, include_extras=True)
     options = [
         inspect.Parameter(
             field.name,
@@ -220,13 +222,13 @@ def taking_a_model(command: Callable[..., None]) -> Callable[..., None]:
             default=None if field.name == "name" else field.default,
             annotation=kinds[field.name],
         )
-        for field in dataclasses.fields(Model)
+        for field in dataclasses.fields(ModelArguments)
     ]
 
     @functools.wraps(command)
     def given(**typed: Any) -> None:
         of_model = {option.name: typed.pop(option.name) for option in options}
-        command(**typed, model=None if of_model["name"] is None else Model(**of_model))
+        command(**typed, model=None if of_model["name"] is None else ModelArguments(**of_model))
 
     own = inspect.signature(command, eval_str=True)
     others = list(own.parameters.values())
@@ -236,7 +238,7 @@ def taking_a_model(command: Callable[..., None]) -> Callable[..., None]:
     return given
 
 
-def describe(model: Model, found: NetworkPrediction | StepPrediction) -> dict[str, Any]:
+def describe(model: ModelArguments, found: NetworkPrediction | StepPrediction) -> dict[str, Any]:
     """Return a prediction as plain data."""
     from tunebench.forecast.network import NetworkPrediction
 
@@ -255,7 +257,7 @@ def describe(model: Model, found: NetworkPrediction | StepPrediction) -> dict[st
         "low_us": found.low_us,
         "high_us": found.high_us,
         f"{model.unit}_per_s": model.items / found.time_us * 1e6,
-        "least_bytes": model.least_bytes(found),
+        "min_memory_bytes": model.min_memory_bytes(found),
         "memory_bytes": found.device.memory_bytes or None,
     }
     if isinstance(found, NetworkPrediction):
@@ -274,7 +276,7 @@ def describe(model: Model, found: NetworkPrediction | StepPrediction) -> dict[st
     return {
         **data,
         **{f"{name}_us": getattr(found, name).us for name in shares},
-        "division": plain(found.division),
+        "division": plain(found.parallelism),
         "links": {"inside": found.cluster.inside.name, "between": found.cluster.between.name},
         "stages": [
             {
@@ -324,7 +326,7 @@ def _bases(found: NetworkPrediction) -> dict[str, float]:
     return {basis: us / found.device_us for basis, us in times.items()}
 
 
-def render(model: Model, found: NetworkPrediction | StepPrediction, to: Console) -> None:
+def render(model: ModelArguments, found: NetworkPrediction | StepPrediction, to: Console) -> None:
     """Print a prediction for people."""
     from tunebench.forecast.network import NetworkPrediction
 
@@ -365,7 +367,7 @@ def _parts(found: NetworkPrediction) -> Any:
 
 
 def _render_several(found: StepPrediction, to: Console) -> None:
-    division = found.division
+    division = found.parallelism
     to.print(
         f"  division  {division.data} x data, {division.tensor} x tensor, {division.pipeline} stages, "
         f"{division.microbatches} micro-batches; {found.cluster.nodes} node(s) of "

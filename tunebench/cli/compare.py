@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._model import Model, duration, taking_a_model
+from tunebench.cli._model import ModelArguments, duration, taking_a_model
 from tunebench.cli._option import Json, gpus
 from tunebench.cli._output import console, emit, table
 from tunebench.errors import InputError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tunebench.device import Device
-    from tunebench.forecast.comparison import Contender
+    from tunebench.forecast.comparison import ComparedDevice
 
 __all__ = ["command"]
 
@@ -38,7 +38,7 @@ def command(
             metavar="A=PRICE,…", help="What an hour of a device costs: a=2.5,b=4.", show_default=False
         ),
     ] = None,
-    model: Model | None = None,
+    model: ModelArguments | None = None,
     as_json: Json = False,
 ) -> None:
     """Compare GPUs that need not be here by predicted time, speed and cost of the same work.
@@ -46,7 +46,7 @@ def command(
     The work is a model, or workloads one after the other. Prices are of one device for an hour, in any
     currency; with them, a million tokens, images or runs have a cost.
     """
-    from tunebench.forecast.comparison import priced
+    from tunebench.forecast.comparison import with_prices
 
     if bool(workload) == (model is not None):
         raise InputError("name what to compare by: either --model NAME or --workload TEXT")
@@ -57,17 +57,17 @@ def command(
     else:
         unit, found = "runs", [_of_workloads(workload or [], device) for device in chosen]
     names = {name: device.name for name, device in zip(typed, chosen, strict=False)}
-    contenders = priced(found, _prices(price, names))
-    emit(as_json, [_describe(each, contenders[0], unit) for each in contenders], _render(contenders, unit))
+    compared = with_prices(found, _prices(price, names))
+    emit(as_json, [_describe(each, compared[0], unit) for each in compared], _render(compared, unit))
 
 
-def _of_model(model: Model, device: Device) -> Contender:
-    from tunebench.forecast.comparison import Contender
+def _of_model(model: ModelArguments, device: Device) -> ComparedDevice:
+    from tunebench.forecast.comparison import ComparedDevice
 
     found = model.predict(device)
     if (excess := model.excess(found)) is not None:
         console(stderr=True).print(f"warning: {excess}", soft_wrap=True)
-    return Contender(
+    return ComparedDevice(
         device=device,
         time_us=found.time_us,
         low_us=found.low_us,
@@ -77,14 +77,14 @@ def _of_model(model: Model, device: Device) -> Contender:
     )
 
 
-def _of_workloads(texts: Sequence[str], device: Device) -> Contender:
+def _of_workloads(texts: Sequence[str], device: Device) -> ComparedDevice:
     """Return the sum of workloads; ends of intervals add up, as if all erred alike."""
     from tunebench.forecast import predict_all
-    from tunebench.forecast.comparison import Contender
+    from tunebench.forecast.comparison import ComparedDevice
     from tunebench.workloads import parse
 
     found = predict_all([parse(text) for text in texts], device)
-    return Contender(
+    return ComparedDevice(
         device=device,
         time_us=float(found.time_us.sum()),
         low_us=float(found.low_us.sum()),
@@ -105,7 +105,7 @@ def _prices(text: str | None, names: Mapping[str, str]) -> dict[str, float]:
     return prices
 
 
-def _describe(each: Contender, first: Contender, unit: str) -> dict[str, Any]:
+def _describe(each: ComparedDevice, first: ComparedDevice, unit: str) -> dict[str, Any]:
     return {
         "device": each.device.key,
         "devices": each.devices,
@@ -121,17 +121,17 @@ def _describe(each: Contender, first: Contender, unit: str) -> dict[str, Any]:
     }
 
 
-def _render(contenders: Sequence[Contender], unit: str) -> Any:
+def _render(compared: Sequence[ComparedDevice], unit: str) -> Any:
     def render(to: Console) -> None:
         columns = ["device", ">time", ">nine of ten within", f">{unit} a second", ">speed"]
-        costs = any(each.price_per_hour is not None for each in contenders)
+        costs = any(each.price_per_hour is not None for each in compared)
         columns += [">an hour", f">a million {unit}", ">within"] if costs else []
-        to.print(table(*columns, rows=(_row(each, contenders[0], costs) for each in contenders)))
+        to.print(table(*columns, rows=(_row(each, compared[0], costs) for each in compared)))
 
     return render
 
 
-def _row(each: Contender, first: Contender, costs: bool) -> list[object]:
+def _row(each: ComparedDevice, first: ComparedDevice, costs: bool) -> list[object]:
     count = f"{each.devices} x " if each.devices > 1 else ""
     row: list[object] = [
         *(count + each.device.name, duration(each.time_us)),

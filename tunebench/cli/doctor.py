@@ -25,13 +25,13 @@ from tunebench.errors import InputError, TunebenchError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Check", "checks", "command"]
+__all__ = ["EnvironmentCheck", "checks", "command"]
 
 Status = Literal["ok", "absent", "broken"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class EnvironmentCheck:
     """One thing that was looked at.
 
     Attributes:
@@ -59,7 +59,7 @@ def command(db: Database = None, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _render(console: Console, found: list[Check]) -> None:
+def _render(console: Console, found: list[EnvironmentCheck]) -> None:
     width = max(len(check.subject) for check in found)
     colours = {"ok": "green", "absent": "yellow", "broken": "red"}
     for check in found:
@@ -69,13 +69,13 @@ def _render(console: Console, found: list[Check]) -> None:
             console.print(f"{'':<{width + 9}}{check.remedy}", soft_wrap=True)
 
 
-def checks(db: str | None = None) -> Iterator[Check]:
+def checks(db: str | None = None) -> Iterator[EnvironmentCheck]:
     """Look at everything tunebench uses, one check at a time.
 
     Args:
         db: A database to look at in place of the default one.
     """
-    yield Check(
+    yield EnvironmentCheck(
         subject="Python",
         status="ok",
         found=f"{platform.python_version()} on {platform.platform(terse=True)}, {sys.executable}",
@@ -92,27 +92,27 @@ def checks(db: str | None = None) -> Iterator[Check]:
     yield _cache()
 
 
-def _processor() -> Check:
+def _processor() -> EnvironmentCheck:
     cpu = device.local_cpu()
-    return Check(
+    return EnvironmentCheck(
         subject="processor", status="ok", found=f"{cpu.name}, {cpu.architecture}, {cpu.sm_count} cores"
     )
 
 
-def _graphics() -> Check:
+def _graphics() -> EnvironmentCheck:
     offline = "tune on the cpu, or for an absent GPU by --device offline --arch sm_90"
     driver = _driver_version()
     if driver is None:
         found = "no NVIDIA driver (libcuda.so.1) here"
-        return Check(subject="GPU", status="absent", found=found, remedy=offline)
+        return EnvironmentCheck(subject="GPU", status="absent", found=found, remedy=offline)
     gpus = device.local_gpus()
     if not gpus:
         found = f"driver for CUDA {driver}, but no GPU that this process may use"
-        return Check(
+        return EnvironmentCheck(
             subject="GPU", status="absent", found=found, remedy=f"nvidia-smi may tell why; {offline}"
         )
     names = ", ".join(f"{gpu.name} ({gpu.architecture})" for gpu in gpus)
-    return Check(subject="GPU", status="ok", found=f"{names}; driver for CUDA {driver}")
+    return EnvironmentCheck(subject="GPU", status="ok", found=f"{names}; driver for CUDA {driver}")
 
 
 def _driver_version() -> str | None:
@@ -126,19 +126,23 @@ def _driver_version() -> str | None:
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
-def _compiler() -> Check:
+def _compiler() -> EnvironmentCheck:
     from tunebench.emulate.emulator import find_compiler
 
     subject = "C++ compiler"
     try:
         path = find_compiler()
     except InputError as error:
-        return Check(subject=subject, status="absent", found=str(error))
+        return EnvironmentCheck(subject=subject, status="absent", found=str(error))
     if path is None:
         found = "no g++: CUDA C++ kernels stay unverified where there is no GPU"
-        return Check(subject=subject, status="absent", found=found, remedy="apt-get install g++, or the like")
+        return EnvironmentCheck(
+            subject=subject, status="absent", found=found, remedy="apt-get install g++, or the like"
+        )
     told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    return Check(subject=subject, status="ok", found=f"{told.stdout.partition(chr(10))[0]}, {path}")
+    return EnvironmentCheck(
+        subject=subject, status="ok", found=f"{told.stdout.partition(chr(10))[0]}, {path}"
+    )
 
 
 def _requirements() -> dict[str, list[str]]:
@@ -152,7 +156,7 @@ def _requirements() -> dict[str, list[str]]:
     return found
 
 
-def _core(packages: list[str]) -> Check:
+def _core(packages: list[str]) -> EnvironmentCheck:
     """Import what every command may need: an installed package can still be broken."""
     broken = []
     for package in packages:
@@ -162,19 +166,21 @@ def _core(packages: list[str]) -> Check:
             broken.append(f"{package}: {' '.join(str(error).split())}")
     if broken:
         remedy = "pip install --force-reinstall tunebench"
-        return Check(subject="core packages", status="broken", found="; ".join(broken), remedy=remedy)
-    return Check(subject="core packages", status="ok", found=_versions(packages))
+        return EnvironmentCheck(
+            subject="core packages", status="broken", found="; ".join(broken), remedy=remedy
+        )
+    return EnvironmentCheck(subject="core packages", status="ok", found=_versions(packages))
 
 
-def _extra(extra: str, packages: list[str]) -> Check:
+def _extra(extra: str, packages: list[str]) -> EnvironmentCheck:
     missing = [package for package in packages if _version(package) is None]
     subject = f"extra {extra}"
     if missing:
         found = f"not installed: {', '.join(missing)}"
-        return Check(
+        return EnvironmentCheck(
             subject=subject, status="absent", found=found, remedy=f"pip install 'tunebench[{extra}]'"
         )
-    return Check(subject=subject, status="ok", found=_versions(packages))
+    return EnvironmentCheck(subject=subject, status="ok", found=_versions(packages))
 
 
 def _version(package: str) -> str | None:
@@ -188,7 +194,7 @@ def _versions(packages: list[str]) -> str:
     return ", ".join(f"{package} {_version(package)}" for package in packages)
 
 
-def _database(db: str | None) -> Check:
+def _database(db: str | None) -> EnvironmentCheck:
     from tunebench.db import locate, open_store
 
     try:
@@ -198,14 +204,14 @@ def _database(db: str | None) -> Check:
         with open_store(db, read_only=True) as store:
             stats = store.stats()
     except TunebenchError as error:
-        return Check(subject="database", status="broken", found=" ".join(str(error).split()))
+        return EnvironmentCheck(subject="database", status="broken", found=" ".join(str(error).split()))
     found = f"schema {stats.revision}, {stats.trials} trials of {stats.workloads} workloads"
     if location.path is not None:
         return _place("database", location.path, found)
-    return Check(subject="database", status="ok", found=f"{location}: {found}")
+    return EnvironmentCheck(subject="database", status="ok", found=f"{location}: {found}")
 
 
-def _shipped() -> Check:
+def _shipped() -> EnvironmentCheck:
     """Tell of the records that come with the package, and which of their files are passed over, and why."""
     from tunebench.db import bundled
     from tunebench.errors import DatabaseError
@@ -219,21 +225,25 @@ def _shipped() -> Check:
             passed_over.append(" ".join(str(error).split()))
     if passed_over:
         remedy = "pip install --force-reinstall tunebench, and see that TUNEBENCH_CACHE may be written"
-        return Check(subject=subject, status="absent", found="; ".join([*found, *passed_over]), remedy=remedy)
+        return EnvironmentCheck(
+            subject=subject, status="absent", found="; ".join([*found, *passed_over]), remedy=remedy
+        )
     told = ", ".join(found) or "none come with this version"
-    return Check(subject=subject, status="ok", found=told)
+    return EnvironmentCheck(subject=subject, status="ok", found=told)
 
 
-def _cache() -> Check:
+def _cache() -> EnvironmentCheck:
     return _place(
         "kernel cache", _environment.cache_folder(), "compiled kernels, which may be deleted at any time"
     )
 
 
-def _place(subject: str, path: Path, what: str) -> Check:
+def _place(subject: str, path: Path, what: str) -> EnvironmentCheck:
     """Tell whether a file or folder, or the folder it would be made in, may be written."""
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if os.access(nearest, os.W_OK):
-        return Check(subject=subject, status="ok", found=f"{path}: {what}")
+        return EnvironmentCheck(subject=subject, status="ok", found=f"{path}: {what}")
     remedy = f"make {nearest} writable, or choose another place by TUNEBENCH_DB and TUNEBENCH_CACHE"
-    return Check(subject=subject, status="broken", found=f"{path}: {nearest} is read-only", remedy=remedy)
+    return EnvironmentCheck(
+        subject=subject, status="broken", found=f"{path}: {nearest} is read-only", remedy=remedy
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunebench.cli import _model
-from tunebench.cli._model import Model, duration, taking_a_model
+from tunebench.cli._model import ModelArguments, duration, taking_a_model
 from tunebench.cli._option import Json, gpus
 from tunebench.cli._output import console, emit, plain, table
 from tunebench.errors import InputError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tunebench.device import Device
     from tunebench.forecast import Prediction
-    from tunebench.forecast.table import Tally
+    from tunebench.forecast.table import TableResult
 
 __all__ = ["command"]
 
@@ -61,7 +61,7 @@ def command(
             metavar="OUT.csv", help="Where to write the table with its predictions.", show_default=False
         ),
     ] = None,
-    model: Model | None = None,
+    model: ModelArguments | None = None,
     as_json: Json = False,
 ) -> None:
     """Predict how long a workload or a model takes on GPUs that need not be here.
@@ -85,7 +85,7 @@ def command(
         _predict_workloads(workload or [], devices, as_json)
 
 
-def _predict_model(model: Model, devices: Sequence[Device], as_json: bool) -> None:
+def _predict_model(model: ModelArguments, devices: Sequence[Device], as_json: bool) -> None:
     found = [model.predict(device) for device in devices]
     for each in found:
         if (excess := model.excess(each)) is not None:
@@ -139,38 +139,38 @@ def _predict_table(source: Path, device: Device, out: Path, as_json: bool) -> No
     from tunebench.forecast.table import predict_table
 
     with _progress(source.name) as watcher:
-        tally = predict_table(source, device, out, watcher=watcher)
+        result = predict_table(source, device, out, watcher=watcher)
     data = {
         "out": str(out),
         "device": device.key,
-        "rows": tally.rows,
-        "refused": tally.refused,
-        "interrupted": tally.interrupted,
-        "faults": plain(tally.faults),
+        "rows": result.rows,
+        "refused": result.rejected,
+        "interrupted": result.interrupted,
+        "faults": plain(result.faults),
     }
-    emit(as_json, data, lambda to: to.print(_summary(tally, device, out), soft_wrap=True))
+    emit(as_json, data, lambda to: to.print(_summary(result, device, out), soft_wrap=True))
     err = console(stderr=True)
-    for fault in tally.faults[:SHOWN]:
+    for fault in result.faults[:SHOWN]:
         err.print(f"{source}, {fault}", soft_wrap=True)
-    if tally.refused > SHOWN:
-        err.print(f"{source}: and {tally.refused - SHOWN} more, see column error", soft_wrap=True)
-    if tally.interrupted:
+    if result.rejected > SHOWN:
+        err.print(f"{source}: and {result.rejected - SHOWN} more, see column error", soft_wrap=True)
+    if result.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if tally.refused:
-        raise InputError(f"{tally.refused} of {tally.rows} rows cannot be used; the others are predicted")
+    if result.rejected:
+        raise InputError(f"{result.rejected} of {result.rows} rows cannot be used; the others are predicted")
 
 
-def _summary(tally: Tally, device: Device, out: Path) -> str:
-    stopped = ", of the rows before the interruption" if tally.interrupted else ""
-    return f"{tally.rows - tally.refused} of {tally.rows} rows predicted on {device.name}: {out}{stopped}"
+def _summary(result: TableResult, device: Device, out: Path) -> str:
+    stopped = ", of the rows before the interruption" if result.interrupted else ""
+    return f"{result.rows - result.rejected} of {result.rows} rows predicted on {device.name}: {out}{stopped}"
 
 
 @contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[Tally, float], None]]:
+def _progress(what: str) -> Iterator[Callable[[TableResult, float], None]]:
     """Show on stderr how much of a table is done, where that is a terminal."""
     to = console(stderr=True)
     if not to.is_terminal:
-        yield lambda tally, share: None
+        yield lambda result, share: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -181,4 +181,4 @@ def _progress(what: str) -> Iterator[Callable[[Tally, float], None]]:
     )
     with Progress(*columns, TimeRemainingColumn(), console=to, transient=True) as bar:
         task = bar.add_task(what, total=1.0, rows=0)
-        yield lambda tally, share: bar.update(task, completed=share, rows=tally.rows)
+        yield lambda result, share: bar.update(task, completed=share, rows=result.rows)

@@ -7,28 +7,28 @@ Source: NVIDIA, "GPU Performance Background User's Guide" and "Matrix Multiplica
 2023; the roofline is that of Williams, Waterman and Patterson, CACM 52(4), 2009.
 """
 
-from tunebench.explanation.advice import Advice, Best, Change, Forecaster, advise
+from tunebench.explanation.advice import Advice, Forecaster, PredictedBest, WorkloadChange, advise
 from tunebench.explanation.alignment import Alignment, alignments
-from tunebench.explanation.analysis import Explanation, Shares, Timed, explain, explain_choice
-from tunebench.explanation.fusing import Fusing
-from tunebench.explanation.grid import Block, Waves
+from tunebench.explanation.analysis import Explanation, MeasuredTime, Shares, explain, explain_choice
+from tunebench.explanation.fusing import FusionGain
+from tunebench.explanation.grid import BlockResources, Waves
 from tunebench.explanation.limit import Limit
 from tunebench.explanation.roofline import Ceiling, Roofline
 
 __all__ = [
     "Advice",
     "Alignment",
-    "Best",
-    "Block",
+    "PredictedBest",
+    "BlockResources",
     "Ceiling",
-    "Change",
+    "WorkloadChange",
     "Explanation",
     "Forecaster",
-    "Fusing",
+    "FusionGain",
     "Limit",
     "Roofline",
     "Shares",
-    "Timed",
+    "MeasuredTime",
     "Waves",
     "advise",
     "alignments",

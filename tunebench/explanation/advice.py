@@ -25,7 +25,7 @@ from tunebench.tuning import candidate
 from tunebench.variant import Costs, ceil_div
 from tunebench.workload import Tensor, Traffic, Workload
 
-__all__ = ["Advice", "Best", "Change", "Forecaster", "Subject", "advise"]
+__all__ = ["Advice", "PredictedBest", "WorkloadChange", "Forecaster", "Subject", "advise"]
 
 Subject = Literal["configuration", "padding", "batch", "precision", "fusion", "layout"]
 """What an advice is about."""
@@ -50,7 +50,7 @@ NEIGHBOUR_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class PredictedBest:
     """The least time that is predicted for a workload on a device.
 
     Attributes:
@@ -65,7 +65,7 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class WorkloadChange:
     """A workload in place of the one at hand.
 
     Attributes:
@@ -94,10 +94,10 @@ class Advice:
     """
 
     subject: Subject
-    change: Change
+    change: WorkloadChange
     before_us: float
     after_us: float
-    best: Best
+    best: PredictedBest
 
     @property
     def gain(self) -> float:
@@ -129,22 +129,24 @@ class Forecaster:
 
     device: Device
     cache: CacheState = "cold"
-    _known: dict[Workload, Best | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _known: dict[Workload, PredictedBest | None] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-    def best(self, workload: Workload) -> Best | None:
+    def best(self, workload: Workload) -> PredictedBest | None:
         """Return the least time; None if no variant can do the workload on the device."""
         if workload not in self._known:
             self._known[workload] = self._best(workload)
         return self._known[workload]
 
-    def _best(self, workload: Workload) -> Best | None:
+    def _best(self, workload: Workload) -> PredictedBest | None:
         try:
             found, _ = candidate.find(workload, self.device, cache=self.cache, compilable=False)
         except InputError:
             return None
         one = min(found, key=lambda one: one.predicted_us(one.fastest()))
         row = one.fastest()
-        return Best(us=one.predicted_us(row), variant=one.variant.key, config=one.table.config(row))
+        return PredictedBest(us=one.predicted_us(row), variant=one.variant.key, config=one.table.config(row))
 
     def elementwise_us(self, tensor: Tensor, others: Iterable[Tensor]) -> float:
         """Return the expected time of a kernel that reads some tensors and writes one like the first.
@@ -176,7 +178,7 @@ def advise(
     found: list[Advice] = []
     if predicted_us is not None:
         text = f"tune: {now.config} is predicted faster"
-        change = Change(text=text, workload=workload)
+        change = WorkloadChange(text=text, workload=workload)
         found.append(Advice("configuration", change, before_us=predicted_us, after_us=now.us, best=now))
     for subject, changes in _subjects(workload, forecaster):
         found += _first_of_best(_tried(subject, changes, now, forecaster))
@@ -185,7 +187,9 @@ def advise(
     return tuple(sorted(gaining, key=lambda advice: -advice.gain))
 
 
-def _tried(subject: Subject, changes: Iterable[Change], now: Best, forecaster: Forecaster) -> list[Advice]:
+def _tried(
+    subject: Subject, changes: Iterable[WorkloadChange], now: PredictedBest, forecaster: Forecaster
+) -> list[Advice]:
     """Return what each change is predicted to gain, if any variant can do the changed workload."""
     tried = []
     for change in changes:
@@ -202,7 +206,7 @@ def _first_of_best(tried: list[Advice]) -> list[Advice]:
     return [advice for advice in tried if advice.gain * LEAST_GAIN >= most][:1]
 
 
-def _worth_their_accuracy(workload: Workload, now: Best, forecaster: Forecaster) -> Iterator[Advice]:
+def _worth_their_accuracy(workload: Workload, now: PredictedBest, forecaster: Forecaster) -> Iterator[Advice]:
     """Yield the best of each type of fewer bits that gains more than all that are more accurate."""
     most = 1.0
     for dtype in sorted(_less_accurate(workload), key=unit_roundoff):
@@ -212,7 +216,9 @@ def _worth_their_accuracy(workload: Workload, now: Best, forecaster: Forecaster)
                 yield advice
 
 
-def _subjects(workload: Workload, forecaster: Forecaster) -> Iterator[tuple[Subject, Iterable[Change]]]:
+def _subjects(
+    workload: Workload, forecaster: Forecaster
+) -> Iterator[tuple[Subject, Iterable[WorkloadChange]]]:
     """Yield what may be changed, each with the ways to change it, the least change first."""
     yield "padding", sorted(_padded(workload), key=lambda change: change.workload.flops())
     for name in workload.may_change().items:
@@ -234,7 +240,7 @@ def _changed(workload: Workload, **dimensions: object) -> Workload | None:
 # -- the ways to change a workload -------------------------------------------------------------------
 
 
-def _padded(workload: Workload) -> Iterator[Change]:
+def _padded(workload: Workload) -> Iterator[WorkloadChange]:
     """Yield the workload with one or several dimensions padded to a multiple of some elements."""
     fillers = workload.may_change().padding
     seen = {workload}
@@ -248,10 +254,10 @@ def _padded(workload: Workload) -> Iterator[Change]:
         longer = [name for name in names if sizes[name] != getattr(workload, name)]
         filler = " and ".join(dict.fromkeys(fillers[name] for name in longer))
         dimensions = ", ".join(f"{name} from {getattr(workload, name)} to {sizes[name]}" for name in longer)
-        yield Change(text=f"pad {dimensions} with {filler}", workload=padded)
+        yield WorkloadChange(text=f"pad {dimensions} with {filler}", workload=padded)
 
 
-def _enlarged(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[Change]:
+def _enlarged(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[WorkloadChange]:
     """Yield the workload with more items, twice as many as long as that gains something an item."""
     size, before = getattr(workload, name), forecaster.best(workload)
     for factor in FACTORS:
@@ -261,17 +267,17 @@ def _enlarged(workload: Workload, name: str, forecaster: Forecaster) -> Iterator
             return
         before = then
         text = f"enlarge the batch: {name} from {size} to {factor * size}"
-        yield Change(text=text, workload=larger, items=factor)
+        yield WorkloadChange(text=text, workload=larger, items=factor)
 
 
-def _lowered(workload: Workload, dtype: DType) -> Iterator[Change]:
+def _lowered(workload: Workload, dtype: DType) -> Iterator[WorkloadChange]:
     """Yield the workload in another type, and in other layouts too: some types are fast in one alone."""
     layouts = [{name: value} for name in workload.may_change().layouts for value in workload.choices(name)]
     for layout in ({}, *layouts):
         lowered = _changed(workload, dtype=dtype, **layout)
         if lowered is not None:
             text = f"lower precision: {_listed(workload, lowered)}, accurate to {unit_roundoff(dtype):.1g}"
-            yield Change(text=text, workload=lowered)
+            yield WorkloadChange(text=text, workload=lowered)
 
 
 def _less_accurate(workload: Workload) -> list[DType]:
@@ -286,15 +292,15 @@ def _less_accurate(workload: Workload) -> list[DType]:
     ]
 
 
-def _laid_out(workload: Workload, name: str) -> Iterator[Change]:
+def _laid_out(workload: Workload, name: str) -> Iterator[WorkloadChange]:
     """Yield the workload in other layouts."""
     for value in workload.choices(name):
         other = _changed(workload, **{name: value})
         if other is not None and other != workload:
-            yield Change(text=f"another layout: {name}={value}", workload=other)
+            yield WorkloadChange(text=f"another layout: {name}={value}", workload=other)
 
 
-def _fused(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[Change]:
+def _fused(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[WorkloadChange]:
     """Yield the workload with a neighbouring operation done by the way, if none is yet.
 
     What is spared is that operation's own kernel: a launch, and the bytes that caches cannot hold.
@@ -310,7 +316,7 @@ def _fused(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[Ch
         fused = _changed(workload, **{name: value})
         if fused is not None:
             others = [t for t in fused.inputs() if t.name not in own]
-            yield Change(
+            yield WorkloadChange(
                 text=f"fuse the elementwise operation {side} it: {name}={' or '.join(values)}",
                 workload=fused,
                 spared_us=forecaster.elementwise_us(tensor, others),

@@ -17,8 +17,8 @@ from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.explanation.advice import Advice, Forecaster, advise
 from tunebench.explanation.alignment import Alignment, alignments
-from tunebench.explanation.fusing import Fusing, fusing
-from tunebench.explanation.grid import Block, Waves, blocks_and_waves
+from tunebench.explanation.fusing import FusionGain, fusing
+from tunebench.explanation.grid import BlockResources, Waves, blocks_and_waves
 from tunebench.explanation.limit import Limit, limit
 from tunebench.explanation.roofline import Roofline, roofline
 from tunebench.forecast import predict_us
@@ -30,11 +30,11 @@ from tunebench.variant import Costs, Tiling
 from tunebench.workload import Category, Workload
 from tunebench.workloads import parse
 
-__all__ = ["Explanation", "Shares", "Timed", "explain", "explain_choice"]
+__all__ = ["Explanation", "Shares", "MeasuredTime", "explain", "explain_choice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class MeasuredTime:
     """A time that was measured.
 
     Attributes:
@@ -88,14 +88,14 @@ class Explanation:
     roofline: Roofline
     bound: Bound
     predicted_us: float
-    measured: Timed | None
+    measured: MeasuredTime | None
     limit: Limit
     tiles: tuple[Tiling, ...]
-    block: Block | None
+    block: BlockResources | None
     waves: Waves | None
     alignments: tuple[Alignment, ...]
     advice: tuple[Advice, ...]
-    fusing: Fusing | None
+    fusing: FusionGain | None
     refused: dict[str, str]
 
     @property
@@ -178,10 +178,10 @@ def explain(
     return explain_choice(choice, _measured(choice, db))
 
 
-def _measured(choice: Choice, db: str | Path | None) -> Timed | None:
+def _measured(choice: Choice, db: str | Path | None) -> MeasuredTime | None:
     """Return the measured time of a choice, where there is one."""
     if choice.why == "best known" and choice.cache is not None:
-        return Timed(median_us=choice.expected_us, how=choice.how, cache=choice.cache)
+        return MeasuredTime(median_us=choice.expected_us, how=choice.how, cache=choice.cache)
     location = locate(db)
     if location.path is not None and not (location.path.exists() and location.path.stat().st_size):
         return None
@@ -192,11 +192,11 @@ def _measured(choice: Choice, db: str | Path | None) -> Timed | None:
             same = (known.config, known.revision) == (choice.config, revision)
             if same and isinstance(known.outcome, Measured):
                 outcome = known.outcome
-                return Timed(median_us=outcome.median_us, how="measured here", cache=outcome.cache)
+                return MeasuredTime(median_us=outcome.median_us, how="measured here", cache=outcome.cache)
     return None
 
 
-def explain_choice(choice: Choice, measured: Timed | None = None) -> Explanation:
+def explain_choice(choice: Choice, measured: MeasuredTime | None = None) -> Explanation:
     """Explain a configuration that was chosen already.
 
     Args:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tunebench.explanation.advice import Best, Forecaster
+from tunebench.explanation.advice import Forecaster, PredictedBest
 from tunebench.workload import Workload
 
-__all__ = ["Fusing", "fusing"]
+__all__ = ["FusionGain", "fusing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fusing:
+class FusionGain:
     """The least times that are predicted for a whole and for its parts.
 
     Attributes:
@@ -22,8 +22,8 @@ class Fusing:
         workloads: The parts.
     """
 
-    whole: Best
-    parts: tuple[Best, ...]
+    whole: PredictedBest
+    parts: tuple[PredictedBest, ...]
     workloads: tuple[Workload, ...]
 
     @property
@@ -49,7 +49,7 @@ class Fusing:
         }
 
 
-def fusing(workload: Workload, forecaster: Forecaster) -> Fusing | None:
+def fusing(workload: Workload, forecaster: Forecaster) -> FusionGain | None:
     """Return what fusing gains; None where nothing is fused, or no variant can do a part."""
     workloads = workload.unfused()
     # A part finds what was written just before it in the cache, as far as that holds it.
@@ -58,4 +58,4 @@ def fusing(workload: Workload, forecaster: Forecaster) -> Fusing | None:
     whole, parts = forecaster.best(workload), tuple(best for best in found if best is not None)
     if whole is None or not workloads or len(parts) < len(workloads):
         return None
-    return Fusing(whole=whole, parts=parts, workloads=workloads)
+    return FusionGain(whole=whole, parts=parts, workloads=workloads)

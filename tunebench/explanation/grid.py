@@ -14,7 +14,7 @@ from tunebench.space import Config
 from tunebench.variant import Costs, CudaVariant, Launch, NumbaCudaVariant, Variant
 from tunebench.workload import Workload
 
-__all__ = ["Block", "Waves", "blocks_and_waves"]
+__all__ = ["BlockResources", "Waves", "blocks_and_waves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Waves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class BlockResources:
     """What a block takes of an SM, before the compiler has told.
 
     Attributes:
@@ -82,7 +82,7 @@ class Block:
 
 def blocks_and_waves(
     variant: Variant[Any], workload: Workload, config: Config, costs: Costs, device: Device
-) -> tuple[Block, Waves] | tuple[None, None]:
+) -> tuple[BlockResources, Waves] | tuple[None, None]:
     """Return what a block of a configuration takes, and how all of them fill the SMs.
 
     Both are of the launch that does the work: the first that its costs may be of. None if it is not launched
@@ -113,10 +113,10 @@ def _main(launches: tuple[Launch, ...], costs: Costs) -> Launch:
     return next(alike, launches[0])
 
 
-def _block(launch: Launch, costs: Costs, device: Device) -> Block:
+def _block(launch: Launch, costs: Costs, device: Device) -> BlockResources:
     threads = math.prod(launch.block)
     registers = math.ceil(float(np.max(costs.registers)))
     smem_bytes = max(launch.smem_bytes, math.ceil(float(np.max(costs.smem_bytes))))
     told = device.threads_per_sm and device.blocks_per_sm and device.smem_per_sm_bytes
     held = occupancy(device, threads=threads, registers=registers, smem_bytes=smem_bytes) if told else None
-    return Block(threads=threads, registers=registers, smem_bytes=smem_bytes, occupancy=held)
+    return BlockResources(threads=threads, registers=registers, smem_bytes=smem_bytes, occupancy=held)

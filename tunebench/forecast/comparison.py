@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 
-__all__ = ["Contender", "priced"]
+__all__ = ["ComparedDevice", "with_prices"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class ComparedDevice:
     """One of the devices that are compared, or several alike that do the work together.
 
     Attributes:
@@ -46,24 +46,24 @@ class Contender:
         hours = (self.time_us if time_us is None else time_us) / 3.6e9
         return hours * self.devices * self.price_per_hour / self.items * 1e6
 
-    def speedup(self, first: Contender) -> float:
+    def speedup(self, first: ComparedDevice) -> float:
         """Return how many times as many items a second it makes as another."""
         return self.items_per_s / first.items_per_s
 
 
-def priced(contenders: Sequence[Contender], prices: Mapping[str, float]) -> tuple[Contender, ...]:
+def with_prices(
+    compared: Sequence[ComparedDevice], prices: Mapping[str, float]
+) -> tuple[ComparedDevice, ...]:
     """Return contenders with the prices that are given, by the name of a device.
 
     Raises:
         UnknownName: if a price is of none of them.
         InputError: if a price is not positive.
     """
-    names = {each.device.name for each in contenders}
+    names = {each.device.name for each in compared}
     for name, price in prices.items():
         if name not in names:
             raise UnknownName("device with a price", name, names)
         if not 0 < price < float("inf"):
             raise InputError(f"the price of {name} must be positive, got {price:g}")
-    return tuple(
-        dataclasses.replace(each, price_per_hour=prices.get(each.device.name)) for each in contenders
-    )
+    return tuple(dataclasses.replace(each, price_per_hour=prices.get(each.device.name)) for each in compared)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.forecast.parallel.step import Division
-from tunebench.workloads.networks import Network, Run
+from tunebench.forecast.parallel.step import Parallelism
+from tunebench.workloads.networks import Network, NetworkRun
 
-__all__ = ["STATES", "least_bytes"]
+__all__ = ["OPTIMIZER_STATES", "min_memory_bytes"]
 
-STATES = {"none": 0, "sgd": 0, "adamw": 2}
+OPTIMIZER_STATES = {"none": 0, "sgd": 0, "adamw": 2}
 """Numbers that an optimizer keeps of each parameter: AdamW the means of gradients and of their squares."""
 
-_ONE = Division()
+_ONE = Parallelism()
 
 
-def least_bytes(network: Network, run: Run, division: Division = _ONE) -> int | None:
+def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism = _ONE) -> int | None:
     """Return what the device that holds most needs for parameters, gradients and the optimizer's states.
 
     Activations, workspaces and fragments come on top, so what exceeds a device's memory cannot run there, and
@@ -29,13 +29,13 @@ def least_bytes(network: Network, run: Run, division: Division = _ONE) -> int | 
     Returns:
         Bytes; None if the network does not tell its parameters.
     """
-    copies = 1 + (1 + STATES[run.optimizer] if run.trains else 0)
+    copies = 1 + (1 + OPTIMIZER_STATES[run.optimizer] if run.trains else 0)
     try:
-        if division.pipeline == 1:
-            held = network.parameters(division.tensor)
+        if parallelism.pipeline == 1:
+            held = network.parameters(parallelism.tensor)
         else:
-            stages = division.stages(network.layers)
-            held = max(network.parameters(division.tensor, layers) for layers in stages)
+            stages = parallelism.stages(network.layers)
+            held = max(network.parameters(parallelism.tensor, layers) for layers in stages)
     except InputError:
         return None
     return held * itemsize(run.dtype) * copies

@@ -9,32 +9,32 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.forecast.library import predict_all
-from tunebench.forecast.model import Model
+from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.prediction import Prediction
 from tunebench.workload import Workload
-from tunebench.workloads.networks import Network, Operation, Run
+from tunebench.workloads.networks import Network, NetworkRun, Operation
 
 __all__ = [
     "HOST_US",
     "NetworkPrediction",
     "OperationTime",
     "PartTime",
+    "interval_widths",
     "predict_network",
     "predict_operations",
-    "spread",
 ]
 
-QUEUED_US = 2.5
+MIN_KERNEL_US = 2.5
 """Least time of a kernel that stands in a queue behind others.
 
 The fastest rows of vendor libraries' products on H100 and A100. Source: library_gemm_*.csv of
 ai-dynamo/aiconfigurator.
 """
 
-LEAST_PRODUCT_US = 5.0
+MIN_PRODUCT_US = 5.0
 """What the smallest products in f32 need on the device itself, taken to be."""
 
-WAY_US = {False: 13.0, True: 30.0}
+DISPATCH_US = {False: 13.0, True: 30.0}
 """What an operation costs beside its work where the queue is empty, by whether it is a product.
 
 Medians over seven devices: of the smallest products, and of intercepts of lines through the smallest rows of
@@ -51,14 +51,14 @@ start and the clock's two marks are a part; 10 us are taken to be the host's. No
 small that it waits: this is a belief about small batches. Source: operator latencies of sitar-lab/NeuSight.
 """
 
-TOGETHER = 0.5
+ERROR_CORRELATION = 0.5
 """Correlation of the errors of two operations.
 
 What is wrong about a device or an operator is wrong about all of its workloads, so errors do not average out;
 nor do they all point the same way.
 """
 
-LISTS_ERR = 0.08
+LIST_ERROR = 0.08
 """How far the operations of a network may be from what really runs, as a share of the time: nine in ten.
 
 So much do sums of measured times over lists of operations differ from measured networks
@@ -142,7 +142,7 @@ class NetworkPrediction:
 
     network: str
     device: Device
-    run: Run
+    run: NetworkRun
     time_us: float
     low_us: float
     high_us: float
@@ -187,10 +187,10 @@ class NetworkPrediction:
 def predict_network(
     network: Network,
     device: Device,
-    run: Run,
+    run: NetworkRun,
     *,
     host_us_per_launch: float = HOST_US,
-    model: Model | None = None,
+    model: ForecastModel | None = None,
 ) -> NetworkPrediction:
     """Predict one pass, or one training step, of a network on one device.
 
@@ -211,7 +211,7 @@ def predict_network(
     busy = sum(each.time_us for each in times)
     host = host_us_per_launch * sum(each.operation.count for each in times)
     bound = sum(each.bound_us for each in times)
-    less, more = spread(times)
+    less, more = interval_widths(times)
     time = max(busy, host, bound)
     return NetworkPrediction(
         network=network.name,
@@ -227,7 +227,7 @@ def predict_network(
 
 
 def predict_operations(
-    operations: Sequence[Operation], device: Device, *, model: Model | None = None
+    operations: Sequence[Operation], device: Device, *, model: ForecastModel | None = None
 ) -> tuple[OperationTime, ...]:
     """Predict operations that follow one another without a gap; alike workloads once.
 
@@ -248,7 +248,7 @@ def predict_operations(
         OperationTime(
             operation=each,
             alone=alone[each.workload],
-            each_us=queued[each.workload] + (WAY_US[_is_product(each.workload)] if each.alone else 0.0),
+            each_us=queued[each.workload] + (DISPATCH_US[_is_product(each.workload)] if each.alone else 0.0),
         )
         for each in operations
     )
@@ -285,11 +285,13 @@ def _queued_us(alone: Prediction, least_us: float) -> float:
     """
     if alone.workload.operator not in _LEAST:
         return alone.time_us
-    own = LEAST_PRODUCT_US if _is_product(alone.workload) else QUEUED_US
-    return max(alone.time_us - max(least_us - own, 0.0), alone.bound_us, QUEUED_US)
+    own = MIN_PRODUCT_US if _is_product(alone.workload) else MIN_KERNEL_US
+    return max(alone.time_us - max(least_us - own, 0.0), alone.bound_us, MIN_KERNEL_US)
 
 
-def spread(times: Iterable[OperationTime], together: float = TOGETHER) -> tuple[float, float]:
+def interval_widths(
+    times: Iterable[OperationTime], together: float = ERROR_CORRELATION
+) -> tuple[float, float]:
     """Return how far below and above their sum the time of operations may be, in microseconds.
 
     Half-widths h of intervals add up to ``sqrt(c (sum h)^2 + (1 - c) sum h^2)``, c being the correlation of
@@ -300,7 +302,7 @@ def spread(times: Iterable[OperationTime], together: float = TOGETHER) -> tuple[
         together: Correlation of the errors of two operations.
     """
     given = list(times)
-    lists = LISTS_ERR * sum(each.time_us for each in given)
+    lists = LIST_ERROR * sum(each.time_us for each in given)
     below = _combined([each.time_us - each.low_us for each in given], together)
     above = _combined([each.high_us - each.time_us for each in given], together)
     return math.hypot(below, lists), math.hypot(above, lists)

@@ -19,7 +19,7 @@ from tunebench.forecast.prediction import Predictions
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-__all__ = ["ADDED", "Refused", "Tally", "predict_table"]
+__all__ = ["ADDED", "RejectedRow", "TableResult", "predict_table"]
 
 COLUMN = "workload"
 """The column that holds the text of a workload."""
@@ -32,7 +32,7 @@ KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedRow:
     """A row that cannot be used.
 
     Attributes:
@@ -48,19 +48,19 @@ class Refused:
 
 
 @dataclass(slots=True)
-class Tally:
+class TableResult:
     """What was done with a table.
 
     Attributes:
         rows: Rows that were written.
-        refused: How many of them cannot be used.
+        rejected: How many of them cannot be used.
         faults: The first of those.
         interrupted: Whether it was stopped before its end: then the rows done so far are written.
     """
 
     rows: int = 0
-    refused: int = 0
-    faults: list[Refused] = field(default_factory=list)
+    rejected: int = 0
+    faults: list[RejectedRow] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -79,8 +79,8 @@ def predict_table(
     device: Device,
     out: str | Path,
     *,
-    watcher: Callable[[Tally, float], None] = lambda tally, share: None,
-) -> Tally:
+    watcher: Callable[[TableResult, float], None] = lambda result, share: None,
+) -> TableResult:
     """Predict every row of a CSV file, and write it again with the columns of `ADDED` behind its own.
 
     The file has a header with a column ``workload``; other columns are kept as they are. A file of that
@@ -100,7 +100,7 @@ def predict_table(
     source, out = Path(source), Path(out)
     if out.exists() and source.exists() and out.samefile(source):
         raise InputError(f"{out} is what is read: write to another file")
-    tally = Tally()
+    result = TableResult()
     try:
         size = max(1, source.stat().st_size)
         with source.open("rb") as raw, _replacing(out) as target:
@@ -113,16 +113,16 @@ def predict_table(
             place = header.index(COLUMN)
             try:
                 for rows in _chunks(_rows(reader, header, source), CHUNK):
-                    target.write(_text(_done(rows, len(header), place, device, tally), out))
+                    target.write(_text(_done(rows, len(header), place, device, result), out))
                     target.settle()
-                    tally.rows += len(rows)
-                    watcher(tally, min(1.0, raw.tell() / size))
+                    result.rows += len(rows)
+                    watcher(result, min(1.0, raw.tell() / size))
             except KeyboardInterrupt:
-                tally.interrupted = True
+                result.interrupted = True
     except OSError as error:
         place_of = error.filename or source
         raise InputError(f"{place_of}: {error.strerror or error}") from error
-    return tally
+    return result
 
 
 # -- reading -------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _chunks(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
 # -- predicting ----------------------------------------------------------------------------------------
 
 
-def _done(rows: list[_Row], width: int, place: int, device: Device, tally: Tally) -> list[list[str]]:
+def _done(rows: list[_Row], width: int, place: int, device: Device, result: TableResult) -> list[list[str]]:
     """Return the cells of rows as they are written, and count what cannot be used."""
     for row in rows:
         _read(row, width, place)
@@ -185,9 +185,9 @@ def _done(rows: list[_Row], width: int, place: int, device: Device, tally: Tally
             row.error = figures
         if figures is None or isinstance(figures, str):
             figures = [""] * (len(ADDED) - 1)
-            tally.refused += 1
-            if len(tally.faults) < KEPT:
-                tally.faults.append(Refused(row.line, row.error))
+            result.rejected += 1
+            if len(result.faults) < KEPT:
+                result.faults.append(RejectedRow(row.line, row.error))
         # Cells beyond the header stay, behind all columns: nothing is lost, and each column holds its own.
         cells.append([*row.cells[:width], *figures, row.error, *row.cells[width:]])
     return cells

@@ -14,7 +14,7 @@ from tunebench.graph._tree import Tree, chains, joined, preparing
 from tunebench.graph.node import Graph, Place
 from tunebench.workload import Workload
 from tunebench.workloads import parse
-from tunebench.workloads.operators._chain import replaced
+from tunebench.workloads.operators._expression_workload import substitute
 from tunebench.workloads.operators._prologue import PREFIX
 
 __all__ = ["PRODUCTS", "Ahead", "aheads"]
@@ -99,7 +99,7 @@ def _function(
     called = _called(tree.root, others)
     if called is None:
         return None
-    function = replaced(tree.root, {Name(wholes[0]): Name("x"), **called})
+    function = substitute(tree.root, {Name(wholes[0]): Name("x"), **called})
     roles = {workload.inputs()[0].name: tree.leaves[wholes[0]].value}
     for name in others:
         roles[PREFIX + called[Name(name)].name] = tree.leaves[name].value

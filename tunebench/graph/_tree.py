@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tunebench.expression import Apply, Name, Node, names, parse, steps, write
 from tunebench.graph.node import Graph, Place
-from tunebench.workloads.operators._chain import replaced
+from tunebench.workloads.operators._expression_workload import substitute
 
 __all__ = ["Epilogue", "Leaf", "Tree", "chains", "epilogue_of", "joined", "preparing"]
 
@@ -67,7 +67,7 @@ def joined(graph: Graph, sink: int, members: frozenset[int]) -> Tree | None:
                 called.setdefault(leaf, f"x{len(called)}")
                 leaves[called[leaf]] = leaf
                 inputs[Name(name)] = Name(called[leaf])
-        return replaced(parse(node.expression), inputs)
+        return substitute(parse(node.expression), inputs)
 
     root = tree_of(sink)
     if root is None or not _is_even(graph, leaves, graph.nodes[sink].writes[0]):
@@ -190,7 +190,7 @@ def _activated(tree: Tree, root: Node, start: Name, column: Place) -> Epilogue |
         linear = _linear(tree, part, start, column)
         if linear is None:
             continue
-        outer = replaced(root, {part: X})
+        outer = substitute(root, {part: X})
         if names(outer) in (("x",), ()):
             return Epilogue(**linear, activation=write(outer))
     return None

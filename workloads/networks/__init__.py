@@ -1,4 +1,4 @@
-"""Whole networks as lists of operations: `network("gpt2-large").operations(Run(batch=4, seq=1024))`."""
+"""Whole networks as lists of operations: `network("gpt2-large").operations(NetworkRun(batch=4, seq=1024))`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tunebench._deprecation import renamed
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads import suites
 from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
-from tunebench.workloads.networks._listed import Listed, from_list
-from tunebench.workloads.networks._network import Exchange, Network, Operation, Phase, Run, merged
+from tunebench.workloads.networks._listed import ListedNetwork, from_list
+from tunebench.workloads.networks._network import AllReduce, Network, NetworkRun, Operation, Phase, merged
 from tunebench.workloads.networks._resnet import ResNet
 from tunebench.workloads.networks._switch import Switch
 
-__all__ = ["Exchange", "Network", "Operation", "Phase", "Run", "from_config", "merged", "network", "networks"]
+__all__ = [
+    "AllReduce",
+    "Network",
+    "NetworkRun",
+    "Operation",
+    "Phase",
+    "from_config",
+    "merged",
+    "network",
+    "networks",
+]
 
 _FAMILIES: dict[str, Callable[[str, Architecture], Network]] = {
     "gpt2": Gpt2,
@@ -55,7 +66,7 @@ def network(name: str) -> Network:
     file = resources.files(__name__).joinpath(f"{name}.toml")
     if file.is_file():
         return from_config(name, tomllib.loads(file.read_text(encoding="utf-8")))
-    return Listed.of_suite(name)
+    return ListedNetwork.of_suite(name)
 
 
 def from_config(name: str, config: dict[str, Any]) -> Network:
@@ -92,3 +103,6 @@ def _from_file(path: Path) -> Network:
     if "operation" in content:
         return from_list(name, text, "toml")
     return from_config(name, content)
+
+
+__getattr__ = renamed(__name__, {"Run": "NetworkRun", "Exchange": "AllReduce"})

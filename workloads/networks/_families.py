@@ -6,7 +6,7 @@ what autograd launches was counted by a dispatch mode on the same code.
 
 from __future__ import annotations
 
-from tunebench.workloads.networks._network import Run
+from tunebench.workloads.networks._network import NetworkRun
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer, share
 
@@ -19,16 +19,16 @@ MASKED_MAXIMUM = ("x*0.5", "x*row", "dy*x", "x*row", "x*row")
 class _Decoder(Transformer):
     """A stack of layers with the output's matrix behind it, tied to the embedding or not."""
 
-    def _tokens(self, run: Run) -> int:
+    def _tokens(self, run: NetworkRun) -> int:
         return run.batch * run.seq
 
-    def _shape(self, run: Run) -> tuple[int, int]:
+    def _shape(self, run: NetworkRun) -> tuple[int, int]:
         return (self._tokens(run), self.architecture.hidden)
 
-    def _inner(self, run: Run) -> tuple[int, int]:
+    def _inner(self, run: NetworkRun) -> tuple[int, int]:
         return (self._tokens(run), self.architecture.ffn // run.tensor)
 
-    def _heads(self, run: Run, before: tuple[str, ...], backward: tuple[str, ...]) -> Heads:
+    def _heads(self, run: NetworkRun, before: tuple[str, ...], backward: tuple[str, ...]) -> Heads:
         of = self.architecture
         return Heads(
             batch=run.batch,

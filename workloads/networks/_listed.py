@@ -11,15 +11,15 @@ from typing import Any, Literal
 from tunebench.errors import InputError
 from tunebench.workload import Workload
 from tunebench.workloads import Layer, parse, suite
-from tunebench.workloads.networks._network import Network, Operation, Run, merged
+from tunebench.workloads.networks._network import Network, NetworkRun, Operation, merged
 
-__all__ = ["Entry", "Listed", "from_list"]
+__all__ = ["ListedNetwork", "ListedOperation", "from_list"]
 
 ENTRY = ("workload", "count", "part", "scales")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ListedOperation:
     """A workload of a list.
 
     Attributes:
@@ -34,7 +34,7 @@ class Entry:
     part: str
     scales: str = ""
 
-    def at(self, run: Run) -> Operation:
+    def at(self, run: NetworkRun) -> Operation:
         """Return it at the batch and type of a run."""
         changes: dict[str, Any] = {}
         if run.batch > 1 and not self.scales:
@@ -52,16 +52,16 @@ class Entry:
         return Operation(workload=work, count=self.count, part=self.part)
 
 
-class Listed(Network):
+class ListedNetwork(Network):
     """A network of which only its workloads are known: inference on one device."""
 
-    def __init__(self, name: str, entries: tuple[Entry, ...]) -> None:
+    def __init__(self, name: str, entries: tuple[ListedOperation, ...]) -> None:
         self.name = name
         self.layers = 1
         self.entries = entries
 
     @classmethod
-    def of_suite(cls, name: str) -> Listed:
+    def of_suite(cls, name: str) -> ListedNetwork:
         """Return a suite as a network.
 
         Raises:
@@ -69,7 +69,7 @@ class Listed(Network):
         """
         return cls(name, tuple(map(_entry_of_layer, suite(name))))
 
-    def operations(self, run: Run) -> tuple[Operation, ...]:
+    def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
         """Return the workloads, at the batch and type of the run (see `Network.operations`)."""
         if run.trains or run.tensor != 1 or run.layers not in (None, (0, 1)):
             raise InputError(
@@ -83,16 +83,16 @@ class Listed(Network):
         """Refuse: a list of workloads does not tell what is learned."""
         raise InputError(f"{self.name} is a list of workloads, which does not tell its parameters")
 
-    def boundary_elements(self, run: Run) -> int:
+    def boundary_elements(self, run: NetworkRun) -> int:
         """Refuse: a list of workloads has no layers to part."""
         raise InputError(f"{self.name} is a list of workloads, which has no layers to part")
 
 
-def _entry_of_layer(layer: Layer) -> Entry:
-    return Entry(workload=layer.workload, count=layer.count, part=layer.name, scales=layer.scales)
+def _entry_of_layer(layer: Layer) -> ListedOperation:
+    return ListedOperation(workload=layer.workload, count=layer.count, part=layer.name, scales=layer.scales)
 
 
-def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> Listed:
+def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> ListedNetwork:
     """Return a network from the text of a file that lists workloads.
 
     Each has `workload`, and may have `count` (1), `part` (its operator) and `scales`: columns of a CSV file,
@@ -108,10 +108,12 @@ def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> Listed:
         rows = tomllib.loads(text)["operation"]
     if not rows:
         raise InputError(f"{name}: no workload in the list")
-    return Listed(name, tuple(_entry(f"{name}, entry {index}", row) for index, row in enumerate(rows, 1)))
+    return ListedNetwork(
+        name, tuple(_entry(f"{name}, entry {index}", row) for index, row in enumerate(rows, 1))
+    )
 
 
-def _entry(where: str, row: dict[str, Any]) -> Entry:
+def _entry(where: str, row: dict[str, Any]) -> ListedOperation:
     """Return one entry, checked."""
     if not isinstance(row, dict) or None in row or set(row) - set(ENTRY) or "workload" not in row:
         raise InputError(f"{where}: must have workload and may have count, part and scales; got {row}")
@@ -128,4 +130,6 @@ def _entry(where: str, row: dict[str, Any]) -> Entry:
     scales = str(row.get("scales", ""))
     if scales and not isinstance(getattr(work, scales, None), int):
         raise InputError(f"{where}: scales={scales} is no size of {work}")
-    return Entry(workload=work, count=count, part=str(row.get("part", work.operator)), scales=scales)
+    return ListedOperation(
+        workload=work, count=count, part=str(row.get("part", work.operator)), scales=scales
+    )

@@ -11,7 +11,7 @@ from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.workload import Workload
 
-__all__ = ["DType", "Exchange", "Mode", "Network", "Operation", "Optimizer", "Phase", "Run", "merged"]
+__all__ = ["AllReduce", "DType", "Mode", "Network", "NetworkRun", "Operation", "Optimizer", "Phase", "merged"]
 
 Phase = Literal["forward", "backward", "optimizer"]
 Mode = Literal["infer", "train"]
@@ -45,7 +45,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class AllReduce:
     """What a device that holds a part of every layer has to sum up with the others that hold the rest.
 
     Attributes:
@@ -62,7 +62,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class NetworkRun:
     """One way to run a network: one pass of inference, or one training step, on one device.
 
     Attributes:
@@ -117,7 +117,7 @@ class Network(ABC):
     layers: int
 
     @abstractmethod
-    def operations(self, run: Run) -> tuple[Operation, ...]:
+    def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
         """Return what one device does in one run, alike operations once, in the order they first run in.
 
         Raises:
@@ -127,24 +127,24 @@ class Network(ABC):
 
     @abstractmethod
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
-        """Return how many numbers are learned, of those that one device holds (see `Run`).
+        """Return how many numbers are learned, of those that one device holds (see `NetworkRun`).
 
         A matrix that two layers share counts once where one device has both.
         """
 
     @abstractmethod
-    def boundary_elements(self, run: Run) -> int:
+    def boundary_elements(self, run: NetworkRun) -> int:
         """Return the numbers that one layer passes to the next: what a pipeline stage sends."""
 
-    def exchanges(self, run: Run) -> tuple[Exchange, ...]:
+    def all_reduces(self, run: NetworkRun) -> tuple[AllReduce, ...]:
         """Return the sums over devices that a division by `run.tensor` asks for; none if it is 1."""
         return ()
 
-    def boundary_bytes(self, run: Run) -> int:
+    def boundary_bytes(self, run: NetworkRun) -> int:
         """Return the bytes that one layer passes to the next."""
         return self.boundary_elements(run) * itemsize(run.dtype)
 
-    def stage(self, run: Run) -> tuple[int, int]:
+    def stage(self, run: NetworkRun) -> tuple[int, int]:
         """Return the layers that a run holds, from the first up to the second.
 
         Raises:

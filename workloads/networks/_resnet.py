@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.errors import InputError
-from tunebench.workloads.networks._network import Network, Operation, Run, merged
+from tunebench.workloads.networks._network import Network, NetworkRun, Operation, merged
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -53,7 +53,7 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ResidualBlock:
     """Three convolutions around which the input is passed, through a convolution of its own if it must."""
 
     convolutions: tuple[Convolution, ...]
@@ -84,17 +84,17 @@ class ResNet(Network):
             )
         self.layers = sum(self.depths)
 
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[ResidualBlock, ...]:
         """Return the blocks, first to last."""
         return tuple(self._blocks())
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[ResidualBlock]:
         size, c = self.size // 4, self.stem
         for stage, (depth, k) in enumerate(zip(self.depths, self.widths, strict=True)):
             for index in range(depth):
                 stride = 2 if stage and not index else 1
                 inner, out = k // REDUCTION, -(-size // stride)
-                yield Block(
+                yield ResidualBlock(
                     convolutions=(
                         Convolution(c=c, k=inner, size=size, taps=1),
                         Convolution(c=inner, k=inner, size=size, taps=3, stride=stride),
@@ -119,12 +119,12 @@ class ResNet(Network):
             total += (self.widths[-1] + 1) * self.classes
         return total
 
-    def boundary_elements(self, run: Run) -> int:
+    def boundary_elements(self, run: NetworkRun) -> int:
         """Return what the last block of a stage passes on."""
         last = self.blocks()[self.stage(run)[1] - 1].convolutions[-1]
         return run.batch * last.k * last.out**2
 
-    def operations(self, run: Run) -> tuple[Operation, ...]:
+    def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
         """Return what one device does in one run (see `Network.operations`)."""
         if run.seq or run.tensor != 1:
             raise InputError(f"{self.name} is a network for images: leave seq and tensor out")
@@ -152,7 +152,7 @@ class ResNet(Network):
             tape.copy("stem", pooled, phase)
             tape.copy("stem", (pooled[0], 2 * pooled[1]), phase)
 
-    def _add_block(self, tape: Tape, block: Block) -> None:
+    def _add_block(self, tape: Tape, block: ResidualBlock) -> None:
         stage = f"stage {self.widths.index(block.convolutions[-1].k) + 1}"
         for each in block.all:
             _add_convolution(tape, stage, each)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._network import Run
+from tunebench.workloads.networks._network import NetworkRun
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer, share
 
@@ -37,7 +37,7 @@ class Switch(Transformer):
         super().__init__(name, architecture)
         self.layers = architecture.layers + architecture.decoder_layers
 
-    def expert_tokens(self, run: Run) -> int:
+    def expert_tokens(self, run: NetworkRun) -> int:
         """Return the tokens that each expert takes."""
         of = self.architecture
         return run.batch * min(of.capacity, share(run.seq, of.experts))
@@ -105,14 +105,14 @@ class Switch(Transformer):
         first = self.architecture.layers
         return (index >= first, index in (0, first), self.is_sparse(index))
 
-    def boundary_elements(self, run: Run) -> int:
+    def boundary_elements(self, run: NetworkRun) -> int:
         """Return hidden states of all tokens; within the decoder, those of the encoder's end as well."""
         _, last = self.stage(run)
         return run.batch * run.seq * self.architecture.hidden * (1 + (last > self.architecture.layers))
 
     # -- operations -----------------------------------------------------------------------------
 
-    def _shape(self, run: Run) -> tuple[int, int]:
+    def _shape(self, run: NetworkRun) -> tuple[int, int]:
         return (run.batch * run.seq, self.architecture.hidden)
 
     def _embedding(self, tape: Tape) -> None:

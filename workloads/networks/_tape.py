@@ -16,7 +16,7 @@ from typing import Literal
 
 from tunebench.dtype import itemsize
 from tunebench.workload import Workload
-from tunebench.workloads.networks._network import Operation, Phase, Run
+from tunebench.workloads.networks._network import NetworkRun, Operation, Phase
 from tunebench.workloads.operators._norm import EPS
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
@@ -46,7 +46,7 @@ class Tape:
         operations: Those so far.
     """
 
-    run: Run
+    run: NetworkRun
     operations: list[Operation] = field(default_factory=list)
 
     def add(self, part: str, work: Workload, phase: Phase = "forward", *, alone: bool = False) -> None:

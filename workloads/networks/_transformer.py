@@ -10,7 +10,7 @@ from typing import Literal
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._network import Exchange, Network, Operation, Run, merged
+from tunebench.workloads.networks._network import AllReduce, Network, NetworkRun, Operation, merged
 from tunebench.workloads.networks._tape import Prologue, Tape, Weight
 from tunebench.workloads.operators.attention import Attention
 
@@ -245,7 +245,7 @@ class Transformer(Network):
 
     # -- what follows from it -------------------------------------------------------------------
 
-    def operations(self, run: Run) -> tuple[Operation, ...]:
+    def operations(self, run: NetworkRun) -> tuple[Operation, ...]:
         """Return what one device does in one run (see `Network.operations`)."""
         self._check(run)
         first, last = self.stage(run)
@@ -274,11 +274,11 @@ class Transformer(Network):
             total += self.behind() + (0 if shared else share(self._output(), tensor))
         return total
 
-    def boundary_elements(self, run: Run) -> int:
+    def boundary_elements(self, run: NetworkRun) -> int:
         """Return hidden states of all tokens."""
         return run.batch * run.seq * self.architecture.hidden
 
-    def exchanges(self, run: Run) -> tuple[Exchange, ...]:
+    def all_reduces(self, run: NetworkRun) -> tuple[AllReduce, ...]:
         """Return the sums that follow each layer's divided products, and those of the embedding and the head.
 
         Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
@@ -288,19 +288,19 @@ class Transformer(Network):
         first, last = self.stage(run)
         nbytes = self.boundary_bytes(run)
         layers = sum(map(self._divided_products, range(first, last)))
-        found = [Exchange(nbytes=nbytes, count=layers, part="layers")]
+        found = [AllReduce(nbytes=nbytes, count=layers, part="layers")]
         if first == 0:
-            found.append(Exchange(nbytes=nbytes, count=1, part="embedding"))
+            found.append(AllReduce(nbytes=nbytes, count=1, part="embedding"))
         if run.trains:
-            found.append(Exchange(nbytes=nbytes, count=layers, part="layers", phase="backward"))
+            found.append(AllReduce(nbytes=nbytes, count=layers, part="layers", phase="backward"))
         if run.trains and last == self.layers:
-            found.append(Exchange(nbytes=nbytes, count=1, part="head", phase="backward"))
+            found.append(AllReduce(nbytes=nbytes, count=1, part="head", phase="backward"))
         return tuple(found)
 
     def _output(self) -> int:
         return self.architecture.vocabulary * self.architecture.embedding
 
-    def _check(self, run: Run) -> None:
+    def _check(self, run: NetworkRun) -> None:
         """Refuse what the network cannot do."""
         of = self.architecture
         if run.seq < 1:

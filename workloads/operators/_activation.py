@@ -13,8 +13,8 @@ from tunebench._lazy import np
 from tunebench.dtype import DType, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, names, parse
-from tunebench.workloads.operators._chain import LARGEST_OUT
 from tunebench.workloads.operators._expression import FUNCTIONS, evaluate, span
+from tunebench.workloads.operators._expression_workload import LARGEST_OUT
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64

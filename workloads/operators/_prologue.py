@@ -15,8 +15,8 @@ from tunebench.dtype import DType, numpy_dtype, storage
 from tunebench.errors import InputError
 from tunebench.expression import Name, names, parse, write
 from tunebench.workload import Tensor, Workload
-from tunebench.workloads.operators._chain import LARGEST_OUT, replaced
 from tunebench.workloads.operators._expression import Range, evaluate, span
+from tunebench.workloads.operators._expression_workload import LARGEST_OUT, substitute
 from tunebench.workloads.operators.elementwise import Elementwise
 
 if TYPE_CHECKING:
@@ -165,6 +165,6 @@ def chain(
     """
     called = {Name("x"): Name(x.name), **{Name(v): Name(PREFIX + v) for v in vectors(expression)}}
     given: dict[str, Any] = {"rows": shape[0], "cols": shape[1], "dtype": x.dtype}
-    given["expression"] = write(replaced(parse(expression), called))  # type: ignore[arg-type]
+    given["expression"] = write(substitute(parse(expression), called))  # type: ignore[arg-type]
     given[lies] = "+".join(PREFIX + name for name in vectors(expression))
     return Elementwise.from_dimensions(given)

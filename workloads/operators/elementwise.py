@@ -11,8 +11,8 @@ from tunebench.dtype import DType, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import FUNCTIONS, Name, parse, write
 from tunebench.workload import AllowedChanges, Category, Reference, Tensor, Tolerance, Workload, defaults_to
-from tunebench.workloads.operators._chain import Chain, replaced
 from tunebench.workloads.operators._expression import flops
+from tunebench.workloads.operators._expression_workload import ExpressionWorkload, substitute
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -21,10 +21,10 @@ __all__ = ["Elementwise", "neighbour"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elementwise(Chain):
+class Elementwise(ExpressionWorkload):
     """A chain of elementwise operations in one kernel, computed in f32 and rounded once.
 
-    See `Chain` for the inputs. out (rows, cols). Vectors may be of another type, `vector_dtype`: statistics
+    See `ExpressionWorkload` for the inputs. out (rows, cols). Vectors may be of another type, `vector_dtype`: statistics
     are f32 where images are f16.
     """
 
@@ -62,7 +62,7 @@ class Elementwise(Chain):
         return {"out": self.rounded(value, error)}
 
     def unfused(self) -> tuple[Workload, ...]:
-        """Return each operation by itself, if there are two or more (see `Chain.apart`).
+        """Return each operation by itself, if there are two or more (see `ExpressionWorkload.apart`).
 
         There are no parts if one of them could not be checked alone, because no inputs can be drawn for it.
         """
@@ -114,7 +114,7 @@ def neighbour(
     expression, applied = first, fused.split("+") if isinstance(fused, str) else fused
     for name in applied:
         if not name.isidentifier():
-            expression = write(replaced(parse(name), {Name("x"): parse(expression)}))
+            expression = write(substitute(parse(name), {Name("x"): parse(expression)}))
         elif name in FUNCTIONS:
             expression = f"{name}({expression})"
         else:

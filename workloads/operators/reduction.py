@@ -21,8 +21,13 @@ from tunebench.workload import (
     Workload,
     defaults_to,
 )
-from tunebench.workloads.operators._chain import DRAWN, LARGEST_OUT, Chain, replaced
 from tunebench.workloads.operators._expression import LARGEST, Range, evaluate, flops, span
+from tunebench.workloads.operators._expression_workload import (
+    DRAWN,
+    LARGEST_OUT,
+    ExpressionWorkload,
+    substitute,
+)
 from tunebench.workloads.operators.elementwise import Elementwise
 
 if TYPE_CHECKING:
@@ -42,10 +47,10 @@ NARROW: tuple[Range, ...] = ((-(2.0**-2), 2.0**-2), (-(2.0**-6), 2.0**-6))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction(Chain):
+class Reduction(ExpressionWorkload):
     """An expression reduced over one axis in one kernel, computed in f32 and rounded once.
 
-    See `Chain` for the inputs of the expression. `axis` is what is reduced over, as in NumPy:
+    See `ExpressionWorkload` for the inputs of the expression. `axis` is what is reduced over, as in NumPy:
 
     ==== ============ ===========
     axis over         out
@@ -77,7 +82,7 @@ class Reduction(Chain):
                 f"rsqrt(x+0.00001); it has {', '.join(given) or 'none'}"
             )
         if given != ("x",):
-            renamed = replaced(parse(self.then), {Name(given[0]): Name("x")})
+            renamed = substitute(parse(self.then), {Name(given[0]): Name("x")})
             object.__setattr__(self, "then", write(renamed))
         super().check()
 
@@ -178,7 +183,7 @@ class Reduction(Chain):
             else:
                 plain = plain.changed(expression=self.expression)
             if isinstance(self.end, Apply):
-                ended = replaced(self.end, {Name("x"): Name(f"{prefix}{len(parts)}")})
+                ended = substitute(self.end, {Name("x"): Name(f"{prefix}{len(parts)}")})
                 vector = {"rows": 1, "cols": self.results, "dtype": self.dtype, "out": self.out}
                 parts += [plain, Elementwise.from_dimensions({**vector, "expression": write(ended)})]
             else:

@@ -1,4 +1,4 @@
-"""Several devices and the links among them: `Link`, `Cluster`, and the `Group` that does a collective.
+"""Several devices and the links among them: `Link`, `Cluster`, and the `ProcessGroup` that does a collective.
 
 Facts of links are in `links.toml`. A link that is not there is given by hand, as ``300`` or ``300:0.6``
 (GB/s in one direction for each device, microseconds of latency), or in a file (`cluster_from_file`).
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from tunebench._deprecation import renamed
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 
-__all__ = ["Cluster", "Group", "Link", "cluster_from_file", "find_link", "link_of", "links"]
+__all__ = ["Cluster", "Link", "ProcessGroup", "cluster_from_file", "find_link", "link_of", "links"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ProcessGroup:
     """Devices that take part in one collective: `local` in each of `nodes` nodes.
 
     Every device uses its own link between nodes, so that a node of several has as many.
@@ -129,7 +130,7 @@ class Cluster:
         """How many devices there are in all."""
         return self.devices_per_node * self.nodes
 
-    def group(self, size: int, *, stride: int = 1) -> Group:
+    def group(self, size: int, *, stride: int = 1) -> ProcessGroup:
         """Return a group of devices that are `stride` apart, counted through node after node.
 
         Where a group begins within a node does not matter, unless it crosses nodes unevenly; then it is taken
@@ -150,7 +151,7 @@ class Cluster:
             local = per_node // stride
         else:
             local = 1
-        return Group(local=local, nodes=size // local, inside=self.inside, between=self.between)
+        return ProcessGroup(local=local, nodes=size // local, inside=self.inside, between=self.between)
 
     def link_between(self, first: int, second: int, *, width: int = 1) -> Link:
         """Return the slowest link between devices ``first + i`` and ``second + i``, for i below `width`."""
@@ -231,3 +232,6 @@ def cluster_from_file(path: str) -> Cluster:
 
 def _read_link(entry: str | Mapping[str, Any], name: str) -> Link:
     return find_link(entry) if isinstance(entry, str) else Link(**{"name": name, **entry})
+
+
+__getattr__ = renamed(__name__, {"Group": "ProcessGroup"})

@@ -32,9 +32,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tunebench._deprecation import renamed
 from tunebench._lazy import np
 from tunebench.errors import UnknownName
-from tunebench.forecast.parallel.cluster import Group, Link
+from tunebench.forecast.parallel.cluster import Link, ProcessGroup
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -47,11 +48,11 @@ __all__ = [
     "COLLECTIVES",
     "REACHES",
     "Collective",
-    "Way",
+    "CollectiveMethod",
     "bus_gb_s",
+    "collective_methods",
     "collective_us",
     "send_us",
-    "ways",
 ]
 
 Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all"]
@@ -97,7 +98,7 @@ Of the 61 measured times of `tests/data/nccl_tests.toml`; those of few bytes are
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CollectiveMethod:
     """One way to do a collective: an algorithm, and the protocol of its steps.
 
     Attributes:
@@ -129,7 +130,7 @@ class _Algorithm:
     steps: tuple[float, float]
     inside_share: float = 1.0
 
-    def ways(self, group: Group) -> tuple[Way, Way]:
+    def methods(self, group: ProcessGroup) -> tuple[CollectiveMethod, CollectiveMethod]:
         """Return it with each protocol."""
         links = (group.inside, group.between)
         per_byte = max(
@@ -138,19 +139,19 @@ class _Algorithm:
         )
         steps_us = sum(link.latency_us * steps for link, steps in zip(links, self.steps, strict=True))
         return (
-            Way(self.name, "bulk", BASE_US + BULK_STEPS * steps_us, per_byte),
-            Way(self.name, "low latency", BASE_US + steps_us, per_byte / LOW_LATENCY_SHARE),
+            CollectiveMethod(self.name, "bulk", BASE_US + BULK_STEPS * steps_us, per_byte),
+            CollectiveMethod(self.name, "low latency", BASE_US + steps_us, per_byte / LOW_LATENCY_SHARE),
         )
 
 
-def _ring(group: Group, rounds: int, sent: float) -> _Algorithm:
+def _ring(group: ProcessGroup, rounds: int, sent: float) -> _Algorithm:
     """Return a ring gone through so many times, in which a device sends so much of each byte."""
     outside = sent / group.local if group.nodes > 1 else 0.0
     steps = (rounds * (group.size - group.nodes), rounds * (group.nodes - 1))
     return _Algorithm("ring", (sent if group.local > 1 else 0.0, outside), steps)
 
 
-def _all_reduce(group: Group) -> tuple[_Algorithm, ...]:
+def _all_reduce(group: ProcessGroup) -> tuple[_Algorithm, ...]:
     n, nodes, size = group.local, group.nodes, group.size
     ring = _ring(group, 2, 2 * (size - 1) / size)
     climb, up_and_down = 2 * math.ceil(math.log2(nodes)), min(2, nodes - 1) / n
@@ -161,7 +162,7 @@ def _all_reduce(group: Group) -> tuple[_Algorithm, ...]:
     return ring, tree, switch
 
 
-def _algorithms(collective: Collective, group: Group) -> tuple[_Algorithm, ...]:
+def _algorithms(collective: Collective, group: ProcessGroup) -> tuple[_Algorithm, ...]:
     n, nodes, size = group.local, group.nodes, group.size
     if collective == "all-reduce":
         return _all_reduce(group)
@@ -175,17 +176,17 @@ def _algorithms(collective: Collective, group: Group) -> tuple[_Algorithm, ...]:
     raise UnknownName("collective", collective, COLLECTIVES)
 
 
-def ways(collective: Collective, group: Group) -> tuple[Way, ...]:
+def collective_methods(collective: Collective, group: ProcessGroup) -> tuple[CollectiveMethod, ...]:
     """Return every way to do a collective; one that takes no time if the group has one device.
 
     Raises:
         UnknownName: if there is no such collective.
     """
-    found = tuple(way for each in _algorithms(collective, group) for way in each.ways(group))
-    return (Way("ring", "bulk", 0.0, 0.0),) if group.size == 1 else found
+    found = tuple(way for each in _algorithms(collective, group) for way in each.methods(group))
+    return (CollectiveMethod("ring", "bulk", 0.0, 0.0),) if group.size == 1 else found
 
 
-def collective_us(collective: Collective, nbytes: ArrayLike, group: Group) -> Array:
+def collective_us(collective: Collective, nbytes: ArrayLike, group: ProcessGroup) -> Array:
     """Return the expected time of a collective, in microseconds, for each number of bytes.
 
     Its error against measured bus bandwidths is in `docs/guide/parallel.md`.
@@ -196,13 +197,13 @@ def collective_us(collective: Collective, nbytes: ArrayLike, group: Group) -> Ar
         group: The devices that take part.
     """
     sizes = np.asarray(nbytes, dtype=np.float64)
-    fastest: Array = np.minimum.reduce([way.us(sizes) for way in ways(collective, group)])
+    fastest: Array = np.minimum.reduce([way.us(sizes) for way in collective_methods(collective, group)])
     return np.where(sizes > 0, fastest, 0.0)
 
 
 def send_us(nbytes: ArrayLike, link: Link) -> Array:
     """Return the expected time to send bytes from one device to another, in microseconds."""
-    pair = Group(local=2, nodes=1, inside=link, between=link)
+    pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
     return collective_us("broadcast", nbytes, pair)
 
 
@@ -222,3 +223,6 @@ def bus_gb_s(collective: Collective, nbytes: ArrayLike, us: ArrayLike, devices: 
         collective, (devices - 1) / devices
     )
     return np.asarray(nbytes, dtype=np.float64) * carried / np.asarray(us, dtype=np.float64) / 1e3
+
+
+__getattr__ = renamed(__name__, {"ways": "collective_methods"})

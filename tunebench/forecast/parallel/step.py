@@ -1,6 +1,6 @@
 """One step of a network on several devices: `predict_step`.
 
-Three ways to divide a step, and all their combinations (`Division`):
+Three ways to divide a step, and all their combinations (`Parallelism`):
 
 - data: each device has the whole network and a share of the batch. Gradients are all-reduced in buckets, as
   PyTorch's DistributedDataParallel does, while the last micro-batch's backward pass goes on;
@@ -28,17 +28,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from tunebench._deprecation import renamed
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.forecast.network import NetworkPrediction, predict_network
-from tunebench.forecast.parallel.cluster import Cluster, Group
+from tunebench.forecast.parallel.cluster import Cluster, ProcessGroup
 from tunebench.forecast.parallel.collective import REACHES, collective_us, send_us
 from tunebench.forecast.parallel.pipeline import Schedule, in_flight, run_pipeline
-from tunebench.workloads.networks import Network, Run
+from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import Phase
 
-__all__ = ["BUCKET_BYTES", "Division", "Span", "Stage", "StepPrediction", "predict_step"]
+__all__ = ["BUCKET_BYTES", "Parallelism", "PipelineStage", "StepPrediction", "TimeRange", "predict_step"]
 
 BUCKET_BYTES = 25 * 2**20
 """Gradients that are all-reduced at once. Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel."""
@@ -47,7 +48,7 @@ End = Literal["low", "expected", "high"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TimeRange:
     """An expected time with its interval, in microseconds.
 
     The ends of times that together make a step belong to one another: if kernels are as fast as they may be,
@@ -58,29 +59,29 @@ class Span:
     us: float = 0.0
     high_us: float = 0.0
 
-    def __add__(self, other: Span) -> Span:
-        return Span.of(lambda end: self.at(end) + other.at(end))
+    def __add__(self, other: TimeRange) -> TimeRange:
+        return TimeRange.of(lambda end: self.at(end) + other.at(end))
 
-    def __mul__(self, times: float) -> Span:
-        return Span.of(lambda end: self.at(end) * times)
+    def __mul__(self, times: float) -> TimeRange:
+        return TimeRange.of(lambda end: self.at(end) * times)
 
     def at(self, end: End) -> float:
         """Return one of the three."""
         return {"low": self.low_us, "expected": self.us, "high": self.high_us}[end]
 
     @classmethod
-    def of(cls, value: Callable[[End], float]) -> Span:
+    def of(cls, value: Callable[[End], float]) -> TimeRange:
         """Return the span of what is computed at its three ends."""
         return cls(low_us=value("low"), us=value("expected"), high_us=value("high"))
 
     @classmethod
-    def talking(cls, us: float) -> Span:
+    def of_communication(cls, us: float) -> TimeRange:
         """Return the span of communication that is expected to take so long."""
         return cls(low_us=us * REACHES[0], us=us, high_us=us * REACHES[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class Parallelism:
     """How a step is divided among devices.
 
     Attributes:
@@ -147,7 +148,7 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PipelineStage:
     """What each device of one stage does in a step; times of passes are those of one micro-batch.
 
     Attributes:
@@ -168,13 +169,13 @@ class Stage:
 
     layers: tuple[int, int]
     kernels: NetworkPrediction
-    forward: Span
-    backward: Span
-    optimizer: Span
-    sums_forward: Span
-    sums_backward: Span
-    gradients: Span
-    send: Span
+    forward: TimeRange
+    backward: TimeRange
+    optimizer: TimeRange
+    sums_forward: TimeRange
+    sums_backward: TimeRange
+    gradients: TimeRange
+    send: TimeRange
     send_bytes: int
     parameters: int
     in_flight: int
@@ -201,12 +202,12 @@ class StepPrediction:
 
     network: str
     device: Device
-    run: Run
+    run: NetworkRun
     cluster: Cluster
-    division: Division
-    time: Span
-    stages: tuple[Stage, ...]
-    sends: Span
+    parallelism: Parallelism
+    time: TimeRange
+    stages: tuple[PipelineStage, ...]
+    sends: TimeRange
 
     @property
     def time_us(self) -> float:
@@ -224,24 +225,26 @@ class StepPrediction:
         return self.time.high_us
 
     @property
-    def compute(self) -> Span:
+    def compute(self) -> TimeRange:
         """Time in which kernels run."""
-        times = self.division.microbatches
-        total = sum(((s.forward + s.backward) * times + s.optimizer for s in self.stages), Span())
+        times = self.parallelism.microbatches
+        total = sum(((s.forward + s.backward) * times + s.optimizer for s in self.stages), TimeRange())
         return total * (1 / len(self.stages))
 
     @property
-    def communication(self) -> Span:
+    def communication(self) -> TimeRange:
         """Time in which a device has nothing to do but to wait for what is sent."""
-        times = self.division.microbatches
-        total = sum(((s.sums_forward + s.sums_backward) * times + s.gradients for s in self.stages), Span())
+        times = self.parallelism.microbatches
+        total = sum(
+            ((s.sums_forward + s.sums_backward) * times + s.gradients for s in self.stages), TimeRange()
+        )
         return total * (1 / len(self.stages)) + self.sends
 
     @property
-    def bubble(self) -> Span:
+    def bubble(self) -> TimeRange:
         """Time in which a device waits for the work of another stage."""
         parts = self.compute + self.communication
-        return Span.of(lambda end: max(0.0, self.time.at(end) - parts.at(end)))
+        return TimeRange.of(lambda end: max(0.0, self.time.at(end) - parts.at(end)))
 
     @property
     def samples_per_s(self) -> float:
@@ -250,7 +253,7 @@ class StepPrediction:
 
 
 def predict_step(
-    network: Network, device: Device, run: Run, cluster: Cluster, division: Division
+    network: Network, device: Device, run: NetworkRun, cluster: Cluster, parallelism: Parallelism
 ) -> StepPrediction:
     """Predict one training step, or one pass of inference, on several alike devices.
 
@@ -266,33 +269,33 @@ def predict_step(
     """
     if run.tensor != 1 or run.layers is not None:
         raise InputError("say by the division, not by the run, what each device holds")
-    if division.devices > cluster.devices:
-        raise InputError(f"{division.devices} devices are needed, and the cluster has {cluster.devices}")
-    stages = tuple(_stages(network, device, run, cluster, division))
-    tied = _tied(network, run, cluster, division)
-    time = Span.of(lambda end: _step_us(stages, division, run, end) + tied.at(end))
-    silent = tuple(dataclasses.replace(stage, send=Span()) for stage in stages)
-    sends = Span.of(lambda end: time.at(end) - _step_us(silent, division, run, end))
+    if parallelism.devices > cluster.devices:
+        raise InputError(f"{parallelism.devices} devices are needed, and the cluster has {cluster.devices}")
+    stages = tuple(_stages(network, device, run, cluster, parallelism))
+    tied = _tied(network, run, cluster, parallelism)
+    time = TimeRange.of(lambda end: _step_us(stages, parallelism, run, end) + tied.at(end))
+    silent = tuple(dataclasses.replace(stage, send=TimeRange()) for stage in stages)
+    sends = TimeRange.of(lambda end: time.at(end) - _step_us(silent, parallelism, run, end))
     return StepPrediction(
         network=network.name,
         device=device,
         run=run,
         cluster=cluster,
-        division=division,
+        parallelism=parallelism,
         time=time,
         stages=stages,
         sends=sends,
     )
 
 
-def _step_us(stages: tuple[Stage, ...], division: Division, run: Run, end: End) -> float:
+def _step_us(stages: tuple[PipelineStage, ...], parallelism: Parallelism, run: NetworkRun, end: End) -> float:
     """Return when the last stage has ended its update."""
     timeline = run_pipeline(
         [(stage.forward + stage.sums_forward).at(end) for stage in stages],
         [(stage.backward + stage.sums_backward).at(end) for stage in stages],
         [stage.send.at(end) for stage in stages[:-1]],
-        microbatches=division.microbatches,
-        schedule=division.schedule,
+        microbatches=parallelism.microbatches,
+        schedule=parallelism.schedule,
         trains=run.trains,
     )
     return max(
@@ -305,27 +308,27 @@ def _step_us(stages: tuple[Stage, ...], division: Division, run: Run, end: End) 
 
 
 def _stages(
-    network: Network, device: Device, run: Run, cluster: Cluster, division: Division
-) -> Iterator[Stage]:
+    network: Network, device: Device, run: NetworkRun, cluster: Cluster, parallelism: Parallelism
+) -> Iterator[PipelineStage]:
     """Return what each stage does."""
-    whole = division.pipeline == 1
-    width = division.tensor * division.data
-    sharing = cluster.group(division.tensor)
-    copies = cluster.group(division.data, stride=division.tensor)
-    for index, layers in enumerate(division.stages(network.layers)):
+    whole = parallelism.pipeline == 1
+    width = parallelism.tensor * parallelism.data
+    sharing = cluster.group(parallelism.tensor)
+    copies = cluster.group(parallelism.data, stride=parallelism.tensor)
+    for index, layers in enumerate(parallelism.stages(network.layers)):
         part = dataclasses.replace(
             run,
-            batch=division.microbatch(run.batch),
-            tensor=division.tensor,
+            batch=parallelism.microbatch(run.batch),
+            tensor=parallelism.tensor,
             layers=None if whole else layers,
-            accumulate=run.accumulate or division.microbatches > 1,
+            accumulate=run.accumulate or parallelism.microbatches > 1,
         )
         kernels = predict_network(network, device, part)
         backward = _phase(kernels, "backward")
-        last = index == division.pipeline - 1
+        last = index == parallelism.pipeline - 1
         send_bytes = 0 if last else network.boundary_bytes(part)
         link = cluster.link_between(index * width, (index + 1) * width, width=width)
-        yield Stage(
+        yield PipelineStage(
             layers=layers,
             kernels=kernels,
             forward=_phase(kernels, "forward"),
@@ -333,29 +336,29 @@ def _stages(
             optimizer=_phase(kernels, "optimizer"),
             sums_forward=_sums(network, part, sharing, "forward"),
             sums_backward=_sums(network, part, sharing, "backward"),
-            gradients=_gradients(network, part, layers, backward, copies, division),
-            send=Span() if last else Span.talking(float(send_us(send_bytes, link))),
+            gradients=_gradients(network, part, layers, backward, copies, parallelism),
+            send=TimeRange() if last else TimeRange.of_communication(float(send_us(send_bytes, link))),
             send_bytes=send_bytes,
-            parameters=network.parameters(division.tensor, layers) if run.trains else 0,
-            in_flight=in_flight(division.schedule, index, division.pipeline, division.microbatches),
+            parameters=network.parameters(parallelism.tensor, layers) if run.trains else 0,
+            in_flight=in_flight(parallelism.schedule, index, parallelism.pipeline, parallelism.microbatches),
         )
 
 
-def _phase(kernels: NetworkPrediction, phase: Phase) -> Span:
+def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
     """Return the share of one phase in the time of kernels.
 
     Where launching takes longer than what is launched, and in the interval, phases share alike.
     """
     of_phase = sum(each.time_us for each in kernels.operations if each.operation.phase == phase)
     share = of_phase / kernels.device_us if of_phase else 0.0
-    return Span(low_us=kernels.low_us, us=kernels.time_us, high_us=kernels.high_us) * share
+    return TimeRange(low_us=kernels.low_us, us=kernels.time_us, high_us=kernels.high_us) * share
 
 
-def _sums(network: Network, run: Run, group: Group, phase: Phase) -> Span:
+def _sums(network: Network, run: NetworkRun, group: ProcessGroup, phase: Phase) -> TimeRange:
     """Return the time of the sums over tensors in one phase."""
-    exchanges = [each for each in network.exchanges(run) if each.phase == phase]
-    return Span.talking(
-        sum(each.count * float(collective_us("all-reduce", each.nbytes, group)) for each in exchanges)
+    all_reduces = [each for each in network.all_reduces(run) if each.phase == phase]
+    return TimeRange.of_communication(
+        sum(each.count * float(collective_us("all-reduce", each.nbytes, group)) for each in all_reduces)
     )
 
 
@@ -363,21 +366,26 @@ def _sums(network: Network, run: Run, group: Group, phase: Phase) -> Span:
 
 
 def _gradients(
-    network: Network, run: Run, layers: tuple[int, int], backward: Span, group: Group, division: Division
-) -> Span:
+    network: Network,
+    run: NetworkRun,
+    layers: tuple[int, int],
+    backward: TimeRange,
+    group: ProcessGroup,
+    parallelism: Parallelism,
+) -> TimeRange:
     """Return how long the all-reduce of gradients goes on when the backward pass has ended."""
     if group.size == 1 or not run.trains:
-        return Span()
+        return TimeRange()
     sizes = _gradient_bytes(network, run, layers)
-    if not division.overlap:
-        return Span.talking(float(collective_us("all-reduce", sum(sizes), group)))
-    expected = Span.of(lambda end: _exposed_us(sizes, backward.at(end), group))
-    late = Span.of(lambda end: _exposed_us(sizes, backward.at(end), group, REACHES[1]))
-    early = Span.of(lambda end: _exposed_us(sizes, backward.at(end), group, REACHES[0]))
-    return Span(low_us=early.low_us, us=expected.us, high_us=late.high_us)
+    if not parallelism.overlap:
+        return TimeRange.of_communication(float(collective_us("all-reduce", sum(sizes), group)))
+    expected = TimeRange.of(lambda end: _exposed_us(sizes, backward.at(end), group))
+    late = TimeRange.of(lambda end: _exposed_us(sizes, backward.at(end), group, REACHES[1]))
+    early = TimeRange.of(lambda end: _exposed_us(sizes, backward.at(end), group, REACHES[0]))
+    return TimeRange(low_us=early.low_us, us=expected.us, high_us=late.high_us)
 
 
-def _gradient_bytes(network: Network, run: Run, layers: tuple[int, int]) -> list[int]:
+def _gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -> list[int]:
     """Return the bytes of each layer's gradients, in the order of the backward pass.
 
     What stands before the first layer counts with it, what stands behind the last one with that; what
@@ -389,7 +397,7 @@ def _gradient_bytes(network: Network, run: Run, layers: tuple[int, int]) -> list
     return [count * itemsize(run.dtype) for count in counts]
 
 
-def _exposed_us(sizes: list[int], backward_us: float, group: Group, slower: float = 1.0) -> float:
+def _exposed_us(sizes: list[int], backward_us: float, group: ProcessGroup, slower: float = 1.0) -> float:
     """Return how long buckets of gradients are still under way when the backward pass has ended.
 
     Layers take equal shares of the pass, and a layer's gradients are ready evenly in its share. Buckets
@@ -411,13 +419,16 @@ def _exposed_us(sizes: list[int], backward_us: float, group: Group, slower: floa
     return max(0.0, free - backward_us)
 
 
-def _tied(network: Network, run: Run, cluster: Cluster, division: Division) -> Span:
+def _tied(network: Network, run: NetworkRun, cluster: Cluster, parallelism: Parallelism) -> TimeRange:
     """Return the time in which the first and the last stage sum the gradients of a matrix that both hold."""
-    if division.pipeline == 1 or not run.trains:
-        return Span()
-    held = sum(network.parameters(division.tensor, each) for each in division.stages(network.layers))
-    shared = (held - network.parameters(division.tensor)) * itemsize(run.dtype)
-    width = division.tensor * division.data
-    link = cluster.link_between(0, (division.pipeline - 1) * width, width=width)
-    pair = Group(local=2, nodes=1, inside=link, between=link)
-    return Span.talking(float(collective_us("all-reduce", shared, pair)))
+    if parallelism.pipeline == 1 or not run.trains:
+        return TimeRange()
+    held = sum(network.parameters(parallelism.tensor, each) for each in parallelism.stages(network.layers))
+    shared = (held - network.parameters(parallelism.tensor)) * itemsize(run.dtype)
+    width = parallelism.tensor * parallelism.data
+    link = cluster.link_between(0, (parallelism.pipeline - 1) * width, width=width)
+    pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
+    return TimeRange.of_communication(float(collective_us("all-reduce", shared, pair)))
+
+
+__getattr__ = renamed(__name__, {"Division": "Parallelism"})

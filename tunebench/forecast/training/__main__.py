@@ -9,23 +9,23 @@ import sys
 from pathlib import Path
 
 from tunebench.errors import InputError, TunebenchError
-from tunebench.forecast.model import Skill
+from tunebench.forecast.library.model import Skill
 from tunebench.forecast.training import data, evaluation, fit
 
-SHIPPED = Path(__file__).parents[1] / "model.npz"
+BUNDLED = Path(__file__).parents[1] / "library" / "model.npz"
 
 
 def main() -> int:
     """Train, write the model, and write its errors on devices left out."""
     arguments = _arguments()
     try:
-        rows = data.public(arguments.data) if arguments.data else []
+        rows = data.read_public(arguments.data) if arguments.data else []
         for path in arguments.measured:
-            rows += data.of_file(path)
+            rows += data.read_file(path)
         kept = _kept(rows)
         if not kept:
             raise InputError("nothing to learn from; give --data or --measured")
-        fit.assembled(kept).save(arguments.out)
+        fit.assemble_model(kept).save(arguments.out)
         _say(f"{arguments.out}: {arguments.out.stat().st_size / 1024:.0f} KiB")
         if arguments.errors:
             _evaluate(kept, arguments.errors)
@@ -51,19 +51,19 @@ def _arguments() -> argparse.Namespace:
         "`tunebench db export --format jsonl` writes; may be given several times",
     )
     parser.add_argument(
-        "--out", type=Path, default=SHIPPED, help="the model's file (default: the shipped one)"
+        "--out", type=Path, default=BUNDLED, help="the model's file (default: the shipped one)"
     )
     parser.add_argument("--errors", type=Path, help="JSON file for the errors on devices left out")
     return parser.parse_args()
 
 
-def _kept(measured: list[data.Row]) -> dict[Skill, list[fit.Kept]]:
-    kept: dict[Skill, list[fit.Kept]] = {}
-    for table in data.gathered(measured):
+def _kept(measured: list[data.KernelMeasurement]) -> dict[Skill, list[fit.TrainedExpert]]:
+    kept: dict[Skill, list[fit.TrainedExpert]] = {}
+    for table in data.group_by_device(measured):
         if len(table.us) < fit.FEWEST:
             _say(f"{table.skill} on {table.device.name}: passed over, {len(table.us)} rows are too few")
             continue
-        one = fit.expert(table)
+        one = fit.train_expert(table)
         kept.setdefault(table.skill, []).append(one)
         near = one.expert.near
         _say(
@@ -72,9 +72,9 @@ def _kept(measured: list[data.Row]) -> dict[Skill, list[fit.Kept]]:
     return kept
 
 
-def _evaluate(kept: dict[Skill, list[fit.Kept]], path: Path) -> None:
+def _evaluate(kept: dict[Skill, list[fit.TrainedExpert]], path: Path) -> None:
     found = []
-    for error in evaluation.left_out(kept):
+    for error in evaluation.evaluate_holdouts(kept):
         found.append(error)
         others = ", ".join(f"{name} {percent:.1f}" for name, percent in error.others_percent.items())
         _say(

@@ -25,15 +25,15 @@ from tunebench import device as devices
 from tunebench import workloads
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.forecast.kernel import Arithmetic, Family, Kernel, launched
-from tunebench.forecast.model import Skill, skill_of
+from tunebench.forecast.library.kernel import Arithmetic, Family, LibraryKernel, library_kernels
+from tunebench.forecast.library.model import Skill, skill_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["Measured", "Row", "gathered", "of_file", "public"]
+__all__ = ["KernelMeasurement", "MeasuredKernels", "group_by_device", "read_file", "read_public"]
 
 DEVICES = {
     "AMD Instinct MI100": "mi100",
@@ -55,7 +55,7 @@ BINARY = ("add", "mul", "div", "pow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Measured:
+class MeasuredKernels:
     """Kernels of one skill that were measured on one device.
 
     Attributes:
@@ -78,16 +78,16 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KernelMeasurement:
     """One measurement: where, of which kernel, how long, and what it is reported under."""
 
     device: Device
-    kernel: Kernel
+    kernel: LibraryKernel
     us: float
     group: str
 
 
-def public(folder: Path) -> list[Row]:
+def read_public(folder: Path) -> list[KernelMeasurement]:
     """Read every public set in a folder.
 
     Raises:
@@ -99,7 +99,7 @@ def public(folder: Path) -> list[Row]:
         raise InputError(f"{folder}: the public measurements are not all there: {error}") from error
 
 
-def of_file(path: Path) -> list[Row]:
+def read_file(path: Path) -> list[KernelMeasurement]:
     """Read measurements of one's own.
 
     Args:
@@ -116,9 +116,9 @@ def of_file(path: Path) -> list[Row]:
     try:
         for device, text, us in read(path):
             workload = workloads.parse(text)
-            kernels = list(launched(workload, device))
+            kernels = list(library_kernels(workload, device))
             if len(kernels) == 1:
-                rows.append(Row(device, kernels[0], us, workload.operator))
+                rows.append(KernelMeasurement(device, kernels[0], us, workload.operator))
     except OSError as error:
         raise InputError(f"{path}: {error}") from error
     return rows
@@ -169,13 +169,13 @@ def _positive(value: str | float) -> float:
     return us
 
 
-def gathered(rows: list[Row]) -> list[Measured]:
+def group_by_device(rows: list[KernelMeasurement]) -> list[MeasuredKernels]:
     """Return rows as tables, one for each skill, arithmetic and device."""
-    tables: dict[tuple[str, Family, Arithmetic], list[Row]] = {}
+    tables: dict[tuple[str, Family, Arithmetic], list[KernelMeasurement]] = {}
     for row in rows:
         tables.setdefault((row.device.name, row.kernel.family, row.kernel.arithmetic), []).append(row)
     return [
-        Measured(
+        MeasuredKernels(
             skill=skill_of(family, arithmetic),
             family=family,
             arithmetic=arithmetic,
@@ -198,7 +198,7 @@ def _device(name: str) -> Device:
     return devices.find(DEVICES[name])
 
 
-def _operators(folder: Path) -> Iterator[Row]:
+def _operators(folder: Path) -> Iterator[KernelMeasurement]:
     """Yield f32 operators: products B x (M x N) @ (N x K), others B rows of H."""
     names: dict[str, Family] = {"elem": "elementwise", "softmax": "softmax", "ln": "norm"}
     for entry in _lines(folder / "neusight_ops.csv.gz"):
@@ -212,15 +212,15 @@ def _operators(folder: Path) -> Iterator[Row]:
         else:
             m, k, n = (float(entry[column]) for column in "MNK")
             family, figures = "product", (batch, m, n, k, 4, 4, 0)
-        yield Row(
+        yield KernelMeasurement(
             _device(entry["device"]),
-            Kernel(family, "f32", figures),
+            LibraryKernel(family, "f32", figures),
             1e3 * float(entry["latency_ms"]),
             f"{name}, {entry['split']}",
         )
 
 
-def _products(folder: Path) -> Iterator[Row]:
+def _products(folder: Path) -> Iterator[KernelMeasurement]:
     types: dict[str, tuple[Arithmetic, str]] = {"bfloat16": ("bf16", "bf16"), "fp8": ("e4m3", "fp8")}
     for path in sorted(folder.glob("library_gemm_*.csv.gz")):
         for entry in _lines(path):
@@ -228,11 +228,13 @@ def _products(folder: Path) -> Iterator[Row]:
             arithmetic, name = types[entry["gemm_dtype"]]
             eight = arithmetic == "e4m3"
             figures = (1.0, m, n, k, 1.0 if eight else 2.0, 2.0, 3 * m * k if eight else 0.0)
-            kernel = Kernel("product", arithmetic, figures)
-            yield Row(_device(entry["device"]), kernel, 1e3 * float(entry["latency_ms"]), f"{name} gemm")
+            kernel = LibraryKernel("product", arithmetic, figures)
+            yield KernelMeasurement(
+                _device(entry["device"]), kernel, 1e3 * float(entry["latency_ms"]), f"{name} gemm"
+            )
 
 
-def _attentions(folder: Path) -> Iterator[Row]:
+def _attentions(folder: Path) -> Iterator[KernelMeasurement]:
     """Yield causal prefill without a window, over keys and values of 16 bits."""
     for path in sorted(folder.glob("library_attention_*.csv.gz")):
         for entry in _lines(path):
@@ -240,5 +242,7 @@ def _attentions(folder: Path) -> Iterator[Row]:
                 continue
             names = ("batch_size", "num_heads", "num_key_value_heads", "isl", "isl", "head_dim")
             figures = (*(float(entry[name]) for name in names), 1.0, 2.0, 2.0)
-            kernel = Kernel("attention", "bf16", figures)
-            yield Row(_device(entry["device"]), kernel, 1e3 * float(entry["latency"]), "attention")
+            kernel = LibraryKernel("attention", "bf16", figures)
+            yield KernelMeasurement(
+                _device(entry["device"]), kernel, 1e3 * float(entry["latency"]), "attention"
+            )

@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunebench.forecast.model import Skill
-from tunebench.forecast.roofline_model import flop_per_us, peak_flop_per_us
+from tunebench.forecast.library.model import Skill
+from tunebench.forecast.library.roofline_model import flop_per_us, peak_flop_per_us
 from tunebench.forecast.training import fit
-from tunebench.forecast.training.fit import Kept
+from tunebench.forecast.training.fit import TrainedExpert
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["Error", "coverage", "left_out"]
+__all__ = ["HoldoutError", "coverage", "evaluate_holdouts"]
 
 ROWS_WITHOUT_LAWS = 20000
 """Rows that the trees without laws learn from at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Error:
+class HoldoutError:
     """How wrong predictions of one group of rows are, on one device that nothing was learned from.
 
     Attributes:
         skill: Of the kernels.
-        group: Of the rows, as `Measured` has them.
+        group: Of the rows, as `MeasuredKernels` has them.
         device: The device left out.
         rows: How many there are.
         percent: Mean absolute percentage error.
@@ -56,7 +56,7 @@ class Error:
     others_percent: Mapping[str, float]
 
 
-def left_out(kept: Mapping[Skill, list[Kept]]) -> Iterator[Error]:
+def evaluate_holdouts(kept: Mapping[Skill, list[TrainedExpert]]) -> Iterator[HoldoutError]:
     """Leave each device out in turn, and yield the errors on it; a skill known of one device has none."""
     for skill, of_skill in kept.items():
         for one in of_skill:
@@ -65,12 +65,12 @@ def left_out(kept: Mapping[Skill, list[Kept]]) -> Iterator[Error]:
                 yield from _errors(skill, one, rest)
 
 
-def _errors(skill: Skill, one: Kept, rest: list[Kept]) -> Iterator[Error]:
+def _errors(skill: Skill, one: TrainedExpert, rest: list[TrainedExpert]) -> Iterator[HoldoutError]:
     # The interval must know nothing of the device left out: it is of the others, each left out of the others.
-    asked = fit.assembled({skill: rest})
+    asked = fit.assemble_model({skill: rest})
     table = one.table
-    blend = asked.blend(skill, one.law, table.device, table.arithmetic)
-    least = np.maximum(one.law.compute_us, one.law.memory_us)
+    blend = asked.blend(skill, one.roofline, table.device, table.arithmetic)
+    least = np.maximum(one.roofline.compute_us, one.roofline.memory_us)
     predicted = np.maximum(blend.us, least)
     within = (blend.low_us <= table.us) & (table.us <= blend.high_us)
     others = _others(one, rest)
@@ -78,7 +78,7 @@ def _errors(skill: Skill, one: Kept, rest: list[Kept]) -> Iterator[Error]:
         rows = table.group == group
         us = table.us[rows]
         missed = predicted[rows] / us - 1
-        yield Error(
+        yield HoldoutError(
             skill=skill,
             group=str(group),
             device=table.device.name,
@@ -95,7 +95,7 @@ def _percent(missed: Array) -> float:
     return 100 * float(np.mean(np.abs(missed)))
 
 
-def _others(one: Kept, rest: list[Kept]) -> dict[str, Array]:
+def _others(one: TrainedExpert, rest: list[TrainedExpert]) -> dict[str, Array]:
     roofline = _roofline(one)
     reached = [_roofline(o) / o.table.us for o in rest]
     usual = float(np.median(np.concatenate(reached)))
@@ -106,15 +106,15 @@ def _others(one: Kept, rest: list[Kept]) -> dict[str, Array]:
     }
 
 
-def _roofline(of: Kept) -> Array:
+def _roofline(of: TrainedExpert) -> Array:
     """Return the roofline of the specification, which knows nothing of power."""
     table = of.table
     share = flop_per_us(table.device, table.arithmetic) / peak_flop_per_us(table.device, table.arithmetic)
-    longest: Array = np.maximum(of.law.compute_us * share, of.law.memory_us)
+    longest: Array = np.maximum(of.roofline.compute_us * share, of.roofline.memory_us)
     return longest
 
 
-def _without_laws(one: Kept, rest: list[Kept]) -> Array:
+def _without_laws(one: TrainedExpert, rest: list[TrainedExpert]) -> Array:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     rng = np.random.default_rng(0)
@@ -129,7 +129,7 @@ def _without_laws(one: Kept, rest: list[Kept]) -> Array:
     return found
 
 
-def _plain(of: Kept) -> Array:
+def _plain(of: TrainedExpert) -> Array:
     """Return sizes as they are, with the specification's numbers."""
     device = of.table.device
     rate = device.mma_flop_per_clock.get(of.table.arithmetic) or 2.0 * device.fma_per_clock
@@ -139,6 +139,6 @@ def _plain(of: Kept) -> Array:
     )
 
 
-def coverage(errors: list[Error]) -> float:
+def coverage(errors: list[HoldoutError]) -> float:
     """Return the share of all rows within their intervals, in per cent, each group counting alike."""
     return float(np.mean([error.within_percent for error in errors]))

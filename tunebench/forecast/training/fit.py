@@ -11,17 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunebench.forecast.forest import Forest
-from tunebench.forecast.model import Expert, Model, Skill, Spread
-from tunebench.forecast.roofline_model import RooflineModel, coordinates, law
-from tunebench.forecast.training.data import Measured
+from tunebench.forecast.library.forest import Forest
+from tunebench.forecast.library.model import Expert, ForecastModel, Skill, Spread
+from tunebench.forecast.library.roofline_model import RooflineModel, coordinates, roofline_times
+from tunebench.forecast.training.data import MeasuredKernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["FEWEST", "LEFT_OUT", "Kept", "assembled", "errors", "expert", "lawful", "spread"]
+__all__ = [
+    "FEWEST",
+    "LEFT_OUT",
+    "TrainedExpert",
+    "assemble_model",
+    "errors",
+    "spread",
+    "table_roofline",
+    "train_expert",
+]
 
 FEWEST = 100
 """Rows that a table must have to be learned from."""
@@ -52,7 +61,7 @@ COVERED = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Kept:
+class TrainedExpert:
     """An expert, the table it learned from, and the law of that table.
 
     Attributes:
@@ -61,53 +70,53 @@ class Kept:
     """
 
     expert: Expert
-    table: Measured
-    law: RooflineModel
+    table: MeasuredKernels
+    roofline: RooflineModel
     even: float | None
 
 
-def lawful(table: Measured) -> RooflineModel:
+def table_roofline(table: MeasuredKernels) -> RooflineModel:
     """Return the law of a table's kernels on their device."""
-    return law(table.family, table.arithmetic, table.figures, table.device)
+    return roofline_times(table.family, table.arithmetic, table.figures, table.device)
 
 
-def expert(table: Measured) -> Kept:
+def train_expert(table: MeasuredKernels) -> TrainedExpert:
     """Learn from one table.
 
     Each group of rows counts alike, however many rows it has. Which rows are learned from is drawn with a
     seed made from the device and the skill: the same table gives the same expert.
     """
     rng = np.random.default_rng(zlib.crc32(f"{table.device.name} {table.skill}".encode()))
-    of_law = lawful(table)
-    target = np.log(table.us / of_law.us)
+    roofline = table_roofline(table)
+    target = np.log(table.us / roofline.us)
     seen, unseen = _divided(table.group, rng)
     weights = _alike(table.group[seen])
     trees, leaves = TREES.get(table.skill, USUAL)
-    forest = _fitted(of_law.features[seen], target[seen], weights, trees, leaves)
-    near = spread([target[unseen] - forest(of_law.features[unseen])])
+    forest = _fitted(roofline.features[seen], target[seen], weights, trees, leaves)
+    near = spread([target[unseen] - forest(roofline.features[unseen])])
     made = Expert(
         device=table.device.name,
         coordinates=coordinates(table.device, table.arithmetic),
         forest=forest,
         near=near,
-        least=of_law.features.min(axis=0),
-        most=of_law.features.max(axis=0),
+        least=roofline.features.min(axis=0),
+        most=roofline.features.max(axis=0),
     )
-    return Kept(expert=made, table=table, law=of_law, even=_of_even_sizes(table, of_law))
+    return TrainedExpert(expert=made, table=table, roofline=roofline, even=_of_even_sizes(table, roofline))
 
 
-def _of_even_sizes(table: Measured, of_law: RooflineModel) -> float | None:
+def _of_even_sizes(table: MeasuredKernels, roofline: RooflineModel) -> float | None:
     """Return by how much an expert that has learned from other groups errs on those of sizes of models."""
     names = np.unique(table.group)
-    of_models = [name for name in names if np.mean(of_law.even[table.group == name]) > MOSTLY]
+    of_models = [name for name in names if np.mean(roofline.even[table.group == name]) > MOSTLY]
     if not 0 < len(of_models) < len(names):
         return None
     seen = np.flatnonzero(~np.isin(table.group, of_models))
     seen = seen[_divided(table.group[seen], np.random.default_rng(0))[0]]
-    target = np.log(table.us / of_law.us)
+    target = np.log(table.us / roofline.us)
     trees, leaves = TREES.get(table.skill, USUAL)
-    forest = _fitted(of_law.features[seen], target[seen], _alike(table.group[seen]), trees, leaves)
-    missed = target - forest(of_law.features)
+    forest = _fitted(roofline.features[seen], target[seen], _alike(table.group[seen]), trees, leaves)
+    missed = target - forest(roofline.features)
     return min((float(np.median(missed[table.group == name])) for name in of_models), key=abs)
 
 
@@ -191,15 +200,15 @@ def _of_few(devices: int) -> float:
     return min(MOST_OF_FEW, float(stats.t.ppf(COVERED[1], devices - 1) / usual * math.sqrt(1 + 1 / devices)))
 
 
-def errors(kept: Kept, asked: Model) -> Array:
+def errors(kept: TrainedExpert, asked: ForecastModel) -> Array:
     """Return the logarithm of measured over predicted of each row of a table."""
     table = kept.table
-    blend = asked.blend(table.skill, kept.law, table.device, table.arithmetic)
+    blend = asked.blend(table.skill, kept.roofline, table.device, table.arithmetic)
     missed: Array = np.log(table.us / blend.us)
     return missed
 
 
-def _evened(of_skill: list[Kept]) -> list[Kept]:
+def _evened(of_skill: list[TrainedExpert]) -> list[TrainedExpert]:
     """Correct experts that know sizes at random alone by what others of the skill show.
 
     That is the smaller of the middle two, where they are an even number: rather too little than too much.
@@ -210,13 +219,13 @@ def _evened(of_skill: list[Kept]) -> list[Kept]:
     shift = shown[(len(shown) - 1) // 2]
     return [
         dataclasses.replace(one, expert=dataclasses.replace(one.expert, even=shift))
-        if one.law.even.mean() < RARE
+        if one.roofline.even.mean() < RARE
         else one
         for one in of_skill
     ]
 
 
-def assembled(kept: dict[Skill, list[Kept]]) -> Model:
+def assemble_model(kept: dict[Skill, list[TrainedExpert]]) -> ForecastModel:
     """Return the model that experts make, with the errors that each one's device has without it."""
     kept = {skill: _evened(of_skill) for skill, of_skill in kept.items()}
     experts = {skill: tuple(one.expert for one in of_skill) for skill, of_skill in kept.items()}
@@ -225,11 +234,11 @@ def assembled(kept: dict[Skill, list[Kept]]) -> Model:
     for skill, of_skill in kept.items():
         if len(of_skill) > 1:
             without = [tuple(o.expert for o in of_skill if o is not one) for one in of_skill]
-            asked = [Model({skill: rest}, unknown) for rest in without]
+            asked = [ForecastModel({skill: rest}, unknown) for rest in without]
             seen = spread(errors(one, rest) for one, rest in zip(of_skill, asked, strict=True))
             wider = _of_few(len(of_skill))
             far[skill] = Spread(wider * seen.low, wider * seen.high)
         else:
             near = of_skill[0].expert.near
             far[skill] = Spread(FAR_OF_ONE * near.low, FAR_OF_ONE * near.high)
-    return Model(experts, far)
+    return ForecastModel(experts, far)

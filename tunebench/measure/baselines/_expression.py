@@ -8,7 +8,7 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.expression import Apply, Name, Node, Number, parse, steps
-from tunebench.workloads.operators._chain import Chain
+from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 
 __all__ = [
     "Operations",
@@ -99,7 +99,7 @@ def program(tree: Node, operations: Operations) -> tuple[tuple[Node, ...], Calla
     return leaves, run
 
 
-def spread(workload: Chain, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def spread(workload: ExpressionWorkload, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return inputs as they meet the matrix: what a row has one of, as a matrix of one column."""
     columns = set(workload.column_names)
     return {name: tensor[:, None] if name in columns else tensor for name, tensor in tensors.items()}

@@ -2,7 +2,7 @@
 
 The law of a kernel is ``launch + max(compute, memory)``: its operations at the rate the device sustains, its
 compulsory bytes at the bandwidth of its memory, and what a launch costs. What real kernels take is this,
-divided by a utilisation which is learned from measurements (`tunebench.forecast.model`). Beside the law stand
+divided by a utilisation which is learned from measurements (`tunebench.forecast.library.model`). Beside the law stand
 features that a utilisation depends on, each relative to the device, so that what was learned on one
 device can be asked of another.
 
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import UnknownName
-from tunebench.forecast.kernel import COLUMNS, Arithmetic, Family
+from tunebench.forecast.library.kernel import COLUMNS, Arithmetic, Family
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["LAUNCH_US", "RooflineModel", "coordinates", "flop_per_us", "law", "peak_flop_per_us"]
+__all__ = ["LAUNCH_US", "RooflineModel", "coordinates", "flop_per_us", "peak_flop_per_us", "roofline_times"]
 
 LAUNCH_US = 3.0
 """What a launch costs beside its work. The fastest kernels of public measurements take 2.5 to 3.5 us."""
@@ -123,7 +123,7 @@ _CDNA = {"gfx908": 7.5, "gfx90a": 8.0, "gfx942": 9.0}
 """Generations of AMD's devices, by the year they came out in."""
 
 
-def law(family: Family, arithmetic: Arithmetic, figures: Array, device: Device) -> RooflineModel:
+def roofline_times(family: Family, arithmetic: Arithmetic, figures: Array, device: Device) -> RooflineModel:
     """Return the law of kernels of one family, with their features.
 
     Args:
@@ -133,7 +133,7 @@ def law(family: Family, arithmetic: Arithmetic, figures: Array, device: Device) 
         device: Where they run.
     """
     columns = dict(zip(COLUMNS[family], figures.T, strict=True))
-    return _LAWS[family](columns, flop_per_us(device, arithmetic), device)
+    return _ROOFLINES[family](columns, flop_per_us(device, arithmetic), device)
 
 
 def _product(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
@@ -208,7 +208,7 @@ def _attention(c: dict[str, Array], rate: float, device: Device) -> RooflineMode
     )
 
 
-_LAWS: dict[Family, Callable[[dict[str, Array], float, Device], RooflineModel]] = {
+_ROOFLINES: dict[Family, Callable[[dict[str, Array], float, Device], RooflineModel]] = {
     "product": _product,
     "elementwise": _rows,
     "softmax": _rows,

@@ -25,16 +25,16 @@ from typing import IO, TYPE_CHECKING, Literal
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import UnknownName
-from tunebench.forecast.forest import Forest
-from tunebench.forecast.kernel import Arithmetic, Family
-from tunebench.forecast.roofline_model import LAUNCH_US, RooflineModel, coordinates
+from tunebench.forecast.library.forest import Forest
+from tunebench.forecast.library.kernel import Arithmetic, Family
+from tunebench.forecast.library.roofline_model import LAUNCH_US, RooflineModel, coordinates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["Blend", "Expert", "Model", "Skill", "Spread", "shipped", "skill_of"]
+__all__ = ["Blend", "Expert", "ForecastModel", "Skill", "Spread", "bundled_model", "skill_of"]
 
 Skill = Literal[
     "product f32", "product 16-bit", "product 8-bit", "elementwise", "softmax", "norm", "attention"
@@ -44,19 +44,19 @@ Skill = Literal[
 FORMAT = 1
 """Version of the file."""
 
-POWER, SAME = 1.5, 0.02
-"""Weights are ``(distance ** 2 + SAME) ** -POWER``: chosen by error on devices left out, from 0 to 3."""
+DISTANCE_POWER, DISTANCE_OFFSET = 1.5, 0.02
+"""Weights are ``(distance ** 2 + SAME) ** -DISTANCE_POWER``: chosen by error on devices left out, from 0 to 3."""
 
-LEAST_SHARE = 0.01
+MIN_WEIGHT = 0.01
 """An expert with a smaller share of the weights is not asked: it would cost as much as any other."""
 
-BEYOND = 1.0
+FAR_DISTANCE = 1.0
 """Squared distance from which a device counts as unlike any that was measured."""
 
-MARGIN = 0.7
+FEATURE_MARGIN = 0.7
 """How far beyond what was measured a feature may lie and still count as within: a factor of 2."""
 
-WIDER, BORROWED = 1.5, 2.5
+WIDENING_EXTRAPOLATED, WIDENING_PROXY = 1.5, 2.5
 """By how much an interval is wider, in logarithms, for problems beyond what was measured, and for kernels of
 a kind that nobody measured. Both are judgements: there is nothing to learn them from.
 """
@@ -105,9 +105,9 @@ class Expert:
     most: Array
     even: float = 0.0
 
-    def excess(self, law: RooflineModel) -> Array:
+    def excess(self, roofline: RooflineModel) -> Array:
         """Return the logarithm of time over law."""
-        found: Array = self.forest(law.features) + self.even * law.even
+        found: Array = self.forest(roofline.features) + self.even * roofline.even
         return found
 
 
@@ -127,13 +127,13 @@ class Blend:
     us: Array
     low_us: Array
     high_us: Array
-    beyond: NDArray[np.bool_]
+    extrapolated: NDArray[np.bool_]
     nearest: str
     near: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Model:
+class ForecastModel:
     """All that was learned.
 
     Attributes:
@@ -147,11 +147,11 @@ class Model:
     def blend(
         self,
         skill: Skill,
-        law: RooflineModel,
+        roofline: RooflineModel,
         device: Device,
         arithmetic: Arithmetic,
         *,
-        borrowed: NDArray[np.bool_] | bool = False,
+        proxy: NDArray[np.bool_] | bool = False,
     ) -> Blend:
         """Predict kernels of one skill.
 
@@ -172,37 +172,39 @@ class Model:
                 "skill of the model", skill, [name for name, known in self.experts.items() if known]
             )
         squared = np.array([float(np.sum((here - np.array(e.coordinates)) ** 2)) for e in experts])
-        weights = (squared + SAME) ** -POWER
-        weights[weights < LEAST_SHARE * weights.sum()] = 0.0
+        weights = (squared + DISTANCE_OFFSET) ** -DISTANCE_POWER
+        weights[weights < MIN_WEIGHT * weights.sum()] = 0.0
         weights /= weights.sum()
-        excess = np.zeros(len(law.features))
-        beyond = np.ones(len(law.features), dtype=bool)
+        excess = np.zeros(len(roofline.features))
+        extrapolated = np.ones(len(roofline.features), dtype=bool)
         for expert, weight in zip(experts, weights, strict=True):
             if weight:
-                excess += weight * expert.excess(law)
-            within = (law.features >= expert.least - MARGIN) & (law.features <= expert.most + MARGIN)
-            beyond &= ~within.all(axis=1)
+                excess += weight * expert.excess(roofline)
+            within = (roofline.features >= expert.least - FEATURE_MARGIN) & (
+                roofline.features <= expert.most + FEATURE_MARGIN
+            )
+            extrapolated &= ~within.all(axis=1)
         nearest = int(squared.argmin())
-        share = min(1.0, float(squared[nearest]) / BEYOND)
+        share = min(1.0, float(squared[nearest]) / FAR_DISTANCE)
         spread = experts[nearest].near.towards(self.far[skill], share)
-        us = law.us * np.exp(excess)
-        widened = np.where(borrowed, BORROWED, np.where(beyond, WIDER, 1.0))
+        us = roofline.us * np.exp(excess)
+        widened = np.where(proxy, WIDENING_PROXY, np.where(extrapolated, WIDENING_EXTRAPOLATED, 1.0))
         return Blend(
             us=us,
             low_us=us * np.exp(spread.low * widened),
             high_us=us * np.exp(spread.high * widened),
-            beyond=beyond,
+            extrapolated=extrapolated,
             nearest=experts[nearest].device,
             near=share < 1,
         )
 
-    def without(self, device: str) -> Model:
+    def without(self, device: str) -> ForecastModel:
         """Return the model as it would be if one device had never been measured; intervals stay as wide."""
         rest = {
             skill: tuple(expert for expert in experts if expert.device != device)
             for skill, experts in self.experts.items()
         }
-        return Model(rest, self.far)
+        return ForecastModel(rest, self.far)
 
     # -- its file -----------------------------------------------------------------------------
 
@@ -229,7 +231,7 @@ class Model:
         np.savez_compressed(file, about=np.frombuffer(about.encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]
 
     @classmethod
-    def load(cls, file: str | Path | IO[bytes]) -> Model:
+    def load(cls, file: str | Path | IO[bytes]) -> ForecastModel:
         """Read a model that `save` has written.
 
         Raises:
@@ -265,7 +267,7 @@ class Model:
 
 
 @functools.cache
-def shipped() -> Model:
+def bundled_model() -> ForecastModel:
     """Return the model that comes with the package (see docs/predictor.md, its card)."""
-    with resources.files("tunebench.forecast").joinpath("model.npz").open("rb") as file:
-        return Model.load(file)
+    with resources.files("tunebench.forecast.library").joinpath("model.npz").open("rb") as file:
+        return ForecastModel.load(file)

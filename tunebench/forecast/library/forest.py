@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Forest"]
 
-AT_ONCE = 4096
+CHUNK_ROWS = 4096
 """Rows that are evaluated at a time, so that what is held for each tree stays in cache."""
 
 
@@ -49,7 +49,7 @@ class Forest:
             features: (R, F), rounded to f32 to be compared.
         """
         rounded = np.asarray(features, dtype=np.float32)
-        parts = [self._some(rounded[i : i + AT_ONCE]) for i in range(0, len(rounded), AT_ONCE)]
+        parts = [self._some(rounded[i : i + CHUNK_ROWS]) for i in range(0, len(rounded), CHUNK_ROWS)]
         values: Array = np.concatenate(parts) if parts else np.zeros(0)
         return values
 

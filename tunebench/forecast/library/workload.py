@@ -11,10 +11,10 @@ from tunebench.bound import dram_us
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
 from tunebench.errors import DeviceError
-from tunebench.forecast.kernel import Arithmetic, Family, Kernel, launched
-from tunebench.forecast.model import Blend, Model, shipped, skill_of
+from tunebench.forecast.library.kernel import Arithmetic, Family, LibraryKernel, library_kernels
+from tunebench.forecast.library.model import Blend, ForecastModel, bundled_model, skill_of
+from tunebench.forecast.library.roofline_model import LAUNCH_US, RooflineModel, roofline_times
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
-from tunebench.forecast.roofline_model import LAUNCH_US, RooflineModel, law
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def predict(workload: Workload, device: Device) -> Prediction:
     return predict_all((workload,), device)[0]
 
 
-def predict_all(workloads: Iterable[Workload], device: Device, *, model: Model | None = None) -> Predictions:
+def predict_all(
+    workloads: Iterable[Workload], device: Device, *, model: ForecastModel | None = None
+) -> Predictions:
     """Predict many workloads on one device, at once.
 
     Args:
@@ -54,15 +56,15 @@ def predict_all(workloads: Iterable[Workload], device: Device, *, model: Model |
     if device.kind != "gpu":
         raise DeviceError(f"{device.name}: times are predicted for GPUs; a processor can measure them")
     problems = tuple(workloads)
-    sums = _Sums.of(len(problems))
+    sums = _Totals.of(len(problems))
     for (family, arithmetic), group in _grouped(problems, device).items():
         figures = np.array([launch.kernel.figures for launch in group], dtype=np.float64)
-        lawful = law(family, arithmetic, figures, device)
-        borrowed = np.array([bool(launch.kernel.borrowed) for launch in group])
-        blend = (model or shipped()).blend(
-            skill_of(family, arithmetic), lawful, device, arithmetic, borrowed=borrowed
+        roofline = roofline_times(family, arithmetic, figures, device)
+        proxy = np.array([bool(launch.kernel.proxy) for launch in group])
+        blend = (model or bundled_model()).blend(
+            skill_of(family, arithmetic), roofline, device, arithmetic, proxy=proxy
         )
-        sums.add(group, lawful, blend)
+        sums.add(group, roofline, blend)
     floors = _floors_us(problems, device)
     bound_us: Array = floors.max(axis=0)
     time_us = np.maximum(sums.us, bound_us)
@@ -120,7 +122,7 @@ class _Launch:
 
     workload: int
     before: int
-    kernel: Kernel
+    kernel: LibraryKernel
 
 
 def _grouped(
@@ -129,13 +131,13 @@ def _grouped(
     """Return the launches of all workloads by what their times follow."""
     groups: dict[tuple[Family, Arithmetic], list[_Launch]] = {}
     for index, problem in enumerate(problems):
-        for before, kernel in enumerate(launched(problem, device)):
+        for before, kernel in enumerate(library_kernels(problem, device)):
             groups.setdefault((kernel.family, kernel.arithmetic), []).append(_Launch(index, before, kernel))
     return groups
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Sums:
+class _Totals:
     """Times of kernels added up by workload. Errors of kernels in a row are taken to go together."""
 
     us: Array
@@ -148,7 +150,7 @@ class _Sums:
     reasons: list[dict[int, str]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, count: int) -> _Sums:
+    def of(cls, count: int) -> _Totals:
         nothing = np.zeros((6, count))
         us, low_us, high_us, compute_us, memory_us, launch_us = nothing
         return cls(
@@ -162,21 +164,21 @@ class _Sums:
             reasons=[{} for _ in range(count)],
         )
 
-    def add(self, group: list[_Launch], lawful: RooflineModel, blend: Blend) -> None:
+    def add(self, group: list[_Launch], roofline: RooflineModel, blend: Blend) -> None:
         """Add kernels of one family."""
         rows = np.array([launch.workload for launch in group])
         for total, amount in (
             (self.us, blend.us),
             (self.low_us, blend.low_us),
             (self.high_us, blend.high_us),
-            (self.compute_us, lawful.compute_us),
-            (self.memory_us, lawful.memory_us),
+            (self.compute_us, roofline.compute_us),
+            (self.memory_us, roofline.memory_us),
             (self.launch_us, np.full(len(rows), LAUNCH_US)),
         ):
             np.add.at(total, rows, amount)
-        for launch, beyond in zip(group, blend.beyond, strict=True):
+        for launch, extrapolated in zip(group, blend.extrapolated, strict=True):
             self.tensor[launch.workload] |= launch.kernel.arithmetic != "f32"
-            reason = launch.kernel.borrowed or ("a size beyond any measured" if beyond else "")
+            reason = launch.kernel.proxy or ("a size beyond any measured" if extrapolated else "")
             if not reason and not blend.near:
                 reason = f"a device unlike any measured; the nearest is {blend.nearest}"
             if reason:

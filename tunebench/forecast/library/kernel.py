@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tunebench.workloads.operators.gemm import Gemm
     from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-__all__ = ["COLUMNS", "Arithmetic", "Family", "Kernel", "launched"]
+__all__ = ["COLUMNS", "Arithmetic", "Family", "LibraryKernel", "library_kernels"]
 
 Family = Literal["product", "elementwise", "softmax", "norm", "attention"]
 """Kernels whose times follow one from another."""
@@ -46,7 +46,7 @@ operands (`in_bytes`, `bytes`) and results (`out_bytes`); bytes beyond those of 
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class LibraryKernel:
     """One launch.
 
     Attributes:
@@ -59,10 +59,10 @@ class Kernel:
     family: Family
     arithmetic: Arithmetic
     figures: tuple[float, ...]
-    borrowed: str = ""
+    proxy: str = ""
 
 
-def launched(workload: Workload, device: Device) -> Iterator[Kernel]:
+def library_kernels(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     """Return what a framework launches for a workload on a device, in order."""
     known = _OPERATORS.get(workload.operator)
     if known is not None:
@@ -74,7 +74,7 @@ def launched(workload: Workload, device: Device) -> Iterator[Kernel]:
     rows = max(1, traffic.write_bytes // max(1, cols * itemsize(storage(workload.dtype))))
     # A kernel that moves nothing still writes that it ran: there is no logarithm of 0 bytes.
     figures = (rows, cols, traffic.read_bytes, max(1, traffic.write_bytes))
-    yield Kernel("elementwise", "f32", figures, f"{workload.operator} as an elementwise operation")
+    yield LibraryKernel("elementwise", "f32", figures, f"{workload.operator} as an elementwise operation")
 
 
 # -------------------------------------------------------------------------------------- what multiplies
@@ -97,8 +97,8 @@ def _arithmetic(dtype: str, device: Device) -> tuple[Arithmetic, str]:
 
 
 def _product(
-    device: Device, dtype: str, out: str, m: int, n: int, k: int, batch: int = 1, borrowed: str = ""
-) -> Kernel:
+    device: Device, dtype: str, out: str, m: int, n: int, k: int, batch: int = 1, proxy: str = ""
+) -> LibraryKernel:
     arithmetic, why = _arithmetic(dtype, device)
     stored = itemsize(storage(dtype))  # type: ignore[arg-type]
     # What is served in 8 bits is rounded to them first: 16 bits read and 8 written an element of a.
@@ -108,10 +108,10 @@ def _product(
         why = "tf32 as other products of tensor cores"
     if arithmetic == "i8":
         why = "i8 as e4m3"
-    return Kernel("product", arithmetic, figures, borrowed or why)
+    return LibraryKernel("product", arithmetic, figures, proxy or why)
 
 
-def _moving(product: Kernel, total_bytes: int) -> Kernel:
+def _moving(product: LibraryKernel, total_bytes: int) -> LibraryKernel:
     """Return a product whose operands are read from fewer bytes than they would have as matrices, or more."""
     batch, m, n, k, in_bytes, out_bytes, _ = product.figures
     matrices = batch * (in_bytes * (m * k + k * n) + out_bytes * m * n)
@@ -119,32 +119,32 @@ def _moving(product: Kernel, total_bytes: int) -> Kernel:
     return dataclasses.replace(product, figures=figures)
 
 
-def _rows(family: Family, workload: Workload, borrowed: str = "") -> Kernel:
+def _rows(family: Family, workload: Workload, proxy: str = "") -> LibraryKernel:
     """Return a kernel that reads and writes rows; 16-bit ones move fewer bytes, but as f32 ones do."""
     dimensions: Any = workload
     traffic = workload.traffic()
     figures = (dimensions.rows, dimensions.cols, traffic.read_bytes, traffic.write_bytes)
-    if not borrowed and workload.dtype != "f32":
-        borrowed = f"{workload.dtype} as f32 of as many bytes"
-    return Kernel(family, "f32", figures, borrowed)
+    if not proxy and workload.dtype != "f32":
+        proxy = f"{workload.dtype} as f32 of as many bytes"
+    return LibraryKernel(family, "f32", figures, proxy)
 
 
-def _ahead(rows: int, cols: int, stored: DType) -> Kernel:
+def _ahead(rows: int, cols: int, stored: DType) -> LibraryKernel:
     """Return a function of the left operand as a launch that reads it, and writes what is multiplied."""
     moved = rows * cols * itemsize(stored)
-    borrowed = "" if stored == "f32" else f"{stored} as f32 of as many bytes"
-    return Kernel("elementwise", "f32", (rows, cols, moved, moved), borrowed)
+    proxy = "" if stored == "f32" else f"{stored} as f32 of as many bytes"
+    return LibraryKernel("elementwise", "f32", (rows, cols, moved, moved), proxy)
 
 
 # ------------------------------------------------------------------------------------------ by operator
 
 
-def _parts(workload: Workload, device: Device) -> Iterator[Kernel]:
+def _parts(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     for part in workload.unfused():
-        yield from launched(part, device)
+        yield from library_kernels(part, device)
 
 
-def _gemm(workload: Gemm, device: Device) -> Iterator[Kernel]:
+def _gemm(workload: Gemm, device: Device) -> Iterator[LibraryKernel]:
     """Yield what is ahead as a launch, the product, to which libraries add a bias, and the rest behind."""
     w = workload
     if w.has_pre:
@@ -153,15 +153,15 @@ def _gemm(workload: Gemm, device: Device) -> Iterator[Kernel]:
     if w.epilogue not in ("none", "bias") or w.activation != "none":
         elements, size = w.batch * w.m * w.n, itemsize(w.out)
         reads = elements * size * (1 + w.epilogue.endswith("residual"))
-        borrowed = "" if w.out == "f32" else f"{w.out} as f32 of as many bytes"
-        yield Kernel("elementwise", "f32", (w.batch * w.m, w.n, reads, elements * size), borrowed)
+        proxy = "" if w.out == "f32" else f"{w.out} as f32 of as many bytes"
+        yield LibraryKernel("elementwise", "f32", (w.batch * w.m, w.n, reads, elements * size), proxy)
 
 
-def _gated_gemm(workload: GatedGemm, device: Device) -> Iterator[Kernel]:
+def _gated_gemm(workload: GatedGemm, device: Device) -> Iterator[LibraryKernel]:
     yield from _parts(workload, device)
 
 
-def _grouped_gemm(workload: GroupedGemm, device: Device) -> Iterator[Kernel]:
+def _grouped_gemm(workload: GroupedGemm, device: Device) -> Iterator[LibraryKernel]:
     """Yield a batch of products of the mean number of rows: what serving frameworks' kernels come near."""
     w = workload
     rows = max(1, round(w.m / w.groups))
@@ -170,7 +170,7 @@ def _grouped_gemm(workload: GroupedGemm, device: Device) -> Iterator[Kernel]:
     )
 
 
-def _conv2d(workload: Conv2d, device: Device) -> Iterator[Kernel]:
+def _conv2d(workload: Conv2d, device: Device) -> Iterator[LibraryKernel]:
     """Yield the matrix product that a convolution implies, and its epilogue as a launch of its own."""
     w = workload
     c, k, taps, pixels = w.c // w.groups, w.k // w.groups, w.r * w.s, w.n * w.p * w.q
@@ -180,7 +180,9 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[Kernel]:
     if w.groups > 1 and min(c, k) < 8:
         traffic = w.traffic()
         figures = (pixels, w.k, traffic.read_bytes, traffic.write_bytes)
-        yield Kernel("elementwise", "f32", figures, "a convolution of few channels a group as what it moves")
+        yield LibraryKernel(
+            "elementwise", "f32", figures, "a convolution of few channels a group as what it moves"
+        )
     else:
         m, n, depth = {
             "fprop": (pixels, k, c * taps),
@@ -196,25 +198,25 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[Kernel]:
     if w.epilogue != "none" or w.activation != "none":
         elements = pixels * w.k * itemsize(out)
         reads = elements * (1 + ("residual" in w.epilogue))
-        yield Kernel("elementwise", "f32", (pixels, w.k, reads, elements), "an epilogue as a launch")
+        yield LibraryKernel("elementwise", "f32", (pixels, w.k, reads, elements), "an epilogue as a launch")
 
 
-def _elementwise(workload: Workload, device: Device) -> Iterator[Kernel]:
+def _elementwise(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     """Yield the chain as one launch: whoever writes it as one workload has it compiled as one."""
     yield _rows("elementwise", workload)
 
 
-def _reduction(workload: Workload, device: Device) -> Iterator[Kernel]:
+def _reduction(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     """Yield the chain and its reduction as one launch that moves as many bytes."""
     yield _rows("elementwise", workload, "a reduction as an elementwise operation of as many bytes")
 
 
-def _batchnorm_stats(workload: Workload, device: Device) -> Iterator[Kernel]:
+def _batchnorm_stats(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     """Yield statistics or sums over rows as one launch that moves as many bytes."""
     yield _rows("elementwise", workload, "sums over rows as an elementwise operation of as many bytes")
 
 
-def _softmax(workload: Workload, device: Device) -> Iterator[Kernel]:
+def _softmax(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     if workload.unfused():
         yield from _parts(workload, device)
     else:
@@ -222,21 +224,21 @@ def _softmax(workload: Workload, device: Device) -> Iterator[Kernel]:
         yield _rows("softmax", workload, "gradients as softmax of as many bytes" if backward else "")
 
 
-def _cross_entropy(workload: Workload, device: Device) -> Iterator[Kernel]:
+def _cross_entropy(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     yield _rows("softmax", workload, "cross_entropy as softmax of as many bytes")
 
 
-def _norm(workload: Workload, device: Device) -> Iterator[Kernel]:
+def _norm(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     if workload.unfused():
         yield from _parts(workload, device)
         return
-    borrowed = "gradients as layernorm of as many bytes" if getattr(workload, "is_backward", False) else ""
+    proxy = "gradients as layernorm of as many bytes" if getattr(workload, "is_backward", False) else ""
     if workload.operator == "rmsnorm":
-        borrowed = "rmsnorm as layernorm of as many bytes"
-    yield _rows("norm", workload, borrowed)
+        proxy = "rmsnorm as layernorm of as many bytes"
+    yield _rows("norm", workload, proxy)
 
 
-def _attention(workload: Attention, device: Device) -> Iterator[Kernel]:
+def _attention(workload: Attention, device: Device) -> Iterator[LibraryKernel]:
     """Yield one fused kernel in 16 bits; in f32 the products and the softmax between, as frameworks do."""
     w = workload
     backward = w.direction == "backward"
@@ -248,17 +250,17 @@ def _attention(workload: Attention, device: Device) -> Iterator[Kernel]:
         elif not w.causal or w.seq_q != w.seq_k:
             why = why or "attention that is not causal, or of unlike lengths, as causal attention"
         figures = (w.batch, w.heads, w.heads_k, w.seq_q, w.seq_k, w.head_dim, w.causal, size, products)
-        yield Kernel("attention", arithmetic, figures, why)
+        yield LibraryKernel("attention", arithmetic, figures, why)
         return
     heads, why = w.batch * w.heads, "attention in f32 as its products and its softmax"
     scores = w.seq_q * w.seq_k
     for m, n, k in ((w.seq_q, w.seq_k, w.head_dim), (w.seq_q, w.head_dim, w.seq_k)) * (1 + backward):
         yield _product(device, "f32", "f32", m, n, k, heads, why)
     rows = (heads * w.seq_q, w.seq_k, 4 * heads * scores * (1 + backward), 4 * heads * scores)
-    yield Kernel("softmax", "f32", rows, why)
+    yield LibraryKernel("softmax", "f32", rows, why)
 
 
-_OPERATORS: dict[str, Callable[[Any, Device], Iterator[Kernel]]] = {
+_OPERATORS: dict[str, Callable[[Any, Device], Iterator[LibraryKernel]]] = {
     "attention": _attention,
     "batchnorm_stats": _batchnorm_stats,
     "conv2d": _conv2d,

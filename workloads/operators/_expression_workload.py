@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tunebench.workload import Array, Array64
 
-__all__ = ["DRAWN", "LARGEST_OUT", "Chain", "replaced"]
+__all__ = ["DRAWN", "LARGEST_OUT", "ExpressionWorkload", "substitute"]
 
 DRAWN: tuple[Range, ...] = ((-8.0, 8.0), (0.5, 1.5), (0.125, 0.875))
 """Ranges that inputs are drawn in: the first in which an expression is sure to have a value.
@@ -33,7 +33,7 @@ ELEMENTS_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain(Workload):
+class ExpressionWorkload(Workload):
     """An expression of the elements of a matrix, computed in f32; subclasses say what becomes of its values.
 
     Tensors: each name of the expression is an input, in the order they first appear in. Those that `vectors`
@@ -176,7 +176,7 @@ class Chain(Workload):
         parts: list[tuple[Node, Node]] = []
         for step in steps(self.tree):
             if whole & set(names(step)):
-                alone = Apply(step.operation, tuple(replaced(each, known) for each in step.arguments))
+                alone = Apply(step.operation, tuple(substitute(each, known) for each in step.arguments))
                 known[step] = Name(f"{prefix}{len(parts)}")
                 parts.append((alone, step))
         return tuple(parts)
@@ -224,8 +224,8 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split("+")))
 
 
-def replaced(node: Node, known: Mapping[Node, Node]) -> Node:
+def substitute(node: Node, known: Mapping[Node, Node]) -> Node:
     """Return an expression in which known parts are other ones."""
     if node in known or not isinstance(node, Apply):
         return known.get(node, node)
-    return Apply(node.operation, tuple(replaced(argument, known) for argument in node.arguments))
+    return Apply(node.operation, tuple(substitute(argument, known) for argument in node.arguments))
