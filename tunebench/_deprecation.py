@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["renamed", "warn_renamed"]
+__all__ = ["accept_renamed_attribute", "renamed", "warn_renamed"]
 
 
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
@@ -23,6 +23,19 @@ def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
         FutureWarning,
         stacklevel=stacklevel,
     )
+
+
+def accept_renamed_attribute(cls: type, old: str, new: str) -> None:
+    """Let a class that defines an attribute under its old name define it under the new one, with a warning.
+
+    Args:
+        cls: A new subclass; called from `__init_subclass__` of a class whose metaclass is `ABCMeta`.
+        old: The old name of the attribute.
+        new: The name that tunebench reads.
+    """
+    if old in vars(cls):
+        warn_renamed(f"{cls.__name__}.{old}", new, stacklevel=5)
+        setattr(cls, new, vars(cls)[old])
 
 
 def renamed(

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+from tunebench._deprecation import accept_renamed_attribute
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.space import Config, Space, Table
@@ -248,6 +249,10 @@ class Variant(ABC, Generic[W]):
 
 class GpuVariant(Variant[W]):
     """A variant that is launched on a grid of blocks."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        accept_renamed_attribute(cls, "miniature", "emulation_workload")
 
     @abstractmethod
     def launches(self, workload: W, config: Config) -> tuple[Launch, ...]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final, get_type_hints
 
+from tunebench._deprecation import accept_renamed_attribute, renamed
 from tunebench.dimension import (
     MAX_SIZE,
     AtLeast,
@@ -61,6 +62,9 @@ __all__ = [
     "Workload",
     "defaults_to",
 ]
+
+
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +190,11 @@ class Workload(ABC):
     operator: ClassVar[str]
     category: ClassVar[Category | None] = None
     allowed_changes: ClassVar[AllowedChanges] = AllowedChanges()
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        accept_renamed_attribute(cls, "leeway", "allowed_changes")
 
     if TYPE_CHECKING:  # every operator declares it, as a dimension
 
@@ -347,7 +356,7 @@ class Workload(ABC):
         Raises:
             InputError: if a dimension is unknown, or has a value it cannot have.
         """
-        return type(self).from_dimensions({**self._given(), **dimensions})
+        return type(self).from_dimensions({**self._given(), **self._by_dimension(dimensions.items())})
 
     @classmethod
     def parse_dimensions(cls, text: str) -> Workload:
@@ -365,15 +374,24 @@ class Workload(ABC):
         Raises:
             InputError: naming what is doubled or malformed.
         """
-        given: dict[str, str] = {}
+        given: list[tuple[str, str]] = []
         for item in filter(None, items_of(text)):
             name, equals, value = item.partition("=")
             if not equals or not value:
                 raise InputError(f"{cls.operator}: {item!r} is not of the form dimension=value")
-            if name in given:
-                raise InputError(f"{cls.operator}: dimension {name!r} is given twice")
-            given[name] = value
-        return given
+            given.append((name, value))
+        return cls._by_dimension(given)
+
+    @classmethod
+    def _by_dimension(cls, given: Iterable[tuple[str, _V]]) -> dict[str, _V]:
+        """Return values by dimension, where names may be aliases."""
+        found: dict[str, _V] = {}
+        for name, value in given:
+            dimension = cls.aliases.get(name, name)
+            if dimension in found:
+                raise InputError(f"{cls.operator}: dimension {dimension!r} is given twice")
+            found[dimension] = value
+        return found
 
     @classmethod
     def from_dimensions(cls, given: Mapping[str, Any]) -> Workload:
@@ -382,6 +400,7 @@ class Workload(ABC):
         Raises:
             InputError: naming what is missing, unknown, malformed or out of range.
         """
+        given = cls._by_dimension(given.items())
         for name in given:
             if name not in cls.dimensions():
                 raise UnknownName(f"dimension of {cls.operator}", name, cls.dimensions())
@@ -422,3 +441,6 @@ class Workload(ABC):
         """Return the canonical text: dimensions in declared order, defaults omitted."""
         parts = (f"{name}={text_of(value)}" for name, value in self._given().items())
         return f"{self.operator}:{','.join(parts)}"
+
+
+__getattr__ = renamed(__name__, {"Leeway": "AllowedChanges"})

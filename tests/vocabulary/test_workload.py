@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunebench import workloads
 from tunebench.errors import InputError, UnknownName
 from tunebench.workload import (
     MAX_SIZE,
+    AllowedChanges,
     Count,
     Name,
     Reference,
@@ -66,6 +68,7 @@ class Attend(ExpressionWorkload):
     """Grouped-query attention: a flag without a default, and a count that follows another."""
 
     operator: ClassVar[str] = "attend"
+    aliases: ClassVar[Mapping[str, str]] = {"num_heads": "heads"}
 
     heads: Size
     causal: bool
@@ -94,6 +97,43 @@ def test_text_is_read_and_written() -> None:
 def test_dimensions_come_in_any_order_and_leave_in_the_declared_one() -> None:
     shuffled = ",".join(reversed(CHAIN.split(",")))
     assert str(ExpressionWorkload.parse_dimensions(shuffled)) == f"chain:{CHAIN}"
+
+
+def test_aliases_of_dimensions_are_read_and_never_written() -> None:
+    attend = Attend.parse_dimensions(f"{CHAIN},num_heads=8,causal=true")
+    assert str(attend) == f"attend:{ATTEND}"
+    given = {name: getattr(attend, name) for name in Attend.dimensions() if name != "heads"}
+    assert Attend.from_dimensions({**given, "num_heads": 8}) == attend
+    assert attend.changed(num_heads=4) == attend.changed(heads=4)
+    with pytest.raises(InputError, match="dimension 'heads' is given twice"):
+        Attend.parse_dimensions(f"{ATTEND},num_heads=8")
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("elementwise:expr=relu(x),rows=8,cols=4,dtype=f32", "expression=relu(x)"),
+        ("reduction:expr=x*x,reduce=sum,axis=cols,rows=8,cols=4,dtype=f32", "expression=x*x"),
+        ("conv2d:batch=1,c=4,h=8,w=8,k=4,r=3,s=3,stride=1,padding=1,dtype=f32,layout=nhwc", "n=1,"),
+    ],
+)
+def test_names_that_users_guess_are_aliases(text: str, canonical: str) -> None:
+    assert canonical in str(workloads.parse(text))
+    assert workloads.parse(str(workloads.parse(text))) == workloads.parse(text)
+
+
+def test_leeway_is_still_read_as_allowed_changes() -> None:
+    from tunebench import workload as module
+
+    with pytest.warns(FutureWarning, match="workload.Leeway is deprecated.*AllowedChanges"):
+        leeway = module.Leeway(items=("rows",))
+    with pytest.warns(FutureWarning, match=r"Old.leeway is deprecated.*use allowed_changes") as caught:
+
+        class Old(Chain):
+            leeway: ClassVar[Any] = AllowedChanges(items=("rows",))
+
+    assert caught[0].filename == __file__
+    assert Old.allowed_changes == leeway
 
 
 def test_a_flag_has_one_written_form() -> None:

@@ -44,6 +44,7 @@ class ExpressionWorkload(Workload):
     step (1 where its argument is positive, else 0), tanh.
     """
 
+    aliases: ClassVar[Mapping[str, str]] = {"expr": "expression"}
     result: ClassVar[str] = "out"
     """The name of the output, which no input may have."""
     drawn_in: ClassVar[tuple[Range, ...]] = DRAWN

@@ -76,6 +76,7 @@ class Conv2d(Workload):
     """
 
     operator: ClassVar[str] = "conv2d"
+    aliases: ClassVar[Mapping[str, str]] = {"batch": "n", "padding": "pad"}
     category: ClassVar[Category | None] = "dot product"
     allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(
         padding={"c": "zeros", "k": "zeros"},
