@@ -129,7 +129,7 @@ def test_leeway_is_still_read_as_allowed_changes() -> None:
         leeway = module.Leeway(items=("rows",))
     with pytest.warns(FutureWarning, match=r"Old.leeway is deprecated.*use allowed_changes") as caught:
 
-        class Old(Chain):
+        class Old(ExpressionWorkload):
             leeway: ClassVar[Any] = AllowedChanges(items=("rows",))
 
     assert caught[0].filename == __file__
