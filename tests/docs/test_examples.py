@@ -118,7 +118,8 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
                 run([sys.executable, str(target)], tmp_path)
 
 
-def test_the_kernel_in_the_readme_is_the_one_in_the_examples() -> None:
-    shown = [b.body for b in blocks(ROOT / "README.md") if b.body.startswith("# file: my_kernel.py\n")]
+def test_the_kernel_in_the_guide_is_the_one_in_the_examples() -> None:
+    guide = ROOT / "docs" / "guide" / "own-kernel.md"
+    shown = [b.body for b in blocks(guide) if b.body.startswith("# file: my_kernel.py\n")]
     kept = (ROOT / "docs" / "examples" / "my_kernel.py").read_text(encoding="utf-8")
     assert [body.split("\n", 1)[1] for body in shown] == [kept]
