@@ -18,8 +18,8 @@ from tunebench.forecast.library.roofline_model import (
     RooflineModel,
     coordinates,
     flop_per_us,
-    roofline_times,
     peak_flop_per_us,
+    roofline_times,
 )
 
 A100, T4, L4, H100, MI210 = map(device.find, ("a100-80-sxm", "t4", "l4", "h100-sxm", "mi210"))

@@ -23,8 +23,7 @@ from tunebench.fault import DeviceLost, describe_exit
 from tunebench.measure import _gpu, _sampler, _torch_gpu
 from tunebench.measure._clock import Clock
 from tunebench.measure._direct_launch import MappedTensor
-from tunebench.measure._gpu import Timing
-from tunebench.measure._sampler import Flush, Sampler
+from tunebench.measure._sampler import Flush, Sampler, Timing
 from tunebench.measure.baseline import measure_baselines
 from tunebench.measure.cuda import CudaRunner, kernel_arguments
 from tunebench.measure.timing import Protocol

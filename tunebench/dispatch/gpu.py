@@ -13,8 +13,8 @@ from tunebench.dispatch.kernel import Kernel
 from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
 from tunebench.measure._direct_launch import DirectLaunch, MappedTensor
-from tunebench.measure._gpu import CudaError, Loader, require_cuda_core
 from tunebench.measure.cuda import kernel_arguments
+from tunebench.measure.loader import CudaError, KernelLoader, require_cuda_core
 from tunebench.space import Config
 from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
 from tunebench.workload import Tensor, Workload
@@ -55,7 +55,7 @@ class GpuKernel(Kernel):
     ) -> None:
         super().__init__(workload, variant, config)
         require_cuda_core()
-        self._loader = Loader(ordinal)
+        self._loader = KernelLoader(ordinal)
         self._kernels = self._loader.load(binary.payload, binary.entries)
         self._launches = variant.launches(workload, config)
         self._named: dict[str, Tensor] = {tensor.name: tensor for tensor in self.tensors}

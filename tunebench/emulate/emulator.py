@@ -111,8 +111,9 @@ def emulate(
         EmulationFailed: if threads diverge or deadlock, memory is misused, it crashes or takes too long.
         InputError: if an input has another size than its tensor.
     """
-    mode: Mode = "sanitize" if sanitize else "plain"
-    data = _run(variant, workload, config, inputs, mode, order, seed, timeout_s)
+    executable = build(variant, workload, config, sanitize=sanitize)
+    job = _job(variant, workload, config, inputs, f"{order} {seed}")
+    data = _execute(executable, job, order, timeout_s, variant.source(workload, config))
     return _outputs(workload, data)[0]
 
 
@@ -142,31 +143,28 @@ def watch(
         EmulationFailed: if there is a race, or for the reasons that `emulate` has.
         InputError: if an input has another size than its tensor.
     """
-    data = _run(variant, workload, config, inputs, "watch", order, seed, timeout_s)
+    executable = _build(variant, workload, config, "watch")
+    job = _job(variant, workload, config, inputs, f"{order} {seed}")
+    data = _execute(executable, job, order, timeout_s, variant.source(workload, config))
     outputs, report = _outputs(workload, data)
     return Watched(outputs=outputs, counts=read_counts(report.decode()))
 
 
-def _run(
-    variant: CudaVariant[Any],
-    workload: Workload,
-    config: Config,
-    inputs: Mapping[str, Array],
-    mode: Mode,
-    order: Order,
-    seed: int,
-    timeout_s: float,
-) -> bytes:
-    """Run the executable of a configuration and return what it answers: outputs, and what it counted."""
-    executable = _build(variant, workload, config, mode)
-    launches = variant.launches(workload, config)
-    job = _job(workload, variant.scratch(workload, config), launches, inputs)
-    data = b"".join(_bytes(inputs[tensor.name], tensor) for tensor in workload.inputs() if tensor.shape)
+def _execute(executable: Path, job: bytes, order: Order, timeout_s: float, source: str) -> bytes:
+    """Run an executable on a job and return its standard output: outputs, and counts if it watches.
+
+    Args:
+        executable: From `build_executable`.
+        job: Its standard input.
+        order: Order of threads, for messages.
+        timeout_s: Wall-clock limit.
+        source: Source of the kernel, whose lines messages quote.
+    """
     options = f"detect_leaks=0:exitcode={_SANITIZER_STATUS}"
     try:
         process = subprocess.run(
             [executable],
-            input=f"order {order} {seed}\n{job}\n".encode() + data,
+            input=job,
             capture_output=True,
             timeout=timeout_s,
             env={**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options},
@@ -177,8 +175,7 @@ def _run(
         raise EmulationFailed(reason, timed_out=True) from None
     if process.returncode != 0:
         reason = _reason(process.returncode, process.stderr.decode(errors="replace"))
-        reason = _name_lines(reason, executable)
-        raise EmulationFailed(f"order {order}: {_quote_lines(reason, variant.source(workload, config))}")
+        raise EmulationFailed(f"order {order}: {_quote_lines(_name_lines(reason, executable), source)}")
     return process.stdout
 
 
@@ -204,19 +201,20 @@ def _entries(launches: tuple[Launch, ...]) -> tuple[str, ...]:
 
 
 def _job(
-    workload: Workload,
-    scratch: tuple[Tensor, ...],
-    launches: tuple[Launch, ...],
-    inputs: Mapping[str, Array],
-) -> str:
-    """Return the tensors and launches as the runtime reads them (`read_job` of shim/job.h)."""
-    roles = [("input", workload.inputs()), ("output", workload.outputs()), ("scratch", scratch)]
-    tensors = [(role, tensor) for role, group in roles for tensor in group]
+    variant: CudaVariant[Any], workload: Workload, config: Config, inputs: Mapping[str, Array], order: str
+) -> bytes:
+    """Return the order, tensors, launches and inputs as the runtime reads them (`read_job` of shim/job.h)."""
+    launches = variant.launches(workload, config)
+    tensors = [
+        *(("input", tensor) for tensor in workload.inputs()),
+        *(("output", tensor) for tensor in workload.outputs()),
+        *(("scratch", tensor) for tensor in variant.scratch(workload, config)),
+    ]
     stored = [(role, tensor) for role, tensor in tensors if tensor.shape]
     index = {tensor.name: i for i, (_, tensor) in enumerate(stored)}
     by_value = {tensor.name: tensor for _, tensor in tensors if not tensor.shape}
     entries = _entries(launches)
-    lines = [f"tensor {tensor.name} {tensor.nbytes} {role}" for role, tensor in stored]
+    lines = [f"order {order}", *(f"tensor {tensor.name} {tensor.nbytes} {role}" for role, tensor in stored)]
     for launch in launches:
         sizes = (*launch.grid_on(SM_COUNT), *launch.block, launch.smem_bytes, launch.cluster)
         lines.append(f"launch {entries.index(launch.entry)} {' '.join(map(str, sizes))}")
@@ -229,7 +227,8 @@ def _job(
                 lines.append(f"value {_bytes(inputs[argument], by_value[argument]).hex()}")
             else:
                 lines.append(f"pointer {index[argument]}")
-    return "".join(f"{line}\n" for line in lines)
+    text = "".join(f"{line}\n" for line in (*lines, ""))
+    return text.encode() + b"".join(_bytes(inputs[t.name], t) for role, t in stored if role == "input")
 
 
 def _map_line(tensor_map: TensorMap, tensor: int) -> str:

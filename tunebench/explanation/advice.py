@@ -25,7 +25,7 @@ from tunebench.tuning import candidate
 from tunebench.variant import Costs, ceil_div
 from tunebench.workload import Tensor, Traffic, Workload
 
-__all__ = ["Advice", "PredictedBest", "WorkloadChange", "Forecaster", "Subject", "advise"]
+__all__ = ["Advice", "Forecaster", "PredictedBest", "Subject", "WorkloadChange", "advise"]
 
 Subject = Literal["configuration", "padding", "batch", "precision", "fusion", "layout"]
 """What an advice is about."""

@@ -30,7 +30,7 @@ from tunebench.variant import Costs, Tiling
 from tunebench.workload import Category, Workload
 from tunebench.workloads import parse
 
-__all__ = ["Explanation", "Shares", "MeasuredTime", "explain", "explain_choice"]
+__all__ = ["Explanation", "MeasuredTime", "Shares", "explain", "explain_choice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

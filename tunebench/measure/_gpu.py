@@ -7,16 +7,15 @@ tensor maps or clusters (see `_direct_launch`).
 
 from __future__ import annotations
 
-import contextlib
-import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebench.device import Device, local_gpus
-from tunebench.errors import DeviceError, MissingDependency
-from tunebench.fault import LaunchRefused
-from tunebench.measure._direct_launch import DirectLaunch, MappedTensor, encode
+from tunebench.errors import DeviceError
+from tunebench.measure._direct_launch import DirectLaunch, MappedTensor
+from tunebench.measure._sampler import Timing
+from tunebench.measure.loader import CudaError, CudaRefused, KernelLoader, require_cuda_core, translated
 from tunebench.variant import Launch
 
 if TYPE_CHECKING:
@@ -24,26 +23,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["CudaError", "Gpu", "LaunchGraph", "Loader", "Prepared", "Timing", "open_gpu", "require_cuda_core"]
-
-SMEM_WITHOUT_ASKING_BYTES = 48 * 1024
-"""Shared memory a block may have before its kernel is allowed more.
-
-Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
-"""
-
-
-class CudaError(DeviceError):
-    """A CUDA call failed; the message begins with the driver's name of the error."""
-
-
-class CudaRefused(CudaError, LaunchRefused):
-    """A launch asks for more than the device has."""
-
-
-def _launch_error(said: str) -> CudaError:
-    refused = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" in said
-    return (CudaRefused if refused else CudaError)(f"{said} (launching)")
+__all__ = ["Gpu", "LaunchGraph", "Prepared", "open_gpu"]
 
 
 class Prepared(NamedTuple):
@@ -57,36 +37,11 @@ class Prepared(NamedTuple):
 AnyPrepared = Prepared | DirectLaunch
 
 
-class Timing(NamedTuple):
-    """How long work took.
-
-    Attributes:
-        device_us: Between the events around it, on the device.
-        host_us: To enqueue it, events included, on the host.
-    """
-
-    device_us: float
-    host_us: float
-
-
 class LaunchGraph(NamedTuple):
     """Launches that the device starts by itself, one after the other."""
 
     executable: Any
     repeats: int
-
-
-def require_cuda_core() -> None:
-    """Check that kernels can be launched as far as packages are concerned.
-
-    Raises:
-        MissingDependency: if cuda-core, or the version of it that has what is used here, is not installed.
-    """
-    try:
-        from cuda.bindings import driver  # noqa: F401
-        from cuda.core import Device, EventOptions, LaunchConfig, ObjectCode, launch  # noqa: F401
-    except ImportError as error:
-        raise MissingDependency("cuda-core (1.0 or later)", "cuda") from error
 
 
 def open_gpu(device: Device) -> Gpu:
@@ -105,107 +60,12 @@ def open_gpu(device: Device) -> Gpu:
     return Gpu(present.index(asked))
 
 
-@contextlib.contextmanager
-def _translated(doing: str) -> Iterator[None]:
-    """Raise errors of cuda.core as ours, with what was being done."""
-    from cuda.core._utils.cuda_utils import CUDAError  # it has no public name
-
-    try:
-        yield
-    except CUDAError as error:
-        raise CudaError(f"{error} ({doing})") from error
+def _launch_error(said: str) -> CudaError:
+    refused = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" in said
+    return (CudaRefused if refused else CudaError)(f"{said} (launching)")
 
 
-class Loader:
-    """Kernels of one GPU, made ready to be launched; nothing is enqueued, and no context is made current.
-
-    Args:
-        ordinal: Position in the driver's order.
-
-    Raises:
-        CudaError: from every method, if a CUDA call fails.
-    """
-
-    def __init__(self, ordinal: int) -> None:
-        from cuda.bindings import driver
-
-        self._driver, self._ordinal = driver, ordinal
-
-    def load(self, cubin: bytes, symbols: Sequence[str]) -> tuple[Any, ...]:
-        """Return the kernels of a cubin; it is unloaded when the last of them is dropped."""
-        from cuda.core import ObjectCode
-
-        with _translated(f"loading {', '.join(dict.fromkeys(symbols))}"):
-            code = ObjectCode.from_cubin(cubin)
-            kernels = {symbol: code.get_kernel(symbol) for symbol in dict.fromkeys(symbols)}
-        return tuple(kernels[symbol] for symbol in symbols)
-
-    def direct(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> DirectLaunch:
-        """Make a launch ready that goes to the driver directly (see `Gpu.prepare`)."""
-        self._check_parameters(kernel, launch, arguments)
-        self._allow_smem(kernel, launch.smem_bytes)
-        parameters = [self.parameter_bytes(argument) for argument in arguments]
-        return DirectLaunch(self._driver, int(kernel.handle), launch, self._grid(launch), parameters)
-
-    def _grid(self, launch: Launch) -> tuple[int, int, int]:
-        if not launch.blocks_per_sm:
-            return launch.grid
-        count = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-        return launch.grid_on(int(self._call("cuDeviceGetAttribute", count, self._ordinal)))
-
-    def parameter_bytes(self, argument: Any) -> bytes:
-        """Return what the driver copies for a parameter; maps are encoded."""
-        if isinstance(argument, int):
-            return struct.pack("<Q", argument)
-        if not isinstance(argument, MappedTensor):
-            data: bytes = argument.tobytes()
-            return data
-        status, encoded = encode(self._driver, argument)
-        if int(status):
-            raise CudaError(f"{status.name} (encoding {argument.tensor_map})")
-        return encoded
-
-    def _check_parameters(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> None:
-        """Refuse a launch whose arguments would be read as something else."""
-        try:
-            with _translated("reading the kernel's parameters"):
-                takes = [int(parameter.size) for parameter in kernel.arguments_info]
-        except NotImplementedError:  # a driver before 12.4 does not tell
-            return
-        passed = [8 if isinstance(argument, int) else int(argument.nbytes) for argument in arguments]
-        if takes != passed:
-            name = launch.entry or "the kernel"
-            raise CudaError(f"{name} takes parameters of {takes} bytes, and the launch passes {passed}")
-
-    def _allow_smem(self, kernel: Any, dynamic_bytes: int) -> None:
-        """Let a kernel have as much dynamic shared memory as it asks for."""
-        attributes = self._driver.CUfunction_attribute
-        handle = self._driver.CUkernel(int(kernel.handle))
-        static_bytes = int(
-            self._call(
-                "cuKernelGetAttribute", attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle, self._ordinal
-            )
-        )
-        if static_bytes + dynamic_bytes <= SMEM_WITHOUT_ASKING_BYTES:
-            return
-        most = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        limit = int(self._call("cuDeviceGetAttribute", most, self._ordinal))
-        if static_bytes + dynamic_bytes > limit:
-            asked = f"{static_bytes} + {dynamic_bytes} bytes of shared memory"
-            raise CudaRefused(f"a block asks for {asked}, static and dynamic; the device allows {limit}")
-        largest = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call("cuKernelSetAttribute", largest, dynamic_bytes, handle, self._ordinal)
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the driver and return what it gives besides its status."""
-        status, *values = getattr(self._driver, name)(*arguments)
-        if int(status):
-            _, words = self._driver.cuGetErrorString(status)
-            raise CudaError(f"{status.name}: {(words or b'').decode()} ({name})")
-        return values[0] if values else None
-
-
-class Gpu(Loader):
+class Gpu(KernelLoader):
     """One GPU, its primary context, and one stream on which everything happens.
 
     Args:
@@ -221,7 +81,7 @@ class Gpu(Loader):
 
         super().__init__(ordinal)
         self._launch, self._error = launch, CUDAError
-        with _translated("opening the device"):
+        with translated("opening the device"):
             self._device = Device(ordinal)
             self._device.set_current()
             self._stream = self._device.create_stream()
@@ -321,7 +181,7 @@ class Gpu(Loader):
 
     def graph(self, launches: Sequence[AnyPrepared], count: int) -> LaunchGraph:
         """Record launches `count` times over, for the device to start without the host."""
-        with _translated("recording a graph"):
+        with translated("recording a graph"):
             builder = self._device.create_graph_builder()
             builder.begin_building()
             for _ in range(count):
@@ -334,14 +194,14 @@ class Gpu(Loader):
 
     def replay(self, graph: LaunchGraph) -> None:
         """Enqueue a graph."""
-        with _translated("launching a graph"):
+        with translated("launching a graph"):
             graph.executable.launch(self._stream)
 
     # -- time ----------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Wait for all that was enqueued."""
-        with _translated("waiting for the device"):
+        with translated("waiting for the device"):
             self._stream.sync()
 
     def time(self, before: Callable[[], None], work: Callable[[], None]) -> Timing:
@@ -353,7 +213,7 @@ class Gpu(Loader):
             work: Enqueues what is timed.
         """
         before()
-        with _translated("timing"):
+        with translated("timing"):
             start = time.perf_counter()
             self._stream.record(self._begin)
             work()

@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tunebench.measure._clock import Clock
-from tunebench.measure._gpu import Timing
 
-__all__ = ["FLUSHED_CACHES", "Flush", "Launcher", "Sampler"]
+__all__ = ["FLUSHED_CACHES", "Flush", "Launcher", "Sampler", "Timing"]
 
 FLUSHED_CACHES = 2
 """Times the last-level cache that is overwritten before a cold sample."""
@@ -47,6 +46,18 @@ class Flush(NamedTuple):
 
     address: int
     nbytes: int
+
+
+class Timing(NamedTuple):
+    """How long work took.
+
+    Attributes:
+        device_us: Between the events around it, on the device.
+        host_us: To enqueue it, events included, on the host.
+    """
+
+    device_us: float
+    host_us: float
 
 
 class Launcher(Protocol):

@@ -10,8 +10,8 @@ from tunebench._lazy import np
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError, MissingDependency
 from tunebench.measure._clock import Clock
-from tunebench.measure._gpu import Timing, open_gpu
-from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler
+from tunebench.measure._gpu import open_gpu
+from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler, Timing
 from tunebench.measure.timing import Protocol
 from tunebench.workload import Workload
 

@@ -16,8 +16,9 @@ from tunebench.fault import DeviceLost
 from tunebench.measure._clock import Clock
 from tunebench.measure._device_memory import DeviceMemory
 from tunebench.measure._direct_launch import MappedTensor
-from tunebench.measure._gpu import AnyPrepared, CudaError, Gpu, open_gpu, require_cuda_core
+from tunebench.measure._gpu import AnyPrepared, Gpu, open_gpu
 from tunebench.measure._sampler import FLUSHED_CACHES, Flush, Sampler
+from tunebench.measure.loader import CudaError, require_cuda_core
 from tunebench.measure.runner import Runner, judge, versions
 from tunebench.measure.timing import Protocol, collect
 from tunebench.measure.verify import InputSet, OutputCheck

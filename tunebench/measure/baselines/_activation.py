@@ -12,7 +12,7 @@ from tunebench.measure.baselines._expression import numpy_function, torch_functi
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["IN_NUMPY", "in_numpy", "in_torch"]
+__all__ = ["NUMPY_ACTIVATIONS", "numpy_activation", "torch_activation"]
 
 
 def _silu(x: Array) -> None:
@@ -31,7 +31,7 @@ def _sigmoid(x: Array) -> None:
     x[...] = 0.5 * (1 + np.tanh(0.5 * x))
 
 
-IN_NUMPY: Mapping[str, Callable[[Array], None]] = {
+NUMPY_ACTIVATIONS: Mapping[str, Callable[[Array], None]] = {
     "none": lambda x: None,
     "silu": _silu,
     "gelu": _gelu,
@@ -41,14 +41,14 @@ IN_NUMPY: Mapping[str, Callable[[Array], None]] = {
 """What turns an f32 array into its activation, in its place."""
 
 
-def in_numpy(activation: str) -> Callable[[Array], None] | None:
+def numpy_activation(activation: str) -> Callable[[Array], None] | None:
     """Return what turns an f32 array into its activation, in its place; None where NumPy has not all of it.
 
     Args:
         activation: A name, or an expression in x.
     """
-    if activation in IN_NUMPY:
-        return IN_NUMPY[activation]
+    if activation in NUMPY_ACTIVATIONS:
+        return NUMPY_ACTIVATIONS[activation]
     function = numpy_function(activation)
     if function is None:
         return None
@@ -59,7 +59,7 @@ def in_numpy(activation: str) -> Callable[[Array], None] | None:
     return apply
 
 
-def in_torch(activation: str, device: Any = None) -> Callable[[Any], Any]:
+def torch_activation(activation: str, device: Any = None) -> Callable[[Any], Any]:
     """Return torch's function of the activation of a tensor.
 
     Args:

@@ -12,12 +12,12 @@ from tunebench.workloads.operators._expression_workload import ExpressionWorkloa
 
 __all__ = [
     "Operations",
-    "by_numpy",
-    "by_torch",
     "numpy_function",
+    "numpy_operations",
     "program",
     "spread",
     "torch_function",
+    "torch_operations",
     "values",
 ]
 
@@ -32,7 +32,7 @@ ARITHMETIC: Operations = {
 }
 
 
-def by_numpy() -> Operations:
+def numpy_operations() -> Operations:
     """Return what NumPy has, which is neither erf nor gelu."""
     return {
         **ARITHMETIC,
@@ -52,7 +52,7 @@ def by_numpy() -> Operations:
     }
 
 
-def by_torch(device: Any) -> Operations:
+def torch_operations(device: Any) -> Operations:
     """Return what torch has, of tensors on a device and of numbers."""
     import torch
     from torch.nn import functional
@@ -112,7 +112,7 @@ def values(leaves: Sequence[Node], tensors: Mapping[str, Any], number: Callable[
 
 def numpy_function(expression: str) -> Callable[[Any], Any] | None:
     """Return an expression in x as a function of an f32 array; None where NumPy has not all of it."""
-    tree, operations = parse(expression), by_numpy()
+    tree, operations = parse(expression), numpy_operations()
     if any(step.operation not in operations for step in steps(tree)):
         return None
     return _of_x(tree, operations, np.float32)
@@ -120,7 +120,7 @@ def numpy_function(expression: str) -> Callable[[Any], Any] | None:
 
 def torch_function(expression: str, device: Any) -> Callable[[Any], Any]:
     """Return an expression in x as a function of a tensor on a device; torch rounds each step to its type."""
-    return _of_x(parse(expression), by_torch(device), float)
+    return _of_x(parse(expression), torch_operations(device), float)
 
 
 def _of_x(tree: Node, operations: Operations, number: Callable[[float], Any]) -> Callable[[Any], Any]:

@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype, storage
 from tunebench.expression import parse, steps
-from tunebench.measure.baselines._expression import Operations, by_numpy, by_torch, program, values
+from tunebench.measure.baselines._expression import (
+    Operations,
+    numpy_operations,
+    program,
+    torch_operations,
+    values,
+)
 from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators._prologue import PREFIX, vectors
 
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["ahead_in_numpy", "ahead_in_torch"]
+__all__ = ["numpy_prologue", "torch_prologue"]
 
 
-def ahead_in_numpy(
+def numpy_prologue(
     workload: Any, tensors: Mapping[str, Array], shape: Sequence[int]
 ) -> Callable[[], Array] | None:
     """Return what computes the left operand in f32, rounded to its type; None where NumPy cannot.
@@ -29,7 +35,7 @@ def ahead_in_numpy(
         shape: What scale and shift are viewed as, to meet the operand.
     """
     operand = tensors[workload.inputs()[0].name]
-    operations = by_numpy()
+    operations = numpy_operations()
     if any(step.operation not in operations for step in steps(parse(workload.pre))):
         return None
     if workload.pre == IDENTITY:
@@ -41,7 +47,7 @@ def ahead_in_numpy(
     return lambda: run().astype(numpy_dtype(stored)).astype(np.float32)
 
 
-def ahead_in_torch(workload: Any, tensors: Mapping[str, Any], shape: Sequence[int]) -> Callable[[], Any]:
+def torch_prologue(workload: Any, tensors: Mapping[str, Any], shape: Sequence[int]) -> Callable[[], Any]:
     """Return what computes the left operand anew; torch rounds each step to its type.
 
     Args:
@@ -52,7 +58,7 @@ def ahead_in_torch(workload: Any, tensors: Mapping[str, Any], shape: Sequence[in
     operand = tensors[workload.inputs()[0].name]
     if workload.pre == IDENTITY:
         return lambda: operand
-    return _program(workload, tensors, shape, by_torch(operand.device), float)
+    return _program(workload, tensors, shape, torch_operations(operand.device), float)
 
 
 def _program(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.measure.baselines import BaselineCall, single
-from tunebench.measure.baselines._activation import in_numpy, in_torch
-from tunebench.measure.baselines._prologue import ahead_in_numpy, ahead_in_torch
+from tunebench.measure.baselines._activation import numpy_activation, torch_activation
+from tunebench.measure.baselines._prologue import numpy_prologue, torch_prologue
 from tunebench.workloads.operators.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ Tensors = Mapping[str, Any]
 def numpy_call(workload: Conv2d, inputs: Mapping[str, Array]) -> BaselineCall | None:
     """Convolve forward by NumPy."""
     tensors = single(inputs)
-    activate = in_numpy(workload.activation)
+    activate = numpy_activation(workload.activation)
     if workload.direction != "fprop" or activate is None:
         return None
-    ahead = ahead_in_numpy(workload, tensors, (-1,) if workload.layout == "nhwc" else (-1, 1, 1))
-    if ahead is None:
+    prologue = numpy_prologue(workload, tensors, (-1,) if workload.layout == "nhwc" else (-1, 1, 1))
+    if prologue is None:
         return None
-    return lambda: _numpy(workload, {**tensors, "x": ahead()}, activate)
+    return lambda: _numpy(workload, {**tensors, "x": prologue()}, activate)
 
 
 def _numpy(workload: Conv2d, t: Tensors, activate: Callable[[Array], None]) -> Array:
@@ -75,11 +75,11 @@ def _torch(workload: Conv2d, t: Tensors) -> Callable[[], Any]:
         of_channels = {name: view[name].view(-1, 1, 1) for name in ("scale", "bias") if name in view}
         added = None if workload.has_scale else view.get("bias")
 
-        activate = in_torch(workload.activation, view["x"].device)
-        ahead = ahead_in_torch(workload, view, (-1, 1, 1))
+        activate = torch_activation(workload.activation, view["x"].device)
+        prologue = torch_prologue(workload, view, (-1, 1, 1))
 
         def fprop() -> Any:
-            y = functional.conv2d(ahead(), view["w"], added, groups=workload.groups, **how)
+            y = functional.conv2d(prologue(), view["w"], added, groups=workload.groups, **how)
             if workload.has_scale:
                 y = torch.addcmul(of_channels["bias"], y, of_channels["scale"])
             if "residual" in view:

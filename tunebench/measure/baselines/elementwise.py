@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.expression import Name, steps
 from tunebench.measure.baselines import BaselineCall, single, torch_type
-from tunebench.measure.baselines._expression import Operations, by_numpy, by_torch, program, spread, values
+from tunebench.measure.baselines._expression import (
+    Operations,
+    numpy_operations,
+    program,
+    spread,
+    torch_operations,
+    values,
+)
 from tunebench.workloads.operators.elementwise import Elementwise
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ Tensors = Mapping[str, Any]
 
 def numpy_call(workload: Elementwise, inputs: Mapping[str, Array]) -> BaselineCall | None:
     """Compute by NumPy, which has neither erf nor gelu."""
-    numpy_has = by_numpy()
+    numpy_has = numpy_operations()
     if any(step.operation not in numpy_has for step in steps(workload.tree)):
         return None
     return _program(workload, single(inputs), numpy_has, np.float32)
@@ -30,7 +37,7 @@ def numpy_call(workload: Elementwise, inputs: Mapping[str, Array]) -> BaselineCa
 def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, BaselineCall]:
     """Return the same by torch, which rounds each step to the type of its inputs."""
     out = torch_type(workload.out)
-    call = _program(workload, t, by_torch(t[workload.whole_names[0]].device), float)
+    call = _program(workload, t, torch_operations(t[workload.whole_names[0]].device), float)
     if workload.out == workload.dtype == workload.vector_dtype:
         return {"torch": call}
     return {"torch": lambda: call().to(out)}

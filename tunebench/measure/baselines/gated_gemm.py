@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench.dtype import storage
 from tunebench.measure.baselines import BaselineCall, single
-from tunebench.measure.baselines._activation import IN_NUMPY, in_torch
+from tunebench.measure.baselines._activation import NUMPY_ACTIVATIONS, torch_activation
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def numpy_call(workload: GatedGemm, inputs: Mapping[str, Array]) -> BaselineCall
     """Multiply by NumPy's BLAS, in f32."""
     t = single(inputs)
     gate, up = (t[b] if workload.trans == "nn" else t[b].T for b in ("b_gate", "b_up"))
-    activate = IN_NUMPY[workload.activation]
+    activate = NUMPY_ACTIVATIONS[workload.activation]
 
     def run() -> Array:
         c: Array = t["a"] @ gate
@@ -41,7 +41,7 @@ def torch_calls(workload: GatedGemm, t: Mapping[str, Any]) -> dict[str, Baseline
     import torch
     from torch.nn import functional
 
-    activate = in_torch(workload.activation)
+    activate = torch_activation(workload.activation)
     gate, up = (t[b].transpose(0, 1) if workload.trans == "nn" else t[b] for b in ("b_gate", "b_up"))
     both = torch.cat((gate, up))
 

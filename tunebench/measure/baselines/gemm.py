@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.dtype import storage
 from tunebench.measure.baselines import BaselineCall, torch_type
-from tunebench.measure.baselines._activation import in_numpy, in_torch
-from tunebench.measure.baselines._prologue import ahead_in_numpy, ahead_in_torch
+from tunebench.measure.baselines._activation import numpy_activation, torch_activation
+from tunebench.measure.baselines._prologue import numpy_prologue, torch_prologue
 from tunebench.workloads.operators.gemm import Gemm
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ Tensors = Mapping[str, Any]
 
 def numpy_call(workload: Gemm, inputs: Mapping[str, Array]) -> BaselineCall | None:
     """Multiply by NumPy's BLAS; integers in float64, where their sums are exact and a BLAS does them."""
-    activate = in_numpy(workload.activation)
+    activate = numpy_activation(workload.activation)
     if activate is None:
         return None
     exactly = np.float64 if workload.dtype == "i8" else np.float32
     tensors = {name: np.asarray(value, dtype=exactly) for name, value in inputs.items()}
-    ahead = ahead_in_numpy(workload, tensors, _along_k(workload))
-    if ahead is None:
+    prologue = numpy_prologue(workload, tensors, _along_k(workload))
+    if prologue is None:
         return None
-    return lambda: _numpy_gemm(workload, {**tensors, "a": ahead()}, activate)
+    return lambda: _numpy_gemm(workload, {**tensors, "a": prologue()}, activate)
 
 
 def _along_k(workload: Gemm) -> tuple[int, ...]:
@@ -51,17 +51,17 @@ def _numpy_gemm(workload: Gemm, t: Tensors, activate: Callable[[Array], None]) -
 
 
 def torch_calls(workload: Gemm, t: Tensors) -> dict[str, BaselineCall]:
-    """Return torch's matrix product, with what is ahead and behind as its users write them."""
-    call = _torch_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch_ahead(workload, t)
+    """Return torch's matrix product, with its prologue and epilogue as its users write them."""
+    call = _torch_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch_with_prologue(workload, t)
     return {} if call is None else {"torch": call}
 
 
-def _torch_ahead(workload: Gemm, t: Tensors) -> Callable[[], Any]:
+def _torch_with_prologue(workload: Gemm, t: Tensors) -> Callable[[], Any]:
     """Return the product of what a chain has written; the views of it are made in the call."""
     if not workload.has_pre:
         return _torch(workload, t)
-    ahead = ahead_in_torch(workload, t, _along_k(workload))
-    return lambda: _torch(workload, {**t, "a": ahead()})()
+    prologue = torch_prologue(workload, t, _along_k(workload))
+    return lambda: _torch(workload, {**t, "a": prologue()})()
 
 
 def _torch(workload: Gemm, t: Tensors) -> Callable[[], Any]:
@@ -84,7 +84,7 @@ def _torch_in_steps(workload: Gemm, a: Any, b: Any, t: Tensors, fusible: bool) -
     """Return the product with its bias if torch has that in one, then activation and residual."""
     from torch.nn import functional
 
-    activate = in_torch(workload.activation, a.device)
+    activate = torch_activation(workload.activation, a.device)
 
     def product() -> Any:
         if workload.batch == 1 and fusible:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.expression import Name, steps
 from tunebench.measure.baselines import BaselineCall, single, torch_type
-from tunebench.measure.baselines._expression import Operations, by_numpy, by_torch, program, spread, values
+from tunebench.measure.baselines._expression import (
+    Operations,
+    numpy_operations,
+    program,
+    spread,
+    torch_operations,
+    values,
+)
 from tunebench.workloads.operators.reduction import Reduction
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ Tensors = Mapping[str, Any]
 
 def numpy_call(workload: Reduction, inputs: Mapping[str, Array]) -> BaselineCall | None:
     """Compute by NumPy, which has neither erf nor gelu."""
-    operations = by_numpy()
+    operations = numpy_operations()
     if any(step.operation not in operations for step in (*steps(workload.tree), *steps(workload.end))):
         return None
     reduce, axis = getattr(np, workload.reduce), _axis(workload)
@@ -34,7 +41,7 @@ def torch_calls(workload: Reduction, t: Tensors) -> dict[str, BaselineCall]:
 
     reduce = {"max": torch.amax, "min": torch.amin}.get(workload.reduce) or getattr(torch, workload.reduce)
     axis, out = _axis(workload), torch_type(workload.out)
-    operations = by_torch(t[workload.whole_names[0]].device)
+    operations = torch_operations(t[workload.whole_names[0]].device)
     call = _program(workload, t, operations, float, lambda x: reduce(x, dim=axis))
     if workload.out == workload.dtype:
         return {"torch": call}

@@ -1,0 +1,142 @@
+"""Kernels of a cubin, made ready to be launched on one GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tunebench.errors import DeviceError, MissingDependency
+from tunebench.fault import LaunchRefused
+from tunebench.measure._direct_launch import DirectLaunch, MappedTensor, encode
+from tunebench.variant import Launch
+
+__all__ = ["CudaError", "CudaRefused", "KernelLoader", "require_cuda_core", "translated"]
+
+SMEM_WITHOUT_ASKING_BYTES = 48 * 1024
+"""Shared memory a block may have before its kernel is allowed more.
+
+Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+"""
+
+
+class CudaError(DeviceError):
+    """A CUDA call failed; the message begins with the driver's name of the error."""
+
+
+class CudaRefused(CudaError, LaunchRefused):
+    """A launch asks for more than the device has."""
+
+
+def require_cuda_core() -> None:
+    """Check that kernels can be launched as far as packages are concerned.
+
+    Raises:
+        MissingDependency: if cuda-core, or the version of it that has what is used here, is not installed.
+    """
+    try:
+        from cuda.bindings import driver  # noqa: F401
+        from cuda.core import Device, EventOptions, LaunchConfig, ObjectCode, launch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency("cuda-core (1.0 or later)", "cuda") from error
+
+
+@contextlib.contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Raise errors of cuda.core as ours, with what was being done."""
+    from cuda.core._utils.cuda_utils import CUDAError  # it has no public name
+
+    try:
+        yield
+    except CUDAError as error:
+        raise CudaError(f"{error} ({doing})") from error
+
+
+class KernelLoader:
+    """Kernels of one GPU, made ready to be launched; nothing is enqueued, and no context is made current.
+
+    Args:
+        ordinal: Position in the driver's order.
+
+    Raises:
+        CudaError: from every method, if a CUDA call fails.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        from cuda.bindings import driver
+
+        self._driver, self._ordinal = driver, ordinal
+
+    def load(self, cubin: bytes, symbols: Sequence[str]) -> tuple[Any, ...]:
+        """Return the kernels of a cubin; it is unloaded when the last of them is dropped."""
+        from cuda.core import ObjectCode
+
+        with translated(f"loading {', '.join(dict.fromkeys(symbols))}"):
+            code = ObjectCode.from_cubin(cubin)
+            kernels = {symbol: code.get_kernel(symbol) for symbol in dict.fromkeys(symbols)}
+        return tuple(kernels[symbol] for symbol in symbols)
+
+    def direct(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> DirectLaunch:
+        """Make a launch ready that goes to the driver directly (see `Gpu.prepare`)."""
+        self._check_parameters(kernel, launch, arguments)
+        self._allow_smem(kernel, launch.smem_bytes)
+        parameters = [self.parameter_bytes(argument) for argument in arguments]
+        return DirectLaunch(self._driver, int(kernel.handle), launch, self._grid(launch), parameters)
+
+    def _grid(self, launch: Launch) -> tuple[int, int, int]:
+        if not launch.blocks_per_sm:
+            return launch.grid
+        count = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return launch.grid_on(int(self._call("cuDeviceGetAttribute", count, self._ordinal)))
+
+    def parameter_bytes(self, argument: Any) -> bytes:
+        """Return what the driver copies for a parameter; maps are encoded."""
+        if isinstance(argument, int):
+            return struct.pack("<Q", argument)
+        if not isinstance(argument, MappedTensor):
+            data: bytes = argument.tobytes()
+            return data
+        status, encoded = encode(self._driver, argument)
+        if int(status):
+            raise CudaError(f"{status.name} (encoding {argument.tensor_map})")
+        return encoded
+
+    def _check_parameters(self, kernel: Any, launch: Launch, arguments: tuple[Any, ...]) -> None:
+        """Refuse a launch whose arguments would be read as something else."""
+        try:
+            with translated("reading the kernel's parameters"):
+                takes = [int(parameter.size) for parameter in kernel.arguments_info]
+        except NotImplementedError:  # a driver before 12.4 does not tell
+            return
+        passed = [8 if isinstance(argument, int) else int(argument.nbytes) for argument in arguments]
+        if takes != passed:
+            name = launch.entry or "the kernel"
+            raise CudaError(f"{name} takes parameters of {takes} bytes, and the launch passes {passed}")
+
+    def _allow_smem(self, kernel: Any, dynamic_bytes: int) -> None:
+        """Let a kernel have as much dynamic shared memory as it asks for."""
+        attributes = self._driver.CUfunction_attribute
+        handle = self._driver.CUkernel(int(kernel.handle))
+        static_bytes = int(
+            self._call(
+                "cuKernelGetAttribute", attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle, self._ordinal
+            )
+        )
+        if static_bytes + dynamic_bytes <= SMEM_WITHOUT_ASKING_BYTES:
+            return
+        most = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        limit = int(self._call("cuDeviceGetAttribute", most, self._ordinal))
+        if static_bytes + dynamic_bytes > limit:
+            asked = f"{static_bytes} + {dynamic_bytes} bytes of shared memory"
+            raise CudaRefused(f"a block asks for {asked}, static and dynamic; the device allows {limit}")
+        largest = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self._call("cuKernelSetAttribute", largest, dynamic_bytes, handle, self._ordinal)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the driver and return what it gives besides its status."""
+        status, *values = getattr(self._driver, name)(*arguments)
+        if int(status):
+            _, words = self._driver.cuGetErrorString(status)
+            raise CudaError(f"{status.name}: {(words or b'').decode()} ({name})")
+        return values[0] if values else None
