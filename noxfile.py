@@ -1,7 +1,7 @@
-"""Everything a developer runs: `python3 -m nox -s tests`, and what `python3 -m nox --list` tells.
+"""Developer commands: `python3 -m nox --list` shows them, `python3 -m nox -s tests` runs one.
 
-A session makes its own environment under `.nox/` and reuses it the next time. What follows `--` goes to the
-command it runs: `python3 -m nox -s tests -- tests/vocabulary -k space`.
+Each session has its own environment under `.nox/`, which later runs reuse. Arguments after `--` go to the
+command of the session: `python3 -m nox -s tests -- tests/vocabulary -k space`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,36 @@ ARCHITECTURES = {
     "sm_100": "B200",
     "sm_120": "RTX PRO 6000",
 }
-"""GPU architectures with a session of their own, and products that have them."""
+"""GPU architectures with an acceptance session, and products of each architecture."""
 
 TORCH = ("torch==2.13.0", "expecttest>=0.3")
-"""What serving is tested with: one version, since PyTorch's own samples differ from one to the next."""
+"""Tests run with one PyTorch version, because its OpInfo samples differ between versions."""
 
-LONG = ("allotment", "calibrated", "faults", "fusion", "fuzz_imports", "patched_models", "search")
-"""Benchmarks that run only if they are named."""
+LONG = ("budget_schedulers", "compile_matrix", "fusion", "learned_pruner", "patched_models", "search")
+"""Benchmarks that run only when named."""
+
+NOT_QUICK = ("cuda", "emulator", "gpu", "server", "slow", "torch")
+"""Marks of the tests that `quick` leaves out."""
+
+PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=worksteal")
+"""Arguments of pytest-xdist: idle processes take over tests that others have not started."""
 
 SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "docs", "noxfile.py", "setup.py"]
 
 
 @nox.session
-def tests(session: nox.Session) -> None:
-    """Run the tests; what needs a GPU, g++ or PostgreSQL skips itself, with a reason, where there is none.
+def quick(session: nox.Session) -> None:
+    """Run the tests that need no compiler, torch, server or GPU and take under 5 s each."""
+    session.install("-e", ".[postgres,dev]")
+    left_out = " or ".join(NOT_QUICK)
+    session.run("pytest", *PARALLEL, "--ignore=tests/torch", "-m", f"not ({left_out})", *session.posargs)
 
-    Files are divided among processes, so that what a file has made once serves all of its tests.
-    """
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests; tests with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
     session.install("-e", ".[cuda,postgres,cluster,dev]", *TORCH)
-    session.run("pytest", "--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile", *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session
@@ -78,37 +89,50 @@ def tune(session: nox.Session) -> None:
 def compile_matrix(session: nox.Session) -> None:
     """Compile random configurations for every architecture: `nox -s compile-matrix -- --configs 20`."""
     session.install(".[cuda]")
-    session.run("python", "benchmarks/compile_matrix.py", *session.posargs)
+    session.run("python", "-m", "benchmarks.compile_matrix", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Run the benchmarks whose figures the README quotes, or one: `nox -s bench -- overhead --trials 100`.
+    """Run the benchmarks that the docs quote, or one: `nox -s bench -- tuning_overhead --trials 100`.
 
-    Those in `LONG` run only if they are named: they take long, and `search` and `calibrated` read recordings
-    that are no part of the project.
+    Those in `LONG` run only when named. `search`, `learned_pruner` and `budget_schedulers` read recorded
+    tuning spaces that are not part of the project.
     """
-    scripts = {
-        path.stem: path
+    benchmarks = [
+        path.stem
         for path in sorted(Path("benchmarks").glob("*.py"))
-        if "__main__" in path.read_text(encoding="utf-8")  # the others help these
-        and path.stem != "compile_matrix"  # takes hours, and has a session of its own
-    }
-    chosen = session.posargs[:1] or [name for name in scripts if name not in LONG]
-    if unknown := set(chosen) - set(scripts):
-        session.error(f"unknown benchmark: {', '.join(unknown)}; known: {', '.join(scripts)}")
+        if "__main__" in path.read_text(encoding="utf-8")
+    ]
+    chosen = session.posargs[:1] or [name for name in benchmarks if name not in LONG]
+    if unknown := set(chosen) - set(benchmarks):
+        session.error(f"unknown benchmark: {', '.join(unknown)}; known: {', '.join(benchmarks)}")
     extras = {"search": "peers", "patched_models": "torch"}
     _install_for_this_machine(session, *(extras[name] for name in chosen if name in extras))
     for name in chosen:
-        session.run("python", str(scripts[name]), *session.posargs[1:])
+        session.run("python", "-m", f"benchmarks.{name}", *session.posargs[1:])
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Kill tuners and servers at random and check every record: `nox -s faults -- sqlite --kills 200`."""
+    session.install("-e", ".[postgres,dev]")
+    session.run("python", "-m", "tunebench.testing.faults", *session.posargs)
+
+
+@nox.session(name="fuzz-imports")
+def fuzz_imports(session: nox.Session) -> None:
+    """Import corrupt files and check the database after each: `nox -s fuzz-imports -- --files 100000`."""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "tunebench.testing.import_fuzz", *session.posargs)
 
 
 @nox.session(name="train-predictor")
 def train_predictor(session: nox.Session) -> None:
-    """Learn the model of `predict` again: `nox -s train-predictor -- --measured FILE` adds times of your own.
+    """Train the model of `predict`: `nox -s train-predictor -- --measured FILE` adds your measurements.
 
-    Reads the public measurements that lie beside the checkout, and writes the model into the package and its
-    errors on devices left out into benchmarks/results/predict.
+    Reads the public measurements in ../shared/data/predict. Writes the model into the package, and its errors
+    on held-out devices to benchmarks/results/predict.
     """
     data = Path("..", "shared", "data", "predict").resolve()
     if not data.is_dir():
@@ -139,13 +163,13 @@ for _architecture, _products in ARCHITECTURES.items():
 
 
 def _install_for_this_machine(session: nox.Session, *extras: str) -> None:
-    """Install the package as a user would: with some extras, and with what its GPU needs if there is one."""
+    """Install the package with the given extras, and with the extra `cuda` if this machine has a driver."""
     extras = (*extras, "cuda") if _has_driver() else extras
     session.install(f".[{','.join(extras)}]" if extras else ".")
 
 
 def _has_driver() -> bool:
-    """Tell whether this machine has a CUDA driver."""
+    """Return whether this machine has a CUDA driver."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,6 +1,6 @@
 """What bounds cost: microseconds a thousand configurations, in one process and one thread.
 
-    python benchmarks/bound.py [--rows 1000000]
+    python -m benchmarks.bound [--rows 1000000]
 
 For some spaces of this package: costs and bounds of all their configurations. And bounds alone of so many
 made-up configurations, with every column there is, of blocks that fill an SM's partitions and of any blocks.

@@ -1,6 +1,6 @@
 """Compiles random valid configurations of every CUDA C++ variant for every architecture, and looks into them.
 
-    python benchmarks/compile_matrix.py [--configs 200] [--arch sm_80,sm_90] [--variant gemm/cuda_mma]
+    python -m benchmarks.compile_matrix [--configs 200] [--arch sm_80,sm_90] [--variant gemm/cuda_mma]
                                         [--shard 1/8] [--out compile_matrix.jsonl] [--workers 2]
 
 No GPU is needed. A configuration that its space admits must compile, and the device must be able to launch
@@ -30,9 +30,9 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from _matrix_problems import WORKLOADS
 from pebble import ProcessExpired, ProcessPool
 
+from benchmarks._matrix_workloads import WORKLOADS
 from tunebench import kernels
 from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import launch_refusal

@@ -1,6 +1,6 @@
 """What tuning gains on this machine's CPU: best against default, median, NumPy and torch.
 
-    python benchmarks/cpu.py [--trials 20] [--workload TEXT ...] [--db FILE] [--out FILE.json]
+    python -m benchmarks.cpu [--trials 20] [--workload TEXT ...] [--db FILE] [--out FILE.json]
 
 The search is a random sample of the valid configurations, so that the default's percentile and the median can
 be taken from it. An aborted configuration counts with the faster of its two samples, which flatters it.

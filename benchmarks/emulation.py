@@ -1,6 +1,6 @@
 """What emulation costs: multiply-adds a second of a matrix product on the host, and what building it takes.
 
-    python benchmarks/emulation.py [--size 256]
+    python -m benchmarks.emulation [--size 256]
 
 Each kernel in its default configuration, run plainly, under AddressSanitizer, and under watch, which counts
 and finds races. Seconds are processor time of its process, the least of three runs; the first build

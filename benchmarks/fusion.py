@@ -1,6 +1,6 @@
 """What fusing gains: a fused workload against its parts, each tuned and timed by itself, and against torch.
 
-    python benchmarks/fusion.py [--device cpu] [--trials 30] [--workload TEXT ...] [--finest]
+    python -m benchmarks.fusion [--device cpu] [--trials 30] [--workload TEXT ...] [--finest]
                                 [--cache warm] [--db FILE] [--out FILE.json]
 
 The parts are what `Workload.unfused` says: a product and its epilogue as one elementwise chain, say. With

@@ -1,6 +1,6 @@
 """What a lookup costs, as a database grows: a hot hit, the first answer of a fresh process, and its memory.
 
-    python benchmarks/lookup.py [--records 1000 10000 100000 1000000] [--repeats 9]
+    python -m benchmarks.lookup [--records 1000 10000 100000 1000000] [--repeats 9]
 
 Every problem has 100 records of one variant on one device. A fresh process is timed from before it is started
 to its answer, a bare interpreter apart; the median of some. `first` is the first process ever, which asks the

@@ -1,8 +1,8 @@
 """Models as groups of operations: what is covered, what fusing saves, whether all is right, and the times.
 
-    python benchmarks/models.py predicted [--model resnet50]
-    python benchmarks/models.py right [--model gpt2]
-    python benchmarks/models.py measured [--model gpt2] [--rounds 20] [--training] [--device cuda]
+    python -m benchmarks.models predicted [--model resnet50]
+    python -m benchmarks.models right [--model gpt2]
+    python -m benchmarks.models measured [--model gpt2] [--rounds 20] [--training] [--device cuda]
 
 - `predicted`: a step of inference and one of training in f16 on A100 and H100, which need not be here: how
   much of torch's time is in operators of tunebench, and what groups save.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from _torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
-from patched_models import AT_KINKS, SLACK, Step, step
-
 import tunebench.torch as served
+from benchmarks._torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
+from benchmarks.patched_models import AT_KINKS, SLACK, Step, step
 from tunebench.device import described
 from tunebench.graph import InputSpec, extract, plan
 from tunebench.torch import prefer

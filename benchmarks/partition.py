@@ -1,7 +1,7 @@
 """How much is searched for the partition of minimal time, and what gap is left: graphs of kinds and sizes.
 
-    python benchmarks/partition.py [--limit ROWS] [--seeds 3] [--kind unet] [--nodes 300]
-    python benchmarks/partition.py --models
+    python -m benchmarks.partition [--limit ROWS] [--seeds 3] [--kind unet] [--nodes 300]
+    python -m benchmarks.partition --models
 
 Graphs are made up, of the shapes that models have; so are candidates: connected convex groups of 2 to 8
 nodes that grow from every node at random, and what they save.
@@ -178,8 +178,8 @@ def _grown(near: Sequence[set[int]], node: int, size: int, draw: random.Random) 
 def captured() -> Iterator[tuple[str, Case]]:
     """Capture models of full depth and little width, with the groups that are legal, at made-up prices."""
     import torch
-    from _torch_models import Bert, Gpt2, Resnet, Size
 
+    from benchmarks._torch_models import Bert, Gpt2, Resnet, Size
     from tunebench.graph.group import groups
     from tunebench.torch.compiler.capturing import capture
 

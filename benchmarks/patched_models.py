@@ -1,6 +1,6 @@
 """ResNet-50, BERT-base and GPT-2 before and after `patch`: outputs and gradients, held against float64.
 
-    python benchmarks/patched_models.py [--model resnet50 ...] [--layers N] [--out FILE.md]
+    python -m benchmarks.patched_models [--model resnet50 ...] [--layers N] [--out FILE.md]
 
 Random weights, small inputs: four images of 96 x 96, or one text of 64 words. Each model runs a training
 step, and the network of images besides one in eval mode, where batch normalisation is a scale and a shift:
@@ -29,10 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from _torch_models import Bert, Gpt2, Resnet, Size
-
+from benchmarks._torch_models import Bert, Gpt2, Resnet, Size
 from tunebench.dispatch import Call
 from tunebench.torch import patch, patched_calls, prefer, watching
 

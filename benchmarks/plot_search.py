@@ -1,8 +1,8 @@
 """Plot of search efficiency on recorded tuning spaces: the figure of the README.
 
-    python benchmarks/plot_search.py [--results FILE.json] [--out FILE.svg]
+    python -m benchmarks.plot_search [--results FILE.json] [--out FILE.svg]
 
-Reads the results that `benchmarks/search.py compare` wrote. Each point is the mean over spaces and seeds.
+Reads the results that `python -m benchmarks.search compare` wrote. Each point is the mean over spaces and seeds.
 """
 
 from __future__ import annotations

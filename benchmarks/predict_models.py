@@ -1,6 +1,6 @@
 """How far predicted times of whole networks are from measured ones, on one device each.
 
-    python benchmarks/predict_models.py [--measured | --left-out] [--data FOLDER]
+    python -m benchmarks.predict_models [--measured | --left-out] [--data FOLDER]
 
 FOLDER holds `neusight_models.csv` and the configurations it names; rows of several GPUs are left out. With
 --measured, times are sums of measured times of operators, and not predicted: that tells whether lists of
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from measured_operators import Measured
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measured_operators import Measured
 from tunebench import device as devices
 from tunebench.forecast.library.model import bundled_model
 from tunebench.forecast.network import HOST_US, interval_widths, predict_operations

@@ -1,6 +1,6 @@
 """How far predicted times on several GPUs are from measured ones: collectives, and steps of a network.
 
-    python benchmarks/predict_parallel.py [--data FOLDER]
+    python -m benchmarks.predict_parallel [--data FOLDER]
 
 Collectives are those of `tests/data/nccl_tests.toml`. FOLDER holds `neusight_models.csv` with three steps of
 gpt2-large on four A100 of one node, and its configuration.

@@ -1,6 +1,6 @@
 """How many rows a second `tunebench predict --workloads` predicts, from file to file.
 
-    python benchmarks/predict_rows.py [--rows 100000] [--device h100-sxm]
+    python -m benchmarks.predict_rows [--rows 100000] [--device h100-sxm]
 
 The rows are distinct problems of six operators, drawn with a seed, so that nothing is remembered from one row
 to another. One process on one core; the time includes reading, parsing, predicting and writing, and not the

@@ -1,6 +1,6 @@
 """How close samplers come to the optimum of recorded spaces, ours and others', in one go.
 
-    python benchmarks/search.py [compare|warm|overhead] [--seeds 20] [--spaces gemm/RTX_3090,…]
+    python -m benchmarks.search [compare|warm|overhead] [--seeds 20] [--spaces gemm/RTX_3090,…]
                                 [--samplers surrogate,tpe,…] [--jobs 1] [--out search.json] [--data DIR]
 
 `compare`: efficiency (the optimum's time over the best so far) after 25, 50, 100 and 200 distinct
@@ -29,12 +29,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import peers
-import thinking
 from rich.console import Console
 from rich.progress import track
-from searches import OURS, WARM_CHECKPOINTS, Data, Results, Search, elsewhere, run_all, version
 
+from benchmarks import kernel_tuner_search, sampler_overhead
+from benchmarks.sampler_replays import (
+    OURS,
+    WARM_CHECKPOINTS,
+    Data,
+    Results,
+    Search,
+    elsewhere,
+    run_all,
+    version,
+)
 from tunebench.cache_file import Recording
 from tunebench.tuning.replay import CHECKPOINTS, Space
 
@@ -184,9 +192,9 @@ def _taken_over(data: Data, space: str, others: Sequence[str]) -> list[float]:
 def overhead(samplers: Sequence[str]) -> str:
     """Return how long samplers think, as a table."""
     rows = []
-    for count, values in thinking.SIZES.items():
+    for count, values in sampler_overhead.SIZES.items():
         for sampler in samplers:
-            took = thinking.thinking(sampler, values, PROPOSALS)
+            took = sampler_overhead.thinking(sampler, values, PROPOSALS)
             told = (took.first_s, *(statistic(took.then_s) for statistic in (np.mean, np.median, np.max)))
             rows.append([f"{count:,}", sampler, *(f"{1e3 * seconds:.1f}" for seconds in told)])
     return markdown(["configurations", "sampler", "ms to the first", "then mean", "median", "most"], rows)
@@ -196,7 +204,7 @@ def overhead(samplers: Sequence[str]) -> str:
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
-    known = (*OURS, *peers.STRATEGIES)
+    known = (*OURS, *kernel_tuner_search.STRATEGIES)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", nargs="?", choices=("compare", "warm", "overhead"), default="compare")
     parser.add_argument("--seeds", type=int, default=20, help="searches of each sampler in each space")

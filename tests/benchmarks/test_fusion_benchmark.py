@@ -1,16 +1,16 @@
-"""`benchmarks/fusion.py`: what it asks to be tuned, and what it makes of the times."""
+"""`python -m benchmarks.fusion`: what it asks to be tuned, and what it makes of the times."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks import fusion
 from tunebench.db import RunStart, TrialKey, open_store
 from tunebench.device import local_cpu
 from tunebench.errors import InputError
@@ -19,10 +19,6 @@ from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed, Result
 from tunebench.workload import Workload
 from tunebench.workloads import parse
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import fusion
 
 CHAIN = "elementwise:rows=4,cols=8,dtype=f32,expression=gelu(x+b)*y,vectors=b"
 GEMM = "gemm:m=4,n=8,k=2,dtype=f32,epilogue=bias+gelu"

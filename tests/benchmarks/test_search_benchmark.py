@@ -6,23 +6,15 @@ import gzip
 import itertools
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import kernel_tuner_search, sampler_overhead, sampler_replays, search
+from benchmarks.sampler_replays import Data, Found, Results, Search
 from tunebench.cache_file import Recording, read
-
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(FOLDER))
-
-import peers  # noqa: E402
-import search  # noqa: E402
-import searches  # noqa: E402
-import thinking  # noqa: E402
-from searches import Data, Found, Results, Search  # noqa: E402
 
 VALUES = {"a": list(range(1, 13)), "b": [1, 2, 4, 8]}
 
@@ -70,22 +62,22 @@ def rows(data: Data, *configs: tuple[int, int]) -> list[int]:
 
 def test_what_is_asked_for_again_does_not_count_and_a_failure_does(data: Data) -> None:
     asked = rows(data, (6, 1), (9, 4), (6, 1), (9, 4), (8, 1), (12, 8), (7, 1))
-    done = peers.replayed(recording(data), asked, trials=5, seed=0)
+    done = kernel_tuner_search.replayed(recording(data), asked, trials=5, seed=0)
     assert done.best_us == (math.inf, 17e3, 11e3, 11e3, 10e3)
     assert not done.exhausted
-    cut = peers.replayed(recording(data), asked, trials=2, seed=0)
+    cut = kernel_tuner_search.replayed(recording(data), asked, trials=2, seed=0)
     assert cut.best_us == (math.inf, 17e3)
 
 
 def test_a_strategy_that_ends_early_stays_at_its_best(data: Data) -> None:
-    done = peers.replayed(recording(data), rows(data, (6, 1), (9, 4)), trials=200, seed=0)
+    done = kernel_tuner_search.replayed(recording(data), rows(data, (6, 1), (9, 4)), trials=200, seed=0)
     assert done.efficiency(10e3) == dict.fromkeys((25, 50, 100, 200), pytest.approx(10 / 17))
-    failed = peers.replayed(recording(data), rows(data, (6, 1)), trials=200, seed=0)
+    failed = kernel_tuner_search.replayed(recording(data), rows(data, (6, 1)), trials=200, seed=0)
     assert failed.efficiency(10e3)[25] == 0
 
 
 def test_another_tuner_is_given_what_was_recorded_and_nothing_else(data: Data) -> None:
-    given = peers.cache_of(recording(data))
+    given = kernel_tuner_search.cache_of(recording(data))
     assert given["tune_params"] == VALUES
     assert set(given["cache"]) == {f"{a},{b}" for a, b in TIMES_MS}
     assert given["cache"]["6,1"]["time"] == "RuntimeFailedConfig"
@@ -93,13 +85,13 @@ def test_another_tuner_is_given_what_was_recorded_and_nothing_else(data: Data) -
     assert json.dumps(given).endswith("}}}")  # the other tuner's sign of a file that is whole
 
 
-@pytest.mark.skipif(peers.version() is None, reason="Kernel Tuner is not installed")
-@pytest.mark.parametrize("strategy", peers.STRATEGIES)
+@pytest.mark.skipif(kernel_tuner_search.version() is None, reason="Kernel Tuner is not installed")
+@pytest.mark.parametrize("strategy", kernel_tuner_search.STRATEGIES)
 def test_a_strategy_asks_for_the_space_alone_by_its_seed(data: Data, strategy: str) -> None:
-    done = peers.search(recording(data), strategy, trials=20, seed=1)
+    done = kernel_tuner_search.search(recording(data), strategy, trials=20, seed=1)
     assert 5 <= len(done.best_us) <= 20  # in so small a space, some end early
-    assert done.best_us == peers.search(recording(data), strategy, trials=20, seed=1).best_us
-    assert done.best_us != peers.search(recording(data), strategy, trials=20, seed=2).best_us
+    assert done.best_us == kernel_tuner_search.search(recording(data), strategy, trials=20, seed=1).best_us
+    assert done.best_us != kernel_tuner_search.search(recording(data), strategy, trials=20, seed=2).best_us
 
 
 # -- what is kept --------------------------------------------------------------------------------------------
@@ -108,7 +100,7 @@ def test_a_strategy_asks_for_the_space_alone_by_its_seed(data: Data, strategy: s
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
     """Every search that is really made, in order."""
-    run: Callable[[Search, Data], Found] = searches.run
+    run: Callable[[Search, Data], Found] = sampler_replays.run
     seen: list[Search] = []
 
     def told(search: Search, data: Data) -> Found:
@@ -116,7 +108,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
         seen.append(search)
         return found
 
-    monkeypatch.setattr(searches, "run", told)
+    monkeypatch.setattr(sampler_replays, "run", told)
     return seen
 
 
@@ -155,7 +147,7 @@ def test_a_search_that_was_made_is_not_made_again(
 
 def test_each_seed_is_another_search(data: Data) -> None:
     ones = [Search(space="tiny/here", sampler="random", seed=seed) for seed in range(8)]
-    assert len({searches.run(one, data).efficiency[25] for one in ones}) > 1
+    assert len({sampler_replays.run(one, data).efficiency[25] for one in ones}) > 1
 
 
 def test_what_another_version_found_does_not_stand(data: Data, made: list[Search]) -> None:
@@ -171,7 +163,7 @@ def test_what_another_version_found_does_not_stand(data: Data, made: list[Search
 def test_an_interrupted_benchmark_keeps_what_it_has_and_goes_on(
     data: Data, made: list[Search], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = searches.run
+    run = sampler_replays.run
 
     def interrupted(search: Search, data: Data) -> Found:
         if len(made) == 2:
@@ -179,7 +171,7 @@ def test_an_interrupted_benchmark_keeps_what_it_has_and_goes_on(
         return run(search, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(searches, "run", interrupted)
+        patch.setattr(sampler_replays, "run", interrupted)
         assert benchmark(data, seeds=4) == 130
     assert len(json.loads(out(data).read_text())["searches"]) == 2
     assert benchmark(data, seeds=4) == 0
@@ -206,12 +198,12 @@ def test_processes_find_what_one_finds(data: Data, monkeypatch: pytest.MonkeyPat
 def test_strategies_that_are_not_installed_are_left_out(
     data: Data, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    installed = searches.version
+    installed = sampler_replays.version
 
     def version(sampler: str) -> str | None:
-        return None if sampler in peers.STRATEGIES else installed(sampler)
+        return None if sampler in kernel_tuner_search.STRATEGIES else installed(sampler)
 
-    for module in (search, searches):
+    for module in (search, sampler_replays):
         monkeypatch.setattr(module, "version", version)
     assert benchmark(data, samplers="random,random_sample", seeds=1) == 0
     told = capsys.readouterr()
@@ -234,11 +226,11 @@ def test_only_code_makes_another_version(tmp_path: Path) -> None:
     (tmp_path / "search").mkdir()
     source = tmp_path / "search" / "loop.py"
     source.write_text("x = 1\n")
-    before = searches.fingerprint(tmp_path)
+    before = sampler_replays.fingerprint(tmp_path)
     source.write_text("x = 1  # one\n")
-    assert searches.fingerprint(tmp_path) == before
+    assert sampler_replays.fingerprint(tmp_path) == before
     source.write_text("x = 2\n")
-    assert searches.fingerprint(tmp_path) != before
+    assert sampler_replays.fingerprint(tmp_path) != before
 
 
 # -- what is told --------------------------------------------------------------------------------------------
@@ -264,7 +256,9 @@ def test_the_mean_is_over_seeds_that_all_spaces_have(tmp_path: Path) -> None:
     for space, seed, share in (("x/1", 0, 0.5), ("x/1", 1, 0.9), ("x/2", 1, 0.7)):
         one = Search(space=space, sampler="random_sample", seed=seed)
         told = dict.fromkeys((25, 50, 100, 200), share)
-        results.add(Found(search=one, by=searches.version("random_sample") or "", asked=200, efficiency=told))
+        results.add(
+            Found(search=one, by=sampler_replays.version("random_sample") or "", asked=200, efficiency=told)
+        )
     lines = search.comparison(results, ["x/1", "x/2"], ["random_sample", "tpe"], 2).splitlines()[2:]
     assert [line.split(" | ")[2:4] for line in lines] == [
         ["2", lines[0].split(" | ")[3]],
@@ -279,8 +273,8 @@ def test_the_mean_is_over_seeds_that_all_spaces_have(tmp_path: Path) -> None:
 
 def test_devices_of_one_kernel_are_a_family() -> None:
     among = ("gemm/a", "gemm/b", "gemm/c", "gemm_other/a")
-    assert searches.elsewhere("gemm/b", among) == ("gemm/a", "gemm/c")
-    assert searches.elsewhere("gemm_other/a", among) == ()
+    assert sampler_replays.elsewhere("gemm/b", among) == ("gemm/a", "gemm/c")
+    assert sampler_replays.elsewhere("gemm_other/a", among) == ()
 
 
 def test_taking_over_the_fastest_elsewhere_may_fail_here(data: Data) -> None:
@@ -314,15 +308,15 @@ def test_a_warm_search_stands_beside_what_is_taken_over(
 # -- thinking ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "values"), thinking.SIZES.items())
+@pytest.mark.parametrize(("count", "values"), sampler_overhead.SIZES.items())
 def test_synthetic_spaces_are_as_large_as_they_say(count: int, values: tuple[int, ...]) -> None:
     assert math.prod(values) == count
 
 
 def test_thinking_is_timed_between_outcomes_and_proposals() -> None:
-    took = thinking.thinking("random", (2, 3, 2, 2), proposals=7)
+    took = sampler_overhead.thinking("random", (2, 3, 2, 2), proposals=7)
     assert len(took.then_s) == 7
     assert min(took.first_s, *took.then_s) > 0
-    prospects, times_us = thinking.synthetic((2, 3, 2, 2))
+    prospects, times_us = sampler_overhead.synthetic((2, 3, 2, 2))
     assert len(prospects.table) == len(times_us) == 24
     assert set(map(len, prospects.figures.values())) == {24}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import compile_matrix
+from benchmarks.compile_matrix import Item
 from tests.toy_variants import Toy, ToyVariant
 from tunebench import kernels, workloads
 from tunebench.binary.disassembly import find_disassembler
@@ -19,12 +20,6 @@ from tunebench.device import Device
 from tunebench.errors import MissingDependency
 from tunebench.space import Config, Parameter, Space
 from tunebench.variant import CudaVariant
-
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(FOLDER))
-
-import compile_matrix  # noqa: E402
-from compile_matrix import Item  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda"))),

@@ -13,8 +13,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import _power
-import faults
 import pytest
 import sqlalchemy as sa
 
@@ -26,6 +24,7 @@ from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store
 from tunebench.errors import DatabaseError
 from tunebench.outcome import CompileFailed, Result
+from tunebench.testing import faults, power_cuts
 
 YEARS = timedelta(days=3650)
 
@@ -357,7 +356,7 @@ def test_a_server_that_is_killed_loses_nothing_and_its_tuners_go_on(server: Any,
 def test_what_is_committed_outlives_a_power_cut(tmp_path: Path, how: dict[str, Any]) -> None:
     """The last of the three shows that it would be seen if it did not."""
     try:
-        found = _power.cuts(tmp_path, 12, trials=40, **how)
+        found = power_cuts.cuts(tmp_path, 12, trials=40, **how)
     except subprocess.CalledProcessError:
         pytest.skip("strace may not trace here")
     assert (found["kills"], found["duplicates"], found["damaged"]) == (12, 0, 0)

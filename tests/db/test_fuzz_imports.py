@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,8 @@ from tunebench.db import open_store
 from tunebench.db.exchange import import_file
 from tunebench.db.store import Store
 from tunebench.errors import InputError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import _fuzz_files as files
-import fuzz_imports
+from tunebench.testing import corrupt_files as files
+from tunebench.testing import import_fuzz
 
 
 @pytest.fixture
@@ -30,7 +26,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def test_spoilt_files_go_in_or_in_part_or_are_refused(store: Store, tmp_path: Path) -> None:
-    became = fuzz_imports.fuzz(store, tmp_path, 0, range(240))
+    became = import_fuzz.fuzz(store, tmp_path, 0, range(240))
     assert became["failed"] == 0
     assert min(became[how] for how in ("whole", "with faults", "refused")) > 20
 
@@ -44,15 +40,15 @@ def test_what_fails_is_told_and_kept(
             **{name: getattr(done, name) for name in done.__slots__} | {"added": done.added + 1}
         )
 
-    monkeypatch.setattr(fuzz_imports, "import_file", lying)
-    became = fuzz_imports.fuzz(store, tmp_path, 0, range(4), tmp_path / "failed")
+    monkeypatch.setattr(import_fuzz, "import_file", lying)
+    became = import_fuzz.fuzz(store, tmp_path, 0, range(4), tmp_path / "failed")
     assert became["failed"] > 0
     assert "reported" in capsys.readouterr().out
     assert len(list((tmp_path / "failed").iterdir())) == became["failed"]
 
 
 def test_a_file_that_takes_too_long_is_told() -> None:
-    with pytest.raises(fuzz_imports.Hung, match=r"more than 0\.05 s"), fuzz_imports.limited(0.05):
+    with pytest.raises(import_fuzz.Hung, match=r"more than 0\.05 s"), import_fuzz.limited(0.05):
         threading.Event().wait()
 
 
@@ -60,7 +56,7 @@ def test_good_files_go_in_whole(store: Store, tmp_path: Path) -> None:
     for form in files.FORMATS:
         path = tmp_path / form
         path.write_bytes(files.written(files.good(form)))
-        assert fuzz_imports.outcome_of(store, path) == "whole"
+        assert import_fuzz.outcome_of(store, path) == "whole"
 
 
 # -- what was found --------------------------------------------------------------------------------

@@ -288,21 +288,19 @@ def test_a_log_that_just_goes_away_is_no_obstacle(tmp_path: Path, monkeypatch: p
 
 
 _LIMITED = """
-import resource, signal, sys
-sys.path[:0] = {folders!r}
-import _witness
+import resource, signal
+from tunebench.testing import journaled_tuning
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))
-with _witness.witnessing({db!r}, Path({journal!r})) as store:
-    _witness.tune(store, _witness.workload(0), 1)
+with journaled_tuning.witnessing({db!r}, Path({journal!r})) as store:
+    journaled_tuning.tune(store, journaled_tuning.workload(0), 1)
 """
 
 
 def _tune_within(limit: int, folder: Path) -> subprocess.CompletedProcess[str]:
     """Tune a problem with files of that many bytes at most."""
-    root = Path(__file__).parents[2]
     names = {"db": str(folder / "x.db"), "journal": str(folder / "journal")}
-    script = _LIMITED.format(folders=[str(root / "benchmarks")], limit=limit, **names)
+    script = _LIMITED.format(limit=limit, **names)
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )

@@ -9,10 +9,10 @@ from concurrent.futures import wait
 
 import pytest
 
-from tests.executor import stages
-from tests.executor.contract import ExecutorContract, outcome, task
 from tunebench.executor.local import Caller, LocalExecutor, Stage, call_once
 from tunebench.outcome import Crashed, Measured
+from tunebench.testing import executor_stages as stages
+from tunebench.testing.executor_contract import ExecutorContract, outcome, task
 
 
 def executor(*, overlap: bool = True, timeout_s: float = 30.0) -> LocalExecutor:

@@ -22,8 +22,6 @@ from typing import Any
 
 import pytest
 
-from tests.executor import stages
-from tests.executor.contract import ExecutorContract, outcome, task
 from tunebench import tune
 from tunebench.db.store import open_store
 from tunebench.device import find
@@ -33,6 +31,8 @@ from tunebench.executor.ray import Cluster, Look, RayExecutor, equipment
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed, Measured, Result
 from tunebench.task import Task
+from tunebench.testing import executor_stages as stages
+from tunebench.testing.executor_contract import ExecutorContract, outcome, task
 from tunebench.tuning import Plan, Progress
 
 pytest.importorskip("ray", reason="the extra `cluster` is not installed")

@@ -101,7 +101,7 @@ def test_sums_of_measured_times_are_measured_networks(monkeypatch: pytest.Monkey
     """V100 and P100 have measured times of these networks' own products: lists of operations are right."""
     folder = found("predict/neusight_ops.csv.gz").parent
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
-    from predict_models import _rows
+    from benchmarks.predict_models import _rows
 
     rows = [
         row for row in _rows(folder, measured=True) if row.device.startswith(("Tesla_V100", "Tesla_P100"))

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import partition as benchmark
 from tunebench.errors import InputError
 from tunebench.graph import _dual, partition
 from tunebench.graph._elimination import Group, eliminate
 from tunebench.graph.partition import Candidate, Partition, cheapest_partition
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import partition as benchmark
 
 Graph = Sequence[Sequence[int]]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
+from benchmarks._torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
 from tunebench.dispatch import Call
 from tunebench.errors import InputError  # noqa: E402
@@ -25,10 +25,6 @@ from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # n
 from tunebench.torch.compiler import _translation, _trial
 from tunebench.torch.compiler.capturing import capture
 from tunebench.torch.compiler.compiling import Backend, backend_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from _torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 
 TINY = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
 WORDS = torch.arange(16).view(2, 8)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import models  # noqa: E402
-from _torch_models import Gpt2, MobileNetV2, Size, UNet  # noqa: E402
+from benchmarks import models
+from benchmarks._torch_models import Gpt2, MobileNetV2, Size, UNet  # noqa: E402
 
 
 def test_mobilenet_gives_a_logit_a_class() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,15 +16,12 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
+from benchmarks._torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
+from benchmarks.patched_models import Case  # noqa: E402
 from tunebench.dispatch import Call
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.torch import patch, patched_calls, prefer, record, unpatch, watching  # noqa: E402
 from tunebench.torch.patching import modules as served
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from _torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
-from patched_models import Case  # noqa: E402
 
 TINY = Size(layers=2, width=32, heads=2, inner=32, words=96, longest=16)
 

@@ -95,7 +95,7 @@ def test_a_users_file_is_loaded_elsewhere_under_the_name_it_has_here(tmp_path: P
 
 
 def test_a_trial_for_another_device_or_of_another_source_is_not_run() -> None:
-    from tests.executor.contract import task
+    from tunebench.testing.executor_contract import task
 
     bench, trial = WorkerActor(), task()
     revision = trial.variant.revision(trial.workload, trial.config)

@@ -62,7 +62,7 @@ LIST_ERROR = 0.08
 """How far the operations of a network may be from what really runs, as a share of the time: nine in ten.
 
 So much do sums of measured times over lists of operations differ from measured networks
-(`benchmarks/predict_models.py --measured`).
+(`python -m benchmarks.predict_models --measured`).
 """
 
 

@@ -1,8 +1,8 @@
 """What giving trials where they save most is worth, against equal shares and shares by time.
 
-    python benchmarks/allotment.py [replay] [--seeds 10] [--first 0] [--models 60] [--out courses.jsonl]
+    python -m benchmarks.budget_schedulers [replay] [--seeds 10] [--first 0] [--models 60] [--out traces.jsonl]
                                    [--data DIR]
-    python benchmarks/allotment.py cpu [--trials 50] [--seed 0]
+    python -m benchmarks.budget_schedulers cpu [--trials 50] [--seed 0]
 
 `replay`: problems are parts of recorded spaces, models draw 6 to 12 of them, each with a weight by which its
 optimum takes 1 to 30 parts of the model's time. Every way of sharing a budget out sees the same searches.
@@ -13,7 +13,7 @@ than 1 %.
     equal       every problem has as many trials, one after the other
     by time     first rounds as below; then shares in proportion to the model's time after these
     saving      as `tunebench.tune_suite` does
-    hindsight   the best there is, of whoever knows all courses beforehand: no rule can reach it
+    hindsight   the best there is, of whoever knows all traces beforehand: no rule can reach it
 
 Courses are kept as they are made, and the same command goes on from there, also after Ctrl-C.
 
@@ -34,11 +34,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from courses import Course, Courses, Problem
 from rich.console import Console
 from rich.progress import track
-from searches import Data
 
+from benchmarks.replay_traces import SearchTrace, Subspace, TraceFile
+from benchmarks.sampler_replays import Data
 from tunebench import Plan, parse, tune_all, tune_suite
 from tunebench.answer import recorded
 from tunebench.device import local_cpu
@@ -57,15 +57,15 @@ if TYPE_CHECKING:
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
 """Where recordings are by default: beside the checkout."""
 
-PROBLEMS = (
+SUBSPACES = (
     *(
-        Problem(space=f"gemm/{device}", fixed=(("SA", a), ("SB", b)))
+        Subspace(space=f"gemm/{device}", fixed=(("SA", a), ("SB", b)))
         for device in ("RTX_2080_Ti", "RTX_3090")
         for a in (0, 1)
         for b in (0, 1)
     ),
     *(
-        Problem(space=f"convolution/{device}", fixed=fixed)
+        Subspace(space=f"convolution/{device}", fixed=fixed)
         for device in ("RTX_2080_Ti", "RTX_3060_laptop")
         for fixed in (
             (("use_padding", 0),),
@@ -74,9 +74,9 @@ PROBLEMS = (
             (("block_size_x", 64), ("read_only", 1), ("use_padding", 0)),
         )
     ),
-    *(Problem(space="convolution_milo/A100", fixed=(("use_shmem", value),)) for value in (0, 1)),
+    *(Subspace(space="convolution_milo/A100", fixed=(("use_shmem", value),)) for value in (0, 1)),
     *(
-        Problem(space="dedispersion_milo/A100", fixed=(("tile_stride_x", x), ("tile_stride_y", y)))
+        Subspace(space="dedispersion_milo/A100", fixed=(("tile_stride_x", x), ("tile_stride_y", y)))
         for x in (0, 1)
         for y in (0, 1)
     ),
@@ -111,10 +111,10 @@ class Model:
     problems: tuple[int, ...]
     counts: tuple[int, ...]
 
-    def time_us(self, courses: Sequence[Course], trials: Sequence[int]) -> float:
+    def time_us(self, traces: Sequence[SearchTrace], trials: Sequence[int]) -> float:
         """Return what it takes after so many trials of each problem."""
-        each = zip(self.counts, courses, trials, strict=True)
-        return sum(count * course.time_us(made) for count, course, made in each)
+        each = zip(self.counts, traces, trials, strict=True)
+        return sum(count * trace.time_us(made) for count, trace, made in each)
 
 
 def draw(optima_us: Sequence[float], models: int) -> list[Model]:
@@ -131,64 +131,64 @@ def draw(optima_us: Sequence[float], models: int) -> list[Model]:
 
 # -- ways of sharing a budget out ----------------------------------------------------------------------------
 
-Share = Callable[[Sequence[int], Sequence[Course], int], list[int]]
-"""Returns the trials of each problem, from counts, courses and the budget."""
+Share = Callable[[Sequence[int], Sequence[SearchTrace], int], list[int]]
+"""Returns the trials of each problem, from counts, traces and the budget."""
 
 
-def _even(shares: Sequence[float], made: list[int], courses: Sequence[Course], left: int) -> list[int]:
+def _even(shares: Sequence[float], made: list[int], traces: Sequence[SearchTrace], left: int) -> list[int]:
     """Give what is left out trial by trial, to whoever is furthest behind its share."""
     since = list(made)
     for _ in range(left):
-        able = [i for i, course in enumerate(courses) if made[i] < len(course)]
+        able = [i for i, trace in enumerate(traces) if made[i] < len(trace)]
         if not able:
             break
         made[min(able, key=lambda i: (made[i] - since[i] + 1) / shares[i])] += 1
     return made
 
 
-def equal(counts: Sequence[int], courses: Sequence[Course], total: int) -> list[int]:
+def equal(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
     """Give every problem as much; what one cannot use goes to the others."""
-    return _even([1.0] * len(courses), [0] * len(courses), courses, total)
+    return _even([1.0] * len(traces), [0] * len(traces), traces, total)
 
 
-def by_time(counts: Sequence[int], courses: Sequence[Course], total: int) -> list[int]:
+def by_time(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
     """Give first rounds, then shares by the model's time after these."""
-    first = max(1, min(FIRST, int(FIRST_SHARE * total) // len(courses)))
-    made = _even([1.0] * len(courses), [0] * len(courses), courses, min(total, first * len(courses)))
-    shares = [count * course.time_us(first) for count, course in zip(counts, courses, strict=True)]
-    return _even(shares, made, courses, total - sum(made))
+    first = max(1, min(FIRST, int(FIRST_SHARE * total) // len(traces)))
+    made = _even([1.0] * len(traces), [0] * len(traces), traces, min(total, first * len(traces)))
+    shares = [count * trace.time_us(first) for count, trace in zip(counts, traces, strict=True)]
+    return _even(shares, made, traces, total - sum(made))
 
 
-def saving(counts: Sequence[int], courses: Sequence[Course], total: int) -> list[int]:
+def saving(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
     """Give as `tune_suite` does; nobody sees further than the trials that were made."""
     accounts = {
-        number: TaskState(count=count, expected_us=course.median_us)
-        for number, (count, course) in enumerate(zip(counts, courses, strict=True))
+        number: TaskState(count=count, expected_us=trace.median_us)
+        for number, (count, trace) in enumerate(zip(counts, traces, strict=True))
     }
     allotment, left = BudgetScheduler(accounts, total), total
     while (turn := allotment.next(left)) is not None:
         number, trials = turn
-        account, course = accounts[number], courses[number]
-        made = min(trials, len(course) - account.trials)
+        account, trace = accounts[number], traces[number]
+        made = min(trials, len(trace) - account.trials)
         left -= made
         now = account.trials + made
         account.tell(
             trials=now,
-            best_us=course.best_us[now - 1],
-            floor_us=course.floor_us[now - 1],
+            best_us=trace.best_us[now - 1],
+            floor_us=trace.floor_us[now - 1],
             closed=made < trials,
         )
     return [account.trials for account in accounts.values()]
 
 
-def hindsight(counts: Sequence[int], courses: Sequence[Course], total: int) -> list[int]:
+def hindsight(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> list[int]:
     """Give what turns out best, by dynamic programming over problems: every problem has a trial at least."""
     least_us: Array = np.where(np.arange(total + 1) == 0, 0.0, np.inf)
     choices = []
-    for count, course in zip(counts, courses, strict=True):
+    for count, trace in zip(counts, traces, strict=True):
         after_us, choice = np.full(total + 1, np.inf), np.zeros(total + 1, dtype=int)
-        for trials in range(1, min(len(course), total) + 1):
-            candidate = least_us[: total + 1 - trials] + count * course.time_us(trials)
+        for trials in range(1, min(len(trace), total) + 1):
+            candidate = least_us[: total + 1 - trials] + count * trace.time_us(trials)
             better = candidate < after_us[trials:]
             after_us[trials:][better], choice[trials:][better] = candidate[better], trials
         least_us = after_us
@@ -207,23 +207,23 @@ WAYS: Mapping[str, Share] = {"by time": by_time, "saving": saving, "hindsight": 
 
 
 def ratios(
-    models: Sequence[Model], courses: Sequence[Sequence[Course]], each: int
+    models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]], each: int
 ) -> tuple[dict[str, Array], Array]:
     """Return times over that of equal shares by way, `(seeds, models)`, and that over the optimum.
 
     Args:
         models: The models.
-        courses: Of every problem, by seed.
+        traces: Of every problem, by seed.
         each: Trials for each problem, on average.
     """
-    found: dict[str, Array] = {way: np.ones((len(courses), len(models))) for way in WAYS}
-    off = np.ones((len(courses), len(models)))
-    for seed, made in enumerate(courses):
+    found: dict[str, Array] = {way: np.ones((len(traces), len(models))) for way in WAYS}
+    off = np.ones((len(traces), len(models)))
+    for seed, made in enumerate(traces):
         for number, model in enumerate(models):
             own, total = [made[i] for i in model.problems], each * len(model.problems)
             equal_us = model.time_us(own, equal(model.counts, own, total))
             pairs = zip(model.counts, own, strict=True)
-            off[seed, number] = equal_us / sum(count * course.optimum_us for count, course in pairs)
+            off[seed, number] = equal_us / sum(count * trace.optimum_us for count, trace in pairs)
             for way, share in WAYS.items():
                 found[way][seed, number] = model.time_us(own, share(model.counts, own, total)) / equal_us
     return found, off
@@ -241,12 +241,12 @@ def interval(values: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def table(models: Sequence[Model], courses: Sequence[Sequence[Course]]) -> str:
+def table(models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]]) -> str:
     """Return the ratios of all ways at all budgets, as a table."""
     head = ("trials a problem", "equal / optimum", "way", "time / equal", "95 %", "middle 80 %", "lose > 1 %")
     rows = [head, ("---",) * len(head)]
     for each in BUDGETS:
-        found, off = ratios(models, courses, each)
+        found, off = ratios(models, traces, each)
         for way, values in found.items():
             low, high = interval(values)
             middle = np.quantile(values, (0.1, 0.9))
@@ -261,25 +261,25 @@ def table(models: Sequence[Model], courses: Sequence[Sequence[Course]]) -> str:
 
 
 def replayed(asked: argparse.Namespace) -> int:
-    """Make the courses that are missing, and print the table."""
+    """Make the traces that are missing, and print the table."""
     data = Data(asked.data)
-    if absent := {one.space for one in PROBLEMS if not data.path(one.space).exists()}:
+    if absent := {one.space for one in SUBSPACES if not data.path(one.space).exists()}:
         print(
             f"no recording of {', '.join(sorted(absent))} in {asked.data}: --data names another",
             file=sys.stderr,
         )
         return 6
-    courses, console = Courses(asked.out, data), Console(stderr=True)
+    traces, console = TraceFile(asked.out, data), Console(stderr=True)
     seeds = range(asked.first, asked.first + asked.seeds)
-    todo = list(courses.missing(PROBLEMS, seeds))
-    print(f"{len(todo)} of {len(PROBLEMS) * len(seeds)} searches to make", file=sys.stderr)
+    todo = list(traces.missing(SUBSPACES, seeds))
+    print(f"{len(todo)} of {len(SUBSPACES) * len(seeds)} searches to make", file=sys.stderr)
     try:
         for problem, seed in track(todo, "searching", console=console, disable=not console.is_terminal):
-            courses.get(problem, seed)
+            traces.get(problem, seed)
     except KeyboardInterrupt:
         return 130
-    made = [[courses.get(one, seed) for one in PROBLEMS] for seed in seeds]
-    models = draw([course.optimum_us for course in made[0]], asked.models)
+    made = [[traces.get(one, seed) for one in SUBSPACES] for seed in seeds]
+    models = draw([trace.optimum_us for trace in made[0]], asked.models)
     print(f"{len(models)} models, {len(made)} seeds\n\n{table(models, made)}")
     return 0
 
@@ -353,7 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=10, help="searches of each problem")
     parser.add_argument("--first", type=int, default=0, help="the first seed of them")
     parser.add_argument("--models", type=int, default=60, help="models that are drawn")
-    parser.add_argument("--out", type=Path, default=Path("courses.jsonl"), help="where courses are kept")
+    parser.add_argument("--out", type=Path, default=Path("traces.jsonl"), help="where traces are kept")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of recordings")
     parser.add_argument("--trials", type=int, default=50, help="cpu: the budget")
     parser.add_argument("--seed", type=int, default=0, help="cpu: of the searches")

@@ -8,7 +8,7 @@ import functools
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tunebench import kernels
@@ -164,7 +164,8 @@ def _lines() -> list[dict[str, Any]]:
 
 def good(form: str) -> Any:
     """Return what a good file of a format holds; of ``"jsonl"`` a list of lines."""
-    return copy.deepcopy({"kernel-tuner": _cache, "t4": _t4, "jsonl": _lines}[form]())
+    makers: dict[str, Callable[[], Any]] = {"kernel-tuner": _cache, "t4": _t4, "jsonl": _lines}
+    return copy.deepcopy(makers[form]())
 
 
 def written(data: Any, rng: random.Random | None = None) -> bytes:

@@ -1,6 +1,6 @@
 """What the calibrated pruner passes over, and what it misses by that, on recorded spaces.
 
-    python benchmarks/calibrated.py [--seeds 20] [--jobs 2] [--samplers random] [--by bound] [--data FOLDER]
+    python -m benchmarks.learned_pruner [--seeds 20] [--jobs 2] [--samplers random] [--by bound] [--data FOLDER]
 
 FOLDER holds recorded spaces by kernel: `gemm/RTX_3090.json.gz` and so on. For each seed and sampler, a space
 is searched with the pruner and without it: knowing the kernel's other devices, and knowing none. A search

@@ -1,6 +1,6 @@
 """What giving up hopeless configurations saves: kernel time, on recorded spaces with their raw samples.
 
-    python benchmarks/abort.py [FILE ...] [--seeds 20] [--after 1] [--factor 1.5] [--json]
+    python -m benchmarks.early_abort [FILE ...] [--seeds 20] [--after 1] [--factor 1.5] [--json]
 
 A tuner runs every configuration of a space in random order. One whose fastest sample after so many exceeds
 `factor` times the median of the best so far is given up, as `tunebench.measure.timing` does. What is saved is

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tunebench.cache_file import Recording
-from tunebench.tuning.replay import Course
+from tunebench.tuning.replay import ReplayTrace
 
 STRATEGIES = ("adaptive_tabu_greywolf", "genetic_algorithm", "hybrid_vndx", "random_sample")
 """Strategies that are compared, by Kernel Tuner's names; its versions 1.3 do not have all of them."""
@@ -40,7 +40,7 @@ def version() -> str | None:
         return None
 
 
-def search(recording: Recording, strategy: str, *, trials: int, seed: int) -> Course:
+def search(recording: Recording, strategy: str, *, trials: int, seed: int) -> ReplayTrace:
     """Search a recording by one of Kernel Tuner's strategies.
 
     Args:
@@ -113,9 +113,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def replayed(recording: Recording, rows: Iterable[int], *, trials: int, seed: int) -> Course:
+def replayed(recording: Recording, rows: Iterable[int], *, trials: int, seed: int) -> ReplayTrace:
     """Return a search by the rows it asked for, in order; those that it asked for before do not count."""
     times_us = np.where(np.isnan(recording.times_us), np.inf, recording.times_us)
     asked = list(dict.fromkeys(rows))[:trials]
     best_us = np.minimum.accumulate(times_us[asked])
-    return Course(seed=seed, best_us=tuple(best_us.tolist()), exhausted=len(asked) < trials)
+    return ReplayTrace(seed=seed, best_us=tuple(best_us.tolist()), exhausted=len(asked) < trials)

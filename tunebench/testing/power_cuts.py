@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import _witness
-from _audit import Audit, Counts
-
 from tunebench.db import disk, engine
 from tunebench.db.store import open_store
+from tunebench.testing import journaled_tuning
+from tunebench.testing.journal_check import Audit, Counts
 
 __all__ = ["Disk", "cuts", "operations", "trace"]
 
@@ -45,8 +44,8 @@ def trace(folder: Path, trials: int, *, synchronous: str | None = None, network:
         network: Whether the folder passes for one of a network file system.
     """
     script = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import _power; "
-        f"_power.tune({str(folder)!r}, {trials}, {synchronous!r}, {network!r})"
+        "from tunebench.testing import power_cuts; "
+        f"power_cuts.tune({str(folder)!r}, {trials}, {synchronous!r}, {network!r})"
     )
     command = ["strace", "-f", "-xx", "-s", "1000000", "-e", f"trace={_CALLS}", "-e", "signal=none"]
     told = folder / "trace"
@@ -67,8 +66,8 @@ def tune(folder: str, trials: int, synchronous: str | None, network: bool) -> No
             return told
 
         engine._make_commits_last = weaker
-    with _witness.witnessing(f"{folder}/power.db", Path(folder, "journal")) as store:
-        _witness.tune(store, _witness.workload(0), 1, trials=trials)
+    with journaled_tuning.witnessing(f"{folder}/power.db", Path(folder, "journal")) as store:
+        journaled_tuning.tune(store, journaled_tuning.workload(0), 1, trials=trials)
 
 
 def operations(told: Path, folder: Path) -> Iterator[Operation]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import budget_schedulers, replay_traces
+from benchmarks.replay_traces import SearchTrace
 from tunebench.cache_file import Recording
 from tunebench.outcome import CompileFailed
 from tunebench.space import Parameter
 from tunebench.space import Space as Parameters
 from tunebench.tuning.replay import Space, replay
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import allotment
-import courses
-from courses import ReplayTrace
 
 TABLE = Parameters((Parameter("a", tuple(range(1, 13)), ""), Parameter("b", (1, 2, 4, 8), ""))).enumerate()
 
@@ -38,9 +33,9 @@ def recording() -> Recording:
     )
 
 
-def course(best_us: tuple[float, ...], floor_us: float = 0.0, *, ended: bool = False) -> ReplayTrace:
-    return ReplayTrace(
-        problem="made",
+def course(best_us: tuple[float, ...], floor_us: float = 0.0, *, ended: bool = False) -> SearchTrace:
+    return SearchTrace(
+        subspace="made",
         seed=0,
         by="",
         best_us=best_us,
@@ -52,7 +47,7 @@ def course(best_us: tuple[float, ...], floor_us: float = 0.0, *, ended: bool = F
 
 
 def test_a_search_finds_the_same_whether_its_trials_come_at_once_or_one_by_one() -> None:
-    found = courses.follow(Space.of(recording()), seed=3, trials=60)
+    found = replay_traces.follow(Space.of(recording()), seed=3, trials=60)
     at_once = replay(Space.of(recording()), trials=60, seed=3, sampler="surrogate")
     assert found.best_us == at_once.best_us
     assert found.ended
@@ -64,12 +59,12 @@ def test_a_course_is_kept_as_it_was() -> None:
     made = course((np.inf, 9.0, 9.0, 4.0), floor_us=2.0)
     kept = json.loads(json.dumps(made.record()))
     assert kept["best_us"] == [[0, None], [1, 9.0], [3, 4.0]]
-    assert ReplayTrace.from_record(kept) == made
+    assert SearchTrace.from_record(kept) == made
     assert (made.time_us(0), made.time_us(1), made.time_us(3)) == (100.0, 100.0, 9.0)
 
 
 def test_a_part_of_a_space_has_its_own_times_and_failures() -> None:
-    part = courses.part(recording(), {"b": 2})
+    part = replay_traces.part(recording(), {"b": 2})
     assert len(part.table) == 12
     assert set(part.table["b"]) == {2}
     assert list(part.failures) == [1] == np.flatnonzero(np.isnan(part.times_us)).tolist()
@@ -83,17 +78,17 @@ SHORT = course((30.0, 20.0), ended=True)
 
 @pytest.mark.parametrize("way", ["equal", "by_time", "saving", "hindsight"])
 def test_every_way_keeps_the_budget(way: str) -> None:
-    made = getattr(allotment, way)((3, 1, 2), (FALLING, FLAT, SHORT), 60)
+    made = getattr(budget_schedulers, way)((3, 1, 2), (FALLING, FLAT, SHORT), 60)
     assert sum(made) == 60 or way == "hindsight"  # which may know that the rest is of no use
     assert sum(made) <= 60
     assert all(1 <= trials <= len(one) for trials, one in zip(made, (FALLING, FLAT, SHORT), strict=True))
 
 
 def test_trials_go_to_what_falls_and_hindsight_is_not_beaten() -> None:
-    model = allotment.Model((0, 1, 2), (3, 1, 2))
+    model = budget_schedulers.Model((0, 1, 2), (3, 1, 2))
     own = (FALLING, FLAT, SHORT)
     times = {
-        name: model.time_us(own, getattr(allotment, name)(model.counts, own, 60))
+        name: model.time_us(own, getattr(budget_schedulers, name)(model.counts, own, 60))
         for name in ("equal", "by_time", "saving", "hindsight")
     }
     assert times["hindsight"] == model.time_us(own, (58, 1, 1)) or times["hindsight"] == model.time_us(
@@ -101,22 +96,22 @@ def test_trials_go_to_what_falls_and_hindsight_is_not_beaten() -> None:
     )
     assert times["hindsight"] <= times["saving"] < times["equal"]
     assert times["saving"] <= times["by_time"]
-    found, off = allotment.ratios([model], [own, own], 20)
+    found, off = budget_schedulers.ratios([model], [own, own], 20)
     assert found["saving"] == pytest.approx(np.full((2, 1), times["saving"] / times["equal"]))
     assert off == pytest.approx(np.full((2, 1), times["equal"] / (3 * 10 + 12 + 2 * 20)))
-    low, high = allotment.interval(found["saving"])
-    assert low == pytest.approx(high) == pytest.approx(allotment.geometric(found["saving"]))
+    low, high = budget_schedulers.interval(found["saving"])
+    assert low == pytest.approx(high) == pytest.approx(budget_schedulers.geometric(found["saving"]))
 
 
 def test_models_take_each_problem_once_and_weigh_them_by_time() -> None:
     optima_us = [1.0, 10.0, 100.0] * 5
-    for model in allotment.draw(optima_us, 20):
+    for model in budget_schedulers.draw(optima_us, 20):
         assert 6 <= len(set(model.problems)) == len(model.problems) <= 12
         parts = [count * optima_us[i] for i, count in zip(model.problems, model.counts, strict=True)]
-        assert max(parts) / min(parts) <= allotment.WEIGHTS * 1.5  # counts are whole numbers
-    assert allotment.draw(optima_us, 3) == allotment.draw(optima_us, 3)
+        assert max(parts) / min(parts) <= budget_schedulers.WEIGHTS * 1.5  # counts are whole numbers
+    assert budget_schedulers.draw(optima_us, 3) == budget_schedulers.draw(optima_us, 3)
 
 
 def test_recordings_that_are_missing_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert allotment.main(["--data", str(tmp_path), "--out", str(tmp_path / "c.jsonl")]) == 6
+    assert budget_schedulers.main(["--data", str(tmp_path), "--out", str(tmp_path / "c.jsonl")]) == 6
     assert "gemm/RTX_3090" in capsys.readouterr().err

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import early_abort as benchmark
 from tests.public_data import found
 from tunebench.measure.timing import Protocol, collect
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import abort as benchmark
 
 SAMPLES = np.array([[10.0, 10.0, 10.0], [14.0, 14.0, 14.0], [16.0, 8.0, 8.0], [100.0, 100.0, 100.0]])
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import peers
 from pebble import ProcessPool
 
 import tunebench
+from benchmarks import kernel_tuner_search
 from tunebench.cache_file import read
 from tunebench.tuning.replay import CHECKPOINTS, Space, replay
 
@@ -121,7 +121,7 @@ def run(search: Search, data: Data) -> Found:
             seen, sampler = dataclasses.replace(space, costs=None, bounds=None), "surrogate"
         done = replay(seen, trials=trials, seed=search.seed, sampler=sampler, elsewhere=known)
     else:
-        done = peers.search(space.recording, search.sampler, trials=trials, seed=search.seed)
+        done = kernel_tuner_search.search(space.recording, search.sampler, trials=trials, seed=search.seed)
     told = done.efficiency(space.recording.optimum_us)
     return Found(
         search=search,
@@ -135,7 +135,7 @@ def run(search: Search, data: Data) -> Found:
 def version(sampler: str) -> str | None:
     """Return what a sampler's results depend on, None if it is not installed."""
     if sampler not in OURS:
-        installed = peers.version()
+        installed = kernel_tuner_search.version()
         return None if installed is None else f"kernel-tuner {installed}"
     ours = f"tunebench {tunebench.__version__} {fingerprint(Path(tunebench.__file__).parent)}"
     return f"{ours}, optuna {optuna.__version__}" if sampler == "tpe" else ours

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import CancelledError, Future
+from typing import Any
 
 import pytest
 
-from tests.executor import stages
 from tunebench.device import find
 from tunebench.executor import Executor
 from tunebench.kernels import variant
 from tunebench.outcome import CompileFailed, Crashed, Measured, Result, TimedOut
 from tunebench.space import Config
 from tunebench.task import Task
+from tunebench.testing import executor_stages as stages
 from tunebench.workloads import parse
 
 WORKLOAD = parse("softmax:rows=4,cols=4,dtype=f32")
@@ -28,7 +29,7 @@ def task(*, compiling: str = "ok", run: str = "ok", us: int = 7, folder: str = "
     )
 
 
-def outcome(future: Future[Result]) -> object:
+def outcome(future: Future[Result]) -> Any:
     return future.result(timeout=60).outcome
 
 
@@ -76,6 +77,7 @@ class ExecutorContract:
         workers.abort_above_us = 123.0
         result = workers.submit(task(compiling="slow")).result(timeout=60)
         assert result.effort.compile_s >= 0.2
+        assert isinstance(result.outcome, Measured)
         assert result.outcome.conditions["abort_above_us"] == 123.0
         assert workers.busy_s >= 0.2
 

@@ -1,4 +1,4 @@
-"""How the best time of a problem falls, trial by trial: searches of parts of recorded spaces, kept in a file.
+"""Best time after each trial of a search in a part of a recorded tuning space, kept in a file.
 
 A search asks for the same configurations whether its trials come at once or a few at a time. So one course of
 it tells what any way of sharing a budget out would have found.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from searches import Data, version
 
+from benchmarks.sampler_replays import Data, version
 from tunebench.cache_file import Recording
 from tunebench.outcome import Result
 from tunebench.search.loop import Budget, optimality_proof, run
@@ -32,8 +32,8 @@ SAMPLER = "surrogate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A part of a recorded space that stands for a problem: some parameters are fixed.
+class Subspace:
+    """A part of a recorded space that stands for a subspace: some parameters are fixed.
 
     Attributes:
         space: The recording: kernel and device.
@@ -66,11 +66,11 @@ def part(recording: Recording, fixed: dict[str, int]) -> Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayTrace:
+class SearchTrace:
     """How one search went.
 
     Attributes:
-        problem: Of what, as text.
+        subspace: Of what, as text.
         seed: Of the sampler.
         by: The sampler's version.
         best_us: The best time after each trial; infinite before the first success.
@@ -81,7 +81,7 @@ class ReplayTrace:
         ended: Whether nothing was left after that.
     """
 
-    problem: str
+    subspace: str
     seed: int
     by: str
     best_us: tuple[float, ...]
@@ -104,7 +104,7 @@ class ReplayTrace:
         return told | {name: _changes(told[name]) for name in ("best_us", "floor_us")} | {"asked": len(self)}
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> ReplayTrace:
+    def from_record(cls, record: dict[str, Any]) -> SearchTrace:
         """Read what `record` returns."""
         asked = record.pop("asked")
         for name in ("best_us", "floor_us"):
@@ -124,14 +124,14 @@ def _filled(changes: list[tuple[int, float | None]], length: int) -> tuple[float
     return tuple(values.tolist())
 
 
-def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") -> ReplayTrace:
-    """Search a space, a trial at a time, as `tune_suite` searches a problem in rounds.
+def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") -> SearchTrace:
+    """Search a space, a trial at a time, as `tune_suite` searches a subspace in rounds.
 
     Args:
         space: Where.
         seed: Of the sampler.
         trials: How far.
-        name: Of the problem.
+        name: Of the subspace.
     """
     search = VariantSearch(space.recording.kernel, space.prospects(), sampler=SAMPLER, seed=seed)
     best_us, floor_us, budget = list[float](), list[float](), Budget(trials=0)
@@ -155,8 +155,8 @@ def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") ->
                 break
             best_us.append(search.best_us)
             floor_us.append(optimality_proof([search], search.best_us).floor_us)
-    return ReplayTrace(
-        problem=name,
+    return SearchTrace(
+        subspace=name,
         seed=seed,
         by=version(SAMPLER) or "",
         best_us=tuple(best_us),
@@ -167,32 +167,32 @@ def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") ->
     )
 
 
-class Courses:
+class TraceFile:
     """Courses in a file, a line each; what is missing is made when it is asked for."""
 
     def __init__(self, path: Path, data: Data) -> None:
         self._path, self._data = path, data
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        found = map(ReplayTrace.from_record, map(json.loads, lines))
-        self._found = {(one.problem, one.seed): one for one in found if one.by == version(SAMPLER)}
+        found = map(SearchTrace.from_record, map(json.loads, lines))
+        self._found = {(one.subspace, one.seed): one for one in found if one.by == version(SAMPLER)}
 
-    def get(self, problem: Problem, seed: int) -> ReplayTrace:
+    def get(self, subspace: Subspace, seed: int) -> SearchTrace:
         """Return the course of a search of today's sampler."""
-        key = (str(problem), seed)
+        key = (str(subspace), seed)
         if key not in self._found:
-            made = self._found[key] = follow(_space(problem, self._data), seed, name=str(problem))
+            made = self._found[key] = follow(_space(subspace, self._data), seed, name=str(subspace))
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(made.record()) + "\n")
         return self._found[key]
 
-    def missing(self, problems: Iterable[Problem], seeds: Iterable[int]) -> Iterator[tuple[Problem, int]]:
+    def missing(self, subspaces: Iterable[Subspace], seeds: Iterable[int]) -> Iterator[tuple[Subspace, int]]:
         """Yield what is not made yet, seed by seed."""
-        problems = tuple(problems)
+        subspaces = tuple(subspaces)
         for seed in seeds:
-            yield from ((one, seed) for one in problems if (str(one), seed) not in self._found)
+            yield from ((one, seed) for one in subspaces if (str(one), seed) not in self._found)
 
 
 @functools.cache
-def _space(problem: Problem, data: Data) -> Space:
-    return problem.of(data)
+def _space(subspace: Subspace, data: Data) -> Space:
+    return subspace.of(data)

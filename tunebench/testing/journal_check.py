@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import _witness
 import sqlalchemy as sa
 
 from tunebench import device as devices
@@ -19,6 +18,7 @@ from tunebench.db.owner import is_dead, new_owner
 from tunebench.db.record import TrialKey
 from tunebench.db.store import Store
 from tunebench.space import Config
+from tunebench.testing import journaled_tuning
 
 __all__ = ["Audit", "Counts", "is_damaged"]
 
@@ -148,10 +148,10 @@ class Audit:
     def finish(self, seed: int) -> None:
         """Let a new tuner finish every problem, and hold what is served then against all there is."""
         problems = self.store.stats().workloads
-        with _witness.witnessing(_name(self.store), self.journal) as store:
+        with journaled_tuning.witnessing(_name(self.store), self.journal) as store:
             for number in range(problems):
-                _witness.tune(store, _witness.workload(number), seed)
-        _witness.serve()
+                journaled_tuning.tune(store, journaled_tuning.workload(number), seed)
+        journaled_tuning.serve()
         if self.store.location.url is not None:  # or it may be a minute old
             lookup_index.export(self.store, lookup_index.index_path(self.store.location))
         for number in range(problems):
@@ -177,7 +177,7 @@ def is_damaged(path: Path) -> bool:
 
 def is_best(db: str, number: int) -> bool:
     """Tell whether what is served for a problem is the best of all its configurations."""
-    problem = _witness.workload(number)
-    times = (getattr(outcome, "median_us", None) for outcome in _witness.outcomes(problem))
+    problem = journaled_tuning.workload(number)
+    times = (getattr(outcome, "median_us", None) for outcome in journaled_tuning.outcomes(problem))
     answer = lookup_workload(problem, device=devices.local_cpu(), db=db, strict=True)
-    return answer.expected_us == min(us for us in times if us is not None)
+    return bool(answer.expected_us == min(us for us in times if us is not None))

@@ -1,6 +1,6 @@
 """What the loop itself costs: trials a second with a kernel that does nothing, and whether stages overlap.
 
-    python benchmarks/overhead.py [--trials 500]
+    python -m benchmarks.tuning_overhead [--trials 500]
 
 Three figures: milliseconds a trial of the whole loop (Optuna, worker processes, one database transaction to
 claim and one to record); the same without the database; and the wall time of delayed stages when compiling
@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import null
 import numpy as np
 
+from benchmarks import null_variant
 from tunebench import device as devices
 from tunebench.db.owner import new_owner
 from tunebench.db.record import RunStart, TrialKey
@@ -41,13 +41,16 @@ def loop(
     on_result: Callable[[Proposal, Result], None] = lambda proposal, result: None,
 ) -> float:
     """Return the wall seconds of so many trials."""
-    table = null.VARIANT.configs(WORKLOAD, DEVICE)
+    table = null_variant.VARIANT.configs(WORKLOAD, DEVICE)
     search = VariantSearch(
-        null.VARIANT.key, Prospects(table=table, bounds_us=np.zeros(len(table))), sampler="bound", seed=0
+        null_variant.VARIANT.key,
+        Prospects(table=table, bounds_us=np.zeros(len(table))),
+        sampler="bound",
+        seed=0,
     )
 
     def make_task(proposal: Proposal) -> Task:
-        return Task(variant=null.VARIANT, workload=WORKLOAD, config=proposal.config, device=DEVICE)
+        return Task(variant=null_variant.VARIANT, workload=WORKLOAD, config=proposal.config, device=DEVICE)
 
     began = time.perf_counter()
     run([search], executor, Budget(trials=trials), make_task=make_task, claim=claim, on_result=on_result)
@@ -58,9 +61,14 @@ def executor(*, compile_s: float = 0.0, measure_s: float = 0.0, overlap: bool = 
     """Return an executor with its workers up."""
     workers = LocalExecutor(
         compiling=Stage(
-            function=null.compile_task, start=null.start, start_arguments=(compile_s,), workers=2
+            function=null_variant.compile_task,
+            start=null_variant.start,
+            start_arguments=(compile_s,),
+            workers=2,
         ),
-        measuring=Stage(function=null.measure_task, start=null.start, start_arguments=(measure_s,)),
+        measuring=Stage(
+            function=null_variant.measure_task, start=null_variant.start, start_arguments=(measure_s,)
+        ),
         overlap=overlap,
     )
     loop(workers, 4)
@@ -77,7 +85,7 @@ def recorded(trials: int) -> float:
             return TrialKey(
                 device=DEVICE.key,
                 workload=str(WORKLOAD),
-                variant=null.VARIANT.key,
+                variant=null_variant.VARIANT.key,
                 revision="null",
                 config=proposal.config,
             )

@@ -1,6 +1,6 @@
 """Imports of spoilt files: each goes in, or in part, or is refused, and leaves a database that is sound.
 
-    python benchmarks/fuzz_imports.py [--files 100000] [--seed 0] [--first 0] [--out DIR]
+    python -m tunebench.testing.import_fuzz [--files 100000] [--seed 0] [--first 0] [--out DIR]
 
 Kernel Tuner's cache files, T4 and JSON Lines, plain and compressed, to which this and that was done (see
 `_fuzz_files.py`). After each import:
@@ -29,7 +29,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
-from _fuzz_files import spoilt
 
 from tunebench.db import open_store
 from tunebench.db.exchange import import_file
@@ -38,6 +37,7 @@ from tunebench.db.reader import device_table, measurement_table, run_table, tria
 from tunebench.db.record import MAX_FAULTS
 from tunebench.db.store import Store
 from tunebench.errors import TunebenchError
+from tunebench.testing.corrupt_files import spoilt
 
 TIME_LIMIT_S = 30.0
 """Wall time of one file, on a machine that others use."""

@@ -1,13 +1,13 @@
 """Nothing committed is ever lost: tuners and servers are killed at random, and every record is looked for.
 
-    python benchmarks/faults.py [sqlite] [postgresql] [cli] [power] [--kills 200] [--json FILE]
+    python -m tunebench.testing.faults [sqlite] [postgresql] [cli] [power] [--kills 200] [--json FILE]
 
 - ``sqlite``: four tuners on one file; one of them is killed by SIGKILL at a random moment, again and again.
 - ``postgresql``: four tuners on one server; the server is killed, and started again.
 - ``cli``: ``tunebench tune --device cpu`` itself, with all its processes killed.
-- ``power``: a power cut at any moment, from a trace of what a tuner wrote and flushed (see `_power.py`).
+- ``power``: a power cut at any moment, from a trace of what a tuner wrote and flushed (see `power_cuts.py`).
 
-Each tuner writes what `record` returned from into a journal beside the database (see `_witness.py`). After
+Each tuner writes what `record` returned from into a journal beside the database (see `journaled_tuning.py`). After
 every kill the database is checked, and all the journal must be in it, once. Two readers look up meanwhile.
 """
 
@@ -31,14 +31,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import _witness
-from _audit import Audit, Counts
-
 from tunebench import device as devices
 from tunebench.answer import lookup_workload
 from tunebench.db import lookup_index
 from tunebench.db.store import open_store
 from tunebench.errors import DatabaseError, LookupMiss
+from tunebench.outcome import Measured
+from tunebench.testing import journaled_tuning
+from tunebench.testing.journal_check import Audit, Counts
 from tunebench.testing.postgres import Server, serving, unavailable
 
 __all__ = ["Counts", "cli_soak", "server_soak", "sqlite_soak"]
@@ -52,19 +52,20 @@ TUNERS, READERS, ENDLESS = 4, 2, 10**6
 def read_on(db: str, seconds_between: float, results: Any, until: Any) -> None:
     """Look up until told to stop, and tell what came of it."""
     lookup_index.REFRESH_S = seconds_between
-    _witness.serve()
+    journaled_tuning.serve()
     warnings.simplefilter("ignore", RuntimeWarning)  # a server that is away is what this is about
     device, draw, counts = devices.local_cpu(), random.Random(os.getpid()), Counter[str]()
     newest = 0
     over = False
     while not over:
         over = until.is_set()
-        problem = _witness.workload(draw.randint(max(0, newest - 2), newest + 1))
+        problem = journaled_tuning.workload(draw.randint(max(0, newest - 2), newest + 1))
         try:
             answer = lookup_workload(problem, device=device, db=db, strict=True)
-            outcome = _witness.outcome_of(str(problem), answer.config)
-            right = (
-                answer.expected_us == getattr(outcome, "median_us", None) and answer.ci_us == outcome.ci_us
+            outcome = journaled_tuning.outcome_of(str(problem), answer.config)
+            right = isinstance(outcome, Measured) and (outcome.median_us, outcome.ci_us) == (
+                answer.expected_us,
+                answer.ci_us,
             )
             counts["lookups" if right else f"wrong: {answer}"] += 1
             newest = max(newest, problem.cols - 1)
@@ -83,7 +84,9 @@ class Crew:
 
     def __init__(self, db: str, journal: Path, counts: Counts, *, refresh_s: float = 0.1) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["_witness", "faults"])
+        self._context.set_forkserver_preload(
+            ["tunebench.testing.journaled_tuning", "tunebench.testing.faults"]
+        )
         self._db, self._journal, self._counts = db, journal, counts
         self._until, self._results = self._context.Event(), self._context.Queue()
         self._seed = 0
@@ -98,7 +101,7 @@ class Crew:
     def _tuner(self) -> Any:
         self._seed += 1
         arguments = (self._db, self._journal, self._seed, ENDLESS)
-        tuner = self._context.Process(target=_witness.tune_on, args=arguments)
+        tuner = self._context.Process(target=journaled_tuning.tune_on, args=arguments)
         tuner.start()
         return tuner
 
@@ -197,7 +200,16 @@ def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> Counts:
     """Kill `tunebench tune` and all its processes, again and again; then let it finish."""
     counts, draw = Counts(), random.Random(seed)
     db, journal = folder / "cli.db", folder / "cli-journal"
-    command = [sys.executable, __file__, "witness", str(db), str(journal), *COMMAND, *QUICK]
+    command = [
+        sys.executable,
+        "-m",
+        "tunebench.testing.faults",
+        "journal",
+        str(db),
+        str(journal),
+        *COMMAND,
+        *QUICK,
+    ]
     with open_store(db) as store:
         audit = Audit(store, journal, counts)
         for _ in _shown(range(kills), counts):
@@ -249,8 +261,8 @@ def _shown(rounds: Sequence[int], counts: Counts) -> Iterator[int]:
 
 def main() -> None:
     """Print the counts as JSON; end with 1 if anything was seen that must not be."""
-    if sys.argv[1:2] == ["witness"]:
-        sys.exit(_witness.command_line(*sys.argv[2:]))
+    if sys.argv[1:2] == ["journal"]:
+        sys.exit(journaled_tuning.command_line(*sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=[])
     parser.add_argument("--kills", type=int, default=200)
@@ -271,10 +283,10 @@ def main() -> None:
 
 def _run(part: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
     if part == "power":
-        import _power
+        from tunebench.testing import power_cuts
 
         return {
-            name: _power.cuts(folder / name, kills, seed=seed, network=name == "rollback")
+            name: power_cuts.cuts(folder / name, kills, seed=seed, network=name == "rollback")
             for name in ("log", "rollback")
         }
     if part == "postgresql":
