@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Config", "Constraint", "Parameter", "Space", "Table", "Value"]
+__all__ = ["Config", "Constraint", "Parameter", "Space", "Table", "Value", "takes_config"]
 
 Value = int | float | str
 """What a parameter may be set to."""
@@ -315,6 +315,28 @@ class Space:
                 for p in self.parameters
             ),
         )
+
+
+def takes_config(*names: str) -> Callable[[Callable[..., Any]], Constraint]:
+    """Return a decorator for a constraint that reads many parameters, as a mapping in its first argument.
+
+    ``@takes_config("bm", "bn")`` on ``fits(config, device)`` is a constraint on `bm`, `bn` and `device`.
+
+    Args:
+        names: Parameters that the constraint reads from the mapping.
+    """
+
+    def decorate(holds: Callable[..., Any]) -> Constraint:
+        @functools.wraps(holds)
+        def constraint(**given: Any) -> Any:
+            return holds({name: given.pop(name) for name in names}, **given)
+
+        columns = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        context = list(inspect.signature(holds).parameters.values())[1:]
+        constraint.__signature__ = inspect.Signature([*columns, *context])  # type: ignore[attr-defined]
+        return constraint
+
+    return decorate
 
 
 @functools.cache

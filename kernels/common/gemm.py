@@ -1,4 +1,12 @@
-"""What variants of gemm written in CUDA C++ share on the Python side: types, alignment, arguments, grids."""
+"""Host side of gemm kernels in CUDA C++: types, alignment, epilogue, arguments, grids, division of k.
+
+To add an activation to the epilogue:
+
+1. workloads/operators/_activation.py names it and computes the float64 reference.
+2. epilogue.cuh defines it in CUDA C++, and `ACTIVATIONS` below lists it.
+3. numba_epilogue.py defines it for Numba on the CPU.
+4. gemm/numba_cuda.py and gated_gemm/numba_cuda.py compute it in their kernels.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +19,7 @@ from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
 from tunebench.kernels.common import cuda_expression, prologue
 from tunebench.kernels.common.cuda import ctype
-from tunebench.space import Config, Table
+from tunebench.space import Config, Table, takes_config
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators._activation import IDENTITY
@@ -19,6 +27,7 @@ from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = [
     "ACTIVATIONS",
+    "MATRICES",
     "MAX_BLOCKS",
     "SPLITS",
     "STREAMS",
@@ -31,17 +40,24 @@ __all__ = [
     "divided_launches",
     "division",
     "fits",
+    "grid",
     "injected",
+    "keep_remainder",
     "parts_are_few",
-    "problem",
     "scratch",
     "shares",
     "shrink",
     "split_is_of_use",
     "stream_is_of_use",
     "tiles",
+    "too_many_blocks",
+    "usual_blocks",
     "widths",
+    "workload_constants",
 ]
+
+MATRICES = 1
+"""Number of matrices b that the rows of a are multiplied by."""
 
 MAX_BLOCKS = 2**31 - 1
 """Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
@@ -69,8 +85,8 @@ def constants(name: str, **values: str | bool | int) -> str:
     return "\n".join([f"struct {name} {{", *lines, "};"]) + "\n"
 
 
-def problem(workload: Gemm) -> dict[str, str | bool | int]:
-    """Return the constants that the problem decides, whatever the configuration; sizes are arguments."""
+def workload_constants(workload: Gemm) -> dict[str, str | bool | int]:
+    """Return the compile-time constants that depend on the workload only; sizes are arguments."""
     return {
         "In": ctype(workload.dtype),
         "Out": ctype(workload.out),
@@ -119,8 +135,16 @@ def blocks(workload: Gemm, bm: Any, bn: Any) -> Any:
     return workload.batch * ceil_div(workload.m, bm) * ceil_div(workload.n, bn)
 
 
-def tiles(workload: Gemm, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
-    """Return how tiles of bm x bn, in steps of bk, cut a product."""
+usual_blocks = blocks
+
+
+def grid(workload: Gemm, config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the grid in x, y and z: one block per tile."""
+    return (int(blocks(workload, config["bm"], config["bn"])), 1, 1)
+
+
+def tiles(workload: Any, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
+    """Return the tiling of m, n and k by bm, bn and bk."""
     return tuple(
         Tiling(dimension=name, extent=getattr(workload, name), tile=config[f"b{name}"]) for name in "mnk"
     )
@@ -155,10 +179,10 @@ def split_is_of_use(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, dev
     return (split_k == 1) | (few & long & small)
 
 
-def stream_is_of_use(
-    bm: Any, bn: Any, bk: Any, split_k: Any, stream_k: Any, workload: Gemm, device: Device
-) -> Any:
-    """A stream must have one or two blocks for each SM (or nearly), of some steps and up to 4 tiles each."""
+@takes_config("bm", "bn", "bk", "split_k", "stream_k")
+def stream_is_of_use(config: Mapping[str, Any], workload: Gemm, device: Device) -> Any:
+    """A stream must have about one or two blocks per SM, each with several steps and up to 4 tiles."""
+    bm, bn, bk, split_k, stream_k = config.values()
     each = max((count for count in SM_COUNTS if count <= device.sm_count), default=0)
     tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
     worthwhile = (tiles <= 4 * stream_k) & (tiles * ceil_div(workload.k, bk) >= LEAST_STEPS * stream_k)
@@ -230,27 +254,39 @@ def divided_launches(workload: Gemm, config: Config, product: Launch) -> tuple[L
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What blocks do of a product, as columns.
+    """The share of a product that the busiest blocks compute, as columns.
 
     Attributes:
-        steps: Steps of k (of some tile or tiles) of a block that has most.
-        length: Elements of k that exist in these, at least.
-        full_blocks: How many blocks have as many steps.
-        blocks: How many blocks of as many steps would do all there is.
+        length: Elements of k that such a block multiplies, over all its tiles, in whole steps.
+        used_length: Lower bound of those of them that exist.
+        edge_rows: Rows of the smallest tile.
+        full_blocks: Number of such blocks.
+        blocks: All work, as a number of such blocks; may be a fraction.
         launches: Kernels that run one after the other.
+        special_per_element: Special-function results that the prologue takes per element of a.
     """
 
-    steps: Any
     length: Any
+    used_length: Any
+    edge_rows: Any
     full_blocks: Any
     blocks: Any
-    launches: Any
+    launches: Any = 1
+    special_per_element: int = 0
 
 
-def shares(workload: Gemm, table: Table) -> Share:
-    """Return what blocks do in each configuration of a table."""
-    bm, bn, bk, split = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "split_k"))
-    stream = table["stream_k"].astype(np.float64) if "stream_k" in table.space.names else 0.0 * bm
+def shares(workload: Gemm, table: Table, device: Device) -> Share:
+    """Return the share of the product that the busiest blocks compute, for each configuration.
+
+    Args:
+        workload: The product.
+        table: Configurations with bm, bn and bk, and split_k and stream_k if the space has them.
+        device: Not used: a block has the same share on all devices.
+    """
+    bm, bn, bk = (table[name].astype(np.float64) for name in ("bm", "bn", "bk"))
+    names = table.space.names
+    split = table["split_k"].astype(np.float64) if "split_k" in names else 1.0 + 0.0 * bm
+    stream = table["stream_k"].astype(np.float64) if "stream_k" in names else 0.0 * bm
     tiles, of_tile = blocks(workload, bm, bn), ceil_div(workload.k, bk)
     # A division shares `steps` out among `parts`, and does so `times` over.
     steps = np.where(stream > 0, tiles * of_tile, of_tile)
@@ -260,11 +296,13 @@ def shares(workload: Gemm, table: Table) -> Share:
     # The last step of a tile may be short, and some of those may be among a block's.
     missing = of_tile * bk - workload.k
     return Share(
-        steps=most,
-        length=most * bk - ceil_div(most, of_tile) * missing,
+        length=most * bk,
+        used_length=most * bk - ceil_div(most, of_tile) * missing,
+        edge_rows=workload.m - (ceil_div(workload.m, bm) - 1) * bm,
         full_blocks=times * np.where(steps % parts == 0, parts, steps % parts),
         blocks=times * steps / most,
         launches=1 + ((stream > 0) | (split > 1)),
+        special_per_element=prologue.special_of_element(workload),
     )
 
 
@@ -282,6 +320,13 @@ def too_many_blocks(workload: Gemm, tiles: Iterable[tuple[int, int]]) -> str | N
     return f"c ({workload.batch}, {workload.m}, {workload.n}) takes more than {MAX_BLOCKS} blocks"
 
 
+def keep_remainder(extent: int, tile: int, tiles: int) -> int:
+    """Return the extent of `tiles` tiles plus the remainder of `extent`, or `extent` if that is smaller."""
+    # A multiple of 16 elements stays aligned: it is 16 bytes or more of any type.
+    tile, tiles = max(16, tile), ceil_div(tile * tiles, max(16, tile))
+    return min(extent, tile * tiles + extent % tile)
+
+
 def shrink(
     workload: Gemm, config: Mapping[str, Any], stages: int, affordable_fma: int = AFFORDABLE_FMA
 ) -> Gemm:
@@ -291,18 +336,12 @@ def shrink(
     they are; m and n keep as many full tiles beside it as emulation can afford, up to two, and k enough of
     them that each of `stages` buffers is used again.
     """
-
-    def keep(extent: int, tile: int, tiles: int) -> int:
-        # 16 elements are at least 16 bytes of any type: a multiple of them stays aligned.
-        tile, tiles = max(16, tile), ceil_div(tile * tiles, max(16, tile))
-        return min(extent, tile * tiles + extent % tile)
-
     for tiles_m, tiles_n, batch in ((2, 2, 2), (1, 2, 2), (1, 1, 2), (1, 1, 1)):
         small = dataclasses.replace(
             workload,
-            m=keep(workload.m, config["bm"], tiles_m),
-            n=keep(workload.n, config["bn"], tiles_n),
-            k=keep(workload.k, config["bk"], stages + 1),
+            m=keep_remainder(workload.m, config["bm"], tiles_m),
+            n=keep_remainder(workload.n, config["bn"], tiles_n),
+            k=keep_remainder(workload.k, config["bk"], stages + 1),
             batch=min(workload.batch, batch),
         )
         if small.flops() <= 2 * affordable_fma:

@@ -10,7 +10,7 @@ from tunebench.kernels.common.cuda_expression import PRINTER, filled, special
 from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators._prologue import PREFIX, vectors
 
-__all__ = ["operands", "refusal", "special_of_element", "struct"]
+__all__ = ["applied", "operands", "preamble", "refusal", "special_of_element"]
 
 _STRUCT = """
 struct Prologue {
@@ -23,7 +23,7 @@ struct Prologue {
 """
 
 
-def struct(workload: Any) -> str:
+def _struct(workload: Any) -> str:
     """Return the struct `Prologue` of a workload that has a function ahead, with the helpers that it needs.
 
     The text of an activation that is an expression comes before it, and has brought them along.
@@ -38,6 +38,35 @@ def struct(workload: Any) -> str:
         RESULT=result,
     )
     return text if workload.act != IDENTITY else helpers("reduce") + text
+
+
+def preamble(workload: Any, header: str) -> str:
+    """Return the struct `Prologue` and the headers that apply it, or "" for a workload without a prologue.
+
+    Args:
+        workload: A gemm or conv2d.
+        header: Name of the .cuh file with the tiles that apply the prologue.
+    """
+    return _struct(workload) + helpers("prologue", header) if workload.has_pre else ""
+
+
+_PARAMETERS = """
+          const typename C::In* __restrict__ pre_scale, const typename C::In* __restrict__ pre_shift,"""
+
+
+def applied(source: str, workload: Any, *, tile: str, prologue_tile: str) -> str:
+    """Return a gemm kernel whose tiles of a have the prologue of the workload, if it has one.
+
+    Args:
+        source: The kernel, with @PARAMETERS@, @TILE@ and @VECTORS@ where the prologue adds text.
+        workload: The gemm.
+        tile: Class template of tiles of a without a prologue.
+        prologue_tile: The same with a prologue.
+    """
+    if not workload.has_pre:
+        return filled(source, PARAMETERS="", TILE=tile, VECTORS="")
+    vectors = ", PrologueVectors<In>{pre_scale + k0, pre_shift + k0}"
+    return filled(source, PARAMETERS=_PARAMETERS, TILE=prologue_tile, VECTORS=vectors)
 
 
 def operands(workload: Any) -> tuple[str, str]:

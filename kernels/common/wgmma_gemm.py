@@ -1,6 +1,7 @@
-"""Products of matrices by wgmma whose tiles are copied as boxes: what gemm and gated_gemm share.
+"""Base class of matrix products on Hopper's tensor cores by wgmma.
 
-A variant derives from `WgmmaGemm` and writes the kernel, what it takes, and what it refuses.
+The cuda_wgmma variants of gemm and gated_gemm derive from it. TMA copies tiles of a and b as boxes into a ring
+of buffers. The device code is in gemm_wgmma.cuh.
 """
 
 from __future__ import annotations
@@ -13,15 +14,27 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common import gemm, wgmma_tile
+from tunebench.kernels.common.gemm_variant import Constants, TiledGemm
 from tunebench.kernels.common.wgmma_tile import LINE_BYTES
-from tunebench.space import Config, Constraint, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, TensorMap, Tiling, ceil_div
-from tunebench.workload import Workload
+from tunebench.space import Config, Constraint, Parameter, Table
+from tunebench.variant import Argument, Costs, Launch, TensorMap, ceil_div
+from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 
-__all__ = ["WgmmaGemm", "constraints", "fits"]
+__all__ = ["RING", "WgmmaGemm", "constraints", "fits"]
 
-W = TypeVar("W", bound=Workload)
+W = TypeVar("W", bound=Gemm | GatedGemm)
+
+RING = (
+    Parameter("stages", (2, 3, 4, 5, 6, 7, 8), "buffers of the ring in shared memory"),
+    Parameter("consumers", (1, 2, 3), "warpgroups that multiply"),
+    Parameter("pingpong", (0, 1), "1: each consumer multiplies its own tile while another stores"),
+    Parameter("cluster_m", (1, 2), "blocks of a cluster along m, which share columns of b"),
+    Parameter("cluster_n", (1, 2), "blocks of a cluster along n, which share rows of a"),
+    Parameter("staged", (0, 1), "1: store results through shared memory, in wide accesses"),
+    Parameter("group_m", (1, 4, 8, 16), "rows of tiles that concurrent blocks share in L2"),
+    Parameter("min_blocks", (1, 2), "resident blocks per SM"),
+)
 
 
 # -- constraints --------------------------------------------------------------------------------------------
@@ -52,30 +65,13 @@ def cluster_has_tiles(bm: Any, bn: Any, cluster_m: Any, cluster_n: Any, workload
 
 def constraints(matrices: int = 1) -> tuple[Constraint, ...]:
     """Return those of a space for `matrices` products of the same rows of a, all but `fits`."""
-
-    def shared_memory_fits(
-        bm: Any,
-        bn: Any,
-        bk: Any,
-        consumers: Any,
-        stages: Any,
-        staged: Any,
-        min_blocks: Any,
-        workload: Any,
-        device: Device,
-    ) -> Any:
-        """As many blocks as an SM is to hold must fit in its shared memory."""
-        smem = wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages, staged, matrices=matrices)
-        together = min_blocks * (smem + device.smem_reserved_bytes)
-        return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
-
     return (
         wgmma_tile.consumers_share_the_tile,
         wgmma_tile.sums_stay_in_registers(matrices),
         steps_are_lines,
         stages_have_tiles,
         cluster_has_tiles,
-        shared_memory_fits,
+        wgmma_tile.shared_memory_fits(*wgmma_tile.TILE, matrices=matrices),
         lambda bm, cluster_m, group_m, workload: (group_m == 1) | (group_m * cluster_m * bm < 2 * workload.m),
     )
 
@@ -83,20 +79,18 @@ def constraints(matrices: int = 1) -> tuple[Constraint, ...]:
 # -- the variant --------------------------------------------------------------------------------------------
 
 
-class WgmmaGemm(CudaVariant[W]):
-    """A variant for Hopper of which a block's tile is of one product, or of several of the same rows of a.
+class WgmmaGemm(TiledGemm[W]):
+    """A variant for Hopper by wgmma and TMA.
 
     Attributes:
-        matrices: Matrices b, as many as products; in `inputs` they follow a.
-        entry: Name of the kernel.
         usual: Tiles that libraries ship, largest first: bm, bn, consumers.
+        dtypes: Input types that the variant multiplies.
     """
 
     minimum_cc = (9, 0)
     maximum_cc = (9, 0)
-    matrices: ClassVar[int] = 1
-    entry: ClassVar[str]
     usual: ClassVar[tuple[tuple[int, int, int], ...]]
+    dtypes: ClassVar[tuple[str, ...]]
 
     @abc.abstractmethod
     def product(self, workload: W) -> Gemm:
@@ -104,7 +98,23 @@ class WgmmaGemm(CudaVariant[W]):
 
     @abc.abstractmethod
     def arguments(self, workload: W, config: Config) -> tuple[Argument, ...]:
-        """Return what the kernel takes after the maps of a and of each b."""
+        """Return the kernel's arguments after the tensor maps of a and of each b."""
+
+    def limits(self, workload: W, device: Device) -> str | None:
+        """Return why wgmma or TMA cannot do this workload, or None if they can."""
+        whole, key = self.product(workload), self.key
+        if workload.dtype not in self.dtypes:
+            listed = f"{', '.join(self.dtypes[:-1])} and {self.dtypes[-1]}"
+            return f"{key} multiplies {listed}, not {workload.dtype}"
+        if workload.dtype == "e4m3" and workload.trans != "nt":
+            return f"{key} multiplies e4m3 with trans=nt only: k must be contiguous in both a and b"
+        if min(gemm.widths(whole)[:2]) * itemsize(workload.dtype) < 16:
+            return f"{key} copies by TMA: the row lengths of a and b must be multiples of 16 bytes"
+        if max(whole.m, whole.n, whole.k, whole.batch) > wgmma_tile.MOST_EXTENT:
+            return f"{key} supports dimensions up to {wgmma_tile.MOST_EXTENT}"
+        if not any(fits(bm, bn, whole) for bm, bn, _ in self.usual):
+            return f"c ({whole.batch}, {whole.m}, {whole.n}) has too many tiles for {key}"
+        return None
 
     def target(self, device: Device) -> str:
         """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
@@ -118,13 +128,16 @@ class WgmmaGemm(CudaVariant[W]):
             bm, bn = config["bm"], config["bn"]
             rounds = ceil_div(gemm.blocks(whole, bm, bn), device.sm_count)
             # Multiplying a tile costs with its area, reading it with its edges.
-            return int(rounds * (self.matrices * bm * bn + 48 * (bm + self.matrices * bn)))
+            return int(
+                rounds * (self.operation.MATRICES * bm * bn + 48 * (bm + self.operation.MATRICES * bn))
+            )
 
-        ordered = sorted(self._usual(whole, device), key=work)
+        ordered = sorted(self._usual(workload, device), key=work)
         return self.space.first_valid(ordered, workload=workload, device=device)
 
-    def _usual(self, whole: Gemm, device: Device) -> Iterator[Config]:
+    def _usual(self, workload: W, device: Device) -> Iterator[Config]:
         """Yield the usual tiles, as deep as shared memory and k allow; in pairs if they fill the device."""
+        whole = self.product(workload)
         for bm, bn, consumers in self.usual:
             bk = LINE_BYTES // itemsize(whole.dtype)
             paired = bm < whole.m and gemm.blocks(whole, bm, bn) >= device.sm_count
@@ -142,19 +155,17 @@ class WgmmaGemm(CudaVariant[W]):
                 "group_m": max(g for g in (1, 4, 8) if g == 1 or g * cluster_m * bm < 2 * whole.m),
                 "min_blocks": 1,
             }
-            room = device.smem_per_block_bytes - int(self._smem_bytes(whole, config))
-            deepest = room // ((bm + self.matrices * bn) * LINE_BYTES + 16)
+            room = device.smem_per_block_bytes - int(self.smem_bytes(workload, config))
+            deepest = room // ((bm + self.operation.MATRICES * bn) * LINE_BYTES + 16)
             yield Config({**config, "stages": min(8, max(2, 2 * ceil_div(whole.k, bk)), deepest)})
 
-    def _smem_bytes(self, whole: Gemm, config: Any) -> Any:
-        """Return the shared memory of a block, of a configuration or of a table of them."""
-        names = ("bm", "bn", "bk", "consumers", "stages", "staged")
-        values = (config[name] for name in names)
-        return wgmma_tile.smem_bytes(whole.dtype, *values, matrices=self.matrices)
+    def block_threads(self, config: Config) -> int:
+        """Return the threads of a block."""
+        return int(wgmma_tile.threads(config["consumers"]))
 
-    def tiles(self, workload: W, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut m, n and k."""
-        return gemm.tiles(self.product(workload), config)
+    def smem_bytes(self, workload: W, config: Any) -> Any:
+        """Return the shared memory of a block, in bytes."""
+        return wgmma_tile.smem_bytes(config, workload.dtype, self.operation.MATRICES)
 
     def costs(self, workload: W, table: Table, device: Device) -> Costs:
         """Count tiles as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied."""
@@ -169,15 +180,15 @@ class WgmmaGemm(CudaVariant[W]):
             blocks=tiles,
             full_blocks=tiles,
             threads=wgmma_tile.threads(consumers),
-            smem_bytes=self._smem_bytes(whole, table),
-            mma_flop=self.matrices * 2 * bm * bn * padded_k,
+            smem_bytes=self.smem_bytes(workload, table),
+            mma_flop=self.operation.MATRICES * 2 * bm * bn * padded_k,
             mma_dtype=whole.dtype,
             # Written and read once: how often wgmma reads an operand that its warps share is not published.
-            smem_traffic_bytes=2 * size * padded_k * (bm + self.matrices * bn),
+            smem_traffic_bytes=2 * size * padded_k * (bm + self.operation.MATRICES * bn),
             # What the least block, at the corner of c, reads.
-            fill_bytes=(of_a + self.matrices * of_b) * size,
+            fill_bytes=(of_a + self.operation.MATRICES * of_b) * size,
             # Four warps issue each product of 64 rows, whether the tile has one consumer or all.
-            instructions=self.matrices * 4 * bm / 64 * padded_k * size / 32,
+            instructions=self.operation.MATRICES * 4 * bm / 64 * padded_k * size / 32,
             # A warpgroup adds 32 bytes of k by one product of 64 x bn: bn / 2 clocks of all tensor cores of
             # its SM, and the next adds to the same sums; sums of another b are others. In pingpong a block
             # has as many tiles under way as consumers. A tile waits for its first copy, but that may be while
@@ -191,8 +202,8 @@ class WgmmaGemm(CudaVariant[W]):
         product = "QGMMA" if self.product(workload).dtype == "e4m3" else "HGMMA"
         return (product, "UTMALDG", *(["USETMAXREG"] if wgmma_tile.registers_move(config) else []))
 
-    def choices(self, workload: W, config: Config) -> dict[str, str | bool | int]:
-        """Return the constants that the configuration decides."""
+    def choices(self, workload: W, config: Config) -> Constants:
+        """Return the compile-time constants that depend on the configuration."""
         names = ("bm", "bn", "bk", "stages", "consumers", "cluster_m", "cluster_n", "min_blocks")
         return {
             **{name.upper(): config[name] for name in names},
@@ -214,9 +225,9 @@ class WgmmaGemm(CudaVariant[W]):
             Launch(
                 entry=f"{self.entry}<Choice>",
                 grid=(clusters * cluster_m * cluster_n, 1, 1),
-                block=(wgmma_tile.threads(config["consumers"]), 1, 1),
+                block=(self.block_threads(config), 1, 1),
                 arguments=(*self._maps(workload, config), *self.arguments(workload, config)),
-                smem_bytes=int(self._smem_bytes(whole, config)),
+                smem_bytes=int(self.smem_bytes(workload, config)),
                 cluster=cluster_m * cluster_n,
                 blocks_per_sm=config["min_blocks"],
             ),
@@ -225,7 +236,14 @@ class WgmmaGemm(CudaVariant[W]):
     def _maps(self, workload: W, config: Config) -> Iterator[TensorMap]:
         """Yield how tiles of a are copied, and those of each b."""
         bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
-        trans, (a, *each_b) = self.product(workload).trans, workload.inputs()[: 1 + self.matrices]
+        trans, (a, *each_b) = self.product(workload).trans, workload.inputs()[: 1 + self.operation.MATRICES]
         yield wgmma_tile.panel_map(a, trans[0] == "n", bm, bk, config["cluster_n"])
         for b in each_b:
             yield wgmma_tile.panel_map(b, trans[1] == "t", bn, bk, config["cluster_m"])
+
+    def emulation_workload(self, workload: W, config: Config) -> W:
+        """Return a workload of few tiles with the same edges."""
+        small: W = self.operation.shrink(
+            workload, config, config["stages"], affordable_fma=wgmma_tile.AFFORDABLE_FMA
+        )
+        return small

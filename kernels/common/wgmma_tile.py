@@ -5,11 +5,13 @@ Constraints here are of spaces with parameters bm, bn, consumers, pingpong, min_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tunebench._lazy import np
+from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
-from tunebench.space import Config, Constraint
+from tunebench.space import Config, Constraint, takes_config
 from tunebench.variant import TensorMap, ceil_div
 from tunebench.workload import Tensor
 
@@ -19,6 +21,7 @@ __all__ = [
     "MOST_EXTENT",
     "OTHER_REGISTERS",
     "PRODUCER_REGISTERS",
+    "TILE",
     "consumer_registers",
     "consumers_share_the_tile",
     "launched_registers",
@@ -27,12 +30,16 @@ __all__ = [
     "panel_map",
     "registers_move",
     "rows",
+    "shared_memory_fits",
     "smem_bytes",
     "staging_bytes",
     "sums",
     "sums_stay_in_registers",
     "threads",
 ]
+
+TILE = ("bm", "bn", "bk", "consumers", "stages", "staged")
+"""Parameters that decide the shared memory of a block."""
 
 LINE_BYTES = 128
 """A line of a tile in shared memory: the longest that is swizzled."""
@@ -104,21 +111,15 @@ def staging_bytes(consumers: Any, staged: Any = 1) -> Any:
     return staged * 4 * consumers * 16 * (32 + 8) * 4
 
 
-def smem_bytes(
-    dtype: DType,
-    bm: Any,
-    bn: Any,
-    bk: Any,
-    consumers: Any,
-    stages: Any,
-    staged: Any = 1,
-    *,
-    matrices: int = 1,
-) -> Any:
-    """Return the shared memory of a block: the ring, room to gather results, barriers.
+def smem_bytes(config: Any, dtype: DType, matrices: int = 1) -> Any:
+    """Return the shared memory of a block in bytes: the ring, staging of results, barriers.
 
-    `matrices` is how many matrices b the tile of a is multiplied by; its results come together as one tile.
+    Args:
+        config: A configuration with `TILE`, or a table of them.
+        dtype: Type of a and b.
+        matrices: Number of matrices b. Their results pass through shared memory as one tile.
     """
+    bm, bn, bk, consumers, stages, staged = (config[name] for name in TILE)
     barriers = 2 * stages + consumers
     ring = stages * (bm + matrices * bn) * bk * itemsize(dtype)
     return ring + staging_bytes(consumers, staged) + 8 * barriers
@@ -184,5 +185,23 @@ def sums_stay_in_registers(matrices: int = 1, producer_registers: int = PRODUCER
         one = bn // 2 + INSTRUCTION_REGISTERS
         room = consumer_registers(consumers, min_blocks, producer_registers)
         return (needed <= room) & (one <= launched_registers(consumers, min_blocks))
+
+    return holds
+
+
+def shared_memory_fits(*names: str, matrices: int = 1) -> Constraint:
+    """Return the constraint on the shared memory of `min_blocks` blocks.
+
+    Args:
+        names: Parameters of `TILE` that the space has; without `staged`, results are always staged.
+        matrices: Number of matrices b.
+    """
+
+    @takes_config(*names, "min_blocks")
+    def holds(config: Mapping[str, Any], workload: Any, device: Device) -> Any:
+        """`min_blocks` blocks must fit in the shared memory of an SM."""
+        smem = smem_bytes({"staged": 1, **config}, workload.dtype, matrices)
+        together = config["min_blocks"] * (smem + device.smem_reserved_bytes)
+        return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
 
     return holds

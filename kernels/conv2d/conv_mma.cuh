@@ -6,7 +6,9 @@
 // The share S of a tile, X by K, that a thread copies to shared memory, VEC elements an access.
 template <class T, class S, int X, int K, int VEC, bool LINES_ALONG_K>
 struct CopiedTile {
+  using Share = S;
   static constexpr bool ALONG_K = LINES_ALONG_K;
+  static constexpr int WIDTH = VEC;
   static constexpr int STEPS = K / MMA_K<T>;
   static constexpr int LENGTH = ALONG_K ? K : X, ELEMENTS = X * K, BYTES = VEC * int(sizeof(T));
   static constexpr bool BY_LDMATRIX = ALONG_K || sizeof(T) == 2;  // it transposes 16-bit elements only
@@ -38,6 +40,12 @@ struct CopiedTile {
         for (int i = 0; i < S::X_COUNT; ++i) *place(tile, k, i) = held[k][i];
     }
   }
+};
+
+// Stands in for PixelPrologue (conv_prologue_mma.cuh) in convolutions without a prologue.
+struct NoPrologue {
+  template <class Tile, class T, class Reader, class P, class D>
+  __device__ __forceinline__ void apply(T*, const Reader&, const P&, const D&) const {}
 };
 
 // Stores sums by way of shared memory, 16 rows of the warp at a time, so that accesses to global memory are VEC

@@ -15,22 +15,19 @@ after Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", 2008.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
-from tunebench.kernels.common import prologue
-from tunebench.kernels.common.cuda import first_product, helpers
-from tunebench.kernels.common.cuda_expression import filled
-from tunebench.kernels.conv2d import _conv, _conv_emulation
+from tunebench.kernels.common.cuda import first_product
+from tunebench.kernels.conv2d import _conv
 from tunebench.kernels.conv2d._conv import alignment, product
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
-from tunebench.workload import Tensor
+from tunebench.kernels.conv2d._implicit_gemm import ImplicitGemm, Tile, steps_per_part
+from tunebench.space import Config, Parameter, Space, Table, takes_config
+from tunebench.variant import Costs, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
 
 RUN = 4
@@ -61,32 +58,38 @@ def width_is_of_use(vec: Any, walk: Any, workload: Conv2d) -> Any:
     return (vec == 1) | ((vec <= widest) & (2 * vec >= widest))
 
 
-def all_threads_load(bm: Any, bn: Any, bk: Any, tm: Any, tn: Any, vec: Any, workload: Conv2d) -> Any:
+def _threads(config: Any) -> Any:
+    """Return the threads of a block."""
+    return config["bm"] * config["bn"] // (config["tm"] * config["tn"])
+
+
+@takes_config("bm", "bn", "bk", "tm", "tn", "vec")
+def all_threads_load(config: Mapping[str, Any], workload: Conv2d) -> Any:
     """Wide loads must not leave a thread without one."""
     a, b, _ = alignment(workload, "flat")
+    bm, bn, bk, vec = (config[name] for name in ("bm", "bn", "bk", "vec"))
     loads = np.minimum(bm * bk // np.minimum(vec, a), bn * bk // np.minimum(vec, b))
-    return (vec == 1) | (loads >= bm * bn // (tm * tn))
+    return (vec == 1) | (loads >= _threads(config))
 
 
-def _smem_bytes(workload: Conv2d, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
-    """Return the shared memory of a block; lines that run along K are padded (`HeldTile`)."""
+def _smem_bytes(workload: Conv2d, config: Any) -> Any:
+    """Return the shared memory of a block in bytes; lines that run along K are padded (`HeldTile`)."""
     pad_a, pad_b = (4 * along for along in _conv.along_k(workload))
-    return stages * bk * (bm + pad_a + bn + pad_b) * 4
+    return config["stages"] * config["bk"] * (config["bm"] + pad_a + config["bn"] + pad_b) * 4
 
 
-def shared_memory_fits(
-    bm: Any, bn: Any, bk: Any, stages: Any, min_blocks: Any, workload: Conv2d, device: Device
-) -> Any:
+@takes_config("bm", "bn", "bk", "stages", "min_blocks")
+def shared_memory_fits(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
     """The tiles must fit in the shared memory of a block, and those of `min_blocks` in an SM's."""
-    smem = _smem_bytes(workload, bm, bn, bk, stages)
-    together = min_blocks * (smem + device.smem_reserved_bytes)
+    smem = _smem_bytes(workload, config)
+    together = config["min_blocks"] * (smem + device.smem_reserved_bytes)
     return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
 
 
 def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
-    """Estimate the fewest registers a thread needs: sums, fragments, and what it carries to shared memory."""
+    """Return an estimate of the registers per thread: sums, fragments, and pending loads."""
     bm, bn, bk, tm, tn, vec = (config[name] for name in ("bm", "bn", "bk", "tm", "tn", "vec"))
-    threads, size = bm * bn // (tm * tn), itemsize(storage(workload.dtype))
+    threads, size = _threads(config), itemsize(storage(workload.dtype))
     a, b, _ = alignment(workload, "flat")
     along_a, along_b = _conv.along_k(workload)
     vec_a, vec_b = np.minimum(vec, a), np.minimum(vec, b)
@@ -96,15 +99,13 @@ def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
     return tm * tn + 2 * (tm + tn) + held + 3 * rows + columns + OTHER_REGISTERS
 
 
-def registers_suffice(
-    bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, vec: Any, min_blocks: Any, workload: Conv2d, device: Device
-) -> Any:
-    """`min_blocks` blocks must fit on an SM with few spills, and limit what the compiler would take."""
-    threads = min_blocks * (bm * bn // (tm * tn))
-    needed = _registers(workload, {"bm": bm, "bn": bn, "bk": bk, "tm": tm, "tn": tn, "vec": vec})
-    room = np.minimum(device.registers_per_sm // threads, 255)
+@takes_config("bm", "bn", "tm", "tn", "bk", "vec", "min_blocks")
+def registers_suffice(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
+    """`min_blocks` must fit on an SM with few spills, and use fewer registers than the compiler would."""
+    threads = config["min_blocks"] * _threads(config)
+    needed, room = _registers(workload, config), np.minimum(device.registers_per_sm // threads, 255)
     fits = (threads <= device.threads_per_sm) & (needed <= room)
-    return fits & ((min_blocks == 1) | (needed + SPARE_REGISTERS > room))
+    return fits & ((config["min_blocks"] == 1) | (needed + SPARE_REGISTERS > room))
 
 
 SPACE = Space(
@@ -202,41 +203,6 @@ conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ sca
 """
 
 
-_HELPERS = ("types", "epilogue", "gemm", "gemm_simt", "conv", "conv_simt")
-_AHEAD = {
-    "PARAMETERS": " const T* __restrict__ pre_scale, const T* __restrict__ pre_shift,",
-    "TILE": "PrologueHeldTile",
-    "VECTORS": """(
-        PrologueVectors<T>{pre_scale + to.group * product.depth, pre_shift + to.group * product.depth})""",
-}
-
-
-@functools.cache
-def _source() -> str:
-    return helpers(*_HELPERS) + filled(SOURCE, PARAMETERS="", TILE="HeldTile", VECTORS="")
-
-
-def _source_ahead(workload: Conv2d) -> str:
-    """Return the same with a function of what is multiplied, which is a part of it."""
-    activation = _conv.injected(workload)
-    ahead = prologue.struct(workload) + helpers("prologue", "conv_prologue")
-    return helpers(*_HELPERS) + activation + ahead + filled(SOURCE, **_AHEAD)
-
-
-def _entry(workload: Conv2d, config: Config, index: str) -> str:
-    """Return the name of the main kernel: all that is compiled in. `index` is the C++ type of offsets."""
-    a, b, c = alignment(workload, config["walk"])
-    along_n = workload.layout == "nhwc" and workload.direction != "wgrad"
-    run = min(RUN, config["tn" if along_n else "tm"])
-    parts = (
-        *_conv.choices(workload, config, index),
-        *(config[name] for name in ("bm", "bn", "bk", "tm", "tn")),
-        *(min(a, config["vec"]), min(b, config["vec"]), min(c, run)),
-        *(config["stages"], _conv.epilogue(workload, config["split"]), config["min_blocks"]),
-    )
-    return f"conv<{', '.join(map(str, parts))}>"
-
-
 # -- what is usual ----------------------------------------------------------------------------------------
 
 USUAL = (
@@ -256,125 +222,100 @@ USUAL = (
 )
 """Tiles that an expert would try, largest first: bm, bn, tm, tn."""
 
-Shape = tuple[int, int, int, int]
 
-
-def _usual(workload: Conv2d, tile: Shape, others: Mapping[str, int]) -> Config:
-    """Return the configuration of a tile with what goes well with it."""
-    whole = product(workload)
-    # Tap by tap leaves the end of each tap's last step empty; a flat index costs carries.
-    flat = workload.direction == "wgrad" or (workload.r * workload.s > 1 and whole.depth % 8 != 0)
-    long = whole.depth % 16 == 0 or (flat and whole.taps * whole.depth >= 64)
-    wide_loads = itemsize(storage(workload.dtype)) == 2 and max(tile[:2]) < 128
-    values: dict[str, Any] = dict(zip(("bm", "bn", "tm", "tn"), tile, strict=True))
-    values |= {"bk": 16 if long and wide_loads else 8, "walk": "flat" if flat else "by_tap"}
-    values |= {"stages": 2, "raster": "columns", **others}
-    return Config({name: values[name] for name in SPACE.names})
-
-
-def _estimate(workload: Conv2d, device: Device, tile: Shape, split: int) -> float:
-    """Return about how long a tile takes, in multiply-adds of one SM: good enough to order tiles."""
-    bm, bn, tm, tn = tile
-    whole = product(workload)
-    blocks = whole.tiles(bm, bn) * split
-    work = whole.work(bm, bn, 8, "flat") / blocks
-    # Each multiply-add needs its share of a read from shared memory; 8 warps hide what they wait for.
-    per_sm = ceil_div(blocks, device.sm_count)
-    warps = per_sm * bm * bn // (tm * tn * 32)
-    busy = min(1.0, warps / 8) / (1.0 + 1.0 / tm + 1.0 / tn)
-    # A second launch takes some microseconds, and a byte of DRAM as long as about 5 multiply-adds.
-    summing = 3e5 + 40 * split * workload.outputs()[0].size / device.sm_count if split > 1 else 0.0
-    return float(per_sm * work / busy + summing)
-
-
-# -- the variant ------------------------------------------------------------------------------------------
-
-
-class CudaImplicitGemm(CudaVariant[Conv2d]):
-    """Serves every size, type, layout, direction and epilogue."""
+class CudaImplicitGemm(ImplicitGemm):
+    """Any size, type, layout, direction and epilogue."""
 
     name = "cuda_implicit_gemm"
-    operator = Conv2d
     space = SPACE
+    entry = "conv"
+    headers = ("types", "epilogue", "gemm", "gemm_simt", "conv", "conv_simt")
+    prologue_header = "conv_prologue"
+    text = SOURCE
+    without_prologue = {"PARAMETERS": "", "TILE": "HeldTile", "VECTORS": ""}
+    with_prologue = {
+        "PARAMETERS": " const T* __restrict__ pre_scale, const T* __restrict__ pre_shift,",
+        "TILE": "PrologueHeldTile",
+        "VECTORS": """(
+        PrologueVectors<T>{pre_scale + to.group * product.depth, pre_shift + to.group * product.depth})""",
+    }
+    extents = ("bm", "bn", "bk", "tm", "tn")
+    usual = USUAL
+    least_step = 8
+    summing_cost = (3e5, 40)
 
-    def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse only what no device's memory holds, and padding beyond 64-bit offsets."""
-        return _conv.limits(workload)
+    def usual_configs(self, workload: Conv2d, tile: Tile, split: int) -> Iterator[Config]:
+        """Yield the usual configurations of a tile, widest loads first."""
+        bm, bn, tm, tn = tile
+        whole = product(workload)
+        # By tap, the last step of each tap is partly empty; a flat index costs carries.
+        flat = workload.direction == "wgrad" or (workload.r * workload.s > 1 and whole.depth % 8 != 0)
+        long = whole.depth % 16 == 0 or (flat and whole.taps * whole.depth >= 64)
+        wide_loads = itemsize(storage(workload.dtype)) == 2 and max(bm, bn) < 128
+        chosen: dict[str, Any] = {
+            "bm": bm,
+            "bn": bn,
+            "tm": tm,
+            "tn": tn,
+            "bk": 16 if long and wide_loads else 8,
+        }
+        chosen |= {"walk": "flat" if flat else "by_tap", "stages": 2, "split": split, "raster": "columns"}
+        for vec, min_blocks in itertools.product((8, 4, 2, 1), (2, 1)):
+            values = {**chosen, "vec": vec, "min_blocks": min_blocks}
+            yield Config({name: values[name] for name in SPACE.names})
 
-    def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return the usual tile and parts of K that are estimated best, with the widest loads that fit."""
-        choices = itertools.product(USUAL, _conv.SPLITS)
-        ordered = sorted(choices, key=lambda choice: _estimate(workload, device, *choice))
-        configs = (
-            _usual(workload, tile, {"split": split, "vec": vec, "min_blocks": min_blocks})
-            for tile, split in ordered
-            for vec, min_blocks in itertools.product((8, 4, 2, 1), (2, 1))
-        )
-        return self.space.first_valid(configs, workload=workload, device=device)
+    def warps_and_overhead(self, tile: Tile) -> tuple[int, float]:
+        """Return the warps of a block, and the reads of shared memory per multiply-add."""
+        bm, bn, tm, tn = tile
+        return bm * bn // (tm * tn * 32), 1.0 / tm + 1.0 / tn
 
-    def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut the product that the convolution is."""
-        return _conv.tiles(workload, config)
+    def access_widths(self, workload: Conv2d, config: Config) -> tuple[int, int, int]:
+        """Return the elements per access to A, B and C."""
+        a, b, c = alignment(workload, config["walk"])
+        along_n = workload.layout == "nhwc" and workload.direction != "wgrad"
+        run = min(RUN, config["tn" if along_n else "tm"])
+        return min(a, config["vec"]), min(b, config["vec"]), min(c, run)
+
+    def block_threads(self, config: Config) -> int:
+        """Return the threads of a block."""
+        return int(_threads(config))
+
+    def smem_bytes(self, workload: Conv2d, config: Any) -> Any:
+        """Return the shared memory of a block, in bytes."""
+        return _smem_bytes(workload, config)
+
+    def pipeline_steps(self, config: Config) -> int:
+        """Return a first step, one that is loaded early, and a last one."""
+        return 3
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
-        """Count whole tiles: what lies beyond an edge of C, in the padding, or beyond K is computed as zeros.
+        """Count whole tiles: padding and parts beyond an edge of C or beyond K are computed as zeros.
 
-        Reads of images and filters may hit in L1, so that nothing is certain to come from L2.
+        Reads of images and filters may hit in L1, so that no traffic from L2 is certain.
         """
-        names = ("bm", "bn", "bk", "tm", "tn", "split")
-        bm, bn, bk, tm, tn, split = (table[name].astype(np.float64) for name in names)
-        whole, walk = product(workload), table["walk"]
-        # Parts differ by a step at most; the shortest one of a class with most taps stands for all of those.
-        length = np.floor(whole.steps(whole.taps, bk, walk) / split) * bk
-        full = bm * bn * length
+        bm, bn, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "tm", "tn"))
+        length = steps_per_part(workload, table)
+        blocks, full_blocks = self.blocks(workload, table)
         threads = bm * bn / (tm * tn)
         down, across = bm / tm, bn / tn
         lanes_m = np.minimum(down, 32 / np.minimum(across, 8))  # `usual_lanes_n` in conv_simt.cuh
         run_m, run_n = np.minimum(tm, RUN), np.minimum(tn, RUN)
         reads = tm / run_m * np.maximum(128, 4 * lanes_m * run_m)
         reads = reads + tn / run_n * np.maximum(128, 4 * 32 / lanes_m * run_n)
-        # sm_100 on can do two multiply-adds by one instruction.
+        # From sm_100 on, one instruction can do two multiply-adds.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
         return Costs(
-            # By their work: those of other classes have fewer taps.
-            blocks=np.minimum(
-                whole.tiles(bm, bn) * split, whole.work(bm, bn, bk, walk) / np.maximum(1.0, full)
-            ),
-            full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
+            blocks=blocks,
+            full_blocks=full_blocks,
             threads=threads,
-            smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),
+            smem_bytes=_smem_bytes(workload, table),
             registers=np.minimum(tm * tn + 8, device.registers_per_sm // (threads * table["min_blocks"])),
-            fma=full,
+            fma=bm * bn * length,
             smem_traffic_bytes=length * (4 * (bm + bn) + threads / 32 * reads),
             accesses=length * (threads * (tm / run_m + tn / run_n) + (bm + bn) / 4),
             instructions=length * threads / 32 * (tm * tn / packed + tm / run_m + tn / run_n),
             chain_clocks=np.where(length > 0, first_product(device) + length * device.fma_latency, 0.0),
         )
-
-    def source(self, workload: Conv2d, config: Config) -> str:
-        """Return the kernels as templates: all that is compiled in is in the names of the entries."""
-        if workload.has_pre:
-            return _source_ahead(workload)
-        return _source() + _conv.injected(workload)
-
-    def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
-        """Return the sums of the parts of K, if it is split."""
-        return _conv.scratch(workload, config["split"])
-
-    def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
-        """Return the product, a block a tile, and the sum of its parts if K is split."""
-        threads = config["bm"] * config["bn"] // (config["tm"] * config["tn"])
-        smem = _smem_bytes(workload, *(config[name] for name in ("bm", "bn", "bk", "stages")))
-        return _conv.launches(workload, config, functools.partial(_entry, workload, config), threads, smem)
-
-    def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
-        """Return a workload of few tiles that fills them, and ends within them, alike."""
-        # A step to begin with, one that is loaded early, and the last; for each part, up to a few.
-        steps = max(3, min(config["split"], 16))
-        tile = _conv_emulation.Tile(
-            m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"]
-        )
-        return _conv_emulation.emulation_workload(workload, tile)
 
 
 VARIANT = CudaImplicitGemm()

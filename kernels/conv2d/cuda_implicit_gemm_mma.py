@@ -16,22 +16,19 @@ for Deep Learning", 2014, section 3.2.
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common import mma_tile, prologue
-from tunebench.kernels.common.cuda import first_product, helpers
-from tunebench.kernels.common.cuda_expression import filled
-from tunebench.kernels.conv2d import _conv, _conv_emulation
+from tunebench.kernels.common import mma_tile
+from tunebench.kernels.common.cuda import first_product
+from tunebench.kernels.conv2d import _conv
 from tunebench.kernels.conv2d._conv import alignment, product
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
-from tunebench.workload import Tensor
+from tunebench.kernels.conv2d._implicit_gemm import ImplicitGemm, Tile, steps_per_part
+from tunebench.space import Config, Parameter, Space, Table, takes_config
+from tunebench.variant import Costs
 from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_COPIES = 32
@@ -55,11 +52,10 @@ def stages_have_steps(bk: Any, walk: Any, stages: Any, workload: Conv2d) -> Any:
     return (stages == 2) | (stages <= whole.steps(whole.taps, bk, walk) + 1)
 
 
-def _smem_bytes(workload: Conv2d, config: Mapping[str, Any]) -> Any:
-    """Return the shared memory of a block: buffers of tiles, and in their place the results later."""
-    bm, bn, bk, warps_m, warps_n = (config[name] for name in ("bm", "bn", "bk", "warps_m", "warps_n"))
-    tiles = config["stages"] * (bm + bn) * bk * itemsize(workload.dtype)
-    return np.maximum(tiles, 4 * warps_m * warps_n * 16 * (bn // warps_n + 8))
+def _smem_bytes(workload: Conv2d, config: Any) -> Any:
+    """Return the shared memory of a block in bytes; results are always staged."""
+    names = (name for name in mma_tile.TILE if name != "staged")
+    return mma_tile.smem_bytes({"staged": 1, **{name: config[name] for name in names}}, workload.dtype)
 
 
 def _accesses(workload: Conv2d, config: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
@@ -82,31 +78,17 @@ def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
     return sums + fragments + copies + 3 * rows + columns + OTHER_REGISTERS
 
 
-_TILE = ("bm", "bn", "bk", "warps_m", "warps_n", "stages")
-
-
-def shared_memory_fits(
-    bm: Any, bn: Any, bk: Any, warps_m: Any, warps_n: Any, stages: Any, workload: Conv2d, device: Device
-) -> Any:
+@takes_config("bm", "bn", "bk", "warps_m", "warps_n", "stages")
+def shared_memory_fits(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
     """The buffers must fit in the shared memory of a block."""
-    config = dict(zip(_TILE, (bm, bn, bk, warps_m, warps_n, stages), strict=True))
     return _smem_bytes(workload, config) <= device.smem_per_block_bytes
 
 
-def registers_suffice(
-    bm: Any,
-    bn: Any,
-    bk: Any,
-    warps_m: Any,
-    warps_n: Any,
-    stages: Any,
-    min_blocks: Any,
-    workload: Conv2d,
-    device: Device,
-) -> Any:
-    """`min_blocks` blocks must fit on an SM with few spills, and limit what the compiler would take."""
-    config = dict(zip(_TILE, (bm, bn, bk, warps_m, warps_n, stages), strict=True))
-    threads = min_blocks * mma_tile.threads(warps_m, warps_n)
+@takes_config("bm", "bn", "bk", "warps_m", "warps_n", "stages", "min_blocks")
+def registers_suffice(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
+    """`min_blocks` must fit on an SM with few spills, and use fewer registers than the compiler would."""
+    min_blocks = config["min_blocks"]
+    threads = min_blocks * mma_tile.threads(config["warps_m"], config["warps_n"])
     smem = min_blocks * (_smem_bytes(workload, config) + device.smem_reserved_bytes)
     (rows, deep_a), (columns, deep_b) = _accesses(workload, config)
     needed, room = _registers(workload, config), np.minimum(device.registers_per_sm // threads, 255)
@@ -161,7 +143,7 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
   using Grid = WarpGrid<BM, BN, WARPS_M, WARPS_N>;
   using ShareA = Share<BM, BK, VEC_A, Grid::THREADS, P::A_ALONG_K>;
   using ShareB = Share<BN, BK, VEC_B, Grid::THREADS, P::B_ALONG_K>;
-  using TileA = @TILE@<T, ShareA, BM, BK, VEC_A, P::A_ALONG_K>;
+  using TileA = CopiedTile<T, ShareA, BM, BK, VEC_A, P::A_ALONG_K>;
   using TileB = CopiedTile<T, ShareB, BN, BK, VEC_B, P::B_ALONG_K>;
 
   const Sizes<I> sizes = {n, c, h, w, k, r, s, p, q, stride, pad, dilation, groups, tap_skip, tap_shift,
@@ -199,10 +181,12 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; ++stage) copy_next();
 
-  int read = 0;  // the buffer that is multiplied next@BEGIN@
+  int read = 0;  // the buffer that is multiplied next
+  @PROLOGUE@;
 #pragma unroll 1
   for (I left = steps.count; left > 0; --left) {
-    cp_async_wait<STAGES - 2>();  // my copies of this step have landed@APPLY@
+    cp_async_wait<STAGES - 2>();  // my copies of this step have landed
+    prologue.template apply<TileA>(shared + read * STAGE, from_a, product, whole_step);
     __syncthreads();              // those of the others too, and all have read the buffer that is filled now
     copy_next();
     const T* const buffer = shared + read * STAGE;
@@ -218,49 +202,9 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
 """
 
 
-_HELPERS = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "conv", "conv_mma")
-_AHEAD = {
-    "PARAMETERS": " const T* __restrict__ pre_scale, const T* __restrict__ pre_shift,",
-    "TILE": "PrologueCopiedTile",
-    "BEGIN": """
-  Digits<I> to_apply = product.at_step(steps.begin);  // where that begins
-  const I channel = to.group * product.depth;
-  const PrologueVectors<T> vectors = {pre_scale + channel, pre_shift + channel};""",
-    "APPLY": """
-    TileA::apply(shared + read * STAGE, from_a, product, to_apply, vectors);
-    to_apply = product.next_step(to_apply, whole_step);""",
-}
-
-
-@functools.cache
-def _source() -> str:
-    return helpers(*_HELPERS) + filled(SOURCE, PARAMETERS="", TILE="CopiedTile", BEGIN="", APPLY="")
-
-
-def _source_ahead(workload: Conv2d) -> str:
-    """Return the same with a function of what is multiplied, which is a part of it."""
-    activation = _conv.injected(workload)
-    ahead = prologue.struct(workload) + helpers("prologue", "conv_prologue_mma")
-    return helpers(*_HELPERS) + activation + ahead + filled(SOURCE, **_AHEAD)
-
-
-def _entry(workload: Conv2d, config: Config, index: str) -> str:
-    """Return the name of the main kernel: all that is compiled in. `index` is the C++ type of offsets."""
-    a, b, c = alignment(workload, config["walk"])
-    parts = (
-        *_conv.choices(workload, config, index),
-        *(config[name] for name in ("bm", "bn", "bk", "warps_m", "warps_n")),
-        *(a, b, c if config["split"] == 1 else min(c, 4)),
-        *(config["stages"], _conv.epilogue(workload, config["split"]), config["min_blocks"]),
-    )
-    return f"conv_mma<{', '.join(map(str, parts))}>"
-
-
 # -- what is usual ----------------------------------------------------------------------------------------
 
-Shape = tuple[int, int, int, int, int, int]
-
-USUAL: tuple[Shape, ...] = (
+USUAL = (
     (128, 256, 2, 4, 64, 3),
     (256, 128, 4, 2, 64, 3),
     (128, 128, 2, 2, 64, 4),
@@ -278,131 +222,104 @@ USUAL: tuple[Shape, ...] = (
 """Tiles that an expert would try, largest first: bm, bn, warps_m, warps_n, bytes of a step, stages."""
 
 
-def _usual(workload: Conv2d, tile: Shape, split: int) -> Config:
-    """Return the configuration of a tile with what goes well with it."""
-    whole = product(workload)
-    bm, bn, warps_m, warps_n, step_bytes, deepest = tile
-    flat = workload.direction == "wgrad" or (workload.r * workload.s > 1 and whole.depth % 16 != 0)
-    extent = max(1, whole.taps) * whole.depth if flat else whole.depth
-    wanted = step_bytes // itemsize(workload.dtype)
-    bk = max(b for b in (16, 32, 64) if b == 16 or (b <= wanted and (extent % b == 0 or extent >= 8 * b)))
-    walk = "flat" if flat else "by_tap"
-    steps = int(whole.steps(whole.taps, np.array(bk), np.array(walk)))
-    values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk}
-    values |= {"walk": walk, "stages": max(2, min(deepest, steps + 1)), "split": split}
-    return Config({**values, "raster": "columns", "min_blocks": 1})
-
-
-def _estimate(workload: Conv2d, device: Device, tile: Shape, split: int) -> float:
-    """Return about how long a tile takes, in multiply-adds of one SM's tensor cores: to order tiles by."""
-    bm, bn, warps_m, warps_n, *_ = tile
-    whole = product(workload)
-    blocks = whole.tiles(bm, bn) * split
-    work = whole.work(bm, bn, 16, "flat") / blocks
-    # Reading a tile costs with its edges; 8 warps hide what they wait for.
-    per_sm = ceil_div(blocks, device.sm_count)
-    busy = min(1.0, per_sm * warps_m * warps_n / 8) / (1.0 + 48 / bm + 48 / bn)
-    # A second launch takes some microseconds, and a byte of DRAM as long as about 80 multiply-adds.
-    summing = 5e6 + 640 * split * workload.outputs()[0].size / device.sm_count if split > 1 else 0.0
-    return float(per_sm * work / busy + summing)
-
-
-# -- the variant ------------------------------------------------------------------------------------------
-
-
-class CudaImplicitGemmMma(CudaVariant[Conv2d]):
-    """Serves f16, bf16 and tf32 of every size, layout, direction and epilogue on sm_80 and later."""
+class CudaImplicitGemmMma(ImplicitGemm):
+    """f16, bf16 and tf32 of any size, layout, direction and epilogue on sm_80 and later."""
 
     name = "cuda_implicit_gemm_mma"
-    operator = Conv2d
     space = SPACE
     minimum_cc = (8, 0)
+    entry = "conv_mma"
+    headers = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "conv", "conv_mma")
+    prologue_header = "conv_prologue_mma"
+    text = SOURCE
+    without_prologue = {"PARAMETERS": "", "PROLOGUE": "NoPrologue prologue"}
+    with_prologue = {
+        "PARAMETERS": " const T* __restrict__ pre_scale, const T* __restrict__ pre_shift,",
+        "PROLOGUE": """const I channel = to.group * product.depth;
+  PixelPrologue<T, I> prologue = {product.at_step(steps.begin),
+                                  {pre_scale + channel, pre_shift + channel}}""",
+    }
+    extents = ("bm", "bn", "bk", "warps_m", "warps_n")
+    usual = USUAL
+    least_step = 16
+    summing_cost = (5e6, 640)
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse f32, which has no tensor-core instruction, and what no device's memory holds."""
+        """Return why tensor cores or 64-bit offsets cannot do this workload, or None if they can."""
         if workload.dtype == "f32":
             return f"{self.key} multiplies f16, bf16 and tf32; f32 has no tensor-core instruction"
-        return _conv.limits(workload)
+        return super().limits(workload, device)
 
-    def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return the usual tile and parts of K that are estimated best."""
-        choices = itertools.product(USUAL, _conv.SPLITS)
-        ordered = sorted(choices, key=lambda choice: _estimate(workload, device, *choice))
-        configs = (_usual(workload, tile, split) for tile, split in ordered)
-        return self.space.first_valid(configs, workload=workload, device=device)
+    def usual_configs(self, workload: Conv2d, tile: Tile, split: int) -> Iterator[Config]:
+        """Yield the usual configuration of a tile."""
+        whole = product(workload)
+        bm, bn, warps_m, warps_n, step_bytes, deepest = tile
+        flat = workload.direction == "wgrad" or (workload.r * workload.s > 1 and whole.depth % 16 != 0)
+        extent = max(1, whole.taps) * whole.depth if flat else whole.depth
+        wanted = step_bytes // itemsize(workload.dtype)
+        bk = max(b for b in (16, 32, 64) if b == 16 or (b <= wanted and (extent % b == 0 or extent >= 8 * b)))
+        walk = "flat" if flat else "by_tap"
+        steps = int(whole.steps(whole.taps, np.array(bk), np.array(walk)))
+        values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk}
+        values |= {"walk": walk, "stages": max(2, min(deepest, steps + 1)), "split": split}
+        yield Config({**values, "raster": "columns", "min_blocks": 1})
 
-    def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut the product that the convolution is."""
-        return _conv.tiles(workload, config)
+    def warps_and_overhead(self, tile: Tile) -> tuple[int, float]:
+        """Return the warps of a block, and the cost of reading a tile, which grows with its edges."""
+        bm, bn, warps_m, warps_n, *_ = tile
+        return warps_m * warps_n, 48 / bm + 48 / bn
+
+    def access_widths(self, workload: Conv2d, config: Config) -> tuple[int, int, int]:
+        """Return the elements per access to A, B and C."""
+        a, b, c = alignment(workload, config["walk"])
+        return a, b, c if config["split"] == 1 else min(c, 4)
+
+    def block_threads(self, config: Config) -> int:
+        """Return the threads of a block."""
+        return int(mma_tile.threads(config["warps_m"], config["warps_n"]))
+
+    def smem_bytes(self, workload: Conv2d, config: Any) -> Any:
+        """Return the shared memory of a block, in bytes."""
+        return _smem_bytes(workload, config)
+
+    def pipeline_steps(self, config: Config) -> int:
+        """Return two steps more than there are buffers, so that every buffer is used again."""
+        return int(config["stages"]) + 2
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
-        """Count whole tiles: zeros stand for what lies beyond an edge of C, in the padding, or beyond K.
+        """Count whole tiles: padding and parts beyond an edge of C or beyond K are multiplied as zeros.
 
-        Copies of 16 bytes pass L1, but pixels in the padding are not copied, so that nothing is certain.
+        Copies of 16 bytes bypass L1, but padding is not copied, so that no traffic from L2 is certain.
         """
-        size = itemsize(workload.dtype)
-        names = ("bm", "bn", "bk", "warps_m", "warps_n", "split")
-        bm, bn, bk, warps_m, warps_n, split = (table[name].astype(np.float64) for name in names)
-        whole, walk = product(workload), table["walk"]
-        # Parts differ by a step at most; the shortest one of a class with most taps stands for all of those.
-        length = np.floor(whole.steps(whole.taps, bk, walk) / split) * bk
-        full = bm * bn * length
-        products, fragments = mma_tile.instructions(bm, bn, warps_m, warps_n, length * size)
-        threads = mma_tile.threads(warps_m, warps_n)
+        names = ("bm", "bn", "warps_m", "warps_n")
+        bm, bn, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
+        length = steps_per_part(workload, table)
+        line_bytes, threads = length * itemsize(workload.dtype), mma_tile.threads(warps_m, warps_n)
+        blocks, full_blocks = self.blocks(workload, table)
+        products, fragments = mma_tile.instructions(table, line_bytes)
+        most_registers = device.registers_per_sm // (threads * table["min_blocks"])
         return Costs(
-            # By their work: those of other classes have fewer taps.
-            blocks=np.minimum(
-                whole.tiles(bm, bn) * split, whole.work(bm, bn, bk, walk) / np.maximum(1.0, full)
-            ),
-            full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
+            blocks=blocks,
+            full_blocks=full_blocks,
             threads=threads,
-            smem_bytes=_smem_bytes(workload, table.columns),
-            registers=np.minimum(
-                bm * bn / threads + 16, device.registers_per_sm // (threads * table["min_blocks"])
-            ),
-            mma_flop=2 * full,
+            smem_bytes=_smem_bytes(workload, table),
+            registers=np.minimum(bm * bn / threads + 16, most_registers),
+            mma_flop=2 * bm * bn * length,
             mma_dtype=workload.dtype,
-            smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
+            smem_traffic_bytes=512 * fragments + line_bytes * (bm + bn),
             instructions=products + fragments,
-            # A warp adds 32 bytes of K to a sum by one instruction, and the next one waits for that sum.
+            # A warp adds 32 bytes of K to a sum by one instruction, and the next instruction needs that sum.
             chain_clocks=np.where(
-                length > 0, first_product(device) + length * size / 32 * device.mma_latency, 0.0
+                length > 0, first_product(device) + line_bytes / 32 * device.mma_latency, 0.0
             ),
         )
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
-        """Tensor cores; ldmatrix, which transposes 16-bit elements only; copies past registers of 4 bytes."""
+        """Return tensor-core instructions, ldmatrix for 16-bit elements, and cp.async of 4 bytes or more."""
         size = itemsize(workload.dtype)
         by_ldmatrix = size == 2 or any(_conv.along_k(workload))
         asynchronous = max(alignment(workload, config["walk"])[:2]) * size >= 4
         return ("HMMA", *(["LDSM"] if by_ldmatrix else []), *(["LDGSTS"] if asynchronous else []))
-
-    def source(self, workload: Conv2d, config: Config) -> str:
-        """Return the kernels as templates: all that is compiled in is in the names of the entries."""
-        if workload.has_pre:
-            return _source_ahead(workload)
-        return _source() + _conv.injected(workload)
-
-    def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
-        """Return the sums of the parts of K, if it is split."""
-        return _conv.scratch(workload, config["split"])
-
-    def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
-        """Return the product, a block a tile, and the sum of its parts if K is split."""
-        threads, smem = (
-            mma_tile.threads(config["warps_m"], config["warps_n"]),
-            int(_smem_bytes(workload, config)),
-        )
-        return _conv.launches(workload, config, functools.partial(_entry, workload, config), threads, smem)
-
-    def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
-        """Return a workload of few tiles that fills them, and ends within them, alike."""
-        # Every buffer is used again; for each part of K a step, up to a few.
-        steps = max(config["stages"] + 2, min(config["split"], 16))
-        tile = _conv_emulation.Tile(
-            m=config["bm"], n=config["bn"], k=config["bk"], steps=steps, walk=config["walk"]
-        )
-        return _conv_emulation.emulation_workload(workload, tile)
 
 
 VARIANT = CudaImplicitGemmMma()

@@ -94,17 +94,12 @@ def parts_are_few(split: Any, group_m: Any, min_blocks: Any) -> Any:
     return (split == 1) | ((group_m == 1) & (min_blocks == 1))
 
 
-def _smem_bytes(workload: Conv2d, bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any) -> Any:
-    return wgmma_tile.smem_bytes(workload.dtype, bm, bn, bk, consumers, stages)
+_SMEM = ("bm", "bn", "bk", "consumers", "stages")
 
 
-def shared_memory_fits(
-    bm: Any, bn: Any, bk: Any, consumers: Any, stages: Any, min_blocks: Any, workload: Conv2d, device: Device
-) -> Any:
-    """As many blocks as an SM is to hold must fit in its shared memory."""
-    smem = _smem_bytes(workload, bm, bn, bk, consumers, stages)
-    together = min_blocks * (smem + device.smem_reserved_bytes)
-    return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
+def _smem_bytes(workload: Conv2d, config: Any) -> Any:
+    """Return the shared memory of a block in bytes, for a configuration or a table of them."""
+    return wgmma_tile.smem_bytes({"staged": 1, **{name: config[name] for name in _SMEM}}, workload.dtype)
 
 
 SPACE = Space(
@@ -128,7 +123,7 @@ SPACE = Space(
         steps_are_of_use,
         stages_have_tiles,
         cluster_has_tiles,
-        shared_memory_fits,
+        wgmma_tile.shared_memory_fits(*_SMEM),
         split_is_of_use,
         parts_are_few,
         lambda bm, cluster_m, group_m, workload: (
@@ -257,7 +252,9 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         """Yield the usual tiles, as deep as shared memory and K allow; in pairs if they fill the device."""
         whole, bk = product(workload), PANEL_CHANNELS
         for (bm, bn, consumers), split in itertools.product(USUAL, _conv.SPLITS):
-            room = device.smem_per_block_bytes - _smem_bytes(workload, bm, bn, bk, consumers, 0)
+            room = device.smem_per_block_bytes - _smem_bytes(
+                workload, {"bm": bm, "bn": bn, "bk": bk, "consumers": consumers, "stages": 0}
+            )
             of_k = max(2, 2 * ceil_div(_steps(workload, bk), split))
             deepest = min(8, of_k, room // ((bm + bn) * LINE_BYTES + 16))
             paired = bm < whole.m and whole.tiles(bm, bn) >= device.sm_count
@@ -294,8 +291,8 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count tiles as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied."""
-        names = ("bm", "bn", "bk", "stages", "consumers", "split")
-        bm, bn, bk, stages, consumers, split = (table[name].astype(np.float64) for name in names)
+        names = ("bm", "bn", "bk", "consumers", "split")
+        bm, bn, bk, consumers, split = (table[name].astype(np.float64) for name in names)
         size, whole = itemsize(workload.dtype), product(workload)
         # Parts differ by a step at most; the shortest one of a class with most taps stands for all of those.
         length = np.floor(_steps(workload, bk) / split) * bk
@@ -306,7 +303,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             blocks=np.minimum(tiles, whole.work(bm, bn, bk, "by_tap") / np.maximum(1.0, full)),
             full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
             threads=wgmma_tile.threads(consumers),
-            smem_bytes=_smem_bytes(workload, bm, bn, bk, consumers, stages),
+            smem_bytes=_smem_bytes(workload, table),
             mma_flop=2 * full,
             mma_dtype=workload.dtype,
             # Written and read once: how often wgmma reads an operand that its warps share is not published.
@@ -389,7 +386,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         grid = (height.pixels, width.pixels, height.first, width.first)
         first_class = (axis.taps.index(max(axis.taps)) for axis in (height, width))
         numbers = (*_conv.sizes(workload), *grid, *first_class, config["group_m"], split)
-        smem = _smem_bytes(workload, *(config[name] for name in ("bm", "bn", "bk", "consumers", "stages")))
+        smem = _smem_bytes(workload, config)
         first = Launch(
             entry="conv_wgmma<Choice>",
             grid=(clusters * cluster_m * cluster_n, 1, 1),

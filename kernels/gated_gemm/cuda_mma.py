@@ -14,61 +14,43 @@ Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Shazeer, "GLU 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from tunebench._lazy import np
-from tunebench.device import Device
-from tunebench.dtype import itemsize
-from tunebench.kernels.common import mma_tile
-from tunebench.kernels.common.cuda import first_product, helpers
-from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.common import mma_gemm, mma_tile
+from tunebench.kernels.common.mma_gemm import MmaGemm
 from tunebench.kernels.gated_gemm import _gated
 from tunebench.kernels.gated_gemm._gated import MATRICES
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.space import Parameter, Space
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 
 def sums_stay_in_registers(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
-    """A thread must have no more sums, of both products, than its registers hold."""
+    """The sums of both products must fit in the registers of a thread."""
     return MATRICES * bm * bn <= mma_tile.MAX_SUMS * mma_tile.threads(warps_m, warps_n)
-
-
-def work_is_worth_the_warps(bm: Any, bn: Any, warps_m: Any, warps_n: Any) -> Any:
-    """A block must have 8 warps or fewer, and give each 32 x 32 sums if it has more than 4."""
-    return mma_tile.work_is_worth_the_warps(bm, MATRICES * bn, warps_m, warps_n)
 
 
 SPACE = Space(
     (
-        Parameter("bm", (16, 32, 64, 128, 256), "rows of c a block computes"),
-        Parameter("bn", (16, 32, 64, 128), "columns of c a block computes"),
-        Parameter("warps_m", (1, 2, 4), "warps of a block along m"),
-        Parameter("warps_n", (1, 2, 4), "warps of a block along n"),
-        Parameter("bk", (16, 32, 64, 128), "elements of k in one buffer: a step"),
-        Parameter("stages", (2, 3, 4, 5), "buffers: all but one are under way while it is multiplied"),
-        Parameter("staged", (0, 1), "1: results are gathered in shared memory for wide stores"),
-        Parameter("group_m", (1, 4, 8), "rows of tiles that blocks running together share"),
-        Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
+        Parameter("bm", (16, 32, 64, 128, 256), "rows of c per block"),
+        Parameter("bn", (16, 32, 64, 128), "columns of c per block"),
+        *mma_gemm.WARPS,
+        mma_gemm.BK,
+        mma_gemm.STAGES,
+        mma_gemm.STAGED,
+        Parameter("group_m", (1, 4, 8), "rows of tiles that concurrent blocks share in L2"),
+        Parameter("min_blocks", (1, 2, 3), "resident blocks per SM: limits registers per thread"),
     ),
     (
-        _gated.fits,
+        *mma_gemm.constraints(_gated, other_registers=64),
         mma_tile.tile_is_compact,
-        mma_tile.warps_cover_the_tile,
         sums_stay_in_registers,
-        work_is_worth_the_warps,
-        mma_tile.steps_are_of_use,
-        mma_tile.stages_have_tiles,
-        mma_tile.copies_are_few(_gated.widths, MATRICES),
-        mma_tile.shared_memory_fits(MATRICES),
-        mma_tile.min_blocks_is_of_use(64, MATRICES),
-        lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
+        mma_gemm.stages_have_tiles,
+        mma_gemm.copies_are_few(_gated),
     ),
 )
 
 USUAL = (
-    # bm, bn, warps_m, warps_n, bk in bytes, stages; largest first
+    # bm, bn, warps_m, warps_n, bytes of bk, stages; largest first
     (128, 128, 2, 4, 64, 3),
     (128, 64, 2, 2, 64, 4),
     (64, 128, 2, 2, 64, 4),
@@ -80,7 +62,7 @@ USUAL = (
     (16, 16, 1, 1, 128, 5),
     (16, 16, 1, 1, 64, 5),  # where elements are copied one by one
 )
-"""Those of gemm with half as many columns."""
+"""The usual tiles of gemm with half as many columns."""
 
 SOURCE = """
 // c = activation(a op(b_gate)) * (a op(b_up)). C is the problem and the configuration.
@@ -117,106 +99,18 @@ gated_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict
 """
 
 
-class CudaMmaGatedGemm(CudaVariant[GatedGemm]):
-    """Serves f16, bf16 and tf32 on sm_80 and later."""
+class CudaMmaGatedGemm(MmaGemm[GatedGemm]):
+    """f16, bf16 and tf32 on sm_80 and later."""
 
     name = "cuda_mma"
     operator = GatedGemm
+    operation = _gated
     space = SPACE
-    minimum_cc = (8, 0)
-
-    def limits(self, workload: GatedGemm, device: Device) -> str | None:
-        """Return what keeps this problem from tensor cores or from cp.async, or None."""
-        if workload.dtype == "f32":
-            return f"{self.key} multiplies f16, bf16 and tf32; f32 has no tensor-core instruction"
-        narrow = min(_gated.widths(workload)[:2]) * itemsize(workload.dtype)
-        if narrow < mma_tile.COPY_BYTES:
-            least = f"{mma_tile.COPY_BYTES} bytes or more"
-            return f"{self.key} copies {least}: lines of a and of either b must be multiples of that"
-        return _gated.too_many_blocks(workload, (tile[:2] for tile in USUAL))
-
-    def default(self, workload: GatedGemm, device: Device) -> Config:
-        """Return the usual tile of which the busiest SM has the least to do."""
-
-        def work(config: Config) -> int:
-            bm, bn = config["bm"], config["bn"]
-            rounds = ceil_div(_gated.blocks(workload, bm, bn), device.sm_count)
-            # Multiplying a tile costs with its area, reading it with its edges.
-            return int(rounds * (MATRICES * bm * bn + 48 * (bm + MATRICES * bn)))
-
-        ordered = sorted(self._usual(workload), key=work)
-        return self.space.first_valid(ordered, workload=workload, device=device)
-
-    def _usual(self, workload: GatedGemm) -> Iterator[Config]:
-        """Yield the usual tiles, as deep as k allows."""
-        for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
-            bk = mma_tile.usual_bk(line_bytes, workload)
-            yield Config(
-                {
-                    "bm": bm,
-                    "bn": bn,
-                    "warps_m": warps_m,
-                    "warps_n": warps_n,
-                    "bk": bk,
-                    "stages": max(2, min(deepest, ceil_div(workload.k, bk) + 1)),
-                    "staged": 1,
-                    "group_m": max(g for g in (1, 4, 8) if g == 1 or g * bm < 2 * workload.m),
-                    "min_blocks": 1,
-                }
-            )
-
-    def tiles(self, workload: GatedGemm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut m, n and k."""
-        return _gated.tiles(workload, config)
-
-    def costs(self, workload: GatedGemm, table: Table, device: Device) -> Costs:
-        """Count whole tiles: parts beyond the edge of c and the last step of k are multiplied as zeros."""
-        size = itemsize(workload.dtype)
-        names = ("bm", "bn", "bk", "warps_m", "warps_n")
-        bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
-        padded_k = ceil_div(workload.k, bk) * bk
-        products, fragments = mma_tile.instructions(bm, bn, warps_m, warps_n, padded_k * size, MATRICES)
-        threads, blocks = mma_tile.threads(warps_m, warps_n), _gated.blocks(workload, bm, bn)
-        return Costs(
-            blocks=blocks,
-            full_blocks=blocks,
-            threads=threads,
-            smem_bytes=mma_tile.smem_bytes_of(table, workload.dtype, MATRICES),
-            registers=np.minimum(MATRICES * bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
-            mma_flop=MATRICES * 2 * bm * bn * padded_k,
-            mma_dtype=workload.dtype,
-            smem_traffic_bytes=512 * fragments + padded_k * size * (bm + MATRICES * bn),
-            fill_bytes=mma_tile.fill_bytes(workload, _gated.widths(workload), bm, bn, workload.k, MATRICES),
-            instructions=products + fragments,
-            # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum.
-            chain_clocks=first_product(device) + padded_k * size / 32 * device.mma_latency,
-        )
-
-    def claims(self, workload: GatedGemm, config: Config) -> tuple[str, ...]:
-        """Tensor cores, copies past registers, and ldmatrix, which a's tiles are always read by."""
-        return ("HMMA", "LDGSTS", "LDSM")
-
-    def source(self, workload: GatedGemm, config: Config) -> str:
-        """Return the kernel for this problem's types and this configuration, for all sizes."""
-        choices = mma_tile.choices(config, _gated.widths(workload))
-        choice = constants("Choice", **_gated.problem(workload), **choices)
-        return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma", "gated") + choice + SOURCE
-
-    def launches(self, workload: GatedGemm, config: Config) -> tuple[Launch, ...]:
-        """Return one launch of a block a tile."""
-        return (
-            Launch(
-                entry="gated_mma<Choice>",
-                grid=(int(_gated.blocks(workload, config["bm"], config["bn"])), 1, 1),
-                block=(mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
-                arguments=_gated.arguments(workload, config["group_m"]),
-                smem_bytes=int(mma_tile.smem_bytes_of(config, workload.dtype, MATRICES)),
-            ),
-        )
-
-    def emulation_workload(self, workload: GatedGemm, config: Config) -> GatedGemm:
-        """Return a problem of few tiles with the same edges."""
-        return _gated.shrink(workload, config, config["stages"])
+    usual = USUAL
+    dtypes = "f16, bf16 and tf32"
+    entry = "gated_mma"
+    headers = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "gated")
+    text = SOURCE
 
 
 VARIANT = CudaMmaGatedGemm()

@@ -15,13 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunebench.device import Device
-from tunebench.dtype import itemsize
 from tunebench.kernels.common import wgmma_gemm, wgmma_tile
-from tunebench.kernels.common.cuda import helpers
-from tunebench.kernels.common.gemm import constants
-from tunebench.kernels.common.wgmma_gemm import WgmmaGemm, constraints
-from tunebench.kernels.common.wgmma_tile import MOST_EXTENT
+from tunebench.kernels.common.wgmma_gemm import RING, WgmmaGemm, constraints
 from tunebench.kernels.gated_gemm import _gated
 from tunebench.kernels.gated_gemm._gated import MATRICES
 from tunebench.space import Config, Parameter, Space
@@ -46,17 +41,10 @@ def many_sums_are_staged(bm: Any, bn: Any, consumers: Any, pingpong: Any, staged
 
 SPACE = Space(
     (
-        Parameter("bm", (64, 128, 192, 256), "rows of c in a tile"),
-        Parameter("bn", (64, 128, 192), "columns of c in a tile"),
-        Parameter("bk", (64, 128), "steps of k in one buffer"),
-        Parameter("stages", (2, 3, 4, 5, 6, 7, 8), "buffers of the ring"),
-        Parameter("consumers", (1, 2, 3), "warpgroups that multiply"),
-        Parameter("pingpong", (0, 1), "1: each multiplies a tile of its own while another stores"),
-        Parameter("cluster_m", (1, 2), "blocks along m that share columns of b_gate and b_up"),
-        Parameter("cluster_n", (1, 2), "blocks along n that share rows of a"),
-        Parameter("staged", (0, 1), "1: results are gathered in shared memory for wide stores"),
-        Parameter("group_m", (1, 4, 8, 16), "rows of tiles that blocks running together share"),
-        Parameter("min_blocks", (1, 2), "blocks on an SM"),
+        Parameter("bm", (64, 128, 192, 256), "rows of c per tile"),
+        Parameter("bn", (64, 128, 192), "columns of c per tile"),
+        Parameter("bk", (64, 128), "elements of k per step, in one buffer"),
+        *RING,
     ),
     (fits, many_sums_are_staged, *constraints(MATRICES)),
 )
@@ -102,44 +90,25 @@ gated_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Ten
 
 
 class CudaWgmmaGatedGemm(WgmmaGemm[GatedGemm]):
-    """Serves f16 and bf16 on Hopper."""
+    """f16 and bf16 on Hopper."""
 
     name = "cuda_wgmma"
     operator = GatedGemm
+    operation = _gated
     space = SPACE
-    matrices = MATRICES
-    entry = "gated_wgmma"
     usual = USUAL
-
-    def limits(self, workload: GatedGemm, device: Device) -> str | None:
-        """Return what keeps this problem from wgmma or from TMA, or None."""
-        if workload.dtype not in ("f16", "bf16"):
-            return f"{self.key} multiplies f16 and bf16, not {workload.dtype}"
-        if min(_gated.widths(workload)[:2]) * itemsize(workload.dtype) < 16:
-            return f"{self.key} copies by TMA: lines of a and of either b must be multiples of 16 bytes"
-        if max(workload.m, workload.n, workload.k) > MOST_EXTENT:
-            return f"{self.key} counts elements to {MOST_EXTENT} along a dimension"
-        if not any(fits(bm, bn, workload) for bm, bn, _ in USUAL):
-            return f"c ({workload.m}, {workload.n}) has too many tiles for {self.key}"
-        return None
+    dtypes = ("f16", "bf16")
+    entry = "gated_wgmma"
+    headers = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma", "gated")
+    text = SOURCE
 
     def product(self, workload: GatedGemm) -> Gemm:
         """Return one of the two products."""
         return _gated.product(workload)
 
-    def source(self, workload: GatedGemm, config: Config) -> str:
-        """Return the kernel for this problem's types and this configuration, for all sizes."""
-        choice = constants("Choice", **_gated.problem(workload), **self.choices(workload, config))
-        shared = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma", "gated")
-        return helpers(*shared) + choice + SOURCE
-
     def arguments(self, workload: GatedGemm, config: Config) -> tuple[Argument, ...]:
-        """Return c and sizes."""
+        """Return c, then sizes."""
         return _gated.arguments(workload, config["group_m"])[1 + MATRICES :]
-
-    def emulation_workload(self, workload: GatedGemm, config: Config) -> GatedGemm:
-        """Return a problem of few tiles with the same edges."""
-        return _gated.shrink(workload, config, config["stages"], affordable_fma=wgmma_tile.AFFORDABLE_FMA)
 
 
 VARIANT = CudaWgmmaGatedGemm()

@@ -11,80 +11,35 @@ Transformer", 2020.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from tunebench._lazy import np
-from tunebench.device import Device
-from tunebench.kernels.common import numba_tile
+from tunebench.kernels.common.numba_cuda_gemm import (
+    GROUP_M,
+    PARAMETERS,
+    NumbaCudaTiledGemm,
+    constraints,
+    group_is_of_use,
+)
 from tunebench.kernels.gated_gemm import _gated
-from tunebench.kernels.gated_gemm._gated import MATRICES
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+from tunebench.space import Config, Space
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
-SPACE = Space(
-    (
-        *numba_tile.PARAMETERS,
-        Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
-    ),
-    (
-        _gated.fits,
-        *numba_tile.constraints(MATRICES),
-        lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
-    ),
-)
+SPACE = Space((*PARAMETERS, GROUP_M), (*constraints(_gated), group_is_of_use))
 
 
-class NumbaCudaGatedGemm(NumbaCudaVariant[GatedGemm]):
-    """Serves f32, in every size, layout and activation."""
+class NumbaCudaGatedGemm(NumbaCudaTiledGemm[GatedGemm]):
+    """f32, of any size, layout and activation."""
 
     name = "numba_cuda"
     operator = GatedGemm
+    operation = _gated
     space = SPACE
 
-    def limits(self, workload: GatedGemm, device: Device) -> str | None:
-        """Return what keeps this problem out, or None."""
-        if reason := numba_tile.refusal(workload):
-            return f"{self.key} {reason}"
-        return _gated.too_many_blocks(workload, (tile[:2] for tile in numba_tile.USUAL))
-
-    def default(self, workload: GatedGemm, device: Device) -> Config:
-        """Return the largest of the usual tiles that still gives every SM a block."""
-        config = numba_tile.usual(workload, device, _gated.fits, _gated.blocks)
-        return Config({**config, "group_m": 8 if config["bm"] < workload.m else 1})
-
-    def tiles(self, workload: GatedGemm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut m, n and k."""
-        return _gated.tiles(workload, config)
-
-    def costs(self, workload: GatedGemm, table: Table, device: Device) -> Costs:
-        """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
-        tiles = _gated.blocks(workload, table["bm"], table["bn"])
-        return numba_tile.costs(workload, table, device, tiles, MATRICES)
-
-    def launches(self, workload: GatedGemm, config: Config) -> tuple[Launch, ...]:
-        """Return one launch of a block a tile."""
-        bm, bn = config["bm"], config["bn"]
-        return (
-            Launch(
-                grid=(_gated.blocks(workload, bm, bn), 1, 1),
-                block=(bn // config["tn"], bm // config["tm"], 1),
-                arguments=("a", "b_gate", "b_up", "c"),
-            ),
-        )
-
-    def emulation_workload(self, workload: GatedGemm, config: Config) -> GatedGemm:
-        """Return a problem of one or two tiles, not quite full: the simulator is slow."""
-        bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
-        tiles_n = 2 if bm * bn * bk <= 4096 else 1
-        return dataclasses.replace(
-            workload,
-            m=min(workload.m, bm - 3),
-            n=min(workload.n, tiles_n * bn - 5),
-            k=min(workload.k, 2 * bk - 3),
-        )
+    def arguments(self, workload: GatedGemm) -> tuple[str, ...]:
+        """Return a, b_gate, b_up and c."""
+        return ("a", "b_gate", "b_up", "c")
 
     def kernel(self, workload: GatedGemm, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
         """Return the kernel `(a, b_gate, b_up, c)`."""

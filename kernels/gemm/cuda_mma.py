@@ -25,72 +25,67 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common import gemm, mma_tile, prologue
-from tunebench.kernels.common.cuda import first_product, helpers
-from tunebench.kernels.common.cuda_expression import filled
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.kernels.common import gemm, mma_gemm, mma_tile, prologue
+from tunebench.kernels.common.gemm_variant import Constants
+from tunebench.kernels.common.mma_gemm import MmaGemm
+from tunebench.space import Config, Parameter, Space
+from tunebench.variant import Launch, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
 CONVERTED_SUMS, PAIRED_SUMS = 64, 32
-"""Sums a thread may keep where e4m3 is converted on the way, and where it also comes in pairs: with twice as
-many the compiler spills.
+"""Most sums per thread where e4m3 is converted to f16, and where it is also read in pairs.
+
+With twice as many, the compiler spills.
 """
 
 LAUNCH_US = 3.5
-"""What a second launch costs, about."""
+"""Approximate cost of a second launch, in microseconds."""
 
 READ_US = 1.5
-"""What a read from memory takes where memory gives all it has, about."""
+"""Approximate latency of a read from memory at full bandwidth, in microseconds."""
 
 
 def _converts(workload: Gemm, device: Device) -> bool:
-    """Return whether e4m3 becomes f16 to be multiplied: so it does in machine code for sm_90 and sm_100."""
+    """Return whether e4m3 is converted to f16 before it is multiplied: on sm_90 and sm_100."""
     return workload.dtype == "e4m3" and device.compute_capability[0] in (9, 10)
 
 
 def stages_have_tiles(bk: Any, split_k: Any, stages: Any, workload: Gemm) -> Any:
-    """A block must have as many steps of k as buffers under way."""
+    """A block must have at least as many steps of k as copies under way."""
     return (stages == 2) | (stages <= ceil_div(ceil_div(workload.k, bk), split_k) + 1)
 
 
 SPACE = Space(
     (
-        Parameter("bm", (16, 32, 64, 128, 256), "rows of c a block computes"),
-        Parameter("bn", (16, 32, 64, 128, 256), "columns of c a block computes"),
-        Parameter("warps_m", (1, 2, 4), "warps of a block along m"),
-        Parameter("warps_n", (1, 2, 4), "warps of a block along n"),
-        Parameter("bk", (16, 32, 64, 128), "elements of k in one buffer: a step"),
+        Parameter("bm", (16, 32, 64, 128, 256), "rows of c per block"),
+        Parameter("bn", (16, 32, 64, 128, 256), "columns of c per block"),
+        *mma_gemm.WARPS,
+        mma_gemm.BK,
         Parameter("split_k", gemm.SPLITS, "blocks that share the steps of a tile"),
-        Parameter("stream_k", gemm.STREAMS, "blocks that share the steps of all tiles; 0: a tile each"),
-        Parameter("stages", (2, 3, 4, 5), "buffers: all but one are under way while it is multiplied"),
-        Parameter("staged", (0, 1), "1: results are gathered in shared memory for wide stores"),
-        Parameter("group_m", (1, 4, 8), "rows of tiles that blocks running together share"),
-        Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
+        Parameter(
+            "stream_k", gemm.STREAMS, "blocks that share the steps of all tiles; 0: one tile per block"
+        ),
+        mma_gemm.STAGES,
+        mma_gemm.STAGED,
+        Parameter("group_m", (1, 4, 8), "rows of tiles that concurrent blocks share in L2"),
+        Parameter("min_blocks", (1, 2, 3), "resident blocks per SM: limits registers per thread"),
     ),
     (
-        gemm.fits,
+        *mma_gemm.constraints(gemm, other_registers=64),
         mma_tile.tile_is_compact,
-        mma_tile.warps_cover_the_tile,
-        mma_tile.work_is_worth_the_warps,
-        mma_tile.steps_are_of_use,
         gemm.split_is_of_use,
         gemm.stream_is_of_use,
         stages_have_tiles,
-        mma_tile.copies_are_few(gemm.widths),
-        mma_tile.shared_memory_fits(),
-        mma_tile.min_blocks_is_of_use(64),
-        lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
+        mma_gemm.copies_are_few(gemm),
         gemm.parts_are_few,
     ),
 )
 
 USUAL = (
-    # bm, bn, warps_m, warps_n, bk in bytes, stages; largest first
+    # bm, bn, warps_m, warps_n, bytes of bk, stages; largest first
     (128, 256, 2, 4, 64, 3),
     (128, 128, 2, 2, 64, 4),
     (128, 64, 2, 2, 64, 4),
@@ -153,161 +148,85 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
 }
 """
 
-_PLAIN = {"PARAMETERS": "", "TILE": "AsyncTile", "VECTORS": ""}
-_AHEAD = {
-    "PARAMETERS": """
-         const typename C::In* __restrict__ pre_scale, const typename C::In* __restrict__ pre_shift,""",
-    "TILE": "PrologueAsyncTile",
-    "VECTORS": ", PrologueVectors<In>{pre_scale + k0, pre_shift + k0}",
-}
 
-
-class CudaMmaGemm(CudaVariant[Gemm]):
-    """Serves f16, bf16, tf32 and i8 on sm_80 and later, e4m3 on sm_89 and later."""
+class CudaMmaGemm(MmaGemm[Gemm]):
+    """f16, bf16, tf32 and i8 on sm_80 and later; e4m3 on sm_89 and later."""
 
     name = "cuda_mma"
     operator = Gemm
+    operation = gemm
     space = SPACE
-    minimum_cc = (8, 0)
-
-    def limits(self, workload: Gemm, device: Device) -> str | None:
-        """Return what keeps this problem from tensor cores or from cp.async, or None."""
-        if workload.dtype == "f32":
-            return f"{self.key} multiplies f16, bf16, tf32, e4m3 and i8; f32 has no tensor-core instruction"
-        if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
-            return f"{self.key} needs sm_89 or later to multiply e4m3"
-        narrow = min(gemm.widths(workload)[:2]) * itemsize(workload.dtype)
-        if narrow < mma_tile.COPY_BYTES:
-            least = f"{mma_tile.COPY_BYTES} bytes or more"
-            return f"{self.key} copies {least}: lines of a and b must be multiples of that"
-        return gemm.too_many_blocks(workload, (tile[:2] for tile in USUAL))
+    usual = USUAL
+    dtypes = "f16, bf16, tf32, e4m3 and i8"
+    entry = "gemm_mma"
+    headers = ("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma")
 
     def default(self, workload: Gemm, device: Device) -> Config:
-        """Return the usual tile, and division of k, that are estimated to take least."""
+        """Return the usual tile and division of k with the lowest estimated time."""
         ordered = sorted(
-            self._usual(workload, device), key=lambda config: _estimate_us(workload, config, device)
+            self.usual_configs(workload, device), key=lambda config: _estimate_us(workload, config, device)
         )
         return self.space.first_valid(ordered, workload=workload, device=device)
 
-    def _usual(self, workload: Gemm, device: Device) -> Iterator[Config]:
-        """Yield the usual tiles and divisions of k, as deep as k allows."""
+    def usual_configs(self, workload: Gemm, device: Device) -> Iterator[Config]:
+        """Yield a configuration for each usual tile and division of k, with as many stages as k allows."""
         most_sums = mma_tile.MAX_SUMS
         if _converts(workload, device):
             most_sums = CONVERTED_SUMS if workload.trans == "nt" else PAIRED_SUMS
-        for (bm, bn, warps_m, warps_n, line_bytes, deepest), split in itertools.product(USUAL, gemm.SPLITS):
-            bk = mma_tile.usual_bk(line_bytes, workload)
-            if bm * bn // mma_tile.threads(warps_m, warps_n) > most_sums:
+        for config, split in itertools.product(super().usual_configs(workload, device), gemm.SPLITS):
+            if config["bm"] * config["bn"] > most_sums * self.block_threads(config):
                 continue
-            steps = ceil_div(ceil_div(workload.k, bk), split)
-            groups = (1,) if split > 1 else (1, 4, 8)
-            yield Config(
-                {
-                    "bm": bm,
-                    "bn": bn,
-                    "warps_m": warps_m,
-                    "warps_n": warps_n,
-                    "bk": bk,
-                    "split_k": split,
-                    "stream_k": 0,
-                    "stages": max(2, min(deepest, steps + 1)),
-                    "staged": 1,
-                    "group_m": max(g for g in groups if g == 1 or g * bm < 2 * workload.m),
-                    "min_blocks": 1,
-                }
-            )
+            steps = ceil_div(ceil_div(workload.k, config["bk"]), split)
+            stages = max(2, min(config["stages"], steps + 1))
+            group_m = config["group_m"] if split == 1 else 1
+            yield Config({**config, "split_k": split, "stream_k": 0, "stages": stages, "group_m": group_m})
 
-    def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut m, n and k."""
-        return gemm.tiles(workload, config)
+    def choices(self, workload: Gemm, config: Config) -> Constants:
+        """Return the compile-time constants that depend on the configuration, with the division of k."""
+        return {**super().choices(workload, config), "Division": gemm.division(config)}
 
-    def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
-        """Count whole tiles: parts beyond the edge of c and the last step of k are multiplied as zeros.
+    def preamble(self, workload: Gemm) -> str:
+        """Return an activation that is an expression, and the prologue, if the workload has them."""
+        return gemm.injected(workload) + prologue.preamble(workload, "prologue_mma")
 
-        Adding parts of k up comes on top and is not counted.
-        """
-        size = itemsize(workload.dtype)
-        names = ("bm", "bn", "bk", "warps_m", "warps_n")
-        bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
-        share = gemm.shares(workload, table)
-        length = share.steps * bk
-        products, fragments = mma_tile.instructions(bm, bn, warps_m, warps_n, length * size)
-        threads = mma_tile.threads(warps_m, warps_n)
-        return Costs(
-            blocks=share.blocks,
-            full_blocks=share.full_blocks,
-            threads=threads,
-            smem_bytes=mma_tile.smem_bytes_of(table, workload.dtype),
-            registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
-            mma_flop=2 * bm * bn * length,
-            mma_dtype=workload.dtype,
-            sfu=bm * share.length * prologue.special_of_element(workload),
-            smem_traffic_bytes=512 * fragments + length * size * (bm + bn),
-            fill_bytes=mma_tile.fill_bytes(workload, gemm.widths(workload), bm, bn, share.length),
-            instructions=products + fragments,
-            # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum.
-            # Parts of a stream follow one another: a barrier stands between the stores of one and the next.
-            chain_clocks=first_product(device) + length * size / 32 * device.mma_latency,
-            serial_launches=share.launches,
-        )
-
-    def claims(self, workload: Gemm, config: Config) -> tuple[str, ...]:
-        """Tensor cores, copies past registers, and ldmatrix, which transposes no 32-bit elements."""
-        by_ldmatrix = workload.dtype != "tf32" or workload.trans != "tn"
-        # e4m3 is multiplied by QMMA or, where there is none, by HMMA.
-        products = {"i8": ["IMMA"], "e4m3": []}.get(workload.dtype, ["HMMA"])
-        return (*products, "LDGSTS", *(["LDSM"] if by_ldmatrix else []))
-
-    def source(self, workload: Gemm, config: Config) -> str:
-        """Return the kernel for this problem's types and this configuration, for all sizes."""
-        choices = mma_tile.choices(config, gemm.widths(workload))
-        choices["Division"] = gemm.division(config)
-        choice = gemm.constants("Choice", **gemm.problem(workload), **choices)
-        shared = helpers("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma")
-        if not workload.has_pre:
-            return shared + gemm.injected(workload) + choice + filled(SOURCE, **_PLAIN)
-        ahead = prologue.struct(workload) + helpers("prologue", "prologue_mma")
-        return shared + gemm.injected(workload) + ahead + choice + filled(SOURCE, **_AHEAD)
+    def kernel_text(self, workload: Gemm) -> str:
+        """Return the source of the kernel, with a prologue if the workload has one."""
+        return prologue.applied(SOURCE, workload, tile="AsyncTile", prologue_tile="PrologueAsyncTile")
 
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
-        """Return the product, and what adds its parts up if k is divided."""
-        product = Launch(
-            entry="gemm_mma<Choice>",
-            grid=(1, 1, 1),
-            block=(mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
-            arguments=(),
-            smem_bytes=int(mma_tile.smem_bytes_of(config, workload.dtype)),
-        )
-        return gemm.divided_launches(workload, config, product)
+        """Return the launch of the product, and that of the sum of its parts if k is divided."""
+        return gemm.divided_launches(workload, config, *super().launches(workload, config))
 
     def scratch(self, workload: Gemm, config: Config) -> tuple[Tensor, ...]:
-        """Return where parts of sums are kept, if k is divided."""
+        """Return the partial sums, if k is divided."""
         return gemm.scratch(workload, config)
 
     def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
-        """Return a problem of few tiles with the same edges."""
+        """Return a workload of few tiles with the same edges."""
         # Each part of k should use its buffers again, as far as emulation can afford it.
         deep = config["stages"] + 1
         return gemm.shrink(workload, config, max(deep, min(deep * config["split_k"], 24)) - 1)
 
 
 def _estimate_us(workload: Gemm, config: Config, device: Device) -> float:
-    """Return about how long a configuration takes: to order configurations by."""
+    """Return the estimated time of a configuration in microseconds, to order configurations by."""
     bm, bn, split, bk = (config[name] for name in ("bm", "bn", "split_k", "bk"))
     blocks = gemm.blocks(workload, bm, bn) * split
     per_sm = ceil_div(blocks, device.sm_count)
-    # Multiplying a tile costs with its area, reading it with its edges; 8 warps hide what they wait for.
+    # The cost of multiplying a tile grows with its area, that of reading it with its edges.
+    # 8 warps hide latency.
     steps = ceil_div(ceil_div(workload.k, bk), split)
     work = per_sm * (bm * bn + 48 * (bm + bn)) * steps * bk
     busy = min(1.0, per_sm * config["warps_m"] * config["warps_n"] / 8)
     dtype = "f16" if _converts(workload, device) else workload.dtype
     rate = device.mma_flop_per_clock.get(dtype, 1024.0) / 2 * device.max_clock_mhz
-    # Memory gives its bandwidth only to as many bytes under way as it gives in the time of one read.
-    smem = int(mma_tile.smem_bytes_of(config, workload.dtype)) + device.smem_reserved_bytes
+    # Full bandwidth needs as many bytes in flight as memory delivers during the latency of one read.
+    smem = int(mma_tile.smem_bytes(config, workload.dtype)) + device.smem_reserved_bytes
     resident = min(blocks, device.sm_count * max(1, device.smem_per_sm_bytes // smem))
     lines = min(bm, workload.m) + min(bn, workload.n)
     under_way = resident * (config["stages"] - 1) * lines * bk * itemsize(workload.dtype)
     bytes_per_us = min(device.dram_gb_s * 1e3, under_way / READ_US)
-    # A second launch takes some microseconds, and parts are written and read.
+    # A divided k costs a second launch, and partial sums are written and read.
     parts_us = LAUNCH_US + 8 * blocks * bm * bn / (device.dram_gb_s * 1e3) if split > 1 else 0.0
     return float(max(work / busy / rate, workload.traffic().total_bytes / bytes_per_us) + parts_us)
 

@@ -20,28 +20,18 @@ CUDA" (warp specialisation, pingpong and cooperative kernels).
 from __future__ import annotations
 
 from tunebench.device import Device
-from tunebench.dtype import itemsize
-from tunebench.kernels.common import gemm, prologue, wgmma_tile
-from tunebench.kernels.common.cuda import helpers
-from tunebench.kernels.common.wgmma_gemm import WgmmaGemm, constraints, fits
-from tunebench.kernels.common.wgmma_tile import MOST_EXTENT
+from tunebench.kernels.common import gemm, prologue
+from tunebench.kernels.common.wgmma_gemm import RING, WgmmaGemm, constraints, fits
 from tunebench.space import Config, Parameter, Space
 from tunebench.variant import Argument, Scalar
 from tunebench.workloads.operators.gemm import Gemm
 
 SPACE = Space(
     (
-        Parameter("bm", (64, 128, 192, 256), "rows of c in a tile"),
-        Parameter("bn", (64, 128, 192, 256), "columns of c in a tile"),
-        Parameter("bk", (64, 128, 256), "steps of k in one buffer"),
-        Parameter("stages", (2, 3, 4, 5, 6, 7, 8), "buffers of the ring"),
-        Parameter("consumers", (1, 2, 3), "warpgroups that multiply"),
-        Parameter("pingpong", (0, 1), "1: each multiplies a tile of its own while another stores"),
-        Parameter("cluster_m", (1, 2), "blocks along m that share columns of b"),
-        Parameter("cluster_n", (1, 2), "blocks along n that share rows of a"),
-        Parameter("staged", (0, 1), "1: results are gathered in shared memory for wide stores"),
-        Parameter("group_m", (1, 4, 8, 16), "rows of tiles that blocks running together share"),
-        Parameter("min_blocks", (1, 2), "blocks on an SM"),
+        Parameter("bm", (64, 128, 192, 256), "rows of c per tile"),
+        Parameter("bn", (64, 128, 192, 256), "columns of c per tile"),
+        Parameter("bk", (64, 128, 256), "elements of k per step, in one buffer"),
+        *RING,
     ),
     (fits, *constraints()),
 )
@@ -90,48 +80,34 @@ gemm_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
 
 
 class CudaWgmmaGemm(WgmmaGemm[Gemm]):
-    """Serves f16, bf16 and e4m3 on Hopper."""
+    """f16, bf16 and e4m3 on Hopper."""
 
     name = "cuda_wgmma"
     operator = Gemm
+    operation = gemm
     space = SPACE
-    entry = "gemm_wgmma"
     usual = USUAL
+    dtypes = ("f16", "bf16", "e4m3")
+    entry = "gemm_wgmma"
+    headers = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
+    text = SOURCE
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
-        """Return what keeps this problem from wgmma or from TMA, or None."""
-        if reason := prologue.refusal(self.key, workload):
-            return reason
-        if workload.dtype not in ("f16", "bf16", "e4m3"):
-            return f"{self.key} multiplies f16, bf16 and e4m3, not {workload.dtype}"
-        if workload.dtype == "e4m3" and workload.trans != "nt":
-            return f"{self.key} multiplies e4m3 as trans=nt alone: k must be contiguous in both a and b"
-        if min(gemm.widths(workload)[:2]) * itemsize(workload.dtype) < 16:
-            return f"{self.key} copies by TMA: lines of a and b must be multiples of 16 bytes"
-        if max(workload.m, workload.n, workload.k, workload.batch) > MOST_EXTENT:
-            return f"{self.key} counts elements to {MOST_EXTENT} along a dimension"
-        if not any(fits(bm, bn, workload) for bm, bn, _ in USUAL):
-            return f"c ({workload.batch}, {workload.m}, {workload.n}) has too many tiles for {self.key}"
-        return None
+        """Return why wgmma or TMA cannot do this workload, or None if they can."""
+        return prologue.refusal(self.key, workload) or super().limits(workload, device)
 
     def product(self, workload: Gemm) -> Gemm:
-        """Return the problem itself."""
+        """Return the workload itself."""
         return workload
 
-    def source(self, workload: Gemm, config: Config) -> str:
-        """Return the kernel for this problem's types and this configuration, for all sizes."""
-        choice = gemm.constants("Choice", **gemm.problem(workload), **self.choices(workload, config))
-        shared = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
-        return helpers(*shared) + gemm.injected(workload) + choice + SOURCE
+    def preamble(self, workload: Gemm) -> str:
+        """Return an activation that is an expression, if the workload has one."""
+        return gemm.injected(workload)
 
     def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
-        """Return what the epilogue adds, c and sizes."""
+        """Return bias, residual, c, then sizes."""
         _, _, *others, group_m = gemm.arguments(workload, config["group_m"])
         return (*others, Scalar("int", workload.batch), group_m)
-
-    def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
-        """Return a problem of few tiles with the same edges."""
-        return gemm.shrink(workload, config, config["stages"], affordable_fma=wgmma_tile.AFFORDABLE_FMA)
 
 
 VARIANT = CudaWgmmaGemm()

@@ -16,78 +16,41 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench._lazy import np
-from tunebench.device import Device
-from tunebench.kernels.common import gemm, numba_tile
+from tunebench.kernels.common import gemm
+from tunebench.kernels.common.numba_cuda_gemm import (
+    GROUP_M,
+    PARAMETERS,
+    NumbaCudaTiledGemm,
+    constraints,
+    group_is_of_use,
+)
 from tunebench.kernels.common.numba_expression import in_cuda
 from tunebench.kernels.common.numba_prologue import ahead_in_cuda
 from tunebench.kernels.common.prologue import operands
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+from tunebench.space import Config, Space
 from tunebench.workloads.operators._prologue import vectors
 from tunebench.workloads.operators.gemm import Gemm
 
-SPACE = Space(
-    (
-        *numba_tile.PARAMETERS,
-        Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
-    ),
-    (
-        gemm.fits,
-        *numba_tile.constraints(),
-        lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
-    ),
-)
+SPACE = Space((*PARAMETERS, GROUP_M), (*constraints(gemm), group_is_of_use))
 
 
-class NumbaCudaGemm(NumbaCudaVariant[Gemm]):
-    """Serves f32, in every size, transpose and epilogue."""
+class NumbaCudaGemm(NumbaCudaTiledGemm[Gemm]):
+    """f32, of any size, transpose and epilogue."""
 
     name = "numba_cuda"
     operator = Gemm
+    operation = gemm
     space = SPACE
 
-    def limits(self, workload: Gemm, device: Device) -> str | None:
-        """Return what keeps this problem out, or None."""
-        if reason := numba_tile.refusal(workload):
-            return f"{self.key} {reason}"
-        return gemm.too_many_blocks(workload, (tile[:2] for tile in numba_tile.USUAL))
-
-    def default(self, workload: Gemm, device: Device) -> Config:
-        """Return the largest of the usual tiles that still gives every SM a block."""
-        config = numba_tile.usual(workload, device, gemm.fits, gemm.blocks)
-        return Config({**config, "group_m": 8 if config["bm"] < workload.m else 1})
-
-    def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut m, n and k."""
-        return gemm.tiles(workload, config)
-
-    def costs(self, workload: Gemm, table: Table, device: Device) -> Costs:
-        """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
-        tiles = gemm.blocks(workload, table["bm"], table["bn"])
-        return numba_tile.costs(workload, table, device, tiles)
-
-    def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
-        """Return one launch of a block a tile."""
-        bm, bn = config["bm"], config["bn"]
-        return (
-            Launch(
-                grid=(gemm.blocks(workload, bm, bn), 1, 1),
-                block=(bn // config["tn"], bm // config["tm"], 1),
-                arguments=("a", "b", *gemm.added(workload), *operands(workload), "c"),
-            ),
-        )
+    def arguments(self, workload: Gemm) -> tuple[str, ...]:
+        """Return a, b, bias, residual, scale, shift and c."""
+        return ("a", "b", *gemm.added(workload), *operands(workload), "c")
 
     def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
-        """Return a problem of one or two tiles, not quite full: the simulator is slow."""
-        bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
-        tiles_n = 2 if bm * bn * bk <= 4096 else 1
-        return dataclasses.replace(
-            workload,
-            m=min(workload.m, bm - 3),
-            n=min(workload.n, tiles_n * bn - 5),
-            k=min(workload.k, 2 * bk - 3),
-            batch=min(workload.batch, tiles_n),
-        )
+        """Return a workload of one or two tiles, not quite full: the simulator is slow."""
+        small = super().emulation_workload(workload, config)
+        few = 2 if config["bm"] * config["bn"] * config["bk"] <= 4096 else 1
+        return dataclasses.replace(small, batch=min(workload.batch, few))
 
     def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
         """Return the kernel `(a, b, bias, residual, scale, shift, c)`."""

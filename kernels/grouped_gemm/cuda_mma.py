@@ -19,57 +19,46 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import itemsize
-from tunebench.kernels.common import mma_tile
-from tunebench.kernels.common.cuda import first_product, helpers
-from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.common import mma_gemm, mma_tile
+from tunebench.kernels.common.mma_gemm import MmaGemm
 from tunebench.kernels.grouped_gemm import _grouped
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.space import Config, Parameter, Space
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 CONVERTED_SUMS = 64
-"""Sums a thread may keep of e4m3, which compilers for sm_90 and sm_100 convert to f16 on the way."""
+"""Most sums per thread for e4m3, which compilers for sm_90 and sm_100 convert to f16 first."""
 
 
 def sums_are_few(bm: Any, bn: Any, warps_m: Any, warps_n: Any, workload: GroupedGemm) -> Any:
-    """A thread must not have more sums than stay in registers where its operands are converted."""
+    """The sums of a thread must fit in its registers where its operands are converted."""
     few = bm * bn <= CONVERTED_SUMS * mma_tile.threads(warps_m, warps_n)
     return few | (workload.dtype != "e4m3")
 
 
 SPACE = Space(
     (
-        Parameter("bm", (16, 32, 64, 128), "rows of a group that a tile has"),
-        Parameter("bn", (32, 64, 128, 256), "columns of c a tile has"),
-        Parameter("warps_m", (1, 2, 4), "warps of a block along m"),
-        Parameter("warps_n", (1, 2, 4), "warps of a block along n"),
-        Parameter("bk", (16, 32, 64, 128), "steps of k in one buffer"),
-        Parameter("stages", (2, 3, 4, 5), "buffers: all but one are under way while it is multiplied"),
-        Parameter("staged", (0, 1), "1: results are gathered in shared memory for wide stores"),
-        Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
+        Parameter("bm", (16, 32, 64, 128), "rows of a group per tile"),
+        Parameter("bn", (32, 64, 128, 256), "columns of c per tile"),
+        *mma_gemm.WARPS,
+        mma_gemm.BK,
+        mma_gemm.STAGES,
+        mma_gemm.STAGED,
+        Parameter("group_m", (1, 8), "rows of tiles that concurrent blocks share in L2"),
         _grouped.TILES_A_BLOCK,
-        Parameter("min_blocks", (1, 2), "blocks an SM must be able to hold: limits registers"),
+        Parameter("min_blocks", (1, 2), "resident blocks per SM: limits registers per thread"),
     ),
     (
-        _grouped.fits,
+        *mma_gemm.constraints(_grouped, other_registers=72),
         _grouped.turns_fill_the_device,
-        mma_tile.warps_cover_the_tile,
         sums_are_few,
-        mma_tile.work_is_worth_the_warps,
-        mma_tile.steps_are_of_use,
-        mma_tile.stages_have_tiles,
-        mma_tile.shared_memory_fits(),
-        mma_tile.min_blocks_is_of_use(72),
+        mma_gemm.stages_have_tiles,
         lambda bm, bn: bn <= 8 * bm,
-        lambda bm, group_m, workload: (group_m == 1) | (group_m * bm < 2 * workload.m),
     ),
 )
 
 USUAL = (
-    # bm, bn, warps_m, warps_n, bk in bytes, stages; largest first
+    # bm, bn, warps_m, warps_n, bytes of bk, stages; largest first
     (128, 256, 2, 4, 64, 3),
     (128, 128, 2, 2, 64, 4),
     (64, 128, 2, 2, 128, 3),
@@ -118,126 +107,36 @@ grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restri
 """
 
 
-class CudaMmaGroupedGemm(CudaVariant[GroupedGemm]):
-    """Serves f16, bf16 and tf32 on sm_80 and later, e4m3 on sm_89 and later."""
+class CudaMmaGroupedGemm(MmaGemm[GroupedGemm]):
+    """f16, bf16 and tf32 on sm_80 and later; e4m3 on sm_89 and later."""
 
     name = "cuda_mma"
     operator = GroupedGemm
+    operation = _grouped
     space = SPACE
-    minimum_cc = (8, 0)
+    usual = USUAL
+    dtypes = "f16, bf16, tf32 and e4m3"
+    entry = "grouped_mma"
+    headers = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "grouped")
+    text = SOURCE
 
     def limits(self, workload: GroupedGemm, device: Device) -> str | None:
-        """Return what keeps this problem from tensor cores or from cp.async, or None."""
-        if workload.dtype == "f32":
-            return f"{self.key} multiplies f16, bf16, tf32 and e4m3; f32 has no tensor-core instruction"
-        if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
-            return f"{self.key} needs sm_89 or later to multiply e4m3"
+        """Return why tensor cores or cp.async cannot do this workload, or None if they can."""
+        if reason := super().limits(workload, device):
+            return reason
         if workload.dtype == "e4m3" and workload.trans != "nt":
             return f"{self.key} reads e4m3 along k: trans must be nt, not {workload.trans}"
-        narrow = min(_grouped.widths(workload)[:2]) * itemsize(workload.dtype)
-        if narrow < mma_tile.COPY_BYTES:
-            least = f"{mma_tile.COPY_BYTES} bytes or more"
-            return f"{self.key} copies {least}: lines of a and b must be multiples of that"
-        return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in USUAL))
+        return None
 
-    def default(self, workload: GroupedGemm, device: Device) -> Config:
-        """Return the usual tile of which the busiest SM has the least to do if groups are of one size."""
+    def longest_step(self, workload: GroupedGemm) -> int:
+        """Return 64 bytes for e4m3: with longer steps of what is converted first, registers spill."""
+        return 64 if workload.dtype == "e4m3" else 128
 
-        def work(config: Config) -> int:
-            bm, bn = config["bm"], config["bn"]
-            rounds = ceil_div(_grouped.usual_tiles(workload, bm, bn), device.sm_count)
-            # Multiplying a tile costs with its area, reading it with its edges.
-            return int(rounds * (bm * bn + 48 * (bm + bn)))
-
-        ordered = sorted(self._usual(workload, device), key=work)
-        return self.space.first_valid(ordered, workload=workload, device=device)
-
-    def _usual(self, workload: GroupedGemm, device: Device) -> Iterator[Config]:
-        """Yield the usual tiles, as deep as k allows, as many of them a block as leave each SM a block."""
-        for bm, bn, warps_m, warps_n, line_bytes, deepest in USUAL:
-            # Longer steps of what is converted on the way spill.
-            longest = 64 if workload.dtype == "e4m3" else line_bytes
-            bk = mma_tile.usual_bk(min(line_bytes, longest), workload)
-            yield Config(
-                {
-                    "bm": bm,
-                    "bn": bn,
-                    "warps_m": warps_m,
-                    "warps_n": warps_n,
-                    "bk": bk,
-                    "stages": max(2, min(deepest, ceil_div(workload.k, bk) + 1)),
-                    "staged": 1,
-                    "group_m": max(g for g in (1, 8) if g == 1 or g * bm < 2 * workload.m),
-                    "tiles_a_block": _grouped.widest_turns(bm, bn, workload, device),
-                    "min_blocks": 1,
-                }
-            )
-
-    def tiles(self, workload: GroupedGemm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut m, n and k, if one group has all rows."""
-        return _grouped.tiles(workload, config)
-
-    def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
-        """Count the tiles there are if one group has all rows, and what each block has of them at least.
-
-        Parts of a tile beyond its group, or the edge of c, and of the last step of k are multiplied as zeros.
-        """
-        size = itemsize(workload.dtype)
-        names = ("bm", "bn", "bk", "warps_m", "warps_n")
-        bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
-        padded_k = ceil_div(workload.k, bk) * bk
-        products, fragments = mma_tile.instructions(bm, bn, warps_m, warps_n, padded_k * size)
-        threads = mma_tile.threads(warps_m, warps_n)
-        share = _grouped.share(workload, bm, bn, table["tiles_a_block"].astype(np.float64), device)
-        return Costs(
-            blocks=share.blocks,
-            full_blocks=share.full_blocks,
-            threads=threads,
-            smem_bytes=mma_tile.smem_bytes_of(table, workload.dtype),
-            registers=np.minimum(bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
-            mma_flop=share.tiles * 2 * bm * bn * padded_k,
-            mma_dtype=workload.dtype,
-            smem_traffic_bytes=share.tiles * (512 * fragments + padded_k * size * (bm + bn)),
-            fill_bytes=share.tiles * self._fill_bytes(workload, bn),
-            instructions=share.tiles * (products + fragments),
-            # A warp adds 32 bytes of k to a sum by one instruction, and the next one waits for that sum.
-            # Tiles follow one another: a barrier stands between the stores of one and the next.
-            chain_clocks=first_product(device) + share.tiles * padded_k * size / 32 * device.mma_latency,
-        )
-
-    def _fill_bytes(self, workload: GroupedGemm, bn: Any) -> Any:
-        """Return what the least tile copies past L1: one row of a, and the columns of the last tile."""
-        size = itemsize(workload.dtype)
-        columns = workload.n - (ceil_div(workload.n, bn) - 1) * bn
-        wide_a, wide_b = (width * size == 16 for width in _grouped.widths(workload)[:2])
-        return (wide_a + wide_b * columns) * workload.k * size
-
-    def source(self, workload: GroupedGemm, config: Config) -> str:
-        """Return the kernel for this problem's types and this configuration, for all sizes."""
-        choices = mma_tile.choices(config, _grouped.widths(workload))
-        choice = constants("Choice", **_grouped.problem(workload), **choices)
-        return helpers("types", "ptx", "epilogue", "gemm", "gemm_mma", "grouped") + choice + SOURCE
-
-    def launches(self, workload: GroupedGemm, config: Config) -> tuple[Launch, ...]:
-        """Return one launch for all groups."""
-        return (
-            Launch(
-                entry="grouped_mma<Choice>",
-                grid=_grouped.grid(workload, config["bm"], config["bn"], config["tiles_a_block"]),
-                block=(mma_tile.threads(config["warps_m"], config["warps_n"]), 1, 1),
-                arguments=_grouped.arguments(workload, config["group_m"]),
-                smem_bytes=int(mma_tile.smem_bytes_of(config, workload.dtype)),
-            ),
-        )
-
-    def claims(self, workload: GroupedGemm, config: Config) -> tuple[str, ...]:
-        """Tensor cores, copies past registers, and ldmatrix, which a's tiles are always read by."""
-        # e4m3 is multiplied by QMMA or, where there is none, by HMMA.
-        return (*(() if workload.dtype == "e4m3" else ("HMMA",)), "LDGSTS", "LDSM")
-
-    def emulation_workload(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
-        """Return a problem of few groups and tiles with the same edges."""
-        return _grouped.shrink(workload, config, config["stages"])
+    def usual_configs(self, workload: GroupedGemm, device: Device) -> Iterator[Config]:
+        """Yield a configuration for each usual tile, with as many turns as leave each SM a block."""
+        for config in super().usual_configs(workload, device):
+            turns = _grouped.widest_turns(config["bm"], config["bn"], workload, device)
+            yield Config({**config, "tiles_a_block": turns})
 
 
 VARIANT = CudaMmaGroupedGemm()

@@ -11,84 +11,38 @@ Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 200
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.dtype import itemsize
-from tunebench.kernels.common import simt_tile
-from tunebench.kernels.common.cuda import first_product, helpers
-from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.common import simt_gemm
+from tunebench.kernels.common.simt_gemm import SimtGemm, usual_tiles
 from tunebench.kernels.grouped_gemm import _grouped
-from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.space import Parameter, Space
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
-
-
-def _smem_bytes(workload: GroupedGemm, bm: Any, bn: Any, bk: Any, stages: Any) -> Any:
-    return simt_tile.smem_bytes(workload.trans, bm, bn, bk, stages)
-
-
-def _widths(bk: Any, workload: GroupedGemm) -> tuple[Any, Any]:
-    """Return the elements an access to a and to b moves."""
-    return simt_tile.widths(_grouped.widths(workload), workload.trans, bk)
-
-
-def loads_fit_in_registers(bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, workload: GroupedGemm) -> Any:
-    """A thread must load the next step by 16 accesses or fewer."""
-    a, b = _widths(bk, workload)
-    return bm * bk // a + bn * bk // b <= 16 * simt_tile.threads(bm, bn, tm, tn)
-
-
-def registers_suffice(
-    bm: Any, bn: Any, tm: Any, tn: Any, bk: Any, workload: GroupedGemm, device: Device
-) -> Any:
-    """A block must find registers on an SM for sums, fragments, the step under way and the walk."""
-    threads = simt_tile.threads(bm, bn, tm, tn)
-    under_way = (bm + bn) * bk // threads * itemsize(workload.dtype) // 4
-    needed = tm * tn + 2 * (tm + tn) + under_way + 40
-    return needed <= np.minimum(255, device.registers_per_sm // threads)
-
 
 SPACE = Space(
     (
-        Parameter("bm", (16, 32, 64, 128), "rows of a group that a tile has"),
-        Parameter("bn", (16, 32, 64, 128), "columns of c a tile has"),
-        Parameter("tm", (1, 2, 4, 8), "rows of c a thread computes"),
-        Parameter("tn", (2, 4, 8), "columns of c a thread computes"),
-        Parameter("lanes_n", (4, 8, 16), "lanes of a warp side by side along n"),
-        Parameter("bk", (4, 8, 16, 32), "steps of k in shared memory together"),
-        Parameter("stages", (1, 2), "2: a second buffer saves one of two barriers per bk"),
-        Parameter("group_m", (1, 8), "rows of tiles that blocks running together share"),
+        Parameter("bm", (16, 32, 64, 128), "rows of a group per tile"),
+        Parameter("bn", (16, 32, 64, 128), "columns of c per tile"),
+        Parameter("tm", (1, 2, 4, 8), "rows of c per thread"),
+        Parameter("tn", (2, 4, 8), "columns of c per thread"),
+        simt_gemm.LANES_N,
+        simt_gemm.BK,
+        simt_gemm.STAGES,
+        simt_gemm.GROUP_M,
         _grouped.TILES_A_BLOCK,
     ),
-    (
-        _grouped.fits,
-        _grouped.turns_fill_the_device,
-        simt_tile.threads_are_reasonable,
-        simt_tile.tiles_are_compact,
-        simt_tile.warps_cover_the_tile,
-        loads_fit_in_registers,
-        registers_suffice,
-        lambda bm, bn, bk, stages, workload, device: (
-            _smem_bytes(workload, bm, bn, bk, stages) <= device.smem_per_block_bytes
-        ),
-        lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
-        lambda bm, group_m, workload: (group_m == 1) | (bm < workload.m),
-    ),
+    (*simt_gemm.constraints(_grouped, other_registers=40), _grouped.turns_fill_the_device),
 )
 
-USUAL = tuple(
-    dict(zip(("bm", "bn", "tm", "tn", "lanes_n", "bk"), values, strict=True))
-    for values in (
-        (128, 128, 8, 8, 8, 8),
-        (64, 128, 8, 4, 16, 8),
-        (64, 64, 4, 4, 8, 16),
-        (32, 64, 4, 4, 16, 16),
-        (32, 32, 2, 4, 8, 32),
-        (16, 32, 2, 4, 8, 16),
-        (16, 16, 2, 2, 8, 32),
-    )
+USUAL = usual_tiles(
+    (128, 128, 8, 8, 8, 8),
+    (64, 128, 8, 4, 16, 8),
+    (64, 64, 4, 4, 8, 16),
+    (32, 64, 4, 4, 16, 16),
+    (32, 32, 2, 4, 8, 32),
+    (16, 32, 2, 4, 8, 16),
+    (16, 16, 2, 2, 8, 32),
 )
 """Tiles that libraries ship, largest first."""
 
@@ -131,89 +85,23 @@ grouped_simt(const typename C::In* __restrict__ a, const typename C::In* __restr
 """
 
 
-class CudaSimtGroupedGemm(CudaVariant[GroupedGemm]):
-    """Serves every size, type and layout of b."""
+class CudaSimtGroupedGemm(SimtGemm[GroupedGemm]):
+    """Any size, type and layout of b."""
 
     name = "cuda_simt"
     operator = GroupedGemm
+    operation = _grouped
     space = SPACE
+    usual = USUAL
+    entry = "grouped_simt"
+    headers = ("types", "epilogue", "gemm", "gemm_simt", "grouped")
+    text = SOURCE
 
-    def limits(self, workload: GroupedGemm, device: Device) -> str | None:
-        """Return why c takes more tiles than can be numbered, or None."""
-        return _grouped.too_many_tiles(workload, tuple((tile["bm"], tile["bn"]) for tile in USUAL))
-
-    def default(self, workload: GroupedGemm, device: Device) -> Config:
-        """Return the largest tile that still gives every SM one if groups are of one size."""
-        usable = [t for t in USUAL if _grouped.fits(t["bm"], t["bn"], workload)]
-        full = [t for t in usable if _grouped.usual_tiles(workload, t["bm"], t["bn"]) >= device.sm_count]
-        tile = (full or usable[-1:])[0]
-        bk = max(b for b in (4, 8, 16, 32) if b == 4 or (b <= tile["bk"] and b < 2 * workload.k))
-        chosen = {
-            **tile,
-            "bk": bk,
-            "stages": 2,
-            "group_m": 8 if tile["bm"] < workload.m else 1,
-            "tiles_a_block": _grouped.widest_turns(tile["bm"], tile["bn"], workload, device),
-        }
-        return Config({name: chosen[name] for name in SPACE.names})
-
-    def tiles(self, workload: GroupedGemm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut m, n and k, if one group has all rows."""
-        return _grouped.tiles(workload, config)
-
-    def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
-        """Count the tiles there are if one group has all rows, and what each block has of them at least.
-
-        Parts of a tile beyond its group, or the edge of c, and of the last step of k are computed as zeros.
-        Reads of a and b may hit in L1, so that nothing is certain to come from L2.
-        """
-        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
-        threads = simt_tile.threads(bm, bn, tm, tn)
-        padded_k = ceil_div(workload.k, bk) * bk
-        term = simt_tile.term(table, device)
-        share = _grouped.share(workload, bm, bn, table["tiles_a_block"].astype(np.float64), device)
-        length = share.tiles * padded_k
-        return Costs(
-            blocks=share.blocks,
-            full_blocks=share.full_blocks,
-            threads=threads,
-            smem_bytes=_smem_bytes(workload, bm, bn, bk, table["stages"]),
-            registers=np.minimum(tm * tn + 16, 65536 // threads),
-            fma=length * term.fma,
-            smem_traffic_bytes=length * term.smem_bytes,
-            accesses=length * term.accesses,
-            instructions=length * term.instructions,
-            # Tiles follow one another: a barrier stands between the stores of one and the next.
-            chain_clocks=first_product(device) + length * device.fma_latency,
-        )
-
-    def source(self, workload: GroupedGemm, config: Config) -> str:
-        """Return the kernel for this problem's types and this configuration, for all sizes."""
-        vec_a, vec_b = _widths(config["bk"], workload)
-        vec_c = min(config["tn"], 4, _grouped.widths(workload)[2])
-        widths = {"VEC_A": int(vec_a), "VEC_B": int(vec_b), "VEC_C": vec_c}
-        names = ("bm", "bn", "bk", "tm", "tn", "lanes_n", "stages")
-        choices = {name.upper(): config[name] for name in names}
-        threads = simt_tile.threads(config["bm"], config["bn"], config["tm"], config["tn"])
-        choice = constants("Choice", **_grouped.problem(workload), THREADS=threads, **choices, **widths)
-        return helpers("types", "epilogue", "gemm", "gemm_simt", "grouped") + choice + SOURCE
-
-    def launches(self, workload: GroupedGemm, config: Config) -> tuple[Launch, ...]:
-        """Return one launch for all groups."""
-        bm, bn = config["bm"], config["bn"]
-        return (
-            Launch(
-                entry="grouped_simt<Choice>",
-                grid=_grouped.grid(workload, bm, bn, config["tiles_a_block"]),
-                block=(simt_tile.threads(bm, bn, config["tm"], config["tn"]), 1, 1),
-                arguments=_grouped.arguments(workload, config["group_m"]),
-                smem_bytes=_smem_bytes(workload, bm, bn, config["bk"], config["stages"]),
-            ),
-        )
-
-    def emulation_workload(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
-        """Return a problem of few groups and tiles with the same edges."""
-        return _grouped.shrink(workload, config, config["stages"])
+    def further_defaults(
+        self, workload: GroupedGemm, chosen: Mapping[str, int], device: Device
+    ) -> dict[str, int]:
+        """Return as many tiles per block as leave each SM a block."""
+        return {"tiles_a_block": _grouped.widest_turns(chosen["bm"], chosen["bn"], workload, device)}
 
 
 VARIANT = CudaSimtGroupedGemm()

@@ -16,64 +16,34 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench._lazy import np
-from tunebench.device import Device
-from tunebench.kernels.common import numba_tile
+from tunebench.kernels.common.numba_cuda_gemm import PARAMETERS, NumbaCudaTiledGemm, constraints
 from tunebench.kernels.grouped_gemm import _grouped
-from tunebench.space import Config, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+from tunebench.space import Config, Space
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-SPACE = Space(numba_tile.PARAMETERS, (_grouped.fits, *numba_tile.constraints()))
+SPACE = Space(PARAMETERS, constraints(_grouped))
 
 
-class NumbaCudaGroupedGemm(NumbaCudaVariant[GroupedGemm]):
-    """Serves f32, in every size, layout of b and split of rows."""
+class NumbaCudaGroupedGemm(NumbaCudaTiledGemm[GroupedGemm]):
+    """f32, of any size, layout of b and split of rows."""
 
     name = "numba_cuda"
     operator = GroupedGemm
+    operation = _grouped
     space = SPACE
 
-    def limits(self, workload: GroupedGemm, device: Device) -> str | None:
-        """Return what keeps this problem out, or None."""
-        if reason := numba_tile.refusal(workload):
-            return f"{self.key} {reason}"
-        return _grouped.too_many_tiles(workload, tuple(tile[:2] for tile in numba_tile.USUAL))
-
-    def default(self, workload: GroupedGemm, device: Device) -> Config:
-        """Return the largest of the usual tiles that gives every SM one if groups are of one size."""
-        return Config(numba_tile.usual(workload, device, _grouped.fits, _grouped.usual_tiles))
-
-    def tiles(self, workload: GroupedGemm, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut m, n and k, if one group has all rows."""
-        return _grouped.tiles(workload, config)
-
-    def costs(self, workload: GroupedGemm, table: Table, device: Device) -> Costs:
-        """Count the tiles there are if one group has all rows: no split has fewer.
-
-        Parts of a tile beyond its group, or the edge of c, and of the last step of k are computed as zeros.
-        """
-        tiles = _grouped.least_tiles(workload, table["bm"], table["bn"])
-        return numba_tile.costs(workload, table, device, tiles)
-
-    def launches(self, workload: GroupedGemm, config: Config) -> tuple[Launch, ...]:
-        """Return one launch for all groups, of a block a tile."""
-        bm, bn = config["bm"], config["bn"]
-        return (
-            Launch(
-                grid=_grouped.grid(workload, bm, bn, 1),
-                block=(bn // config["tn"], bm // config["tm"], 1),
-                arguments=("a", "b", "offsets", "c"),
-            ),
-        )
+    def arguments(self, workload: GroupedGemm) -> tuple[str, ...]:
+        """Return a, b, offsets and c."""
+        return ("a", "b", "offsets", "c")
 
     def emulation_workload(self, workload: GroupedGemm, config: Config) -> GroupedGemm:
-        """Return a problem of a few tiles, not quite full: the simulator is slow."""
+        """Return a workload of a few tiles, not quite full: the simulator is slow."""
         bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
-        small = bm * bn * bk <= 4096
+        tiles_m = 2 if bm * bn * bk <= 4096 else 1
         return dataclasses.replace(
             workload,
             groups=min(workload.groups, 3),
-            m=min(workload.m, 2 * bm - 3 if small else bm - 3),
+            m=min(workload.m, tiles_m * bm - 3),
             n=min(workload.n, bn - 5),
             k=min(workload.k, 2 * bk - 3),
         )

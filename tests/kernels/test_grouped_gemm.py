@@ -191,7 +191,7 @@ def test_the_most_and_the_least_tiles_of_any_split(m: int, groups: int) -> None:
         workload = GroupedGemm(groups=groups, m=m, n=7, k=1, dtype="f32")
         assert _grouped.most_tiles(workload, bm, 2) == 4 * max(counts)
         assert _grouped.least_tiles(workload, bm, 2) == 4 * min(counts)
-        assert min(counts) <= _grouped.usual_tiles(workload, bm, 7) <= max(counts)
+        assert min(counts) <= _grouped.usual_blocks(workload, bm, 7) <= max(counts)
 
 
 @given(
@@ -206,9 +206,9 @@ def test_full_blocks_have_their_share_of_any_split(
 ) -> None:
     workload = GroupedGemm(groups=groups, m=m, n=130, k=1, dtype="f32")
     device = dataclasses.replace(A100, sm_count=sm_count)
-    found = _grouped.share(workload, 16, 64, np.array([float(tiles_a_block)]), device)
-    tiles, full_blocks, blocks = (float(x[0]) for x in (found.tiles, found.full_blocks, found.blocks))
-    grid = _grouped.grid(workload, 16, 64, tiles_a_block)[0]
+    found = _grouped.busiest_blocks(workload, 16, 64, np.array([float(tiles_a_block)]), device)
+    tiles, full_blocks, blocks = (float(x[0]) for x in found)
+    grid = _grouped.grid(workload, {"bm": 16, "bn": 64, "tiles_a_block": tiles_a_block})[0]
     cuts = sorted(split.choices(range(m + 1), k=groups - 1))
     sizes = np.diff([0, *cuts, m]) if split.random() < 0.8 else np.array([m])
     there = int(np.sum(-(-sizes // 16))) * 3

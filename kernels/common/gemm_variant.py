@@ -1,0 +1,129 @@
+"""Base class of CUDA C++ variants that compute matrix products by tiles of bm x bn.
+
+`simt_gemm`, `mma_gemm` and `wgmma_gemm` derive one base class each from `TiledGemm`: for the FP32 units, for
+tensor cores by mma.sync, and for Hopper's tensor cores by wgmma. A variant of gemm, gated_gemm or
+grouped_gemm derives from one of these three, names its `operation`, and adds its space and its kernel.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from tunebench.device import Device
+from tunebench.kernels.common import gemm
+from tunebench.kernels.common.cuda import helpers
+from tunebench.space import Config, Table
+from tunebench.variant import Argument, CudaVariant, Launch, Tiling
+from tunebench.workloads.operators.gated_gemm import GatedGemm
+from tunebench.workloads.operators.gemm import Gemm
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+
+__all__ = ["GemmOperation", "TiledGemm", "W"]
+
+W = TypeVar("W", bound=Gemm | GatedGemm | GroupedGemm)
+
+Constants = dict[str, str | bool | int]
+
+
+class GemmOperation(Protocol):
+    """Shapes, arguments and share of work of one operator's matrix products.
+
+    Three modules implement it: `tunebench.kernels.common.gemm`, `gated_gemm._gated`, `grouped_gemm._grouped`.
+
+    Attributes:
+        MATRICES: Number of matrices b that the same rows of a are multiplied by.
+    """
+
+    MATRICES: int
+
+    def widths(self, workload: Any) -> tuple[int, int, int]:
+        """Return the widest aligned access to a, b and c, in elements."""
+
+    def fits(self, bm: Any, bn: Any, workload: Any) -> Any:
+        """Return whether tiles of bm x bn fit in one grid and are not much larger than c."""
+
+    def too_many_blocks(self, workload: Any, tiles: Iterable[tuple[int, int]]) -> str | None:
+        """Return why none of `tiles` (bm, bn) covers c in one grid, or None if one does."""
+
+    def usual_blocks(self, workload: Any, bm: Any, bn: Any) -> Any:
+        """Return the number of tiles of bm x bn in a typical run."""
+
+    def shares(self, workload: Any, table: Table, device: Device) -> gemm.Share:
+        """Return the share of the product that the busiest blocks compute, for each configuration."""
+
+    def workload_constants(self, workload: Any) -> Constants:
+        """Return the compile-time constants that depend on the workload only."""
+
+    def grid(self, workload: Any, config: Config) -> tuple[int, int, int]:
+        """Return the number of blocks in x, y and z."""
+
+    def arguments(self, workload: Any, group_m: int) -> tuple[Argument, ...]:
+        """Return the kernel's arguments: tensors, then sizes."""
+
+    def shrink(self, workload: Any, config: Mapping[str, Any], stages: int, affordable_fma: int = ...) -> Any:
+        """Return a small workload with the same edges, alignment and pipeline."""
+
+
+class TiledGemm(CudaVariant[W]):
+    """A CUDA C++ variant whose blocks compute tiles of bm x bn results in steps of bk along k.
+
+    Attributes:
+        operation: Shapes and arguments of the operator's products.
+        entry: Name of the kernel, a template over the struct `Choice` of compile-time constants.
+        headers: Header files (.cuh) that the kernel needs, in order.
+        text: CUDA C++ source of the kernel.
+    """
+
+    operation: GemmOperation
+    entry: ClassVar[str]
+    headers: ClassVar[tuple[str, ...]]
+    text: ClassVar[str]
+
+    @abc.abstractmethod
+    def choices(self, workload: W, config: Config) -> Constants:
+        """Return the compile-time constants that depend on the configuration."""
+
+    @abc.abstractmethod
+    def block_threads(self, config: Config) -> int:
+        """Return the threads of a block."""
+
+    @abc.abstractmethod
+    def smem_bytes(self, workload: W, config: Any) -> Any:
+        """Return the shared memory of a block, in bytes, for a configuration or a table of them."""
+
+    def preamble(self, workload: W) -> str:
+        """Return source that the headers do not have: an injected activation, a prologue (override)."""
+        return ""
+
+    def kernel_text(self, workload: W) -> str:
+        """Return the source of the kernel (override if it depends on the workload)."""
+        return self.text
+
+    def source(self, workload: W, config: Config) -> str:
+        """Return the translation unit for this workload's types and this configuration, for all sizes."""
+        constants = self.operation.workload_constants(workload) | self.choices(workload, config)
+        choice = gemm.constants("Choice", **constants)
+        return helpers(*self.headers) + self.preamble(workload) + choice + self.kernel_text(workload)
+
+    def tiles(self, workload: W, config: Config) -> tuple[Tiling, ...]:
+        """Return the tiling of m, n and k."""
+        return gemm.tiles(workload, config)
+
+    def launches(self, workload: W, config: Config) -> tuple[Launch, ...]:
+        """Return the launch of the kernel."""
+        return (
+            Launch(
+                entry=f"{self.entry}<Choice>",
+                grid=self.operation.grid(workload, config),
+                block=(self.block_threads(config), 1, 1),
+                arguments=self.operation.arguments(workload, config["group_m"]),
+                smem_bytes=int(self.smem_bytes(workload, config)),
+            ),
+        )
+
+    def emulation_workload(self, workload: W, config: Config) -> W:
+        """Return a workload of few tiles with the same edges."""
+        small: W = self.operation.shrink(workload, config, config["stages"])
+        return small

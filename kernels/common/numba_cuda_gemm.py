@@ -1,0 +1,144 @@
+"""Matrix products in Numba-CUDA: what the numba_cuda variants of gemm, gated_gemm and grouped_gemm share.
+
+A block keeps tiles of a and b in shared arrays, and a thread tm x tn results, spread over the tile.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import storage
+from tunebench.kernels.common import gemm
+from tunebench.kernels.common.cuda import first_product
+from tunebench.kernels.common.gemm_variant import GemmOperation, W
+from tunebench.space import Config, Constraint, Parameter, Table
+from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+
+__all__ = ["GROUP_M", "PARAMETERS", "NumbaCudaTiledGemm", "constraints", "group_is_of_use"]
+
+MAX_STATIC_SMEM_BYTES = 48 * 1024
+"""Most static shared memory per block. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+PARAMETERS = (
+    Parameter("bm", (16, 32, 64, 128), "rows of c per block"),
+    Parameter("bn", (16, 32, 64, 128), "columns of c per block"),
+    Parameter("tm", (1, 2, 4, 8), "rows of c per thread"),
+    Parameter("tn", (1, 2, 4, 8), "columns of c per thread"),
+    Parameter("bk", (4, 8, 16, 32), "elements of k per step in shared memory"),
+)
+GROUP_M = Parameter("group_m", (1, 8), "rows of tiles that concurrent blocks share in L2")
+
+USUAL = ((64, 64, 4, 4), (32, 32, 2, 2), (16, 32, 1, 2), (16, 16, 1, 1))
+"""Tiles (bm, bn, tm, tn) that tutorials and libraries use, largest first."""
+
+
+def _threads(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+    """Return the threads of a block."""
+    return bm // tm * (bn // tn)
+
+
+def _smem_bytes(bm: Any, bn: Any, bk: Any, matrices: int) -> Any:
+    """Return the shared memory of a block in bytes: each line of a tile has one padding element."""
+    return 4 * (bm * (bk + 1) + matrices * bk * (bn + 1))
+
+
+def constraints(operation: GemmOperation) -> tuple[Constraint, ...]:
+    """Return the constraints on `PARAMETERS` for the products of an operator."""
+    matrices = operation.MATRICES
+
+    def threads_are_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
+        """A block has 64 to 1024 threads, and a thread at most 64 sums, all in registers."""
+        count, sums = _threads(bm, bn, tm, tn), matrices * tm * tn
+        return (count >= 64) & (count <= 1024) & (sums <= 64) & (count * (sums + 32) <= 65536)
+
+    def static_smem_fits(bm: Any, bn: Any, bk: Any) -> Any:
+        """The tiles must fit in static shared memory."""
+        return _smem_bytes(bm, bn, bk, matrices) <= MAX_STATIC_SMEM_BYTES
+
+    return (
+        operation.fits,
+        threads_are_reasonable,
+        static_smem_fits,
+        lambda bk, workload: (bk == 4) | (bk < 2 * workload.k),
+    )
+
+
+def group_is_of_use(bm: Any, group_m: Any, workload: Any) -> Any:
+    """Rows of tiles are grouped only if there are several."""
+    return (group_m == 1) | (bm < workload.m)
+
+
+class NumbaCudaTiledGemm(NumbaCudaVariant[W]):
+    """A variant in Numba-CUDA whose blocks compute tiles of bm x bn results of f32.
+
+    Attributes:
+        operation: Shapes and share of work of the operator's products.
+    """
+
+    operation: GemmOperation
+
+    @abc.abstractmethod
+    def arguments(self, workload: W) -> tuple[str, ...]:
+        """Return the names of the tensors that the kernel takes."""
+
+    def limits(self, workload: W, device: Device) -> str | None:
+        """Return why types or the grid do not fit, or None if they do."""
+        if storage(workload.dtype) != "f32" or workload.out != "f32":
+            return f"{self.key} reads and writes f32, not {workload.dtype} to {workload.out}"
+        return self.operation.too_many_blocks(workload, (tile[:2] for tile in USUAL))
+
+    def default(self, workload: W, device: Device) -> Config:
+        """Return the largest usual tile that still gives every SM a block."""
+        operation = self.operation
+        usable = [tile for tile in USUAL if operation.fits(*tile[:2], workload)]
+        full = [tile for tile in usable if operation.usual_blocks(workload, *tile[:2]) >= device.sm_count]
+        bm, bn, tm, tn = (full or usable[-1:])[0]
+        bk = max(b for b in (4, 8, 16) if b == 4 or b < 2 * workload.k)
+        chosen = {"bm": bm, "bn": bn, "tm": tm, "tn": tn, "bk": bk, "group_m": 8 if bm < workload.m else 1}
+        return Config({name: chosen[name] for name in self.space.names})
+
+    def tiles(self, workload: W, config: Config) -> tuple[Tiling, ...]:
+        """Return the tiling of m, n and k."""
+        return gemm.tiles(workload, config)
+
+    def costs(self, workload: W, table: Table, device: Device) -> Costs:
+        """Count whole tiles: parts beyond the edge of c and the last step of k are computed as zeros."""
+        matrices, share = self.operation.MATRICES, self.operation.shares(workload, table, device)
+        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
+        threads, reads, lines = _threads(bm, bn, tm, tn), tm + matrices * tn, bm + matrices * bn
+        return Costs(
+            blocks=share.blocks,
+            full_blocks=share.full_blocks,
+            threads=threads,
+            smem_bytes=_smem_bytes(bm, bn, bk, matrices),
+            fma=matrices * bm * bn * share.length,
+            # A thread reads values one by one, each in a pass of 128 bytes per warp.
+            smem_traffic_bytes=threads / 32 * share.length * 128 * reads + 4 * share.length * lines,
+            accesses=share.length * (threads * reads + lines),
+            chain_clocks=first_product(device) + share.length * device.fma_latency,
+        )
+
+    def launches(self, workload: W, config: Config) -> tuple[Launch, ...]:
+        """Return one launch, of one block per tile."""
+        return (
+            Launch(
+                grid=self.operation.grid(workload, config),
+                block=(config["bn"] // config["tn"], config["bm"] // config["tm"], 1),
+                arguments=self.arguments(workload),
+            ),
+        )
+
+    def emulation_workload(self, workload: W, config: Config) -> W:
+        """Return a workload of one or two tiles, not quite full: the simulator is slow."""
+        bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
+        tiles_n = 2 if bm * bn * bk <= 4096 else 1
+        return dataclasses.replace(
+            workload,
+            m=min(workload.m, bm - 3),
+            n=min(workload.n, tiles_n * bn - 5),
+            k=min(workload.k, 2 * bk - 3),
+        )
