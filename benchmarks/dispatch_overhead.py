@@ -17,7 +17,8 @@ from torch.nn import functional
 import tunebench.torch as served
 from tunebench.device import local_cpu
 from tunebench.dispatch import problem
-from tunebench.torch.operators import _family, _memory
+from tunebench.torch import _tensor
+from tunebench.torch.operators import _custom_op
 from tunebench.workloads import parse
 
 ROUNDS, CALLS = 200, 50
@@ -68,7 +69,7 @@ def _ways(
         kernel = found.made().kernel
     assert kernel is not None
     out = torch.empty(8, 16)
-    arrays = [_memory._array(t, spec.shape) for t, spec in zip((*operands, out), kernel.tensors, strict=True)]
+    arrays = [_tensor._array(t, spec.shape) for t, spec in zip((*operands, out), kernel.tensors, strict=True)]
 
     def preferring(whose: Any, call: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
@@ -82,9 +83,9 @@ def _ways(
     return {
         "torch": theirs,
         "kernel alone": lambda: kernel.run(*arrays),
-        "kernel on tensors": lambda: _memory.launch(kernel, (*operands, out)),
+        "kernel on tensors": lambda: _tensor.launch(kernel, (*operands, out)),
         "choice alone": found.made,
-        "key and choice": lambda: _family._route(*asked).problem.made(),  # type: ignore[union-attr]
+        "key and choice": lambda: _custom_op._cached_dispatch(*asked).problem.made(),  # type: ignore[union-attr]
         "served": preferring("tunebench", ours),
         "passed to torch": preferring("torch", ours),
     }
@@ -93,17 +94,17 @@ def _ways(
 def _asked(call: Callable[[], Any]) -> tuple[Any, ...]:
     """Return what a call asks the table of calls for: what its key is made of."""
     asked: list[tuple[Any, ...]] = []
-    real = _family._route
+    real = _custom_op._cached_dispatch
 
     def route(*arguments: Any) -> Any:
         asked.append(arguments)
         return real(*arguments)
 
-    _family._route = route
+    _custom_op._cached_dispatch = route
     try:
         call()
     finally:
-        _family._route = real
+        _custom_op._cached_dispatch = real
     return asked[0]
 
 

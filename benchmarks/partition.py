@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tunebench.graph._precedence import Precedence
-from tunebench.graph.partition import LIMIT, Candidate, Partition, cheapest_partition
+from tunebench.graph.partition import LIMIT, Partition, PartitionCandidate, cheapest_partition
 
 __all__ = ["KINDS", "Case", "case"]
 
@@ -134,7 +134,7 @@ class Case:
     """A graph and groups to choose from."""
 
     predecessors: Graph
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[PartitionCandidate, ...]
 
 
 def case(kind: str, count: int, seed: int, tries: int = 8, largest: int = 8) -> Case:
@@ -150,7 +150,7 @@ def case(kind: str, count: int, seed: int, tries: int = 8, largest: int = 8) -> 
             group = _grown(near, node, draw.randint(2, largest), draw)
             if precedence.between(sum(1 << member for member in group)) is None:
                 found[group] = sum(times_us[member] for member in group) * draw.uniform(0.5, 1)
-    return Case(graph, tuple(Candidate(nodes=nodes, cost_us=cost) for nodes, cost in found.items()))
+    return Case(graph, tuple(PartitionCandidate(nodes=nodes, cost_us=cost) for nodes, cost in found.items()))
 
 
 def _near(graph: Graph, *, across: bool) -> list[set[int]]:
@@ -181,7 +181,7 @@ def captured() -> Iterator[tuple[str, Case]]:
 
     from benchmarks._torch_models import Bert, Gpt2, Resnet, Size
     from tunebench.graph.group import groups
-    from tunebench.torch.compiler.capturing import capture
+    from tunebench.torch.compiler.capture import capture
 
     size = Size(width=32, heads=2, inner=64, words=64, longest=16)
     words = torch.zeros(2, 16, dtype=torch.long)
@@ -199,11 +199,11 @@ def captured() -> Iterator[tuple[str, Case]]:
                 yield f"{name}, {step.graph.phase}", Case(graph, _priced(legal, len(graph)))
 
 
-def _priced(legal: Sequence[frozenset[int]], count: int) -> tuple[Candidate, ...]:
+def _priced(legal: Sequence[frozenset[int]], count: int) -> tuple[PartitionCandidate, ...]:
     draw = random.Random(0)
     times_us = [draw.uniform(2, 20) for _ in range(count)]
     return tuple(
-        Candidate(nodes=nodes, cost_us=sum(times_us[node] for node in nodes) * draw.uniform(0.5, 1))
+        PartitionCandidate(nodes=nodes, cost_us=sum(times_us[node] for node in nodes) * draw.uniform(0.5, 1))
         for nodes in legal
     )
 

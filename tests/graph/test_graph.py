@@ -13,7 +13,7 @@ import pytest
 
 from tunebench.device import described
 from tunebench.errors import InputError, MissingDependency
-from tunebench.graph import Graph, Group, Node, Operand, Value, groups, load_factory, plan, suite_of
+from tunebench.graph import FusedGroup, Graph, Node, NodeOperand, Value, groups, load_factory, plan, suite_of
 from tunebench.workloads import parse
 
 GEMM = "gemm:m=64,n=32,k=16,dtype=f32,trans=nt"
@@ -26,7 +26,7 @@ def value(name: str, *shape: int) -> Value:
 
 def pointwise(name: str, expression: str, **places: str) -> Node:
     """An elementwise node: ``x0="h/whole"`` says which value an operand is, and how it lies."""
-    operands = {key: Operand(*text.split("/")) for key, text in places.items()}  # type: ignore[arg-type]
+    operands = {key: NodeOperand(*text.split("/")) for key, text in places.items()}  # type: ignore[arg-type]
     reads = tuple(dict.fromkeys(operand.value for operand in operands.values()))
     return Node(
         name=name,
@@ -426,9 +426,9 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_groups_of_one_come_first_and_in_order() -> None:
-    found: tuple[Group, ...] = groups(chain())
+    found: tuple[FusedGroup, ...] = groups(chain())
     assert [group.nodes for group in found[:4]] == [(0,), (1,), (2,), (3,)]
-    assert found[3] == Group(nodes=(3,), kind="torch")
+    assert found[3] == FusedGroup(nodes=(3,), kind="torch")
     assert dataclasses.replace(found[0], roles={}).workloads == (GEMM,)
 
 

@@ -15,23 +15,23 @@ from benchmarks import partition as benchmark
 from tunebench.errors import InputError
 from tunebench.graph import _dual, partition
 from tunebench.graph._elimination import Group, eliminate
-from tunebench.graph.partition import Candidate, Partition, cheapest_partition
+from tunebench.graph.partition import Partition, PartitionCandidate, cheapest_partition
 
 Graph = Sequence[Sequence[int]]
 
 
-def candidate(cost_us: float, *nodes: int) -> Candidate:
-    return Candidate(nodes=frozenset(nodes), cost_us=cost_us)
+def candidate(cost_us: float, *nodes: int) -> PartitionCandidate:
+    return PartitionCandidate(nodes=frozenset(nodes), cost_us=cost_us)
 
 
-def alone(costs_us: Sequence[float]) -> list[Candidate]:
+def alone(costs_us: Sequence[float]) -> list[PartitionCandidate]:
     return [candidate(cost_us, node) for node, cost_us in enumerate(costs_us)]
 
 
 # What is obviously right, if slow: every way to divide nodes among groups, each tried for whether it can run.
 
 
-def divisions(nodes: frozenset[int], candidates: Sequence[Candidate]) -> Iterator[list[int]]:
+def divisions(nodes: frozenset[int], candidates: Sequence[PartitionCandidate]) -> Iterator[list[int]]:
     """Yield all sets of candidates that hold every node once."""
     if not nodes:
         yield []
@@ -61,13 +61,13 @@ def is_convex(graph: Graph, group: frozenset[int]) -> bool:
     return can_run(graph, [group, *others])
 
 
-def worth(candidates: Sequence[Candidate], chosen: Sequence[int]) -> tuple[Fraction, int, int]:
+def worth(candidates: Sequence[PartitionCandidate], chosen: Sequence[int]) -> tuple[Fraction, int, int]:
     """Return what makes one partition better than another: its cost, groups, and sum of indices."""
     return sum(Fraction(candidates[index].cost_us) for index in chosen), len(chosen), sum(chosen)
 
 
 def best_of_all(
-    graph: Graph, candidates: Sequence[Candidate], *, deadlocks: bool = False
+    graph: Graph, candidates: Sequence[PartitionCandidate], *, deadlocks: bool = False
 ) -> tuple[Fraction, int, int]:
     """Return what the best partition is worth, or were if groups could wait for each other."""
     return min(
@@ -112,7 +112,7 @@ def abreast(draw: random.Random) -> Graph:
 KINDS: Sequence[Callable[[random.Random], Graph]] = (scattered, chain, tree, diamonds, abreast)
 
 
-def groups_of(graph: Graph, draw: random.Random) -> list[Candidate]:
+def groups_of(graph: Graph, draw: random.Random) -> list[PartitionCandidate]:
     """Return nodes alone, in any order, and convex groups of up to five, connected or not."""
     cost = draw.choice([lambda size: draw.choice([1.0, 2.0]), lambda size: size**0.5 * draw.uniform(0.1, 3)])
     found = alone([cost(1) for _ in graph])
@@ -162,7 +162,7 @@ def test_tables_that_are_too_short_at_first_change_nothing(
             holds(graph, candidates, cheapest_partition(graph, candidates, limit=limit), best[0])
 
 
-def runs_in_order(graph: Graph, candidates: Sequence[Candidate], found: Partition) -> None:
+def runs_in_order(graph: Graph, candidates: Sequence[PartitionCandidate], found: Partition) -> None:
     """Assert that each node is in one group, and every group's inputs are there when it runs."""
     done: set[int] = set()
     for index in found.chosen:
@@ -173,7 +173,7 @@ def runs_in_order(graph: Graph, candidates: Sequence[Candidate], found: Partitio
     assert done == set(range(len(graph)))
 
 
-def holds(graph: Graph, candidates: Sequence[Candidate], found: Partition, best: Fraction) -> None:
+def holds(graph: Graph, candidates: Sequence[PartitionCandidate], found: Partition, best: Fraction) -> None:
     """Assert that what is told is true, however little was searched."""
     cost = worth(candidates, found.chosen)[0]
     assert found.cost_us == float(cost)
@@ -270,14 +270,14 @@ def tree_of(shape: str, count: int, draw: random.Random) -> Graph:
     return [[before(node)] if node else [] for node in range(count)]
 
 
-def best_of_tree(graph: Graph, candidates: Sequence[Candidate]) -> Fraction:
+def best_of_tree(graph: Graph, candidates: Sequence[PartitionCandidate]) -> Fraction:
     """Return the least cost of a tree whose nodes follow their parents: by what begins at each node."""
     children: list[list[int]] = [[] for _ in graph]
     for node, before in enumerate(graph):
         for parent in before:
             children[parent].append(node)
     best: dict[int, Fraction] = {}
-    tops: dict[int, list[Candidate]] = {}
+    tops: dict[int, list[PartitionCandidate]] = {}
     for each in candidates:
         tops.setdefault(min(each.nodes), []).append(each)
     for node in reversed(range(len(graph))):
@@ -352,7 +352,9 @@ def test_a_graph_without_nodes_is_done() -> None:
         (chain_of(3), [*alone([1, 1, 1]), candidate(1, 0, 2)], "between its nodes meets node 1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_divided_is_refused(graph: Graph, candidates: list[Candidate], says: str) -> None:
+def test_what_cannot_be_divided_is_refused(
+    graph: Graph, candidates: list[PartitionCandidate], says: str
+) -> None:
     with pytest.raises(InputError) as refused:
         cheapest_partition(graph, candidates)
     assert says in str(refused.value)

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import tunebench.torch as served  # noqa: E402
 from tunebench.dispatch import Call, cpu, forget
 from tunebench.errors import InputError  # noqa: E402
-from tunebench.torch.operators import _family
+from tunebench.torch.operators import _custom_op
 
 functional = torch.nn.functional
 EMPTY = "an empty tensor"
@@ -489,7 +489,7 @@ def test_transforms_and_subclasses_are_torchs() -> None:
     x = drawn(3, 4, 16).detach()
     y, calls = called(torch.func.vmap(lambda row: served.softmax(row, -1)), x)
     torch.testing.assert_close(y, x.softmax(-1))
-    assert calls[0].reason == "a transform of torch.func is at work"
+    assert calls[0].reason == "a torch.func transform is active"
 
     class Own(torch.Tensor):
         pass
@@ -520,7 +520,7 @@ def test_gradients_are_differentiated_again(
     # The formulas are the same whoever computes them; torch compiles nothing.
     with served.prefer("torch"):
         found = second(*[drawn(*shape) for shape in shapes])
-        monkeypatch.setattr(_family.Route, "is_ours_backward", lambda _: True)
+        monkeypatch.setattr(_custom_op.CachedDispatch, "is_ours_backward", lambda _: True)
         through_ours = second(*[drawn(*shape) for shape in shapes])
         monkeypatch.undo()
         wanted = second(*[drawn(*shape).detach().double().requires_grad_() for shape in shapes])
@@ -598,7 +598,7 @@ def test_autocast_gives_the_types_that_torch_gives(given: Any) -> None:
 )
 def test_what_no_kernel_can_do_is_torchs_with_the_reason(call: Any, reason: str) -> None:
     with served.prefer("tunebench"):
-        calls = served.explain(call)
+        calls = served.dispatch_report(call)
     assert (calls[0].by, reason in calls[0].reason) == ("torch", True), calls[0].reason
 
 
@@ -616,7 +616,7 @@ def test_errors_are_torchs() -> None:
 def test_eight_threads_at_once() -> None:
     wrong: list[Any] = []
     together = threading.Barrier(8)
-    _family._routes.clear()
+    _custom_op._dispatch_cache.clear()
 
     def work(seed: int) -> None:
         rows = torch.randn(seed + 4, 16, generator=torch.Generator().manual_seed(seed))

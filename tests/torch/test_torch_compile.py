@@ -22,9 +22,9 @@ from tunebench.cli import run as run_cli  # noqa: E402
 from tunebench.dispatch import Call
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
-from tunebench.torch.compiler import _translation, _trial
-from tunebench.torch.compiler.capturing import capture
-from tunebench.torch.compiler.compiling import Backend, backend_of
+from tunebench.torch.compiler import _torch_comparison, _translation
+from tunebench.torch.compiler.backend import Backend, backend_of
+from tunebench.torch.compiler.capture import capture
 
 TINY = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
 WORDS = torch.arange(16).view(2, 8)
@@ -503,7 +503,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **us: float) -> None:
         self.now_us, self.us = 0.0, us
-        monkeypatch.setattr(_trial.time, "perf_counter_ns", lambda: int(self.now_us * 1e3))
+        monkeypatch.setattr(_torch_comparison.time, "perf_counter_ns", lambda: int(self.now_us * 1e3))
 
     def way(self, who: str) -> Callable[[], str]:
         def run() -> str:
@@ -517,13 +517,13 @@ class Clock:
 def test_a_trial_runs_both_in_turn_and_keeps_the_faster(
     ours_us: float, torch_us: float, winner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, trial = Clock(monkeypatch, tunebench=ours_us, torch=torch_us), _trial.Trial()
+    clock, trial = Clock(monkeypatch, tunebench=ours_us, torch=torch_us), _torch_comparison.TorchComparison()
     ran = [
         trial.run(torch.device("cpu"), clock.way("tunebench"), clock.way("torch"))
-        for _ in range(_trial.CALLS + 3)
+        for _ in range(_torch_comparison.CALLS + 3)
     ]
-    assert ran[: _trial.CALLS] == ["tunebench", "torch"] * (_trial.CALLS // 2)
-    assert ran[_trial.CALLS :] == [winner] * 3
+    assert ran[: _torch_comparison.CALLS] == ["tunebench", "torch"] * (_torch_comparison.CALLS // 2)
+    assert ran[_torch_comparison.CALLS :] == [winner] * 3
     assert trial.winner == winner
     assert trial.ratio == pytest.approx(torch_us / ours_us)
 
@@ -533,7 +533,7 @@ def test_groups_are_held_against_torch_inside_the_model() -> None:
     compiled = served.compile(model, benchmark=True)
     with torch.no_grad(), served.prefer("tunebench"):
         expected = model(x)
-        for _ in range(_trial.CALLS):
+        for _ in range(_torch_comparison.CALLS):
             torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
         runs = [run for found in backend_of(compiled).fused for run in found]
         assert len(runs) == 3

@@ -20,7 +20,7 @@ from benchmarks._torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from benchmarks.patched_models import Case  # noqa: E402
 from tunebench.dispatch import Call
 from tunebench.errors import InputError  # noqa: E402
-from tunebench.torch import patch, patched_calls, prefer, record, unpatch, watching  # noqa: E402
+from tunebench.torch import patch, patched_calls, prefer, profile, unpatch, watching  # noqa: E402
 from tunebench.torch.patching import modules as served
 
 TINY = Size(layers=2, width=32, heads=2, inner=32, words=96, longest=16)
@@ -304,12 +304,12 @@ def test_copies_and_pickles_are_patched_too_and_can_be_given_back() -> None:
     torch.save(model, buffer)
     buffer.seek(0)
     for twin in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
-        assert type(twin[0]) is served.ServedLinear
+        assert type(twin[0]) is served.TunedLinear
         torch.testing.assert_close(twin(_x(2, 8)), expected)
         assert unpatch(twin) == 4
         assert type(twin[0]) is nn.Linear
         assert unpatch(twin) == 0
-    assert type(model[0]) is served.ServedLinear
+    assert type(model[0]) is served.TunedLinear
     report.undo()
     report.undo()
     assert [type(part) for part in model] == [type(part) for part in _model()]
@@ -332,8 +332,8 @@ def test_it_is_undone_after_exceptions() -> None:
             return int if self.count > len(self) + 2 else super().__getitem__(kind)
 
     with pytest.MonkeyPatch.context() as broken:
-        flaky = Flaky({nn.Linear: served.ServedLinear, nn.LayerNorm: served.ServedLayerNorm})
-        broken.setattr("tunebench.torch.patching.patching.SERVED", flaky)
+        flaky = Flaky({nn.Linear: served.TunedLinear, nn.LayerNorm: served.TunedLayerNorm})
+        broken.setattr("tunebench.torch.patching.model.TUNED_MODULES", flaky)
         with pytest.raises(TypeError):
             patch(model)
         assert flaky.count > 4
@@ -346,7 +346,7 @@ def test_patching_twice_changes_nothing_more() -> None:
     assert second.swapped == ()
     assert {one.reason for one in second.left} == {"it is served already"}
     second.undo()
-    assert type(model[0]) is served.ServedLinear
+    assert type(model[0]) is served.TunedLinear
     first.undo()
     assert type(model[0]) is nn.Linear
 
@@ -456,7 +456,7 @@ def test_a_patched_model_is_recorded_as_the_model_it_was(name: str) -> None:
     case = _case(name)
 
     def recorded() -> dict[str, int]:
-        with record(save=False) as seen:
+        with profile(save=False) as seen:
             F.cross_entropy(case.model(case.inputs), case.targets).backward()
         return {line.name: line.calls for line in seen.problems}
 

@@ -22,22 +22,22 @@ import tunebench.torch as served  # noqa: E402
 from tunebench.db import Demand, open_store  # noqa: E402
 from tunebench.device import local_cpu  # noqa: E402
 from tunebench.errors import DatabaseError, InputError  # noqa: E402
-from tunebench.torch.profiling import _stopwatch
-from tunebench.torch.profiling._ledger import Entry, Ledger
-from tunebench.torch.profiling._stopwatch import Call, Stopwatch
-from tunebench.torch.profiling.demand import Recording
+from tunebench.torch.profiling import _call_timer
+from tunebench.torch.profiling._call_timer import CallTimer, TimedCall
+from tunebench.torch.profiling._demand_counter import DemandCounter, ProfiledOperation
+from tunebench.torch.profiling.profiler import DemandProfile
 
 MM = "gemm:m=4,n=6,k=8,dtype=f32"
 
 
-def seen(program: Callable[[], Any]) -> Recording:
-    with served.record(save=False) as recording:
+def seen(program: Callable[[], Any]) -> DemandProfile:
+    with served.profile(save=False) as profile:
         program()
-    return recording
+    return profile
 
 
-def counts(recording: Recording) -> dict[str, int]:
-    return {line.name: line.calls for line in recording.problems}
+def counts(profile: DemandProfile) -> dict[str, int]:
+    return {line.name: line.calls for line in profile.problems}
 
 
 def stored(db: Path | None = None) -> dict[str, int]:
@@ -194,23 +194,23 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_cannot_be_tuned_is_told_with_the_reason(name: str) -> None:
     program, said = UNKNOWN[name]
-    recording = seen(program)
-    assert recording.problems == ()
-    assert {line.name: line.calls for line in recording.others}[said] == 1
-    assert recording.coverage == 0.0
+    profile = seen(program)
+    assert profile.problems == ()
+    assert {line.name: line.calls for line in profile.others}[said] == 1
+    assert profile.coverage == 0.0
 
 
 def test_a_product_of_nothing_is_no_problem() -> None:
-    recording = seen(lambda: torch.ones(0, 8) @ torch.ones(8, 6))
-    assert recording.problems == ()
-    assert any(line.name.startswith("aten.mm (") for line in recording.others)
+    profile = seen(lambda: torch.ones(0, 8) @ torch.ones(8, 6))
+    assert profile.problems == ()
+    assert any(line.name.startswith("aten.mm (") for line in profile.others)
 
 
 def test_a_causal_mask_from_the_first_key_on_is_none_of_ours() -> None:
     q, k = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 3, 8)
-    recording = seen(lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True))
-    assert not any(line.name.startswith("attention") for line in recording.problems)
-    assert "aligned with the first key" in str(recording)
+    profile = seen(lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True))
+    assert not any(line.name.startswith("attention") for line in profile.problems)
+    assert "aligned with the first key" in str(profile)
 
 
 @pytest.mark.parametrize("how", [{"scale": 0.5}, {"dropout_p": 0.5}, {"attn_mask": torch.zeros(3, 3)}])
@@ -244,9 +244,9 @@ def test_a_loss_that_does_not_follow_is_not_joined() -> None:
 
 def test_served_calls_are_the_problems_they_tell() -> None:
     x, w, b = _grad(4, 8), _grad(6, 8), _grad(6)
-    recording = seen(lambda: served.linear(x, w, b).sum().backward())
+    profile = seen(lambda: served.linear(x, w, b).sum().backward())
     double = seen(lambda: served.matmul(torch.ones(2, 2).double(), torch.ones(2, 2).double()))
-    assert counts(recording) == {
+    assert counts(profile) == {
         f"{MM},trans=nt,epilogue=bias": 1,
         "gemm:m=4,n=8,k=6,dtype=f32": 1,
         "gemm:m=6,n=8,k=4,dtype=f32,trans=tn": 1,
@@ -269,9 +269,9 @@ class _Counting(TorchDispatchMode):
 
 
 def test_recordings_and_other_modes_nest() -> None:
-    with served.record(save=False) as outer, _Counting() as mode:
+    with served.profile(save=False) as outer, _Counting() as mode:
         product()
-        with served.record(save=False) as inner:
+        with served.profile(save=False) as inner:
             product()
         with inner, inner:
             product()
@@ -310,9 +310,9 @@ def test_compiled_programs_run_as_they_are(compiled_before: bool) -> None:
     if compiled_before:
         compiled(x, w)
     assert MM in counts(seen(lambda: compiled(x, w).backward()))
-    with served.record(save=False, eager=True) as recording:
+    with served.profile(save=False, eager=True) as profile:
         compiled(x, w)
-    assert counts(recording) == {MM: 1}
+    assert counts(profile) == {MM: 1}
     torch._dynamo.reset()
 
 
@@ -321,9 +321,9 @@ def test_compiled_programs_run_as_they_are(compiled_before: bool) -> None:
 
 def test_times_are_of_the_wall_and_shared_by_two_gradients() -> None:
     began = time.perf_counter()
-    recording = seen(lambda: _convolve(torch.contiguous_format))
+    profile = seen(lambda: _convolve(torch.contiguous_format))
     wall_us = 1e6 * (time.perf_counter() - began)
-    lines = {line.name: line.time_us for line in recording.problems}
+    lines = {line.name: line.time_us for line in profile.problems}
     assert all(us > 0 for us in lines.values())
     assert sum(lines.values()) < wall_us
     d, w = (lines[f"{CONV}nchw,groups=2,direction={d}"] for d in ("dgrad", "wgrad"))
@@ -364,21 +364,21 @@ class _Event:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     _Event.clock = _Event.happened = 0
     _Event.made = []
-    monkeypatch.setattr(_stopwatch.torch.cuda, "Event", _Event)
-    monkeypatch.setattr(_stopwatch.torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(_stopwatch.torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(_call_timer.torch.cuda, "Event", _Event)
+    monkeypatch.setattr(_call_timer.torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(_call_timer.torch.cuda, "is_current_stream_capturing", lambda: False)
     return torch.device("cuda", 0)
 
 
 def test_calls_on_a_gpu_are_timed_by_events_that_nobody_waits_for(gpu: Any) -> None:
-    ledger = Ledger(None)
-    stopwatch = Stopwatch(ledger)
-    entries = [Entry(gpu, name, is_workload=True) for name in "abc"]
+    ledger = DemandCounter(None)
+    stopwatch = CallTimer(ledger)
+    entries = [ProfiledOperation(gpu, name, is_workload=True) for name in "abc"]
     for entry in entries[:2]:
-        assert stopwatch.time(Call((entry, 1, 1.0)), gpu, lambda: 42) == 42
+        assert stopwatch.time(TimedCall((entry, 1, 1.0)), gpu, lambda: 42) == 42
     assert ledger.entries() == []
     _Event.happened = 1000
-    last = Call((entries[2], 1, 1.0))
+    last = TimedCall((entries[2], 1, 1.0))
     stopwatch.time(last, gpu, lambda: None)
     assert [(entry.name, calls, us) for entry, calls, us in ledger.entries()] == [("a", 1, 10.0)]
     last.shares = ((entries[1], 2, 0.5),)  # of the last calls, what they are may still change
@@ -389,15 +389,17 @@ def test_calls_on_a_gpu_are_timed_by_events_that_nobody_waits_for(gpu: Any) -> N
         "b": (3, 15.0),
     }
     for _ in range(10):
-        stopwatch.time(Call((entries[0], 1, 1.0)), gpu, lambda: None)
+        stopwatch.time(TimedCall((entries[0], 1, 1.0)), gpu, lambda: None)
         stopwatch.finish()
     assert len(_Event.made) == 6  # they are used again
 
 
 def test_what_a_graph_captures_takes_no_time(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stopwatch.torch.cuda, "is_current_stream_capturing", lambda: True)
-    ledger = Ledger(None)
-    Stopwatch(ledger).time(Call((Entry(gpu, "a", is_workload=True), 1, 1.0)), gpu, lambda: None)
+    monkeypatch.setattr(_call_timer.torch.cuda, "is_current_stream_capturing", lambda: True)
+    ledger = DemandCounter(None)
+    CallTimer(ledger).time(
+        TimedCall((ProfiledOperation(gpu, "a", is_workload=True), 1, 1.0)), gpu, lambda: None
+    )
     assert [(calls, us) for _, calls, us in ledger.entries()] == [(1, 0.0)]
     assert _Event.made == []
 
@@ -406,27 +408,27 @@ def test_what_a_graph_captures_takes_no_time(gpu: Any, monkeypatch: pytest.Monke
 
 
 def test_problems_are_saved_at_the_end_whatever_happens_and_add_up() -> None:
-    with served.record() as recording:
+    with served.profile() as profile:
         product()
     assert stored() == {MM: 1}
-    with pytest.raises(ZeroDivisionError), recording:
+    with pytest.raises(ZeroDivisionError), profile:
         1 / (0 * len(product()))
     assert stored() == {MM: 2}
     with open_store() as store:
         [one] = store.demand(local_cpu().key)
-    [line] = recording.problems
+    [line] = profile.problems
     assert (line.calls, line.time_us) == (2, pytest.approx(one.time_us))
     assert line.device == local_cpu().key
-    with served.record(save=False):
+    with served.profile(save=False):
         product()
     assert stored() == {MM: 2}
 
 
 def test_a_bad_database_is_told_before_the_program_runs(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match="folder"), served.record(db=tmp_path):
+    with pytest.raises(DatabaseError, match="folder"), served.profile(db=tmp_path):
         pytest.fail("it ran")
     with pytest.raises(InputError, match="positive"):
-        served.record(interval_s=0)
+        served.profile(interval_s=0)
 
 
 def test_trouble_with_the_database_is_a_warning_and_loses_nothing(
@@ -437,13 +439,13 @@ def test_trouble_with_the_database_is_a_warning_and_loses_nothing(
     def refuse(self: Any, device: Any, demands: list[Demand]) -> None:
         raise DatabaseError("the disk is full")
 
-    recording = served.record(db=db)
+    profile = served.profile(db=db)
     with monkeypatch.context() as patch:
         patch.setattr("tunebench.db.store.Store.add_demand", refuse)
-        with pytest.warns(RuntimeWarning, match="not saved yet: the disk is full"), recording:
+        with pytest.warns(RuntimeWarning, match="not saved yet: the disk is full"), profile:
             product()
     assert stored(db) == {}
-    with recording:
+    with profile:
         product()
     assert stored(db) == {MM: 2}
 
@@ -451,12 +453,12 @@ def test_trouble_with_the_database_is_a_warning_and_loses_nothing(
 KILLED = """
 import os, sys, time
 import torch, tunebench.torch
-with tunebench.torch.record(interval_s=0.1) as seen:
+with tunebench.torch.profile(interval_s=0.1) as seen:
     a, b = torch.ones(4, 8), torch.ones(8, 6)
     a @ b
     if os.fork() == 0:
         a @ b
-        sys.exit(seen.problems[0].calls - 1)  # leaves the recording as an exception does
+        sys.exit(seen.problems[0].calls - 1)  # leaves the profile as an exception does
     assert os.wait()[1] == 0
     a @ b
     print("ran", flush=True)
@@ -487,16 +489,16 @@ def test_what_is_killed_has_saved_before_and_a_fork_saves_nothing(tmp_path: Path
 
 
 def test_it_prints_what_can_be_tuned_and_what_cannot() -> None:
-    recording = seen(lambda: (product(), F.gelu(torch.ones(4))))
-    text = str(recording)
+    profile = seen(lambda: (product(), F.gelu(torch.ones(4))))
+    text = str(profile)
     assert text.startswith("1 problems that can be tuned, ")
     assert f"       1  {MM}\n" in text
     assert text.splitlines()[3].endswith("operators that cannot")
     assert "       1  aten.gelu" in text
-    assert 0 < recording.coverage < 1
-    told = recording.to_json()
+    assert 0 < profile.coverage < 1
+    told = profile.to_json()
     assert [line["name"] for line in told["problems"]] == [MM]
-    assert told["coverage"] == recording.coverage
-    assert str(served.record(save=False)) == (
+    assert told["coverage"] == profile.coverage
+    assert str(served.profile(save=False)) == (
         "0 problems that can be tuned, 0.0 % of the time seen\n0 operators that cannot"
     )

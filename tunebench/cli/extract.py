@@ -16,7 +16,7 @@ from tunebench.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.graph import Graph, Node, Plan
+    from tunebench.graph import Graph, Node, PartitionPlan
 
 __all__ = ["command"]
 
@@ -67,7 +67,7 @@ def command(
     emit(as_json, [one.to_json() for one in plans], lambda to: _render(plans, written, to))
 
 
-def _write(plans: Sequence[Plan], folder: Path) -> list[Path]:
+def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
     from tunebench.graph import suite_of
 
     try:
@@ -84,14 +84,14 @@ def _write(plans: Sequence[Plan], folder: Path) -> list[Path]:
     return written
 
 
-def _render(plans: Sequence[Plan], written: Sequence[Path], to: Console) -> None:
+def _render(plans: Sequence[PartitionPlan], written: Sequence[Path], to: Console) -> None:
     for one in plans:
         _render_plan(one, to)
     for path in written:
         to.print(f"written  {path}", soft_wrap=True)
 
 
-def _render_plan(one: Plan, to: Console) -> None:
+def _render_plan(one: PartitionPlan, to: Console) -> None:
     graph = one.graph
     to.print(
         f"{graph.name}, {graph.phase}, on {one.device.name}: {len(graph.nodes)} operations in "
@@ -111,7 +111,7 @@ def _render_plan(one: Plan, to: Console) -> None:
         )
 
 
-def _times(one: Plan) -> Iterator[tuple[str, str]]:
+def _times(one: PartitionPlan) -> Iterator[tuple[str, str]]:
     yield "torch's kernels, one an operation", f"{one.library_us:.1f} us"
     yield "the faster of both, one an operation", f"{one.alone_us:.1f} us"
     proof = "no partition is faster" if one.partition.exact else f"within {one.partition.gap:.1%} of the best"
@@ -122,7 +122,7 @@ def _times(one: Plan) -> Iterator[tuple[str, str]]:
     yield "memory traffic saved by groups", f"{one.saved_bytes / 1e6:.1f} MB"
 
 
-def _groups(one: Plan) -> Iterator[tuple[str, ...]]:
+def _groups(one: PartitionPlan) -> Iterator[tuple[str, ...]]:
     """Yield the groups of ours, alike ones once, those that take most first."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for index, offer in enumerate(one.chosen):
@@ -140,7 +140,7 @@ def _groups(one: Plan) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _left(one: Plan) -> Iterator[Node]:
+def _left(one: PartitionPlan) -> Iterator[Node]:
     for offer in one.chosen:
         if not offer.group.workloads:
             yield from (one.graph.nodes[index] for index in offer.group.nodes)

@@ -134,7 +134,7 @@ def command(
     A size may be a range: gemm:m=1..8192,n=64,k=64,dtype=f16 tunes m = 1, 2, 4 and so on up to 8192, and
     lookup serves every size between. The same command takes up an interrupted run where it stopped. Ctrl-C
     ends a run early and keeps all that was found. With --recorded it tunes what programs ran under
-    `tunebench.torch.record()`, one problem after the other, the most worth it first; with --suite, all
+    `tunebench.torch.profile()`, one problem after the other, the most worth it first; with --suite, all
     problems of a model, in turns.
     """
     from tunebench.errors import InputError

@@ -1,27 +1,30 @@
-"""From a model to kernels: what a step computes, which operations share a kernel, and what that takes.
+"""A model's step as a graph of operations, and its partition into groups that share a kernel.
 
-`extract` reads a PyTorch model as a `Graph`, `plan` chooses the groups that it runs in on a device, and
-`tunebench.torch.compile` runs them. Only `extract` needs torch.
+`extract` reads a PyTorch model as a `Graph`, `plan` chooses the groups for a device, and `tunebench.torch.compile`
+runs them. Only `extract` needs torch.
 """
 
+from typing import Any
+
+from tunebench._deprecation import renamed
 from tunebench.graph.extraction import InputSpec, extract, load_factory, make_model, suite_of
-from tunebench.graph.group import Group, groups
-from tunebench.graph.node import Graph, Node, Operand, Value
-from tunebench.graph.partition import Candidate, Partition, cheapest_partition
-from tunebench.graph.plan import Offer, Plan, plan
+from tunebench.graph.group import FusedGroup, groups
+from tunebench.graph.node import Graph, Node, NodeOperand, Value
+from tunebench.graph.partition import Partition, PartitionCandidate, cheapest_partition
+from tunebench.graph.plan import PartitionPlan, PricedGroup, plan
 from tunebench.graph.price import Price, Prices
 
 __all__ = [
-    "Candidate",
+    "FusedGroup",
     "Graph",
-    "Group",
     "InputSpec",
     "Node",
-    "Offer",
-    "Operand",
+    "NodeOperand",
     "Partition",
-    "Plan",
+    "PartitionCandidate",
+    "PartitionPlan",
     "Price",
+    "PricedGroup",
     "Prices",
     "Value",
     "cheapest_partition",
@@ -32,3 +35,20 @@ __all__ = [
     "plan",
     "suite_of",
 ]
+
+_RENAMED = {
+    "Candidate": "PartitionCandidate",
+    "Group": "FusedGroup",
+    "Offer": "PricedGroup",
+    "Operand": "NodeOperand",
+    "Plan": "PartitionPlan",
+}
+
+
+def _get(name: str) -> Any:
+    if name not in _RENAMED.values():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]
+
+
+__getattr__ = renamed(__name__, _RENAMED, _get)

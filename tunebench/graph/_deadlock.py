@@ -6,12 +6,12 @@ and needs a node of the other. A longer circle of groups does the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tunebench.graph._precedence import Precedence, bits
 
-__all__ = ["Deadlock", "deadlocks", "stuck"]
+__all__ = ["Deadlock", "deadlocks", "waiting"]
 
 MOST = 64
 """Circles looked for at a time among groups that wait for each other."""
@@ -29,11 +29,15 @@ class Deadlock:
     pairs: tuple[int, ...]
 
 
-def stuck(precedence: Precedence, groups: Sequence[int]) -> list[list[int]]:
-    """Return the sets of groups, by their places, that wait for each other; none if all can run."""
+def waiting(precedence: Precedence, groups: Sequence[int]) -> list[int]:
+    """Return the places of groups, given as masks, that are on cycles or between cycles; none if all can run."""
     order, waits = precedence.order(groups)
-    rest = set(range(len(groups))) - set(order)
-    return [circle for circle in _components(waits, rest) if len(circle) > 1]
+    left = set(range(len(groups))) - set(order)
+    while True:
+        needed = left & {other for place in left for other in waits[place]}
+        if needed == left:
+            return sorted(left)
+        left = needed
 
 
 def deadlocks(precedence: Precedence, groups: Sequence[int], holding: Sequence[int]) -> set[Deadlock]:
@@ -109,45 +113,3 @@ def _strongest(doors: Sequence[Sequence[tuple[int, int]]], holding: Sequence[int
 
         chosen[place] = max(ways, key=held)
     return [1 << chosen[place - 1][1] | 1 << out for place, (out, _) in enumerate(chosen)]
-
-
-def _components(waits: Sequence[set[int]], places: set[int]) -> list[list[int]]:
-    """Return the strongly connected components of some places of a graph, the lowest member first.
-
-    Source: Kosaraju's algorithm, by two searches in depth without recursion.
-    """
-    back: dict[int, list[int]] = {place: [] for place in places}
-    for place in sorted(places):
-        for other in waits[place] & places:
-            back[other].append(place)
-    order = _finished(sorted(places), lambda place: sorted(waits[place] & places))
-    seen: set[int] = set()
-    components = []
-    for root in reversed(order):
-        if root not in seen:
-            found = _finished([root], lambda place: [other for other in back[place] if other not in seen])
-            seen.update(found)
-            components.append(sorted(found))
-    return sorted(components)
-
-
-def _finished(roots: Sequence[int], onward: Callable[[int], Sequence[int]]) -> list[int]:
-    """Return what is reached from roots, in the order in which a search in depth is done with it."""
-    seen: set[int] = set()
-    done = []
-    for root in roots:
-        if root in seen:
-            continue
-        seen.add(root)
-        stack = [(root, iter(onward(root)))]
-        while stack:
-            place, rest = stack[-1]
-            for other in rest:
-                if other not in seen:
-                    seen.add(other)
-                    stack.append((other, iter(onward(other))))
-                    break
-            else:
-                stack.pop()
-                done.append(place)
-    return done

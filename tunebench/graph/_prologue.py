@@ -10,14 +10,14 @@ from typing import Any
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, steps, write
 from tunebench.graph import node as graph_node
-from tunebench.graph._tree import Tree, chains, joined, preparing
-from tunebench.graph.node import Graph, Place
+from tunebench.graph._chain import ChainExpression, chain_expression, chains, statistics_nodes
+from tunebench.graph.node import Broadcast, Graph
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 from tunebench.workloads.operators._expression_workload import substitute
 from tunebench.workloads.operators._prologue import PREFIX
 
-__all__ = ["PRODUCTS", "Ahead", "aheads"]
+__all__ = ["PRODUCTS", "NodeWithPrologue", "prologues"]
 
 PRODUCTS = ("gemm", "conv2d")
 """Operators that have a function ahead."""
@@ -27,7 +27,7 @@ MOST = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ahead:
+class NodeWithPrologue:
     """A product with a chain ahead of it.
 
     Attributes:
@@ -39,12 +39,12 @@ class Ahead:
     nodes: frozenset[int]
 
 
-def aheads(graph: Graph, index: int) -> Iterator[Ahead]:
+def prologues(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
     """Yield a node with chains ahead of it, if it is a product whose left operand is their result alone."""
     yield from itertools.islice(_aheads(graph, index), MOST)
 
 
-def _aheads(graph: Graph, index: int) -> Iterator[Ahead]:
+def _aheads(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
     node = graph.nodes[index]
     if node.expression or len(node.workloads) != 1 or node.workloads[0].partition(":")[0] not in PRODUCTS:
         return
@@ -58,7 +58,7 @@ def _aheads(graph: Graph, index: int) -> Iterator[Ahead]:
     if is_other or getattr(workload, "direction", "fprop") != "fprop":
         return
     for members in chains(graph, before):
-        tree = None if preparing(graph, members) else joined(graph, before, members)
+        tree = None if statistics_nodes(graph, members) else chain_expression(graph, before, members)
         found = None if tree is None else _function(graph, tree, workload, read)
         if found is None:
             continue
@@ -70,11 +70,11 @@ def _aheads(graph: Graph, index: int) -> Iterator[Ahead]:
         except InputError:
             continue
         both = dataclasses.replace(node, workloads=(str(fused),), roles={**node.roles, **roles})
-        yield Ahead(both, members | {index})
+        yield NodeWithPrologue(both, members | {index})
 
 
 def _function(
-    graph: Graph, tree: Tree, workload: Workload, result: str
+    graph: Graph, tree: ChainExpression, workload: Workload, result: str
 ) -> tuple[str, Mapping[str, str]] | None:
     """Return a tree as a function of one value, and of one or two with a number for each k.
 
@@ -109,7 +109,7 @@ def _function(
         return None
 
 
-def _numbers(workload: Any) -> tuple[Place | None, int]:
+def _numbers(workload: Any) -> tuple[Broadcast | None, int]:
     """Return how values with one number for each k lie beside the left operand, and how many there are."""
     if workload.operator == "conv2d":
         return ("vector" if workload.layout == "nhwc" else "channel"), workload.c

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench.errors import InputError, MissingDependency
 from tunebench.graph.node import Graph
-from tunebench.graph.plan import Plan
+from tunebench.graph.plan import PartitionPlan
 from tunebench.workloads import parse
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def extract(
         InputError: if the model cannot be made, is none, or cannot be traced as a whole.
     """
     model = make_model(factory, inputs, dtype)
-    from tunebench.torch.compiler.capturing import capture
+    from tunebench.torch.compiler.capture import capture
 
     found = capture(model, [spec.tensor() for spec in inputs], training=training, name=name)
     return tuple(translation.graph for translation in found)
@@ -205,7 +205,7 @@ _SCALES = {
 """The dimension that the batch of a network multiplies, by operator; rows of all others."""
 
 
-def suite_of(plans: Iterable[Plan]) -> str:
+def suite_of(plans: Iterable[PartitionPlan]) -> str:
     """Return the problems of some plans as a suite: TOML, each problem once with how often a step runs it."""
     chosen = list(plans)
     problems = sum((one.problems for one in chosen), Counter[str]())

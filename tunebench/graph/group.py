@@ -16,24 +16,31 @@ from typing import Any, Literal, get_args
 
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, names, write
-from tunebench.graph._masking import masked
-from tunebench.graph._parted import parted
-from tunebench.graph._prologue import Ahead, aheads
-from tunebench.graph._tree import Epilogue, Tree, chains, epilogue_of, joined, preparing
-from tunebench.graph.node import Graph, Place
+from tunebench.graph._chain import (
+    ChainEpilogue,
+    ChainExpression,
+    chain_expression,
+    chains,
+    epilogue_of,
+    statistics_nodes,
+)
+from tunebench.graph._prologue import NodeWithPrologue, prologues
+from tunebench.graph._relu_gradient import with_relu_gradient
+from tunebench.graph._split_convolution import split_convolution
+from tunebench.graph.node import Broadcast, Graph
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
-__all__ = ["Group", "Kind", "groups"]
+__all__ = ["FusedGroup", "GroupKind", "groups"]
 
-Kind = Literal["alone", "chain", "epilogue", "gated", "parted", "prologue", "torch"]
+GroupKind = Literal["alone", "chain", "epilogue", "gated", "parted", "prologue", "torch"]
 """Why its nodes are together; `torch` if no operator of ours does what it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class FusedGroup:
     """Nodes that one kernel does together, or that torch does.
 
     Attributes:
@@ -47,7 +54,7 @@ class Group:
     """
 
     nodes: tuple[int, ...]
-    kind: Kind
+    kind: GroupKind
     workloads: tuple[str, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     copied: int = 0
@@ -57,13 +64,13 @@ class Group:
         return self.roles.get(f"{index}.{tensor}") or self.roles.get(tensor, "")
 
 
-def groups(graph: Graph) -> tuple[Group, ...]:
+def groups(graph: Graph) -> tuple[FusedGroup, ...]:
     """Return every legal group: each node by itself first, in their order, then those of several."""
     alone = tuple(_alone(graph, index) for index in range(len(graph.nodes)))
-    several: dict[tuple[Any, ...], Group] = {}
-    ahead = {index: tuple(aheads(graph, index)) for index in range(len(graph.nodes))}
+    several: dict[tuple[Any, ...], FusedGroup] = {}
+    ahead = {index: tuple(prologues(graph, index)) for index in range(len(graph.nodes))}
     for index, node in enumerate(graph.nodes):
-        found: Iterator[Group] = iter(())
+        found: Iterator[FusedGroup] = iter(())
         if node.expression:
             found = _ending_in(graph, index, ahead)
         elif node.workloads and not node.expression:
@@ -75,53 +82,57 @@ def groups(graph: Graph) -> tuple[Group, ...]:
     return (*known, *filter(None, wider))
 
 
-def _alone(graph: Graph, index: int) -> Group:
+def _alone(graph: Graph, index: int) -> FusedGroup:
     node = graph.nodes[index]
     if node.expression:
-        tree = joined(graph, index, frozenset({index}))
+        tree = chain_expression(graph, index, frozenset({index}))
         chain = None if tree is None else _chain(graph, index, frozenset({index}), tree)
-        return chain or Group(nodes=(index,), kind="torch")
+        return chain or FusedGroup(nodes=(index,), kind="torch")
     if not node.workloads:
-        return Group(nodes=(index,), kind="torch")
+        return FusedGroup(nodes=(index,), kind="torch")
     needed = {tensor.name for text in node.workloads for tensor in parse(text).inputs()}
     is_whole = needed <= node.roles.keys() and set(node.writes) <= set(node.roles.values())
     roles = dict(node.roles) if is_whole else {}
-    return Group(nodes=(index,), kind="alone", workloads=node.workloads, roles=roles, copied=node.copied)
+    return FusedGroup(nodes=(index,), kind="alone", workloads=node.workloads, roles=roles, copied=node.copied)
 
 
-def _parted(graph: Graph, group: Group) -> Group | None:
+def _parted(graph: Graph, group: FusedGroup) -> FusedGroup | None:
     """Return a convolution of joined images, with its epilogue, as convolutions of the parts."""
     if len(group.workloads) != 1 or group.copied:
         return None
-    found = parted(graph, group.nodes, group.workloads[0], group.roles)
+    found = split_convolution(graph, group.nodes, group.workloads[0], group.roles)
     if found is None:
         return None
     joining, texts, roles = found
-    return Group(nodes=tuple(sorted((joining, *group.nodes))), kind="parted", workloads=texts, roles=roles)
+    return FusedGroup(
+        nodes=tuple(sorted((joining, *group.nodes))), kind="parted", workloads=texts, roles=roles
+    )
 
 
-def _masked(graph: Graph, group: Group) -> Group | None:
+def _masked(graph: Graph, group: FusedGroup) -> FusedGroup | None:
     """Return gradients by statistics of a batch with the gradient of the relu that follows them."""
-    found = masked(graph, group.nodes, group.workloads, group.roles)
+    found = with_relu_gradient(graph, group.nodes, group.workloads, group.roles)
     if found is None or not _is_convex(graph, {found[0], *group.nodes}):
         return None
     before, texts, roles = found
-    return Group(nodes=tuple(sorted((before, *group.nodes))), kind="chain", workloads=texts, roles=roles)
+    return FusedGroup(nodes=tuple(sorted((before, *group.nodes))), kind="chain", workloads=texts, roles=roles)
 
 
 # -- elementwise nodes, and what is before them ------------------------------------------------------------
 
 
-def _ending_in(graph: Graph, sink: int, ahead: Mapping[int, Sequence[Ahead]]) -> Iterator[Group]:
+def _ending_in(
+    graph: Graph, sink: int, ahead: Mapping[int, Sequence[NodeWithPrologue]]
+) -> Iterator[FusedGroup]:
     for members in chains(graph, sink):
-        tree = joined(graph, sink, members)
+        tree = chain_expression(graph, sink, members)
         if tree is None:
             continue
         if len(members) > 1:
             chain = _chain(graph, sink, members, tree)
             if chain is not None:
                 yield chain
-        if preparing(graph, members):
+        if statistics_nodes(graph, members):
             continue
         gated = _gated(graph, sink, members, tree)
         if gated is not None:
@@ -130,24 +141,24 @@ def _ending_in(graph: Graph, sink: int, ahead: Mapping[int, Sequence[Ahead]]) ->
             before = graph.writer.get(leaf.value)
             if before is None or not graph.is_inner(leaf.value, members):
                 continue
-            alone = Ahead(graph.nodes[before], frozenset({before}))
+            alone = NodeWithPrologue(graph.nodes[before], frozenset({before}))
             for product in (alone, *ahead[before]):
                 fused = _with_epilogue(graph, product, members, tree, leaf.value, sink)
                 if fused is not None:
                     yield fused
 
 
-def _chain(graph: Graph, sink: int, members: frozenset[int], tree: Tree) -> Group | None:
+def _chain(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpression) -> FusedGroup | None:
     """Return an elementwise workload of a tree, and what must run before; None if none computes it."""
     result = graph.nodes[sink].writes[0]
     given = _elementwise(graph, tree, result)
     if given is None:
         return None
-    before = [graph.nodes[index] for index in preparing(graph, members)]
+    before = [graph.nodes[index] for index in statistics_nodes(graph, members)]
     leaves = {name: leaf.value for name, leaf in tree.leaves.items()}
     roles = {name: value for node in before for name, value in node.roles.items()}
     roles |= {name: leaves[name] for name in names(tree.root)}
-    return Group(
+    return FusedGroup(
         nodes=tuple(sorted(members)),
         kind="chain",
         workloads=(*(text for node in before for text in node.workloads), str(given)),
@@ -155,7 +166,7 @@ def _chain(graph: Graph, sink: int, members: frozenset[int], tree: Tree) -> Grou
     )
 
 
-def _elementwise(graph: Graph, tree: Tree, result: str) -> Workload | None:
+def _elementwise(graph: Graph, tree: ChainExpression, result: str) -> Workload | None:
     given = _dimensions(graph, tree, result)
     try:
         return None if given is None else Elementwise.from_dimensions(given)
@@ -163,10 +174,10 @@ def _elementwise(graph: Graph, tree: Tree, result: str) -> Workload | None:
         return None
 
 
-def _dimensions(graph: Graph, tree: Tree, result: str) -> dict[str, Any] | None:
+def _dimensions(graph: Graph, tree: ChainExpression, result: str) -> dict[str, Any] | None:
     """Return what a workload says of a tree: its expression, and how its operands lie in a matrix."""
     value = graph.values[result]
-    placed: dict[Place, list[str]] = {place: [] for place in get_args(Place)}
+    placed: dict[Broadcast, list[str]] = {place: [] for place in get_args(Broadcast)}
     for name in names(tree.root):
         placed[tree.leaves[name].place].append(name)
     columns = placed["row"]
@@ -202,8 +213,13 @@ def _dimensions(graph: Graph, tree: Tree, result: str) -> dict[str, Any] | None:
 
 
 def _with_epilogue(
-    graph: Graph, before: Ahead, members: frozenset[int], tree: Tree, sums: str, sink: int
-) -> Group | None:
+    graph: Graph,
+    before: NodeWithPrologue,
+    members: frozenset[int],
+    tree: ChainExpression,
+    sums: str,
+    sink: int,
+) -> FusedGroup | None:
     """Return a product with a chain after it, or None if its kernels have no such epilogue."""
     node = before.node
     if len(node.workloads) != 1 or node.writes != (sums,):
@@ -212,7 +228,7 @@ def _with_epilogue(
     fuse = _FUSED.get(workload.operator)
     if fuse is None or getattr(workload, "direction", "fprop") != "fprop":
         return None
-    place: Place = "channel" if getattr(workload, "layout", "") == "nchw" else "vector"
+    place: Broadcast = "channel" if getattr(workload, "layout", "") == "nchw" else "vector"
     after = epilogue_of(tree, sums, place)
     fused = None if after is None else fuse(workload, after)
     if after is None or fused is None:
@@ -223,7 +239,7 @@ def _with_epilogue(
     roles[workload.outputs()[0].name] = result
     if {tensor.name for tensor in (*fused.inputs(), *fused.outputs())} != roles.keys():
         return None
-    return Group(
+    return FusedGroup(
         nodes=tuple(sorted({*before.nodes, *members})),
         kind="epilogue" if len(before.nodes) == 1 else "prologue",
         workloads=(str(fused),),
@@ -232,7 +248,7 @@ def _with_epilogue(
     )
 
 
-def _fused_gemm(workload: Any, after: Epilogue) -> Workload | None:
+def _fused_gemm(workload: Any, after: ChainEpilogue) -> Workload | None:
     """Return ``act(ab + bias) + residual``, the residual being what is added last."""
     if after.scale or workload.has_residual or (workload.has_bias and after.bias):
         return None
@@ -243,7 +259,7 @@ def _fused_gemm(workload: Any, after: Epilogue) -> Workload | None:
     return _changed(workload, after.activation, bias, residual)
 
 
-def _fused_conv2d(workload: Any, after: Epilogue) -> Workload | None:
+def _fused_conv2d(workload: Any, after: ChainEpilogue) -> Workload | None:
     """Return ``act(sums * scale + bias + residual)``."""
     has_own = workload.epilogue == "bias"
     if workload.epilogue not in ("none", "bias") or (has_own and (after.scale or after.bias)):
@@ -268,7 +284,7 @@ def _changed(workload: Workload, activation: str, *parts: str) -> Workload | Non
 _FUSED = {"gemm": _fused_gemm, "conv2d": _fused_conv2d}
 
 
-def _gated(graph: Graph, sink: int, members: frozenset[int], tree: Tree) -> Group | None:
+def _gated(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpression) -> FusedGroup | None:
     """Return two products of one input with what gates one by the other, or None if it is none."""
     if len(tree.leaves) != 2 or any(leaf.place != "whole" for leaf in tree.leaves.values()):
         return None
@@ -289,7 +305,7 @@ def _gated(graph: Graph, sink: int, members: frozenset[int], tree: Tree) -> Grou
     return _gated_group(graph, sink, members, products[gate], products[up], tree)
 
 
-def _gate_and_up(tree: Tree) -> tuple[str, str]:
+def _gate_and_up(tree: ChainExpression) -> tuple[str, str]:
     """Return the names of ``act(gate) * up``; empty if it is something else."""
     root = tree.root
     if isinstance(root, Apply) and root.operation == "mul":
@@ -305,8 +321,8 @@ _GATES = frozenset(GatedGemm.choices("activation"))
 
 
 def _gated_group(
-    graph: Graph, sink: int, members: frozenset[int], gate: int, up: int, tree: Tree
-) -> Group | None:
+    graph: Graph, sink: int, members: frozenset[int], gate: int, up: int, tree: ChainExpression
+) -> FusedGroup | None:
     product: Any = parse(graph.nodes[gate].workloads[0])
     root: Any = tree.root
     activation = next(a.operation for a in root.arguments if getattr(a, "operation", "") in _GATES)
@@ -319,7 +335,7 @@ def _gated_group(
     (result,) = graph.nodes[sink].writes
     nodes = {gate, up, *members}
     return (
-        Group(
+        FusedGroup(
             nodes=tuple(sorted(nodes)),
             kind="gated",
             workloads=(str(workload),),
@@ -339,11 +355,11 @@ def _gated_group(
 # -- what is before ------------------------------------------------------------------------------------
 
 
-def _prologues(graph: Graph, index: int, ahead: Sequence[Ahead]) -> Iterator[Group]:
+def _prologues(graph: Graph, index: int, ahead: Sequence[NodeWithPrologue]) -> Iterator[FusedGroup]:
     """Yield products, reductions and normalisations with what is before them."""
     for both in ahead:
         node = both.node
-        yield Group(
+        yield FusedGroup(
             nodes=tuple(sorted(both.nodes)),
             kind="prologue",
             workloads=node.workloads,
@@ -357,7 +373,7 @@ def _prologues(graph: Graph, index: int, ahead: Sequence[Ahead]) -> Iterator[Gro
         yield from _normalised_sums(graph, index, workload)
 
 
-def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[Group]:
+def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[FusedGroup]:
     """Yield reductions of elementwise chains whose values nobody else reads."""
     node = graph.nodes[index]
     read = node.roles["x0"]
@@ -365,7 +381,7 @@ def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[G
     if before is None or not graph.nodes[before].expression or not graph.is_inner(read, (index,)):
         return
     for members in chains(graph, before):
-        tree = None if preparing(graph, members) else joined(graph, before, members)
+        tree = None if statistics_nodes(graph, members) else chain_expression(graph, before, members)
         given = None if tree is None else _dimensions(graph, tree, read)
         if tree is None or given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
             continue
@@ -377,7 +393,7 @@ def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[G
         except InputError:
             continue
         leaves = {name: tree.leaves[name].value for name in names(tree.root)}
-        yield Group(
+        yield FusedGroup(
             nodes=tuple(sorted({*members, index})),
             kind="prologue",
             workloads=(str(fused),),
@@ -385,7 +401,7 @@ def _reductions_of_chains(graph: Graph, index: int, workload: Any) -> Iterator[G
         )
 
 
-def _normalised_sums(graph: Graph, index: int, workload: Any) -> Iterator[Group]:
+def _normalised_sums(graph: Graph, index: int, workload: Any) -> Iterator[FusedGroup]:
     """Yield normalisations with the sum before them, which their kernels write as well."""
     node = graph.nodes[index]
     if workload.operator not in ("layernorm", "rmsnorm") or workload.is_backward:
@@ -395,13 +411,13 @@ def _normalised_sums(graph: Graph, index: int, workload: Any) -> Iterator[Group]
     if before is None or not graph.nodes[before].expression:
         return
     for members in chains(graph, before):
-        tree = None if preparing(graph, members) else joined(graph, before, members)
+        tree = None if statistics_nodes(graph, members) else chain_expression(graph, before, members)
         parts = None if tree is None else _summed(tree, graph.values[total].elements, workload.cols, graph)
         if parts is None or not _is_convex(graph, {*members, index}):
             continue
         prologue = "bias+residual" if "bias" in parts else "residual"
         fused = workload.changed(prologue=prologue)
-        yield Group(
+        yield FusedGroup(
             nodes=tuple(sorted({*members, index})),
             kind="prologue",
             workloads=(str(fused),),
@@ -409,7 +425,7 @@ def _normalised_sums(graph: Graph, index: int, workload: Any) -> Iterator[Group]
         )
 
 
-def _summed(tree: Tree, elements: int, cols: int, graph: Graph) -> dict[str, str] | None:
+def _summed(tree: ChainExpression, elements: int, cols: int, graph: Graph) -> dict[str, str] | None:
     """Return the parts of a sum of two tensors and, maybe, a vector; None if it is something else."""
     wholes = [name for name, leaf in tree.leaves.items() if leaf.place == "whole"]
     vectors = [name for name, leaf in tree.leaves.items() if leaf.place == "vector"]

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 from tunebench.errors import InputError
 
-__all__ = ["Graph", "Node", "Operand", "Place", "Value"]
+__all__ = ["Broadcast", "Graph", "Node", "NodeOperand", "Value"]
 
 FORMAT = 1
 """Of files; raised when older ones cannot be read any more."""
 
-Place = Literal["whole", "vector", "row", "channel", "scalar"]
+Broadcast = Literal["whole", "vector", "row", "channel", "scalar"]
 """How an operand of an elementwise node lies beside its result.
 
 whole   like the result, element by element in the order of memory
@@ -79,11 +79,11 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class NodeOperand:
     """A value that an elementwise node reads, and how it lies beside the result."""
 
     value: str
-    place: Place
+    place: Broadcast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class Node:
     roles: Mapping[str, str] = field(default_factory=dict)
     copied: int = 0
     expression: str = ""
-    operands: Mapping[str, Operand] = field(default_factory=dict)
+    operands: Mapping[str, NodeOperand] = field(default_factory=dict)
     joins: tuple[str, ...] = ()
     reason: str = ""
 
@@ -232,6 +232,6 @@ class Graph:
 
 
 def _node(given: Mapping[str, Any]) -> Node:
-    operands = {name: Operand(**one) for name, one in given["operands"].items()}
+    operands = {name: NodeOperand(**one) for name, one in given["operands"].items()}
     listed = {name: tuple(given[name]) for name in ("reads", "writes", "workloads", "joins")}
     return Node(**{**given, **listed, "operands": operands})

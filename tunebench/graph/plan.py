@@ -11,16 +11,16 @@ from typing import Any
 from tunebench.device import Device
 from tunebench.dispatch import Preference
 from tunebench.errors import InputError
-from tunebench.graph.group import Group, groups
+from tunebench.graph.group import FusedGroup, groups
 from tunebench.graph.node import Graph
-from tunebench.graph.partition import Candidate, Partition, cheapest_partition
+from tunebench.graph.partition import Partition, PartitionCandidate, cheapest_partition
 from tunebench.graph.price import Price, Prices
 
-__all__ = ["Offer", "Plan", "plan"]
+__all__ = ["PartitionPlan", "PricedGroup", "plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class PricedGroup:
     """A group with its price, and what its nodes take one by one.
 
     Attributes:
@@ -29,7 +29,7 @@ class Offer:
         alone: What each takes by itself, the cheaper of ours and torch's.
     """
 
-    group: Group
+    group: FusedGroup
     price: Price
     alone: tuple[Price, ...]
 
@@ -45,7 +45,7 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PartitionPlan:
     """How a step is to be run on a device.
 
     Attributes:
@@ -59,8 +59,8 @@ class Plan:
 
     graph: Graph
     device: Device
-    chosen: tuple[Offer, ...]
-    rejected: tuple[Offer, ...]
+    chosen: tuple[PricedGroup, ...]
+    rejected: tuple[PricedGroup, ...]
     library: tuple[Price, ...]
     partition: Partition
 
@@ -85,7 +85,7 @@ class Plan:
         return sum(offer.saved_bytes for offer in self.chosen if len(offer.group.nodes) > 1)
 
     @property
-    def fused(self) -> tuple[Offer, ...]:
+    def fused(self) -> tuple[PricedGroup, ...]:
         """The groups of several nodes, in the order they run."""
         return tuple(offer for offer in self.chosen if len(offer.group.nodes) > 1)
 
@@ -118,7 +118,7 @@ class Plan:
         }
 
 
-def _to_json(graph: Graph, offer: Offer) -> dict[str, Any]:
+def _to_json(graph: Graph, offer: PricedGroup) -> dict[str, Any]:
     return {
         "nodes": [graph.nodes[index].name for index in offer.group.nodes],
         "targets": [graph.nodes[index].target for index in offer.group.nodes],
@@ -136,7 +136,7 @@ def _to_json(graph: Graph, offer: Offer) -> dict[str, Any]:
 
 def plan(
     graph: Graph, device: Device, *, preferred: Preference = "faster", measured_only: bool = False
-) -> Plan:
+) -> PartitionPlan:
     """Choose the groups that a step runs in on a device.
 
     Args:
@@ -151,10 +151,10 @@ def plan(
     offers = list(_offers(legal, prices))
     partition = cheapest_partition(
         graph.predecessors,
-        [Candidate(nodes=frozenset(o.group.nodes), cost_us=o.price.us) for o in offers],
+        [PartitionCandidate(nodes=frozenset(o.group.nodes), cost_us=o.price.us) for o in offers],
     )
     rejected = [offer for offer in offers if len(offer.group.nodes) > 1 and offer.saved_us < 0]
-    return Plan(
+    return PartitionPlan(
         graph=graph,
         device=device,
         chosen=tuple(offers[index] for index in partition.chosen),
@@ -164,7 +164,7 @@ def plan(
     )
 
 
-def _offers(legal: Iterable[Group], prices: Prices) -> Iterable[Offer]:
+def _offers(legal: Iterable[FusedGroup], prices: Prices) -> Iterable[PricedGroup]:
     """Yield every group that some kernel does, those of one node first."""
     alone: list[Price] = []
     for group in legal:
@@ -174,4 +174,4 @@ def _offers(legal: Iterable[Group], prices: Prices) -> Iterable[Offer]:
             continue
         if len(group.nodes) == 1:
             alone.append(price)
-        yield Offer(group=group, price=price, alone=tuple(alone[index] for index in group.nodes))
+        yield PricedGroup(group=group, price=price, alone=tuple(alone[index] for index in group.nodes))

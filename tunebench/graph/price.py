@@ -14,7 +14,7 @@ from tunebench.dispatch import Preference
 from tunebench.errors import DatabaseError, InputError
 from tunebench.explanation import Forecaster
 from tunebench.forecast.network import predict_operations
-from tunebench.graph.group import Group
+from tunebench.graph.group import FusedGroup
 from tunebench.graph.node import Graph, Value
 from tunebench.workload import Traffic, Workload
 from tunebench.workloads import parse
@@ -88,7 +88,7 @@ class Prices:
         self._ours = functools.cache(self._ours_of)
         self._library_us = functools.cache(self._library_us_of)
 
-    def learn(self, groups: Iterable[Group]) -> None:
+    def learn(self, groups: Iterable[FusedGroup]) -> None:
         """Take in what torch took for groups: the smaller first, which say more of each node."""
         for group in sorted(groups, key=lambda group: len(group.nodes)):
             if len(group.nodes) == 1 or len(group.workloads) != 1:
@@ -101,7 +101,7 @@ class Prices:
                 whole = sum(predicted.values())
                 self._shares |= {i: rest * share / whole for i, share in predicted.items()}
 
-    def price(self, group: Group) -> Price:
+    def price(self, group: FusedGroup) -> Price:
         """Return the price of the cheaper of ours and torch's, for one node; of ours for several.
 
         What is only believed of ours is not held against what was measured of torch's.
@@ -122,7 +122,7 @@ class Prices:
         is_belief = ours.how == "predicted" and torch.how == "measured"
         return torch if is_belief or ours.us >= torch.us else ours
 
-    def ours(self, group: Group) -> Price | None:
+    def ours(self, group: FusedGroup) -> Price | None:
         """Return the price of a group by our kernels; None if there are none for it."""
         found = [self._ours(text) for text in group.workloads] if group.roles else []
         known = [one for one in found if one is not None]

@@ -1,7 +1,12 @@
-"""Tuned kernels as torch's functions: same signatures, with gradients, also under `torch.compile`.
+"""Functions of torch run by tuned kernels: the same signatures, with gradients, also under `torch.compile`.
 
-A call is run by our kernel where it is known to be faster than torch's on this device, and by torch
-otherwise; `prefer` changes that, `watching` tells of every call, `explain` of one.
+A tuned kernel runs a call where it was measured to be faster than torch's on this device; torch runs all other
+calls. `prefer` changes that choice, and `watching` and `dispatch_report` show it.
+
+- `operators`: the functions, each a custom operator of torch
+- `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels
+- `patching`: `patch`, which replaces a model's modules
+- `profiling`: `profile`, which counts the workloads that a program runs
 
 >>> import torch
 >>> from tunebench.torch import linear, prefer
@@ -16,6 +21,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tunebench._deprecation import renamed
 from tunebench.errors import MissingDependency
 
 try:
@@ -25,34 +31,34 @@ except ModuleNotFoundError as error:
 
 from tunebench.dispatch import prefer, set_preference, watching
 from tunebench.torch.operators.attention import scaled_dot_product_attention
-from tunebench.torch.operators.chain import elementwise
 from tunebench.torch.operators.convolution import conv2d
-from tunebench.torch.operators.gating import gated_linear
-from tunebench.torch.operators.loss import cross_entropy
+from tunebench.torch.operators.cross_entropy import cross_entropy
+from tunebench.torch.operators.elementwise import elementwise
+from tunebench.torch.operators.gated_linear import gated_linear
+from tunebench.torch.operators.linear import linear, matmul
 from tunebench.torch.operators.normalisation import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from tunebench.torch.operators.probability import log_softmax, softmax
-from tunebench.torch.operators.product import linear, matmul
 from tunebench.torch.operators.reduction import reduce
-from tunebench.torch.operators.telling import explain
+from tunebench.torch.operators.report import dispatch_report
+from tunebench.torch.operators.softmax import log_softmax, softmax
 
 if TYPE_CHECKING:
-    from tunebench.torch.compiler.compiling import compile, plans
+    from tunebench.torch.compiler.backend import compile, plans
     from tunebench.torch.compiler.timing import ModelTimes, time_model
-    from tunebench.torch.operators._calls import patched_calls
-    from tunebench.torch.patching.patching import PatchReport, patch, unpatch
-    from tunebench.torch.profiling.demand import Recording, record
+    from tunebench.torch.patching.functions import patched_calls
+    from tunebench.torch.patching.model import PatchReport, patch, unpatch
+    from tunebench.torch.profiling.profiler import DemandProfile, profile
 
 __all__ = [
+    "DemandProfile",
     "ModelTimes",
     "PatchReport",
-    "Recording",
     "add_layer_norm",
     "add_rms_norm",
     "compile",
     "conv2d",
     "cross_entropy",
+    "dispatch_report",
     "elementwise",
-    "explain",
     "gated_linear",
     "layer_norm",
     "linear",
@@ -62,7 +68,7 @@ __all__ = [
     "patched_calls",
     "plans",
     "prefer",
-    "record",
+    "profile",
     "reduce",
     "rms_norm",
     "scaled_dot_product_attention",
@@ -73,22 +79,29 @@ __all__ = [
     "watching",
 ]
 
-_LATER = {
+_LAZY = {
+    "DemandProfile": "profiling.profiler",
     "ModelTimes": "compiler.timing",
-    "PatchReport": "patching.patching",
-    "compile": "compiler.compiling",
-    "plans": "compiler.compiling",
-    "Recording": "profiling.demand",
-    "patch": "patching.patching",
-    "patched_calls": "operators._calls",
-    "record": "profiling.demand",
+    "PatchReport": "patching.model",
+    "compile": "compiler.backend",
+    "patch": "patching.model",
+    "patched_calls": "patching.functions",
+    "plans": "compiler.backend",
+    "profile": "profiling.profiler",
     "time_model": "compiler.timing",
-    "unpatch": "patching.patching",
+    "unpatch": "patching.model",
 }
-"""What serving does without, and the modules that define it; each is imported when it is first asked for."""
+"""Modules of the names that dispatch does not need; each is imported on first use."""
+
+_RENAMED = {"Recording": "DemandProfile", "explain": "dispatch_report", "record": "profile"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+def _get(name: str) -> Any:
+    if name in _RENAMED.values() and name not in _LAZY:
+        return globals()[name]
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+__getattr__ = renamed(__name__, _RENAMED, _get)

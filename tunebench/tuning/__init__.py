@@ -189,7 +189,7 @@ def tune_recorded(
     again: bool = False,
     watcher: Callable[[Turn, Progress], None] | None = None,
 ) -> DemandReport:
-    """Tune what programs were seen to run on a device (`tunebench.torch.record`), the most worth it first.
+    """Tune what programs were seen to run on a device (`tunebench.torch.profile`), the most worth it first.
 
     Ctrl-C ends it and returns the report of what was found; what was recorded stays recorded, and the same
     call goes on from there.

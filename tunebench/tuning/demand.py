@@ -210,7 +210,7 @@ class _Queue:
         if not self._demands:
             raise InputError(
                 f"nothing was recorded for {target.device.key} in database {store.location}: run a program "
-                "under `with tunebench.torch.record():` first"
+                "under `with tunebench.torch.profile():` first"
             )
         finished = store.finished(target.device.key)
         for number, demand in enumerate(self._demands):

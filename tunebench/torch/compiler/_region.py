@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tunebench.graph.group import Group
-from tunebench.torch.compiler._order import is_laid_out, memory_format
+from tunebench.graph.group import FusedGroup
+from tunebench.torch._layout import is_laid_out, memory_format
+from tunebench.torch._tensor import stored_type
+from tunebench.torch.compiler._derived_tensor import DerivedTensor
 from tunebench.torch.compiler._translation import Translation
-from tunebench.torch.operators._derived import Derived
-from tunebench.torch.operators._memory import stored_type
 from tunebench.workload import Tensor as Specification
 from tunebench.workload import Workload
 
-__all__ = ["Input", "Output", "Region"]
+__all__ = ["GroupRegion", "KernelInput", "KernelOutput"]
 
 
-class Region:
+class GroupRegion:
     """The nodes of a group, with the views between them.
 
     Attributes:
@@ -30,7 +30,7 @@ class Region:
         module: What runs the group by torch, as a function of `reads`.
     """
 
-    def __init__(self, translation: Translation, group: Group, calls: Sequence[fx.Node]) -> None:
+    def __init__(self, translation: Translation, group: FusedGroup, calls: Sequence[fx.Node]) -> None:
         self._translation, self._calls = translation, frozenset(calls)
         self._group = group
         self._inside: dict[fx.Node, bool] = dict.fromkeys(calls, True)
@@ -86,37 +86,37 @@ class Region:
         graph.output(results[0] if len(results) == 1 else results)
         return fx.GraphModule(torch.nn.Module(), graph)
 
-    def input(self, workload: Workload, spec: Specification, value: str) -> Input:
+    def input(self, workload: Workload, spec: Specification, value: str) -> KernelInput:
         """Return how a kernel comes to a tensor that it reads."""
         derived = self._translation.derived.get(value)
         if derived is not None:
-            return _Derived(tuple(self.reads.index(node) for node in derived.parts), derived)
+            return _DerivedInput(tuple(self.reads.index(node) for node in derived.parts), derived)
         if value in self._between:
-            return _Left(self._between[value])
+            return _Intermediate(self._between[value])
         node = self._translation.sources[value]
         place = self.reads.index(node)
         if node.meta["val"].dtype != stored_type(spec.dtype):
-            return _Converted(place, stored_type(spec.dtype))
+            return _ConvertedInput(place, stored_type(spec.dtype))
         if is_laid_out(workload, node.meta["val"]) or not self._translation.graph.values[value].memory:
-            return _Given(place, tuple(node.meta["val"].stride()))
-        return _Copied(place, workload)
+            return _GraphInput(place, tuple(node.meta["val"].stride()))
+        return _CopiedInput(place, workload)
 
-    def output(self, workload: Workload, spec: Specification, value: str) -> Output:
+    def output(self, workload: Workload, spec: Specification, value: str) -> KernelOutput:
         """Return what a tensor that a kernel writes is."""
         node = self.values.get(value)
-        if is_left := list(self._group.roles.values()).count(value) > 1:  # for the next kernel
+        if is_intermediate := list(self._group.roles.values()).count(value) > 1:  # for the next kernel
             self._between[value] = len(self.reads) + len(self._between)
         if node is None:
             dtype = stored_type(spec.dtype)
-            return Output(None, spec.shape, None, dtype, None, dtype, is_left)
+            return KernelOutput(None, spec.shape, None, dtype, None, dtype, is_intermediate)
         told = node.meta["val"]
         how = None if is_laid_out(workload, told) else memory_format(workload, told)
         place, shape, stride = self.gives.index(node), tuple(told.shape), tuple(told.stride())
-        return Output(place, shape, stride, stored_type(spec.dtype), how, told.dtype, is_left)
+        return KernelOutput(place, shape, stride, stored_type(spec.dtype), how, told.dtype, is_intermediate)
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _GraphInput:
     """A tensor as it is given, if it lies as torch told beforehand.
 
     Some operators of torch tell another layout than they give, such as the gradient of hardtanh where its
@@ -138,7 +138,7 @@ class _Given:
         return wanted.copy_(tensor)
 
 
-class _Left:
+class _Intermediate:
     """What a kernel of the group has left to the next."""
 
     def __init__(self, place: int) -> None:
@@ -146,7 +146,7 @@ class _Left:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copied:
+class _CopiedInput:
     """A tensor that is laid out anew."""
 
     place: int
@@ -160,7 +160,7 @@ class _Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class _Converted:
+class _ConvertedInput:
     """A tensor that is read in another type."""
 
     place: int
@@ -170,10 +170,10 @@ class _Converted:
         return given[self.place].to(self.dtype)
 
 
-class _Derived:
+class _DerivedInput:
     """What is made of other tensors, and made again when one of them has changed."""
 
-    def __init__(self, places: tuple[int, ...], derived: Derived) -> None:
+    def __init__(self, places: tuple[int, ...], derived: DerivedTensor) -> None:
         self._places, self._derived = places, derived
         self._known: tuple[Any, Tensor] | None = None
 
@@ -185,11 +185,11 @@ class _Derived:
         return self._known[1]
 
 
-Input = _Given | _Left | _Copied | _Converted | _Derived
+KernelInput = _GraphInput | _Intermediate | _CopiedInput | _ConvertedInput | _DerivedInput
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class KernelOutput:
     """A tensor that a kernel writes.
 
     Attributes:
@@ -208,7 +208,7 @@ class Output:
     dtype: torch.dtype
     written_as: torch.memory_format | None
     expected_type: torch.dtype
-    is_left: bool
+    is_intermediate: bool
 
     def empty(self, device: torch.device) -> Tensor:
         """Return memory for it."""

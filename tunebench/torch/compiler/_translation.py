@@ -14,14 +14,14 @@ from torch import Tensor, fx
 
 from tunebench.errors import InputError
 from tunebench.expression import canonical
-from tunebench.graph._parted import channels_of, sum_of, zeros_of
-from tunebench.graph.node import Graph, Node, Operand, Value
-from tunebench.torch.compiler._aten import is_known, workloads_of
-from tunebench.torch.compiler._order import inner, is_dense, is_laid_out, lines, place, place_of_channels
-from tunebench.torch.compiler._pointwise import expression_of, is_pointwise
-from tunebench.torch.operators._batch_norm import gradients_by_batch, normalised_by_batch
-from tunebench.torch.operators._derived import Channels, Derived, Folded, Zeros
-from tunebench.torch.operators._memory import DTYPES
+from tunebench.graph._split_convolution import channels_of, sum_of, zeros_of
+from tunebench.graph.node import Graph, Node, NodeOperand, Value
+from tunebench.torch._aten_workload import is_known, workloads_of
+from tunebench.torch._layout import inner, is_dense, is_laid_out, lines, place, place_of_channels
+from tunebench.torch._tensor import DTYPES
+from tunebench.torch.compiler._aten_expression import expression_of, is_pointwise
+from tunebench.torch.compiler._batch_norm import gradients_by_batch, normalised_by_batch
+from tunebench.torch.compiler._derived_tensor import DerivedTensor, FilterSlice, FoldedBatchNorm, ZeroBias
 from tunebench.workload import Workload
 from tunebench.workloads import parse, workload
 
@@ -44,7 +44,7 @@ class Translation:
     graph: Graph
     sources: Mapping[str, fx.Node]
     calls: Mapping[str, fx.Node]
-    derived: Mapping[str, Derived]
+    derived: Mapping[str, DerivedTensor]
 
 
 def translate(
@@ -73,7 +73,7 @@ class _Translator:
         self._sources: dict[str, fx.Node] = {}
         self._copied: set[str] = set()
         self._joins: dict[str, tuple[str, ...]] = {}
-        self._derived: dict[str, Derived] = {}
+        self._derived: dict[str, DerivedTensor] = {}
         self._nodes: list[Node] = []
         self._calls: dict[str, fx.Node] = {}
 
@@ -264,11 +264,11 @@ class _Translator:
             end = first + self._values[value].shape[1]
             name = channels_of(roles["w"], first, end)
             self._own(None, name, _tensor(filters)[:, first:end], constant=self._is_constant(filters))
-            self._derived[name] = Channels((filters,), first, end)
+            self._derived[name] = FilterSlice((filters,), first, end)
             self._own(None, sum_of(node.name, part), _tensor(node))
             first = end
         self._own(None, zeros_of(node.name), _tensor(filters)[:, 0, 0, 0], constant=True)
-        self._derived[zeros_of(node.name)] = Zeros((filters,))
+        self._derived[zeros_of(node.name)] = ZeroBias((filters,))
 
     def _with_bias(
         self, node: fx.Node, texts: tuple[str, ...], roles: dict[str, str], bias: fx.Node, copied: int
@@ -328,7 +328,7 @@ class _Translator:
             return {"reason": "no operator of ours"}
         if not isinstance(result, Tensor) or result.dtype not in DTYPES or not is_dense(result):
             return None
-        operands: dict[str, Operand] = {}
+        operands: dict[str, NodeOperand] = {}
         texts: dict[str, Any] = {}
         for key, value in given.items():
             if not isinstance(value, fx.Node):
@@ -345,7 +345,7 @@ class _Translator:
             value_name = self._owned[value]
             known = {operand.value: key for key, operand in operands.items()}
             texts[key] = known.get(value_name, f"x{len(operands)}")
-            operands[texts[key]] = Operand(value_name, where)
+            operands[texts[key]] = NodeOperand(value_name, where)
         try:
             expression = expression_of(name, texts)
             expression = expression and canonical(expression)
@@ -368,13 +368,13 @@ class _Translator:
         for what in whats:
             name = f"{self._owned[given['input']]}~{weight.name}.{what}"
             self._own(None, name, _tensor(weight).to(x.dtype), constant=True)
-            self._derived[name] = Folded(tuple(statistics), what, given["eps"], x.dtype)
+            self._derived[name] = FoldedBatchNorm(tuple(statistics), what, given["eps"], x.dtype)
             names.append(name)
         where = place_of_channels(x)
         operands = {
-            "x0": Operand(self._owned[given["input"]], "whole"),
-            "x1": Operand(names[0], where),
-            "x2": Operand(names[1], where),
+            "x0": NodeOperand(self._owned[given["input"]], "whole"),
+            "x1": NodeOperand(names[0], where),
+            "x2": NodeOperand(names[1], where),
         }
         return {"expression": "x0*x1+x2", "operands": operands}
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from tunebench.errors import InputError
-from tunebench.torch.compiler._trial import CALLS
-from tunebench.torch.compiler.capturing import in_mode
-from tunebench.torch.compiler.compiling import backend_of
-from tunebench.torch.compiler.compiling import compile as compile_ours
+from tunebench.torch.compiler._torch_comparison import CALLS
+from tunebench.torch.compiler.backend import backend_of
+from tunebench.torch.compiler.backend import compile as compile_ours
+from tunebench.torch.compiler.capture import in_mode
 
 __all__ = ["GroupTime", "ModelTimes", "time_model"]
 

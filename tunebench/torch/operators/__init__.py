@@ -1,1 +1,4 @@
-"""Torch functions served by tuned kernels."""
+"""Functions of `torch.nn.functional` run by tuned kernels, one module each.
+
+`_custom_op` registers kernels with torch and dispatches calls to them.
+"""

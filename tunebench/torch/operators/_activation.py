@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from tunebench.errors import InputError
 from tunebench.expression import Node, canonical, names, parse
-from tunebench.torch.operators._operands import evaluate
+from tunebench.torch.operators._expression_operands import evaluate
 from tunebench.workloads.operators._activation import IDENTITY
 
-__all__ = ["ACTIVATIONS", "activated", "expression", "settled", "through"]
+__all__ = ["ACTIVATIONS", "activation_gradient", "apply_activation", "canonical_activation", "expression"]
 
 ACTIVATIONS: dict[str, Any] = {
     "none": lambda z: z,
@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, Any] = {
 """Those that have a name; gelu is the exact one."""
 
 
-def settled(activation: str) -> str:
+def canonical_activation(activation: str) -> str:
     """Return the one text of an activation.
 
     Raises:
@@ -50,7 +50,7 @@ def expression(activation: str) -> str:
     return f"{activation}(x)" if activation in ACTIVATIONS else activation
 
 
-def activated(activation: str, z: Tensor) -> Tensor:
+def apply_activation(activation: str, z: Tensor) -> Tensor:
     """Return the activation by torch."""
     known = ACTIVATIONS.get(activation)
     made: Tensor = evaluate(_tree(activation), {"x": z}) if known is None else known(z)
@@ -62,7 +62,7 @@ def _tree(text: str) -> Node:
     return parse(text)
 
 
-def through(activation: str, z: Tensor, dy: Tensor) -> Tensor:
+def activation_gradient(activation: str, z: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient before an activation, which can be differentiated again."""
     again = torch.is_grad_enabled()
     if activation == "relu":
@@ -73,5 +73,5 @@ def through(activation: str, z: Tensor, dy: Tensor) -> Tensor:
         return torch.ops.aten.silu_backward(dy, z)
     with torch.enable_grad():
         before = z if z.requires_grad else z.detach().requires_grad_()
-        (dz,) = torch.autograd.grad(activated(activation, before), before, dy, create_graph=again)
+        (dz,) = torch.autograd.grad(apply_activation(activation, before), before, dy, create_graph=again)
     return dz

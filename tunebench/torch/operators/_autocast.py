@@ -7,18 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["is_casting", "lowered", "raised"]
+__all__ = ["cast_to_autocast", "cast_to_float32", "is_autocast_enabled"]
 
 
-def is_casting(tensor: Tensor) -> bool:
+def is_autocast_enabled(tensor: Tensor) -> bool:
     """Tell whether autocast is on where a tensor is."""
     return bool(torch.is_autocast_enabled(tensor.device.type))
 
 
-def lowered(*tensors: Any) -> tuple[Any, ...]:
+def cast_to_autocast(*tensors: Any) -> tuple[Any, ...]:
     """Return tensors in autocast's type, as torch has them for products; unchanged where it is off."""
     first = tensors[0]
-    if not torch._C._is_any_autocast_enabled() or not isinstance(first, Tensor) or not is_casting(first):
+    if (
+        not torch._C._is_any_autocast_enabled()
+        or not isinstance(first, Tensor)
+        or not is_autocast_enabled(first)
+    ):
         return tensors
     dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(tensor.to(dtype) if _is_eligible(tensor) else tensor for tensor in tensors)
@@ -28,10 +32,14 @@ def _is_eligible(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
 
 
-def raised(*tensors: Any, on_cpu: bool = False) -> tuple[Any, ...]:
+def cast_to_float32(*tensors: Any, on_cpu: bool = False) -> tuple[Any, ...]:
     """Return tensors in float32 where autocast has torch compute so: on GPUs, and on processors if said."""
     first = tensors[0]
-    if not torch._C._is_any_autocast_enabled() or not isinstance(first, Tensor) or not is_casting(first):
+    if (
+        not torch._C._is_any_autocast_enabled()
+        or not isinstance(first, Tensor)
+        or not is_autocast_enabled(first)
+    ):
         return tensors
     if first.device.type == "cpu" and not on_cpu:
         return tensors

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tunebench.torch.operators._autocast import lowered
-from tunebench.torch.operators._family import Family, Form, View, serve
-from tunebench.torch.operators._layout import folded, refusal
-from tunebench.torch.operators._memory import DTYPES
+from tunebench.torch._tensor import DTYPES, unsupported_reason
+from tunebench.torch.operators._autocast import cast_to_autocast
+from tunebench.torch.operators._custom_op import CustomOp, OpCall, OperandView, dispatch, not_twice
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = ["scaled_dot_product_attention"]
@@ -33,29 +32,23 @@ def scaled_dot_product_attention(
     Masks, dropout and scales other than ``1 / sqrt(head_dim)`` are left to torch, as is a causal mask over
     more keys than queries, which torch aligns with the first key and our kernels with the last.
     """
-    q, k, v = lowered(query, key, value)
+    q, k, v = cast_to_autocast(query, key, value)
 
-    def library() -> Tensor:
+    def fallback() -> Tensor:
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
 
-    told = (attn_mask is not None, dropout_p, is_causal, scale, enable_gqa)
+    attributes = (attn_mask is not None, dropout_p, is_causal, scale, enable_gqa)
     function = "scaled_dot_product_attention"
-    return serve(ATTENTION, function, (q, k, v), told, _form, library, lambda results: results[0])
+    return dispatch(
+        ATTENTION, function, (q, k, v), attributes, _call_of, fallback, lambda results: results[0]
+    )
 
 
-def _form(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    has_mask: bool,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    grouped: bool,
-) -> Form | str:
-    reason = refusal((q, k, v))
+def _call_of(q: Tensor, k: Tensor, v: Tensor, *attributes: Any) -> OpCall | str:
+    has_mask, dropout, causal, scale, grouped = attributes
+    reason = unsupported_reason((q, k, v))
     if reason is not None:
         return reason
     if has_mask or dropout:
@@ -70,12 +63,14 @@ def _form(
     heads, heads_k = q.shape[-3], k.shape[-3]
     if q.shape[:-3] != k.shape[:-3] or (heads != heads_k and (not grouped or heads % heads_k)):
         return "heads that do not go together"
-    batch = folded(q.shape[:-3])
-    gathered = None
+    batch = math.prod(q.shape[:-3])
+    copy_reason = None
     if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
-        gathered = "heads that do not lie side by side"
-    keys = View((batch, heads_k, seq_k, dim))
-    return Form((View((batch, heads, seq_q, dim)), keys, keys), (causal,), tuple(q.shape), gathered)
+        copy_reason = "heads that do not lie side by side"
+    keys = OperandView((batch, heads_k, seq_k, dim))
+    return OpCall(
+        (OperandView((batch, heads, seq_q, dim)), keys, keys), (causal,), tuple(q.shape), copy_reason
+    )
 
 
 # -- the operators -------------------------------------------------------------------------------------------
@@ -106,7 +101,7 @@ def _repeated(q: Tensor, k: Tensor) -> Tensor:
     return k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
 
 
-def _library(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _fallback(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Attend by the kernels of torch that tell their sums of exponentials."""
     aten, k, v = torch.ops.aten, _repeated(q, k), _repeated(q, v)
     if q.is_cuda:
@@ -117,7 +112,7 @@ def _library(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Ten
     return o.contiguous(), lse.float().contiguous()
 
 
-def _library_backward(
+def _fallback_backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, ...]:
     """Return gradients by torch's kernels; those of keys that heads share are added up."""
@@ -149,32 +144,22 @@ def _backward(ctx: Any, do: Tensor, unused: Any) -> tuple[Any, ...]:
     return (*ATTENTION_BACKWARD(*ctx.saved_tensors, do, ctx.causal), None)
 
 
-def _save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
-    pass
-
-
-def _refuse(ctx: Any, *gradients: Any) -> Any:
-    raise RuntimeError(
-        "gradients of tunebench's attention cannot be differentiated again; "
-        "run it under tunebench.torch.prefer('torch')"
-    )
-
-
-ATTENTION = Family(
+ATTENTION = CustomOp(
     "attention(Tensor q, Tensor k, Tensor v, bool causal) -> (Tensor o, Tensor lse)",
     3,
     _workload,
-    _library,
+    _fallback,
     _fake,
     gradients=lambda workload: (workload.changed(direction="backward"),),
+    backward=_backward,
+    save=_save,
 )
-ATTENTION_BACKWARD = Family(
+ATTENTION_BACKWARD = CustomOp(
     "attention_backward(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, bool causal)"
     " -> (Tensor dq, Tensor dk, Tensor dv)",
     6,
     _workload_backward,
-    _library_backward,
+    _fallback_backward,
     lambda q, k, v, *others: tuple(t.new_empty(t.shape) for t in (q, k, v)),
+    backward=not_twice("attention"),
 )
-ATTENTION.differentiate(_backward, _save)
-ATTENTION_BACKWARD.differentiate(_refuse, _save_nothing)

@@ -10,11 +10,22 @@ from torch.nn import functional
 
 from tunebench.dispatch import Kernel
 from tunebench.errors import InputError
-from tunebench.torch.operators._activation import activated, expression, settled, through
-from tunebench.torch.operators._autocast import lowered
-from tunebench.torch.operators._family import Family, Form, Shape, View, is_differentiated, serve
-from tunebench.torch.operators._layout import refusal
-from tunebench.torch.operators._memory import compute_type
+from tunebench.torch._tensor import compute_type, unsupported_reason
+from tunebench.torch.operators._activation import (
+    activation_gradient,
+    apply_activation,
+    canonical_activation,
+    expression,
+)
+from tunebench.torch.operators._autocast import cast_to_autocast
+from tunebench.torch.operators._custom_op import (
+    CustomOp,
+    OpCall,
+    OperandView,
+    Shape,
+    dispatch,
+    is_differentiated,
+)
 from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -56,25 +67,25 @@ def conv2d(
     Raises:
         InputError: if the activation is none.
     """
-    x, w, added, factor, rest = lowered(input, weight, bias, scale, residual)
+    x, w, added, factor, rest = cast_to_autocast(input, weight, bias, scale, residual)
     last = _last(relu, activation)
 
-    def library() -> Tensor:
+    def fallback() -> Tensor:
         y = functional.conv2d(x, w, None if factor is not None else added, stride, padding, dilation, groups)
         return _epilogue(y, factor, added if factor is not None else None, rest, last)
 
     if last not in ("none", "relu") and is_differentiated((x, w, factor, added, rest)):
         how = (stride, padding, dilation, groups)
-        return activated(last, conv2d(x, w, added, *how, scale=factor, residual=rest))
-    told = (_hashable(stride), _hashable(padding), _hashable(dilation), groups, last)
-    return serve(CONV2D, "conv2d", (x, w, factor, added, rest), told, _form, library)
+        return apply_activation(last, conv2d(x, w, added, *how, scale=factor, residual=rest))
+    attributes = (_hashable(stride), _hashable(padding), _hashable(dilation), groups, last)
+    return dispatch(CONV2D, "conv2d", (x, w, factor, added, rest), attributes, _call_of, fallback)
 
 
 def _last(relu: bool, activation: str) -> str:
     """Return what is applied last."""
     if relu and activation not in ("none", "relu"):
         raise InputError(f"relu=True and activation={activation!r} are two activations: give one of them")
-    return "relu" if relu else settled(activation)
+    return "relu" if relu else canonical_activation(activation)
 
 
 def _hashable(extent: Any) -> Any:
@@ -88,31 +99,21 @@ def _epilogue(y: Tensor, scale: Any, bias: Any, residual: Any, activation: str) 
         y = y + bias.view(-1, 1, 1)
     if residual is not None:
         y = y + residual
-    return activated(activation, y)
+    return apply_activation(activation, y)
 
 
 # -- form ----------------------------------------------------------------------------------------------------
 
 
-def _form(
-    x: Tensor,
-    w: Tensor,
-    scale: Any,
-    bias: Any,
-    residual: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
-    activation: str,
-) -> Form | str:
-    reason = refusal((x, w, scale, bias, residual))
+def _call_of(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attributes: Any) -> OpCall | str:
+    stride, padding, dilation, groups, activation = attributes
+    reason = unsupported_reason((x, w, scale, bias, residual))
     if reason is not None:
         return reason
     if x.ndim not in (3, 4) or w.ndim != 4:
         return "no images"
     if x.ndim == 3:
-        return _of_one(x, w, scale, bias, residual, stride, padding, dilation, groups, activation)
+        return _of_one(x, w, scale, bias, residual, *attributes)
     step, gap = _alike(stride), _alike(dilation)
     pad = None if step is None or gap is None else _padding(padding, w, step, gap)
     if step is None or gap is None or pad is None:
@@ -133,21 +134,21 @@ def _form(
         return "filters that do not go with the images"
     if residual is not None and residual.shape != (x.shape[0], w.shape[0], p, q):
         return "a residual that is not shaped like the result"
-    view_w = View(tuple(w.shape), is_copied=True) if copied else None
-    return Form((None, view_w, None, None, None), (step, pad, gap, groups, activation, layout))
+    view_w = OperandView(tuple(w.shape), is_copied=True) if copied else None
+    return OpCall((None, view_w, None, None, None), (step, pad, gap, groups, activation, layout))
 
 
-def _of_one(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *told: Any) -> Form | str:
+def _of_one(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attributes: Any) -> OpCall | str:
     """Return the form of a convolution of one image, which has no axis of a batch."""
     if residual is not None:
         return "a residual of one image"
-    found = _form(x.unsqueeze(0), w, scale, bias, None, *told)
+    found = _call_of(x.unsqueeze(0), w, scale, bias, None, *attributes)
     if isinstance(found, str):
         return found
-    step, pad, gap, *_ = found.told
+    step, pad, gap, *_ = found.attributes
     size = tuple(_extent(x.shape[1 + i], w.shape[2 + i], step, pad, gap) for i in (0, 1))
-    views = (View((1, *x.shape), is_copied=True), *found.views[1:])
-    return Form(views, found.told, (w.shape[0], *size))
+    views = (OperandView((1, *x.shape), is_copied=True), *found.views[1:])
+    return OpCall(views, found.attributes, (w.shape[0], *size))
 
 
 def _alike(extent: Any) -> int | None:
@@ -192,8 +193,8 @@ def _placed(stride: int, pad: int, dilation: int, groups: int, layout: str) -> d
     return {"stride": stride, "pad": pad, "dilation": dilation, "groups": groups, "layout": layout}
 
 
-def _workload(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *told: Any) -> Conv2d:
-    stride, pad, dilation, groups, activation, layout = told
+def _workload(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attributes: Any) -> Conv2d:
+    stride, pad, dilation, groups, activation, layout = attributes
     given = {"scale": scale, "bias": bias, "residual": residual}
     parts = [name for name, tensor in given.items() if tensor is not None]
     return Conv2d(
@@ -208,43 +209,34 @@ def _gradients(workload: Conv2d) -> tuple[Any, ...]:
     return tuple(workload.changed(direction=way, epilogue="none", act=IDENTITY) for way in ("dgrad", "wgrad"))
 
 
-def _workload_input(dy: Tensor, w: Tensor, h: int, width: int, *told: Any) -> Conv2d:
-    sizes = _sized((dy.shape[0], w.shape[1] * told[3], h, width), (w.shape[0], *w.shape[2:]), dy)
-    return Conv2d(**sizes, **_placed(*told), direction="dgrad")
+def _workload_input(dy: Tensor, w: Tensor, h: int, width: int, *attributes: Any) -> Conv2d:
+    sizes = _sized((dy.shape[0], w.shape[1] * attributes[3], h, width), (w.shape[0], *w.shape[2:]), dy)
+    return Conv2d(**sizes, **_placed(*attributes), direction="dgrad")
 
 
-def _workload_weight(x: Tensor, dy: Tensor, r: int, s: int, *told: Any) -> Conv2d:
-    return Conv2d(**_sized(tuple(x.shape), (dy.shape[1], r, s), x), **_placed(*told), direction="wgrad")
+def _workload_weight(x: Tensor, dy: Tensor, r: int, s: int, *attributes: Any) -> Conv2d:
+    return Conv2d(**_sized(tuple(x.shape), (dy.shape[1], r, s), x), **_placed(*attributes), direction="wgrad")
 
 
-def _library(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *told: Any) -> Tensor:
-    stride, pad, dilation, groups, activation, layout = told
+def _fallback(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attributes: Any) -> Tensor:
+    stride, pad, dilation, groups, activation, layout = attributes
     y = functional.conv2d(x, w, None if scale is not None else bias, stride, pad, dilation, groups)
     y = _epilogue(y, scale, bias if scale is not None else None, residual, activation)
     return y.contiguous(memory_format=FORMATS[layout])
 
 
-def _library_input(dy: Tensor, w: Tensor, h: int, width: int, *told: Any) -> Tensor:
-    shape = (dy.shape[0], w.shape[1] * told[3], h, width)
-    return _gradient(0, dy, dy.new_empty(shape), w, *told)
+def _fallback_input(dy: Tensor, w: Tensor, h: int, width: int, *attributes: Any) -> Tensor:
+    shape = (dy.shape[0], w.shape[1] * attributes[3], h, width)
+    return _gradient(0, dy, dy.new_empty(shape), w, *attributes)
 
 
-def _library_weight(x: Tensor, dy: Tensor, r: int, s: int, *told: Any) -> Tensor:
-    shape = (dy.shape[1], x.shape[1] // told[3], r, s)
-    return _gradient(1, dy, x, x.new_empty(shape), *told)
+def _fallback_weight(x: Tensor, dy: Tensor, r: int, s: int, *attributes: Any) -> Tensor:
+    shape = (dy.shape[1], x.shape[1] // attributes[3], r, s)
+    return _gradient(1, dy, x, x.new_empty(shape), *attributes)
 
 
-def _gradient(
-    which: int,
-    dy: Tensor,
-    x: Tensor,
-    w: Tensor,
-    stride: int,
-    pad: int,
-    dilation: int,
-    groups: int,
-    layout: str,
-) -> Tensor:
+def _gradient(which: int, dy: Tensor, x: Tensor, w: Tensor, *attributes: Any) -> Tensor:
+    stride, pad, dilation, groups, layout = attributes
     how = ([stride] * 2, [pad] * 2, [dilation] * 2, False, [0, 0], groups)
     wanted = [which == 0, which == 1, False]
     found: Tensor = torch.ops.aten.convolution_backward(dy, x, w, None, *how, wanted)[which]
@@ -255,18 +247,18 @@ def _fresh(like: Tensor, shape: Shape, layout: str) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=FORMATS[layout])
 
 
-def _fake(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *told: Any) -> Tensor:
-    stride, pad, dilation, _, _, layout = told
+def _fake(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attributes: Any) -> Tensor:
+    stride, pad, dilation, _, _, layout = attributes
     p, q = (_extent(x.shape[2 + i], w.shape[2 + i], stride, pad, dilation) for i in (0, 1))
     return _fresh(x, (x.shape[0], w.shape[0], p, q), layout)
 
 
-def _fake_input(dy: Tensor, w: Tensor, h: int, width: int, *told: Any) -> Tensor:
-    return _fresh(dy, (dy.shape[0], w.shape[1] * told[3], h, width), told[-1])
+def _fake_input(dy: Tensor, w: Tensor, h: int, width: int, *attributes: Any) -> Tensor:
+    return _fresh(dy, (dy.shape[0], w.shape[1] * attributes[3], h, width), attributes[-1])
 
 
-def _fake_weight(x: Tensor, dy: Tensor, r: int, s: int, *told: Any) -> Tensor:
-    return _fresh(x, (dy.shape[1], x.shape[1] // told[3], r, s), told[-1])
+def _fake_weight(x: Tensor, dy: Tensor, r: int, s: int, *attributes: Any) -> Tensor:
+    return _fresh(x, (dy.shape[1], x.shape[1] // attributes[3], r, s), attributes[-1])
 
 
 def _empty(kernel: Kernel, shape: Shape | None, *arguments: Any) -> tuple[Tensor]:
@@ -277,16 +269,18 @@ def _empty(kernel: Kernel, shape: Shape | None, *arguments: Any) -> tuple[Tensor
     return (_fresh(arguments[0], shapes.get(w.direction, filters), w.layout),)
 
 
-def _prepare(tensor: Tensor, *told: Any) -> Tensor:
-    return tensor.contiguous(memory_format=FORMATS[told[-1]]) if tensor.ndim == 4 else tensor.contiguous()
+def _prepare(tensor: Tensor, *attributes: Any) -> Tensor:
+    return (
+        tensor.contiguous(memory_format=FORMATS[attributes[-1]]) if tensor.ndim == 4 else tensor.contiguous()
+    )
 
 
 # -- gradients: each of the three is differentiated by the other two -----------------------------------------
 
 
 def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, w, scale, bias, residual, *ctx.told = inputs
-    ctx.activation = ctx.told[4]
+    x, w, scale, bias, residual, *ctx.attributes = inputs
+    ctx.activation = ctx.attributes[4]
     # Of relu the result tells enough; what was before another activation is computed again.
     kept = {"none": (), "relu": (output,)}.get(ctx.activation, (bias, residual))
     ctx.save_for_backward(x, w, scale, *kept)
@@ -294,14 +288,14 @@ def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, w, scale, *kept = ctx.saved_tensors
-    stride, pad, dilation, groups, activation, layout = ctx.told
+    stride, pad, dilation, groups, activation, layout = ctx.attributes
     placed = (stride, pad, dilation, groups, layout)
     needs_x, needs_w, needs_scale, needs_bias, needs_residual = ctx.needs_input_grad[:5]
     if activation == "relu":
         dy = dy * (kept[0] > 0)
     elif activation != "none":
         before = CONV2D(x, w, scale, *kept, stride, pad, dilation, groups, "none", layout)
-        dy = through(activation, before, dy)
+        dy = activation_gradient(activation, before, dy)
     dsums, dscale = dy, None
     if scale is not None:
         dsums = dy * scale.view(-1, 1, 1)
@@ -339,35 +333,38 @@ def _forward(x: Tensor, w: Tensor, placed: Any) -> Any:
 
 
 _PLACED = "int stride, int pad, int dilation, int groups"
-CONV2D = Family(
+CONV2D = CustomOp(
     f"conv2d(Tensor x, Tensor w, Tensor? scale, Tensor? bias, Tensor? residual, {_PLACED}, str activation, "
     "str layout) -> Tensor",
     5,
     _workload,
-    _library,
+    _fallback,
     _fake,
     gradients=_gradients,
     empty=_empty,
     prepare=_prepare,
+    backward=_backward,
+    save=_save,
 )
-CONV2D_INPUT = Family(
+CONV2D_INPUT = CustomOp(
     f"conv2d_input(Tensor dy, Tensor w, SymInt h, SymInt width, {_PLACED}, str layout) -> Tensor",
     2,
     _workload_input,
-    _library_input,
+    _fallback_input,
     _fake_input,
     empty=_empty,
     prepare=_prepare,
+    backward=_backward_input,
+    save=_save_pair,
 )
-CONV2D_WEIGHT = Family(
+CONV2D_WEIGHT = CustomOp(
     f"conv2d_weight(Tensor x, Tensor dy, SymInt r, SymInt s, {_PLACED}, str layout) -> Tensor",
     2,
     _workload_weight,
-    _library_weight,
+    _fallback_weight,
     _fake_weight,
     empty=_empty,
     prepare=_prepare,
+    backward=_backward_weight,
+    save=_save_pair,
 )
-CONV2D.differentiate(_backward, _save)
-CONV2D_INPUT.differentiate(_backward_input, _save_pair)
-CONV2D_WEIGHT.differentiate(_backward_weight, _save_pair)

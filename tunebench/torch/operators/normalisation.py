@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,16 @@ from torch.nn import functional
 
 from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
-from tunebench.torch.operators._autocast import is_casting, raised
-from tunebench.torch.operators._family import Family, Form, View, is_differentiated, serve
-from tunebench.torch.operators._layout import folded, refusal
-from tunebench.torch.operators._memory import DTYPES
+from tunebench.torch._tensor import DTYPES, unsupported_reason
+from tunebench.torch.operators._autocast import cast_to_float32, is_autocast_enabled
+from tunebench.torch.operators._custom_op import (
+    CustomOp,
+    OpCall,
+    OperandView,
+    dispatch,
+    is_differentiated,
+    not_twice,
+)
 from tunebench.workloads.operators._norm import EPS
 from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
@@ -33,13 +40,13 @@ def layer_norm(
     eps: float = EPS,
 ) -> Tensor:
     """Normalise the last axes, as `torch.nn.functional.layer_norm` does."""
-    x, w, b = raised(input, weight, bias)
-    told = (tuple(normalized_shape), eps, True, is_differentiated((x, w, b)))
+    x, w, b = cast_to_float32(input, weight, bias)
+    attributes = (tuple(normalized_shape), eps, True, is_differentiated((x, w, b)))
 
-    def library() -> Tensor:
+    def fallback() -> Tensor:
         return functional.layer_norm(x, list(normalized_shape), w, b, eps)
 
-    return serve(NORM, "layer_norm", (x, w, b, None, None), told, _form, library, _first)
+    return dispatch(NORM, "layer_norm", (x, w, b, None, None), attributes, _call_of, fallback, _first)
 
 
 def rms_norm(
@@ -52,12 +59,14 @@ def rms_norm(
 
     Its default `eps` is the type's own, which is torch's to know: kernels want a number.
     """
-    told = (tuple(normalized_shape), eps, False, is_differentiated((input, weight)))
+    attributes = (tuple(normalized_shape), eps, False, is_differentiated((input, weight)))
 
-    def library() -> Tensor:
+    def fallback() -> Tensor:
         return functional.rms_norm(input, list(normalized_shape), weight, eps)
 
-    return serve(NORM, "rms_norm", (input, weight, None, None, None), told, _form, library, _first)
+    return dispatch(
+        NORM, "rms_norm", (input, weight, None, None, None), attributes, _call_of, fallback, _first
+    )
 
 
 def add_layer_norm(
@@ -81,14 +90,14 @@ def add_layer_norm(
         eps: Added to the variance.
         input_bias: Of `normalized_shape`, added to each row of the input.
     """
-    x, rest, w, b, added = raised(input, residual, weight, bias, input_bias)
-    told = (tuple(normalized_shape), eps, True, is_differentiated((x, w, b, added, rest)))
+    x, rest, w, b, added = cast_to_float32(input, residual, weight, bias, input_bias)
+    attributes = (tuple(normalized_shape), eps, True, is_differentiated((x, w, b, added, rest)))
 
-    def library() -> tuple[Tensor, Tensor]:
+    def fallback() -> tuple[Tensor, Tensor]:
         z = (x if added is None else x + added) + rest
         return functional.layer_norm(z, list(normalized_shape), w, b, eps), z
 
-    return serve(NORM, "add_layer_norm", (x, w, b, added, rest), told, _form, library, _both)  # type: ignore[no-any-return]
+    return dispatch(NORM, "add_layer_norm", (x, w, b, added, rest), attributes, _call_of, fallback, _both)  # type: ignore[no-any-return]
 
 
 def add_rms_norm(
@@ -99,14 +108,14 @@ def add_rms_norm(
     eps: float | None = EPS,
 ) -> tuple[Tensor, Tensor]:
     """Return `rms_norm` of ``input + residual``, and that sum."""
-    told = (tuple(normalized_shape), eps, False, is_differentiated((input, weight, residual)))
+    attributes = (tuple(normalized_shape), eps, False, is_differentiated((input, weight, residual)))
 
-    def library() -> tuple[Tensor, Tensor]:
+    def fallback() -> tuple[Tensor, Tensor]:
         z = input + residual
         return functional.rms_norm(z, list(normalized_shape), weight, eps), z
 
     operands = (input, weight, None, None, residual)
-    return serve(NORM, "add_rms_norm", operands, told, _form, library, _both)  # type: ignore[no-any-return]
+    return dispatch(NORM, "add_rms_norm", operands, attributes, _call_of, fallback, _both)  # type: ignore[no-any-return]
 
 
 def _first(results: Any) -> Tensor:
@@ -119,39 +128,32 @@ def _both(results: Any) -> tuple[Tensor, Tensor]:
     return y, z.reshape(y.shape)
 
 
-def _form(
-    x: Tensor,
-    w: Any,
-    b: Any,
-    added: Any,
-    residual: Any,
-    shape: tuple[int, ...],
-    eps: float | None,
-    centred: bool,
-    stats: bool,
-) -> Form | str:
-    reason = refusal((x, w, b, added, residual))
+def _call_of(x: Tensor, w: Any, b: Any, added: Any, residual: Any, *attributes: Any) -> OpCall | str:
+    shape, eps, centred, stats = attributes
+    reason = unsupported_reason((x, w, b, added, residual))
     if reason is not None:
         return reason
     if w is None or (centred and b is None):
         return "a normalisation without weight" + (" and bias" if centred else "")
     if eps is None or not SMALLEST <= eps <= LARGEST:
         return f"kernels add a positive number to the variance, not {eps}"
-    if not centred and x.is_cuda and is_casting(x):
+    if not centred and x.is_cuda and is_autocast_enabled(x):
         return "autocast"
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
         return "rows that are not of the normalised shape"
     for vector in (w, b, added):
         if vector is not None and (tuple(vector.shape) != shape or not vector.is_contiguous()):
             return "weights that are not of the normalised shape, one after the other"
-    gathered = None
+    copy_reason = None
     if residual is not None and residual.shape != x.shape:
         return "a residual that is not shaped like the input"
     if not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
-        gathered = "rows that do not lie side by side"
-    cols = folded(shape)
-    matrix, vector = View((x.numel() // cols, cols)), View((cols,))
-    return Form((matrix, vector, vector, vector, matrix), (stats, float(eps)), tuple(x.shape), gathered)
+        copy_reason = "rows that do not lie side by side"
+    cols = math.prod(shape)
+    matrix_order, vector = OperandView((x.numel() // cols, cols)), OperandView((cols,))
+    return OpCall(
+        (matrix_order, vector, vector, vector, matrix_order), (stats, float(eps)), tuple(x.shape), copy_reason
+    )
 
 
 # -- the operators -------------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@ def _workload_backward(x: Tensor, gamma: Tensor, mean: Any, rstd: Tensor, dy: Te
     )
 
 
-def _library(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float) -> Any:
+def _fallback(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float) -> Any:
     z = x if bias is None else x + bias
     z = z if residual is None else z + residual
     shape = list(gamma.shape)
@@ -222,7 +224,7 @@ def _fake(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: 
     return _packed(x, like, x.new_empty(x.shape), statistics, residual is not None)
 
 
-def _library_backward(x: Tensor, gamma: Tensor, mean: Any, rstd: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+def _fallback_backward(x: Tensor, gamma: Tensor, mean: Any, rstd: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients by torch's own kernel, or by their formulas where it has none."""
     if mean is None:
         return _of_rms(x, gamma, rstd, dy)
@@ -272,35 +274,25 @@ def _backward(ctx: Any, dy: Tensor, dz: Any, *unused: Any) -> tuple[Any, ...]:
     return dx, dgamma, dbeta if ctx.centred else None, dbias, dx if ctx.summed else None, None, None
 
 
-def _save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
-    pass
-
-
-def _refuse(ctx: Any, *gradients: Any) -> Any:
-    raise RuntimeError(
-        "gradients of tunebench's normalisation cannot be differentiated again; "
-        "run it under tunebench.torch.prefer('torch')"
-    )
-
-
-NORM = Family(
+NORM = CustomOp(
     "norm(Tensor x, Tensor gamma, Tensor? beta, Tensor? bias, Tensor? residual, bool stats, float eps)"
     " -> (Tensor y, Tensor z, Tensor mean, Tensor rstd)",
     5,
     _workload,
-    _library,
+    _fallback,
     _fake,
     gradients=_gradients,
     finish=_finish,
+    backward=_backward,
+    save=_save,
 )
-NORM_BACKWARD = Family(
+NORM_BACKWARD = CustomOp(
     "norm_backward(Tensor x, Tensor gamma, Tensor? mean, Tensor rstd, Tensor dy)"
     " -> (Tensor dx, Tensor dgamma, Tensor dbeta)",
     5,
     _workload_backward,
-    _library_backward,
+    _fallback_backward,
     _fake_backward,
     finish=_finish_backward,
+    backward=not_twice("normalisation"),
 )
-NORM.differentiate(_backward, _save)
-NORM_BACKWARD.differentiate(_refuse, _save_nothing)

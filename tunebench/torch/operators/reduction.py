@@ -10,17 +10,17 @@ from torch import Tensor
 
 from tunebench.errors import InputError, UnknownName
 from tunebench.expression import canonical, names, parse
-from tunebench.torch.operators._family import Family, Form, declined, is_differentiated, serve
-from tunebench.torch.operators._layout import refusal
-from tunebench.torch.operators._operands import (
+from tunebench.torch._tensor import unsupported_reason
+from tunebench.torch.operators._custom_op import CustomOp, OpCall, dispatch, is_differentiated, run_by_torch
+from tunebench.torch.operators._expression_operands import (
     MOST_TENSORS,
     SCHEMA,
-    Operands,
+    ExpressionOperands,
     dimensions,
     element,
     evaluate,
+    matrix_operands,
     order,
-    seen,
     shape_of,
     whole,
 )
@@ -59,23 +59,23 @@ def reduce(
             is none.
         UnknownName: if there is no such reduction.
     """
-    given, end = Operands.of(expression, operands), canonical(then)
+    given, end = ExpressionOperands.of(expression, operands), canonical(then)
     if reduce not in LIBRARY:
         raise UnknownName("reduction", str(reduce), LIBRARY)
     if len(names(parse(end))) != 1:
         raise InputError(f"then={end} must have one name, that of the result, such as rsqrt(x+1e-5)")
     axes = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
 
-    def library() -> Tensor:
+    def fallback() -> Tensor:
         return _by_torch(evaluate(parse(given.text), operands), reduce, axes, end)
 
     if not 0 < len(given.tensors) <= MOST_TENSORS:
-        return declined("reduce", f"0 tensors, or more than {MOST_TENSORS}", library)
+        return run_by_torch("reduce", f"0 tensors, or more than {MOST_TENSORS}", fallback)
     if is_differentiated(given.tensors):
-        return declined("reduce", "gradients of an expression are torch's", library)
-    told = (given.text, given.numbers, reduce, axes, end)
+        return run_by_torch("reduce", "gradients of an expression are torch's", fallback)
+    attributes = (given.text, given.numbers, reduce, axes, end)
     pick = _single if axes is None or len(axes) == len(shape_of(given.tensors)) else None
-    return serve(REDUCTION, "reduce", given.padded, told, _form, library, pick)
+    return dispatch(REDUCTION, "reduce", given.padded, attributes, _call_of, fallback, pick)
 
 
 def _by_torch(elements: Tensor, reduce: str, axes: tuple[int, ...] | None, end: str) -> Tensor:
@@ -89,9 +89,9 @@ def _single(result: Tensor) -> Tensor:
     return result.reshape(())
 
 
-def _form(*given: Any) -> Form | str:
+def _call_of(*given: Any) -> OpCall | str:
     *padded, text, numbers, reduce, axes, end = given
-    reason = refusal(padded)
+    reason = unsupported_reason(padded)
     if reason is not None:
         return reason
     extents = len(shape_of(padded))
@@ -101,11 +101,11 @@ def _form(*given: Any) -> Form | str:
     is_last = over == tuple(range(extents - len(over), extents))
     if not is_last and over != tuple(range(len(over))):
         return "axes that are neither the first nor the last"
-    found = seen(padded, text, numbers, inner=len(over) if is_last else extents - len(over))
+    found = matrix_operands(padded, text, numbers, inner=len(over) if is_last else extents - len(over))
     if isinstance(found, str):
         return found
-    told = (*found.told, reduce, "cols" if is_last else "rows", end)
-    return Form(found.views, told, found.outer if is_last else found.inner, found.gathered)
+    attributes = (*found.attributes, reduce, "cols" if is_last else "rows", end)
+    return OpCall(found.views, attributes, found.outer if is_last else found.inner, found.copy_reason)
 
 
 def _workload(*arguments: Any) -> Reduction:
@@ -117,7 +117,7 @@ def _workload(*arguments: Any) -> Reduction:
     return found
 
 
-def _library(*arguments: Any) -> Tensor:
+def _fallback(*arguments: Any) -> Tensor:
     *elements, reduce, axis, end = arguments
     return _by_torch(element(tuple(elements)), reduce, (1,) if axis == "cols" else (0,), end)
 
@@ -127,12 +127,12 @@ def _fake(*arguments: Any) -> Tensor:
     return first.new_empty(first.shape[0 if arguments[-2] == "cols" else 1])
 
 
-REDUCTION = Family(
+REDUCTION = CustomOp(
     f"reduction({SCHEMA}, str reduce, str axis, str then) -> Tensor",
     MOST_TENSORS,
     _workload,
-    _library,
+    _fallback,
     _fake,
     order=lambda *arguments: order(arguments[:-3]),
-    key=lambda *told: (*told[:4], len(told[4]), *told[5:]),
+    key=lambda *attributes: (*attributes[:4], len(attributes[4]), *attributes[5:]),
 )

@@ -1,1 +1,1 @@
-"""Replacement of the modules of a torch model by served ones."""
+"""Replacement of what a model calls: its modules (`model`, `modules`) or its function calls (`functions`)."""

@@ -17,33 +17,33 @@ from torch.nn import functional
 from tunebench import torch as served
 from tunebench.dispatch import Problem, problem
 from tunebench.dispatch.watch import watched
-from tunebench.torch.compiler._aten import convolution, signature
-from tunebench.torch.operators._memory import device_of
+from tunebench.torch._aten_workload import convolution, signature
+from tunebench.torch._tensor import device_of
 from tunebench.workloads import parse
 
 __all__ = [
-    "SERVED",
-    "ServedConv2d",
-    "ServedCrossEntropyLoss",
-    "ServedLayerNorm",
-    "ServedLinear",
-    "ServedLogSoftmax",
-    "ServedMultiheadAttention",
-    "ServedRMSNorm",
-    "ServedSequential",
-    "ServedSoftmax",
+    "TUNED_MODULES",
+    "TunedConv2d",
+    "TunedCrossEntropyLoss",
+    "TunedLayerNorm",
+    "TunedLinear",
+    "TunedLogSoftmax",
+    "TunedMultiheadAttention",
+    "TunedRMSNorm",
+    "TunedSequential",
+    "TunedSoftmax",
     "may_fuse",
 ]
 
 
-class ServedLinear(nn.Linear):  # type: ignore[misc]
+class TunedLinear(nn.Linear):  # type: ignore[misc]
     """A linear layer."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.linear(input, self.weight, self.bias)
 
 
-class ServedConv2d(nn.Conv2d):  # type: ignore[misc]
+class TunedConv2d(nn.Conv2d):  # type: ignore[misc]
     """A convolution of images."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, **fused: Any) -> Tensor:  # noqa: A002
@@ -56,35 +56,35 @@ class ServedConv2d(nn.Conv2d):  # type: ignore[misc]
         return self._reversed_padding_repeated_twice
 
 
-class ServedLayerNorm(nn.LayerNorm):  # type: ignore[misc]
+class TunedLayerNorm(nn.LayerNorm):  # type: ignore[misc]
     """Layer normalisation."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class ServedRMSNorm(nn.RMSNorm):  # type: ignore[misc]
+class TunedRMSNorm(nn.RMSNorm):  # type: ignore[misc]
     """Normalisation by the root mean square."""
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - torch's
         return served.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
-class ServedSoftmax(nn.Softmax):  # type: ignore[misc]
+class TunedSoftmax(nn.Softmax):  # type: ignore[misc]
     """Softmax along an axis."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.softmax(input, self.dim, _stacklevel=5)
 
 
-class ServedLogSoftmax(nn.LogSoftmax):  # type: ignore[misc]
+class TunedLogSoftmax(nn.LogSoftmax):  # type: ignore[misc]
     """The logarithm of softmax along an axis."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
         return served.log_softmax(input, self.dim, _stacklevel=5)
 
 
-class ServedCrossEntropyLoss(nn.CrossEntropyLoss):  # type: ignore[misc]
+class TunedCrossEntropyLoss(nn.CrossEntropyLoss):  # type: ignore[misc]
     """Cross entropy."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002, D102 - torch's
@@ -98,7 +98,7 @@ class ServedCrossEntropyLoss(nn.CrossEntropyLoss):  # type: ignore[misc]
         )
 
 
-class ServedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
+class TunedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
     """Attention by several heads; torch does it where weights are asked for, or masks of other kinds."""
 
     def forward(  # noqa: D102 - torch's
@@ -156,7 +156,7 @@ class ServedMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
         return parted.permute(*((0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)))
 
 
-class ServedSequential(nn.Sequential):  # type: ignore[misc]
+class TunedSequential(nn.Sequential):  # type: ignore[misc]
     """Modules one after the other; what a kernel does together is done by it, unless a hook looks on."""
 
     def forward(self, input: Any) -> Any:  # noqa: A002, D102 - torch's
@@ -169,23 +169,23 @@ class ServedSequential(nn.Sequential):  # type: ignore[misc]
         return input
 
 
-SERVED: dict[type, type] = {
-    nn.Linear: ServedLinear,
-    nn.Conv2d: ServedConv2d,
-    nn.LayerNorm: ServedLayerNorm,
-    nn.RMSNorm: ServedRMSNorm,
-    nn.Softmax: ServedSoftmax,
-    nn.LogSoftmax: ServedLogSoftmax,
-    nn.CrossEntropyLoss: ServedCrossEntropyLoss,
-    nn.MultiheadAttention: ServedMultiheadAttention,
-    nn.Sequential: ServedSequential,
+TUNED_MODULES: dict[type, type] = {
+    nn.Linear: TunedLinear,
+    nn.Conv2d: TunedConv2d,
+    nn.LayerNorm: TunedLayerNorm,
+    nn.RMSNorm: TunedRMSNorm,
+    nn.Softmax: TunedSoftmax,
+    nn.LogSoftmax: TunedLogSoftmax,
+    nn.CrossEntropyLoss: TunedCrossEntropyLoss,
+    nn.MultiheadAttention: TunedMultiheadAttention,
+    nn.Sequential: TunedSequential,
 }
 """What takes the place of which class of torch's."""
 
 
 # -- what is done together ---------------------------------------------------------------------------------
 
-Fused = Callable[[Tensor], Tensor]
+FusedCall = Callable[[Tensor], Tensor]
 
 
 def may_fuse(chain: Sequence[Any]) -> bool:
@@ -198,19 +198,19 @@ def may_fuse(chain: Sequence[Any]) -> bool:
     )
 
 
-def _fused(chain: Sequence[Any], place: int) -> tuple[Fused | None, int]:
+def _fused(chain: Sequence[Any], place: int) -> tuple[FusedCall | None, int]:
     """Return what does the modules from a place on together, and how many; None and 1 where nothing does."""
     first = chain[place]
     kind = type(first)
-    if kind not in (ServedLinear, ServedConv2d) or _is_watched(first):
+    if kind not in (TunedLinear, TunedConv2d) or _is_watched(first):
         return None, 1
     after = [module for module in chain[place + 1 : place + 3] if not _is_watched(module)]
-    if kind is ServedLinear:
+    if kind is TunedLinear:
         return _with_activation(first, after)
     return _with_norm(first, after)
 
 
-def _with_activation(linear: Any, after: Sequence[Any]) -> tuple[Fused | None, int]:
+def _with_activation(linear: Any, after: Sequence[Any]) -> tuple[FusedCall | None, int]:
     name = _activation(after[0]) if after else None
     if name is None or linear.bias is None:
         return None, 1
@@ -223,7 +223,7 @@ def _activation(module: Any) -> Any:
     return {nn.ReLU: "relu", nn.SiLU: "silu"}.get(type(module))
 
 
-def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[Fused | None, int]:
+def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[FusedCall | None, int]:
     """Fuse a convolution with a normalisation by running statistics, or with its own bias, and a relu."""
     norm = after[0] if after and type(after[0]) is nn.BatchNorm2d else None
     if norm is not None and not _is_affine(norm):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tunebench.torch.operators._autocast import raised
-from tunebench.torch.operators._family import Family, Form, View, declined, serve
-from tunebench.torch.operators._layout import folded, refusal
-from tunebench.torch.operators._memory import DTYPES
+from tunebench.torch._tensor import DTYPES, unsupported_reason
+from tunebench.torch.operators._autocast import cast_to_float32
+from tunebench.torch.operators._custom_op import CustomOp, OpCall, OperandView, dispatch, run_by_torch
 from tunebench.workloads.operators.softmax import Softmax
 
 __all__ = ["log_softmax", "softmax"]
@@ -54,36 +54,36 @@ def log_softmax(
 def _softmax(
     name: str, given: Tensor, dim: int | None, dtype: torch.dtype | None, scale: float | None, mask: Any
 ) -> Tensor:
-    x, added = raised(given if dtype is None else given.to(dtype), mask)
+    x, added = cast_to_float32(given if dtype is None else given.to(dtype), mask)
 
-    def library() -> Tensor:
+    def fallback() -> Tensor:
         z = x if scale is None else x * scale
         z = z if added is None else z + added
         y: Tensor = getattr(functional, name)(z, dim, _stacklevel=6)
         return y
 
     if dim is None:
-        return declined(name, "no axis given", library)
-    told = (dim, scale, name == "log_softmax")
-    return serve(SOFTMAX, name, (x, added), told, _form, library)
+        return run_by_torch(name, "no axis given", fallback)
+    attributes = (dim, scale, name == "log_softmax")
+    return dispatch(SOFTMAX, name, (x, added), attributes, _call_of, fallback)
 
 
-def _form(x: Tensor, mask: Any, dim: int, scale: float | None, log: bool) -> Form | str:
-    reason = refusal((x, mask))
+def _call_of(x: Tensor, mask: Any, dim: int, scale: float | None, log: bool) -> OpCall | str:
+    reason = unsupported_reason((x, mask))
     if reason is not None:
         return reason
     if not -x.ndim <= dim < x.ndim:
         return "no such axis"
-    if folded(x.shape[dim % x.ndim + 1 :]) != 1:
+    if math.prod(x.shape[dim % x.ndim + 1 :]) != 1:
         return "rows that do not lie along the last axis"
     if mask is not None and mask.shape != x.shape:
         return "a mask that is not shaped like the input"
-    gathered = None
+    copy_reason = None
     if not x.is_contiguous() or (mask is not None and not mask.is_contiguous()):
-        gathered = "rows that do not lie side by side"
+        copy_reason = "rows that do not lie side by side"
     cols = x.shape[dim]
-    view = View((x.numel() // cols, cols))
-    return Form((view, view), (scale, log), tuple(x.shape), gathered)
+    view = OperandView((x.numel() // cols, cols))
+    return OpCall((view, view), (scale, log), tuple(x.shape), copy_reason)
 
 
 # -- the operators -------------------------------------------------------------------------------------------
@@ -111,13 +111,13 @@ def _workload_backward(y: Tensor, dy: Tensor, scale: float | None, log: bool) ->
     return forward.changed(direction="backward")  # type: ignore[return-value]
 
 
-def _library(x: Tensor, mask: Any, scale: float | None, log: bool) -> Tensor:
+def _fallback(x: Tensor, mask: Any, scale: float | None, log: bool) -> Tensor:
     z = x if scale is None else x * scale
     z = z if mask is None else z + mask
     return functional.log_softmax(z, -1) if log else functional.softmax(z, -1)
 
 
-def _library_backward(y: Tensor, dy: Tensor, scale: float | None, log: bool) -> Tensor:
+def _fallback_backward(y: Tensor, dy: Tensor, scale: float | None, log: bool) -> Tensor:
     aten = torch.ops.aten
     backward = aten._log_softmax_backward_data if log else aten._softmax_backward_data
     dx: Tensor = backward(dy, y, -1, y.dtype)
@@ -164,21 +164,23 @@ def _operands(x: Tensor, mask: Any, scale: float | None, log: bool) -> tuple[Any
     return tuple(operand for operand in (x, scale, mask) if operand is not None)
 
 
-SOFTMAX = Family(
+SOFTMAX = CustomOp(
     "softmax(Tensor x, Tensor? mask, float? scale, bool log) -> Tensor",
     2,
     _workload,
-    _library,
+    _fallback,
     lambda x, mask, scale, log: torch.empty_like(x, memory_format=torch.contiguous_format),
     gradients=_gradients,
     order=_operands,
+    backward=_backward,
+    save=_save,
 )
-SOFTMAX_BACKWARD = Family(
+SOFTMAX_BACKWARD = CustomOp(
     "softmax_backward(Tensor y, Tensor dy, float? scale, bool log) -> Tensor",
     3,
     _workload_backward,
-    _library_backward,
+    _fallback_backward,
     lambda y, dy, scale, log: torch.empty_like(y, memory_format=torch.contiguous_format),
+    backward=_backward_backward,
+    save=_save_backward,
 )
-SOFTMAX.differentiate(_backward, _save)
-SOFTMAX_BACKWARD.differentiate(_backward_backward, _save_backward)

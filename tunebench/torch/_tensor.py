@@ -12,7 +12,15 @@ from tunebench.device import Device, local_cpu, local_gpus
 from tunebench.dispatch import Kernel
 from tunebench.dtype import DType
 
-__all__ = ["DTYPES", "compute_type", "device_of", "launch", "may_use_tf32", "stored_type"]
+__all__ = [
+    "DTYPES",
+    "compute_type",
+    "device_of",
+    "launch",
+    "may_use_tf32",
+    "stored_type",
+    "unsupported_reason",
+]
 
 DTYPES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 """Types of tensors that kernels compute with."""
@@ -94,3 +102,23 @@ def compute_type(tensor: torch.Tensor, *, convolution: bool = False) -> DType:
     if tensor.is_cuda and tensor.dtype == torch.float32 and may_use_tf32()[convolution]:
         return "tf32"
     return DTYPES[tensor.dtype]
+
+
+def unsupported_reason(tensors: Sequence[torch.Tensor | None]) -> str | None:
+    """Return why no kernel takes tensors together, or None if one may."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    first = there[0]
+    for tensor in there:
+        if not isinstance(tensor, torch.Tensor):
+            return f"{type(tensor).__name__} is no tensor"
+        if tensor.layout != torch.strided:
+            return f"a {tensor.layout} tensor"
+        if tensor.dtype not in DTYPES:
+            return f"kernels compute with float32, float16 and bfloat16, not {tensor.dtype}"
+        if tensor.dtype != first.dtype:
+            return f"tensors of different types, {first.dtype} and {tensor.dtype}"
+        if tensor.device != first.device:
+            return f"tensors on different devices, {first.device} and {tensor.device}"
+        if tensor.numel() == 0:
+            return "an empty tensor"
+    return None

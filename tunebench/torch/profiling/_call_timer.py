@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from tunebench.torch.profiling._ledger import Entry, Ledger
+from tunebench.torch.profiling._demand_counter import DemandCounter, ProfiledOperation
 
-__all__ = ["Call", "Stopwatch"]
+__all__ = ["CallTimer", "TimedCall"]
 
 
-class Call:
+class TimedCall:
     """One call, until its time is known.
 
     Attributes:
@@ -24,11 +24,11 @@ class Call:
 
     __slots__ = ("shares",)
 
-    def __init__(self, *shares: tuple[Entry, int, float]) -> None:
+    def __init__(self, *shares: tuple[ProfiledOperation, int, float]) -> None:
         self.shares = shares
 
 
-class Stopwatch:
+class CallTimer:
     """Times calls and enters them into a ledger.
 
     A call may be held back until the next one of its thread, so that its shares can still be changed; on a
@@ -37,14 +37,14 @@ class Stopwatch:
     thread's capture of a CUDA graph.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._held: dict[int, tuple[Call, float]] = {}
-        self._pending: deque[tuple[Call, Any, Any, Any]] = deque()
+    def __init__(self, ledger: DemandCounter) -> None:
+        self._counter = ledger
+        self._held: dict[int, tuple[TimedCall, float]] = {}
+        self._pending: deque[tuple[TimedCall, Any, Any, Any]] = deque()
         self._spare: defaultdict[Any, list[Any]] = defaultdict(list)
         self._lock = threading.Lock()
 
-    def time(self, call: Call, device: Any, function: Callable[[], Any], *, hold: bool = False) -> Any:
+    def time(self, call: TimedCall, device: Any, function: Callable[[], Any], *, hold: bool = False) -> Any:
         """Make a call and return its result.
 
         Args:
@@ -67,7 +67,7 @@ class Stopwatch:
             self._enter(call, took_us)
         return result
 
-    def _time_on_stream(self, call: Call, device: Any, function: Callable[[], Any]) -> Any:
+    def _time_on_stream(self, call: TimedCall, device: Any, function: Callable[[], Any]) -> Any:
         if torch.cuda.is_current_stream_capturing():  # what is captured does not run now
             self._enter(call, 0.0)
             return function()
@@ -107,6 +107,6 @@ class Stopwatch:
                 self._pending[0][-1].synchronize()
                 self._enter_first()
 
-    def _enter(self, call: Call, took_us: float) -> None:
+    def _enter(self, call: TimedCall, took_us: float) -> None:
         for entry, calls, share in call.shares:
-            self._ledger.add(entry, calls, share * took_us)
+            self._counter.add(entry, calls, share * took_us)

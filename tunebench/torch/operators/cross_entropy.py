@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tunebench.torch.operators._autocast import raised
-from tunebench.torch.operators._family import Family, Form, View, declined, serve
-from tunebench.torch.operators._layout import refusal
-from tunebench.torch.operators._memory import DTYPES
+from tunebench.torch._tensor import DTYPES, unsupported_reason
+from tunebench.torch.operators._autocast import cast_to_float32
+from tunebench.torch.operators._custom_op import (
+    CustomOp,
+    OpCall,
+    OperandView,
+    dispatch,
+    not_twice,
+    run_by_torch,
+)
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 __all__ = ["cross_entropy"]
@@ -39,22 +45,22 @@ def cross_entropy(
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         label_smoothing: Other than 0 has torch do it.
     """
-    (x,) = raised(input, on_cpu=True)
+    (x,) = cast_to_float32(input, on_cpu=True)
 
-    def library() -> Tensor:
+    def fallback() -> Tensor:
         return functional.cross_entropy(
             x, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
         )
 
     if weight is not None or size_average is not None or reduce is not None or label_smoothing:
-        return declined("cross_entropy", "weights, smoothing or the old reductions", library)
+        return run_by_torch("cross_entropy", "weights, smoothing or the old reductions", fallback)
     if reduction not in ("mean", "sum", "none"):
-        return declined("cross_entropy", "no such reduction", library)
+        return run_by_torch("cross_entropy", "no such reduction", fallback)
 
     def reduced(results: tuple[Tensor, Tensor]) -> Tensor:
         return _reduced(results[0], x, target, ignore_index, reduction)
 
-    return serve(CROSS_ENTROPY, "cross_entropy", (x, target), (ignore_index,), _form, library, reduced)
+    return dispatch(CROSS_ENTROPY, "cross_entropy", (x, target), (ignore_index,), _call_of, fallback, reduced)
 
 
 def _reduced(losses: Tensor, x: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
@@ -66,26 +72,26 @@ def _reduced(losses: Tensor, x: Tensor, target: Tensor, ignore_index: int, reduc
     return total.to(x.dtype)
 
 
-def _form(x: Tensor, target: Tensor, ignore_index: int) -> Form | str:
-    reason = refusal((x,))
+def _call_of(x: Tensor, target: Tensor, ignore_index: int) -> OpCall | str:
+    reason = unsupported_reason((x,))
     if reason is not None:
         return reason
     if x.ndim not in (1, 2) or target.shape != x.shape[:-1] or target.device != x.device:
         return "no rows of logits with a class each"
     if target.dtype not in (torch.int64, torch.uint8):
         return f"targets of {target.dtype}"
-    gathered = None if x.is_contiguous() else "rows that do not lie side by side"
+    copy_reason = None if x.is_contiguous() else "rows that do not lie side by side"
     cols = x.shape[-1]
     rows = x.numel() // cols
     # Classes are copied: a kernel reads them as int32.
-    views = (View((rows, cols)), View((rows,), is_copied=True))
-    return Form(views, (ignore_index,), None, gathered)
+    views = (OperandView((rows, cols)), OperandView((rows,), is_copied=True))
+    return OpCall(views, (ignore_index,), None, copy_reason)
 
 
 # -- the operators -------------------------------------------------------------------------------------------
 
 
-def _workload(x: Tensor, target: Tensor, *told: Any) -> CrossEntropy:
+def _workload(x: Tensor, target: Tensor, *attributes: Any) -> CrossEntropy:
     rows, cols = x.shape
     return CrossEntropy(rows=rows, cols=cols, dtype=DTYPES[x.dtype])  # type: ignore[arg-type]
 
@@ -95,23 +101,23 @@ def _workload_backward(x: Tensor, *others: Any) -> CrossEntropy:
     return CrossEntropy(rows=rows, cols=cols, dtype=DTYPES[x.dtype], direction="backward")  # type: ignore[arg-type]
 
 
-def _library(x: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+def _fallback(x: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     lse = torch.logsumexp(x.float(), -1)
     logits = x.float()
     losses = functional.cross_entropy(logits, target, ignore_index=ignore_index, reduction="none")
     return losses, lse
 
 
-def _library_backward(x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, ignore_index: int) -> Tensor:
+def _fallback_backward(x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, ignore_index: int) -> Tensor:
     p = torch.exp(x.float() - lse[:, None])
     left_out = target == ignore_index
     onehot = torch.zeros_like(p).scatter_(1, torch.where(left_out, 0, target)[:, None].long(), 1.0)
     return ((p - onehot) * dloss[:, None]).to(x.dtype)
 
 
-def _check(x: Tensor, target: Tensor, *told: Any) -> None:
+def _check(x: Tensor, target: Tensor, *attributes: Any) -> None:
     """Refuse classes that there are not, of which a kernel would read elsewhere."""
-    ignore_index = told[-1]
+    ignore_index = attributes[-1]
     valid = ((target >= 0) & (target < x.shape[1])) | (target == ignore_index)
     if x.is_cuda:  # nobody may wait for the device
         torch._assert_async(valid.all(), "a class out of bounds")
@@ -143,41 +149,31 @@ def _backward(ctx: Any, dlosses: Tensor, unused: Any) -> tuple[Any, ...]:
     return CROSS_ENTROPY_BACKWARD(x, target, lse, dlosses, ctx.ignore_index), None, None
 
 
-def _save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
-    pass
-
-
-def _refuse(ctx: Any, *gradients: Any) -> Any:
-    raise RuntimeError(
-        "gradients of tunebench's cross_entropy cannot be differentiated again; "
-        "run it under tunebench.torch.prefer('torch')"
-    )
-
-
 def _fake(x: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     losses, lse = (x.new_empty(x.shape[:1], dtype=torch.float32) for _ in range(2))
     return losses, lse
 
 
-CROSS_ENTROPY = Family(
+CROSS_ENTROPY = CustomOp(
     "cross_entropy(Tensor x, Tensor target, int ignore_index) -> (Tensor losses, Tensor lse)",
     2,
     _workload,
-    _library,
+    _fallback,
     _fake,
     gradients=lambda workload: (workload.changed(direction="backward"),),
     prepare=_prepare,
     finish=_finish,
     check=_check,
+    backward=_backward,
+    save=_save,
 )
-CROSS_ENTROPY_BACKWARD = Family(
+CROSS_ENTROPY_BACKWARD = CustomOp(
     "cross_entropy_backward(Tensor x, Tensor target, Tensor lse, Tensor dlosses, int ignore_index) -> Tensor",
     4,
     _workload_backward,
-    _library_backward,
+    _fallback_backward,
     lambda x, *others: x.new_empty(x.shape),
     prepare=_prepare,
     check=_check,
+    backward=not_twice("cross_entropy"),
 )
-CROSS_ENTROPY.differentiate(_backward, _save)
-CROSS_ENTROPY_BACKWARD.differentiate(_refuse, _save_nothing)

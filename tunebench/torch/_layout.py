@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from tunebench.graph.node import Place
 from tunebench.workload import Workload
 
-__all__ = ["inner", "is_dense", "is_laid_out", "lines", "memory_format", "place", "place_of_channels"]
+if TYPE_CHECKING:
+    from tunebench.graph.node import Broadcast
+
+__all__ = [
+    "inner",
+    "is_dense",
+    "is_laid_out",
+    "lines",
+    "matrix_order",
+    "memory_format",
+    "place",
+    "place_of_channels",
+]
 
 
 def is_dense(tensor: Any) -> bool:
@@ -33,7 +44,7 @@ def inner(tensor: Any) -> int:
     return int(min(axes)[1]) if axes else 1
 
 
-def place(tensor: Any, result: Any) -> Place | None:
+def place(tensor: Any, result: Any) -> Broadcast | None:
     """Return how an operand lies beside a result, or None if that is none of the ways."""
     if tensor.numel() == 1:
         return "scalar"
@@ -55,7 +66,7 @@ def place(tensor: Any, result: Any) -> Place | None:
     return "row" if active and in_order == outer else None
 
 
-def place_of_channels(images: Any) -> Place:
+def place_of_channels(images: Any) -> Broadcast:
     """Return how a number for each channel lies beside images."""
     if images.is_contiguous() and images.shape[2:].numel() > 1:
         return "channel"
@@ -83,3 +94,10 @@ def memory_format(problem: Workload, tensor: Any) -> torch.memory_format:
     """Return the format of a problem's tensors."""
     last = getattr(problem, "layout", "") == "nhwc" and tensor.dim() == 4
     return torch.channels_last if last else torch.contiguous_format
+
+
+def matrix_order(tensor: torch.Tensor) -> Literal["n", "t"] | None:
+    """Return how the last two axes lie: rows after rows, columns after columns, or neither without gaps."""
+    if tensor.is_contiguous():
+        return "n"
+    return "t" if tensor.ndim > 1 and tensor.transpose(-2, -1).is_contiguous() else None

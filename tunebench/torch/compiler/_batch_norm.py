@@ -10,9 +10,9 @@ from torch import Tensor, fx
 
 from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
-from tunebench.graph.node import Operand
-from tunebench.torch.compiler._order import is_dense, place_of_channels
-from tunebench.torch.operators._memory import DTYPES
+from tunebench.graph.node import NodeOperand
+from tunebench.torch._layout import is_dense, place_of_channels
+from tunebench.torch._tensor import DTYPES
 from tunebench.workloads import workload
 
 __all__ = ["gradients_by_batch", "normalised_by_batch"]
@@ -107,6 +107,9 @@ def _sizes(images: fx.Node) -> dict[str, Any]:
     return {"rows": tensor.numel() // channels, "cols": channels, "dtype": DTYPES[tensor.dtype]}
 
 
-def _operands(wholes: tuple[str, ...], vectors: tuple[str, ...]) -> dict[str, Operand]:
-    operands = [*(Operand(value, "whole") for value in wholes), *(Operand(v, "vector") for v in vectors)]
+def _operands(wholes: tuple[str, ...], vectors: tuple[str, ...]) -> dict[str, NodeOperand]:
+    operands = [
+        *(NodeOperand(value, "whole") for value in wholes),
+        *(NodeOperand(v, "vector") for v in vectors),
+    ]
     return {f"x{index}": operand for index, operand in enumerate(operands)}

@@ -9,13 +9,13 @@ from tunebench.expression import canonical
 from tunebench.graph.node import Graph
 from tunebench.workloads import parse
 
-__all__ = ["masked"]
+__all__ = ["with_relu_gradient"]
 
 GRADIENT = canonical("x0*step(x1)")
 """What relu's gradient is of the gradient of its result and of the result."""
 
 
-def masked(
+def with_relu_gradient(
     graph: Graph, nodes: tuple[int, ...], texts: tuple[str, ...], roles: Mapping[str, str]
 ) -> tuple[int, tuple[str, ...], dict[str, str]] | None:
     """Return the node before that is relu's gradient, the problems that do both, and their roles.

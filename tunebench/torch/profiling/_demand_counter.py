@@ -10,13 +10,13 @@ from typing import Any
 
 from tunebench.db import Demand, open_store
 from tunebench.device import Device
-from tunebench.torch.operators import _memory
+from tunebench.torch import _tensor
 
-__all__ = ["Entry", "Ledger", "device_of"]
+__all__ = ["DemandCounter", "ProfiledOperation", "device_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProfiledOperation:
     """What time is spent on.
 
     Attributes:
@@ -31,7 +31,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class _Spent:
+class _Count:
     """How often, and how long it took in all; of which so much is in the database."""
 
     calls: int = 0
@@ -42,11 +42,11 @@ class _Spent:
 
 def device_of(device: Any) -> Device | None:
     """Return a torch device as results are stored for it; None if it is neither a CPU nor an NVIDIA GPU."""
-    found = _memory.device_of(device)
+    found = _tensor.device_of(device)
     return None if isinstance(found, str) else found[0]
 
 
-class Ledger:
+class DemandCounter:
     """Calls and times by entry; safe among threads. In a forked process it counts and saves nothing.
 
     Args:
@@ -55,23 +55,23 @@ class Ledger:
 
     def __init__(self, db: str | Path | None) -> None:
         self._db = db
-        self._spent: dict[Entry, _Spent] = {}
+        self._spent: dict[ProfiledOperation, _Count] = {}
         self._lock = threading.Lock()
         self._saving = threading.Lock()
         self._pid = os.getpid()
 
-    def add(self, entry: Entry, calls: int, time_us: float) -> None:
+    def add(self, entry: ProfiledOperation, calls: int, time_us: float) -> None:
         """Count calls and time; either may be 0."""
         if os.getpid() != self._pid:  # the lock may be held there by a thread that is not
             return
         with self._lock:
             spent = self._spent.get(entry)
             if spent is None:
-                spent = self._spent[entry] = _Spent()
+                spent = self._spent[entry] = _Count()
             spent.calls += calls
             spent.time_us += time_us
 
-    def entries(self) -> list[tuple[Entry, int, float]]:
+    def entries(self) -> list[tuple[ProfiledOperation, int, float]]:
         """Return all that was counted, with calls and microseconds, the most time first."""
         with self._lock:
             found = [(entry, spent.calls, spent.time_us) for entry, spent in self._spent.items()]
@@ -102,8 +102,8 @@ class Ledger:
                     spent.saved_calls += demand.calls
                     spent.saved_us += demand.time_us
 
-    def _unsaved(self) -> list[tuple[Device, list[tuple[_Spent, Demand]]]]:
-        found: dict[str, tuple[Device, list[tuple[_Spent, Demand]]]] = {}
+    def _unsaved(self) -> list[tuple[Device, list[tuple[_Count, Demand]]]]:
+        found: dict[str, tuple[Device, list[tuple[_Count, Demand]]]] = {}
         with self._lock:
             for entry, spent in self._spent.items():
                 calls, time_us = spent.calls - spent.saved_calls, spent.time_us - spent.saved_us

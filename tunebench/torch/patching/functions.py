@@ -26,17 +26,17 @@ def patched_calls() -> Iterator[None]:
     Functions that torch's own functions call in turn are not reached, and every function of torch that is
     called within costs a few microseconds more, so that `patch` is the better way for modules.
     """
-    with _Mode():
+    with _TunedFunctionMode():
         yield
 
 
 def _softmax_of(name: str) -> Callable[..., Any]:
     function = getattr(served, name)
 
-    def serve(input: Tensor, dim: int, dtype: Any = None) -> Any:  # noqa: A002 - torch's name
+    def call(input: Tensor, dim: int, dtype: Any = None) -> Any:  # noqa: A002 - torch's name
         return function(input, dim, dtype=dtype)
 
-    return serve
+    return call
 
 
 _FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
@@ -55,7 +55,7 @@ _FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
 """What serves which function of torch, with the same arguments."""
 
 
-class _Mode(TorchFunctionMode):  # type: ignore[misc]
+class _TunedFunctionMode(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["CALLS", "Trial"]
+__all__ = ["CALLS", "TorchComparison"]
 
 WARM_UP = 2
 """Calls of each way before any is timed."""
@@ -24,7 +24,7 @@ Way = Literal["tunebench", "torch"]
 _WAYS: tuple[Way, Way] = ("tunebench", "torch")
 
 
-class Trial:
+class TorchComparison:
     """Runs a group by our kernels and by torch in turn, and in the end by whoever took less time.
 
     Nobody waits for a GPU: its events are read once they have happened. While calls are captured into a CUDA

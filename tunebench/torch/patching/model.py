@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from tunebench.errors import InputError
-from tunebench.torch.patching.modules import SERVED, may_fuse
+from tunebench.torch.patching.modules import TUNED_MODULES, may_fuse
 
-__all__ = ["Left", "PatchReport", "Swap", "patch", "unpatch"]
+__all__ = ["PatchReport", "PatchedModule", "SkippedModule", "patch", "unpatch"]
 
-ORIGINAL: dict[type, type] = {ours: theirs for theirs, ours in SERVED.items()}
+ORIGINAL: dict[type, type] = {ours: theirs for theirs, ours in TUNED_MODULES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class PatchedModule:
     """A module that is served.
 
     Attributes:
@@ -34,7 +34,7 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class SkippedModule:
     """A module that is left as it is.
 
     Attributes:
@@ -56,7 +56,9 @@ class PatchReport:
         left: Those that are not, each with the reason.
     """
 
-    def __init__(self, modules: tuple[Any, ...], swapped: tuple[Swap, ...], left: tuple[Left, ...]) -> None:
+    def __init__(
+        self, modules: tuple[Any, ...], swapped: tuple[PatchedModule, ...], left: tuple[SkippedModule, ...]
+    ) -> None:
         self._modules, self.swapped, self.left = modules, swapped, left
 
     def undo(self) -> None:
@@ -115,19 +117,19 @@ def patch(model: nn.Module) -> PatchReport:
     if not isinstance(model, nn.Module):
         raise InputError(f"patch takes a torch.nn.Module, not {type(model).__name__}")
     chosen: list[Any] = []
-    swapped: list[Swap] = []
-    left: list[Left] = []
+    swapped: list[PatchedModule] = []
+    left: list[SkippedModule] = []
     for name, module in model.named_modules():
         kind = type(module)
         reason = _refusal(module)
         if reason is None:
             chosen.append(module)
-            swapped.append(Swap(name, kind.__name__, SERVED[kind].__name__))
+            swapped.append(PatchedModule(name, kind.__name__, TUNED_MODULES[kind].__name__))
         elif reason:
-            left.append(Left(name, kind.__name__, reason))
+            left.append(SkippedModule(name, kind.__name__, reason))
     try:
         for module in chosen:
-            module.__class__ = SERVED[type(module)]
+            module.__class__ = TUNED_MODULES[type(module)]
     except BaseException:
         _give_back(chosen)
         raise
@@ -171,9 +173,9 @@ def _refusal(module: Any) -> str | None:
         return "it has no sizes before its first call"
     if kind is nn.modules.linear.NonDynamicallyQuantizableLinear:
         return ""  # of a MultiheadAttention, which takes its weights and never calls it
-    if kind in SERVED:
+    if kind in TUNED_MODULES:
         return _REFUSALS[kind](module) if kind in _REFUSALS else None
-    known = next((base for base in kind.__mro__ if base in SERVED and base is not nn.Sequential), None)
+    known = next((base for base in kind.__mro__ if base in TUNED_MODULES and base is not nn.Sequential), None)
     if known is not None:
         return f"it is a {known.__name__} of a class of its own"
     if kind in (nn.TransformerEncoderLayer, nn.TransformerEncoder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,20 +14,19 @@ from torch.nn import functional
 
 from tunebench.errors import InputError
 from tunebench.expression import Name, Node, Number, canonical, names, parse
-from tunebench.torch.operators._family import View
-from tunebench.torch.operators._layout import folded
-from tunebench.torch.operators._memory import DTYPES
+from tunebench.torch._tensor import DTYPES
+from tunebench.torch.operators._custom_op import OperandView
 
 __all__ = [
     "MOST_TENSORS",
     "SCHEMA",
-    "Operands",
-    "Seen",
+    "ExpressionOperands",
+    "MatrixOperands",
     "dimensions",
     "element",
     "evaluate",
+    "matrix_operands",
     "order",
-    "seen",
     "shape_of",
     "whole",
 ]
@@ -85,7 +85,7 @@ def _evaluate_numbers(operation: str, arguments: list[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
+class ExpressionOperands:
     """What a caller gives for the names of an expression.
 
     Attributes:
@@ -99,7 +99,7 @@ class Operands:
     numbers: tuple[tuple[str, float], ...]
 
     @classmethod
-    def of(cls, expression: str, operands: Mapping[str, Tensor | float]) -> Operands:
+    def of(cls, expression: str, operands: Mapping[str, Tensor | float]) -> ExpressionOperands:
         """Hold operands against an expression.
 
         Raises:
@@ -123,7 +123,7 @@ class Operands:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MatrixOperands:
     """Operands as a matrix, its vectors, its columns, and numbers.
 
     Attributes:
@@ -136,12 +136,14 @@ class Seen:
 
     outer: tuple[int, ...]
     inner: tuple[int, ...]
-    views: tuple[View | None, ...]
-    told: tuple[Any, ...]
-    gathered: str | None
+    views: tuple[OperandView | None, ...]
+    attributes: tuple[Any, ...]
+    copy_reason: str | None
 
 
-def seen(given: Sequence[Any], text: str, numbers: Sequence[tuple[str, float]], inner: int) -> Seen | str:
+def matrix_operands(
+    given: Sequence[Any], text: str, numbers: Sequence[tuple[str, float]], inner: int
+) -> MatrixOperands | str:
     """See tensors as a matrix whose columns are the last `inner` axes, or tell why they are none.
 
     A tensor of the shape of those axes is a vector; one of the whole shape with ones in their place has one
@@ -153,24 +155,26 @@ def seen(given: Sequence[Any], text: str, numbers: Sequence[tuple[str, float]], 
     numbered = {name for name, _ in numbers}
     vectors: list[str] = []
     columns: list[str] = []
-    views: list[View | None] = []
+    views: list[OperandView | None] = []
     for name, tensor in zip((n for n in _names(text) if n not in numbered), tensors, strict=True):
         if tensor.shape == shape:
-            views.append(View((folded(outer), folded(last))))
+            views.append(OperandView((math.prod(outer), math.prod(last))))
         elif tensor.shape == last:
             vectors.append(name)
-            views.append(View((folded(last),)))
+            views.append(OperandView((math.prod(last),)))
         elif tensor.shape == (*outer, *[1] * inner):
             columns.append(name)
-            views.append(View((folded(outer),)))
+            views.append(OperandView((math.prod(outer),)))
         else:
             return "shapes that are neither alike nor those of a vector or of a column"
-    gathered = None
+    copy_reason = None
     if not all(tensor.is_contiguous() for tensor in tensors):
-        gathered = "elements that do not lie side by side"
+        copy_reason = "elements that do not lie side by side"
     values = [float(value) for _, value in numbers]
-    told = (text, "+".join(vectors), "+".join(columns), "+".join(sorted(numbered)), values)
-    return Seen(outer, last, (*views, *[None] * (MOST_TENSORS - len(tensors))), told, gathered)
+    attributes = (text, "+".join(vectors), "+".join(columns), "+".join(sorted(numbered)), values)
+    return MatrixOperands(
+        outer, last, (*views, *[None] * (MOST_TENSORS - len(tensors))), attributes, copy_reason
+    )
 
 
 def shape_of(tensors: Sequence[Any]) -> tuple[int, ...]:

@@ -9,25 +9,25 @@ from torch import fx
 
 from tunebench.device import Device
 from tunebench.dispatch import problem
-from tunebench.graph.group import Group
-from tunebench.torch.compiler._fused import Fused, Kernel
-from tunebench.torch.compiler._region import Region
+from tunebench.graph.group import FusedGroup
+from tunebench.torch.compiler._fused_call import FusedCall, GroupKernel
+from tunebench.torch.compiler._region import GroupRegion
+from tunebench.torch.compiler._torch_comparison import TorchComparison
 from tunebench.torch.compiler._translation import Translation
-from tunebench.torch.compiler._trial import Trial
 from tunebench.workloads import parse
 
-__all__ = ["fused"]
+__all__ = ["rewrite_groups"]
 
 
-def fused(
+def rewrite_groups(
     module: fx.GraphModule,
     translation: Translation,
-    groups: Iterable[tuple[Group, bool]],
+    groups: Iterable[tuple[FusedGroup, bool]],
     device: Device,
     ordinal: int,
     *,
     benchmark: bool = False,
-) -> tuple[fx.GraphModule, list[Fused]]:
+) -> tuple[fx.GraphModule, list[FusedCall]]:
     """Return a module that runs groups by kernels, and all else as before; and these groups.
 
     Args:
@@ -39,16 +39,16 @@ def fused(
         ordinal: Which of the machine's GPUs that is.
         benchmark: Whether groups are timed against torch at their first calls.
     """
-    writer = _Writer(module, translation, device, ordinal, benchmark=benchmark)
+    writer = _GraphRewriter(module, translation, device, ordinal, benchmark=benchmark)
     for group, is_ours in groups:
         if is_ours:
             writer.fuse(group)
         else:
             writer.keep(group)
-    return writer.finished(), writer.fused
+    return writer.finished(), writer.rewrite_groups
 
 
-class _Writer:
+class _GraphRewriter:
     """Writes a graph anew, group by group."""
 
     def __init__(
@@ -63,23 +63,25 @@ class _Writer:
         self._module, self._translation = module, translation
         self._device, self._ordinal, self._benchmark = device, ordinal, benchmark
         self._graph = fx.Graph()
-        self.fused: list[Fused] = []
+        self.rewrite_groups: list[FusedCall] = []
         self._written: dict[fx.Node, fx.Node] = {}
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self._copy(node)
 
-    def keep(self, group: Group) -> None:
+    def keep(self, group: FusedGroup) -> None:
         """Have a group run by torch."""
         for index in group.nodes:
             self._write(self._call(index))
 
-    def fuse(self, group: Group) -> None:
+    def fuse(self, group: FusedGroup) -> None:
         """Have a group run by one call."""
-        region = Region(self._translation, group, [self._call(index) for index in group.nodes])
-        trial = Trial() if self._benchmark else None
-        run = Fused(group, f"group_{len(self.fused)}", self._kernels(group, region), region, trial)
-        self.fused.append(run)
+        region = GroupRegion(self._translation, group, [self._call(index) for index in group.nodes])
+        trial = TorchComparison() if self._benchmark else None
+        run = FusedCall(
+            group, f"group_{len(self.rewrite_groups)}", self._kernels(group, region), region, trial
+        )
+        self.rewrite_groups.append(run)
         made = self._graph.call_function(run, tuple(self._write(node) for node in region.reads))
         if len(region.gives) == 1:
             self._written[region.gives[0]] = made
@@ -109,12 +111,12 @@ class _Writer:
     def _copy(self, node: fx.Node) -> None:
         self._written[node] = self._graph.node_copy(node, lambda one: self._written[one])
 
-    def _kernels(self, group: Group, region: Region) -> list[Kernel]:
+    def _kernels(self, group: FusedGroup, region: GroupRegion) -> list[GroupKernel]:
         found = []
         for index, text in enumerate(group.workloads):
             workload = parse(text)
             found.append(
-                Kernel(
+                GroupKernel(
                     problem(workload, self._device, self._ordinal),
                     tuple(
                         region.input(workload, spec, group.role(index, spec.name))

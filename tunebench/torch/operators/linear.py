@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tunebench.torch.operators._activation import activated, expression, settled, through
-from tunebench.torch.operators._autocast import lowered
-from tunebench.torch.operators._family import Family, Form, View, is_differentiated, serve
-from tunebench.torch.operators._layout import folded, matrix, refusal
-from tunebench.torch.operators._memory import compute_type
+from tunebench.torch._layout import matrix_order
+from tunebench.torch._tensor import compute_type, unsupported_reason
+from tunebench.torch.operators._activation import (
+    activation_gradient,
+    apply_activation,
+    canonical_activation,
+    expression,
+)
+from tunebench.torch.operators._autocast import cast_to_autocast
+from tunebench.torch.operators._custom_op import CustomOp, OpCall, OperandView, dispatch, is_differentiated
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["linear", "matmul"]
@@ -22,8 +28,8 @@ FLIPPED = {"n": "t", "t": "n"}
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:  # noqa: A002 - torch's name
     """Multiply matrices, as `torch.matmul` does."""
-    a, b = lowered(input, other)
-    return serve(GEMM, "matmul", (a, b, None, None), (), _matmul_form, lambda: torch.matmul(a, b))
+    a, b = cast_to_autocast(input, other)
+    return dispatch(GEMM, "matmul", (a, b, None, None), (), _matmul_call, lambda: torch.matmul(a, b))
 
 
 def linear(
@@ -48,78 +54,82 @@ def linear(
     Raises:
         InputError: if the activation is none.
     """
-    x, w, added, rest = lowered(input, weight, bias, residual)
-    activation = settled(activation)
+    x, w, added, rest = cast_to_autocast(input, weight, bias, residual)
+    activation = canonical_activation(activation)
 
-    def library() -> Tensor:
-        y = activated(activation, functional.linear(x, w, added))
+    def fallback() -> Tensor:
+        y = apply_activation(activation, functional.linear(x, w, added))
         return y if rest is None else y + rest
 
     needs_sums = activation not in ("none", "relu") or (activation == "relu" and rest is not None)
     if needs_sums and is_differentiated((x, w, added, rest)):
-        y = activated(activation, linear(x, w, added))
+        y = apply_activation(activation, linear(x, w, added))
         return y if rest is None else y + rest
-    return serve(GEMM, "linear", (x, w, added, rest), (activation,), _linear_form, library)
+    return dispatch(GEMM, "linear", (x, w, added, rest), (activation,), _linear_call, fallback)
 
 
 # -- forms ---------------------------------------------------------------------------------------------------
 
 
-def _matmul_form(a: Tensor, b: Tensor, *absent: None) -> Form | str:
-    reason = refusal((a, b))
+def _matmul_call(a: Tensor, b: Tensor, *absent: None) -> OpCall | str:
+    reason = unsupported_reason((a, b))
     if reason is not None:
         return reason
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         return "no matrices that can be multiplied"
     m, k = a.shape[-2] if a.ndim > 1 else 1, a.shape[-1]
     n = b.shape[-1] if b.ndim > 1 else 1
-    gathered = None if matrix(a) and matrix(b) else "a matrix whose rows or columns do not lie side by side"
-    order_a, order_b = matrix(a) or "n", matrix(b) or "n"
+    copy_reason = (
+        None
+        if matrix_order(a) and matrix_order(b)
+        else "a matrix whose rows or columns do not lie side by side"
+    )
+    order_a, order_b = matrix_order(a) or "n", matrix_order(b) or "n"
     lead_a, lead_b = a.shape[:-2], b.shape[:-2]
     try:
         lead = torch.broadcast_shapes(lead_a, lead_b)
     except RuntimeError:
         return "batches that do not go together"
     shape = (*lead, *a.shape[-2:-1], *((n,) if b.ndim > 1 else ()))
-    if order_a == "n" and folded(lead_b) == 1:  # rows of all matrices share b
-        view_a, view_b = View((1, folded(lead) * m, k)), _stored(order_b, (), (), 1, k, n)
+    if order_a == "n" and math.prod(lead_b) == 1:  # rows of all matrices share b
+        view_a, view_b = OperandView((1, math.prod(lead) * m, k)), _stored(order_b, (), (), 1, k, n)
     else:
-        batch = folded(lead)
+        batch = math.prod(lead)
         view_a = _stored(order_a, lead, lead_a, batch, m, k)
         view_b = _stored(order_b, lead, lead_b, batch, k, n)
-    return Form((view_a, view_b, None, None), (order_a + order_b, "none"), shape, gathered)
+    return OpCall((view_a, view_b, None, None), (order_a + order_b, "none"), shape, copy_reason)
 
 
-def _stored(order: str, lead: Any, own: Any, batch: int, rows: int, cols: int) -> View:
+def _stored(order: str, lead: Any, own: Any, batch: int, rows: int, cols: int) -> OperandView:
     """Return the view of a batch of matrices as they lie in memory, expanded if there are fewer."""
     stored = (rows, cols) if order == "n" else (cols, rows)
     swap = None if order == "n" else (-2, -1)
-    if folded(own) == batch:
-        return View((batch, *stored), swap=swap)
-    return View((batch, *stored), swap=swap, expand=(*lead, *stored), is_copied=True)
+    if math.prod(own) == batch:
+        return OperandView((batch, *stored), swap=swap)
+    return OperandView((batch, *stored), swap=swap, expand=(*lead, *stored), is_copied=True)
 
 
-def _linear_form(x: Tensor, w: Tensor, bias: Any, residual: Any, activation: str) -> Form | str:
-    reason = refusal((x, w, bias, residual))
+def _linear_call(x: Tensor, w: Tensor, bias: Any, residual: Any, activation: str) -> OpCall | str:
+    reason = unsupported_reason((x, w, bias, residual))
     if reason is not None:
         return reason
     if not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
         return "no layer that torch's linear has in one product"
-    gathered = None
-    if matrix(w) is None or not x.is_contiguous():
-        gathered = "a matrix whose rows or columns do not lie side by side"
-    order, (n, k) = matrix(w) or "n", w.shape
+    copy_reason = None
+    if matrix_order(w) is None or not x.is_contiguous():
+        copy_reason = "a matrix whose rows or columns do not lie side by side"
+    order, (n, k) = matrix_order(w) or "n", w.shape
     shape = (*x.shape[:-1], n)
-    m = folded(x.shape[:-1])
+    m = math.prod(x.shape[:-1])
     if bias is not None and (bias.shape != (n,) or not bias.is_contiguous()):
         return "a bias that is no vector of one number a feature"
     if residual is not None and residual.shape != shape:
         return "a residual that is not shaped like the result"
     if residual is not None and not residual.is_contiguous():
-        gathered = "a residual that is not laid out like the result"
-    view_w = View((1, n, k) if order == "n" else (1, k, n), swap=None if order == "n" else (0, 1))
-    views = (View((1, m, k)), view_w, None, View((1, m, n)))
-    return Form(views, ("nt" if order == "n" else "nn", activation), shape, gathered)
+        copy_reason = "a residual that is not laid out like the result"
+    view_w = OperandView((1, n, k) if order == "n" else (1, k, n), swap=None if order == "n" else (0, 1))
+    views = (OperandView((1, m, k)), view_w, None, OperandView((1, m, n)))
+    return OpCall(views, ("nt" if order == "n" else "nn", activation), shape, copy_reason)
 
 
 # -- the operator --------------------------------------------------------------------------------------------
@@ -134,14 +144,14 @@ def _workload(a: Tensor, b: Tensor, bias: Any, residual: Any, trans: str, activa
     return Gemm(**sizes, trans=trans, epilogue=epilogue, act=expression(activation))  # type: ignore[arg-type]
 
 
-def _library(a: Tensor, b: Tensor, bias: Any, residual: Any, trans: str, activation: str) -> Tensor:
+def _fallback(a: Tensor, b: Tensor, bias: Any, residual: Any, trans: str, activation: str) -> Tensor:
     left = a if trans[0] == "n" else a.transpose(1, 2)
     right = b if trans[1] == "n" else b.transpose(1, 2)
     if a.shape[0] == 1:
         product = functional.linear(left[0], right[0].transpose(0, 1), bias).unsqueeze(0)
     else:
         product = torch.bmm(left, right) if bias is None else torch.bmm(left, right) + bias
-    y = activated(activation, product)
+    y = apply_activation(activation, product)
     return y if residual is None else y + residual
 
 
@@ -180,7 +190,7 @@ def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
     if ctx.keeps_output:
         dz = dc * (kept[0] > 0)
     elif ctx.activation != "none":
-        dz = through(ctx.activation, GEMM(a, b, kept[0], None, ctx.trans, "none"), dc)
+        dz = activation_gradient(ctx.activation, GEMM(a, b, kept[0], None, ctx.trans, "none"), dc)
     needs_a, needs_b, needs_bias, needs_residual = ctx.needs_input_grad[:4]
     first, second = ctx.trans
     da = db = dbias = None
@@ -199,12 +209,13 @@ def _product(a: Tensor, b: Tensor, trans: str) -> Any:
     return GEMM(a.contiguous(), b.contiguous(), None, None, trans, "none")
 
 
-GEMM = Family(
+GEMM = CustomOp(
     "gemm(Tensor a, Tensor b, Tensor? bias, Tensor? residual, str trans, str activation) -> Tensor",
     4,
     _workload,
-    _library,
+    _fallback,
     _fake,
     gradients=_gradients,
+    backward=_backward,
+    save=_save,
 )
-GEMM.differentiate(_backward, _save)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tunebench.torch.operators._autocast import lowered
-from tunebench.torch.operators._family import Family, Form, View, serve
-from tunebench.torch.operators._layout import folded, matrix, refusal
-from tunebench.torch.operators._memory import compute_type
-from tunebench.torch.operators.product import FLIPPED, GEMM
+from tunebench.torch._layout import matrix_order
+from tunebench.torch._tensor import compute_type, unsupported_reason
+from tunebench.torch.operators._autocast import cast_to_autocast
+from tunebench.torch.operators._custom_op import CustomOp, OpCall, OperandView, dispatch
+from tunebench.torch.operators.linear import FLIPPED, GEMM
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 __all__ = ["gated_linear"]
@@ -40,29 +41,29 @@ def gated_linear(
         up_weight: Likewise.
         activation: Of the gate; gelu is the exact one.
     """
-    x, gate, up = lowered(input, gate_weight, up_weight)
+    x, gate, up = cast_to_autocast(input, gate_weight, up_weight)
 
-    def library() -> Tensor:
+    def fallback() -> Tensor:
         gated: Tensor = GATES[activation](functional.linear(x, gate)) * functional.linear(x, up)
         return gated
 
-    return serve(GATED, "gated_linear", (x, gate, up), (activation,), _form, library)
+    return dispatch(GATED, "gated_linear", (x, gate, up), (activation,), _call_of, fallback)
 
 
-def _form(x: Tensor, gate: Tensor, up: Tensor, activation: str) -> Form | str:
-    reason = refusal((x, gate, up))
+def _call_of(x: Tensor, gate: Tensor, up: Tensor, activation: str) -> OpCall | str:
+    reason = unsupported_reason((x, gate, up))
     if reason is not None:
         return reason
     if not x.ndim or gate.ndim != 2 or gate.shape != up.shape or x.shape[-1] != gate.shape[1]:
         return "no two layers of the same rows"
-    gathered, order = None, matrix(gate) or "n"
-    if not x.is_contiguous() or matrix(gate) is None or matrix(up) != order:
-        gathered = "a matrix whose rows or columns do not lie side by side"
+    copy_reason, order = None, matrix_order(gate) or "n"
+    if not x.is_contiguous() or matrix_order(gate) is None or matrix_order(up) != order:
+        copy_reason = "a matrix whose rows or columns do not lie side by side"
     n, k = gate.shape
-    weight = View((n, k)) if order == "n" else View((k, n), swap=(0, 1))
-    view = View((folded(x.shape[:-1]), k))
-    told = ("nt" if order == "n" else "nn", activation)
-    return Form((view, weight, weight), told, (*x.shape[:-1], n), gathered)
+    weight = OperandView((n, k)) if order == "n" else OperandView((k, n), swap=(0, 1))
+    view = OperandView((math.prod(x.shape[:-1]), k))
+    attributes = ("nt" if order == "n" else "nn", activation)
+    return OpCall((view, weight, weight), attributes, (*x.shape[:-1], n), copy_reason)
 
 
 def _workload(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) -> GatedGemm:
@@ -71,7 +72,7 @@ def _workload(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) 
     return GatedGemm(**sizes, trans=trans, activation=activation)  # type: ignore[arg-type]
 
 
-def _library(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) -> Tensor:
+def _fallback(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) -> Tensor:
     left, right = (w.transpose(0, 1) if trans == "nt" else w for w in (gate, up))
     c: Tensor = GATES[activation](a @ left) * (a @ right)
     return c
@@ -124,12 +125,13 @@ def _through(activation: str, z: Tensor, dy: Tensor) -> Tensor:
     return aten.gelu_backward(dy, z) if activation == "gelu" else aten.silu_backward(dy, z)
 
 
-GATED = Family(
+GATED = CustomOp(
     "gated_gemm(Tensor a, Tensor b_gate, Tensor b_up, str trans, str activation) -> Tensor",
     3,
     _workload,
-    _library,
+    _fallback,
     _fake,
     gradients=_gradients,
+    backward=_backward,
+    save=_save,
 )
-GATED.differentiate(_backward, _save)

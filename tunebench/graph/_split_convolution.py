@@ -10,7 +10,7 @@ from tunebench.errors import InputError
 from tunebench.graph.node import Graph
 from tunebench.workloads import parse
 
-__all__ = ["channels_of", "parted", "sum_of", "zeros_of"]
+__all__ = ["channels_of", "split_convolution", "sum_of", "zeros_of"]
 
 
 def channels_of(filters: str, first: int, end: int) -> str:
@@ -28,7 +28,7 @@ def zeros_of(node: str) -> str:
     return f"{node}~zeros"
 
 
-def parted(
+def split_convolution(
     graph: Graph, nodes: tuple[int, ...], text: str, roles: Mapping[str, str]
 ) -> tuple[int, tuple[str, ...], dict[str, str]] | None:
     """Return the node that joins the images of a convolution, the problems of its parts, and their roles.

@@ -11,24 +11,24 @@ from torch import Tensor
 from tunebench.dispatch import Choice, Problem, preference
 from tunebench.dispatch.choice import Made
 from tunebench.dispatch.watch import watched
-from tunebench.graph.group import Group
-from tunebench.torch.compiler._region import Input, Output, Region
-from tunebench.torch.compiler._trial import Trial
-from tunebench.torch.operators._memory import launch
+from tunebench.graph.group import FusedGroup
+from tunebench.torch._tensor import launch
+from tunebench.torch.compiler._region import GroupRegion, KernelInput, KernelOutput
+from tunebench.torch.compiler._torch_comparison import TorchComparison
 
-__all__ = ["Fused", "Kernel"]
+__all__ = ["FusedCall", "GroupKernel"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class GroupKernel:
     """A problem, and what its tensors are."""
 
     problem: Problem
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
+    inputs: tuple[KernelInput, ...]
+    outputs: tuple[KernelOutput, ...]
 
 
-class Fused:
+class FusedCall:
     """A group, by kernels of ours where they are known to be faster, else by torch.
 
     Attributes:
@@ -40,7 +40,12 @@ class Fused:
     """
 
     def __init__(
-        self, group: Group, name: str, kernels: Sequence[Kernel], region: Region, trial: Trial | None
+        self,
+        group: FusedGroup,
+        name: str,
+        kernels: Sequence[GroupKernel],
+        region: GroupRegion,
+        trial: TorchComparison | None,
     ) -> None:
         self.__name__, self.group, self.trial = name, group, trial
         self._kernels, self._count = tuple(kernels), len(region.gives)
@@ -96,7 +101,7 @@ class Fused:
             written = [output.empty(device) for output in kernel.outputs]
             launch(one.kernel, [*(tensor.of(known) for tensor in kernel.inputs), *written])  # type: ignore[arg-type]
             for output, tensor in zip(kernel.outputs, written, strict=True):
-                if output.is_left:
+                if output.is_intermediate:
                     known.append(tensor)
                 if output.place is not None:
                     results[output.place] = output.expected(tensor)

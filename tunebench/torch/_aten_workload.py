@@ -15,21 +15,21 @@ import torch
 
 from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
-from tunebench.torch.operators._memory import DTYPES
+from tunebench.torch._tensor import DTYPES
 from tunebench.workloads import parse, workload
 
-__all__ = ["Seen", "convolution", "cross_entropy", "is_known", "signature", "workloads_of"]
+__all__ = ["AtenWorkloads", "convolution", "cross_entropy", "is_known", "signature", "workloads_of"]
 
 Arguments = Mapping[str, Any]
 """Arguments of a call by the names of the operator's schema, defaults included."""
 
 
-class _Unknown(Exception):
+class _Unsupported(Exception):
     """A call that no operator of ours does; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class AtenWorkloads:
     """What a call computes.
 
     Attributes:
@@ -55,15 +55,15 @@ def signature(value: Any) -> Any:
     return value
 
 
-def workloads_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen:
+def workloads_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AtenWorkloads:
     """Return what a call of an operator that `is_known` computes; its results need not be there yet."""
     schema = func._schema
     given = {argument.name: argument.default_value for argument in schema.arguments}
     given |= dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
     try:
-        return Seen(workloads=_READERS[schema.name](given))
-    except (_Unknown, InputError) as reason:
-        return Seen(reason=str(reason))
+        return AtenWorkloads(workloads=_READERS[schema.name](given))
+    except (_Unsupported, InputError) as reason:
+        return AtenWorkloads(reason=str(reason))
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -78,13 +78,13 @@ def _dtype(*tensors: Any, tf32: bool = False) -> str:
     found = {tensor.dtype for tensor in tensors}
     name = DTYPES.get(tensors[0].dtype)
     if len(found) > 1 or name is None:
-        raise _Unknown(" and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found)))
+        raise _Unsupported(" and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found)))
     return "tf32" if tf32 and name == "f32" and tensors[0].is_cuda else name
 
 
-def _order(matrix: Any) -> str:
+def _order(matrix_order: Any) -> str:
     """Return how the last two dimensions lie: ``"t"`` if the columns are rows in memory."""
-    return "t" if matrix.stride(-1) != 1 and matrix.stride(-2) == 1 else "n"
+    return "t" if matrix_order.stride(-1) != 1 and matrix_order.stride(-2) == 1 else "n"
 
 
 def _product(a: Any, b: Any, *others: Any, epilogue: str = "none") -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def _mm(given: Arguments) -> tuple[str, ...]:
 def _sum_with(addend: Any, a: Any, b: Any, given: Arguments, activation: str = "") -> tuple[str, ...]:
     """Return beta * addend + alpha * a @ b, where the addend is a bias or of the shape of the result."""
     if given["alpha"] != 1 or given["beta"] not in (0, 1):
-        raise _Unknown(f"alpha={given['alpha']}, beta={given['beta']}")
+        raise _Unsupported(f"alpha={given['alpha']}, beta={given['beta']}")
     if given["beta"] == 0:
         return _product(a, b)
     shape = (*a.shape[:-1], b.shape[-1])
@@ -117,7 +117,7 @@ def _sum_with(addend: Any, a: Any, b: Any, given: Arguments, activation: str = "
         return _product(a, b, addend, epilogue="bias" + activation)
     if tuple(addend.shape) == shape and not activation:
         return _product(a, b, addend, epilogue="residual")
-    raise _Unknown(f"an addend of shape {tuple(addend.shape)}")
+    raise _Unsupported(f"an addend of shape {tuple(addend.shape)}")
 
 
 def _addmm(given: Arguments) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ def _addmm(given: Arguments) -> tuple[str, ...]:
 
 def _addmm_activation(given: Arguments) -> tuple[str, ...]:
     if given["use_gelu"]:
-        raise _Unknown("gelu by tanh on some devices")
+        raise _Unsupported("gelu by tanh on some devices")
     return _sum_with(given["self"], given["mat1"], given["mat2"], given, "+relu")
 
 
@@ -139,7 +139,7 @@ def _baddbmm(given: Arguments) -> tuple[str, ...]:
 
 def _alike(name: str, values: Any) -> int:
     if len(set(values)) > 1:
-        raise _Unknown(f"{name} of {' and '.join(map(str, values))}")
+        raise _Unsupported(f"{name} of {' and '.join(map(str, values))}")
     return int(values[0])
 
 
@@ -154,7 +154,7 @@ def _layout(*tensors: Any) -> str:
 
 def _convolution_of(x: Any, w: Any, given: Arguments, **more: Any) -> str:
     if w.dim() != 4:
-        raise _Unknown(f"{w.dim() - 2}-dimensional")
+        raise _Unsupported(f"{w.dim() - 2}-dimensional")
     n, c, height, width = _enlarged(x, w, given) if given["transposed"] else x.shape
     k, _, r, s = w.shape
     found = workload(
@@ -203,7 +203,7 @@ def convolution(x: Any, w: Any, given: Arguments, epilogue: str) -> str | None:
     """
     try:
         return _convolution_of(x, w, {"transposed": False, **given}, epilogue=epilogue)
-    except (_Unknown, InputError):
+    except (_Unsupported, InputError):
         return None
 
 
@@ -229,14 +229,14 @@ def _convolution_backward(given: Arguments) -> tuple[str, ...]:
 
 def _rows(x: Any, dim: int) -> dict[str, Any]:
     if dim not in (-1, x.dim() - 1) or x.dim() == 0:
-        raise _Unknown("over a dimension that is not the last")
+        raise _Unsupported("over a dimension that is not the last")
     return {"rows": x.numel() // max(1, x.shape[-1]), "cols": x.shape[-1], "dtype": _dtype(x)}
 
 
 def _softmax(log: bool) -> Callable[[Arguments], tuple[str, ...]]:
     def read(given: Arguments) -> tuple[str, ...]:
         if given["half_to_float"]:
-            raise _Unknown("a result of another type")
+            raise _Unsupported("a result of another type")
         return (str(workload("softmax", **_rows(given["self"], given["dim"]), log=log)),)
 
     return read
@@ -247,7 +247,7 @@ def _softmax_backward(log: bool) -> Callable[[Arguments], tuple[str, ...]]:
         y, dy = given["output"], given["grad_output"]
         _dtype(y, dy)
         if given["input_dtype"] != y.dtype:
-            raise _Unknown("a result of another type")
+            raise _Unsupported("a result of another type")
         found = workload("softmax", **_rows(y, given["dim"]), log=log, direction="backward")
         return (str(found),)
 
@@ -256,7 +256,7 @@ def _softmax_backward(log: bool) -> Callable[[Arguments], tuple[str, ...]]:
 
 def _norm(x: Any, normalized: Any, weights: tuple[Any, ...]) -> dict[str, Any]:
     if any(weight is None for weight in weights):
-        raise _Unknown("without weights")
+        raise _Unsupported("without weights")
     cols = math.prod(normalized)
     return {"rows": x.numel() // max(1, cols), "cols": cols, "dtype": _dtype(x, *weights)}
 
@@ -264,9 +264,9 @@ def _norm(x: Any, normalized: Any, weights: tuple[Any, ...]) -> dict[str, Any]:
 def _eps(given: Arguments) -> float:
     eps = given["eps"]
     if eps is None:
-        raise _Unknown("eps of the type's own")
+        raise _Unsupported("eps of the type's own")
     if not SMALLEST <= eps <= LARGEST:
-        raise _Unknown(f"eps={eps:g}")
+        raise _Unsupported(f"eps={eps:g}")
     return float(eps)
 
 
@@ -337,16 +337,16 @@ def _attention(direction: str) -> Callable[[Arguments], tuple[str, ...]]:
 
 def _plain_attention(given: Arguments, q: Any, k: Any, v: Any) -> None:
     if given.get("attn_mask") is not None or _is_there(given.get("attn_bias")):
-        raise _Unknown("a mask")
+        raise _Unsupported("a mask")
     if given["dropout_p"]:
-        raise _Unknown("dropout")
+        raise _Unsupported("dropout")
     scale = given.get("scale")
     if scale is not None and not math.isclose(scale, 1 / math.sqrt(q.shape[-1]), rel_tol=1e-6):
-        raise _Unknown(f"scale={scale:g}")
+        raise _Unsupported(f"scale={scale:g}")
     if v.shape != k.shape:
-        raise _Unknown("values of another size than keys")
+        raise _Unsupported("values of another size than keys")
     if given["is_causal"] and q.shape[2] != k.shape[2]:
-        raise _Unknown("causal, where the first query is aligned with the first key")
+        raise _Unsupported("causal, where the first query is aligned with the first key")
 
 
 def _is_there(tensor: Any) -> bool:

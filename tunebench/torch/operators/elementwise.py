@@ -7,17 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from tunebench.expression import parse
-from tunebench.torch.operators._family import Family, Form, declined, is_differentiated, serve
-from tunebench.torch.operators._layout import refusal
-from tunebench.torch.operators._operands import (
+from tunebench.torch._tensor import unsupported_reason
+from tunebench.torch.operators._custom_op import CustomOp, OpCall, dispatch, is_differentiated, run_by_torch
+from tunebench.torch.operators._expression_operands import (
     MOST_TENSORS,
     SCHEMA,
-    Operands,
+    ExpressionOperands,
     dimensions,
     element,
     evaluate,
+    matrix_operands,
     order,
-    seen,
     shape_of,
     whole,
 )
@@ -39,30 +39,30 @@ def elementwise(expression: str, **operands: Tensor | float) -> Tensor:
     Raises:
         InputError: if a name has no operand, an operand no name, or the expression is not one.
     """
-    given = Operands.of(expression, operands)
+    given = ExpressionOperands.of(expression, operands)
 
-    def library() -> Tensor:
+    def fallback() -> Tensor:
         result: Tensor = evaluate(parse(given.text), operands)
         return result
 
     if not 0 < len(given.tensors) <= MOST_TENSORS:
-        return declined("elementwise", f"0 tensors, or more than {MOST_TENSORS}", library)
+        return run_by_torch("elementwise", f"0 tensors, or more than {MOST_TENSORS}", fallback)
     if is_differentiated(given.tensors):
-        return declined("elementwise", "gradients of an expression are torch's", library)
-    return serve(ELEMENTWISE, "elementwise", given.padded, (given.text, given.numbers), _form, library)
+        return run_by_torch("elementwise", "gradients of an expression are torch's", fallback)
+    return dispatch(ELEMENTWISE, "elementwise", given.padded, (given.text, given.numbers), _call_of, fallback)
 
 
-def _form(*given: Any) -> Form | str:
+def _call_of(*given: Any) -> OpCall | str:
     *padded, text, numbers = given
-    reason = refusal(padded)
+    reason = unsupported_reason(padded)
     if reason is not None:
         return reason
     if not shape_of(padded):
         return "numbers alone"
-    found = seen(padded, text, numbers, inner=1)
+    found = matrix_operands(padded, text, numbers, inner=1)
     if isinstance(found, str):
         return found
-    return Form(found.views, found.told, (*found.outer, *found.inner), found.gathered)
+    return OpCall(found.views, found.attributes, (*found.outer, *found.inner), found.copy_reason)
 
 
 def _workload(*arguments: Any) -> Elementwise:
@@ -76,12 +76,12 @@ def _fake(*arguments: Any) -> Tensor:
     return first.new_empty(first.shape)
 
 
-ELEMENTWISE = Family(
+ELEMENTWISE = CustomOp(
     f"elementwise({SCHEMA}) -> Tensor",
     MOST_TENSORS,
     _workload,
     lambda *arguments: element(arguments),
     _fake,
     order=lambda *arguments: order(arguments),
-    key=lambda *told: (*told[:-1], len(told[-1])),
+    key=lambda *attributes: (*attributes[:-1], len(attributes[-1])),
 )

@@ -15,12 +15,12 @@ from torch import fx, nn
 
 from tunebench.dispatch import preference
 from tunebench.errors import InputError
-from tunebench.graph.plan import Plan, plan
-from tunebench.torch.compiler._fused import Fused
-from tunebench.torch.compiler._rewriting import fused
+from tunebench.graph.plan import PartitionPlan, plan
+from tunebench.torch._tensor import device_of
+from tunebench.torch.compiler._fused_call import FusedCall
+from tunebench.torch.compiler._graph_rewriter import rewrite_groups
 from tunebench.torch.compiler._translation import translate
-from tunebench.torch.compiler.capturing import Phase, constants_of, traced_by
-from tunebench.torch.operators._memory import device_of
+from tunebench.torch.compiler.capture import Phase, constants_of, traced_by
 
 __all__ = ["Backend", "backend", "backend_of", "compile", "plans"]
 
@@ -41,8 +41,8 @@ class Backend:
 
     def __init__(self, name: str = "model", *, benchmark: bool = False) -> None:
         self._name, self._benchmark = name, benchmark
-        self.plans: list[Plan] = []
-        self.fused: list[list[Fused]] = []
+        self.plans: list[PartitionPlan] = []
+        self.fused: list[list[FusedCall]] = []
         self.left: list[str] = []
         self._traced = traced_by(self._compiled)
 
@@ -66,7 +66,9 @@ class Backend:
         made = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")
         self.plans.append(made)
         chosen = [(offer.group, offer.price.by == "tunebench") for offer in made.chosen]
-        written, ours = fused(module, translation, chosen, device, ordinal, benchmark=self._benchmark)
+        written, ours = rewrite_groups(
+            module, translation, chosen, device, ordinal, benchmark=self._benchmark
+        )
         self.fused.append(ours)
         return written.forward  # type: ignore[no-any-return]
 
@@ -135,7 +137,7 @@ def compile(  # noqa: A001 - torch's name
     return compiled
 
 
-def plans(compiled: Any) -> tuple[Plan, ...]:
+def plans(compiled: Any) -> tuple[PartitionPlan, ...]:
     """Return the plans of what `compile` returned, of all graphs that were compiled so far.
 
     Raises:

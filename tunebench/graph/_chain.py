@@ -7,10 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tunebench.expression import Apply, Name, Node, names, parse, steps, write
-from tunebench.graph.node import Graph, Place
+from tunebench.graph.node import Broadcast, Graph
 from tunebench.workloads.operators._expression_workload import substitute
 
-__all__ = ["Epilogue", "Leaf", "Tree", "chains", "epilogue_of", "joined", "preparing"]
+__all__ = [
+    "ChainEpilogue",
+    "ChainExpression",
+    "ChainOperand",
+    "chain_expression",
+    "chains",
+    "epilogue_of",
+    "statistics_nodes",
+]
 
 MOST_CHAINS = 48
 """Chains that end in one node; the shorter ones come first."""
@@ -20,15 +28,15 @@ MOST_LINKS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class ChainOperand:
     """A value that a tree reads, and how it lies beside what the tree gives."""
 
     value: str
-    place: Place
+    place: Broadcast
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class ChainExpression:
     """What some elementwise nodes compute together.
 
     Attributes:
@@ -37,10 +45,10 @@ class Tree:
     """
 
     root: Node
-    leaves: Mapping[str, Leaf]
+    leaves: Mapping[str, ChainOperand]
 
 
-def joined(graph: Graph, sink: int, members: frozenset[int]) -> Tree | None:
+def chain_expression(graph: Graph, sink: int, members: frozenset[int]) -> ChainExpression | None:
     """Return what elementwise nodes compute together, or None if they do not walk the same elements.
 
     Args:
@@ -48,8 +56,8 @@ def joined(graph: Graph, sink: int, members: frozenset[int]) -> Tree | None:
         sink: The node whose result is wanted.
         members: The nodes, `sink` among them.
     """
-    leaves: dict[str, Leaf] = {}
-    called: dict[Leaf, str] = {}
+    leaves: dict[str, ChainOperand] = {}
+    called: dict[ChainOperand, str] = {}
 
     def tree_of(index: int) -> Node | None:
         node = graph.nodes[index]
@@ -63,7 +71,7 @@ def joined(graph: Graph, sink: int, members: frozenset[int]) -> Tree | None:
                     return None
                 inputs[Name(name)] = inner
             else:
-                leaf = Leaf(operand.value, operand.place)
+                leaf = ChainOperand(operand.value, operand.place)
                 called.setdefault(leaf, f"x{len(called)}")
                 leaves[called[leaf]] = leaf
                 inputs[Name(name)] = Name(called[leaf])
@@ -72,10 +80,10 @@ def joined(graph: Graph, sink: int, members: frozenset[int]) -> Tree | None:
     root = tree_of(sink)
     if root is None or not _is_even(graph, leaves, graph.nodes[sink].writes[0]):
         return None
-    return Tree(root, leaves)
+    return ChainExpression(root, leaves)
 
 
-def _is_even(graph: Graph, leaves: Mapping[str, Leaf], result: str) -> bool:
+def _is_even(graph: Graph, leaves: Mapping[str, ChainOperand], result: str) -> bool:
     """Tell whether each value is read in one way, and all vectors and rows are as long."""
     values = [leaf.value for leaf in leaves.values()]
     elements = graph.values[result].elements
@@ -97,7 +105,7 @@ def chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
     yield from itertools.islice(_chains(graph, sink), MOST_CHAINS)
 
 
-def preparing(graph: Graph, members: Iterable[int]) -> list[int]:
+def statistics_nodes(graph: Graph, members: Iterable[int]) -> list[int]:
     """Return elementwise nodes that have kernels of their own to run before: those of statistics."""
     return [index for index in members if graph.nodes[index].workloads]
 
@@ -110,7 +118,7 @@ def _chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
         yield members
         for before in sorted(_grown(graph, members), reverse=True):
             wider = members | {before}
-            if wider not in seen and len(wider) <= MOST_LINKS and len(preparing(graph, wider)) <= 1:
+            if wider not in seen and len(wider) <= MOST_LINKS and len(statistics_nodes(graph, wider)) <= 1:
                 seen.add(wider)
                 queue.append(wider)
 
@@ -121,7 +129,7 @@ def _grown(graph: Graph, members: frozenset[int]) -> set[int]:
     What is read by kernels that run before the chain must have been written.
     """
     found = set()
-    written = {value for index in preparing(graph, members) for value in graph.nodes[index].reads}
+    written = {value for index in statistics_nodes(graph, members) for value in graph.nodes[index].reads}
     for index in members:
         for operand in graph.nodes[index].operands.values():
             before = graph.writer.get(operand.value)
@@ -138,7 +146,7 @@ def _grown(graph: Graph, members: frozenset[int]) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Epilogue:
+class ChainEpilogue:
     """``outer(act(sums * scale + bias + inner residual)) + residual``, or a part of that.
 
     Attributes:
@@ -159,7 +167,7 @@ class Epilogue:
 X = Name("x")
 
 
-def epilogue_of(tree: Tree, sums: str, column: Place) -> Epilogue | None:
+def epilogue_of(tree: ChainExpression, sums: str, column: Broadcast) -> ChainEpilogue | None:
     """Return a tree as what follows sums, or None if it is no such thing.
 
     Args:
@@ -177,13 +185,13 @@ def epilogue_of(tree: Tree, sums: str, column: Place) -> Epilogue | None:
             found = _activated(tree, rest, start, column)
             if found is not None and found.activation != "x" and not found.inner:
                 residual = tree.leaves[added.name].value  # type: ignore[union-attr]
-                return Epilogue(
+                return ChainEpilogue(
                     scale=found.scale, bias=found.bias, residual=residual, activation=found.activation
                 )
     return _activated(tree, root, start, column)
 
 
-def _activated(tree: Tree, root: Node, start: Name, column: Place) -> Epilogue | None:
+def _activated(tree: ChainExpression, root: Node, start: Name, column: Broadcast) -> ChainEpilogue | None:
     """Return a function of one linear part, the largest there is."""
     parts = [root, *(step for step in reversed(steps(root)) if start.name in names(step)), start]
     for part in parts:
@@ -192,11 +200,11 @@ def _activated(tree: Tree, root: Node, start: Name, column: Place) -> Epilogue |
             continue
         outer = substitute(root, {part: X})
         if names(outer) in (("x",), ()):
-            return Epilogue(**linear, activation=write(outer))
+            return ChainEpilogue(**linear, activation=write(outer))
     return None
 
 
-def _linear(tree: Tree, part: Node, start: Name, column: Place) -> dict[str, str] | None:
+def _linear(tree: ChainExpression, part: Node, start: Name, column: Broadcast) -> dict[str, str] | None:
     """Return ``start * scale + bias + inner`` as the values it has, or None if it is something else."""
     found: dict[str, str] = {}
     while part != start:
@@ -207,7 +215,9 @@ def _linear(tree: Tree, part: Node, start: Name, column: Place) -> dict[str, str
     return found
 
 
-def _peeled(tree: Tree, part: Node, start: Name, column: Place, found: dict[str, str]) -> Node | None:
+def _peeled(
+    tree: ChainExpression, part: Node, start: Name, column: Broadcast, found: dict[str, str]
+) -> Node | None:
     """Take the last operation off a linear part, and note it; what is added comes after the factor."""
     if not isinstance(part, Apply) or part.operation not in ("add", "mul"):
         return None
@@ -232,5 +242,5 @@ def _sums_of(root: Node) -> tuple[tuple[Node, Node], ...]:
     return ()
 
 
-def _place(tree: Tree, node: Node) -> Place | None:
+def _place(tree: ChainExpression, node: Node) -> Broadcast | None:
     return tree.leaves[node.name].place if isinstance(node, Name) and node.name in tree.leaves else None

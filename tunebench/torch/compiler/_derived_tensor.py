@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, fx
 
-__all__ = ["Channels", "Derived", "Folded", "Zeros"]
+__all__ = ["DerivedTensor", "FilterSlice", "FoldedBatchNorm", "ZeroBias"]
 
 
-class Derived(ABC):
+class DerivedTensor(ABC):
     """A tensor that is a function of some others, which seldom change.
 
     Attributes:
@@ -27,7 +27,7 @@ class Derived(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Folded(Derived):
+class FoldedBatchNorm(DerivedTensor):
     """The scale or the shift of a batch normalisation whose statistics are the same in every step.
 
     Attributes:
@@ -50,7 +50,7 @@ class Folded(Derived):
 
 
 @dataclass(frozen=True, slots=True)
-class Channels(Derived):
+class FilterSlice(DerivedTensor):
     """Filters of some input channels, channels last.
 
     Attributes:
@@ -69,7 +69,7 @@ class Channels(Derived):
 
 
 @dataclass(frozen=True, slots=True)
-class Zeros(Derived):
+class ZeroBias(DerivedTensor):
     """A bias that adds nothing to the results of filters.
 
     Attributes:

@@ -27,20 +27,19 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tunebench.dispatch import Call as ServedCall
-from tunebench.dispatch import watching
+from tunebench.dispatch import Call, watching
 from tunebench.errors import InputError, TunebenchError
-from tunebench.torch.compiler import _aten
-from tunebench.torch.profiling._ledger import Entry, Ledger, device_of
-from tunebench.torch.profiling._stopwatch import Call, Stopwatch
+from tunebench.torch import _aten_workload
+from tunebench.torch.profiling._call_timer import CallTimer, TimedCall
+from tunebench.torch.profiling._demand_counter import DemandCounter, ProfiledOperation, device_of
 
-__all__ = ["Line", "Recording", "record"]
+__all__ = ["DemandProfile", "ProfileLine", "profile"]
 
 INTERVAL_S = 30.0
 """How often what was seen is brought to the database: a crash loses no more than that."""
 
 
-class Line(NamedTuple):
+class ProfileLine(NamedTuple):
     """What time was spent on.
 
     Attributes:
@@ -56,13 +55,13 @@ class Line(NamedTuple):
     time_us: float
 
 
-def record(
+def profile(
     *,
     db: str | Path | None = None,
     save: bool = True,
     eager: bool = False,
     interval_s: float = INTERVAL_S,
-) -> Recording:
+) -> DemandProfile:
     """Note the problems that a torch program runs, patched or not; a context manager.
 
     On a CPU a call takes as long as its caller waits. On a GPU it is timed by events on its stream, which
@@ -83,18 +82,18 @@ def record(
     """
     if not interval_s > 0:
         raise InputError(f"interval_s must be positive, got {interval_s}")
-    return Recording(db=db, save=save, eager=eager, interval_s=interval_s)
+    return DemandProfile(db=db, save=save, eager=eager, interval_s=interval_s)
 
 
-class Recording:
+class DemandProfile:
     """What a program ran, as far as it was seen; `print` shows it.
 
     It may be entered again, and adds up.
     """
 
     def __init__(self, *, db: str | Path | None, save: bool, eager: bool, interval_s: float) -> None:
-        self._ledger = Ledger(db)
-        self._stopwatch = Stopwatch(self._ledger)
+        self._counter = DemandCounter(db)
+        self._timer = CallTimer(self._counter)
         self._save, self._eager, self._interval_s = save, eager, interval_s
         self._entered: list[contextlib.ExitStack] = []
 
@@ -103,11 +102,11 @@ class Recording:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             if self._save and not self._entered:
-                self._ledger.check()
-                stack.enter_context(_saving_now_and_then(self._ledger, self._interval_s))
+                self._counter.check()
+                stack.enter_context(_saving_now_and_then(self._counter, self._interval_s))
             if self._eager:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            mode = _Mode(self._stopwatch)
+            mode = _ProfilingMode(self._timer)
             stack.enter_context(watching(mode.hear))
             stack.enter_context(mode)
             self._entered.append(stack.pop_all())
@@ -118,19 +117,19 @@ class Recording:
     ) -> None:
         self._entered.pop().close()
         if not self._entered:
-            self._stopwatch.finish()
+            self._timer.finish()
             if self._save:
-                _save(self._ledger)
+                _save(self._counter)
 
     # -- what was seen ----------------------------------------------------------------------------
 
     @property
-    def problems(self) -> tuple[Line, ...]:
-        """What can be tuned, the most time first; `Line.name` is the text of a workload."""
+    def problems(self) -> tuple[ProfileLine, ...]:
+        """What can be tuned, the most time first; `ProfileLine.name` is the text of a workload."""
         return self._lines(are_workloads=True)
 
     @property
-    def others(self) -> tuple[Line, ...]:
+    def others(self) -> tuple[ProfileLine, ...]:
         """What no operator of tunebench does, by name and reason, the most time first."""
         return self._lines(are_workloads=False)
 
@@ -141,10 +140,10 @@ class Recording:
         total = tunable + sum(line.time_us for line in self.others)
         return tunable / total if total else 0.0
 
-    def _lines(self, *, are_workloads: bool) -> tuple[Line, ...]:
+    def _lines(self, *, are_workloads: bool) -> tuple[ProfileLine, ...]:
         return tuple(
-            Line(entry.name, _device_text(entry.device), calls, time_us)
-            for entry, calls, time_us in self._ledger.entries()
+            ProfileLine(entry.name, _device_text(entry.device), calls, time_us)
+            for entry, calls, time_us in self._counter.entries()
             if entry.is_workload == are_workloads and calls
         )
 
@@ -170,7 +169,7 @@ class Recording:
         )
 
 
-def _rows(lines: tuple[Line, ...], total_us: float) -> list[str]:
+def _rows(lines: tuple[ProfileLine, ...], total_us: float) -> list[str]:
     if not lines:
         return []
     several = len({line.device for line in lines}) > 1
@@ -194,7 +193,7 @@ def _device_text(device: Any) -> str:
 
 
 @contextlib.contextmanager
-def _saving_now_and_then(ledger: Ledger, interval_s: float) -> Any:
+def _saving_now_and_then(ledger: DemandCounter, interval_s: float) -> Any:
     ended = threading.Event()
 
     def work() -> None:
@@ -212,7 +211,7 @@ def _saving_now_and_then(ledger: Ledger, interval_s: float) -> Any:
             thread.join()
 
 
-def _save(ledger: Ledger) -> None:
+def _save(ledger: DemandCounter) -> None:
     """Save, or warn: the program that is recorded goes on without its records."""
     try:
         ledger.save()
@@ -223,11 +222,11 @@ def _save(ledger: Ledger) -> None:
 # -- seeing ----------------------------------------------------------------------------------------
 
 
-class _Last(NamedTuple):
+class _PreviousCall(NamedTuple):
     """The call before, as far as the next one may be a part of it."""
 
     operator: str
-    call: Call
+    call: TimedCall
     output: int  # address of its result
 
 
@@ -235,13 +234,13 @@ _SILENT = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "
 """Operators that compute nothing, besides views."""
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[misc]
+class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
     """Sees every operator that runs in the threads it is active in."""
 
-    def __init__(self, stopwatch: Stopwatch) -> None:
+    def __init__(self, stopwatch: CallTimer) -> None:
         super().__init__()
-        self._stopwatch = stopwatch
-        self._seen: dict[Any, _aten.Seen] = {}
+        self._timer = stopwatch
+        self._seen: dict[Any, _aten_workload.AtenWorkloads] = {}
         self._thread = threading.local()
 
     @classmethod
@@ -267,7 +266,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
     def _served(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make a call of an operator of ours, which tells what it runs."""
         device = _device(args, kwargs)
-        call = Call()
+        call = TimedCall()
 
         def run() -> Any:
             told = self._thread.told = []
@@ -276,56 +275,58 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
             finally:
                 self._thread.told = None
                 entries = [_entry_of(one, device) for one in told] or [
-                    Entry(device, _name(func), is_workload=False)
+                    ProfiledOperation(device, _name(func), is_workload=False)
                 ]
                 call.shares = tuple((entry, 1, 1 / len(entries)) for entry in entries)
 
-        return self._stopwatch.time(call, device, run)
+        return self._timer.time(call, device, run)
 
-    def hear(self, call: ServedCall) -> None:
+    def hear(self, call: Call) -> None:
         """Hear of a served call; of those that are not seen here, in other threads, nothing is kept."""
-        told: list[ServedCall] | None = getattr(self._thread, "told", None)
+        told: list[Call] | None = getattr(self._thread, "told", None)
         if told is not None:
             told.append(call)
 
     def _timed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         device = _device(args, kwargs)
-        call = Call(*self._shares(func, device, args, kwargs))
+        call = TimedCall(*self._shares(func, device, args, kwargs))
         name = func._schema.name
         self._join(name, call, args)
         hold = name in _JOINED_FIRST
-        result = self._stopwatch.time(call, device, lambda: func(*args, **kwargs), hold=hold)
-        self._thread.last = _Last(name, call, _address(result)) if hold else None
+        result = self._timer.time(call, device, lambda: func(*args, **kwargs), hold=hold)
+        self._thread.last = _PreviousCall(name, call, _address(result)) if hold else None
         return result
 
     def _shares(
         self, func: Any, device: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> list[tuple[Entry, int, float]]:
-        if not _aten.is_known(func):
-            return [(Entry(device, _name(func), is_workload=False), 1, 1.0)]
+    ) -> list[tuple[ProfiledOperation, int, float]]:
+        if not _aten_workload.is_known(func):
+            return [(ProfiledOperation(device, _name(func), is_workload=False), 1, 1.0)]
         key = (
             func,
             torch.is_grad_enabled(),
             _precision(device),
-            *map(_aten.signature, (args, *kwargs.items())),
+            *map(_aten_workload.signature, (args, *kwargs.items())),
         )
         seen = self._seen.get(key)
         if seen is None:
-            seen = self._seen[key] = _aten.workloads_of(func, args, kwargs)
+            seen = self._seen[key] = _aten_workload.workloads_of(func, args, kwargs)
         if not seen.workloads:
-            return [(Entry(device, f"{_name(func)} ({seen.reason})", is_workload=False), 1, 1.0)]
+            return [(ProfiledOperation(device, f"{_name(func)} ({seen.reason})", is_workload=False), 1, 1.0)]
         share = 1 / len(seen.workloads)
-        return [(Entry(device, text, is_workload=True), 1, share) for text in seen.workloads]
+        return [(ProfiledOperation(device, text, is_workload=True), 1, share) for text in seen.workloads]
 
-    def _join(self, name: str, call: Call, args: tuple[Any, ...]) -> None:
+    def _join(self, name: str, call: TimedCall, args: tuple[Any, ...]) -> None:
         """Make one problem of a log-softmax and the loss after it, or of their gradients."""
-        last: _Last | None = getattr(self._thread, "last", None)
+        last: _PreviousCall | None = getattr(self._thread, "last", None)
         if last is None or (last.operator, name) not in _JOINED or _address(args[0]) != last.output:
             return
         softmax = next((c for c in (last.call, call) if c.shares[0][0].is_workload), None)
         if softmax is not None:
             entry = softmax.shares[0][0]
-            whole = Entry(entry.device, _aten.cross_entropy(entry.name), is_workload=True)
+            whole = ProfiledOperation(
+                entry.device, _aten_workload.cross_entropy(entry.name), is_workload=True
+            )
             last.call.shares = ((whole, 1, 1.0),)
             call.shares = ((whole, 0, 1.0),)
 
@@ -339,10 +340,10 @@ _JOINED = frozenset(
 _JOINED_FIRST = frozenset(first for first, _ in _JOINED)
 
 
-def _entry_of(call: ServedCall, device: Any) -> Entry:
+def _entry_of(call: Call, device: Any) -> ProfiledOperation:
     if call.workload is None:
-        return Entry(device, f"tunebench.{call.function} ({call.reason})", is_workload=False)
-    return Entry(device, str(call.workload), is_workload=True)
+        return ProfiledOperation(device, f"tunebench.{call.function} ({call.reason})", is_workload=False)
+    return ProfiledOperation(device, str(call.workload), is_workload=True)
 
 
 @functools.cache
@@ -356,7 +357,7 @@ def _dispatches(kind: Any) -> bool:
 def _is_composite(func: Any) -> bool:
     """Tell whether an operator is but a function of others: inference mode shows it undone."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return not _aten.is_known(func) and bool(func.has_kernel_for_dispatch_key(key))
+    return not _aten_workload.is_known(func) and bool(func.has_kernel_for_dispatch_key(key))
 
 
 @functools.cache
