@@ -1,10 +1,10 @@
-"""How much is searched for the partition of minimal time, and what gap is left: graphs of kinds and sizes.
+"""CPU time and optimality gap of the partition into groups of minimal time.
 
-    python -m benchmarks.partition [--limit ROWS] [--seeds 3] [--kind unet] [--nodes 300]
+    python -m benchmarks.partition [--limit SECONDS] [--seeds 3] [--kind unet] [--nodes 300]
     python -m benchmarks.partition --models
 
-Graphs are made up, of the shapes that models have; so are candidates: connected convex groups of 2 to 8
-nodes that grow from every node at random, and what they save.
+Graphs are synthetic, with the structure of models. Candidates are connected convex groups of 2 to 8 nodes,
+grown at random from every node, with random costs.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tunebench.graph._precedence import Precedence
-from tunebench.graph.partition import LIMIT, Partition, PartitionCandidate, cheapest_partition
+from tunebench.graph.partition import LIMIT_S, Partition, PartitionCandidate, cheapest_partition
 
-__all__ = ["KINDS", "Case", "case"]
+__all__ = ["KINDS", "Case", "case", "grown_group", "neighbours", "row"]
 
 Graph = list[list[int]]
 """Immediate predecessors of nodes 0, 1, …"""
 
 
 def chain(count: int) -> Graph:
-    """Return one node after the other."""
+    """Return a chain."""
     return [[node - 1] if node else [] for node in range(count)]
 
 
@@ -35,7 +35,7 @@ def tree(count: int) -> Graph:
 
 
 def sums(count: int) -> Graph:
-    """Return a tree in which each node adds up two."""
+    """Return a tree in which each node reads two others."""
     last = count - 1
     return [
         [last - child for child in (2 * at + 1, 2 * at + 2) if child < count] for at in range(last, -1, -1)
@@ -43,7 +43,7 @@ def sums(count: int) -> Graph:
 
 
 def resnet(count: int) -> Graph:
-    """Return blocks of three times convolution, norm and ReLU, around which the input is added."""
+    """Return residual blocks of three convolutions, each with normalisation and ReLU."""
     graph: Graph = [[]]
     while len(graph) < count:
         start = len(graph) - 1
@@ -55,7 +55,7 @@ def resnet(count: int) -> Graph:
 
 
 def unet(count: int) -> Graph:
-    """Return ever more levels down and up again, each of six nodes, joined across by concatenation."""
+    """Return a U-Net: levels of six nodes down and up again, with a concatenation across each level."""
     graph: Graph = [[]]
     skips = []
     for _ in range(count // 15):
@@ -72,7 +72,7 @@ def unet(count: int) -> Graph:
 
 
 def training(count: int) -> Graph:
-    """Return a chain and its gradients: each needs the one before it, and what the chain computed there."""
+    """Return a chain and its gradients: each gradient reads the one before it and a result of the chain."""
     forward = chain(count // 2)
     graph = [*forward]
     for node in reversed(range(len(forward))):
@@ -81,7 +81,7 @@ def training(count: int) -> Graph:
 
 
 def inception(count: int) -> Graph:
-    """Return blocks of four branches of one to four nodes, which a node joins."""
+    """Return blocks of four parallel branches of one to four nodes, joined by a node."""
     graph: Graph = [[]]
     while len(graph) < count:
         start, ends = len(graph) - 1, []
@@ -95,7 +95,7 @@ def inception(count: int) -> Graph:
 
 
 def transformer(count: int) -> Graph:
-    """Return layers of attention (three projections that a product joins) and of two products, with sums."""
+    """Return transformer layers: attention with three projections, and two products, with residuals."""
     graph: Graph = [[]]
     while len(graph) < count:
         start = len(graph) - 1
@@ -110,7 +110,7 @@ def transformer(count: int) -> Graph:
 
 
 def grid(count: int) -> Graph:
-    """Return a square of nodes that need the one above and the one to the left: nothing parts it cheaply."""
+    """Return a square in which each node reads those above and to the left: it has no small separator."""
     side = round(count**0.5)
     return [
         [node - 1 for _ in range(1) if node % side] + [node - side for _ in range(1) if node >= side]
@@ -119,7 +119,7 @@ def grid(count: int) -> Graph:
 
 
 def branches(count: int) -> Graph:
-    """Return two chains side by side, whose nodes candidates take together: many of these deadlock."""
+    """Return two parallel chains; candidates hold nodes of both, so that many of them deadlock."""
     return [[node - 2] if node >= 2 else [] for node in range(count)]
 
 
@@ -131,29 +131,38 @@ KINDS: dict[str, Callable[[int], Graph]] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A graph and groups to choose from."""
+    """A graph and its candidates."""
 
     predecessors: Graph
     candidates: tuple[PartitionCandidate, ...]
 
 
 def case(kind: str, count: int, seed: int, tries: int = 8, largest: int = 8) -> Case:
-    """Make up a graph of about so many nodes, with so many tries to grow a group at each."""
+    """Return a synthetic graph with random candidates.
+
+    Args:
+        kind: A name of `KINDS`.
+        count: Approximate number of nodes.
+        seed: Seed of the random draws.
+        tries: Candidates grown from each node.
+        largest: Nodes of the largest candidate.
+    """
     draw = random.Random(f"{kind} {count} {seed}")
     graph = KINDS[kind](count)
-    near = _near(graph, across=kind == "branches")
+    near = neighbours(graph, across=kind == "branches")
     precedence = Precedence.of(graph)
     times_us = [draw.uniform(2, 20) for _ in graph]
     found = {frozenset({node}): time_us for node, time_us in enumerate(times_us)}
     for node in range(len(graph)):
         for _ in range(tries):
-            group = _grown(near, node, draw.randint(2, largest), draw)
+            group = grown_group(near, node, draw.randint(2, largest), draw)
             if precedence.between(sum(1 << member for member in group)) is None:
                 found[group] = sum(times_us[member] for member in group) * draw.uniform(0.5, 1)
     return Case(graph, tuple(PartitionCandidate(nodes=nodes, cost_us=cost) for nodes, cost in found.items()))
 
 
-def _near(graph: Graph, *, across: bool) -> list[set[int]]:
+def neighbours(graph: Graph, *, across: bool) -> list[set[int]]:
+    """Return the nodes next to each node; `across` adds those of the parallel chain."""
     near: list[set[int]] = [set(before) for before in graph]
     for node, before in enumerate(graph):
         for other in before:
@@ -165,7 +174,8 @@ def _near(graph: Graph, *, across: bool) -> list[set[int]]:
     return near
 
 
-def _grown(near: Sequence[set[int]], node: int, size: int, draw: random.Random) -> frozenset[int]:
+def grown_group(near: Sequence[set[int]], node: int, size: int, draw: random.Random) -> frozenset[int]:
+    """Return a random connected group that contains a node."""
     group = {node}
     while len(group) < size:
         around = sorted(set().union(*(near[member] for member in group)) - group)
@@ -176,7 +186,7 @@ def _grown(near: Sequence[set[int]], node: int, size: int, draw: random.Random) 
 
 
 def captured() -> Iterator[tuple[str, Case]]:
-    """Capture models of full depth and little width, with the groups that are legal, at made-up prices."""
+    """Yield models of full depth and small width with all their legal groups, at random costs."""
     import torch
 
     from benchmarks._torch_models import Bert, Gpt2, Resnet, Size
@@ -209,44 +219,43 @@ def _priced(legal: Sequence[frozenset[int]], count: int) -> tuple[PartitionCandi
 
 
 def main() -> None:
-    """Print a table: what was searched, how long it took and what gap is left, the worst of the seeds."""
+    """Print a table of cuts, proofs, gap and CPU time of each kind of graph; the worst of the seeds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--limit", type=int, default=LIMIT)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="time limit of a graph, in seconds")
+    parser.add_argument("--seeds", type=int, default=3, help="graphs of each kind and size")
     parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument("--nodes", type=int, action="append")
     parser.add_argument("--models", action="store_true", help="capture models of torch instead")
     asked = parser.parse_args()
-    print("| kind | nodes | candidates | rows | exact | gap | CPU s |")
+    print("| kind | nodes | candidates | deadlock cuts | proven optimal | gap | CPU s |")
     print("|---|---|---|---|---|---|---|")
     if asked.models:
         for name, made in captured():
-            print(_row(name, [made], asked.limit), flush=True)
+            print(row(name, [made], asked.limit), flush=True)
         return
     for kind in asked.kind or KINDS:
         for count in asked.nodes or (50, 300, 3000):
-            print(_line(kind, count, asked.seeds, asked.limit), flush=True)
+            print(
+                row(kind, [case(kind, count, seed) for seed in range(asked.seeds)], asked.limit), flush=True
+            )
 
 
-def _line(kind: str, count: int, seeds: int, limit: int) -> str:
-    return _row(kind, [case(kind, count, seed) for seed in range(seeds)], limit)
-
-
-def _row(name: str, cases: Sequence[Case], limit: int) -> str:
+def row(name: str, cases: Sequence[Case], limit_s: float) -> str:
+    """Return the table row of some graphs."""
     found: list[Partition] = []
-    took = []
+    took_s = []
     for made in cases:
         began = time.process_time()
-        found.append(cheapest_partition(made.predecessors, made.candidates, limit=limit))
-        took.append(time.process_time() - began)
+        found.append(cheapest_partition(made.predecessors, made.candidates, limit_s=limit_s))
+        took_s.append(time.process_time() - began)
     nodes, candidates = len(cases[0].predecessors), max(len(made.candidates) for made in cases)
     exact = sum(partition.exact for partition in found)
-    rows, gap = max(partition.rows for partition in found), max(partition.gap for partition in found)
+    cuts, gap = max(partition.cuts for partition in found), max(partition.gap for partition in found)
     return (
-        f"| {name} | {nodes} | {candidates:,} | {rows:,} | {exact} of {len(cases)} | {gap:.2%} "
-        f"| {max(took):.2f} |"
+        f"| {name} | {nodes} | {candidates:,} | {cuts} | {exact} of {len(cases)} | {gap:.2%} "
+        f"| {max(took_s):.2f} |"
     )
 
 

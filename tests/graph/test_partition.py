@@ -1,4 +1,4 @@
-"""The partition of minimal time: it is the cheapest that can run, and what is not proved is told as a gap."""
+"""The partition of minimal time: optimal against brute force, and an honest gap at a time limit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from benchmarks import partition as benchmark
 from tunebench.errors import InputError
-from tunebench.graph import _dual, partition
-from tunebench.graph._elimination import Group, eliminate
 from tunebench.graph.partition import Partition, PartitionCandidate, cheapest_partition
 
 Graph = Sequence[Sequence[int]]
@@ -28,11 +26,11 @@ def alone(costs_us: Sequence[float]) -> list[PartitionCandidate]:
     return [candidate(cost_us, node) for node, cost_us in enumerate(costs_us)]
 
 
-# What is obviously right, if slow: every way to divide nodes among groups, each tried for whether it can run.
+# -- brute force: every set of groups that covers the nodes, checked for deadlocks ---------------------------
 
 
 def divisions(nodes: frozenset[int], candidates: Sequence[PartitionCandidate]) -> Iterator[list[int]]:
-    """Yield all sets of candidates that hold every node once."""
+    """Yield all sets of candidates that contain every node exactly once."""
     if not nodes:
         yield []
         return
@@ -43,7 +41,7 @@ def divisions(nodes: frozenset[int], candidates: Sequence[PartitionCandidate]) -
 
 
 def can_run(graph: Graph, groups: Sequence[frozenset[int]]) -> bool:
-    """Tell whether groups can run one after the other, by running whatever can."""
+    """Return whether groups can run in some order, by running every group that is ready."""
     done: set[int] = set()
     waiting = list(groups)
     while waiting:
@@ -56,20 +54,20 @@ def can_run(graph: Graph, groups: Sequence[frozenset[int]]) -> bool:
 
 
 def is_convex(graph: Graph, group: frozenset[int]) -> bool:
-    """Tell whether a group can run as one, all others alone: if no path leaves it and comes back."""
+    """Return whether a group is convex: whether it can run when all other nodes are alone."""
     others = [frozenset({node}) for node in range(len(graph)) if node not in group]
     return can_run(graph, [group, *others])
 
 
 def worth(candidates: Sequence[PartitionCandidate], chosen: Sequence[int]) -> tuple[Fraction, int, int]:
-    """Return what makes one partition better than another: its cost, groups, and sum of indices."""
+    """Return the sort key of a partition: its exact cost, number of groups, and sum of indices."""
     return sum(Fraction(candidates[index].cost_us) for index in chosen), len(chosen), sum(chosen)
 
 
 def best_of_all(
     graph: Graph, candidates: Sequence[PartitionCandidate], *, deadlocks: bool = False
 ) -> tuple[Fraction, int, int]:
-    """Return what the best partition is worth, or were if groups could wait for each other."""
+    """Return the sort key of the best partition, with or without partitions that deadlock."""
     return min(
         worth(candidates, chosen)
         for chosen in divisions(frozenset(range(len(graph))), candidates)
@@ -77,11 +75,11 @@ def best_of_all(
     )
 
 
-# Small graphs of all kinds, and groups to choose from.
+# -- small graphs with random candidates ---------------------------------------------------------------------
 
 
 def scattered(draw: random.Random) -> Graph:
-    """Return a random graph whose nodes are numbered in no order."""
+    """Return a random graph whose nodes are not in topological order."""
     names = list(range(draw.randint(1, 9)))
     draw.shuffle(names)
     share = draw.choice([0.1, 0.2, 0.4])
@@ -105,7 +103,7 @@ def diamonds(draw: random.Random) -> Graph:
 
 
 def abreast(draw: random.Random) -> Graph:
-    """Return two chains side by side: groups of both wait for each other easily."""
+    """Return two parallel chains: groups that contain nodes of both often deadlock."""
     return [[node - 2] if node >= 2 else [] for node in range(draw.randint(4, 9))]
 
 
@@ -113,7 +111,7 @@ KINDS: Sequence[Callable[[random.Random], Graph]] = (scattered, chain, tree, dia
 
 
 def groups_of(graph: Graph, draw: random.Random) -> list[PartitionCandidate]:
-    """Return nodes alone, in any order, and convex groups of up to five, connected or not."""
+    """Return single nodes and random convex groups of up to five nodes, in any order, connected or not."""
     cost = draw.choice([lambda size: draw.choice([1.0, 2.0]), lambda size: size**0.5 * draw.uniform(0.1, 3)])
     found = alone([cost(1) for _ in graph])
     for _ in range(draw.randint(0, 25)):
@@ -125,11 +123,11 @@ def groups_of(graph: Graph, draw: random.Random) -> list[PartitionCandidate]:
 
 
 CASES = 120
-"""Of each kind."""
+"""Graphs of each kind."""
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_it_is_what_trying_everything_finds(kind: Callable[[random.Random], Graph]) -> None:
+def test_partition_equals_brute_force(kind: Callable[[random.Random], Graph]) -> None:
     draw = random.Random(kind.__name__)
     deadlocked = 0
     for _ in range(CASES):
@@ -141,29 +139,25 @@ def test_it_is_what_trying_everything_finds(kind: Callable[[random.Random], Grap
         assert worth(candidates, found.chosen) == best
         assert found.exact
         assert found.cost_us == found.lower_us == float(best[0])
-        runs_in_order(graph, candidates, found)
-        for limit in (0, 1, 7, 30, 100):
-            holds(graph, candidates, cheapest_partition(graph, candidates, limit=limit), best[0])
+        assert_runs_in_order(graph, candidates, found)
+        assert_valid(graph, candidates, cheapest_partition(graph, candidates, limit_s=0), best[0])
     assert deadlocked >= {"scattered": 3, "abreast": 5}.get(kind.__name__, 0)
 
 
 @pytest.mark.parametrize("kind", [scattered, abreast], ids=lambda kind: kind.__name__)
-def test_tables_that_are_too_short_at_first_change_nothing(
-    kind: Callable[[random.Random], Graph], monkeypatch: pytest.MonkeyPatch
+def test_partition_equals_brute_force_on_more_graphs_that_deadlock(
+    kind: Callable[[random.Random], Graph],
 ) -> None:
-    monkeypatch.setattr(partition, "EFFORTS", ((1, 0), (2, 3), (2**62, 20)))
     draw = random.Random(f"{kind.__name__}, short")
     for _ in range(CASES):
         graph = kind(draw)
         candidates = groups_of(graph, draw)
         best = best_of_all(graph, candidates)
         assert worth(candidates, cheapest_partition(graph, candidates).chosen) == best
-        for limit in (10, 20, 50, 100, 150):
-            holds(graph, candidates, cheapest_partition(graph, candidates, limit=limit), best[0])
 
 
-def runs_in_order(graph: Graph, candidates: Sequence[PartitionCandidate], found: Partition) -> None:
-    """Assert that each node is in one group, and every group's inputs are there when it runs."""
+def assert_runs_in_order(graph: Graph, candidates: Sequence[PartitionCandidate], found: Partition) -> None:
+    """Assert that each node is in one group, and that every group runs after the groups it reads."""
     done: set[int] = set()
     for index in found.chosen:
         nodes = candidates[index].nodes
@@ -173,29 +167,30 @@ def runs_in_order(graph: Graph, candidates: Sequence[PartitionCandidate], found:
     assert done == set(range(len(graph)))
 
 
-def holds(graph: Graph, candidates: Sequence[PartitionCandidate], found: Partition, best: Fraction) -> None:
-    """Assert that what is told is true, however little was searched."""
+def assert_valid(
+    graph: Graph, candidates: Sequence[PartitionCandidate], found: Partition, best: Fraction
+) -> None:
+    """Assert that cost and lower bound are true, whether or not the partition is optimal."""
     cost = worth(candidates, found.chosen)[0]
     assert found.cost_us == float(cost)
     assert found.lower_us <= float(best) <= found.cost_us
     assert found.exact == (found.lower_us == found.cost_us)
     assert found.gap >= 0
-    runs_in_order(graph, candidates, found)
+    assert_runs_in_order(graph, candidates, found)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("inception", 60), ("branches", 150)])
-def test_a_small_limit_leaves_an_honest_gap(kind: str, count: int) -> None:
+@pytest.mark.parametrize(("kind", "count"), [("inception", 60), ("branches", 150), ("grid", 400)])
+def test_time_limit_leaves_a_valid_gap(kind: str, count: int) -> None:
     case = benchmark.case(kind, count, 0)
     exact = cheapest_partition(case.predecessors, case.candidates)
     assert exact.exact
-    limits = [0, *(exact.rows * tenths // 10 for tenths in range(1, 10))]
-    tries = [cheapest_partition(case.predecessors, case.candidates, limit=limit) for limit in limits]
-    for found in tries:
-        holds(case.predecessors, case.candidates, found, Fraction(exact.cost_us))
-    assert tries[0].gap > min(found.gap for found in tries)
+    for limit_s in (0, 1e-3, 1e-2):
+        found = cheapest_partition(case.predecessors, case.candidates, limit_s=limit_s)
+        assert_valid(case.predecessors, case.candidates, found, Fraction(exact.cost_us))
+    assert cheapest_partition(case.predecessors, case.candidates, limit_s=0).gap > 0
 
 
-def test_groups_that_wait_for_each_other_are_not_both_chosen() -> None:
+def test_groups_that_deadlock_are_not_both_chosen() -> None:
     graph = [[], [], [0], [1]]  # 0 -> 2 and 1 -> 3
     crossed = [*alone([5, 5, 5, 5]), candidate(1, 0, 3), candidate(2, 1, 2)]
     found = cheapest_partition(graph, crossed)
@@ -204,7 +199,7 @@ def test_groups_that_wait_for_each_other_are_not_both_chosen() -> None:
     assert found.exact
 
 
-def test_longer_circles_do_not_run_either() -> None:
+def test_longer_cycles_of_groups_are_not_chosen() -> None:
     graph = [[], [], [], [0], [1], [2]]  # 0 -> 3, 1 -> 4, 2 -> 5
     circle = [candidate(1, 0, 4), candidate(2, 1, 5), candidate(3, 2, 3)]
     found = cheapest_partition(graph, [*alone([9] * 6), *circle])
@@ -212,22 +207,22 @@ def test_longer_circles_do_not_run_either() -> None:
     assert found.exact
 
 
-def test_one_group_with_all_that_would_wait_is_fine() -> None:
+def test_group_that_contains_a_whole_cycle_is_chosen() -> None:
     graph = [[], [], [0], [1]]
     crossed = [*alone([5, 5, 5, 5]), candidate(1, 0, 3), candidate(2, 1, 2), candidate(4, 0, 1, 2, 3)]
     assert cheapest_partition(graph, crossed).chosen == (6,)
 
 
-def test_groups_far_apart_wait_for_each_other_through_what_is_between() -> None:
+def test_groups_deadlock_through_nodes_between_them() -> None:
     graph = [[], [], [0], [2], [3], [1], [5], [6]]  # 0 -> 2 -> 3 -> 4 and 1 -> 5 -> 6 -> 7
     found = cheapest_partition(graph, [*alone([3] * 8), candidate(1, 0, 7), candidate(1, 1, 4)])
     assert found.cost_us == 1 + 3 * 6
     assert found.exact
 
 
-def test_long_chains_take_few_rows() -> None:
+def test_long_chain_is_optimal() -> None:
     draw = random.Random(0)
-    count = 5000
+    count = 1000
     costs = {(start, size): draw.uniform(1, 3) * size for start in range(count) for size in (1, 2, 3, 5, 8)}
     costs = {(start, size): cost for (start, size), cost in costs.items() if start + size <= count}
     candidates = [candidate(cost, *range(start, start + size)) for (start, size), cost in costs.items()]
@@ -238,7 +233,6 @@ def test_long_chains_take_few_rows() -> None:
         best.append(min(best[end - size] + Fraction(costs[end - size, size]) for size in sizes))
     assert found.exact
     assert found.cost_us == float(best[-1])
-    assert found.rows < 5 * len(candidates)
 
 
 def chain_of(count: int) -> Graph:
@@ -246,14 +240,14 @@ def chain_of(count: int) -> Graph:
 
 
 @pytest.mark.parametrize("shape", ["binary", "random", "star", "caterpillar"])
-def test_trees_are_exact_however_they_grow(shape: str) -> None:
+def test_tree_of_any_shape_is_optimal(shape: str) -> None:
     draw = random.Random(shape)
     graph = tree_of(shape, 300, draw)
-    near = benchmark._near([list(before) for before in graph], across=False)
+    near = benchmark.neighbours([list(before) for before in graph], across=False)
     candidates = alone([draw.uniform(1, 5) for _ in graph])
     for node in range(len(graph)):
         for _ in range(4):
-            nodes = benchmark._grown(near, node, draw.randint(2, 6), draw)
+            nodes = benchmark.grown_group(near, node, draw.randint(2, 6), draw)
             candidates.append(candidate(len(nodes) * draw.uniform(0.5, 4), *nodes))
     found = cheapest_partition(graph, candidates)
     assert found.exact
@@ -271,7 +265,7 @@ def tree_of(shape: str, count: int, draw: random.Random) -> Graph:
 
 
 def best_of_tree(graph: Graph, candidates: Sequence[PartitionCandidate]) -> Fraction:
-    """Return the least cost of a tree whose nodes follow their parents: by what begins at each node."""
+    """Return the minimal cost of a tree whose nodes follow their parents, by dynamic programming."""
     children: list[list[int]] = [[] for _ in graph]
     for node, before in enumerate(graph):
         for parent in before:
@@ -292,15 +286,14 @@ def best_of_tree(graph: Graph, candidates: Sequence[PartitionCandidate]) -> Frac
 
 
 @pytest.mark.parametrize("kind", ["resnet", "unet", "training"])
-def test_models_of_a_thousand_nodes_are_exact_in_few_rows(kind: str) -> None:
+def test_model_of_a_thousand_nodes_is_optimal(kind: str) -> None:
     case = benchmark.case(kind, 1000, 0)
     found = cheapest_partition(case.predecessors, case.candidates)
     assert found.exact
-    assert found.rows < 5 * len(case.candidates)
-    runs_in_order(case.predecessors, case.candidates, found)
+    assert_runs_in_order(case.predecessors, case.candidates, found)
 
 
-def test_fewer_groups_win_a_tie_and_then_earlier_candidates() -> None:
+def test_ties_go_to_fewer_groups_then_to_earlier_candidates() -> None:
     graph = chain_of(4)
     pairs = [candidate(2, 2, 3), candidate(2, 1, 2), candidate(2, 0, 1)]
     assert set(cheapest_partition(graph, [*alone([1, 1, 1, 1]), *pairs]).chosen) == {6, 4}
@@ -310,27 +303,27 @@ def test_fewer_groups_win_a_tie_and_then_earlier_candidates() -> None:
     assert cheapest_partition(chain_of(3), [*last, *first, middle]).chosen == (1, 0)
 
 
-def test_of_several_candidates_with_the_same_nodes_the_cheapest_counts() -> None:
+def test_cheapest_of_candidates_with_the_same_nodes_is_chosen() -> None:
     same = [candidate(4, 0, 1), candidate(3, 0, 1), candidate(3, 1, 0)]
     assert cheapest_partition([[], [0]], [*alone([2, 2]), *same]).chosen == (3,)
 
 
-def test_costs_are_added_without_rounding() -> None:
-    costs = [1e16, 1.0, 1.0]  # 1e16 + 1 + 1 in floats is 1e16, if added from the left
+def test_cost_is_the_exact_sum_rounded_once() -> None:
+    costs = [1e16, 1.0, 1.0]  # 1e16 + 1 + 1 in floats is 1e16 when added from the left
+    found = cheapest_partition(chain_of(3), alone(costs))
+    assert (found.chosen, found.cost_us) == ((0, 1, 2), 1e16 + 2)
     found = cheapest_partition(chain_of(3), [*alone(costs), candidate(1e16, 0, 1)])
     assert (found.chosen, found.cost_us) == ((3, 2), 1e16)
-    found = cheapest_partition(chain_of(3), [*alone(costs), candidate(1e16 + 4, 0, 1, 2)])
-    assert (found.chosen, found.cost_us) == ((0, 1, 2), 1e16 + 2)
     found = cheapest_partition(chain_of(2), [*alone([1e300, 5e-324]), candidate(0.0, 0, 1)])
     assert (found.cost_us, found.gap, found.exact) == (0.0, 0.0, True)
 
 
-def test_a_gap_over_nothing_has_no_end() -> None:
-    assert Partition(chosen=(0,), cost_us=1.0, lower_us=0.0, rows=0).gap == math.inf
-    assert Partition(chosen=(0,), cost_us=6.0, lower_us=5.0, rows=0).gap == pytest.approx(0.2)
+def test_gap_over_lower_bound_zero_is_infinite() -> None:
+    assert Partition(chosen=(0,), cost_us=1.0, lower_us=0.0, cuts=0).gap == math.inf
+    assert Partition(chosen=(0,), cost_us=6.0, lower_us=5.0, cuts=0).gap == pytest.approx(0.2)
 
 
-def test_a_graph_without_nodes_is_done() -> None:
+def test_graph_without_nodes_has_empty_partition() -> None:
     found = cheapest_partition([], [])
     assert (found.chosen, found.cost_us, found.gap) == ((), 0.0, 0.0)
 
@@ -349,24 +342,22 @@ def test_a_graph_without_nodes_is_done() -> None:
         ([[]], alone([math.inf]), "a finite cost of 0 or more, got inf"),
         ([[], []], alone([1e308, 1e308]), "a finite sum"),
         (chain_of(3), [*alone([1, 1, 1]), candidate(1, 0, 2)], "(0, 2) is not convex: a path"),
-        (chain_of(3), [*alone([1, 1, 1]), candidate(1, 0, 2)], "between its nodes meets node 1"),
+        (chain_of(3), [*alone([1, 1, 1]), candidate(1, 0, 2)], "between its nodes passes through node 1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_divided_is_refused(
-    graph: Graph, candidates: list[PartitionCandidate], says: str
-) -> None:
+def test_invalid_input_is_refused(graph: Graph, candidates: list[PartitionCandidate], says: str) -> None:
     with pytest.raises(InputError) as refused:
         cheapest_partition(graph, candidates)
     assert says in str(refused.value)
 
 
-def test_a_negative_limit_is_refused() -> None:
-    with pytest.raises(InputError, match="limit must be 0 or more rows, got -1"):
-        cheapest_partition([[]], alone([1]), limit=-1)
+def test_negative_time_limit_is_refused() -> None:
+    with pytest.raises(InputError, match="limit_s must be 0 or more seconds, got -1"):
+        cheapest_partition([[]], alone([1]), limit_s=-1)
 
 
 @given(st.randoms(use_true_random=False))
-def test_names_of_nodes_and_the_order_of_candidates_do_not_matter(draw: random.Random) -> None:
+def test_cost_does_not_depend_on_node_numbers_or_candidate_order(draw: random.Random) -> None:
     kind = draw.choice(["branches", "inception", "transformer", "grid"])
     case = benchmark.case(kind, draw.randint(10, 25), draw.randint(0, 10**6), tries=4, largest=4)
     found = cheapest_partition(case.predecessors, case.candidates)
@@ -383,64 +374,17 @@ def test_names_of_nodes_and_the_order_of_candidates_do_not_matter(draw: random.R
         found.lower_us,
         len(found.chosen),
     )
-    runs_in_order(graph, renamed, again)
+    assert_runs_in_order(graph, renamed, again)
 
 
-def test_it_finds_the_same_every_time() -> None:
+def test_same_input_gives_same_partition() -> None:
     case = benchmark.case("branches", 120, 0)
-    limits = (50, 5_000, 1_000_000)
-    once, again = (
-        [cheapest_partition(case.predecessors, case.candidates, limit=limit) for limit in limits]
-        for _ in range(2)
-    )
+    once, again = (cheapest_partition(case.predecessors, case.candidates) for _ in range(2))
     assert once == again
 
 
-@given(st.randoms(use_true_random=False))
-def test_no_group_costs_less_than_its_nodes_prices(draw: random.Random) -> None:
-    graph = draw.choice(KINDS)(draw)
-    groups = [
-        Group(
-            index,
-            sum(1 << node for node in each.nodes),
-            tuple(sorted(each.nodes)),
-            1 + int(each.cost_us * 2**30),
-        )
-        for index, each in enumerate(groups_of(graph, draw))
-    ]
-    order = [step.node.bit_length() - 1 for step in eliminate(groups, [], [0] * len(graph))]
-    assert sorted(order) == list(range(len(graph)))
-    quick = _dual.by_order(groups, order)
-    target = sum(min(group.weight for group in groups if group.members == (node,)) for node in order)
-    worked = _dual.by_descent(groups, quick, target, 40)
-    for prices in (quick, worked):
-        assert all(sum(prices[node] for node in group.members) <= group.weight for group in groups)
-    assert sum(quick.values()) <= sum(worked.values())
-
-
-def test_the_benchmark_tells_what_it_searched() -> None:
-    line = benchmark._line("unet", 50, 2, 1_000_000)
+def test_benchmark_row_shows_proof_and_gap() -> None:
+    cases = [benchmark.case("unet", 50, seed) for seed in range(2)]
+    line = benchmark.row("unet", cases, 10.0)
     assert line.startswith("| unet | 46 | ")
     assert "| 2 of 2 | 0.00% |" in line
-
-
-def test_in_a_chain_prices_are_as_high_as_they_can_be() -> None:
-    draw = random.Random(0)
-    for _ in range(20):
-        graph = chain(draw)
-        candidates = groups_of(graph, draw)
-        groups = [
-            Group(
-                index,
-                sum(1 << node for node in each.nodes),
-                tuple(sorted(each.nodes)),
-                int(each.cost_us * 2**30),
-            )
-            for index, each in enumerate(candidates)
-        ]
-        edges = [1 << node >> 1 | (2 << node if node + 1 < len(graph) else 0) for node in range(len(graph))]
-        order = [step.node.bit_length() - 1 for step in eliminate(groups, [], edges)]
-        every = divisions(frozenset(range(len(graph))), candidates)
-        assert sum(_dual.by_order(groups, order).values()) == min(
-            sum(groups[index].weight for index in chosen) for chosen in every
-        )

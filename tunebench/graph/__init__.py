@@ -1,7 +1,7 @@
 """A model's step as a graph of operations, and its partition into groups that share a kernel.
 
-`extract` reads a PyTorch model as a `Graph`, `plan` chooses the groups for a device, and `tunebench.torch.compile`
-runs them. Only `extract` needs torch.
+`extract` reads a PyTorch model as a `Graph`, `plan` chooses the groups for a device, and
+`tunebench.torch.compile` runs them. Only `extract` needs torch.
 """
 
 from typing import Any

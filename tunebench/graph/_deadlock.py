@@ -30,7 +30,7 @@ class Deadlock:
 
 
 def waiting(precedence: Precedence, groups: Sequence[int]) -> list[int]:
-    """Return the places of groups, given as masks, that are on cycles or between cycles; none if all can run."""
+    """Return the places of groups (bit masks) that are on or between cycles; none if all can run."""
     order, waits = precedence.order(groups)
     left = set(range(len(groups))) - set(order)
     while True:

@@ -3,10 +3,10 @@
     candidates = [PartitionCandidate(nodes=frozenset({0}), cost_us=3.0), …]
     partition = cheapest_partition([(), (0,), (1,)], candidates)
 
-Each node is in exactly one group: a set partitioning problem, solved as an integer program by HiGHS. Groups also
-run one after the other, so the graph of groups must be acyclic. Two convex groups (no path leaves the group and
-returns) can wait for each other. Such deadlocks are rare, so constraints against them are added only when they
-occur in a solution; every partition satisfies them, so lower bounds stay valid.
+Each node is in exactly one group: a set partitioning problem, solved as an integer program by HiGHS. Groups
+also run one after the other, so the graph of groups must be acyclic. Two convex groups (no path leaves the
+group and returns) can wait for each other. Such deadlocks are rare, so constraints against them are added
+only when they occur in a solution; every partition satisfies them, so lower bounds stay valid.
 
 Of partitions with the same cost the one with the fewest groups is chosen, then the one with the earliest
 candidates. Costs that differ by less than 1e-7 of the most expensive candidate count as equal.
@@ -83,17 +83,19 @@ def cheapest_partition(
     *,
     limit_s: float = LIMIT_S,
 ) -> Partition:
-    """Choose groups such that each node is in exactly one, the groups can run in some order, and the cost is minimal.
+    """Choose groups such that each node is in exactly one, the groups can run in some order, and the cost is
+    minimal.
 
     Args:
         predecessors: Immediate predecessors of the nodes 0, 1, …, in any order.
-        candidates: Groups to choose from, among them one for each single node. Of several groups with the same
-            nodes only the cheapest is considered. Groups need not be connected.
-        limit_s: Time limit in seconds. When it is reached, the best partition so far is returned with its gap.
+        candidates: Groups to choose from, among them one for each single node. Of several groups with the
+            same nodes only the cheapest is considered. Groups need not be connected.
+        limit_s: Time limit in seconds. When it is reached, the best partition so far is returned with its
+            gap.
 
     Raises:
-        InputError: if the graph has a cycle, a node has no candidate of its own, or a candidate is empty or not
-            convex, has a node that does not exist, or a cost that is not finite and 0 or more.
+        InputError: if the graph has a cycle, a node has no candidate of its own, or a candidate is empty or
+            not convex, has a node that does not exist, or a cost that is not finite and 0 or more.
         MissingDependency: if HiGHS is not installed.
     """
     if not limit_s >= 0:
@@ -160,7 +162,7 @@ class _Group:
 
 
 def _useful(candidates: Sequence[PartitionCandidate]) -> list[_Group]:
-    """Return the cheapest candidate of each set of nodes, except those that cost more than their single nodes."""
+    """Return the cheapest candidate of each set of nodes that costs no more than its single nodes."""
     cheapest: dict[int, _Group] = {}
     for index, candidate in enumerate(candidates):
         nodes = _mask(candidate.nodes)

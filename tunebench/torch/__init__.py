@@ -1,7 +1,7 @@
 """Functions of torch run by tuned kernels: the same signatures, with gradients, also under `torch.compile`.
 
-A tuned kernel runs a call where it was measured to be faster than torch's on this device; torch runs all other
-calls. `prefer` changes that choice, and `watching` and `dispatch_report` show it.
+A tuned kernel runs a call where it was measured to be faster than torch's on this device; torch runs all
+other calls. `prefer` changes that choice, and `watching` and `dispatch_report` show it.
 
 - `operators`: the functions, each a custom operator of torch
 - `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels

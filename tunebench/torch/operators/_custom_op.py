@@ -2,7 +2,8 @@
 
 A call takes one of two paths. Plain tensors go directly to the kernel, with an autograd function around it
 where gradients are needed, because torch's dispatcher costs several microseconds. Traced calls go through
-`torch.ops.tunebench`: `torch.compile` and dispatch modes see one operator, which chooses its kernel when it runs.
+`torch.ops.tunebench`: `torch.compile` and dispatch modes see one operator, which chooses its kernel when it
+runs.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ class CustomOp:
         gradients: Returns the workloads of the gradients.
         backward: Returns the gradients of all arguments from the autograd context and the results' gradients;
             None if the operator cannot be differentiated.
-        save: Stores in the autograd context what `backward` reads: from the context, the arguments, the results.
+        save: Stores in the autograd context what `backward` reads: from the context, the arguments, the
+            results.
         empty: Allocates the results from the kernel, the shape of the first result (None: the workload's)
             and the arguments.
         prepare: Returns an operand in the workload's memory layout, from the operand and the attributes.

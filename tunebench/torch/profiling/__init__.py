@@ -1,1 +1,1 @@
-"""Profiling of the workloads that a torch program runs: counts and times, stored as demand in the database."""
+"""Profiling of the workloads that a torch program runs; counts and times go to the database."""
