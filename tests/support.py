@@ -63,7 +63,9 @@ REQUIREMENTS = {
     "numba-cuda": Requirement(missing=lambda: unavailable("numba-cuda"), mark="cuda"),
     "disassembler": Requirement(missing=_unless(find_disassembler, "no nvdisasm on this machine")),
     "gpu": Requirement(missing=_unless(device.local_gpus, "no GPU on this machine"), mark="gpu"),
+    "no-gpu": Requirement(missing=lambda: "this machine has a GPU" if device.local_gpus() else None),
     "torch": Requirement(missing=_package("torch", "torch"), mark="torch"),
+    "triton": Requirement(missing=_package("triton")),
     "postgres": Requirement(missing=_no_postgres, mark="server"),
     "ray": Requirement(missing=_package("ray", "cluster"), mark="server"),
     "matplotlib": Requirement(missing=_package("matplotlib", "plot")),
@@ -80,7 +82,9 @@ needs_numba_cuda = pytest.mark.needs("numba-cuda")
 needs_cuda = pytest.mark.needs("nvrtc", "numba-cuda")
 needs_disassembler = pytest.mark.needs("disassembler")
 needs_gpu = pytest.mark.needs("gpu")
+needs_no_gpu = pytest.mark.needs("no-gpu")
 needs_torch = pytest.mark.needs("torch")
+needs_triton = pytest.mark.needs("torch", "triton")
 needs_postgres = pytest.mark.needs("postgres")
 needs_ray = pytest.mark.needs("ray")
 needs_matplotlib = pytest.mark.needs("matplotlib")

@@ -1,19 +1,20 @@
-"""Accepts the GPU kernels on a real GPU: right, unsuspicious to the checkers, tuned, compared, and bounded.
+"""Acceptance of the GPU kernels on a real GPU: conformance, correctness, checkers, tuning, comparison,
+bounds.
 
     python -m tests.gpu.acceptance [--arch sm_90] [--out DIR] [--minutes 25] [--only verify,measure]
 
 Steps, in this order:
 
-conformance  every wrapper of a PTX instruction against its emulated twin, by lane and register
-facts     what the device, its driver and the packages are, and what bandwidth and rate it reaches
-verify    every CUDA and Numba-CUDA variant: many sizes, all types, several configurations, each isolated
-sanitize  the same on small sizes under compute-sanitizer, where that is on the PATH
-measure   tunes a fixed list of problems, into DIR/acceptance.db and, of what may be shipped, DIR/shipped
-compare   the best of `measure` against torch, torch.compile and Triton, in turn, on random data
-record    whole spaces, a line a configuration; no time may lie below its bound
+conformance  runs every PTX wrapper and compares it with its emulation, by lane and register
+facts        records the device, the driver and the packages; measures copy bandwidth and a matrix product
+verify       runs every CUDA and Numba-CUDA variant on many sizes and all dtypes, in separate processes
+sanitize     runs small sizes under compute-sanitizer, if that is on the PATH
+measure      tunes a list of workloads into DIR/acceptance.db; writes records to bundle into DIR/shipped
+compare      times the best configurations and torch, torch.compile and Triton in turn
+record       measures whole search spaces, a line per configuration; no time may be below its lower bound
 
-Everything is written as it comes (see `_report.py`), so that a run that is cut off keeps what it had. Exit
-status: 0 if all is well, 1 if something is wrong, 5 if there is no such GPU.
+Every result is written at once (`acceptance_report.py`), so an interrupted run keeps its results. Exit
+status: 0 if all is well, 1 if a problem was found, 5 if there is no such GPU.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.gpu._conformance import conformance
-from tests.gpu._items import (
+from tests.gpu.acceptance_report import AcceptanceReport
+from tests.gpu.acceptance_run import (
+    MOST_QUOTED,
     RUN_TIMEOUT_S,
-    TOLD,
-    Item,
-    Session,
-    Tally,
-    child,
+    AcceptanceItem,
+    AcceptanceRun,
+    OutcomeTally,
     executor,
     gpu_candidates,
     in_turns,
     items_to_verify,
+    run_gpu_process,
     run_items,
     shuffled,
     texts,
 )
-from tests.gpu._problems import RECORDED, SANITIZED, VERIFIED, measured
-from tests.gpu._ratio import bandwidth_shares, best_of_each, fusion_gains, ratios, worth_comparing
-from tests.gpu._report import Report
+from tests.gpu.acceptance_workloads import RECORDED, SANITIZED, VERIFIED, measured
+from tests.gpu.speedups import bandwidth_shares, best_of_each, fusion_gains, ratios, worth_comparing
+from tests.gpu.wrapper_conformance import conformance
 from tunebench.compile import unavailable
 from tunebench.db.bundled import ship
 from tunebench.db.store import open_store
@@ -73,30 +74,30 @@ STEPS = {
     "compare": 0.23,
     "record": 0.10,
 }
-"""Each step's share of the time; what one leaves, the next ones have."""
+"""Fraction of the time for each step; time left over goes to the later steps."""
 
 CONFIGURATIONS = 6
-"""Configurations of each variant and problem that are verified: the default, then random ones."""
+"""Configurations to verify of each variant and workload: the default, then random ones."""
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 AT_ONCE = 4
-"""Checkers that run at a time."""
+"""Checkers to run concurrently."""
 
 DATABASE = "acceptance.db"
 
 TURN = 100
-"""Configurations of one space that are measured before those of another."""
+"""Configurations of one search space to measure before switching to another."""
 
 ONCE = Protocol(warmups=0, min_samples=2, max_samples=2)
 BRIEFLY = Protocol(min_samples=5, max_samples=15, max_s=0.2)
-CONTEST_TIMEOUT_S = CHECKER_TIMEOUT_S = 240.0
+COMPARE_TIMEOUT_S = CHECKER_TIMEOUT_S = 240.0
 
 
 # -- steps ---------------------------------------------------------------------------------------------------
 
 
-def facts(session: Session) -> None:
-    """Write down what this is."""
+def facts(session: AcceptanceRun) -> None:
+    """Record the device, driver and packages, and measure what the device reaches."""
     packages = ("torch", "triton", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
     more = (
         "nvidia-nvjitlink",
@@ -119,31 +120,31 @@ def facts(session: Session) -> None:
     }
     session.report.put("facts", **told)
     session.report.say(f"{session.device.name}: {told['nvidia-smi']}; packages {told['packages']}")
-    answer = child(["ceilings"], timeout_s=min(120.0, max(10.0, session.left_s)))
+    answer = run_gpu_process(["ceilings"], timeout_s=min(120.0, max(10.0, session.left_s)))
     session.report.put("facts", ceilings=answer, complete=True)
-    session.report.say(f"reaches {answer}")
+    session.report.say(f"measured {answer}")
 
 
 def _output(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"not told: {error}"
+        return f"not available: {error}"
 
 
-def verify(session: Session) -> None:
-    """Run every variant on every problem and hold each result to its tolerance."""
+def verify(session: AcceptanceRun) -> None:
+    """Run every variant on every workload and compare each result with the reference."""
     listed = [text for text in texts(VERIFIED) if session.match in text]
     items, refused = items_to_verify(listed, CONFIGURATIONS, session.device)
-    tell = Tally(session, "verify", len(items), refused)
+    tell = OutcomeTally(session, "verify", len(items), refused)
     with executor(session.device, ONCE) as on:
         for item, result in run_items(items, on, session.device, session.until):
             tell.add(item, result)
     tell.end()
 
 
-def sanitize(session: Session) -> None:
-    """Run each variant's default configurations on small problems under the checkers."""
+def sanitize(session: AcceptanceRun) -> None:
+    """Run each variant's default configuration on small workloads under compute-sanitizer."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         session.report.put("sanitize", complete=True, skipped="compute-sanitizer is not on the PATH")
@@ -165,25 +166,27 @@ def sanitize(session: Session) -> None:
             undone += [] if done else [f"{checker} {key}: {found}"]
             problems += [f"{checker} {key}: {found}"] if done and found else []
             session.report.say(f"sanitize: {checker} {key}: {found or 'clean'}"[:400])
-            session.report.put("sanitize", total=len(jobs), problems=problems[:TOLD], undone=undone)
+            session.report.put("sanitize", total=len(jobs), problems=problems[:MOST_QUOTED], undone=undone)
     session.report.put("sanitize", complete=not undone)
 
 
 def _check(tool: str, checker: str, key: str, problems: list[str], until: float) -> tuple[bool, str]:
-    """Run one checker on one variant; return whether it ran to its end, and what it found."""
+    """Run one checker on one variant; return whether it finished, and its findings."""
     left_s = until - time.monotonic()
     if left_s < 10:
         return False, "no time left"
     command = [tool, "--tool", checker, "--error-exitcode", "99", "--print-limit", "3"]
-    answer = child(["small", key, *problems], before=command, timeout_s=min(CHECKER_TIMEOUT_S, left_s))
+    answer = run_gpu_process(
+        ["small", key, *problems], before=command, timeout_s=min(CHECKER_TIMEOUT_S, left_s)
+    )
     if "problem" in answer:
         return "timed_out" not in answer, str(answer["problem"])
     wrong = {text: out for text, out in answer["outcomes"].items() if out["kind"] != "measured"}
     return True, f"not measured: {wrong}" if wrong else ""
 
 
-def measure(session: Session) -> None:
-    """Tune each problem; a part of the time that is left is for each."""
+def measure(session: AcceptanceRun) -> None:
+    """Tune each workload with an equal part of the time that is left."""
     listed = [(text, trials) for text, trials in measured() if session.match in text]
     rows = session.report.rows_of_others("measure", dict(listed))
     problems: list[str] = []
@@ -216,19 +219,19 @@ def measure(session: Session) -> None:
                 f"measure: {text}: {_us(report.median_us)} by {report.variant} {report.config}, "
                 f"default {_us(report.default_us)}, bound {_us(report.bound_us)}, {dict(report.trials)}"
             )
-        session.report.put("measure", rows=rows, problems=problems[:TOLD])
+        session.report.put("measure", rows=rows, problems=problems[:MOST_QUOTED])
     copy_gb_s = session.report.steps.get("facts", {}).get("ceilings", {}).get("copy_gb_s")
     fused, shares = fusion_gains(rows), bandwidth_shares(rows, copy_gb_s)
     for text, gain in fused.items():
-        session.report.say(f"measure: {text}: {gain['gain']:.2f} times as fast as its parts")
+        session.report.say(f"measure: {text}: speedup of fusing {gain['gain']:.2f}")
     for text, share in shares.items():
-        session.report.say(f"measure: {text}: {share:.3f} of a copy's bandwidth")
+        session.report.say(f"measure: {text}: {100 * share:.1f} % of copy bandwidth")
     facts = {"fusion": fused, "of_copy_bandwidth": shares, "shipped": _shipped(session)}
     session.report.put("measure", complete=not undone, undone=undone, **facts)
 
 
-def _shipped(session: Session) -> dict[str, int]:
-    """Write what may come with the package into DIR/shipped, to be added to db/shipped; return the counts."""
+def _shipped(session: AcceptanceRun) -> dict[str, int]:
+    """Write the records to bundle into DIR/shipped and return their number by file name."""
     database = session.folder / DATABASE
     if not database.exists():
         return {}
@@ -239,8 +242,8 @@ def _shipped(session: Session) -> dict[str, int]:
     return {path.name: count for path, count in written}
 
 
-def _paths(session: Session, text: str) -> dict[str, dict[str, Any]]:
-    """Return the best configuration of each variant for a problem."""
+def _paths(session: AcceptanceRun, text: str) -> dict[str, dict[str, Any]]:
+    """Return the best configuration of each variant for a workload."""
     with open_store(session.folder / DATABASE, read_only=True) as store:
         return best_of_each(store.best(text, session.device.key))
 
@@ -250,7 +253,7 @@ def _us(time_us: float | None) -> str:
 
 
 def _stop_after(seconds: float) -> Callable[[Progress], None]:
-    """Return a watcher that ends a search, as Ctrl-C does, when its time is up."""
+    """Return a progress callback that stops a search, as Ctrl-C does, after a time limit."""
     end = time.monotonic() + seconds
 
     def watch(progress: Progress) -> None:
@@ -260,8 +263,8 @@ def _stop_after(seconds: float) -> Callable[[Progress], None]:
     return watch
 
 
-def compare(session: Session) -> None:
-    """Hold the best configurations against what others have."""
+def compare(session: AcceptanceRun) -> None:
+    """Time the best configurations and the baselines in turn."""
     problems: list[str] = []
     undone: list[str] = []
     known = session.report.steps.get("measure", {}).get("rows", [])
@@ -273,25 +276,25 @@ def compare(session: Session) -> None:
             continue
         paths = worth_comparing(row["paths"])
         share_s = max(30.0, 1.5 * session.left_s / (len(best) - place))
-        limit_s = min(CONTEST_TIMEOUT_S, share_s, session.left_s)
-        answer = child(["contest", row["workload"], *paths], timeout_s=limit_s)
+        limit_s = min(COMPARE_TIMEOUT_S, share_s, session.left_s)
+        answer = run_gpu_process(["contest", row["workload"], *paths], timeout_s=limit_s)
         rows.append({"workload": row["workload"], "bound_us": row["bound_us"], "paths": paths[::2], **answer})
         if "problem" in answer:
-            # Who is late when all others are timed is the compiler that takes minutes.
+            # A timeout after the first rows means that only torch.compile, which takes minutes, is missing.
             late = "timed_out" in answer and "rows" in answer
             (undone if late else problems).append(f"{row['workload']}: {answer['problem']}")
-        session.report.say(f"compare: {row['workload']}: {_contest_line(answer)}")
-        session.report.put("compare", rows=rows, problems=problems[:TOLD], ratios=ratios(rows))
+        session.report.say(f"compare: {row['workload']}: {_comparison_line(answer)}")
+        session.report.put("compare", rows=rows, problems=problems[:MOST_QUOTED], ratios=ratios(rows))
     means = ratios(rows)["geometric_means"]
     for path, compared in means.items():
         told = ", ".join(f"{name} {m['ratio']:.3f} ({m['workloads']})" for name, m in compared.items())
-        session.report.say(f"compare: {path}: times of others over ours, geometric means (workloads): {told}")
+        session.report.say(f"compare: {path}: geometric mean speedup over (workloads): {told}")
     if not best:
-        problems.append("nothing to compare: run the step measure first, into the same folder")
-    session.report.put("compare", complete=not undone, undone=undone, problems=problems[:TOLD])
+        problems.append("nothing to compare: run the step `measure` first, with the same --out")
+    session.report.put("compare", complete=not undone, undone=undone, problems=problems[:MOST_QUOTED])
 
 
-def _contest_line(answer: dict[str, Any]) -> str:
+def _comparison_line(answer: dict[str, Any]) -> str:
     parts = [
         f"{row['name']} {row['median_us']:.2f} us"
         if "median_us" in row
@@ -301,19 +304,19 @@ def _contest_line(answer: dict[str, Any]) -> str:
     return ", ".join([*parts, *([str(answer["problem"])] if "problem" in answer else [])])[:400]
 
 
-def record(session: Session) -> None:
-    """Measure whole spaces and hold each time to its bound; the spaces take turns, in parts."""
-    spaces: list[list[Item]] = []
+def record(session: AcceptanceRun) -> None:
+    """Measure whole search spaces in turns and compare each time with its lower bound."""
+    spaces: list[list[AcceptanceItem]] = []
     missing: list[str] = []
     listed = ((text.format(dtype="f16"), key, most) for text, key, most in RECORDED)
     for text, key, most in listed:
         if session.match not in text:
             continue
         found = [c for c in gpu_candidates(text, session.device)[0] if c.variant.key == key]
-        missing += [] if found else [f"{key} does not do {text}"]
+        missing += [] if found else [f"{key} does not support {text}"]
         spaces += [shuffled(text, c)[:most] for c in found]
     items = in_turns(spaces, TURN)
-    tell = Tally(session, "record", len(items), missing)
+    tell = OutcomeTally(session, "record", len(items), missing)
     closest: dict[str, float] = {}
     with executor(session.device, BRIEFLY) as on:
         for item, result in run_items(items, on, session.device, session.until):
@@ -328,7 +331,7 @@ def record(session: Session) -> None:
 # -- the whole -----------------------------------------------------------------------------------------------
 
 
-DO: dict[str, Callable[[Session], None]] = {
+STEP_FUNCTIONS: dict[str, Callable[[AcceptanceRun], None]] = {
     "conformance": conformance,
     "facts": facts,
     "verify": verify,
@@ -340,7 +343,7 @@ DO: dict[str, Callable[[Session], None]] = {
 
 
 def ends(chosen: list[str], minutes: float) -> dict[str, float]:
-    """Return after how many seconds each chosen step must end, by the shares of `STEPS`."""
+    """Return the end of each chosen step, in seconds from the start, by the fractions in `STEPS`."""
     total, spent, found = sum(STEPS[step] for step in chosen), 0.0, {}
     for step in chosen:
         spent += STEPS[step]
@@ -349,7 +352,7 @@ def ends(chosen: list[str], minutes: float) -> dict[str, float]:
 
 
 def find_device(arch: str | None) -> Device:
-    """Return the first GPU here, of an architecture if one is given; end with status 5 if there is none."""
+    """Return the first GPU (of the given architecture); exit with status 5 if there is none."""
     gpus = local_gpus()
     for gpu in gpus:
         if arch in (None, gpu.architecture):
@@ -360,13 +363,22 @@ def find_device(arch: str | None) -> Device:
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--arch", help="architecture the GPU must have, such as sm_90")
-    parser.add_argument("--out", type=Path, default=Path("acceptance"), help="folder for the report")
-    parser.add_argument("--minutes", type=float, default=25.0, help="time for all steps together")
-    parser.add_argument("--only", default=",".join(STEPS), help=f"steps, of {', '.join(STEPS)}")
-    parser.add_argument("--match", default="", help="only problems whose text has this in it")
+    parser.add_argument("--arch", help="architecture of the GPU, such as sm_90 (default: any)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("acceptance"), help="folder of the report (default: acceptance)"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=25.0,
+        help="time limit of all steps together, in minutes (default: 25)",
+    )
+    parser.add_argument(
+        "--only", default=",".join(STEPS), help=f"comma-separated steps (default: {','.join(STEPS)})"
+    )
+    parser.add_argument("--match", default="", help="run only workloads whose text contains this string")
     given = parser.parse_args(arguments)
     given.steps = [step for step in STEPS if step in given.only.split(",")]
     unknown = set(given.only.split(",")) - set(STEPS)
@@ -376,10 +388,10 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the steps, and tell in the end what was wrong."""
+    """Run the steps, print the problems found, and return the exit status."""
     given = parsed(arguments)
     device = find_device(given.arch)
-    session = Session(device, Report(given.out), given.out, given.match)
+    session = AcceptanceRun(device, AcceptanceReport(given.out), given.out, given.match)
     start = time.monotonic()
     limits = ends(given.steps, given.minutes)
     for step in given.steps:
@@ -388,8 +400,8 @@ def main(arguments: list[str] | None = None) -> int:
         session.report.say(f"{step}: {session.left_s:.0f} s")
         begun = time.monotonic()
         try:
-            DO[step](session)
-        except Exception as error:  # whatever one step meets, the others are to be had
+            STEP_FUNCTIONS[step](session)
+        except Exception as error:  # a failing step must not prevent the others
             problems = [*session.report.steps[step].get("problems", []), f"{type(error).__name__}: {error}"]
             session.report.put(step, problems=problems, traceback=traceback.format_exc())
         session.report.put(step, seconds=round(time.monotonic() - begun, 1))

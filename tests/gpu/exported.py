@@ -1,11 +1,10 @@
-"""Runs exported kernels on a GPU of this machine, each by the C++ program that is exported with it.
+"""Run exported kernels on a GPU of this machine, each with its exported C++ program.
 
     python -m tests.gpu.exported [--arch sm_90] [--out exported]
 
-Exports the default of every variant in CUDA C++ and Numba-CUDA, builds `main.cpp` with g++ against the
-driver, runs it, and prints a line for each. With nvcc on the PATH sources are exported and compiled, too.
-Exit status: 0 if every program ran and printed numbers, 1 if one did not, 5 if there is no such GPU, 6
-without g++ or cuda.h.
+Exports the default configuration of every CUDA C++ and Numba-CUDA variant, builds `main.cpp` with g++ against
+the driver and runs it. If nvcc is on the PATH, also exports and compiles the sources. Exit status: 0 if every
+program succeeded, 1 if one failed, 5 if there is no such GPU, 6 without g++ or cuda.h.
 """
 
 from __future__ import annotations
@@ -61,15 +60,15 @@ WORKLOADS = (
     "rmsnorm:rows=4,cols=100000,dtype=f16,prologue=residual,stats=true",
     "rmsnorm:rows=1000,cols=1000,dtype=f32,direction=backward",
 )
-"""Problems with scalars, masks, scratch, and more shared memory than kernels may have without asking."""
+"""Workloads with scalars, masks, scratch memory, and more than 48 KiB of dynamic shared memory."""
 
 LIBRARY = "-l:libcuda.so.1"
-"""The driver itself: a machine without the toolkit has no libcuda.so to link to."""
+"""The driver library; machines without the CUDA toolkit have no libcuda.so to link against."""
 TIMEOUT_S = 300.0
 
 
 def choices(device: Device) -> Iterator[Choice]:
-    """Yield the default of every variant that a GPU can run, for each problem it can do."""
+    """Yield the default configuration of every GPU variant for each workload that it supports."""
     for workload in map(parse, WORKLOADS):
         for variant in variants(workload):
             if isinstance(variant, GpuVariant) and variant.refuses(workload, device) is None:
@@ -78,7 +77,7 @@ def choices(device: Device) -> Iterator[Choice]:
 
 
 def header_folder() -> Path | None:
-    """Return where cuda.h is: in the toolkit, or beside the runtime as a package."""
+    """Return the folder of cuda.h, from the CUDA toolkit or the package nvidia-cuda-runtime."""
     home = os.environ.get("CUDA_HOME")
     folders = [Path(home or "/usr/local/cuda", "include")]
     try:
@@ -90,7 +89,7 @@ def header_folder() -> Path | None:
 
 
 def ran(choice: Choice, folder: Path, form: Format, include: Path) -> str | None:
-    """Export, build and run one choice; print what it says, and return what went wrong, or None."""
+    """Export, build and run one choice; print its output and return the failure, or None."""
     cache = BinaryCache(_environment.cache_folder())
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
     write_export(choice, binary, folder, form)
@@ -102,20 +101,22 @@ def ran(choice: Choice, folder: Path, form: Format, include: Path) -> str | None
         )
         if done.returncode != 0:
             words = " ".join((done.stdout + done.stderr).split())
-            return f"{command[0]} ended with {done.returncode}: {words[-500:]}"
+            return f"{command[0]} exited with {done.returncode}: {words[-500:]}"
     print(f"  {'; '.join(done.stdout.splitlines())}", flush=True)
     return None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run all of them and return the exit status."""
+    """Run every exported kernel and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--arch", help="architecture the GPU must have, such as sm_90")
-    parser.add_argument("--out", type=Path, default=Path("exported"), help="folder for what is exported")
+    parser.add_argument(
+        "--out", type=Path, default=Path("exported"), help="folder of the exported files (default: exported)"
+    )
     asked = parser.parse_args(arguments)
     device, include = find_device(asked.arch), header_folder()
     if shutil.which("g++") is None or include is None:
-        print("exported kernels are built with g++ and cuda.h; one of them is not here", file=sys.stderr)
+        print("building exported kernels needs g++ and cuda.h; install both", file=sys.stderr)
         return 6
     wrong = 0
     for number, choice in enumerate(choices(device)):

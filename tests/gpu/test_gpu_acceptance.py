@@ -1,4 +1,4 @@
-"""The acceptance run for GPUs, as far as it goes without one."""
+"""The parts of the GPU acceptance run that work without a GPU."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from typing import Any
 
 import pytest
 
+from tests.gpu import (
+    acceptance,
+    acceptance_run,
+    acceptance_workloads,
+    interleaved,
+    speedups,
+)
+from tests.gpu.acceptance_report import AcceptanceReport
+from tests.gpu.interleaved import TimedCall
+from tests.support import measured, needs_no_gpu, until
 from tunebench import device, kernels
 from tunebench.executor import Executor
-from tunebench.outcome import LaunchFailed, Measured, Resources, Result, Verification
+from tunebench.outcome import LaunchFailed, Measured, Resources, Result
 from tunebench.task import Task
 from tunebench.tuning import Progress
 from tunebench.workloads import parse
-
-ROOT = Path(__file__).resolve().parents[2]
-
-from tests.gpu import (
-    _contest,
-    _items,
-    _problems,
-    _ratio,
-    acceptance,
-)
-from tests.gpu._contest import Contender
-from tests.gpu._report import Report
 
 H100 = device.find("h100-sxm")
 SOFTMAX = "softmax:rows=64,cols=100,dtype=f32"
@@ -38,7 +36,7 @@ SOFTMAX = "softmax:rows=64,cols=100,dtype=f32"
 # -- the command ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bool(device.local_gpus()), reason="a GPU is here")
+@needs_no_gpu
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -46,7 +44,7 @@ SOFTMAX = "softmax:rows=64,cols=100,dtype=f32"
         ((), "acceptance needs a GPU; this machine has no NVIDIA GPU\n"),
     ],
 )
-def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path, arguments: Sequence[str], line: str) -> None:
+def test_missing_gpu_is_one_line_of_error(tmp_path: Path, arguments: Sequence[str], line: str) -> None:
     command = [sys.executable, "-m", "tests.gpu.acceptance", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (5, "", line)
@@ -78,15 +76,13 @@ def test_steps_come_in_their_order_and_share_the_time() -> None:
     assert sum(acceptance.STEPS.values()) == pytest.approx(1)
 
 
-def test_what_one_step_meets_keeps_no_other_from_running(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_failing_step_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def breaks(session: Any) -> None:
         raise RuntimeError("of no use")
 
     monkeypatch.setattr(acceptance, "local_gpus", lambda: (H100,))
-    monkeypatch.setitem(acceptance.DO, "verify", breaks)
-    monkeypatch.setitem(acceptance.DO, "record", lambda s: s.report.put("record", complete=True))
+    monkeypatch.setitem(acceptance.STEP_FUNCTIONS, "verify", breaks)
+    monkeypatch.setitem(acceptance.STEP_FUNCTIONS, "record", lambda s: s.report.put("record", complete=True))
     assert acceptance.main(["--out", str(tmp_path), "--only", "verify,record"]) == 1
     steps = json.loads((tmp_path / "report.json").read_text())
     assert steps["verify"]["problems"] == ["RuntimeError: of no use"]
@@ -101,25 +97,25 @@ def test_what_one_step_meets_keeps_no_other_from_running(
 @pytest.mark.parametrize(
     "text",
     [
-        *acceptance.texts(_problems.VERIFIED),
-        *(text for text, _ in _problems.measured()),
-        *(text.format(dtype="f16") for text, *_ in _problems.RECORDED),
+        *acceptance.texts(acceptance_workloads.VERIFIED),
+        *(text for text, _ in acceptance_workloads.measured()),
+        *(text.format(dtype="f16") for text, *_ in acceptance_workloads.RECORDED),
     ],
 )
-def test_every_listed_problem_is_one_and_is_done_by_a_variant(text: str) -> None:
+def test_every_listed_workload_parses_and_has_a_variant(text: str) -> None:
     parse(text)
-    found, reason = _items.gpu_candidates(text, H100)
+    found, reason = acceptance_run.gpu_candidates(text, H100)
     assert found, reason
 
 
 def test_recorded_variants_exist() -> None:
-    for _, key, _ in _problems.RECORDED:
+    for _, key, _ in acceptance_workloads.RECORDED:
         assert kernels.variant(key).key == key
 
 
 def test_defaults_are_verified_first_and_nothing_twice() -> None:
     problems = [SOFTMAX, "layernorm:rows=64,cols=100,dtype=f16"]
-    items, amiss = _items.items_to_verify(problems, 4, H100)
+    items, amiss = acceptance_run.items_to_verify(problems, 4, H100)
     assert not amiss
     candidates = len({(item.text, item.candidate.variant.key) for item in items})
     for item in items[:candidates]:
@@ -127,40 +123,39 @@ def test_defaults_are_verified_first_and_nothing_twice() -> None:
         assert item.candidate.table.config(item.row) == variant.default(parse(item.text), H100)
     assert len(items) == 4 * candidates
     assert len(set(map(str, items))) == len(items)
-    again, _ = _items.items_to_verify(problems, 4, H100)
+    again, _ = acceptance_run.items_to_verify(problems, 4, H100)
     assert list(map(str, items)) == list(map(str, again))
 
 
-def test_a_problem_that_nothing_does_is_told() -> None:
-    items, amiss = _items.items_to_verify([SOFTMAX], 1, device.find("cpu"))
+def test_workload_without_variant_is_reported() -> None:
+    items, amiss = acceptance_run.items_to_verify([SOFTMAX], 1, device.find("cpu"))
     assert items == []
-    assert "no GPU variant does softmax" in amiss[0]
+    assert "no GPU variant supports softmax" in amiss[0]
 
 
-def test_spaces_take_turns() -> None:
-    candidate = _items.gpu_candidates(SOFTMAX, H100)[0][0]
-    a, b = ([_items.Item(text, candidate, row) for row in range(n)] for text, n in (("a", 5), ("b", 2)))
-    order = [(item.text, item.row) for item in _items.in_turns([a, b], 2)]
+def test_spaces_are_measured_in_turns() -> None:
+    candidate = acceptance_run.gpu_candidates(SOFTMAX, H100)[0][0]
+    a, b = (
+        [acceptance_run.AcceptanceItem(text, candidate, row) for row in range(n)]
+        for text, n in (("a", 5), ("b", 2))
+    )
+    order = [(item.text, item.row) for item in acceptance_run.in_turns([a, b], 2)]
     assert order == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 2), ("a", 3), ("a", 4)]
 
 
 # -- running and judging -------------------------------------------------------------------------------------
 
 
-def item(row: int = 0) -> _items.Item:
-    return _items.Item(SOFTMAX, _items.gpu_candidates(SOFTMAX, H100)[0][0], row)
+def item(row: int = 0) -> acceptance_run.AcceptanceItem:
+    return acceptance_run.AcceptanceItem(SOFTMAX, acceptance_run.gpu_candidates(SOFTMAX, H100)[0][0], row)
 
 
-def measured(us: float) -> Result:
-    verification = Verification(how="reference", detail="every element", worst=0.1)
-    outcome = Measured(
-        median_us=us, ci_us=(us, us), samples_us=(us, us), cache="cold", verification=verification
-    )
-    return Result(outcome=outcome, resources=Resources(registers=32, static_smem_bytes=0))
+def result(us: float) -> Result:
+    return Result(outcome=measured(us, us), resources=Resources(registers=32, static_smem_bytes=0))
 
 
 class Instant(Executor[Task]):
-    """Answers at once; the third task is a fault of ours."""
+    """Answers at once; the third task raises an exception."""
 
     capacity = 2
     busy_s = 0.0
@@ -174,50 +169,50 @@ class Instant(Executor[Task]):
         if len(self.tasks) == 3:
             future.set_exception(RuntimeError("a fault"))
         else:
-            future.set_result(measured(1000.0))
+            future.set_result(result(1000.0))
         return future
 
     def close(self) -> None: ...
 
 
-def test_all_items_are_run_and_a_fault_of_ours_ends_nothing() -> None:
+def test_all_items_run_when_one_raises() -> None:
     on = Instant()
-    ran = list(_items.run_items([item(row) for row in range(5)], on, H100, float("inf")))
+    ran = list(acceptance_run.run_items([item(row) for row in range(5)], on, H100, float("inf")))
     assert len(ran) == len(on.tasks) == 5
     assert [type(result) for _, result in ran].count(RuntimeError) == 1
     assert on.tasks[1].config == item().candidate.table.config(1)
 
 
-def test_no_item_is_begun_when_time_is_up() -> None:
+def test_no_item_starts_after_the_time_limit() -> None:
     on = Instant()
-    assert list(_items.run_items([item()], on, H100, 0.0)) == []
+    assert list(acceptance_run.run_items([item()], on, H100, 0.0)) == []
     assert on.tasks == []
 
 
 def test_a_time_below_its_bound_is_a_problem() -> None:
     assert item().bound_us > 0
-    assert _items.problem_of(item(), measured(item().bound_us * 1.01)) is None
-    found = _items.problem_of(item(), measured(item().bound_us * 0.99))
+    assert acceptance_run.fault_of(item(), result(item().bound_us * 1.01)) is None
+    found = acceptance_run.fault_of(item(), result(item().bound_us * 0.99))
     assert found is not None
     assert "is below its bound of" in found
 
 
-def test_what_is_not_measured_is_a_problem() -> None:
-    found = _items.problem_of(item(), Result(outcome=LaunchFailed(reason="for no reason")))
+def test_unmeasured_outcome_is_a_problem() -> None:
+    found = acceptance_run.fault_of(item(), Result(outcome=LaunchFailed(reason="for no reason")))
     assert found is not None
     assert found.endswith("launch_failed: for no reason")
 
 
-def session(folder: Path, said: list[str] | None = None) -> _items.Session:
-    report = Report(folder, say=(said if said is not None else []).append)
-    return _items.Session(H100, report, folder, until=float("inf"))
+def session(folder: Path, said: list[str] | None = None) -> acceptance_run.AcceptanceRun:
+    report = AcceptanceReport(folder, say=(said if said is not None else []).append)
+    return acceptance_run.AcceptanceRun(H100, report, folder, until=float("inf"))
 
 
 def test_a_tally_counts_and_keeps_lines_and_problems(tmp_path: Path) -> None:
     said: list[str] = []
     here = session(tmp_path, said)
-    tally = _items.Tally(here, "verify", 4, ["something is amiss"])
-    tally.add(item(0), measured(1000.0))
+    tally = acceptance_run.OutcomeTally(here, "verify", 4, ["something is amiss"])
+    tally.add(item(0), result(1000.0))
     tally.add(item(1), Result(outcome=LaunchFailed(reason="no")))
     tally.add(item(2), RuntimeError("a fault"))
     tally.end(more=1)
@@ -231,14 +226,16 @@ def test_a_tally_counts_and_keeps_lines_and_problems(tmp_path: Path) -> None:
     assert sum("WRONG" in text for text in said) == 2
 
 
-def test_a_child_that_fails_is_a_problem_with_its_last_words() -> None:
-    answer = _items.child(["contest", "softmax:rows=1,cols=1,dtype=f64", "x", "y"], timeout_s=60.0)
+def test_failed_process_is_a_problem_with_its_last_lines() -> None:
+    answer = acceptance_run.run_gpu_process(
+        ["contest", "softmax:rows=1,cols=1,dtype=f64", "x", "y"], timeout_s=60.0
+    )
     assert answer["problem"].startswith("exit status 1: ")
 
 
-def test_a_child_that_takes_too_long_is_a_problem() -> None:
-    answer = _items.child(["ceilings"], timeout_s=0.01)
-    assert answer == {"problem": "not done within 0 s", "timed_out": True}
+def test_slow_process_is_a_problem() -> None:
+    answer = acceptance_run.run_gpu_process(["ceilings"], timeout_s=0.01)
+    assert answer == {"problem": "no answer within 0 s", "timed_out": True}
 
 
 @pytest.mark.parametrize(
@@ -246,24 +243,42 @@ def test_a_child_that_takes_too_long_is_a_problem() -> None:
     [
         ("print('{\"rows\": 1}')", {"rows": 1}),
         ("print('noise'); print('{\"rows\": 1}'); print('{\"rows\": 2}'); print('noise')", {"rows": 2}),
-        ("pass", {"problem": "it printed nothing"}),
-        (
-            "import time; print('{\"rows\": 1}', flush=True); time.sleep(60)",
-            {"rows": 1, "problem": "not done within 3 s", "timed_out": True},
-        ),
-        (
-            "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)",
-            {"problem": "not done within 3 s", "timed_out": True},
-        ),
+        ("pass", {"problem": "the process printed no answer"}),
         ("print('{\"rows\": 1}'); raise SystemExit(3)", {"rows": 1, "problem": 'exit status 3: {"rows": 1}'}),
     ],
 )
-def test_what_a_child_said_last_is_kept_however_it_ends(script: str, expected: dict[str, Any]) -> None:
+def test_last_answer_of_a_process_is_kept(script: str, expected: dict[str, Any]) -> None:
     instead = [sys.executable, "-c", script]
-    assert _items.child([], before=instead, timeout_s=3.0) == expected
+    assert acceptance_run.run_gpu_process([], before=instead, timeout_s=120.0) == expected
 
 
-def test_a_search_is_ended_when_its_time_is_up() -> None:
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("print('{\"rows\": 1}', flush=True)", {"rows": 1}),
+        ("import subprocess; subprocess.Popen(['sleep', '600'])", {}),  # a child keeps the pipe open
+    ],
+)
+def test_process_group_is_killed_at_its_time_limit(
+    script: str, expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready"
+    real = subprocess.Popen.communicate
+
+    def communicate(process: Any, timeout: float | None = None) -> Any:
+        if timeout is None:
+            return real(process)
+        until(ready.exists, "the process has printed its answer")
+        raise subprocess.TimeoutExpired("", timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    script += f"; import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
+    instead = [sys.executable, "-c", script]
+    timed_out = {"problem": "no answer within 3 s", "timed_out": True}
+    assert acceptance_run.run_gpu_process([], before=instead, timeout_s=3.0) == expected | timed_out
+
+
+def test_search_stops_at_its_time_limit() -> None:
     def progress(phase: str, done: int) -> Progress:
         rest: dict[str, Any] = {"total": 9, "outcomes": {}, "masked": 0, "cached": 0}
         return Progress(phase=phase, done=done, best_us=None, bound_us=0.0, seconds_left=None, **rest)
@@ -280,7 +295,7 @@ def test_a_search_is_ended_when_its_time_is_up() -> None:
 
 
 def test_the_report_is_whole_after_every_fact(tmp_path: Path) -> None:
-    report = Report(tmp_path / "new", say=lambda text: None)
+    report = AcceptanceReport(tmp_path / "new", say=lambda text: None)
     report.begin("verify")
     assert json.loads((tmp_path / "new" / "report.json").read_text()) == {"verify": {"complete": False}}
     report.put("verify", done=1)
@@ -290,12 +305,12 @@ def test_the_report_is_whole_after_every_fact(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.json"]
 
 
-def test_a_report_is_taken_up_and_a_step_that_runs_again_is_replaced(tmp_path: Path) -> None:
-    first = Report(tmp_path, say=lambda text: None)
+def test_report_is_continued_and_a_repeated_step_replaced(tmp_path: Path) -> None:
+    first = AcceptanceReport(tmp_path, say=lambda text: None)
     first.begin("verify")
     first.put("verify", problems=["one"])
     first.line("verify", {"a": 1})
-    second = Report(tmp_path, say=lambda text: None)
+    second = AcceptanceReport(tmp_path, say=lambda text: None)
     second.begin("record")
     assert second.problems(["verify", "record"]) == ["verify: one"]
     second.begin("verify")
@@ -303,17 +318,17 @@ def test_a_report_is_taken_up_and_a_step_that_runs_again_is_replaced(tmp_path: P
     assert not (tmp_path / "verify.jsonl").exists()
 
 
-def test_progress_tells_the_seconds(tmp_path: Path) -> None:
+def test_progress_shows_seconds_since_start(tmp_path: Path) -> None:
     said: list[str] = []
     clock = iter([100.0, 112.34])
-    Report(tmp_path, say=said.append, now=lambda: next(clock)).say("half way")
+    AcceptanceReport(tmp_path, say=said.append, now=lambda: next(clock)).say("half way")
     assert said == ["[  12.3 s] half way"]
 
 
 # -- the comparison ------------------------------------------------------------------------------------------
 
 
-def contender(name: str, rounds: Sequence[Sequence[float] | Exception], log: list[str]) -> Contender:
+def call(name: str, rounds: Sequence[Sequence[float] | Exception], log: list[str]) -> TimedCall:
     left = list(rounds)
 
     def take() -> Sequence[float]:
@@ -326,14 +341,14 @@ def contender(name: str, rounds: Sequence[Sequence[float] | Exception], log: lis
     def prepare() -> Callable[[], Sequence[float]]:
         return take
 
-    return Contender(name, prepare)
+    return TimedCall(name, prepare)
 
 
-def test_contenders_take_turns_and_are_ranked() -> None:
+def test_programs_run_in_turn_and_are_ranked() -> None:
     log: list[str] = []
-    ours = contender("ours", [[10.0] * 5, [12.0] * 5, [12.0] * 5], log)
-    library = contender("library", [[9.0] * 5, [9.0] * 5, [30.0] * 5], log)
-    rows = _contest.compare([ours, library], rounds=3, ours="ours")
+    ours = call("ours", [[10.0] * 5, [12.0] * 5, [12.0] * 5], log)
+    library = call("library", [[9.0] * 5, [9.0] * 5, [30.0] * 5], log)
+    rows = interleaved.compare([ours, library], rounds=3, ours="ours")
     assert log == ["ours", "library"] * 3
     assert [row["name"] for row in rows] == ["library", "ours"]
     assert [row["median_us"] for row in rows] == [9.0, 12.0]
@@ -341,14 +356,14 @@ def test_contenders_take_turns_and_are_ranked() -> None:
     assert rows[0]["samples"] == 15
 
 
-def test_a_contender_that_fails_is_out_and_the_others_go_on() -> None:
+def test_failing_program_is_dropped() -> None:
     def refuses() -> Callable[[], Sequence[float]]:
         raise RuntimeError("not for this problem")
 
     log: list[str] = []
-    late = contender("late", [[5.0], ValueError("lost"), [5.0]], log)
-    ours = contender("ours", [[7.0]] * 3, log)
-    rows = _contest.compare([Contender("never", refuses), late, ours], rounds=3, ours="ours")
+    late = call("late", [[5.0], ValueError("lost"), [5.0]], log)
+    ours = call("ours", [[7.0]] * 3, log)
+    rows = interleaved.compare([TimedCall("never", refuses), late, ours], rounds=3, ours="ours")
     assert rows[0]["name"] == "ours"
     assert rows[1:] == [
         {"name": "never", "problem": "RuntimeError: not for this problem"},
@@ -359,11 +374,11 @@ def test_a_contender_that_fails_is_out_and_the_others_go_on() -> None:
 
 def entry(variant: str, us: float, config: int, kind: type = Measured) -> Any:
     key = SimpleNamespace(variant=variant, config=f"bm={config}")
-    outcome = measured(us).outcome if kind is Measured else LaunchFailed(reason="no")
+    outcome = measured(us) if kind is Measured else LaunchFailed(reason="no")
     return SimpleNamespace(key=key, result=Result(outcome=outcome), bound_us=1.0)
 
 
-def test_the_best_of_each_variant_is_compared_unless_it_is_hopeless() -> None:
+def test_only_variants_near_the_best_are_compared() -> None:
     entries = [
         entry("gemm/slow", 50.0, 1),
         entry("gemm/mma", 11.0, 2),
@@ -371,11 +386,11 @@ def test_the_best_of_each_variant_is_compared_unless_it_is_hopeless() -> None:
         entry("gemm/simt", 30.0, 4),
         entry("gemm/broken", 1.0, 5, LaunchFailed),
     ]
-    best = _ratio.best_of_each(entries)
+    best = speedups.best_of_each(entries)
     assert list(best) == ["gemm/mma", "gemm/simt", "gemm/slow"]
     assert best["gemm/mma"] == {"config": "bm=3", "median_us": 10.0, "bound_us": 1.0}
-    assert _ratio.worth_comparing(best) == ["gemm/mma", "bm=3", "gemm/simt", "bm=4"]
-    assert _ratio.worth_comparing({}) == []
+    assert speedups.worth_comparing(best) == ["gemm/mma", "bm=3", "gemm/simt", "bm=4"]
+    assert speedups.worth_comparing({}) == []
 
 
 def times(**us: float) -> list[dict[str, Any]]:
@@ -384,7 +399,7 @@ def times(**us: float) -> list[dict[str, Any]]:
     ]
 
 
-def test_ratios_are_told_by_workload_and_path_with_geometric_means() -> None:
+def test_ratios_by_workload_and_path_with_geometric_means() -> None:
     rows = [
         {
             "workload": "one",
@@ -395,7 +410,7 @@ def test_ratios_are_told_by_workload_and_path_with_geometric_means() -> None:
         {"workload": "not timed", "paths": ["mma"], "problem": "not done"},
         {"workload": "alone", "paths": ["mma"], "rows": times(mma=1.0)},
     ]
-    found = _ratio.ratios(rows)
+    found = speedups.ratios(rows)
     assert set(found["by_workload"]) == {"one", "two"}
     assert found["by_workload"]["one"]["mma"] == {"torch": 2.0, "triton": 0.5, "fastest": 0.5}
     assert found["by_workload"]["one"]["simt"]["torch"] == 1.0
@@ -409,55 +424,55 @@ def test_ratios_are_told_by_workload_and_path_with_geometric_means() -> None:
 FUSED = "softmax:rows=64,cols=100,dtype=f32,prologue=scale"
 
 
-def test_fusing_is_told_where_all_parts_were_measured() -> None:
+def test_fusion_gain_needs_all_parts_measured() -> None:
     parts = [str(part) for part in parse(FUSED).unfused()]
     assert len(parts) == 2
     rows = [
         {"workload": text, "median_us": us} for text, us in zip([FUSED, *parts], (4.0, 3.0, 5.0), strict=True)
     ]
-    assert _ratio.fusion_gains(rows) == {FUSED: {"whole_us": 4.0, "parts_us": 8.0, "gain": 2.0}}
-    assert _ratio.fusion_gains(rows[:2]) == {}
-    assert _ratio.fusion_gains([*rows[:2], {"workload": parts[1], "median_us": None}]) == {}
+    assert speedups.fusion_gains(rows) == {FUSED: {"whole_us": 4.0, "parts_us": 8.0, "gain": 2.0}}
+    assert speedups.fusion_gains(rows[:2]) == {}
+    assert speedups.fusion_gains([*rows[:2], {"workload": parts[1], "median_us": None}]) == {}
 
 
-def test_what_moves_data_is_held_against_a_copy() -> None:
+def test_bandwidth_share_of_memory_bound_workloads() -> None:
     rows = [
         {"workload": SOFTMAX, "median_us": 2.0},
         {"workload": "gemm:m=8,n=8,k=8,dtype=f16", "median_us": 1.0},
     ]
     moved = 2 * 64 * 100 * 4
-    assert _ratio.bandwidth_shares(rows, 100.0) == {SOFTMAX: pytest.approx(moved / 2e-6 / 1e9 / 100.0)}
-    assert _ratio.bandwidth_shares(rows, None) == {}
+    assert speedups.bandwidth_shares(rows, 100.0) == {SOFTMAX: pytest.approx(moved / 2e-6 / 1e9 / 100.0)}
+    assert speedups.bandwidth_shares(rows, None) == {}
 
 
-def test_every_fused_problem_is_measured_with_its_parts() -> None:
-    listed = [text for text, _ in _problems.measured()]
-    assert len(listed) == len(set(listed)) > len(_problems.MEASURED)
-    for text, _ in _problems.MEASURED:
+def test_fused_workloads_are_listed_with_their_parts() -> None:
+    listed = [text for text, _ in acceptance_workloads.measured()]
+    assert len(listed) == len(set(listed)) > len(acceptance_workloads.MEASURED)
+    for text, _ in acceptance_workloads.MEASURED:
         assert {str(part) for part in parse(text.format(dtype="f16")).unfused()} <= set(listed)
 
 
-def test_a_step_that_runs_again_keeps_what_others_found(tmp_path: Path) -> None:
-    report = Report(tmp_path)
+def test_repeated_step_keeps_rows_of_other_workloads(tmp_path: Path) -> None:
+    report = AcceptanceReport(tmp_path)
     report.begin("measure")
     report.put("measure", rows=[{"workload": "one"}, {"workload": "two"}])
-    again = Report(tmp_path)
+    again = AcceptanceReport(tmp_path)
     again.begin("measure")
     assert again.steps["measure"] == {"complete": False}
     assert again.rows_of_others("measure", ["two", "three"]) == [{"workload": "one"}]
 
 
-def test_a_comparison_goes_on_without_who_is_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_comparison_continues_after_a_timeout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     paths = {"softmax/cuda_block": {"config": "a=1", "median_us": 2.0}}
     late = {"rows": times(**{"softmax/cuda_block": 2.0, "torch": 3.0}), "problem": "late", "timed_out": True}
     answers = iter([late, {"problem": "exit status 1"}])
     asked: list[list[str]] = []
 
-    def child(arguments: list[str], *, timeout_s: float) -> dict[str, Any]:
+    def run_gpu_process(arguments: list[str], *, timeout_s: float) -> dict[str, Any]:
         asked.append(arguments)
         return next(answers)
 
-    monkeypatch.setattr(acceptance, "child", child)
+    monkeypatch.setattr(acceptance, "run_gpu_process", run_gpu_process)
     here = session(tmp_path)
     rows = [{"workload": w, "variant": "v", "bound_us": 1.0, "paths": paths} for w in ("one", "two")]
     here.report.put("measure", rows=rows)
@@ -469,6 +484,6 @@ def test_a_comparison_goes_on_without_who_is_late(monkeypatch: pytest.MonkeyPatc
     assert mean == {"ratio": pytest.approx(1.5), "workloads": 1}
 
 
-def test_without_our_own_time_there_is_no_speedup() -> None:
-    rows = _contest.compare([contender("library", [[3.0]], [])], rounds=1, ours="ours")
+def test_no_speedup_without_own_time() -> None:
+    rows = interleaved.compare([call("library", [[3.0]], [])], rounds=1, ours="ours")
     assert rows == [{"name": "library", "median_us": 3.0, "ci_us": (3.0, 3.0), "samples": 1}]

@@ -1,4 +1,4 @@
-"""The conformance run for GPUs, with an emulator in place of the GPU: a wrapper that is wrong is named."""
+"""The conformance run with an emulator in place of the GPU: a wrong wrapper is named."""
 
 from __future__ import annotations
 
@@ -11,30 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gpu import _conformance as conformance
-from tests.gpu import _items
-from tests.gpu._case import Case, CaseVariant, Operand, Words, differences, draw
-from tests.gpu._conformance import CASES, by_name, conform, uncovered
-from tests.gpu._report import Report
-from tests.gpu._wrapper import wrappers_in
+from tests.gpu import acceptance_run
+from tests.gpu import wrapper_conformance as conformance
+from tests.gpu.acceptance_report import AcceptanceReport
+from tests.gpu.ptx_wrappers import wrappers_in
+from tests.gpu.wrapper_case import Operand, WrapperCase, WrapperVariant, WrapperWorkload, differences, draw
+from tests.gpu.wrapper_conformance import CASES, by_name, conform, uncovered
+from tests.support import needs_compiler, needs_nvrtc
 from tunebench import device
-from tunebench.compile import unavailable
 from tunebench.device import representative
 from tunebench.dtype import numpy_dtype
-from tunebench.emulate.emulator import emulate, find_compiler
+from tunebench.emulate.emulator import emulate
 from tunebench.measure import _gpu
 from tunebench.space import Config
 
 H100 = device.find("h100-sxm")
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
-
 # -- the list of wrappers ------------------------------------------------------------------------------------
 
 
 def test_every_wrapper_has_a_case_and_every_case_a_wrapper() -> None:
-    assert uncovered() == [], "add a case to tests/gpu/_cases.py"
+    assert uncovered() == [], "add a case to tests/gpu/wrapper_cases.py"
 
 
 def test_names_of_cases_are_unique() -> None:
@@ -79,8 +76,8 @@ def test_wrappers_are_found_by_reading() -> None:
     ]
 
 
-def test_assembly_that_cannot_be_read_is_no_silence() -> None:
-    with pytest.raises(ValueError, match="1 uses of inline assembly are in no function"):
+def test_unparsed_inline_assembly_is_an_error() -> None:
+    with pytest.raises(ValueError, match="found 1 uses outside"):
         wrappers_in('void odd() { asm("x;"); }')
 
 
@@ -89,22 +86,22 @@ def test_a_wrapper_without_a_case_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert uncovered() == ["mma_m16n8k16_f16 has no case"]
     added = dataclasses.replace(CASES[0], name="of nothing")
     monkeypatch.setattr(conformance, "CASES", (*CASES, added))
-    assert uncovered() == ["of nothing is called by a case and is no wrapper"]
+    assert uncovered() == ["of nothing has a case but is no wrapper"]
 
 
 # -- running -------------------------------------------------------------------------------------------------
 
 
 def faulty(old: str, new: str) -> conformance.Run:
-    """Return an emulator whose wrappers are wrong on purpose, to stand for a GPU."""
+    """Return an emulator with faulty wrappers, in place of a GPU."""
 
-    class Faulty(CaseVariant):
-        def source(self, workload: Words, config: Config) -> str:
+    class Faulty(WrapperVariant):
+        def source(self, workload: WrapperWorkload, config: Config) -> str:
             text = super().source(workload, config)
             assert text.count(old) == 1, old
             return text.replace(old, new)
 
-    def run(variant: CaseVariant, workload: Any, config: Config, inputs: Mapping[str, Any]) -> Any:
+    def run(variant: WrapperVariant, workload: Any, config: Config, inputs: Mapping[str, Any]) -> Any:
         return emulate(Faulty(variant.case), workload, config, inputs, order="reverse")
 
     return run
@@ -112,7 +109,7 @@ def faulty(old: str, new: str) -> conformance.Run:
 
 @needs_compiler
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_emulator_conforms_to_itself_in_another_order(case: Case) -> None:
+def test_the_emulator_conforms_to_itself_in_another_order(case: WrapperCase) -> None:
     assert conform(case, faulty("#define EACH", "#define  EACH")) is None
 
 
@@ -145,25 +142,25 @@ def test_a_planted_fault_is_named_with_lane_and_register(name: str) -> None:
     assert found is not None
     assert found.startswith(", ".join(by_name()[name].wrappers))
     assert "lane " in found
-    assert ", must be 0x" in found
+    assert ", expected 0x" in found
     for part in told:
         assert part in found
 
 
-def test_one_wrong_register_is_told_as_such() -> None:
-    case = Case("some", (), "", (Operand("d", 2, "f32"), Operand("e", 1)), threads=32)
+def test_one_wrong_register_is_reported() -> None:
+    case = WrapperCase("some", (), "", (Operand("d", 2, "f32"), Operand("e", 1)), threads=32)
     right = np.zeros((128, 3), np.int32)
     got = right.copy()
     got[32 + 5, 1] = np.float32(1.5).view(np.int32)
-    text = "some: 1 of 384 registers differ: lane 5, d[1]: 0x3fc00000 (1.5), must be 0x00000000 (0)"
+    text = "some: 1 of 384 registers differ: lane 5, d[1]: 0x3fc00000 (1.5), expected 0x00000000 (0)"
     assert differences(case, got, right) == text
     got = right.copy()
     got[31, 2] = 255
-    assert "lane 31, e[0]: 0x000000ff, must be 0x00000000" in str(differences(case, got, right))
+    assert "lane 31, e[0]: 0x000000ff, expected 0x00000000" in str(differences(case, got, right))
 
 
-def test_any_nan_is_one_and_a_zero_has_its_sign() -> None:
-    case = Case("some", (), "", (Operand("d", 1, "f16"),))
+def test_any_nan_equals_nan_and_zeros_have_signs() -> None:
+    case = WrapperCase("some", (), "", (Operand("d", 1, "f16"),))
     words = np.array([[0x7E007C00], [0x00008000]], np.uint32)
     other_nan, other_zero = words.copy(), words.copy()
     other_nan[0, 0], other_zero[1, 0] = 0x7FFF7C00, 0
@@ -171,11 +168,14 @@ def test_any_nan_is_one_and_a_zero_has_its_sign() -> None:
     assert "lane 1, d[0]" in str(differences(case, other_zero, words))
 
 
-def test_operands_are_the_same_again_and_of_their_kind() -> None:
+def test_operands_are_repeatable_and_of_their_kind() -> None:
     for case in CASES:
         one, other = draw(case), draw(case)
         assert np.array_equal(one["taken"], other["taken"])
-        assert one["taken"].shape == (CaseVariant(case).workload.threads, CaseVariant(case).workload.takes)
+        assert one["taken"].shape == (
+            WrapperVariant(case).workload.threads,
+            WrapperVariant(case).workload.takes,
+        )
     taken = draw(by_name()["mma_m16n8k16_f16"])["taken"]
     halves = np.ascontiguousarray(taken[:, 4:]).view(np.float16)
     assert set(np.unique(halves)) == set(range(-8, 9))
@@ -183,9 +183,9 @@ def test_operands_are_the_same_again_and_of_their_kind() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("case", [c for c in CASES if c.name.startswith("wgmma")], ids=lambda case: case.name)
-def test_products_of_a_warpgroup_are_products(case: Case) -> None:
-    """Computed without descriptors and fragments: what the case multiplies is what it means to."""
-    variant = CaseVariant(case)
+def test_wgmma_cases_compute_matrix_products(case: WrapperCase) -> None:
+    """Compare the case with a product computed without descriptors and fragments."""
+    variant = WrapperVariant(case)
     inputs = draw(case)
     given = conformance.on_host(variant, variant.workload, Config({"unused": 0}), inputs)["given"]
     element = numpy_dtype(case.takes[0].kind)  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ def test_every_case_compiles_for_the_device(architecture: str) -> None:
     here = [case for case in CASES if case.runs_on(gpu)]
     assert len(here) >= (8 if architecture == "sm_75" else 15)
     for case in here:
-        variant = CaseVariant(case)
+        variant = WrapperVariant(case)
         binary = compile_cuda(variant, variant.workload, config, gpu)
         assert binary.target == ("sm_90a" if architecture == "sm_90" else architecture)
         assert len(binary.entries) == 1
@@ -220,10 +220,10 @@ def test_every_case_compiles_for_the_device(architecture: str) -> None:
 
 
 class Host:
-    """Stands for a GPU: memory is NumPy's, and a launch is an emulation of the case it was told of."""
+    """Stand-in for a GPU: memory is NumPy arrays, and a launch emulates the given case."""
 
-    def __init__(self, case: Case) -> None:
-        self._variant, self._memory, self._next = CaseVariant(case), {}, itertools.count(4096, 1 << 20)
+    def __init__(self, case: WrapperCase) -> None:
+        self._variant, self._memory, self._next = WrapperVariant(case), {}, itertools.count(4096, 1 << 20)
 
     def allocate(self, nbytes: int) -> int:
         address = next(self._next)
@@ -260,7 +260,7 @@ class Host:
 
 @needs_compiler
 @needs_nvrtc
-def test_what_goes_to_the_gpu_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_copied_to_the_gpu_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     case = by_name()["mma_m16n8k8_tf32"]
     monkeypatch.setattr(_gpu, "open_gpu", lambda _: Host(case))
     assert conform(case, conformance.on_device(H100)) is None
@@ -270,41 +270,46 @@ def test_what_goes_to_the_gpu_comes_back(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def session(folder: Path) -> _items.Session:
-    return _items.Session(H100, Report(folder, say=lambda text: None), folder, until=float("inf"))
+def session(folder: Path) -> acceptance_run.AcceptanceRun:
+    return acceptance_run.AcceptanceRun(
+        H100, AcceptanceReport(folder, say=lambda text: None), folder, until=float("inf")
+    )
 
 
 @needs_compiler
-def test_a_case_that_hangs_is_named_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_hanging_case_is_named_and_the_others_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = [case.name for case in CASES if case.runs_on(H100)]
     asked: list[list[str]] = []
 
-    def child(arguments: list[str], *, timeout_s: float) -> dict[str, Any]:
+    def run_gpu_process(arguments: list[str], *, timeout_s: float) -> dict[str, Any]:
         asked.append(arguments)
         passed = dict.fromkeys(names[:2]) if len(asked) == 1 else dict.fromkeys(arguments[1:])
         if len(asked) == 1:
-            return {"running": names[2], "found": passed, "problem": "not done within 9 s", "timed_out": True}
-        return {"found": passed | {names[-1]: "lane 3, d[0]: 1, must be 2"}}
+            return {
+                "running": names[2],
+                "found": passed,
+                "problem": "late",
+                "timed_out": True,
+            }
+        return {"found": passed | {names[-1]: "lane 3, d[0]: 1, expected 2"}}
 
-    monkeypatch.setattr(conformance, "child", child)
+    monkeypatch.setattr(conformance, "run_gpu_process", run_gpu_process)
     here = session(tmp_path)
     conformance.conformance(here)
     assert asked == [["conformance", *names], ["conformance", *names[3:]]]
     step = here.report.steps["conformance"]
     assert step["problems"] == [
-        f"{names[2]}: not done within 9 s",
-        f"{names[-1]}: lane 3, d[0]: 1, must be 2",
+        f"{names[2]}: late",
+        f"{names[-1]}: lane 3, d[0]: 1, expected 2",
     ]
     assert (step["complete"], step["undone"]) == (True, [])
 
 
 @needs_compiler
-def test_a_process_that_does_not_start_is_not_started_for_ever(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(conformance, "child", lambda *_, **__: {"problem": "exit status 1: no driver"})
+def test_process_that_does_not_start_is_not_retried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(
+        conformance, "run_gpu_process", lambda *_, **__: {"problem": "exit status 1: no driver"}
+    )
     here = session(tmp_path)
     conformance.conformance(here)
     step = here.report.steps["conformance"]
@@ -314,7 +319,7 @@ def test_a_process_that_does_not_start_is_not_started_for_ever(
 
 
 @needs_compiler
-def test_answers_tell_what_is_running_and_what_was_found() -> None:
+def test_answers_name_the_running_case_and_results() -> None:
     names = ["fast_exp2", "fast_rsqrt"]
     said = [dict(answer) for answer in conformance.answers(names, conformance.on_host)]
     assert [answer.get("running") for answer in said] == [*names, None]

@@ -62,7 +62,7 @@ def ask(variant: Variant[Any], workload: Workload, config: Config, on: Device, *
 
 
 class Runs:
-    """One runner, as a worker has it."""
+    """One runner, as in a worker process."""
 
     def __init__(self, protocol: Protocol, on: Device) -> None:
         self.runner, self.on = CudaRunner(protocol, on), on
@@ -108,7 +108,7 @@ def test_a_cold_run_is_slower_than_a_warm_one_that_fits_the_cache(gpu: Device) -
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_wrong_kernel_is_told_and_does_no_harm(run: Runs, case: str) -> None:
+def test_wrong_kernel_is_detected_and_harmless(run: Runs, case: str) -> None:
     body, reason = BAD[case]
     outcome = run.toy(KERNEL.format(body=body))
     assert isinstance(outcome, WrongResult), outcome
@@ -161,7 +161,7 @@ def in_a_worker(text: str, on: Device, timeout_s: float = 60.0) -> Any:
 
 
 @pytest.mark.parametrize("case", DEADLY)
-def test_a_fault_ends_the_worker_with_its_name(gpu: Device, case: str) -> None:
+def test_gpu_fault_crashes_the_worker_with_its_name(gpu: Device, case: str) -> None:
     body, name = DEADLY[case]
     died = in_a_worker(KERNEL.format(body=body), gpu)
     assert isinstance(died, Crashed), died
@@ -179,7 +179,7 @@ def test_a_kernel_that_hangs_is_stopped(gpu: Device) -> None:
     assert isinstance(alive.outcome, Measured), alive.outcome
 
 
-# -- what is shipped -----------------------------------------------------------------------------------------
+# -- default configurations ----------------------------------------------------------------------------------
 
 SMALL = (
     "gemm:m=130,n=72,k=96,dtype={dtype},epilogue=bias+gelu",
@@ -197,7 +197,7 @@ SMALL = (
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("text", SMALL)
-def test_every_variant_is_right_as_it_is_shipped(run: Runs, text: str, dtype: str) -> None:
+def test_every_default_configuration_is_right(run: Runs, text: str, dtype: str) -> None:
     workload = parse(text.format(dtype=dtype))
     able = [v for v in kernels.variants(workload) if v.refuses(workload, run.on) is None]
     assert able
@@ -215,12 +215,12 @@ def test_a_large_product_is_verified_in_parts(run: Runs) -> None:
     assert "in signed sums" in outcome.verification.detail
 
 
-def test_torch_is_timed_beside_our_own(gpu: Device) -> None:
+def test_torch_baseline_is_timed(gpu: Device) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     found = measure_baselines(parse("softmax:rows=4096,cols=1024,dtype=f32"), gpu, COLD, 0)
     assert [baseline.name for baseline in found] == ["torch"]
     assert 0 < found[0].median_us < 10_000
 
 
-def test_the_machine_has_what_was_asked_for() -> None:
+def test_gpu_is_found() -> None:
     assert device.local_gpus()

@@ -1,15 +1,15 @@
-"""What is done with each wrapper of an instruction that Hopper alone has: a case or two a wrapper.
+"""Cases of the PTX wrappers that only Hopper (sm_90a) has: one or two per wrapper.
 
-Matrices come to shared memory by bulk copies of the operands themselves: 64 elements of 16 bits a thread
-are a line of 128 bytes. First the barriers alone, then copies, then products, which need both: the first
-case that differs names the culprit.
+Bulk copies move the operands to shared memory: the 64 elements of 16 bits of a thread are a line of 128
+bytes. Barriers come first, then copies, then matrix products, which use both: the first differing case names
+the cause.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.gpu._case import Case, Kind, Operand
+from tests.gpu.wrapper_case import Kind, Operand, WrapperCase
 from tunebench.variant import PixelBox
 
 __all__ = ["CASES"]
@@ -28,8 +28,8 @@ BARRIERS = """
 """
 
 
-def _barrier() -> Case:
-    """Each thread arrives when it has written, twice over: what others read after the wait must be there."""
+def _barrier() -> WrapperCase:
+    """Write, arrive and wait, twice: the writes of all threads must be visible after the wait."""
     body = f"""{BARRIERS}  __shared__ u32 passed[64];
   if (threadIdx.x == 0) {{
     mbarrier_init(barrier, 64);
@@ -44,11 +44,11 @@ def _barrier() -> Case:
     __syncthreads();
   }}"""
     covers = ("mbarrier_init", "fence_mbarrier_init", "mbarrier_arrive", "mbarrier_wait")
-    return Case("mbarrier", (Operand("m", 2),), body, (Operand("r", 2),), covers, threads=64, **HOPPER)
+    return WrapperCase("mbarrier", (Operand("m", 2),), body, (Operand("r", 2),), covers, threads=64, **HOPPER)
 
 
-def _copy(rank: int, x: int, y: int) -> Case:
-    """Copy a box that begins at (x, y), also outside of the operands, and look at each byte of it."""
+def _copy(rank: int, x: int, y: int) -> WrapperCase:
+    """Copy a box that starts at (x, y), possibly outside the tensor, and compare every byte."""
     at = {2: f"{x}, {y}", 3: f"{x}, {y}, int(blockIdx.x)"}[rank]
     body = f"""{BARRIERS}  __shared__ __align__(1024) u32 box[64 * 32];
   if (threadIdx.x == 0) {{
@@ -64,7 +64,7 @@ def _copy(rank: int, x: int, y: int) -> Case:
     covers = (f"copy_box_{rank}d", "prefetch_tensor_map", "mbarrier_arrive_expect_tx")
     name = f"copy_box_{rank}d at ({x}, {y})"
     boxes = {"boxes": (64,)} if rank == 3 else {"boxes": (64,), "rank": 2}
-    return Case(name, (LINE,), body, (Operand("r", 32),), covers, threads=64, **boxes, **HOPPER)
+    return WrapperCase(name, (LINE,), body, (Operand("r", 32),), covers, threads=64, **boxes, **HOPPER)
 
 
 def _pixels(
@@ -74,8 +74,8 @@ def _pixels(
     start: tuple[int, int],
     tap: tuple[int, int],
     channel: int = 0,
-) -> Case:
-    """Copy 64 pixels of a tap, from `start` of the block's image on; pairs are x, y."""
+) -> WrapperCase:
+    """Copy 64 pixels of a filter tap, from pixel `start` of the block's image; pairs are (x, y)."""
     at = f"{channel}, {start[0]}, {start[1]}, int(blockIdx.x), {tap[0]}, {tap[1]}"
     body = f"""{BARRIERS}  __shared__ __align__(1024) u32 box[64 * 32];
   if (threadIdx.x == 0) {{
@@ -89,12 +89,14 @@ def _pixels(
   for (int i = 0; i < 32; ++i) r[i] = box[32 * threadIdx.x + i];"""
     name = f"copy_pixels_4d from {start} on, {lower} to {upper} by {stride}, tap {tap}"
     shape = {"boxes": (64,), "pixel_box": PixelBox(lower=lower, upper=upper, strides=(stride, stride))}
-    return Case(name, (LINE,), body, (Operand("r", 32),), ("copy_pixels_4d",), threads=64, **shape, **HOPPER)
+    return WrapperCase(
+        name, (LINE,), body, (Operand("r", 32),), ("copy_pixels_4d",), threads=64, **shape, **HOPPER
+    )
 
 
-def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = False) -> Case:
-    """Multiply (64, K) by (K, n) in four steps; lines of A are the first 64 threads', of B the next n."""
-    # Lines along K: a step is 32 bytes further in it. Along M or N: 16 lines further, and 64 of N a panel.
+def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = False) -> WrapperCase:
+    """Multiply (64, K) by (K, n) in four steps; the first 64 threads hold A, the next n threads B."""
+    # K-major: a step advances 32 bytes within a line. M- or N-major: 16 lines; a panel has 64 columns of N.
     of_a = "2048 * step, 8192" if a_along_m else "32 * step, 0"
     of_b = "2048 * step, 8192" if b_along_n else "32 * step, 0"
     if kind == "e4m3":
@@ -128,11 +130,11 @@ def _product(kind: Kind, n: int, *, a_along_m: bool = False, b_along_n: bool = F
   EACH({n // 2}) d[i] = sums[i / 4][i % 4];"""
     covers = (wrapper, "wgmma_fence", "wgmma_commit", "wgmma_wait", "settle")
     takes, gives = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
-    return Case(call, takes, body, gives, covers, boxes=(64, n), threads=64 + n, **HOPPER)
+    return WrapperCase(call, takes, body, gives, covers, boxes=(64, n), threads=64 + n, **HOPPER)
 
 
-def _product_of_registers(kind: Kind, n: int, *, b_along_n: bool = False) -> Case:
-    """As `_product`, where each thread gathers what it has of A in registers."""
+def _product_of_registers(kind: Kind, n: int, *, b_along_n: bool = False) -> WrapperCase:
+    """As `_product`, with A in registers."""
     of_b = "2048 * step, 8192" if b_along_n else "32 * step, 0"
     call = f"wgmma_m64k16_registers<{ELEMENT[kind]}, {n}, {str(b_along_n).lower()}>"
     body = f"""{BARRIERS}  __shared__ __align__(1024) u8 lines[{n} * 128];
@@ -165,11 +167,11 @@ def _product_of_registers(kind: Kind, n: int, *, b_along_n: bool = False) -> Cas
   EACH({n // 2}) d[i] = sums[i / 4][i % 4];"""
     covers = ("wgmma_m64k16_registers", "computed_by_now")
     takes, gives = (Operand("m", 32, kind),), (Operand("d", n // 2, "f32"),)
-    return Case(call, takes, body, gives, covers, boxes=(n,), threads=64 + n, **HOPPER)
+    return WrapperCase(call, takes, body, gives, covers, boxes=(n,), threads=64 + n, **HOPPER)
 
 
-def _registers() -> Case:
-    """One warpgroup gives registers to the other; what both hold stays what it was."""
+def _registers() -> WrapperCase:
+    """Move registers from one warpgroup to the other; both must keep their values."""
     body = """if (threadIdx.x < 128) {
     give_registers<40>();
   } else {
@@ -177,10 +179,10 @@ def _registers() -> Case:
   }
   EACH(8) r[i] = m[i] * 3u + 1u;"""
     covers, takes, gives = ("give_registers", "take_registers"), (Operand("m", 8),), (Operand("r", 8),)
-    return Case("setmaxnreg", takes, body, gives, covers, threads=256, blocks_per_sm=2, **HOPPER)
+    return WrapperCase("setmaxnreg", takes, body, gives, covers, threads=256, blocks_per_sm=2, **HOPPER)
 
 
-# What blocks of a cluster see of each other is dynamic shared memory: 64 lines, and a barrier behind them.
+# Dynamic shared memory, visible to all blocks of the cluster: 64 lines and a barrier after them.
 SHARED = """extern __shared__ __align__(1024) u8 shared[];
   u32* const lines = reinterpret_cast<u32*>(shared);
   const u32 barrier = shared_address(shared + 8192), rank = cluster_rank();
@@ -188,8 +190,8 @@ SHARED = """extern __shared__ __align__(1024) u8 shared[];
 IN_A_CLUSTER: dict[str, Any] = {"cluster": 2, "smem_bytes": 8192 + 8, **HOPPER}
 
 
-def _cluster_barrier() -> Case:
-    """Each thread arrives in the other block of the cluster, and waits for the other's threads in its own."""
+def _cluster_barrier() -> WrapperCase:
+    """Arrive at the barrier of the other block of the cluster, and wait at this block's barrier."""
     body = f"""{SHARED}  if (threadIdx.x == 0) {{
     mbarrier_init(barrier, 32);
     fence_mbarrier_init();
@@ -203,11 +205,11 @@ def _cluster_barrier() -> Case:
   cluster_arrive();
   cluster_wait();"""
     covers = ("cluster_rank", "cluster_address", "cluster_arrive", "cluster_wait", "mbarrier_arrive_remote")
-    return Case("cluster", (Operand("m", 1),), body, (Operand("r", 2),), covers, **IN_A_CLUSTER)
+    return WrapperCase("cluster", (Operand("m", 1),), body, (Operand("r", 2),), covers, **IN_A_CLUSTER)
 
 
-def _multicast() -> Case:
-    """Each block of a cluster of two copies half of a box, the upper or the lower, to both."""
+def _multicast() -> WrapperCase:
+    """In a cluster of two, each block multicasts one half of a box to both blocks."""
     half = "shared_address(shared) + rank * 4096, map0, 0, int(rank) * 32, int(blockIdx.x / 2)"
     body = f"""{SHARED}  if (threadIdx.x == 0) {{
     mbarrier_init(barrier, 1);
@@ -223,11 +225,12 @@ def _multicast() -> Case:
   cluster_arrive();
   cluster_wait();"""
     name, gives = "copy_box_3d_multicast", (Operand("r", 32),)
-    return Case(name, (LINE,), body, gives, boxes=(32,), threads=64, **IN_A_CLUSTER)
+    return WrapperCase(name, (LINE,), body, gives, boxes=(32,), threads=64, **IN_A_CLUSTER)
 
 
-def _multicast_of_pixels() -> Case:
-    """Each block of a cluster of two copies half of a column, of the first block's image, to both."""
+def _multicast_of_pixels() -> WrapperCase:
+    """In a cluster of two, each block multicasts one half of an im2col column to both blocks."""
+
     half = "shared_address(shared) + rank * 4096, map0, 0, -1, int(rank) * 4 - 1, int(blockIdx.x / 2), 2, 1"
     body = f"""{SHARED}  if (threadIdx.x == 0) {{
     mbarrier_init(barrier, 1);
@@ -244,10 +247,10 @@ def _multicast_of_pixels() -> Case:
   cluster_wait();"""
     shape = {"boxes": (32,), "pixel_box": PixelBox(lower=(-1, -1), upper=(-1, -1), strides=(1, 1))}
     name, gives = "copy_pixels_4d_multicast", (Operand("r", 32),)
-    return Case(name, (LINE,), body, gives, threads=64, **shape, **IN_A_CLUSTER)
+    return WrapperCase(name, (LINE,), body, gives, threads=64, **shape, **IN_A_CLUSTER)
 
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[WrapperCase, ...] = (
     _barrier(),
     _copy(2, 0, 0),
     _copy(3, 0, 0),

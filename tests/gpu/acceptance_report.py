@@ -1,4 +1,4 @@
-"""What an acceptance run writes, as it goes: a run that is cut off keeps all that it had found."""
+"""Report of an acceptance run, written after every step so that an interrupted run keeps its results."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Report"]
+__all__ = ["AcceptanceReport"]
 
 
-class Report:
-    """A folder with `report.json`, one entry a step, and `STEP.jsonl` with one line an item.
+class AcceptanceReport:
+    """A folder with `report.json` (an entry per step) and `STEP.jsonl` (a line per configuration).
 
-    A report that is there already is taken up: steps that run again replace their entry.
+    An existing report is continued: steps that run again replace their entry.
 
     Args:
-        folder: Made if it is not there.
-        say: Is given each progress line.
-        now: Seconds of a monotonic clock.
+        folder: Folder of the report; created if missing.
+        say: Called with each progress line.
+        now: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class Report:
             self.steps = json.loads(self._path.read_text(encoding="utf-8"))
 
     def begin(self, step: str) -> None:
-        """Start a step over: its lines go, and its entry, which stays in `before` to be taken over."""
+        """Delete the lines and the entry of a step; `before` keeps the entry."""
         self.before[step] = self.steps.get(step, {})
         self.steps[step] = {"complete": False}
         (self._folder / f"{step}.jsonl").unlink(missing_ok=True)
         self._write()
 
     def rows_of_others(self, step: str, workloads: Iterable[str]) -> list[dict[str, Any]]:
-        """Return the rows that a step had before it was begun again, of workloads that are not given."""
+        """Return the rows of a step's previous run for workloads other than the given ones."""
         done = set(workloads)
         return [row for row in self.before.get(step, {}).get("rows", []) if row["workload"] not in done]
 
     def put(self, step: str, **facts: Any) -> None:
-        """Add facts to a step's entry, and write the report."""
+        """Add facts to a step's entry and write the report."""
         self.steps.setdefault(step, {"complete": False}).update(facts)
         self._write()
 
@@ -57,11 +57,12 @@ class Report:
             file.write(json.dumps(row) + "\n")
 
     def say(self, text: str) -> None:
-        """Tell the progress, with the seconds since the start."""
+        """Report progress, with the seconds since the start."""
         self._say(f"[{self._now() - self._started:6.1f} s] {text}")
 
     def problems(self, steps: Iterable[str]) -> list[str]:
-        """Return what went wrong in the given steps."""
+        """Return the problems of the given steps."""
+
         return [f"{step}: {text}" for step in steps for text in self.steps[step].get("problems", [])]
 
     def _write(self) -> None:

@@ -1,14 +1,13 @@
-"""Does every instruction do on the GPU what its emulated twin does? A tiny kernel a wrapper, random operands.
+"""Conformance of PTX wrappers: the same small kernels on the GPU and by emulation must agree.
 
-The kernels of this package are proved by emulation, and emulation rests on our reading of the PTX ISA. Here
-each wrapper around inline assembly runs on the GPU and, from the same file, on the host; every element of
-every lane must agree. What differs is told by wrapper, lane and register, so that a wrong lane map needs no
-search.
+Kernels are verified by emulation, and emulation relies on our reading of the PTX ISA. Each wrapper of inline
+PTX runs on the GPU and, from the same source file, on the host; every register of every lane must agree.
+Differences are reported by wrapper, lane and register.
 
-`_wrapper` finds the wrappers by reading the .cuh files; `_cases` (of Hopper: `_cases_hopper`) says what is to
-be done with each. A wrapper without a case is a problem, here and in a test.
+`ptx_wrappers` finds the wrappers in the .cuh files; `wrapper_cases` and `wrapper_cases_hopper` hold their
+cases. A wrapper without a case is a problem, here and in a test.
 
-    python -m tests.gpu._conformance      # lists the cases, and what they cover
+    python -m tests.gpu.wrapper_conformance      # prints the cases and the wrappers they cover
 """
 
 from __future__ import annotations
@@ -16,48 +15,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.gpu._case import SEED, Case, CaseVariant, Words, differences, draw
-from tests.gpu._cases import CASES as OF_ALL
-from tests.gpu._cases_hopper import CASES as OF_HOPPER
-from tests.gpu._items import Session, child
-from tests.gpu._wrapper import files, wrappers
+from tests.gpu.acceptance_run import AcceptanceRun, run_gpu_process
+from tests.gpu.ptx_wrappers import files, wrappers
+from tests.gpu.wrapper_case import SEED, WrapperCase, WrapperVariant, WrapperWorkload, differences, draw
+from tests.gpu.wrapper_cases import CASES as GENERAL_CASES
+from tests.gpu.wrapper_cases_hopper import CASES as HOPPER_CASES
 from tunebench.device import Device
 from tunebench.emulate.emulator import emulate, find_compiler
 from tunebench.errors import DeviceError, TunebenchError
 from tunebench.space import Config
 
-__all__ = ["Run", "answers", "by_name", "conform", "conformance", "on_device", "on_host", "uncovered"]
+__all__ = ["RunCase", "answers", "by_name", "conform", "conformance", "on_device", "on_host", "uncovered"]
 
 STARTING_S, SECONDS_EACH = 30.0, 5.0
-"""Time that a process gets to start, and on top of it for each case: compiled twice, run twice."""
+"""Time limit of a process: for its start, plus for each case (compiled twice, run twice)."""
 NOT_STARTED = "before any case"
 
-CASES: tuple[Case, ...] = tuple(case for case in (*OF_ALL, *OF_HOPPER) if files().issuperset(case.files))
-"""Those whose helpers are in this checkout."""
+CASES: tuple[WrapperCase, ...] = tuple(
+    case for case in (*GENERAL_CASES, *HOPPER_CASES) if files().issuperset(case.files)
+)
+"""Cases whose helper files exist in this checkout."""
 
 
 def uncovered() -> list[str]:
-    """Return the wrappers that no case calls, and what cases call that is no wrapper."""
+    """Return a message for each wrapper without a case, and for each case of an unknown wrapper."""
     there, called = set(wrappers()), {name for case in CASES for name in case.wrappers}
     missing = [f"{name} has no case" for name in sorted(there - called)]
-    return [*missing, *(f"{name} is called by a case and is no wrapper" for name in sorted(called - there))]
+    return [*missing, *(f"{name} has a case but is no wrapper" for name in sorted(called - there))]
 
 
 # -- one case ------------------------------------------------------------------------------------------------
 
-Run = Callable[[CaseVariant, Words, Config, Mapping[str, Any]], Mapping[str, Any]]
-"""Runs a case: on the GPU, or, in tests, on an emulator."""
+RunCase = Callable[[WrapperVariant, WrapperWorkload, Config, Mapping[str, Any]], Mapping[str, Any]]
+"""Function that runs a case, on the GPU or (in tests) by emulation, and returns its outputs."""
 
 
 def on_host(
-    variant: CaseVariant, workload: Words, config: Config, inputs: Mapping[str, Any]
+    variant: WrapperVariant, workload: WrapperWorkload, config: Config, inputs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Run a case by emulation."""
     return emulate(variant, workload, config, inputs)
 
 
-def on_device(device: Device) -> Run:
-    """Return what runs cases on a GPU of this machine."""
+def on_device(device: Device) -> RunCase:
+    """Return the function that runs cases on a GPU of this machine."""
     from tunebench.compile.nvrtc import compile_cuda
     from tunebench.measure._device_memory import DeviceMemory
     from tunebench.measure._gpu import open_gpu
@@ -68,7 +69,7 @@ def on_device(device: Device) -> Run:
     memory = DeviceMemory(gpu)
 
     def run(
-        variant: CaseVariant, workload: Words, config: Config, inputs: Mapping[str, Any]
+        variant: WrapperVariant, workload: WrapperWorkload, config: Config, inputs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         binary = compile_cuda(variant, workload, config, device)
         read, written = workload.inputs(), workload.outputs()
@@ -86,15 +87,15 @@ def on_device(device: Device) -> Run:
     return run
 
 
-def conform(case: Case, run: Run) -> str | None:
-    """Run a case, hold it against its emulation, and return what differs, or None."""
-    variant = CaseVariant(case)
+def conform(case: WrapperCase, run: RunCase) -> str | None:
+    """Run a case, compare it with its emulation, and return the differences, or None."""
+    variant = WrapperVariant(case)
     workload, config, inputs = variant.workload, Config({"unused": 0}), draw(case)
     right = on_host(variant, workload, config, inputs)["given"]
     return differences(case, run(variant, workload, config, inputs)["given"], right)
 
 
-def by_name() -> dict[str, Case]:
+def by_name() -> dict[str, WrapperCase]:
     """Return the cases by name."""
     return {case.name: case for case in CASES}
 
@@ -102,8 +103,8 @@ def by_name() -> dict[str, Case]:
 # -- the step of an acceptance run ---------------------------------------------------------------------------
 
 
-def answers(names: Sequence[str], run: Run) -> Iterator[dict[str, Any]]:
-    """Run cases by name; yield which one is running, and what was found of those before it."""
+def answers(names: Sequence[str], run: RunCase) -> Iterator[dict[str, Any]]:
+    """Run cases by name; yield the case that is running and the results of those before it."""
     found: dict[str, str | None] = {}
     for name in names:
         yield {"running": name, "found": found}
@@ -111,17 +112,17 @@ def answers(names: Sequence[str], run: Run) -> Iterator[dict[str, Any]]:
             found[name] = conform(by_name()[name], run)
         except TunebenchError as error:
             found[name] = f"{type(error).__name__}: {error}"
-            if isinstance(error, DeviceError):  # the device may be lost to this process: another goes on
+            if isinstance(error, DeviceError):  # the context may be lost: a new process continues
                 yield {"found": found}
                 return
     yield {"found": found}
 
 
-def conformance(session: Session) -> None:
-    """Run every case in processes of their own: one that hangs or crashes is named, and the others go on."""
+def conformance(session: AcceptanceRun) -> None:
+    """Run every case in separate processes, so that a hang or crash is reported and the others still run."""
     report = session.report
     if find_compiler() is None:
-        report.say("conformance: no C++ compiler, which the emulated twins need")
+        report.say("conformance: skipped: emulation needs a C++ compiler")
         report.put("conformance", complete=True, skipped="no C++ compiler for the emulated twins")
         return
     pending = [case.name for case in CASES if case.runs_on(session.device)]
@@ -130,7 +131,7 @@ def conformance(session: Session) -> None:
     problems = uncovered()
     while pending and session.left_s > 1:
         limit_s = min(session.left_s, STARTING_S + SECONDS_EACH * len(pending))
-        now = _found(child(["conformance", *pending], timeout_s=limit_s))
+        now = _found(run_gpu_process(["conformance", *pending], timeout_s=limit_s))
         found |= now
         problems += [f"{name}: {text}" for name, text in now.items() if text is not None]
         pending = [name for name in pending if name not in now]
@@ -140,12 +141,12 @@ def conformance(session: Session) -> None:
     for problem in problems:
         report.say(f"conformance: WRONG: {problem}"[:400])
     passed = sum(text is None for text in found.values())
-    report.say(f"conformance: {passed} cases do as their emulation does; not done: {len(pending)}")
+    report.say(f"conformance: {passed} cases agree with emulation; not run: {len(pending)}")
     report.put("conformance", cases=found, problems=problems, undone=pending, complete=not pending)
 
 
 def _found(answer: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return what a process found of each case; the one it ended in did not pass."""
+    """Return the result of each case that a process ran; a case that ended the process failed."""
     found = dict(answer.get("found", {}))
     if "problem" in answer:
         found[answer.get("running", NOT_STARTED)] = str(answer["problem"])
@@ -153,7 +154,8 @@ def _found(answer: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def main() -> None:
-    """List the cases, and what they cover."""
+    """Print the cases and the wrappers they cover."""
+
     files = wrappers()
     for case in CASES:
         print(f"{case.name}: {', '.join(f'{name} ({files.get(name)})' for name in case.wrappers)}")

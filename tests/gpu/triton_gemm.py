@@ -1,7 +1,7 @@
-"""A matrix product in Triton, tuned over a few tile shapes: what a Triton user would write first.
+"""Matrix product in Triton, as in its tutorial, autotuned over a few tile shapes.
 
-Algorithm: blocks in groups of rows, so that those that run together share what they read; each accumulates a
-tile in f32 over k, in i32 for integers. It stands beside cuBLAS as a competitor, without batch or epilogue.
+Blocks run in groups of rows that share the tiles they read. Each block accumulates a tile over k, in f32, or
+in i32 for integers. Batches and epilogues are not supported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ TILES = (
     (128, 128, 32, 4, 4),
     (32, 64, 64, 5, 2),
 )
-"""Rows, columns and depth of a tile, stages, warps."""
+"""Rows, columns and depth of a tile, pipeline stages, warps."""
+
 
 CONFIGS = [
     triton.Config({"BM": bm, "BN": bn, "BK": bk, "GROUP": 8}, num_stages=stages, num_warps=warps)

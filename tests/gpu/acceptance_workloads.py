@@ -1,4 +1,4 @@
-"""The problems of an acceptance run: verified, sanitized, measured and compared, recorded whole."""
+"""Workloads of the acceptance steps `verify`, `sanitize`, `measure`, `compare` and `record`."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ VERIFIED = (
     ),
     (ROW_TYPES, "attention:batch=1,heads=2,seq_q=257,head_dim=256,dtype={dtype}"),
 )
-"""Types and problems; every variant that can do one does it."""
+"""Dtypes and workloads; each runs with every variant that supports it."""
 
 SANITIZED = tuple((types, text) for types, text in VERIFIED if "=1024" not in text and "=4096" not in text)
 LAYER = CONV.format(n=32, c=64, h=56, w=56, k=64, r=3, s=3, stride=1, pad=1) + ",layout=nhwc"
@@ -206,7 +206,7 @@ MEASURED = (
     (f"{STRIDED},direction=dgrad", 50),
     (CONV.format(n=32, c=256, h=28, w=28, k=1024, r=1, s=1, stride=1, pad=0) + ",layout=nhwc", 60),
     (CONV.format(n=32, c=192, h=56, w=56, k=192, r=3, s=3, stride=1, pad=1) + ",layout=nhwc,groups=192", 60),
-    # llama-3-8b: a prompt, and a step of decoding 16 sequences; heads of 64 and long prompts besides
+    # llama-3-8b: a prompt, and a decoding step of 16 sequences; also heads of 64 and long prompts
     (PROMPT, 60),
     (f"{PROMPT},direction=backward", 50),
     ("attention:batch=16,heads=32,seq_q=1,head_dim=128,dtype=bf16,seq_k=8192,heads_k=8", 60),
@@ -240,7 +240,7 @@ MEASURED = (
     ("batchnorm_stats:rows=401408,cols=64,dtype=f16", 50),
     ("batchnorm_stats:rows=401408,cols=64,dtype=f16,direction=backward,act=relu", 50),
     ("batchnorm_stats:rows=1568,cols=2048,dtype=f16", 50),
-    # llama-3-8b: the gated half of its feed-forward layer, for a prompt and for 16 sequences
+    # llama-3-8b: the gated half of the feed-forward layer, for a prompt and for 16 sequences
     ("gated_gemm:m=2048,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     ("gated_gemm:m=16,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     ("gemm:m=4096,n=3072,k=768,dtype=f16,epilogue=bias+gelu", 60),
@@ -260,19 +260,19 @@ MEASURED = (
     ("gemm:m=1,n=4096,k=14336,dtype=bf16,trans=nt", 50),
     ("gemm:m=16,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     ("gemm:m=16,n=1024,k=4096,dtype=bf16,trans=nt", 50),
-    # mixtral-8x7b: the experts of a prompt, and of decoding 16 sequences
+    # mixtral-8x7b: the experts, for a prompt and for decoding 16 sequences
     ("grouped_gemm:groups=8,m=4096,n=14336,k=4096,dtype=bf16,trans=nt", 50),
     ("grouped_gemm:groups=8,m=4096,n=4096,k=14336,dtype=bf16,trans=nt,skew=zipf", 50),
     ("grouped_gemm:groups=8,m=32,n=14336,k=4096,dtype=bf16,trans=nt", 50),
 )
-"""Problems to tune, with trials; `{dtype}` is f16."""
+"""Workloads to tune, with the number of trials; `{dtype}` is f16."""
 
 PART_TRIALS = 30
-"""Trials of what a fused problem comes to as separate kernels."""
+"""Trials of each unfused part of a fused workload."""
 
 
 def measured() -> list[tuple[str, int]]:
-    """Return the problems to tune with their trials, each followed by what it comes to unfused."""
+    """Return the workloads to tune and their trials, each fused workload followed by its unfused parts."""
     listed = {str(parse(text.format(dtype="f16"))): trials for text, trials in MEASURED}
     found: dict[str, int] = {}
     for text, trials in listed.items():
@@ -299,4 +299,4 @@ RECORDED = (
     ("rmsnorm:rows=8192,cols=4096,dtype=bf16,direction=backward", "rmsnorm/cuda_backward", 1000),
     ("elementwise:rows=8192,cols=4096,dtype=bf16,expression=silu(x)*y", "elementwise/cuda_vector", 1000),
 )
-"""Problems and variants whose spaces are measured: whole, or so many configurations at random."""
+"""Workload, variant and most configurations (at random) of each search space to record."""

@@ -1,7 +1,6 @@
-"""A tiny kernel around one instruction: its operands, its source, and what of its results counts as the same.
+"""Test case of a PTX wrapper: a small kernel with random operands, and the comparison of its results.
 
-A case is a variant of an operator of its own, so that all that compiles, emulates and launches kernels does
-it with cases, too.
+A case is a variant of a test operator, so that the usual code compiles, emulates and launches it.
 """
 
 from __future__ import annotations
@@ -18,41 +17,42 @@ from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, PixelBox, TensorMap
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
-__all__ = ["SEED", "Case", "CaseVariant", "Operand", "Words", "differences", "draw"]
+__all__ = ["SEED", "Operand", "WrapperCase", "WrapperVariant", "WrapperWorkload", "differences", "draw"]
 
 DRAWS = 4
-"""Blocks of a case, each with operands of its own."""
-TOLD = 3
-"""Elements that are told of a case that differs."""
+"""Blocks of a case; each block has different operands."""
+MOST_QUOTED = 3
+"""Most differing elements that a report lists per case."""
 SEED = 1
 
 Kind = Literal[
     "u32", "i32", "f32", "tf32", "f16", "bf16", "e4m3", "i8", "floats", "numbers", "approx", "rows", "bytes"
 ]
-"""What words are drawn as, and what of them counts as the same.
+"""How operand words are drawn and result words are compared.
 
-any bits                        u32, i32
-whole numbers, exact in a type  f32, tf32 (as bits), f16, bf16, e4m3, i8: as many as a word holds; products
-                                and sums of them are exact in any order. Of results, any NaN is one.
-f32                             floats: any, special ones among them; numbers: between -125 and 125; approx:
-                                results that agree to `APPROXIMATE`
-numbers for the body to use     rows: a permutation of the block's threads; bytes: 0 to 16
+random bits                     u32, i32
+integers, exact in the dtype    f32, tf32 (as bits), f16, bf16, e4m3, i8, packed into words; their products
+and
+                                sums are exact in any order. Any two NaN results are equal.
+f32                             floats: any, special values included; numbers: between -125 and 125; approx:
+                                results within `APPROXIMATE`
+integers used by the body       rows: a permutation of the block's threads; bytes: 0 to 16
 """
 
 PER_WORD = {"f32": 1, "tf32": 1, "f16": 2, "bf16": 2, "e4m3": 4, "i8": 4}
 FLOATS = ("f32", "floats", "numbers", "approx")
 APPROXIMATE = 2.0**-21
-"""Relative error that `.approx` instructions may have: two units in the last place, the host's included."""
+"""Allowed relative error of `.approx` instructions: two units in the last place, host error included."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An array of 32-bit words that each thread has.
+    """An array of 32-bit words of each thread.
 
     Attributes:
-        name: Of the C++ array.
-        count: Words of it.
-        kind: What they are drawn as, and what of them counts as the same.
+        name: Name of the C++ array.
+        count: Number of words.
+        kind: How words are drawn and compared.
     """
 
     name: str
@@ -66,29 +66,30 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Case:
-    """A tiny kernel.
+class WrapperCase:
+    """A small kernel that calls one or more wrappers.
 
     Attributes:
-        name: Unique; the wrapper's, as a rule.
-        takes: Operands, drawn for each thread; arrays that `body` may change.
-        body: C++ between loading the operands and storing the results.
-        gives: Results: operands, or new arrays.
-        covers: Wrappers it calls, as `wrappers` names them; by default the one it is named as.
-        before: C++ in front of the kernel.
-        boxes: Lines of the box of each tensor map that the kernel takes, `map0` and so on: a line is 64
-            elements of 16 bits, a thread's operands, which must be 32 words. Its dimensions are element,
-            thread and block.
-        rank: Dimensions of the maps: 3, or 2 where threads of all blocks follow each other.
-        pixel_box: If the maps are of pixels: a thread's line is one, a block's threads are an image of rows
-            of 8, and a box has as many pixels as `boxes` says.
-        threads: Of a block.
-        blocks_per_sm: For `__launch_bounds__`, where registers are what is looked at.
-        cluster: Blocks of a cluster.
-        smem_bytes: Dynamic shared memory.
-        minimum_cc: Lowest compute capability that has the instruction.
-        maximum_cc: Highest.
-        files: Helpers its source needs, by name.
+        name: Unique name, usually that of the wrapper.
+        takes: Input arrays, drawn for each thread; `body` may change them.
+        body: C++ code between loading the inputs and storing the results.
+        gives: Result arrays: inputs or new arrays.
+        covers: Names of the wrappers called, as in `ptx_wrappers.wrappers`; default: `name`.
+        before: C++ code before the kernel.
+        boxes: Box height of each tensor map argument (`map0`, ...), in lines. A line is the input of one
+            thread:
+            64 elements of 16 bits. The dimensions of a map are element, thread and block.
+        rank: Dimensions of the maps: 3, or 2 if the threads of all blocks form one dimension.
+        pixel_box: Set if the maps are im2col maps: a line is a pixel, the threads of a block are an image
+            with
+            rows of 8 pixels, and `boxes` counts pixels.
+        threads: Threads per block.
+        blocks_per_sm: Second argument of `__launch_bounds__`, which limits registers.
+        cluster: Blocks per cluster.
+        smem_bytes: Dynamic shared memory, in bytes.
+        minimum_cc: Lowest compute capability with the instruction.
+        maximum_cc: Highest compute capability with the instruction.
+        files: Names of the helper files that the source includes.
     """
 
     name: str
@@ -122,8 +123,8 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words(Workload):
-    """Words that each thread takes and gives; the kernel decides what becomes of them."""
+class WrapperWorkload(Workload):
+    """Input and output words of each thread; the kernel defines the operation."""
 
     operator: ClassVar[str] = "conformance"
 
@@ -133,23 +134,23 @@ class Words(Workload):
     dtype: Literal["i32"] = "i32"
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Return what threads take."""
+        """Return the input words of all threads."""
         return (Tensor(name="taken", shape=(self.threads, self.takes), dtype="i32"),)
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """Return what they give."""
+        """Return the output words of all threads."""
         return (Tensor(name="given", shape=(self.threads, self.gives), dtype="i32"),)
 
     def flops(self) -> int:
-        """Count nothing."""
+        """Return 0; the case has no cost model."""
         return 0
 
     def reference(self, inputs: Mapping[str, Any]) -> dict[str, Reference]:
-        """Return nothing: what is right is what the emulated twin says."""
+        """Return no reference; results are compared with the emulated wrapper."""
         return {}
 
     def tolerance(self) -> Tolerance:
-        """Allow nothing."""
+        """Return zero tolerance."""
         return Tolerance(eps_out=0.0, eps_acc=0.0, reason="the same instruction on the same operands")
 
 
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__({threads}, {blocks_per_sm}) conform({parameter
 """
 
 
-class CaseVariant(CudaVariant[Words]):
+class WrapperVariant(CudaVariant[WrapperWorkload]):
     """Runs the kernel of a case.
 
     Args:
@@ -174,26 +175,26 @@ class CaseVariant(CudaVariant[Words]):
     """
 
     name = "case"
-    operator = Words
+    operator = WrapperWorkload
     space = Space((Parameter("unused", (0,), "nothing"),))
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: WrapperCase) -> None:
         self.case = case
 
-    def default(self, workload: Words, device: Device) -> Config:
+    def default(self, workload: WrapperWorkload, device: Device) -> Config:
         """Return the only configuration."""
         return Config({"unused": 0})
 
-    def costs(self, workload: Words, table: Table, device: Device) -> Costs:
+    def costs(self, workload: WrapperWorkload, table: Table, device: Device) -> Costs:
         """Count nothing."""
         return Costs(blocks=DRAWS, full_blocks=DRAWS, threads=self.case.threads)
 
     def target(self, device: Device) -> str:
-        """Return the device's architecture, with what only Hopper has."""
+        """Return the architecture, with the suffix `a` on Hopper."""
         return "sm_90a" if device.architecture == "sm_90" else device.architecture
 
-    def source(self, workload: Words, config: Config) -> str:
-        """Return the kernel: load, do, store."""
+    def source(self, workload: WrapperWorkload, config: Config) -> str:
+        """Return the kernel source: load inputs, run the body, store results."""
         case = self.case
         taken = {operand.name for operand in case.takes}
         new = [
@@ -215,8 +216,8 @@ class CaseVariant(CudaVariant[Words]):
         )
         return helpers(*case.files) + text
 
-    def launches(self, workload: Words, config: Config) -> tuple[Launch, ...]:
-        """Return one launch of a block a draw."""
+    def launches(self, workload: WrapperWorkload, config: Config) -> tuple[Launch, ...]:
+        """Return one launch with a block per draw."""
         arguments: tuple[Argument, ...] = ("taken", "given", *self._maps())
         shape: dict[str, Any] = {"grid": (DRAWS, 1, 1), "block": (self.case.threads, 1, 1)}
         shape["smem_bytes"] = self.case.smem_bytes
@@ -225,7 +226,7 @@ class CaseVariant(CudaVariant[Words]):
         return (Launch(entry="conform", arguments=arguments, **shape),)
 
     def _maps(self) -> tuple[Any, ...]:
-        """Return the operands of all threads as the copy engine sees them."""
+        """Return the tensor maps over the inputs of all threads."""
         if not self.case.boxes:
             return ()
         threads, rank, pixels = self.case.threads, self.case.rank, self.case.pixel_box
@@ -246,14 +247,14 @@ class CaseVariant(CudaVariant[Words]):
         )
 
     @property
-    def workload(self) -> Words:
-        """Return how many words there are."""
+    def workload(self) -> WrapperWorkload:
+        """Return the workload with the word counts of the case."""
         takes, gives = (sum(operand.count for operand in side) for side in (self.case.takes, self.case.gives))
-        return Words(threads=DRAWS * self.case.threads, takes=takes, gives=gives)
+        return WrapperWorkload(threads=DRAWS * self.case.threads, takes=takes, gives=gives)
 
 
 def _moves(operands: Sequence[Operand], *, load: bool) -> Iterator[str]:
-    """Yield the C++ that moves a thread's words into arrays, or out of them."""
+    """Yield the C++ code that loads a thread's words into arrays, or stores them."""
     first = 0
     for operand in operands:
         name, floats = operand.name, operand.ctype == "float"
@@ -271,8 +272,8 @@ def _moves(operands: Sequence[Operand], *, load: bool) -> Iterator[str]:
 # -- operands ------------------------------------------------------------------------------------------------
 
 
-def draw(case: Case, seed: int = SEED) -> dict[str, Any]:
-    """Draw the operands of all threads of all blocks."""
+def draw(case: WrapperCase, seed: int = SEED) -> dict[str, Any]:
+    """Return random inputs of all threads of all blocks."""
     rng = np.random.default_rng(seed)
     parts = [_drawn(operand, case.threads, rng) for operand in case.takes]
     return {"taken": np.ascontiguousarray(np.concatenate(parts, axis=1)).view(np.int32)}
@@ -309,10 +310,10 @@ def _numpy(kind: str) -> Any:
 
 
 def _special(bits: Any, rng: np.random.Generator) -> Any:
-    """Make most of random f32 such as conversions are hard for: in range of 16 and 8 bits, ties, specials."""
+    """Return f32 values that are hard to convert: in range of 16- and 8-bit types, ties, special values."""
     exponent = rng.integers(127 - 28, 127 + 20, bits.shape).astype(np.uint32)
     usual = (bits & np.uint32(0x807FFFFF)) | exponent << np.uint32(23)
-    # A tie of a conversion that keeps 3, 7 or 10 bits of the fraction: a one, then zeros.
+    # Ties when 3, 7 or 10 bits of the fraction are kept: a one followed by zeros.
     cut = rng.choice(np.array([20, 16, 13], np.uint32), bits.shape)
     ties = usual >> cut << cut | np.uint32(1) << (cut - np.uint32(1))
     nothing = rng.choice(
@@ -325,8 +326,8 @@ def _special(bits: Any, rng: np.random.Generator) -> Any:
 # -- results -------------------------------------------------------------------------------------------------
 
 
-def differences(case: Case, got: Any, right: Any) -> str | None:
-    """Return what differs, by wrapper, lane and register, or None."""
+def differences(case: WrapperCase, got: Any, right: Any) -> str | None:
+    """Return the differing registers by wrapper and lane, or None."""
     wrong: list[str] = []
     first = 0
     for operand in case.gives:
@@ -335,18 +336,18 @@ def differences(case: Case, got: Any, right: Any) -> str | None:
         wrong += [
             f"lane {thread % case.threads}, {operand.name}[{i}]: "
             f"{_word(got[thread, first + i], operand.kind)}, "
-            f"must be {_word(right[thread, first + i], operand.kind)}"
+            f"expected {_word(right[thread, first + i], operand.kind)}"
             for thread, i in zip(*map(np.ndarray.tolist, np.nonzero(unlike)), strict=True)
         ]
         first += operand.count
     if not wrong:
         return None
-    told = "; ".join(wrong[:TOLD])
+    told = "; ".join(wrong[:MOST_QUOTED])
     return f"{', '.join(case.wrappers)}: {len(wrong)} of {right.size} registers differ: {told}"
 
 
 def _same(got: Any, right: Any, kind: Kind) -> Any:
-    """Return which words are the same: the same bits, or NaN of any payload in the same places."""
+    """Return which words are equal: same bits, or NaN of any payload."""
     if kind in ("u32", "i32", "i8", "rows", "bytes"):
         return got == right
     a, b = (np.ascontiguousarray(words).view(_element(kind)) for words in (got, right))
@@ -363,7 +364,7 @@ def _element(kind: Kind) -> Any:
 
 
 def _word(word: Any, kind: Kind) -> str:
-    """Return a register's bits, and the numbers they are."""
+    """Return a register's bits in hexadecimal and its values."""
     word = np.asarray(word).reshape(1).view(np.uint32)
     text = f"{int(word[0]):#010x}"
     if kind in ("u32", "rows", "bytes"):

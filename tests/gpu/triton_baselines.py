@@ -1,4 +1,4 @@
-"""What Triton has for a problem: kernels of the kind its tutorials have, checked before they are timed."""
+"""Triton baselines of a workload: kernels as in Triton's tutorials, verified before they are timed."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 from tunebench.workloads.operators.softmax import Softmax
 
-__all__ = ["Program", "factors", "in_triton"]
+__all__ = ["TritonProgram", "factors", "triton_program"]
 
 Call = Callable[[], Any]
 Tensors = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Program:
-    """A Triton program for a problem.
+class TritonProgram:
+    """A Triton program that computes a workload.
 
     Attributes:
-        run: Computes it; the first time it is compiled, and tuned where it has a choice.
-        output: The torch tensor that its first output is written to.
+        run: Computes the workload; the first call compiles and autotunes.
+        output: The torch tensor of the first output.
     """
 
     run: Call
     output: Any
 
     def checked(self, right: Any) -> Call:
-        """Return `run`, after it gave the right result.
+        """Return `run` after verifying its result.
 
         Args:
-            right: A torch tensor like the output, computed by torch.
+            right: The expected output, computed by torch.
 
         Raises:
-            RuntimeError: if the result is another.
+            RuntimeError: The relative error of the result is 1 % or more.
         """
         self.run()
         error = float((self.output.float() - right.float()).norm() / right.float().norm())
         if not error < 1e-2:
-            raise RuntimeError(f"its result is wrong by {error:.3g}")
+            raise RuntimeError(f"expected a relative error below 0.01, got {error:.3g}")
         return self.run
 
 
-def in_triton(workload: Workload, tensors: Tensors, device: Device) -> Program | None:
-    """Return a Triton program for a problem, or None if there is none.
+def triton_program(workload: Workload, tensors: Tensors, device: Device) -> TritonProgram | None:
+    """Return the Triton program of a workload, or None if there is none.
 
     Args:
-        workload: The problem.
+        workload: The workload.
         tensors: A torch tensor on the device for each input.
+
         device: The GPU.
     """
     if isinstance(workload, Gemm):
@@ -73,33 +74,33 @@ def factors(workload: Gemm, t: Tensors) -> tuple[Any, Any]:
     return a, b
 
 
-def _gemm(workload: Gemm, t: Tensors, device: Device) -> Program | None:
+def _gemm(workload: Gemm, t: Tensors, device: Device) -> TritonProgram | None:
     if workload.batch > 1 or workload.epilogue != "none" or workload.activation != "none":
         return None
     if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
         return None
     import torch
 
-    from tests.gpu._triton_gemm import matmul
+    from tests.gpu.triton_gemm import matmul
 
     a, b = factors(workload, t)
     c = torch.full((workload.m, workload.n), -1, dtype=torch_type(workload.out), device=a.device)
     precision = "tf32" if workload.dtype == "tf32" else "ieee"
-    return Program(lambda: matmul(a, b, c, precision), c)
+    return TritonProgram(lambda: matmul(a, b, c, precision), c)
 
 
-def _attention(workload: Attention, t: Tensors) -> Program | None:
+def _attention(workload: Attention, t: Tensors) -> TritonProgram | None:
     if workload.direction == "backward" or workload.dtype == "f32":
         return None
-    from tests.gpu._triton_attention import attention
+    from tests.gpu.triton_attention import attention
 
     o = t["q"].new_full(t["q"].shape, -1)
     lse = t["q"].new_empty(t["q"].shape[:3], dtype=o.float().dtype)
-    return Program(lambda: attention(t["q"], t["k"], t["v"], o, lse, causal=workload.causal), o)
+    return TritonProgram(lambda: attention(t["q"], t["k"], t["v"], o, lse, causal=workload.causal), o)
 
 
-def _rows(workload: Softmax | LayerNorm | RmsNorm, t: Tensors) -> Program | None:
-    from tests.gpu import _triton_rows as rows
+def _rows(workload: Softmax | LayerNorm | RmsNorm, t: Tensors) -> TritonProgram | None:
+    from tests.gpu import triton_rows as rows
 
     if (
         workload.cols > rows.LONGEST
@@ -111,7 +112,7 @@ def _rows(workload: Softmax | LayerNorm | RmsNorm, t: Tensors) -> Program | None
         return None
     y = t["x"].new_full(t["x"].shape, -1)
     if isinstance(workload, LayerNorm):
-        return Program(lambda: rows.layernorm(t["x"], t["gamma"], t["beta"], y, workload.eps), y)
+        return TritonProgram(lambda: rows.layernorm(t["x"], t["gamma"], t["beta"], y, workload.eps), y)
     if isinstance(workload, RmsNorm):
-        return Program(lambda: rows.rmsnorm(t["x"], t["gamma"], y, workload.eps), y)
-    return Program(lambda: rows.softmax(t["x"], y, t.get("scale", 1.0)), y)
+        return TritonProgram(lambda: rows.rmsnorm(t["x"], t["gamma"], y, workload.eps), y)
+    return TritonProgram(lambda: rows.softmax(t["x"], y, t.get("scale", 1.0)), y)

@@ -1,4 +1,4 @@
-"""Attention forward in Triton, after FlashAttention-2, tuned over a few tiles: what its tutorial teaches."""
+"""Forward attention in Triton, as in its tutorial (FlashAttention-2), autotuned over a few tile shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import triton.language as tl
 __all__ = ["attention"]
 
 TILES = ((128, 128, 3, 8), (128, 64, 3, 8), (128, 64, 3, 4), (64, 64, 3, 4), (64, 32, 4, 4))
-"""Queries and keys of a tile, stages, warps."""
+"""Queries per tile, keys per tile, pipeline stages, warps."""
+
 
 CONFIGS = [
     triton.Config({"BM": bm, "BN": bn}, num_stages=stages, num_warps=warps) for bm, bn, stages, warps in TILES

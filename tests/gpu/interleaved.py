@@ -1,4 +1,4 @@
-"""Times programs for one problem against each other, in turn: a drift of the machine meets all alike."""
+"""Interleaved timing of several programs of one workload, so that clock drift affects all equally."""
 
 from __future__ import annotations
 
@@ -8,38 +8,44 @@ from typing import Any
 
 from tunebench.measure.timing import median_interval
 
-__all__ = ["Contender", "compare"]
+__all__ = ["TimedCall", "compare"]
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A program for the problem.
+class TimedCall:
+    """A program that computes the workload.
 
     Attributes:
-        name: Unique in its contest.
-        prepare: Makes it ready and returns what takes the samples of one round, in microseconds.
+        name: Name, unique among the programs compared.
+        prepare: Prepares the program and returns a function that samples one round, in microseconds.
     """
 
     name: str
     prepare: Callable[[], Callable[[], Sequence[float]]]
 
 
-def compare(contenders: Iterable[Contender], *, rounds: int, ours: str) -> list[dict[str, Any]]:
-    """Let contenders take turns; one that fails is out, with the reason, and the others go on.
+def compare(calls: Iterable[TimedCall], *, rounds: int, ours: str) -> list[dict[str, Any]]:
+    """Time programs in turn; a program that fails is dropped, with the reason.
+
+    Args:
+        calls: The programs.
+        rounds: Rounds of samples of each program.
+        ours: Name of the program that speedups are relative to.
 
     Returns:
-        One row a contender, fastest first and those that failed last: `median_us`, `ci_us`, the number of
-        samples, and `speedup` of ours over it (above 1: ours is faster).
+        One row per program, fastest first and failed ones last: `median_us`, `ci_us`, number of `samples`,
+        and
+        `speedup` of `ours` over it (above 1: `ours` is faster).
     """
     ready: dict[str, Callable[[], Sequence[float]]] = {}
     problems: dict[str, str] = {}
     samples: dict[str, list[float]] = {}
-    for contender in contenders:
-        samples[contender.name] = []
+    for call in calls:
+        samples[call.name] = []
         try:
-            ready[contender.name] = contender.prepare()
-        except Exception as error:  # libraries may raise anything; the reason is kept
-            problems[contender.name] = f"{type(error).__name__}: {error}"[:500]
+            ready[call.name] = call.prepare()
+        except Exception as error:  # baselines may raise any exception; the reason is kept
+            problems[call.name] = f"{type(error).__name__}: {error}"[:500]
     for _ in range(rounds):
         for name, take in list(ready.items()):
             try:

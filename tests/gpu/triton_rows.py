@@ -1,6 +1,6 @@
-"""softmax and normalisation of rows in Triton, one program a row, as its tutorials have them.
+"""Softmax, layernorm and rmsnorm in Triton, as in its tutorials: one program per row.
 
-The row is held in registers, padded to a power of two; warps grow with it. All take torch tensors
+The row is held in registers, padded to a power of two; longer rows use more warps. Operands are torch tensors
 (rows, cols) of at most `LONGEST` columns.
 """
 
@@ -14,7 +14,7 @@ import triton.language as tl
 __all__ = ["LONGEST", "layernorm", "rmsnorm", "softmax"]
 
 LONGEST = 65536
-"""Elements of a row that one program holds, at most."""
+"""Longest row, in elements, that one program holds."""
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Configurations to run on the GPU, what runs them, and the books that are kept of it."""
+"""Configurations of an acceptance run, the executor that runs them, and the tally of their outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gpu._report import Report
+from tests.gpu.acceptance_report import AcceptanceReport
 from tunebench._environment import cache_folder
 from tunebench.bound import refine
 from tunebench.compile import worker as compile_worker
@@ -35,52 +35,60 @@ from tunebench.variant import GpuVariant
 from tunebench.workloads import parse
 
 __all__ = [
-    "Item",
-    "Session",
-    "Tally",
-    "child",
+    "AcceptanceItem",
+    "AcceptanceRun",
+    "OutcomeTally",
     "executor",
+    "fault_of",
     "gpu_candidates",
     "in_turns",
     "items_to_verify",
     "line_of",
-    "problem_of",
+    "run_gpu_process",
     "run_items",
     "shuffled",
     "texts",
 ]
 
 COMPILE_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 60.0
-TOLD = 40
-"""Problems of a step that the report quotes; the rest is in the step's lines."""
+MOST_QUOTED = 40
+"""Most problems per step in the report; all of them are in the step's JSON Lines file."""
 
 
 @dataclass
-class Session:
-    """What every step has: the device, the report, the folder, what to match, and when it must end."""
+class AcceptanceRun:
+    """State that all steps share.
+
+    Attributes:
+        device: The GPU.
+        report: The report.
+        folder: Folder of the report and the database.
+        match: Only workloads whose text contains this string are run.
+        until: Monotonic time at which the current step must end, in seconds.
+    """
 
     device: Device
-    report: Report
+    report: AcceptanceReport
     folder: Path
     match: str = ""
     until: float = 0.0
 
     @property
     def left_s(self) -> float:
-        """Seconds left to the step."""
+        """Time left for the step, in seconds."""
         return self.until - time.monotonic()
 
 
 @dataclass(frozen=True)
-class Item:
-    """One configuration to run."""
+class AcceptanceItem:
+    """A configuration to run."""
 
     text: str
     candidate: Candidate
     row: int
 
     def task(self, device: Device) -> Task:
-        """Return what an executor is asked."""
+        """Return the task for an executor."""
         return Task(
             variant=self.candidate.variant,
             workload=parse(self.text),
@@ -91,7 +99,7 @@ class Item:
 
     @property
     def bound_us(self) -> float:
-        """No execution takes less."""
+        """Lower bound, in microseconds."""
         return float(self.candidate.bounds.us[self.row])
 
     def __str__(self) -> str:
@@ -99,30 +107,32 @@ class Item:
         return f"{self.text} {self.candidate.variant.key} {config}"
 
 
-# -- which --------------------------------------------------------------------------------------------------
+# -- selection----------------------------------------------------------------------------------------------
 
 
 def texts(listed: Iterable[tuple[tuple[str, ...], str]]) -> list[str]:
-    """Return every problem of a list, each of its types."""
+    """Return the workload texts of a list of (dtypes, text)."""
     return [text.format(dtype=dtype) for types, text in listed for dtype in types]
 
 
 def gpu_candidates(text: str, device: Device) -> tuple[list[Candidate], str | None]:
-    """Return the GPU variants that can do a problem, and why there are none if there are none."""
+    """Return the candidates of a workload's GPU variants, and the reason if there are none."""
     try:
         found, skipped = candidates.find(parse(text), device)
     except InputError as error:
         return [], str(error)
     mine = [candidate for candidate in found if isinstance(candidate.variant, GpuVariant)]
-    return mine, None if mine else f"no GPU variant does {text}: {'; '.join(skipped.values())}"
+    return mine, None if mine else f"no GPU variant supports {text}: {'; '.join(skipped.values())}"
 
 
-def items_to_verify(problems: Iterable[str], count: int, device: Device) -> tuple[list[Item], list[str]]:
-    """Return `count` configurations for each problem and variant, all defaults first, and what is amiss.
+def items_to_verify(
+    problems: Iterable[str], count: int, device: Device
+) -> tuple[list[AcceptanceItem], list[str]]:
+    """Return `count` configurations of each workload and variant, defaults first, and the problems found.
 
-    A run that is cut off has then seen everything once before it sees anything twice.
+    An interrupted run thus has verified each variant once before any of them twice.
     """
-    turns: list[list[Item]] = [[] for _ in range(count)]
+    turns: list[list[AcceptanceItem]] = [[] for _ in range(count)]
     amiss = []
     for text in problems:
         found, reason = gpu_candidates(text, device)
@@ -132,30 +142,30 @@ def items_to_verify(problems: Iterable[str], count: int, device: Device) -> tupl
             if default is None:
                 amiss.append(f"{candidate.variant.key}: the default for {text} is not in its space")
             others = [item for item in shuffled(text, candidate) if item.row != default]
-            first = [] if default is None else [Item(text, candidate, default)]
+            first = [] if default is None else [AcceptanceItem(text, candidate, default)]
             for turn, item in zip(turns, [*first, *others], strict=False):
                 turn.append(item)
     return [item for turn in turns for item in turn], amiss
 
 
-def shuffled(text: str, candidate: Candidate) -> list[Item]:
-    """Return every configuration of a candidate, in an order that is random and always the same."""
+def shuffled(text: str, candidate: Candidate) -> list[AcceptanceItem]:
+    """Return every configuration of a candidate in a random but fixed order."""
     rows = list(range(len(candidate.table)))
     random.Random(text).shuffle(rows)
-    return [Item(text, candidate, row) for row in rows]
+    return [AcceptanceItem(text, candidate, row) for row in rows]
 
 
-def in_turns(spaces: list[list[Item]], length: int) -> list[Item]:
-    """Return the items of all spaces, `length` of each in turn: a change of problem costs a reference."""
+def in_turns(spaces: list[list[AcceptanceItem]], length: int) -> list[AcceptanceItem]:
+    """Return the items of all spaces, `length` of each in turn (each change costs a reference)."""
     longest = max(map(len, spaces), default=0)
     return [item for at in range(0, longest, length) for space in spaces for item in space[at : at + length]]
 
 
-# -- what came of them ---------------------------------------------------------------------------------------
+# -- results ------------------------------------------------------------------------------------------
 
 
-def line_of(item: Item, result: Result) -> dict[str, Any]:
-    """Return what is written of one configuration."""
+def line_of(item: AcceptanceItem, result: Result) -> dict[str, Any]:
+    """Return the JSON Lines entry of one configuration."""
     outcome = to_json(result.outcome)
     if "samples_us" in outcome:
         outcome["samples_us"] = [round(us, 3) for us in outcome["samples_us"]]
@@ -170,8 +180,8 @@ def line_of(item: Item, result: Result) -> dict[str, Any]:
     }
 
 
-def problem_of(item: Item, result: Result) -> str | None:
-    """Return what is wrong with a configuration that was run, or None."""
+def fault_of(item: AcceptanceItem, result: Result) -> str | None:
+    """Return the problem with a configuration that was run (not measured, or below its bound), or None."""
     outcome = result.outcome
     if not isinstance(outcome, Measured):
         return f"{item}: {outcome.kind}: {getattr(outcome, 'reason', '')}"
@@ -193,7 +203,7 @@ def problem_of(item: Item, result: Result) -> str | None:
 
 
 def executor(device: Device, protocol: Protocol) -> LocalExecutor:
-    """Start processes that compile, and one that measures."""
+    """Return an executor with one compiling process per core and one measuring process."""
     setup = measure_worker.Setup(runner="cuda", device=device, protocol=protocol)
     return LocalExecutor(
         compiling=Stage(
@@ -214,9 +224,9 @@ def executor(device: Device, protocol: Protocol) -> LocalExecutor:
 
 
 def run_items(
-    items: Iterable[Item], on: Executor[Task], device: Device, until: float
-) -> Iterator[tuple[Item, Result | BaseException]]:
-    """Run configurations until time is up; yield each with its result, or with what went wrong with us."""
+    items: Iterable[AcceptanceItem], on: Executor[Task], device: Device, until: float
+) -> Iterator[tuple[AcceptanceItem, Result | BaseException]]:
+    """Run configurations until a monotonic time; yield each with its result or with the exception raised."""
     waiting, running = iter(items), {}
     while True:
         while len(running) < on.capacity and time.monotonic() < until:
@@ -238,21 +248,21 @@ def _answer(future: Future[Result]) -> Result | BaseException:
     return error if error is not None else future.result()
 
 
-class Tally:
-    """Counts outcomes of a step and keeps its entry of the report."""
+class OutcomeTally:
+    """Counts of a step's outcomes, which keep the step's entry of the report up to date."""
 
-    def __init__(self, session: Session, step: str, total: int, problems: Iterable[str] = ()) -> None:
+    def __init__(self, session: AcceptanceRun, step: str, total: int, problems: Iterable[str] = ()) -> None:
         self._session, self._step, self._total = session, step, total
         self.problems = list(problems)
         self.outcomes: Counter[str] = Counter()
         self._told = time.monotonic()
 
-    def add(self, item: Item, result: Result | BaseException) -> None:
-        """Count one; a problem is told at once, the rest every few seconds."""
+    def add(self, item: AcceptanceItem, result: Result | BaseException) -> None:
+        """Count one result; report a problem at once, and progress every 5 seconds."""
         if isinstance(result, BaseException):
             kind, problem = "fault", f"{item}: {type(result).__name__}: {result}"
         else:
-            kind, problem = result.outcome.kind, problem_of(item, result)
+            kind, problem = result.outcome.kind, fault_of(item, result)
             self._session.report.line(self._step, line_of(item, result))
         self.outcomes[kind] += 1
         if problem is not None:
@@ -271,25 +281,34 @@ class Tally:
             total=self._total,
             outcomes=dict(self.outcomes),
             problem_count=len(self.problems),
-            problems=self.problems[:TOLD],
+            problems=self.problems[:MOST_QUOTED],
             **facts,
         )
 
     def end(self, **facts: Any) -> None:
-        """Write the entry for good."""
+        """Write the final entry."""
         self._write(complete=sum(self.outcomes.values()) == self._total, **facts)
 
 
-def child(arguments: list[str], *, before: Iterable[str] = (), timeout_s: float) -> dict[str, Any]:
-    """Run `_child.py` in a process of its own; return the last it says, and `problem` if it ended badly."""
-    command = [*before, sys.executable, "-m", "tests.gpu._child", *arguments]
+def run_gpu_process(arguments: list[str], *, before: Iterable[str] = (), timeout_s: float) -> dict[str, Any]:
+    """Run `gpu_process` in a new process and return its last answer.
+
+    Args:
+        arguments: Its command line.
+        before: Command that runs the process, such as a checker.
+        timeout_s: Time limit; the process group is killed after it.
+
+    Returns:
+        The last JSON line, plus `problem` if the process failed and `timed_out` if it was killed.
+    """
+    command = [*before, sys.executable, "-m", "tests.gpu.gpu_process", *arguments]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).resolve().parents[2],
-        start_new_session=True,  # so that what it started can be ended with it
+        start_new_session=True,  # so that its children can be killed with it
     ) as process:
         try:
             said, complaint = process.communicate(timeout=timeout_s)
@@ -301,8 +320,8 @@ def child(arguments: list[str], *, before: Iterable[str] = (), timeout_s: float)
     answers = [json.loads(line) for line in said.splitlines() if line.startswith("{") and line.endswith("}")]
     answer: dict[str, Any] = answers[-1] if answers else {}
     if late:
-        return {**answer, "problem": f"not done within {timeout_s:.0f} s", "timed_out": True}
+        return {**answer, "problem": f"no answer within {timeout_s:.0f} s", "timed_out": True}
     if process.returncode != 0:
         told = [line for line in (said + complaint).splitlines() if line.strip()]
         return {**answer, "problem": f"exit status {process.returncode}: {' | '.join(told[-12:])}"[:2000]}
-    return answer or {"problem": "it printed nothing"}
+    return answer or {"problem": "the process printed no answer"}

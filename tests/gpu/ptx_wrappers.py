@@ -1,4 +1,4 @@
-"""The functions of kernels/*.cuh around inline assembly, found by reading the files."""
+"""Discovery of the functions in kernels/*.cuh that wrap inline PTX."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ __all__ = ["files", "wrappers", "wrappers_in"]
 
 
 def wrappers() -> dict[str, str]:
-    """Return every function of the .cuh files around inline assembly, with its file.
+    """Return the file of every function of the .cuh files that wraps inline PTX.
 
-    A function is named as it is called: `mma_m16n8k16_f16`, a specialisation with its arguments
-    (`from_float<half_t>`), one of several of a name with the type of its first parameter
-    (`to_float(half_t)`).
+    Keys are names as called: `mma_m16n8k16_f16`; a template specialisation with its arguments
+    (`from_float<half_t>`); an overload with the type of its first parameter (`to_float(half_t)`).
     """
     return {name: f"{file}.cuh" for file in sorted(files()) for name in wrappers_in(include(f"{file}.cuh"))}
 
 
 def files() -> frozenset[str]:
-    """Return the helper files there are, as `tunebench.kernels.common.cuda.helpers` names them."""
+    """Return the names of the helper files, as `tunebench.kernels.common.cuda.helpers` takes them."""
     return frozenset(name.removesuffix(".cuh") for name in headers())
 
 
@@ -32,7 +31,7 @@ _FUNCTION = re.compile(
 
 
 def wrappers_in(source: str) -> list[str]:
-    """Return the functions of a source whose body has inline assembly, by themselves or through a macro."""
+    """Return the functions of a source whose body contains inline assembly, directly or by a macro."""
     source = strip_comments(source)
     macros = _assembling_macros(source)
     code = re.sub(r"^#.*(?:(?<=\\)\n.*)*", "", source, flags=re.MULTILINE)
@@ -41,7 +40,7 @@ def wrappers_in(source: str) -> list[str]:
     count = len(assembling.findall(code))
     seen = sum(len(assembling.findall(body)) for _, _, body in every)
     if count != seen:
-        raise ValueError(f"{count - seen} uses of inline assembly are in no function that this can read")
+        raise ValueError(f"expected all inline assembly inside functions, found {count - seen} uses outside")
     names = [name for name, _, _ in every]
     return [
         f"{name}({_type(parameters)})" if names.count(name) > 1 and "<" not in name else name
@@ -54,7 +53,7 @@ def _assembling_macros(source: str) -> list[str]:
     """Return the macros that expand to inline assembly."""
     macros = re.findall(r"^#\s*define (\w+)((?:.*\\\n)*.*)", source, flags=re.MULTILINE)
     found: list[str] = []
-    for _ in macros:  # a macro may use one that is defined later
+    for _ in macros:  # a macro may use a macro that is defined later
         for name, text in macros:
             if name not in found and re.search(rf"\b(?:{'|'.join(['asm', *found])})\b", text):
                 found.append(name)
@@ -62,7 +61,8 @@ def _assembling_macros(source: str) -> list[str]:
 
 
 def _body(code: str, start: int) -> str:
-    """Return what stands between an opening brace, just before `start`, and its closing one."""
+    """Return the code from `start`, just after an opening brace, to its closing brace."""
+
     depth, at = 1, start
     while depth:
         depth += {"{": 1, "}": -1}.get(code[at], 0)

@@ -1,11 +1,12 @@
-"""What an acceptance run does in processes of its own: ceilings, instructions, small problems, contests.
+"""Steps of the acceptance run that need a separate process, because they may crash or hang.
 
-    python -m tests.gpu._child ceilings
-    python -m tests.gpu._child conformance CASE…
-    python -m tests.gpu._child small VARIANT WORKLOAD…
-    python -m tests.gpu._child contest WORKLOAD VARIANT CONFIG [VARIANT CONFIG …]
+    python -m tests.gpu.gpu_process ceilings
+    python -m tests.gpu.gpu_process conformance CASE…
+    python -m tests.gpu.gpu_process small VARIANT WORKLOAD…
+    python -m tests.gpu.gpu_process contest WORKLOAD VARIANT CONFIG [VARIANT CONFIG …]
 
-Each prints lines of JSON; a later one says all that an earlier one said.
+`contest` times variants and baselines in turn. Each command prints lines of JSON; each line includes the
+content of the lines before it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu._conformance import answers as conformance
-from tests.gpu._conformance import on_device
-from tests.gpu._contest import Contender, compare
-from tests.gpu._in_triton import Program, factors, in_triton
+from tests.gpu.interleaved import TimedCall, compare
+from tests.gpu.triton_baselines import TritonProgram, factors, triton_program
+from tests.gpu.wrapper_conformance import answers as conformance
+from tests.gpu.wrapper_conformance import on_device
 from tunebench import kernels
 from tunebench._environment import cache_folder
 from tunebench.compile import BinaryCache, compile_config
@@ -40,7 +41,7 @@ from tunebench.workloads import parse
 from tunebench.workloads.operators.gemm import Gemm
 
 ROUNDS = 3
-CONTEST = Protocol(min_samples=20, max_samples=100, max_s=0.5)
+INTERLEAVED = Protocol(min_samples=20, max_samples=100, max_s=0.5)
 SMALL = Protocol(warmups=0, min_samples=2, max_samples=2)
 
 
@@ -52,7 +53,7 @@ def run(runner: CudaRunner, variant: Variant[Any], workload: Workload, config: C
 
 
 def small(key: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Run the default configuration of a variant on each problem; a checker around this process sees all."""
+    """Run the default configuration of a variant on each workload, for the checker that runs this process."""
     device, variant = find("cuda"), kernels.variant(key)
     runner = CudaRunner(SMALL, device)
     outcomes = {}
@@ -64,7 +65,7 @@ def small(key: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def ceilings() -> dict[str, Any]:
-    """Measure what the device reaches: a copy (bytes read and written), and a product by the library."""
+    """Measure the copy bandwidth (read and written) and the rate of a bf16 matrix product by cuBLAS."""
     import torch
 
     device = find("cuda")
@@ -85,16 +86,19 @@ def ceilings() -> dict[str, Any]:
 
 
 def contest(text: str, *paths: str) -> Iterator[dict[str, Any]]:
-    """Time our configurations and what others have for the problem, in turn; the slow compiler comes late.
+    """Time configurations and baselines of a workload in turn, first without and then with `torch.compile`.
 
     Args:
-        text: The problem.
-        paths: A variant and its configuration, and so on; the first is the one that others are compared with.
+        text: The workload.
+        paths: Variant, configuration, variant, configuration, ...; speedups are relative to the first pair.
+
+    Yields:
+        The rows of `interleaved.compare`. `torch.compile` takes minutes, so its row comes in a second answer.
     """
     device, workload = find("cuda"), parse(text)
-    runner = CudaRunner(CONTEST, device)
+    runner = CudaRunner(INTERLEAVED, device)
     ours = [
-        Contender(key, functools.partial(_ours, runner, kernels.variant(key), workload, config, device))
+        TimedCall(key, functools.partial(_ours, runner, kernels.variant(key), workload, config, device))
         for key, config in zip(paths[::2], paths[1::2], strict=True)
     ]
     ready, slow = _others(workload, device)
@@ -117,8 +121,8 @@ def _ours(
     return take
 
 
-def _others(workload: Workload, device: Device) -> tuple[list[Contender], list[Contender]]:
-    """Return torch and Triton as far as they do this problem, and torch compiled, which takes minutes."""
+def _others(workload: Workload, device: Device) -> tuple[list[TimedCall], list[TimedCall]]:
+    """Return the fast baselines (torch, Triton) and the slow one (torch.compile takes minutes to compile)."""
     try:
         import torch
 
@@ -129,16 +133,18 @@ def _others(workload: Workload, device: Device) -> tuple[list[Contender], list[C
     tensors = gpu.tensors(workload.draw(np.random.default_rng(1)))
     try:
         calls = torch_calls(workload, tensors)
-    except Exception as error:  # libraries may raise anything; the reason is told where others' times are
-        return [Contender("torch", functools.partial(_refuse, error))], []
-    ready = [Contender(name, functools.partial(_timed, gpu, call)) for name, call in calls.items()]
-    program = in_triton(workload, tensors, device) if importlib.util.find_spec("triton") else None
+    except (
+        Exception
+    ) as error:  # baselines may raise any exception; the report shows the reason in place of the time
+        return [TimedCall("torch", functools.partial(_refuse, error))], []
+    ready = [TimedCall(name, functools.partial(_timed, gpu, call)) for name, call in calls.items()]
+    program = triton_program(workload, tensors, device) if importlib.util.find_spec("triton") else None
     if program is not None:
-        ready.append(Contender("triton", functools.partial(_triton, gpu, workload, tensors, program)))
+        ready.append(TimedCall("triton", functools.partial(_triton, gpu, workload, tensors, program)))
     if "torch" not in calls:
         return ready, []
     compiled = torch.compile(calls["torch"], mode="max-autotune-no-cudagraphs", dynamic=False)
-    return ready, [Contender("torch.compile", functools.partial(_timed, gpu, compiled))]
+    return ready, [TimedCall("torch.compile", functools.partial(_timed, gpu, compiled))]
 
 
 def _refuse(error: Exception) -> Callable[[], Sequence[float]]:
@@ -146,14 +152,14 @@ def _refuse(error: Exception) -> Callable[[], Sequence[float]]:
 
 
 def _timed(gpu: TorchGpu, call: Callable[[], object]) -> Callable[[], Sequence[float]]:
-    sampler = gpu.sampler(call, CONTEST)
-    return lambda: collect(sampler.sample_us, CONTEST).samples_us
+    sampler = gpu.sampler(call, INTERLEAVED)
+    return lambda: collect(sampler.sample_us, INTERLEAVED).samples_us
 
 
 def _triton(
-    gpu: TorchGpu, workload: Workload, tensors: dict[str, Any], program: Program
+    gpu: TorchGpu, workload: Workload, tensors: dict[str, Any], program: TritonProgram
 ) -> Callable[[], Sequence[float]]:
-    if isinstance(workload, Gemm):  # torch multiplies 8-bit types in some layouts only
+    if isinstance(workload, Gemm):  # torch supports 8-bit products in some layouts only
         a, b = factors(workload, tensors)
         right = a.float() @ b.float()
     else:
@@ -163,7 +169,8 @@ def _triton(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Do what is asked for, and print what came of it."""
+    """Run one command and print its answers as JSON lines."""
+
     what, *rest = arguments
     if what == "ceilings":
         answers: Iterable[dict[str, Any]] = [ceilings()]

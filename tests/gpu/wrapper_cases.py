@@ -1,31 +1,32 @@
-"""What is done with each wrapper of an instruction that sm_75 to sm_89 have: a line a wrapper, or a few."""
+"""Cases of the PTX wrappers for sm_75 to sm_89."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.gpu._case import Case, Kind, Operand
+from tests.gpu.wrapper_case import Kind, Operand, WrapperCase
 
 __all__ = ["CASES"]
 
 
-def _mma(name: str, kind: Kind, sums: Kind = "f32", **more: Any) -> Case:
+def _mma(name: str, kind: Kind, sums: Kind = "f32", **more: Any) -> WrapperCase:
     d, a, b = Operand("d", 4, sums), Operand("a", 4, kind), Operand("b", 2, kind)
-    return Case(name, (d, a, b), f"{name}(d, a, b);", (d,), **more)
+    return WrapperCase(name, (d, a, b), f"{name}(d, a, b);", (d,), **more)
 
 
-def _ldmatrix(name: str, registers: int) -> Case:
-    # Lane r's row is wherever it likes, so that the lanes whose addresses count are told apart.
+def _ldmatrix(name: str, registers: int) -> WrapperCase:
+    # Rows are permuted among lanes, so that a wrong lane-to-address map changes the result.
+
     body = f"""__shared__ __align__(16) u32 rows[32 * 4];
   for (int i = 0; i < 4; ++i) rows[4 * threadIdx.x + i] = m[i];
   __syncthreads();
   {name}(d, rows + 4 * row[0]);"""
     takes = (Operand("m", 4), Operand("row", 1, "rows"))
-    return Case(name, takes, body, (Operand("d", registers),), minimum_cc=(7, 5))
+    return WrapperCase(name, takes, body, (Operand("d", registers),), minimum_cc=(7, 5))
 
 
-def _cp_async(call: str, name: str, size: int) -> Case:
-    """Copy from the thread's own operands, with the rest zeroed, in two groups that are awaited in turn."""
+def _cp_async(call: str, name: str, size: int) -> WrapperCase:
+    """Copy the thread's operands, zero-filling the rest, in two groups awaited in turn."""
     body = f"""__shared__ __align__(16) u32 copied[2][32][4];
   const u32* const here = taken + at * IN_WORDS;
   const int asked = min(int(bytes[0]), {size});
@@ -43,42 +44,44 @@ def _cp_async(call: str, name: str, size: int) -> Case:
     # Padded to a multiple of 16 bytes a thread, which the copies are aligned to.
     takes = (Operand("m", 4), Operand("n", 4), Operand("bytes", 1, "bytes"), Operand("unused", 3))
     covers = (name, "cp_async_commit", "cp_async_wait")
-    return Case(f"{call}, {size} bytes", takes, body, (Operand("first", 4), Operand("second", 4)), covers)
+    return WrapperCase(
+        f"{call}, {size} bytes", takes, body, (Operand("first", 4), Operand("second", 4)), covers
+    )
 
 
-def _convert(name: str, takes: Operand, body: str, gives: Operand, **more: Any) -> Case:
-    return Case(name, (takes,), body, (gives,), files=("types",), **more)
+def _convert(name: str, takes: Operand, body: str, gives: Operand, **more: Any) -> WrapperCase:
+    return WrapperCase(name, (takes,), body, (gives,), files=("types",), **more)
 
 
-def _from_float(element: str, kind: Kind, **more: Any) -> Case:
+def _from_float(element: str, kind: Kind, **more: Any) -> WrapperCase:
     name = f"from_float<{element}>"
     return _convert(
         name, Operand("x", 8, "floats"), f"EACH(8) r[i] = {name}(x[i]).bits;", Operand("r", 8, kind), **more
     )
 
 
-def _pack2(element: str, kind: Kind) -> Case:
+def _pack2(element: str, kind: Kind) -> WrapperCase:
     name = f"pack2<{element}>"
     body = f"EACH(4) r[i] = {name}(x[2 * i], x[2 * i + 1]);"
     return _convert(name, Operand("x", 8, "floats"), body, Operand("r", 4, kind))
 
 
-def _approximate(name: str, argument: str, file: str = "reduce") -> Case:
+def _approximate(name: str, argument: str, file: str = "reduce") -> WrapperCase:
     body = f"EACH(8) r[i] = {name}({argument});"
     takes, gives = (Operand("x", 8, "numbers"),), (Operand("r", 8, "approx"),)
-    return Case(name, takes, body, gives, minimum_cc=(7, 5), files=("types", file))
+    return WrapperCase(name, takes, body, gives, minimum_cc=(7, 5), files=("types", file))
 
 
 FLOATS_8 = Operand("x", 8, "floats")
 
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[WrapperCase, ...] = (
     _mma("mma_m16n8k16_f16", "f16"),
     _mma("mma_m16n8k16_bf16", "bf16"),
     _mma("mma_m16n8k8_tf32", "tf32"),
     _mma("mma_m16n8k32_e4m3", "e4m3", minimum_cc=(8, 9)),
     _mma("mma_m16n8k32_s8", "i8", "i32"),
-    Case(
+    WrapperCase(
         "pick_bytes",
         (Operand("m", 2),),
         "r[0] = pick_bytes<0x6420>(m[0], m[1]), r[1] = pick_bytes<0x7531>(m[0], m[1]), "
@@ -116,4 +119,4 @@ CASES: tuple[Case, ...] = (
     _approximate("fast_rsqrt", "fabsf(x[i])"),
     _approximate("fast_sigmoid", "x[i]", "epilogue"),
 )
-"""One line a wrapper, or a few where it has several forms."""
+"""One case per wrapper, or one per form of a wrapper."""

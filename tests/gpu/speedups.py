@@ -1,4 +1,4 @@
-"""What the times of an acceptance run say: the best of each variant, and ratios to what others have."""
+"""Best time of each variant in an acceptance run, and its speedup over the baselines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunebench.workloads import parse
 __all__ = ["bandwidth_shares", "best_of_each", "fusion_gains", "ratios", "worth_comparing"]
 
 WORTH_COMPARING = 4.0
-"""Variants that take so many times as long as the best one are not compared again."""
+"""Variants slower than this factor times the best variant are not compared with the baselines."""
 
 ALL = "best of all"
 
@@ -22,7 +22,7 @@ def best_of_each(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
     """Return the fastest measured configuration of each variant, the fastest variant first.
 
     Args:
-        entries: What a database has of one workload on one device.
+        entries: Database records of one workload on one device.
 
     Returns:
         By variant: `config` as text, `median_us`, and `bound_us` of that configuration.
@@ -42,23 +42,24 @@ def best_of_each(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
 
 
 def worth_comparing(paths: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return variants and their configurations, by turns, as a contest takes them; the best variant first."""
+    """Return variant, configuration, variant, configuration, ..., best first: the arguments of `contest`."""
     limit_us = WORTH_COMPARING * min((path["median_us"] for path in paths.values()), default=0.0)
     near = [(key, path["config"]) for key, path in paths.items() if path["median_us"] <= limit_us]
     return [text for pair in near for text in pair]
 
 
 def ratios(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how our times compare, by workload and path (variant), and their geometric means.
+    """Return the speedups over the baselines by workload and path (variant), and their geometric means.
 
     Args:
-        rows: One a contest: `workload`, `paths` (our contenders), and `rows` (`name` and `median_us` of all).
+        rows: One per workload: `workload`, `paths` (names of variants), `rows` (`name` and `median_us` of
+            all).
 
     Returns:
-        `by_workload`: for each workload and path, the time of each other contender over the path's, and
-        `fastest` that of the fastest of them. `geometric_means`: the same over all workloads where both were
-        timed, with the number of these; `best of all` takes the fastest path of each workload. Above 1 ours
-        is faster.
+        `by_workload`: for each workload and path, the time of each baseline over the time of the path; the
+        baseline `fastest` is the fastest of them. `geometric_means`: means over the workloads where both were
+        timed, with the number of workloads; the path `best of all` is the fastest path of each workload.
+        Above 1: the variant is faster.
     """
     by_workload: dict[str, Any] = {}
     for row in rows:
@@ -75,10 +76,10 @@ def ratios(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def fusion_gains(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return what fusing gained: by workload, the times of the whole and of its parts, and their ratio.
+    """Return the time of each fused workload, the sum of the times of its parts, and the ratio.
 
     Args:
-        rows: Reports of tuning, one a workload; a fused one counts where all of its parts were measured.
+        rows: Tuning reports, one per workload; fused workloads with an unmeasured part are skipped.
     """
     times = {row["workload"]: row["median_us"] for row in rows if row.get("median_us")}
     found = {}
@@ -91,12 +92,13 @@ def fusion_gains(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float
 
 
 def bandwidth_shares(rows: Iterable[Mapping[str, Any]], copy_gb_s: float | None) -> dict[str, float]:
-    """Return, by workload that no product of matrices is in, its compulsory traffic over what a copy moves.
+    """Return the bandwidth of each memory-bound workload as a fraction of the bandwidth of a copy.
 
     Args:
-        rows: Reports of tuning, one a workload.
-        copy_gb_s: Bytes that a large copy reads and writes, in GB/s; without it nothing is told.
+        rows: Tuning reports, one per workload; workloads with matrix products are skipped.
+        copy_gb_s: Bandwidth of a large copy (read and written), in GB/s; without it the result is empty.
     """
+
     if not copy_gb_s:
         return {}
     found = {}
