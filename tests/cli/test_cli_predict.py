@@ -208,7 +208,7 @@ def test_a_model_on_several_devices(told: Any, shown: Any) -> None:
     typed += ["--data", "2", "--pipeline", "2", "--microbatches", "2", "--device", "h100-sxm"]
     (found,) = told(*typed)
     assert found["devices"] == 4
-    assert found["division"]["data"] == found["parallelism"]["pipeline"] == 2
+    assert found["division"]["data"] == found["division"]["pipeline"] == 2
     assert len(found["stages"]) == 2
     shares = found["compute_us"] + found["communication_us"] + found["bubble_us"]
     assert shares == pytest.approx(found["time_us"])

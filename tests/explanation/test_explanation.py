@@ -1,4 +1,4 @@
-"""What limits a configuration, and what would take less: held against calculations by hand."""
+"""Explanations compared with calculations by hand: limiting resource, waves, alignment and advice."""
 
 from __future__ import annotations
 
@@ -50,27 +50,27 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
     )
     found = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
     assert (found.category, found.choice.why) == ("dot product", "asked for")
-    # 132 SMs at 1980 MHz, 4096 FLOP a clock: 1070.5 TFLOP/s; 3352 GB/s; so 319.4 FLOP in the time of a byte.
+    # 132 SMs at 1980 MHz, 4096 FLOP per clock: 1070.5 TFLOP/s; 3352 GB/s; so 319.4 FLOP per byte in balance.
     roof = found.roofline
     assert roof.used.gflop_s == pytest.approx(132 * 4096 * 1980 / 1000)
     assert roof.used.balance == pytest.approx(319.4, abs=0.05)
-    # 2 x 4096^3 FLOP and three matrices of 32 MiB: 4096 / 3 FLOP a byte, 4.27 times the balance.
+    # 2 x 4096^3 FLOP and three matrices of 32 MiB: 4096 / 3 FLOP/byte, 4.27 times the balance point.
     assert roof.intensity == pytest.approx(4096 / 3)
     assert (roof.limit, roof.factor) == ("math", pytest.approx(4096 / 3 / 319.371, rel=1e-4))
     assert roof.us == pytest.approx(137_438_953_472 / 1_070_530_560)
-    # 32 x 16 tiles on 132 SMs: some SM has 4, of 2 x 128 x 256 x 4096 FLOP each, which take 65,536 clocks.
+    # 32 x 16 tiles on 132 SMs: the busiest SM has 4, of 2 x 128 x 256 x 4096 FLOP each: 65,536 clocks.
     floors = found.bound.floors
     assert floors["tensor pipe"] == pytest.approx(4 * 65_536 / 1980)
-    # Written to and read from shared memory once: 2 x (128 + 256) x 4096 x 2 bytes, 128 a clock.
+    # Written to and read from shared memory once: 2 x (128 + 256) x 4096 x 2 bytes, 128 per clock.
     assert floors["shared"] == pytest.approx(4 * 49_152 / 1980)
-    # 128 rows of a, half of 256 columns of b, 64 bytes a clock.
+    # 128 rows of a, half of 256 columns of b, 64 bytes per clock.
     assert floors["fill port"] == pytest.approx(4 * 32_768 / 1980)
-    # 2 warpgroups of 4 warps issue a product of 64 rows each every 16 of k; 4 instructions a clock.
+    # 2 warpgroups of 4 warps issue a product of 64 rows each for every 16 of k; 4 instructions per clock.
     assert floors["issue"] == pytest.approx(4 * 2 * 4 * 256 / 4 / 1980)
     # Two matrices are read; the third fits in 50 MiB of cache.
     assert floors["dram"] == pytest.approx(2 * 33.554432e6 / 3352e3)
     assert found.bound.us == floors["tensor pipe"]
-    # 512 / 132 waves: 0.8 - 0.05 / 3.88 of the peak is usual, and a launch costs 3.5 us.
+    # 512 / 132 waves: utilisation 0.8 - 0.05 / 3.88, and 3.5 us of launch overhead.
     assert found.predicted_us == pytest.approx(132.396 / (0.8 - 0.05 * 132 / 512) + 3.5, rel=1e-4)
     assert (found.limit.kind, found.limit.against) == ("math", "shared")
     assert found.limit.factor == pytest.approx(4 / 3)
@@ -89,36 +89,36 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
 
 
 def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
-    """Tiles of 16 x 64 by four warps, k in steps of 64 and in two halves, added up by a second launch."""
+    """Tiles of 16 x 64 by four warps, k in steps of 64 and in two halves, summed by a second launch."""
     config = (
         "bm=16,bn=64,warps_m=1,warps_n=4,bk=64,split_k=2,stream_k=0,stages=5,staged=1,group_m=1,min_blocks=1"
     )
     found = explain(SKINNY, A100, variant="cuda_mma", config=config, db=nothing_known)
     read, written = 2 * 4096 * (16 + 4096), 2 * 16 * 4096
     assert found.roofline.intensity == pytest.approx(2 * 16 * 4096 * 4096 / (read + written))  # 15.9
-    # 108 x 2048 x 1410 MHz against 2039 GB/s: 153 FLOP in the time of a byte.
+    # 108 x 2048 x 1410 MHz over 2039 GB/s: 153 FLOP per byte in balance.
     assert found.roofline.used.balance == pytest.approx(152.95, abs=0.01)
     assert (found.roofline.limit, found.roofline.factor) == ("memory", pytest.approx(9.634, abs=0.001))
-    # 64 tiles, two blocks each, on 108 SMs: some SM has 2, each with 2048 of k.
+    # 64 tiles, two blocks each, on 108 SMs: the busiest SM has 2, each with 2048 of k.
     clocks = {
         "tensor pipe": 2 * 16 * 64 * 2048 / 2048,
-        # 4 warps read fragments of 512 bytes, one of a and one of b every 16 of k; and what was copied.
+        # 4 warps read fragments of 512 bytes, one of a and one of b for every 16 of k, and the copied bytes.
         "shared": (4 * 2 * 128 * 512 + 2048 * 2 * (16 + 64)) / 128,
         "fill port": (16 + 64) * 2048 * 2 / 64,
-        # A product of 16 x 8 and the fragments: 2 + 2 instructions a warp every 16 of k.
+        # A product of 16 x 8 and its fragments: 2 + 2 instructions per warp for every 16 of k.
         "issue": 4 * 4 * 128 / 4,
     }
     for resource, each in clocks.items():
         assert found.bound.floors[resource] == pytest.approx(2 * each / 1410), resource  # type: ignore[index]
     assert found.bound.us == pytest.approx(read / 2039e3)
-    # Memory gives 77 % of its peak; two launches.
+    # Memory reaches 77 % of its peak; two launches.
     assert found.predicted_us == pytest.approx(read / 2039e3 / 0.77 + 7)
     assert (found.limit.kind, found.limit.against) == ("memory", "shared")
     assert found.waves == Waves(blocks=128, sm_count=108, blocks_per_sm=3)
     assert found.waves.used == pytest.approx(128 / 216)
     assert found.block is not None
     assert found.block.occupancy is not None
-    # 5 stages of (16 + 64) x 64 x 2 bytes and 1 KB of the system's: three in 164 KB.
+    # 5 stages of (16 + 64) x 64 x 2 bytes and 1 KB reserved: three blocks in 164 KB.
     assert found.block.smem_bytes == 51_200
     assert found.block.occupancy.limits["shared memory"] == 3
 
@@ -126,7 +126,7 @@ def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "sms", "mhz", "gb_s", "cache_mib", "lanes", "resident", "limited"),
     [
-        # Launching (3.5 us) takes longer than 8 MiB on H100, where 32 blocks of 64 threads fill an SM.
+        # The launch (3.5 us) takes longer than 8 MiB on H100, where 32 blocks of 64 threads fill an SM.
         (H100, 132, 1980, 3352, 50, 128, 32, "latency"),
         (A100, 108, 1410, 2039, 40, 64, 32, "memory"),
         (T4, 40, 1590, 320, 4, 64, 16, "memory"),
@@ -143,24 +143,24 @@ def test_a_softmax_by_hand(
     limited: str,
     nothing_known: Path,
 ) -> None:
-    """A row a block of 64 threads, 8 elements an access, kept in registers."""
+    """One row per block of 64 threads, 8 elements per access, kept in registers."""
     config = "cache=registers,row_threads=64,rows=1,vector=8,unroll=1"
     found = explain(ROWS, where, variant="cuda_block", config=config, db=nothing_known)
     assert found.category == "reduction"
-    # 5 FLOP an element of 2 + 2 bytes.
+    # 5 FLOP per element of 2 + 2 bytes.
     assert found.roofline.intensity == 1.25
     assert found.roofline.used.balance == pytest.approx(sms * 2 * lanes * mhz / (gb_s * 1000))
     assert [ceiling.pipe for ceiling in found.roofline.ceilings] == ["fma pipe", "tensor pipe"]
     assert found.roofline.us == pytest.approx(16 * 2**20 / (gb_s * 1000))
-    # 8 MiB are read; of 8 MiB written, what the cache holds may stay there.
+    # 8 MiB are read; of 8 MiB written, the cache may keep its size.
     from_memory = (8 + max(0, 8 - cache_mib)) * 2**20 / (gb_s * 1000)
     assert found.bound.floors["dram"] == found.bound.us == pytest.approx(from_memory)
-    # The busiest SM's rows, of 1024 exponentials and 2048 multiply-adds each, which are 32 + 64 instructions.
+    # Rows of the busiest SM: 1024 exponentials and 2048 multiply-adds each, or 32 + 64 instructions.
     rows = -(-4096 // sms)
     assert found.bound.floors["special functions"] == pytest.approx(rows * 1024 / 16 / mhz)
     assert found.bound.floors["fma pipe"] == pytest.approx(rows * 2048 / lanes / mhz)
     assert found.bound.floors["issue"] == pytest.approx(rows * 96 / 4 / mhz)
-    # What is read comes by 64 bytes a clock, less a sector at either end.
+    # Reads take 64 bytes per clock, less one sector at either end.
     assert found.bound.floors["fill port"] == pytest.approx(rows * (2048 - 64) / 64 / mhz)
     assert found.predicted_us == pytest.approx(from_memory / 0.77 + 3.5)
     assert found.limit.kind == limited
@@ -173,18 +173,20 @@ def test_a_softmax_by_hand(
 
 
 @given(st.integers(1, 3000), st.integers(1, 200), st.integers(1, 32))
-def test_waves_are_those_of_blocks_dealt_out(blocks: int, sms: int, resident: int) -> None:
+def test_waves_match_blocks_assigned_in_turn(blocks: int, sms: int, resident: int) -> None:
     waves, left, rounds = Waves(blocks=blocks, sm_count=sms, blocks_per_sm=resident), blocks, 0
     while left > sms * resident:
         left, rounds = left - sms * resident, rounds + 1
     assert (waves.last_blocks, waves.idle_sms) == (left, sum(sm >= left for sm in range(sms)))
     assert math.ceil(waves.count) == rounds + 1
-    held = [len(range(sm, blocks, sms)) for sm in range(sms)]  # in turn, however many at a time
+    held = [
+        len(range(sm, blocks, sms)) for sm in range(sms)
+    ]  # assigned in turn, whatever the number of resident blocks
     assert waves.used == pytest.approx(sum(held) / (sms * max(held)))
 
 
 @pytest.mark.parametrize("min_blocks", [1, 2])
-def test_blocks_that_stay_are_as_many_as_the_launch_says(min_blocks: int, nothing_known: Path) -> None:
+def test_persistent_blocks_per_sm_come_from_the_launch(min_blocks: int, nothing_known: Path) -> None:
     config = (
         "bm=64,bn=64,bk=64,stages=2,consumers=1,pingpong=0,cluster_m=1,cluster_n=1,staged=0,group_m=1,"
         f"min_blocks={min_blocks}"
@@ -192,7 +194,7 @@ def test_blocks_that_stay_are_as_many_as_the_launch_says(min_blocks: int, nothin
     found = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
     assert found.block is not None
     assert found.block.occupancy is not None
-    assert found.block.occupancy.blocks > 2  # there would be room
+    assert found.block.occupancy.blocks > 2  # more would fit
     assert found.waves == Waves(blocks=64 * 64, sm_count=132, blocks_per_sm=min_blocks)
 
 
@@ -222,13 +224,13 @@ FULL, FEW = (Waves(blocks=n, sm_count=100, blocks_per_sm=1) for n in (500, 25))
         ),
         ({"tensor_pipe": 50}, 70, FULL, "math", "floor", None, None),
         ({"tensor_pipe": 50, "dram": 10}, 70, FEW, "latency", "few blocks", None, 4),
-        # Memory has enough to do, however few SMs ask it.
+        # Memory is the limit, whatever the number of SMs in use.
         ({"dram": 50, "tensor_pipe": 10}, 70, FEW, "memory", "floor", "tensor pipe", 5),
         ({"dram": 1}, 3.5 + 1.75, FULL, "latency", "launch", None, 2),
         ({"dram": 3}, 3.5 + 3.6, FULL, "memory", "floor", None, None),
     ],
 )
-def test_what_limits(
+def test_limiting_resource(
     floors: Any, predicted_us: float, waves: Waves, kind: str, cause: str, against: str, factor: float
 ) -> None:
     found = limit(bound_of(**floors), predicted_us, 1, waves)
@@ -237,15 +239,15 @@ def test_what_limits(
     assert found.work_us == pytest.approx(predicted_us - 3.5)
 
 
-def test_where_launches_cost_nothing_nothing_is_lost_to_them() -> None:
+def test_no_launch_limit_without_launch_overhead() -> None:
     assert limit(bound_of(dram=1), 1.3, 0, None).kind == "memory"
 
 
-def test_every_resource_is_of_some_kind() -> None:
+def test_every_resource_has_a_kind_of_limit() -> None:
     assert set(KINDS) >= set(RESOURCES)
 
 
-def test_alignment_is_of_lines_and_names_what_may_be_padded() -> None:
+def test_alignment_of_rows_names_the_dimension_to_pad() -> None:
     found = {a.tensor: a for a in alignments(parse("gemm:m=100,n=30,k=4096,dtype=f16,trans=nn"))}
     assert [(a.line, a.aligned_bytes, a.dimension) for a in found.values()] == [
         (4096, 16, "k"),
@@ -285,7 +287,7 @@ def advice_on(text: str, where: Device) -> list[explanation.Advice]:
         ("layernorm:rows=100,cols=64,dtype=f32", H100),
     ],
 )
-def test_every_gain_is_that_of_predicting_both(text: str, where: Device) -> None:
+def test_every_gain_is_the_ratio_of_two_predictions(text: str, where: Device) -> None:
     workload, advice = parse(text), advice_on(text, where)
     assert advice
     gains = [one.gain for one in advice]
@@ -302,7 +304,7 @@ def test_every_gain_is_that_of_predicting_both(text: str, where: Device) -> None
         assert changed != workload
 
 
-def test_padding_makes_odd_matrices_fit_for_tensor_cores() -> None:
+def test_padding_lets_odd_matrices_use_tensor_cores() -> None:
     (padding,) = (a for a in advice_on("gemm:m=1000,n=1023,k=1023,dtype=f16", A100) if a.subject == "padding")
     assert str(padding.change.workload) == "gemm:m=1000,n=1024,k=1024,dtype=f16"
     assert padding.change.text == "pad n from 1023 to 1024, k from 1023 to 1024 with zeros"
@@ -311,7 +313,7 @@ def test_padding_makes_odd_matrices_fit_for_tensor_cores() -> None:
     assert not [a for a in advice_on("gemm:m=1024,n=1024,k=1024,dtype=f16", A100) if a.subject == "padding"]
 
 
-def test_a_batch_is_enlarged_as_long_as_an_item_gains_by_it() -> None:
+def test_batch_increases_while_each_item_gets_faster() -> None:
     where, rows = H100, 64
     (batch,) = (
         a for a in advice_on(f"softmax:rows={rows},cols=128,dtype=f16", where) if a.subject == "batch"
@@ -322,17 +324,17 @@ def test_a_batch_is_enlarged_as_long_as_an_item_gains_by_it() -> None:
     }
     assert batch.gain == pytest.approx(each[1] / each[items])
     assert each[items] < each[2] / 1.05 < each[1]
-    assert batch.change.text == f"enlarge the batch: rows from 64 to {64 * items}"
+    assert batch.change.text == f"increase the batch: rows from 64 to {64 * items}"
 
 
 def test_less_accurate_types_must_gain_more() -> None:
     precision = [
         a for a in advice_on("gemm:m=1024,n=1024,k=1024,dtype=f32", H100) if a.subject == "precision"
     ]
-    types = [a.change.workload.dtype for a in precision]  # greatest gain first
-    assert types == ["e4m3", "f16", "tf32"]  # bf16 is no faster than f16
+    types = [a.change.workload.dtype for a in precision]  # largest gain first
+    assert types == ["e4m3", "f16", "tf32"]  # bf16 is not faster than f16
     fp8 = precision[0].change.workload
-    assert str(fp8) == "gemm:m=1024,n=1024,k=1024,dtype=e4m3,trans=nt"  # the only layout for wgmma
+    assert str(fp8) == "gemm:m=1024,n=1024,k=1024,dtype=e4m3,trans=nt"  # the only layout that wgmma supports
     assert not [
         a for a in advice_on("layernorm:rows=99,cols=999,dtype=bf16", H100) if a.subject == "precision"
     ]
@@ -341,14 +343,14 @@ def test_less_accurate_types_must_gain_more() -> None:
 def test_another_layout_is_advised_where_a_variant_needs_it() -> None:
     text = "gemm:m=4096,n=4096,k=4096,dtype=e4m3"
     (layout,) = (a for a in advice_on(text, H100) if a.subject == "layout")
-    assert (layout.change.text, layout.best.variant) == ("another layout: trans=nt", "gemm/cuda_wgmma")
+    assert (layout.change.text, layout.best.variant) == ("change the layout: trans=nt", "gemm/cuda_wgmma")
     assert not [a for a in advice_on(f"{text},trans=nt", H100) if a.subject == "layout"]
 
 
-def test_fusing_spares_a_neighbour_its_launch_and_its_bytes() -> None:
+def test_fusion_saves_a_launch_and_memory_traffic() -> None:
     text = "softmax:rows=65536,cols=1024,dtype=f16"  # of 128 MiB
     (fusion,) = (a for a in advice_on(text, H100) if a.subject == "fusion")
-    read_and_written = 2 * (128 - 50) * 2**20  # all but what 50 MiB of cache holds
+    read_and_written = 2 * (128 - 50) * 2**20  # all but the 50 MiB that the cache holds
     spared = read_and_written / 3352e3 / 0.77 + 3.5
     assert fusion.change.spared_us == pytest.approx(spared)
     assert fusion.before_us == pytest.approx(fastest_us(parse(text), H100) + spared)
@@ -362,13 +364,13 @@ def test_a_residual_is_advised_with_what_a_product_fuses() -> None:
     assert not [a for a in advice_on(f"{text},epilogue=residual", H100) if a.subject == "fusion"]
 
 
-def test_what_gains_nothing_is_not_advised() -> None:
+def test_changes_without_gain_are_not_advised() -> None:
     cpu = dataclasses.replace(device.local_cpu(), l2_bytes=2**20)
     text = "softmax:rows=65536,cols=1024,dtype=f16,prologue=scale"
     assert advice_on(text, cpu) == []
 
 
-def test_a_configuration_is_held_against_the_best(nothing_known: Path) -> None:
+def test_configuration_is_compared_with_the_predicted_best(nothing_known: Path) -> None:
     slow = (
         "bm=64,bn=64,tm=4,tn=4,lanes_n=8,bk=16,split_k=1,stages=1,vec=4,group_m=1,min_blocks=1"  # one block
     )
@@ -413,7 +415,7 @@ FAST = "cache=registers,row_threads=64,rows=1,vector=8,unroll=1"
 SLOW = "cache=registers,row_threads=32,rows=1,vector=8,unroll=1"
 
 
-def test_a_measured_time_is_held_against_bound_and_roofline(tmp_path: Path) -> None:
+def test_measured_time_is_relative_to_bound_and_roofline(tmp_path: Path) -> None:
     db = tmp_path / "some.db"
     remember(db, T4, ROWS, "softmax/cuda_block", FAST, 60.0, "cold")
     remember(db, T4, ROWS, "softmax/cuda_block", SLOW, 80.0, "cold")
@@ -429,7 +431,7 @@ def test_a_measured_time_is_held_against_bound_and_roofline(tmp_path: Path) -> N
     assert explain(ROWS, T4, variant="numba_cuda", db=db).measured is None
 
 
-def test_a_time_with_warm_caches_is_held_against_the_bound_for_them(tmp_path: Path) -> None:
+def test_warm_cache_time_is_relative_to_the_warm_cache_bound(tmp_path: Path) -> None:
     db = tmp_path / "some.db"
     remember(db, T4, ROWS, "softmax/cuda_block", FAST, 30.0, "warm")
     found = explain(ROWS, T4, db=db)
@@ -438,7 +440,7 @@ def test_a_time_with_warm_caches_is_held_against_the_bound_for_them(tmp_path: Pa
     assert found.bound.us == pytest.approx((4 + 4) * 2**20 / 320e3)  # 4 MiB of each may be in the cache
 
 
-def test_a_time_of_another_device_is_no_share_of_this_one(tmp_path: Path) -> None:
+def test_time_of_another_device_has_no_shares(tmp_path: Path) -> None:
     db, other = tmp_path / "some.db", dataclasses.replace(T4, name="t4-of-another", sm_count=20)
     remember(db, other, ROWS, "softmax/cuda_block", FAST, 1.0, "cold")
     found = explain(ROWS, T4, db=db)
@@ -454,7 +456,7 @@ def test_nothing_need_be_installed_to_compile(nothing_known: Path, monkeypatch: 
     assert explain(ROWS, H100, db=nothing_known).advice
 
 
-def test_a_device_of_which_little_is_known(nothing_known: Path) -> None:
+def test_device_with_few_known_limits(nothing_known: Path) -> None:
     future = device.Device(
         name="future",
         kind="gpu",
@@ -474,13 +476,13 @@ def test_a_device_of_which_little_is_known(nothing_known: Path) -> None:
     assert found.bound.floors["dram"] == pytest.approx(16 * 2**20 / 100e3)
 
 
-def test_a_processor_has_no_blocks_and_no_launches(nothing_known: Path) -> None:
+def test_cpu_has_no_blocks_and_no_launches(nothing_known: Path) -> None:
     found = explain("softmax:rows=64,cols=64,dtype=f32", "cpu", db=nothing_known)
     assert (found.block, found.waves, found.limit.launch_us) == (None, None, 0)
     assert set(found.bound.floors) <= {"dram", "fma pipe"}
 
 
-def test_what_is_asked_for_must_be_valid(nothing_known: Path) -> None:
+def test_invalid_configuration_is_rejected(nothing_known: Path) -> None:
     with pytest.raises(ConfigError, match="known are"):
         explain(ROWS, T4, variant="cuda_block", config="rows=99", db=nothing_known)
 
@@ -500,45 +502,48 @@ def test_the_command_for_people_and_as_json(capsys: pytest.CaptureFixture[str], 
     assert cli.run(arguments) == 0
     text = capsys.readouterr().out
     for part in (
-        "1365 FLOP/byte: math limited by 8.93 on the tensor pipe",
-        "311.9 TFLOP/s in f16, in balance with memory at 153 FLOP/byte",
+        "1365 FLOP/byte: math limited on the tensor pipe (8.93x the balance point)",
+        "311.9 TFLOP/s in f16, balanced with memory at 153 FLOP/byte",
         "(default)",
-        "94.8% of the SMs' time is used: 512 blocks on 108 SMs",
-        "not possible here: gemm/cuda_wgmma needs sm_90",
+        "94.8% of SM time is in use: 512 blocks on 108 SMs",
+        "not supported here: gemm/cuda_wgmma needs sm_90",
     ):
         assert part in text, text
 
 
-def test_the_command_tells_what_is_measured_and_latency(
+def test_command_shows_measured_time_and_latency_limit(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     db = str(tmp_path / "some.db")
     remember(tmp_path / "some.db", T4, ROWS, "softmax/cuda_block", FAST, 60.0, "cold")
     assert cli.run(["explain", "-w", ROWS, "--device", "t4", "--db", db]) == 0
-    assert "66% of the bound, 87% of the roofline (measured here, cold caches)" in capsys.readouterr().out
+    assert (
+        "66% of the rate at the lower bound, 87% of the roofline (measured here, cold caches)"
+        in capsys.readouterr().out
+    )
     small = "softmax:rows=64,cols=99,dtype=f16"
     assert cli.run(["explain", "-w", small, "--arch", "sm_90", "--variant", "cuda_block", "--db", db]) == 0
     text = capsys.readouterr().out
-    assert "latency limited by" in text
-    assert "launching takes about 3.50 us" in text
-    assert "16 bytes want a multiple of 8 of cols" in text
+    assert "latency limited: " in text
+    assert "launch overhead about 3.50 us" in text
+    assert "16 bytes need cols: a multiple of 8" in text
     text = "gemm:m=64,n=64,k=8192,dtype=f32"
     config = "bm=64,bn=64,tm=4,tn=4,lanes_n=8,bk=16,split_k=1,stages=1,vec=4,group_m=1,min_blocks=1"
     assert (
         cli.run(["explain", "-w", text, "--arch", "sm_90", "--variant", "cuda_simt", "--config", config]) == 0
     )
-    assert "latency limited by 132.00: 1 blocks on 132 SMs" in capsys.readouterr().out
+    assert "latency limited: 1 blocks on 132 SMs (ratio 132.00)" in capsys.readouterr().out
 
 
-def test_an_operator_of_ones_own_that_says_nothing_of_itself(nothing_known: Path) -> None:
-    """In a process of its own: an operator that is loaded stays."""
+def test_user_operator_without_category_or_changes(nothing_known: Path) -> None:
+    """Run in a separate process, because a loaded operator stays registered."""
     file = Path(__file__).parents[2] / "docs" / "examples" / "my_kernel.py"
     problem = ("-w", "distance:n=200,m=300,dim=64", "--device", "cpu", "--db", str(nothing_known))
     command = (sys.executable, "-m", "tunebench", "explain", "--variant-file", str(file), *problem)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     text = done.stdout
-    assert "of a kind that its operator does not tell" in text
+    assert "not stated by the operator" in text
     assert "distance/numba_cpu form=difference" in text
     assert "fma pipe" in text
 
@@ -590,14 +595,14 @@ def test_the_plot_holds_ceilings_and_points(tmp_path: Path) -> None:
     assert drawn["measured"].get_xydata()[0] == pytest.approx((1.25, 5 * 4096 * 1024 / 60e3))
     draw(found, tmp_path / "roofline.png")
     assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(InputError, match=r"must end in one of .*\.svg"):
+    with pytest.raises(InputError, match=r"must be one of .*\.svg"):
         draw(found, tmp_path / "roofline.txt")
 
 
 @pytest.mark.parametrize(
     ("variant", "beaten"), [("cuda_winograd", True), ("cuda_implicit_gemm", False)], ids=str
 )
-def test_an_algorithm_of_fewer_operations_is_told_apart_from_the_roofline(
+def test_time_below_the_roofline_names_its_reason(
     nothing_known: Path, capsys: pytest.CaptureFixture[str], variant: str, beaten: bool
 ) -> None:
     text = "conv2d:n=32,c=256,h=28,w=28,k=256,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc"
@@ -618,17 +623,17 @@ def test_an_algorithm_of_fewer_operations_is_told_apart_from_the_roofline(
         str(nothing_known),
     ]
     assert cli.run(command) == 0
-    assert ("the algorithm takes fewer" in capsys.readouterr().out.replace("\n", " ")) is beaten
+    assert ("the algorithm needs fewer" in capsys.readouterr().out.replace("\n", " ")) is beaten
 
 
-def test_fusing_is_held_against_its_parts() -> None:
+def test_fusion_is_compared_with_its_parts() -> None:
     found = explain("gemm:m=512,n=3072,k=768,dtype=f16,epilogue=bias+gelu", "h100-sxm")
     assert found.fusing is not None
     product, chain = found.fusing.parts
     assert (product.variant.partition("/")[0], chain.variant.partition("/")[0]) == ("gemm", "elementwise")
     assert found.fusing.parts_us == product.us + chain.us
     assert found.fusing.gain > 1
-    # Between two kernels the product stays in the cache: by itself the chain would read it from memory.
+    # The product stays in the cache between the two kernels; alone, the expression would read it from memory.
     forecaster = Forecaster(device=found.choice.device)
     alone = forecaster.best(found.fusing.workloads[1])
     assert alone is not None
@@ -636,7 +641,7 @@ def test_fusing_is_held_against_its_parts() -> None:
     assert found.to_json()["fusing"]["parts"][0]["workload"] == "gemm:m=512,n=3072,k=768,dtype=f16"
 
 
-def test_what_fuses_nothing_has_no_parts() -> None:
+def test_unfused_workload_has_no_fusion_gain() -> None:
     found = explain("gemm:m=512,n=3072,k=768,dtype=f16", "h100-sxm")
     assert found.fusing is None
     assert found.to_json()["fusing"] is None

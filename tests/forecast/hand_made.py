@@ -1,4 +1,4 @@
-"""Forests and experts made by hand, whose values can be told without them."""
+"""Hand-made forests and experts with known values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunebench.forecast.library.roofline_model import coordinates
 
 
 def constant(value: float) -> Forest:
-    """Return one leaf of no value, and a base."""
+    """Return a forest of one empty leaf and a base value."""
     return Forest(
         base=value,
         roots=np.array([0], dtype=np.int32),
@@ -27,8 +27,8 @@ def constant(value: float) -> Forest:
 def forked() -> Forest:
     """Return two trees over a base of 100.
 
-    The first asks whether column 0 is above 1 (10 if not), then whether column 1 is above -2 (20 or 30). The
-    second is a leaf of 0.5.
+    The first tree compares column 0 with 1 (10 at or below it), then column 1 with -2 (20 or 30). The second
+    tree is a leaf of 0.5.
     """
     return Forest(
         base=100.0,
@@ -44,7 +44,7 @@ def forked() -> Forest:
 def knowing(
     device: Device, excess: float, *, columns: int = 1, arithmetic: Arithmetic = "bf16", within: float = 10.0
 ) -> Expert:
-    """Return an expert of a device where everything takes ``exp(excess)`` times its law."""
+    """Return an expert of a device where every kernel takes ``exp(excess)`` times its roofline time."""
     return Expert(
         device=device.name,
         coordinates=coordinates(device, arithmetic),

@@ -23,7 +23,7 @@ TWO_NODES = Cluster(inside=FAST, between=SLOW, devices_per_node=8, nodes=2)
 
 def test_products_that_are_described_have_links() -> None:
     for product in device.described().values():
-        if product.name == "rtx-3060-laptop":  # nobody builds nodes of these
+        if product.name == "rtx-3060-laptop":  # the product is not used in nodes
             continue
         assert link_of(product, network=False).gb_s >= 12
         assert link_of(product, network=True).name.startswith("net-")
@@ -64,7 +64,7 @@ def test_a_cluster_shares_devices_out() -> None:
     assert (found.devices_per_node, found.devices) == (8, 16)
     assert (found.inside.name, found.between.name) == ("nvlink3", "net-200")
     assert Cluster.of(A100, devices=4, link="pcie4").inside.name == "pcie4"
-    with pytest.raises(InputError, match="evenly"):
+    with pytest.raises(InputError, match="must divide"):
         Cluster.of(A100, devices=9, nodes=2)
 
 
@@ -77,7 +77,7 @@ def test_a_cluster_shares_devices_out() -> None:
         (2, 8, 1, 2),  # the same device of each node
         (4, 4, 2, 2),
         (4, 2, 4, 1),
-        (3, 1, 1, 3),  # some such groups cross nodes: as if every device were in its own
+        (3, 1, 1, 3),  # such groups may cross nodes: every device counts as in a different node
         (12, 1, 1, 12),
     ],
 )
@@ -93,7 +93,7 @@ def test_within_one_node_every_group_is_local() -> None:
 
 
 def test_a_group_needs_devices() -> None:
-    with pytest.raises(InputError, match="more than the 16"):
+    with pytest.raises(InputError, match="exceed the 16"):
         TWO_NODES.group(9, stride=2)
 
 

@@ -66,34 +66,34 @@ def test_a_ring_in_one_node() -> None:
     assert got.us_per_byte == pytest.approx(2 * 7 / 8 / 50e3)
 
 
-def test_a_ring_through_nodes_leaves_each_by_every_link() -> None:
+def test_ring_across_nodes_uses_every_link_of_a_node() -> None:
     group = ProcessGroup(local=8, nodes=4, inside=LINK, between=NETWORK)
     got = way("all-reduce", group)
     assert got.us_per_byte == pytest.approx(max(2 * 31 / 32 / 50e3, 2 * 31 / 32 / 8 / 10e3))
     assert got.latency_us == pytest.approx(BASE_US + BULK_STEPS * (56 * 1 + 6 * 4))
 
 
-def test_a_tree_climbs_by_the_logarithm_of_nodes() -> None:
+def test_tree_steps_grow_with_the_logarithm_of_nodes() -> None:
     group = ProcessGroup(local=1, nodes=64, inside=LINK, between=NETWORK)
     got = way("all-reduce", group, "tree", "low latency")
     assert got.latency_us == pytest.approx(BASE_US + 2 * 6 * 4)
     assert got.us_per_byte == pytest.approx(4 * 2 / 10e3)
 
 
-def test_switches_that_add_send_each_byte_about_once() -> None:
+def test_in_switch_reduction_sends_each_byte_about_once() -> None:
     adding = Link(name="nvlink", gb_s=100, latency_us=1, efficiency=0.5, reduces=True)
     got = way("all-reduce", node(8, adding), "in-network")
     assert got.us_per_byte == pytest.approx(9 / 8 / (50e3 * 0.85))
     assert {each.algorithm for each in collective_methods("all-reduce", node(8))} == {"ring", "tree"}
 
 
-def test_all_to_all_keeps_its_own_part() -> None:
+def test_all_to_all_does_not_send_a_device_its_own_part() -> None:
     assert way("all-to-all", node(4), "pairs").us_per_byte == pytest.approx(3 / 4 / 50e3)
     group = ProcessGroup(local=2, nodes=2, inside=LINK, between=NETWORK)
     assert way("all-to-all", group, "pairs").us_per_byte == pytest.approx(1 / 2 / 10e3)
 
 
-def test_sending_takes_a_step_and_the_wire() -> None:
+def test_send_takes_one_step_and_the_bandwidth() -> None:
     assert send_us(50e6, LINK) == pytest.approx(BASE_US + BULK_STEPS + 1000)
     assert send_us(0, LINK) == 0
 
@@ -124,7 +124,7 @@ def test_more_devices_never_take_less(collective: Collective, devices: int, link
     if collective == "all-reduce" and link.reduces and devices > 1:
         adds = way(
             "all-reduce", node(devices, link), "in-network"
-        )  # (n + 1) / n falls: less of the tensor is one's own
+        )  # (n + 1) / n falls: a device sends a smaller share
         assert (more >= np.minimum(fewer, adds.us(SIZES) * 2 / 3) - 1e-9).all()
     else:
         assert (more >= fewer * (1 - 1e-12)).all()
@@ -145,17 +145,17 @@ def test_a_faster_link_never_takes_longer(collective: Collective, group: Process
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_one_device_has_nobody_to_talk_to(collective: Collective) -> None:
+def test_collective_of_one_device_takes_no_time(collective: Collective) -> None:
     assert (collective_us(collective, SIZES, node(1)) == 0).all()
 
 
-def test_much_goes_at_the_links_bandwidth_and_few_bytes_at_its_latency() -> None:
+def test_large_messages_reach_the_bandwidth_and_small_ones_the_latency() -> None:
     much = collective_us("all-reduce", 1e13, node(8))
     assert bus_gb_s("all-reduce", 1e13, much, 8) == pytest.approx(50, rel=1e-4)
     assert collective_us("all-reduce", 4, node(8)) == pytest.approx(BASE_US + 14, rel=1e-3)
 
 
-def test_bus_bandwidth_is_that_of_the_tests_of_nccl() -> None:
+def test_bus_bandwidth_follows_nccl_tests() -> None:
     assert bus_gb_s("all-reduce", 8e9, 64e3, 8) == pytest.approx(8e9 / 64e3 * 1.75 / 1e3)
     assert bus_gb_s("all-gather", 8e9, 64e3, 8) == pytest.approx(8e9 / 64e3 * 0.875 / 1e3)
     assert bus_gb_s("broadcast", 8e9, 64e3, 8) == pytest.approx(8e9 / 64e3 / 1e3)
@@ -187,7 +187,7 @@ def test_known_error_of_measured_all_reduces(curve: dict[str, Any]) -> None:
     assert np.abs(over[large] - 1).max() < 0.18
 
 
-def test_nine_of_ten_measured_all_reduces_lie_in_the_interval() -> None:
+def test_interval_contains_90_percent_of_measured_all_reduces() -> None:
     under = 1 / np.concatenate([over_measured(curve) for curve in CURVES])
     low, high = REACHES
     assert len(under) == 61

@@ -39,7 +39,7 @@ def test_a_utilisation_is_a_share(a: float, b: float) -> None:
         Utilisation(a, b)
 
 
-def test_the_slowest_resource_at_its_usual_share_and_the_launches() -> None:
+def test_prediction_is_slowest_resource_at_its_utilisation_plus_launches() -> None:
     traffic = Traffic(read_bytes=2039 * 10**5, write_bytes=0)
     costs = Costs(blocks=1080, full_blocks=1080, threads=128, fma=np.array([0.0, 1e6]), serial_launches=2)
     got = predict_us(bound(costs, traffic, A100), costs, A100)
@@ -48,7 +48,7 @@ def test_the_slowest_resource_at_its_usual_share_and_the_launches() -> None:
     assert got[1] == pytest.approx(2 * LAUNCH_US + 10 * 1e6 / (64 * 1410) / (fma.a - fma.b / 10))
 
 
-def test_a_cpu_launches_nothing() -> None:
+def test_cpu_prediction_has_no_launch_overhead() -> None:
     cpu = device.local_cpu()
     costs = Costs(blocks=1, full_blocks=0, threads=1, fma=1e9)
     bounds = bound(costs, NOTHING, cpu)
@@ -96,7 +96,7 @@ def test_an_interval_holds_the_expected_time_and_is_not_below_the_bound() -> Non
     low, high = interval_us(expected, bounds)
     assert low == pytest.approx(np.maximum(0.55 * expected, bounds.us))
     assert low[0] == pytest.approx(0.55 * LAUNCH_US)
-    assert low[2] == bounds.us[2] > 0.55 * expected[2]  # the bound is 85 % of what is expected
+    assert low[2] == bounds.us[2] > 0.55 * expected[2]  # the lower bound is 85 % of the prediction
     assert high == pytest.approx(1.9 * expected)
 
 
@@ -106,7 +106,7 @@ def test_an_interval_holds_the_expected_time_and_is_not_below_the_bound() -> Non
 def _expected_us(
     m: Array, n: Array, k: Array, memory_us: Array, tile: tuple[int, int, int], found: Device
 ) -> Array:
-    """Return expected times of bf16 products whose blocks compute one tile of a part of the reduction."""
+    """Return predicted times of bf16 products whose blocks compute one tile of a part of the reduction."""
     tile_m, tile_n, splits = tile
     blocks = np.ceil(m / tile_m) * np.ceil(n / tile_n) * splits
     depth = np.ceil(k / splits / 32) * 32
@@ -147,7 +147,7 @@ def _error(expected: Array, measured: Array) -> float:
     ("data", "name", "filling", "over_all"),
     [("h100_sxm", "h100-sxm", 17.6, 113), ("a100_sxm", "a100-80-sxm", 18.1, 179)],
 )
-def test_known_error_of_one_tile_a_block(data: str, name: str, filling: float, over_all: float) -> None:
+def test_known_error_with_one_tile_per_block(data: str, name: str, filling: float, over_all: float) -> None:
     m, n, k, measured = _products(data)
     found = device.find(name)
     expected = _expected_us(m, n, k, _memory_us(m, n, k, found), (128, 128, 1), found)

@@ -1,4 +1,4 @@
-"""Sums of trees: by hand, and against the library that grows them."""
+"""Sums of trees, by hand and compared with scikit-learn."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def test_a_leaf_alone_is_a_constant() -> None:
     assert constant(-1.5)(np.zeros((3, 0))).tolist() == [-1.5] * 3
 
 
-def test_no_rows_have_no_values() -> None:
+def test_forest_returns_no_values_for_no_rows() -> None:
     assert forked()(np.zeros((0, 2))).shape == (0,)
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 6, 7])
-def test_rows_go_by_chunks(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_forest_evaluates_rows_in_chunks(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr(forest, "CHUNK_ROWS", at_once)
     assert forked()(ROWS).tolist() == VALUES
 
 
-def test_arrays_are_all_there_is() -> None:
+def test_forest_round_trips_through_arrays() -> None:
     arrays = forked().arrays()
     again = Forest.from_arrays(arrays)
     assert again(ROWS).tolist() == VALUES
@@ -41,14 +41,14 @@ def test_arrays_are_all_there_is() -> None:
 
 
 @pytest.mark.usefixtures("learns")
-def test_trees_are_those_that_were_grown() -> None:
+def test_forest_predicts_like_scikit_learn() -> None:
     from sklearn import ensemble
 
     from tunebench.forecast.training import fit
 
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((600, 5)).astype(np.float32)
-    # A column whose two values lie so near that the threshold between them is none in f32.
+    # A column with two values so close that no f32 lies between them.
     rows[:, 4] = np.where(rng.random(600) < 0.5, 1 + 2**-23, 1 + 2**-22)
     target = np.where(rows[:, 0] > 0, rows[:, 1], rows[:, 2] ** 2) + 3 * (rows[:, 4] == 1 + 2**-22)
     grown = ensemble.HistGradientBoostingRegressor(

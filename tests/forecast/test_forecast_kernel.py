@@ -1,4 +1,4 @@
-"""What a framework launches for a workload: families, figures, and what is multiplied in what."""
+"""Library kernels of a workload: families, figures and arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def figures(found: LibraryKernel) -> dict[str, float]:
     return dict(zip(COLUMNS[found.family], found.figures, strict=True))
 
 
-def test_every_operator_says_what_it_launches() -> None:
+def test_every_operator_has_library_kernels() -> None:
     assert set(kernel._OPERATORS) == set(workloads.operators())
 
 
@@ -44,10 +44,10 @@ def test_other_epilogues_are_a_launch_over_the_result(epilogue: str, reads: int)
     _, found = kernels(f"gemm:m=64,n=48,k=32,batch=3,dtype=f16,epilogue={epilogue}")
     nbytes = 2 * 3 * 64 * 48
     assert (found.family, found.figures) == ("elementwise", (3 * 64, 48, reads * nbytes, nbytes))
-    assert found.proxy == "f16 as f32 of as many bytes"
+    assert found.proxy == "f16 predicted as f32 with the same bytes"
 
 
-def test_what_is_served_in_8_bits_is_rounded_first() -> None:
+def test_8_bit_operands_are_converted_first() -> None:
     (found,) = kernels("gemm:m=64,n=48,k=32,batch=2,dtype=e4m3", "h100-sxm")
     assert figures(found)["extra_bytes"] == 3 * 2 * 64 * 32
     assert (figures(found)["in_bytes"], figures(found)["out_bytes"], found.arithmetic) == (1, 2, "e4m3")
@@ -56,14 +56,14 @@ def test_what_is_served_in_8_bits_is_rounded_first() -> None:
 @pytest.mark.parametrize(
     ("dtype", "on", "arithmetic", "said"),
     [
-        ("bf16", "t4", "f32", "bf16 multiplied in f32, since"),
-        ("e4m3", A100, "bf16", "e4m3 multiplied in bf16, since"),
-        ("e4m3", "v100-pcie", "f16", "e4m3 multiplied in f16, since"),
-        ("e4m3", "p4", "f32", "e4m3 multiplied in f32, since"),
-        ("tf32", "v100-pcie", "f32", "tf32 multiplied in f32, since"),
-        ("tf32", A100, "tf32", "tf32 as other products"),
-        ("f16", "p100-pcie", "f32", "f16 multiplied in f32, since"),
-        ("i8", "v100-pcie", "f32", "i8 multiplied in f32, since"),
+        ("bf16", "t4", "f32", "bf16 multiplied in f32:"),
+        ("e4m3", A100, "bf16", "e4m3 multiplied in bf16:"),
+        ("e4m3", "v100-pcie", "f16", "e4m3 multiplied in f16:"),
+        ("e4m3", "p4", "f32", "e4m3 multiplied in f32:"),
+        ("tf32", "v100-pcie", "f32", "tf32 multiplied in f32:"),
+        ("tf32", A100, "tf32", "tf32 predicted as"),
+        ("f16", "p100-pcie", "f32", "f16 multiplied in f32:"),
+        ("i8", "v100-pcie", "f32", "i8 multiplied in f32:"),
         ("i8", "t4", "i8", "i8 as e4m3"),
         ("f32", "mi100", "f32", ""),
         ("f16", "t4", "f16", ""),
@@ -99,7 +99,9 @@ CONV = "conv2d:n=2,c=16,h=10,w=12,k=32,r=3,s=3,stride=1,pad=1,layout=nhwc,dtype=
     ("direction", "m", "n", "k"),
     [("fprop", 240, 32, 144), ("dgrad", 240, 16, 288), ("wgrad", 32, 144, 240)],
 )
-def test_a_convolution_is_a_product_that_moves_its_images(direction: str, m: int, n: int, k: int) -> None:
+def test_convolution_is_an_implicit_product_with_the_bytes_of_its_images(
+    direction: str, m: int, n: int, k: int
+) -> None:
     workload = workloads.parse(f"{CONV},direction={direction}")
     (found,) = library_kernels(workload, device.find(A100))
     got = figures(found)
@@ -108,7 +110,7 @@ def test_a_convolution_is_a_product_that_moves_its_images(direction: str, m: int
     assert 2 * (m * k + k * n + m * n) + got["extra_bytes"] == workload.traffic().total_bytes
 
 
-def test_gradients_of_a_strided_convolution_multiply_what_was_there() -> None:
+def test_gradients_of_strided_convolution_skip_inserted_zeros() -> None:
     (found,) = kernels(CONV.replace("stride=1", "stride=2") + ",direction=dgrad")
     assert figures(found)["k"] == 32 * 9 // 4
 
@@ -119,7 +121,7 @@ def test_a_convolution_of_one_tap_is_the_product_itself() -> None:
 
 
 @pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
-def test_a_depthwise_convolution_is_what_it_moves(direction: str) -> None:
+def test_depthwise_convolution_is_predicted_from_its_bytes(direction: str) -> None:
     text = CONV.replace("c=16", "c=32") + f",groups=32,direction={direction}"
     traffic = workloads.parse(text).traffic()
     (found,) = kernels(text)
@@ -182,18 +184,24 @@ def test_rows_are_read_and_written_once(text: str, expected: list[tuple[str, int
     [
         ("softmax:rows=8,cols=32,dtype=f32", ""),
         ("layernorm:rows=8,cols=32,dtype=f32", ""),
-        ("layernorm:rows=8,cols=32,dtype=bf16", "bf16 as f32 of as many bytes"),
-        ("softmax:rows=8,cols=32,dtype=f32,direction=backward", "gradients as softmax of as many bytes"),
-        ("layernorm:rows=8,cols=32,dtype=f32,direction=backward", "gradients as layernorm of as many bytes"),
-        ("rmsnorm:rows=8,cols=32,dtype=f32", "rmsnorm as layernorm of as many bytes"),
-        ("cross_entropy:rows=8,cols=32,dtype=f32", "cross_entropy as softmax of as many bytes"),
+        ("layernorm:rows=8,cols=32,dtype=bf16", "bf16 predicted as f32 with the same bytes"),
+        (
+            "softmax:rows=8,cols=32,dtype=f32,direction=backward",
+            "gradients predicted as softmax with the same bytes",
+        ),
+        (
+            "layernorm:rows=8,cols=32,dtype=f32,direction=backward",
+            "gradients predicted as layernorm with the same bytes",
+        ),
+        ("rmsnorm:rows=8,cols=32,dtype=f32", "rmsnorm predicted as layernorm with the same bytes"),
+        ("cross_entropy:rows=8,cols=32,dtype=f32", "cross_entropy predicted as softmax with the same bytes"),
         (
             "batchnorm_stats:rows=8,cols=32,dtype=f16",
-            "sums over rows as an elementwise operation of as many bytes",
+            "sums over rows predicted as an elementwise operation with the same bytes",
         ),
     ],
 )
-def test_what_nobody_measured_says_whose_times_it_has(text: str, said: str) -> None:
+def test_unmeasured_kernels_name_their_proxy(text: str, said: str) -> None:
     assert [one.proxy for one in kernels(text)] == [said]
 
 
@@ -211,17 +219,17 @@ def test_attention_of_16_bits_is_one_kernel(direction: str, products: int) -> No
     ("more", "on", "said"),
     [
         ("seq_k=64,causal=true,dtype=bf16", A100, ""),
-        ("seq_k=64,dtype=bf16", A100, "attention that is not causal, or of unlike lengths"),
-        ("seq_k=96,causal=true,dtype=bf16", A100, "attention that is not causal, or of unlike lengths"),
+        ("seq_k=64,dtype=bf16", A100, "attention without a causal mask"),
+        ("seq_k=96,causal=true,dtype=bf16", A100, "attention without a causal mask"),
         ("seq_k=64,dtype=bf16", "t4", "bf16 multiplied in f32"),
         (
             "seq_k=64,causal=true,dtype=bf16,direction=backward",
             A100,
-            "gradients of attention as attention of 5",
+            "gradients of attention predicted as attention with 5",
         ),
     ],
 )
-def test_only_causal_squares_of_attention_were_measured(more: str, on: str, said: str) -> None:
+def test_other_attention_than_causal_square_names_its_proxy(more: str, on: str, said: str) -> None:
     (found,) = kernels(f"attention:batch=2,heads=8,seq_q=64,head_dim=32,{more}", on)
     assert found.proxy.startswith(said)
     assert bool(found.proxy) == bool(said)
@@ -238,7 +246,7 @@ def test_attention_in_f32_is_products_and_a_softmax(direction: str, times: int) 
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(Workload):
-    """How often each of `bins` values occurs, and the sum; what it writes is small."""
+    """Number of occurrences of each of `bins` values; its output is small."""
 
     operator: ClassVar[str] = "histogram"
     category: ClassVar[Category | None] = "reduction"
@@ -263,8 +271,8 @@ class Histogram(Workload):
         raise AssertionError("a prediction computes nothing")
 
 
-def test_an_operator_of_a_user_is_what_it_moves() -> None:
+def test_user_operator_is_predicted_from_its_bytes() -> None:
     (found,) = library_kernels(Histogram(rows=1000, bins=256), device.find(A100))
     assert (found.family, found.arithmetic) == ("elementwise", "f32")
     assert found.figures == (4, 256, 2000, 2 * (4 * 256 + 1))
-    assert found.proxy == "histogram as an elementwise operation"
+    assert found.proxy == "histogram predicted as an elementwise operation"

@@ -1,4 +1,4 @@
-"""Times of library kernels: what holds of any workload on any device, and what is said of each."""
+"""Predicted times of library kernels: properties of every workload and device, and the stated basis."""
 
 from __future__ import annotations
 
@@ -139,11 +139,11 @@ def test_many_are_predicted_as_each_is(problems: list[Workload], name: str) -> N
         assert (alone.bound_us, alone.binding, alone.because) == (many.bound_us, many.binding, many.because)
 
 
-def test_nothing_takes_no_predictions() -> None:
+def test_predict_all_of_no_workloads_is_empty() -> None:
     assert list(predict_all([], A100)) == []
 
 
-def test_a_processor_is_not_predicted() -> None:
+def test_predicting_a_cpu_raises() -> None:
     with pytest.raises(DeviceError, match="for GPUs"):
         predict(EVERY[0], device.local_cpu())
 
@@ -193,33 +193,43 @@ def test_later_devices_are_faster_at_large_products(slow: str, fast: str) -> Non
     [
         ("gemm:m=4096,n=4096,k=4096,dtype=bf16", "h100-sxm", ""),
         ("gemm:m=4096,n=4096,k=4096,dtype=bf16", "h200-sxm", ""),
-        ("gemm:m=1,n=1,k=1,dtype=bf16", "h100-sxm", "a size beyond any measured"),
-        ("gemm:m=64,n=1048576,k=1048576,dtype=bf16", "h100-sxm", "a size beyond any measured"),
+        ("gemm:m=1,n=1,k=1,dtype=bf16", "h100-sxm", "workload outside the measured range of sizes"),
+        (
+            "gemm:m=64,n=1048576,k=1048576,dtype=bf16",
+            "h100-sxm",
+            "workload outside the measured range of sizes",
+        ),
         (
             "gemm:m=4096,n=4096,k=4096,dtype=f16",
             "v100-pcie",
-            "a device unlike any measured; the nearest is a100-80-sxm",
+            "device unlike all measured ones; the nearest is a100-80-sxm",
         ),
         (
             "gemm:m=4096,n=4096,k=4096,dtype=bf16",
             "t4",
-            "bf16 multiplied in f32, since the device has no tensor cores for it",
+            "bf16 multiplied in f32: the device has no tensor cores for bf16",
         ),
         (
             "gated_gemm:m=4096,n=4096,k=4096,dtype=bf16",
             "h100-sxm",
-            "bf16 as f32 of as many bytes",  # the gate; the products were measured
+            "bf16 predicted as f32 with the same bytes",  # the gate; the products were measured
         ),
         (
             "gated_gemm:m=1,n=1,k=1,dtype=tf32",
             "h100-sxm",
-            "tf32 as other products of tensor cores",  # the first launch tells; the gate's size is another
+            (
+                "tf32 predicted as another tensor-core type"
+            ),  # the reason of the first launch counts; the gate has another one
         ),
-        ("rmsnorm:rows=4096,cols=1024,dtype=f32", "a100-40-pcie", "rmsnorm as layernorm of as many bytes"),
+        (
+            "rmsnorm:rows=4096,cols=1024,dtype=f32",
+            "a100-40-pcie",
+            "rmsnorm predicted as layernorm with the same bytes",
+        ),
         ("layernorm:rows=4096,cols=1024,dtype=f32", "a100-40-pcie", ""),
     ],
 )
-def test_what_a_prediction_rests_on(text: str, on: str, because: str) -> None:
+def test_prediction_states_its_basis_and_reason(text: str, on: str, because: str) -> None:
     found = predict(workloads.parse(text), DEVICES[on])
     assert found.because == because
     assert found.basis == ("extrapolated" if because else "interpolated")
@@ -240,7 +250,7 @@ def test_what_a_prediction_rests_on(text: str, on: str, because: str) -> None:
         ("attention:batch=8,heads=16,seq_q=4096,head_dim=128,dtype=f16", "h100-sxm", "tensor pipe"),
     ],
 )
-def test_what_takes_most_of_the_time(text: str, on: str, binding: str) -> None:
+def test_prediction_names_the_limiting_resource(text: str, on: str, binding: str) -> None:
     assert predict(workloads.parse(text), DEVICES[on]).binding == binding
 
 
@@ -248,7 +258,7 @@ def test_what_takes_most_of_the_time(text: str, on: str, binding: str) -> None:
 
 
 def simple(excess: float) -> ForecastModel:
-    """Return a model of an A100 where everything takes ``exp(excess)`` times its law."""
+    """Return a model of an A100 where every kernel takes ``exp(excess)`` times its roofline time."""
     product = knowing(A100, excess, columns=27, within=1e9)
     rows = knowing(A100, excess, columns=6, arithmetic="f32", within=1e9)
     far = Spread(-1.0, 1.0)
@@ -264,7 +274,7 @@ def test_launches_of_a_workload_add_up() -> None:
     gate_us = 2 * 3 * 1024 * 2048 / (A100.dram_gb_s * 1e3)
     expected = np.exp(0.5) * (2 * product_us + gate_us + 3 * LAUNCH_US)
     assert found.time_us == pytest.approx(expected)
-    # The products were measured; the gate of bf16 was not, and what it takes is less sure.
+    # The products were measured; the bf16 gate was not, so its interval is wider.
     ends = [
         np.exp(0.5)
         * (
@@ -277,7 +287,7 @@ def test_launches_of_a_workload_add_up() -> None:
     assert found.utilisation == pytest.approx((2 * product_us) / expected)
 
 
-def test_utilisation_is_of_the_law_whatever_caches_hold() -> None:
+def test_utilisation_is_relative_to_the_roofline_even_with_caches() -> None:
     workload = workloads.parse("elementwise:rows=1024,cols=1024,dtype=f32,expression=x")
     (found,) = predict_all([workload], A100, model=simple(0.5))
     memory_us = 2 * 4 * 2**20 / (A100.dram_gb_s * 1e3)
@@ -304,21 +314,19 @@ def bound_us(text: str, on: device.Device) -> float:
     [
         ("bf16", A100, 2048),
         ("f32", A100, 128),
-        ("bf16", T4, 2048),  # not in bf16; in no type faster than i8
+        ("bf16", T4, 2048),  # no bf16, and no faster type than i8
         ("f16", P100, 256),  # two halves a multiply-add
         ("f32", P100, 128),
         ("i8", P4, 1024),  # four bytes a multiply-add
         ("i8", DEVICES["v100-pcie"], 1024),
     ],
 )
-def test_bounds_are_of_the_fastest_type_that_could_serve(
-    dtype: str, on: device.Device, flop_per_clock: float
-) -> None:
+def test_bounds_use_the_fastest_type_available(dtype: str, on: device.Device, flop_per_clock: float) -> None:
     expected = 2 * 8192**3 / (on.sm_count * on.max_clock_mhz * flop_per_clock)
     assert bound_us(f"gemm:m=8192,n=8192,k=8192,dtype={dtype}", on) == pytest.approx(expected)
 
 
-def test_bounds_know_what_libraries_do_better_than_the_textbook() -> None:
+def test_bounds_allow_winograd_and_tf32_attention() -> None:
     clocks = 108 * 1410
     conv: Any = workloads.parse(f"{CONV.replace('n=8', 'n=1024')},dtype=f32")
     assert bound_us(str(conv), A100) == pytest.approx(conv.flops() / (4 * clocks * 128))
@@ -326,7 +334,7 @@ def test_bounds_know_what_libraries_do_better_than_the_textbook() -> None:
     assert bound_us(text, A100) == pytest.approx(workloads.parse(text).flops() / (clocks * 1024 / 3))
 
 
-def test_bounds_leave_to_caches_what_they_can_hold() -> None:
+def test_bounds_exclude_bytes_that_caches_can_hold() -> None:
     assert bound_us("softmax:rows=1024,cols=1024,dtype=f32", A100) == 0
     nbytes = 4 * 65536 * 4096
     expected = 2 * (nbytes - A100.l2_bytes) / (A100.dram_gb_s * 1e3)
@@ -338,7 +346,7 @@ def test_bounds_leave_to_caches_what_they_can_hold() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs(Workload):
-    """Energies of all pairs of points: many products, and little to move."""
+    """Energies of all pairs of points: many products, few bytes."""
 
     operator: ClassVar[str] = "pairs"
     category: ClassVar[Category | None] = "dot product"
@@ -374,18 +382,20 @@ class Pairs(Workload):
         (Pairs(points=10**6), P4, "fma pipe"),
     ],
 )
-def test_a_bound_of_products_says_what_sets_it(workload: Workload, on: device.Device, binding: str) -> None:
+def test_bound_limited_by_arithmetic_names_its_pipe(
+    workload: Workload, on: device.Device, binding: str
+) -> None:
     found = predict(workload, on)
     assert found.time_us == found.bound_us > 1000
     assert found.utilisation == 1.0
     assert found.binding == binding
-    assert found.because == "pairs as an elementwise operation"
+    assert found.because == "pairs predicted as an elementwise operation"
 
 
 @pytest.mark.parametrize(
     "workload", [Pairs(points=1), Pairs(points=10**6, terms=0), Pairs(points=9, moves=False)]
 )
-def test_operators_may_do_and_move_nothing(workload: Workload) -> None:
+def test_empty_operator_can_be_predicted(workload: Workload) -> None:
     found = predict(workload, A100)
     assert math.isfinite(found.time_us)
     assert found.bound_us < 0.01

@@ -1,4 +1,4 @@
-"""What was learned: how experts are blended, how wide intervals are, and the file it is kept in."""
+"""The model: blending of experts, width of intervals, and the model file."""
 
 from __future__ import annotations
 
@@ -63,19 +63,21 @@ def squared(a: Device, b: Device) -> float:
         ("norm", "f32", "norm"),
     ],
 )
-def test_whose_times_a_kernel_follows(family: Any, arithmetic: Any, skill: Skill) -> None:
+def test_kind_of_kernel_follows_from_family_and_arithmetic(
+    family: Any, arithmetic: Any, skill: Skill
+) -> None:
     assert skill_of(family, arithmetic) == skill
 
 
-def test_a_measured_device_gets_the_answer_of_its_own_expert() -> None:
+def test_measured_device_is_predicted_by_its_own_expert() -> None:
     asked = model(knowing(A100, np.log(2)), knowing(B200, np.log(8)))
     for on, times, name in ((A100, 2, "a100-80-sxm"), (B200, 8, "b200")):
         found = asked.blend("norm", roofline_of(0.0), on, "bf16")
-        assert found.us == pytest.approx(times * (7 + LAUNCH_US))  # the other counts for nothing
+        assert found.us == pytest.approx(times * (7 + LAUNCH_US))  # the weight of the other is negligible
         assert (found.nearest, found.near) == (name, True)
 
 
-def test_a_device_between_others_gets_of_each_by_distance() -> None:
+def test_experts_are_weighted_by_distance() -> None:
     ends, known = (A100, B200, P4), np.array([0.4, 1.4, 9.0])
     asked = model(*(knowing(end, excess) for end, excess in zip(ends, known, strict=True)))
     found = asked.blend("norm", roofline_of(0.0, 1.0), H100, "bf16")
@@ -87,7 +89,7 @@ def test_a_device_between_others_gets_of_each_by_distance() -> None:
     assert (found.nearest, found.near) == ("a100-80-sxm", False)
 
 
-def test_experts_are_asked_row_by_row() -> None:
+def test_experts_predict_each_row() -> None:
     expert = dataclasses.replace(knowing(A100, 0.0, columns=2), forest=forked())
     rows = np.array([[0.0, 0.0], [2.0, -3.0]])
     roofline = RooflineModel(
@@ -99,7 +101,7 @@ def test_experts_are_asked_row_by_row() -> None:
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, -0.1, 0.2), (0.25, -0.2, 0.4), (1.0, -0.5, 1.0)])
 def test_intervals_widen_with_distance(share: float, low: float, high: float) -> None:
-    """A quarter of the way: memory faster by half an octave, whose square is a quarter."""
+    """Expect a quarter of the way for memory faster by half an octave, whose square is a quarter."""
     on = dataclasses.replace(A100, dram_gb_s=A100.dram_gb_s * 2**share**0.5) if share < 1 else P4
     found = model(knowing(A100, 0.3)).blend("norm", roofline_of(0.0), on, "bf16")
     assert np.log(found.low_us / found.us) == pytest.approx(low)
@@ -107,7 +109,7 @@ def test_intervals_widen_with_distance(share: float, low: float, high: float) ->
     assert found.near == (share < 1)
 
 
-def test_intervals_widen_beyond_what_was_measured() -> None:
+def test_intervals_widen_outside_the_measured_range() -> None:
     margin = of_model.FEATURE_MARGIN
     features = (10.0, 10 + 0.99 * margin, 10 + 1.01 * margin, -10 - 0.99 * margin, -10 - 1.01 * margin)
     found = model(knowing(A100, 0.3)).blend("norm", roofline_of(*features), A100, "bf16")
@@ -120,7 +122,7 @@ def test_intervals_widen_beyond_what_was_measured() -> None:
     )
 
 
-def test_intervals_widen_for_what_nobody_measured() -> None:
+def test_intervals_widen_for_proxies() -> None:
     roofline, proxy = roofline_of(0.0, 0.0, 99.0), np.array([False, True, True])
     found = model(knowing(A100, 0.3)).blend("norm", roofline, A100, "bf16", proxy=proxy)
     assert np.log(found.high_us / found.us) == pytest.approx(
@@ -131,16 +133,16 @@ def test_intervals_widen_for_what_nobody_measured() -> None:
     )
 
 
-def test_what_any_expert_has_seen_is_within() -> None:
+def test_range_of_any_expert_counts_as_measured() -> None:
     asked = model(knowing(A100, 0.3, within=1.0), knowing(B200, 0.3, within=20.0))
     assert asked.blend("norm", roofline_of(15.0, 25.0), A100, "bf16").extrapolated.tolist() == [False, True]
 
 
-def test_spreads_lie_between_two() -> None:
+def test_spread_interpolates_between_two() -> None:
     assert Spread(-1.0, 2.0).towards(Spread(-3.0, 2.0), 0.5) == Spread(-2.0, 2.0)
 
 
-def test_without_a_device_the_others_answer() -> None:
+def test_without_a_device_the_other_experts_predict() -> None:
     whole = model(knowing(A100, 0.4), knowing(B200, 1.4))
     rest = whole.without("a100-80-sxm")
     found = rest.blend("norm", roofline_of(0.0), A100, "bf16")
@@ -150,7 +152,7 @@ def test_without_a_device_the_others_answer() -> None:
     assert len(whole.experts["norm"]) == 2
 
 
-def test_what_nobody_knows_is_an_error_that_says_what_is_known() -> None:
+def test_unknown_kind_of_kernel_lists_known_ones() -> None:
     alone = ForecastModel(
         {"norm": (knowing(A100, 0.4),), "softmax": (knowing(B200, 0.4),)}, {"norm": FAR, "softmax": FAR}
     )
@@ -176,7 +178,7 @@ def made() -> ForecastModel:
     )
 
 
-def test_a_model_goes_through_its_file(tmp_path: Path) -> None:
+def test_model_round_trips_through_its_file(tmp_path: Path) -> None:
     whole = made()
     whole.save(tmp_path / "model.npz")
     again = ForecastModel.load(tmp_path / "model.npz")
@@ -194,7 +196,9 @@ def test_a_model_goes_through_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("FORMAT", 2), ("LAUNCH_US", 4.0)])
-def test_a_model_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
+def test_model_of_another_format_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: float
+) -> None:
     with monkeypatch.context() as other:
         other.setattr(of_model, name, value)
         file = written(made())
@@ -202,29 +206,29 @@ def test_a_model_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch, nam
         ForecastModel.load(io.BytesIO(file))
 
 
-def test_pickles_are_not_opened(tmp_path: Path) -> None:
+def test_model_file_with_pickled_objects_is_rejected(tmp_path: Path) -> None:
     about = np.frombuffer(json.dumps({"format": 1}).encode(), dtype=np.uint8)
     np.savez(tmp_path / "model.npz", about=about, objects=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle"):
         ForecastModel.load(tmp_path / "model.npz")
 
 
-def test_other_archives_are_refused(tmp_path: Path) -> None:
+def test_archive_without_a_model_is_rejected(tmp_path: Path) -> None:
     np.savez(tmp_path / "model.npz", weights=np.zeros(3))
-    with pytest.raises(ValueError, match="no file of a model"):
+    with pytest.raises(ValueError, match="not a model file"):
         ForecastModel.load(tmp_path / "model.npz")
 
 
 # ------------------------------------------------------------------------------------------- the shipped
 
 
-def test_the_shipped_model_has_every_skill() -> None:
+def test_bundled_model_has_every_kind_of_kernel() -> None:
     assert set(bundled_model().experts) == set(bundled_model().far) == set(get_args(Skill))
     assert bundled_model() is bundled_model()
 
 
 @pytest.mark.parametrize("skill", get_args(Skill))
-def test_shipped_experts_are_sound(skill: Skill) -> None:
+def test_bundled_experts_are_valid(skill: Skill) -> None:
     arithmetic: Any = {"product 16-bit": "bf16", "product 8-bit": "e4m3", "attention": "bf16"}.get(
         skill, "f32"
     )
@@ -242,19 +246,19 @@ def test_shipped_experts_are_sound(skill: Skill) -> None:
         assert np.array_equal(leaf, trees.right == 0)
         assert (trees.left[~leaf] > 0).all()
         assert (trees.right[~leaf] > 0).all()
-        ends = np.append(trees.roots[1:], len(leaf))  # no child stands in another tree
+        ends = np.append(trees.roots[1:], len(leaf))  # children are in the same tree
         end = np.repeat(ends, ends - trees.roots)
         assert (np.arange(len(leaf)) + np.maximum(trees.left, trees.right) < end).all()
 
 
-def test_the_shipped_file_is_what_it_would_write() -> None:
+def test_bundled_model_saves_to_the_same_bytes() -> None:
     file = Path(of_model.__file__).with_name("model.npz")
     with np.load(file) as kept, np.load(io.BytesIO(written(bundled_model()))) as again:
         assert sorted(kept.files) == sorted(again.files)
         assert all(np.array_equal(kept[name], again[name]) for name in kept.files)
 
 
-def test_sizes_of_models_are_corrected_where_sizes_at_random_were_learned() -> None:
+def test_experts_of_random_sizes_are_corrected_for_sizes_of_models() -> None:
     expert = dataclasses.replace(knowing(device.find("h100-sxm"), 0.3), even=-0.1)
     us = np.array([1.0, 1.0])
     roofline = RooflineModel(

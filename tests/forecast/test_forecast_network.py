@@ -1,4 +1,4 @@
-"""Times of whole networks: sums of predictions, and sums of measured times against measured networks."""
+"""Times of whole networks: sums of predictions, and sums of measured operators against measured networks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_parts_and_phases_add_up_to_the_whole(dtype: str) -> None:
     assert {line.part for line in found.phases()} == {"forward", "backward", "optimizer"}
 
 
-def test_images_are_counted_one_by_one() -> None:
+def test_items_of_a_network_without_sequences_are_images() -> None:
     assert predict_network(network("resnet50"), H100, NetworkRun(batch=8, dtype="f16")).items == 8
 
 
@@ -70,7 +70,7 @@ def test_a_small_network_waits_for_the_host() -> None:
     assert graph.time_us == graph.device_us < found.time_us
 
 
-def test_a_queue_hides_the_way_from_the_host_and_an_empty_one_does_not() -> None:
+def test_busy_queue_hides_the_launch_cost() -> None:
     small = parse("elementwise:rows=64,cols=64,dtype=f32,expression=x")
     queued, alone = predict_operations(
         [Operation(workload=small, part="a"), Operation(workload=small, part="a", alone=True)], H100
@@ -83,7 +83,7 @@ def test_a_queue_hides_the_way_from_the_host_and_an_empty_one_does_not() -> None
     assert predict_operations([], H100) == ()
 
 
-def test_errors_of_a_sum_add_up_between_linearly_and_by_squares() -> None:
+def test_interval_of_a_sum_is_between_linear_and_root_sum_of_squares() -> None:
     work = [parse(f"gemm:m=4096,n=4096,k={k},dtype=f32") for k in (4096, 8192)]
     times = predict_operations([Operation(workload=each, part="a", count=3) for each in work], H100)
     widths = [each.time_us - each.low_us for each in times]
@@ -97,8 +97,8 @@ def test_errors_of_a_sum_add_up_between_linearly_and_by_squares() -> None:
     )
 
 
-def test_sums_of_measured_times_are_measured_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """V100 and P100 have measured times of these networks' own products: lists of operations are right."""
+def test_sums_of_measured_operators_match_measured_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sum operators of V100 and P100, the devices with measured times of these networks' own products."""
     folder = found("predict/neusight_ops.csv.gz").parent
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
     from benchmarks.predict_models import _rows

@@ -1,4 +1,4 @@
-"""The shipped model and the bounds, held against public measurements of the devices that it knows."""
+"""The bundled model and the lower bounds, compared with public measurements of its devices."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tunebench.workload import Workload
 from tunebench.workloads import workload
 
 ROWS = 4000
-"""Rows that are drawn from each file."""
+"""Rows drawn from each file."""
 
 OF_ROWS = {"elem": 5.0, "softmax": 5.0, "ln": 5.0}
 ERRORS = {"bmm": 11.0, "linear": 11.0, "bf16": 8.0, "e4m3": 11.0, "attention": 8.0, **OF_ROWS}
-"""Mean absolute error in per cent that is allowed, by kind: half as much again as in any file, or 5."""
+"""Allowed mean absolute error in per cent, by kind: 1.5 times the largest error of any file, or 5."""
 
 
 def _operator(row: dict[str, str]) -> tuple[str, Workload, float]:
@@ -99,4 +99,4 @@ def test_errors_on_measured_devices(name: str) -> None:
         percent = 100 * np.mean(np.abs(predicted[rows] / us[rows] - 1))
         assert percent < ERRORS[kind], f"{kind}: {percent:.1f} % of {rows.sum()} rows"
     within = 100 * np.mean((low <= us) & (us <= high))
-    assert 85 < within < 97  # nine of ten
+    assert 85 < within < 97  # nominally 90

@@ -1,4 +1,4 @@
-"""Training: measurements as they are read, experts that learn them, devices left out, the command."""
+"""Training: reading of measurements, experts, devices left out, and the command."""
 
 from __future__ import annotations
 
@@ -69,9 +69,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_measured_is_what_is_asked_for(folder: Path) -> None:
+def test_measured_rows_equal_predicted_kernels(folder: Path) -> None:
     expected = [
-        ("t4", "gemm:batch=2,m=3,n=7,k=5,dtype=f32", 500.0, "bmm, train"),  # N of the data is summed over
+        (
+            "t4",
+            "gemm:batch=2,m=3,n=7,k=5,dtype=f32",
+            500.0,
+            "bmm, train",
+        ),  # column N of the data is the reduction
         ("t4", "gemm:m=3,n=7,k=5,dtype=f32", 250.0, "linear, test"),
         ("mi100", "elementwise:rows=16,cols=32,dtype=f32,expression=x+y", 125.0, "elem, train"),
         ("mi100", "elementwise:rows=16,cols=32,dtype=f32,expression=x", 125.0, "elem, train"),
@@ -104,9 +109,9 @@ def test_what_was_measured_is_what_is_asked_for(folder: Path) -> None:
         assert row.kernel == kernel
 
 
-def test_sets_that_are_not_there_are_told(folder: Path) -> None:
+def test_missing_data_sets_are_named(folder: Path) -> None:
     (folder / "neusight_ops.csv.gz").unlink()
-    with pytest.raises(InputError, match=r"not all there.*neusight_ops"):
+    with pytest.raises(InputError, match=r"all public data sets.*neusight_ops"):
         data.read_public(folder)
 
 
@@ -130,11 +135,11 @@ def own(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_table_of_ones_own(tmp_path: Path) -> None:
+def test_read_file_reads_a_table_of_measurements(tmp_path: Path) -> None:
     path = own(
         tmp_path / "own.csv",
         '12.5,"softmax:rows=64,cols=64,dtype=f32",h100-sxm',
-        '25,"gated_gemm:m=64,n=64,k=64,dtype=f16",h100-sxm',  # a sum tells nothing of its parts
+        '25,"gated_gemm:m=64,n=64,k=64,dtype=f16",h100-sxm',  # skipped: the time of several kernels
         '7,"gemm:dtype=f16,m=64,n=64,k=64",t4',
     )
     rows = data.read_file(path)
@@ -149,7 +154,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ('5,"softmax:rows=8,cols=8,dtype=f32",h900', "unknown device 'h900'"),
-        ('5,"softmax:rows=8,cols=8,dtype=f32",cpu', "is no GPU"),
+        ('5,"softmax:rows=8,cols=8,dtype=f32",cpu', "is not a GPU"),
         ('5,"softmax:rows=8,cols=8,dtype=f32"', "unknown device ''"),
         ("5", "unknown device ''"),
         ('5,"softmax:rows=0,cols=8,dtype=f32",t4', "rows"),
@@ -159,7 +164,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
         ('fast,"softmax:rows=8,cols=8,dtype=f32",t4', "fast"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
+def test_invalid_line_is_named(tmp_path: Path, line: str, said: str) -> None:
     path = own(tmp_path / "own.csv", '12.5,"softmax:rows=64,cols=64,dtype=f32",h100-sxm', line)
     with pytest.raises(InputError, match=f"own.csv, line 3: .*{said}"):
         data.read_file(path)
@@ -167,7 +172,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
 
 def test_columns_and_files_that_are_missing_are_named(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text("time_us,workload\n5,softmax\n")
-    with pytest.raises(InputError, match="no column 'device'"):
+    with pytest.raises(InputError, match=r"missing column .device."):
         data.read_file(tmp_path / "own.csv")
     with pytest.raises(InputError, match=r"none\.csv"):
         data.read_file(tmp_path / "none.csv")
@@ -196,7 +201,7 @@ def test_the_fastest_of_an_exported_workload_counts(tmp_path: Path) -> None:
     text, other = "softmax:rows=64,cols=64,dtype=f32", "softmax:rows=8,cols=8,dtype=f32"
     path = exported(
         tmp_path / "own.jsonl",
-        facts(A100, name="mine", sm_count=90),  # need not be described
+        facts(A100, name="mine", sm_count=90),  # a device without a description
         facts(P100, kind="cpu", name="host"),
         {"what": "run"},
         measurement(5.0, text, A100.key),
@@ -231,7 +236,7 @@ def test_a_bad_line_of_an_export_is_named(tmp_path: Path, line: str) -> None:
 def table(
     on: Device, times: float = 1.0, *, steep: float = 0.0, names: Iterable[str] = ("a", "b")
 ) -> MeasuredKernels:
-    """Return softmax of many sizes, each `times` its law, and times ``rows ** steep``."""
+    """Return softmax of many sizes that take `times` their roofline time, and times ``rows ** steep``."""
     rows, cols = np.array(list(itertools.product(2 ** np.arange(4, 20), 2 ** np.arange(4, 14)))).T
     figures = np.stack([rows, cols, 4 * rows * cols, 4 * rows * cols], axis=1).astype(float)
     made = MeasuredKernels(
@@ -270,7 +275,7 @@ def test_the_same_table_gives_the_same_expert() -> None:
 
 
 def products(on: Device, *, of_models: float | None) -> MeasuredKernels:
-    """Return products of odd sizes at their law, and even ones at `of_models` times it, if that is given."""
+    """Return products: odd sizes take their roofline time, even ones `of_models` times that if given."""
     odd = np.array(list(itertools.product(range(33, 2000, 130), repeat=3)))
     even = 16 * (odd[::3] // 16 + 1) if of_models else odd[:0]
     sizes = np.concatenate([odd, even])
@@ -290,7 +295,7 @@ def products(on: Device, *, of_models: float | None) -> MeasuredKernels:
 
 
 @pytest.mark.usefixtures("learns")
-def test_who_knows_sizes_at_random_alone_is_corrected_by_the_smaller_of_the_middle_two() -> None:
+def test_correction_for_random_sizes_is_the_lower_median() -> None:
     kept = [
         fit.train_expert(products(on, of_models=times))
         for on, times in ((A100, None), (H100, 0.8), (P100, 0.9), (device.find("t4"), 0.7))
@@ -307,7 +312,7 @@ def test_who_knows_sizes_at_random_alone_is_corrected_by_the_smaller_of_the_midd
     assert alone[0].even == 0.0
 
 
-def test_rows_are_learned_from_or_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_divided_into_training_and_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "ROWS_PER_GROUP", 40)
     group = np.array(["many"] * 100 + ["few"] * 10)
     seen, unseen = fit._divided(group, np.random.default_rng(0))
@@ -315,22 +320,25 @@ def test_rows_are_learned_from_or_judged_by(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.unique(group[seen], return_counts=True)[1].tolist() == [8, 40]
 
 
-def test_groups_count_alike() -> None:
+def test_groups_have_equal_weight() -> None:
     weights = fit._alike(np.array(["many"] * 9 + ["few"] * 3))
     assert weights[:9].sum() == pytest.approx(weights[9:].sum())
     assert weights.mean() == pytest.approx(1.0)
 
 
-def test_nine_of_ten_errors_lie_within_a_spread() -> None:
+def test_spread_contains_90_percent_of_errors() -> None:
     errors = np.linspace(-1, 3, 2001)
     found = fit.spread([errors])
     assert (found.low, found.high) == pytest.approx((-0.8, 2.8), abs=0.01)
     assert np.mean((errors >= found.low) & (errors <= found.high)) == pytest.approx(0.9, abs=0.002)
     shifted = fit.spread([errors + 10])
-    assert (shifted.low, shifted.high) == (0.0, pytest.approx(12.8, abs=0.01))  # it holds the prediction
+    assert (shifted.low, shifted.high) == (
+        0.0,
+        pytest.approx(12.8, abs=0.01),
+    )  # the interval includes the prediction
 
 
-def test_sets_of_errors_count_alike() -> None:
+def test_sets_of_errors_have_equal_weight() -> None:
     found = fit.spread([np.zeros(9000), np.zeros(0), np.full(30, -2.0)])
     assert (found.low, found.high) == (-2.0, 0.0)
 
@@ -345,8 +353,8 @@ def test_errors_seen_on_few_devices_are_stretched() -> None:
 
 
 @pytest.mark.usefixtures("learns")
-def test_errors_far_away_are_those_of_devices_left_out() -> None:
-    """Two devices apart by a factor of 4: each is asked of the other, which is wrong by so much."""
+def test_far_error_comes_from_devices_left_out() -> None:
+    """Predict each of two devices, apart by a factor of 4, from the other one."""
     kept = [fit.train_expert(table(A100, 1.0)), fit.train_expert(table(H100, 4.0))]
     far = fit.assemble_model({"softmax": kept}).far["softmax"]
     assert (far.low, far.high) == pytest.approx(
@@ -371,14 +379,19 @@ def test_each_device_is_left_out_in_turn() -> None:
     p100 = found[-1]
     assert p100.percent == pytest.approx(50, abs=1)
     assert p100.bias_percent == pytest.approx(-50, abs=1)
-    assert p100.within_percent == 0  # nothing about the two others says that a third may differ
+    assert p100.within_percent == 0  # the two others agree, so the interval has no width
     times = kept[-1].roofline
     b = kept[-1].table.group == "b"
     roofline = np.maximum(times.compute_us, times.memory_us)[b]
     missed = 100 * np.mean(1 - roofline / kept[-1].table.us[b])
     assert p100.others_percent["roofline"] == pytest.approx(missed)
-    assert set(p100.others_percent) == {"roofline", "roofline / median utilisation", "trees without laws"}
-    # H100 lies nearer to A100, of which it knows the same; P100 widens the interval but not the error much.
+    assert set(p100.others_percent) == {
+        "roofline",
+        "roofline / median utilisation",
+        "trees without roofline features",
+    }
+    # H100 is nearer to A100, which has the same ratio; P100 widens the interval but hardly changes the
+    # prediction.
     assert found[0].percent < 25
     assert found[0].within_percent == 100
     assert found[0].below_bound == 0
@@ -386,7 +399,7 @@ def test_each_device_is_left_out_in_turn() -> None:
 
 
 @pytest.mark.usefixtures("learns")
-def test_a_skill_of_one_device_has_no_errors() -> None:
+def test_kind_measured_on_one_device_has_no_holdout_error() -> None:
     assert list(evaluation.evaluate_holdouts({"softmax": [fit.train_expert(table(A100))]})) == []
 
 
@@ -394,7 +407,7 @@ def test_a_skill_of_one_device_has_no_errors() -> None:
 
 
 def measured(path: Path, on: Iterable[Device], count: int) -> Path:
-    """Write softmax of `count` sizes on each device, each twice its law."""
+    """Write softmax of `count` sizes on each device, each twice its roofline time."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("device", "workload", "time_us"))
@@ -432,30 +445,30 @@ def test_the_command_writes_model_and_errors(
     said = capsys.readouterr().err
     assert "softmax on h100-sxm: 120 rows" in said
     assert "without a100-80-sxm: softmax: 0.0 %" in said
-    assert "within the interval: 100.0 %" in said
+    assert "coverage of the 90 % interval: 100.0 %" in said
 
 
-def test_too_few_rows_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_too_few_rows_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     own_rows = measured(tmp_path / "own.csv", [A100], fit.FEWEST - 1)
     assert run(monkeypatch, "--measured", own_rows, "--out", tmp_path / "model.npz") == 1
     assert not (tmp_path / "model.npz").exists()
     said = capsys.readouterr().err
     assert "99 rows are too few" in said
-    assert "error: nothing to learn from" in said
+    assert "error: no measurements to train on" in said
 
 
 def test_what_cannot_be_read_is_an_error_of_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert run(monkeypatch, "--data", tmp_path, "--out", tmp_path / "model.npz") == 1
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: the public measurements are not all there")
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} must contain all public data sets")
 
 
 def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def interrupted(_: MeasuredKernels) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fit, "expert", interrupted)
+    monkeypatch.setattr(fit, "train_expert", interrupted)
     own_rows = measured(tmp_path / "own.csv", [A100], 120)
     assert run(monkeypatch, "--measured", own_rows, "--out", tmp_path / "model.npz") == 130
-    assert "stopped" in capsys.readouterr().err
+    assert "interrupted" in capsys.readouterr().err

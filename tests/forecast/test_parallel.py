@@ -47,7 +47,7 @@ SMALL = {
 
 
 class Stack(Network):
-    """Alike layers, each one square product forward and two backward, with nothing before or behind them."""
+    """Equal layers, each with one square product forward and two backward, and nothing else."""
 
     name = "stack"
 
@@ -90,7 +90,7 @@ def step(
 # ------------------------------------------------------------------------------------- identities
 
 
-def test_one_device_is_plain() -> None:
+def test_step_on_one_device_equals_network_prediction() -> None:
     got, plain = step(), predict_network(STACK, A100, TRAIN)
     assert got.time_us == pytest.approx(plain.time_us)
     assert (got.low_us, got.high_us) == pytest.approx((plain.low_us, plain.high_us))
@@ -116,7 +116,7 @@ def test_alike_stages_have_the_bubble_of_the_formula(schedule: str, microbatches
     wires = Link(name="wires", gb_s=1e12, latency_us=0)
     cluster = dataclasses.replace(NODE, inside=wires, between=wires)
     got = step(cluster=cluster, pipeline=4, microbatches=microbatches, schedule=schedule)
-    held_up = got.sends.us  # a launch of each send
+    held_up = got.sends.us  # one launch per send
     share = got.bubble.us / (got.time.us - held_up)
     assert share == pytest.approx(bubble(4, microbatches), rel=1e-6)
 
@@ -131,7 +131,7 @@ def test_alike_stages_have_the_bubble_of_the_formula(schedule: str, microbatches
     st.booleans(),
     st.sampled_from(["infer", "train"]),
 )
-def test_shares_add_up_and_ends_do_not_cross(
+def test_parts_add_up_and_intervals_are_ordered(
     data: int, tensor: int, pipeline: int, microbatches: int, schedule: str, overlap: bool, mode: Any
 ) -> None:
     got = step(
@@ -150,13 +150,13 @@ def test_shares_add_up_and_ends_do_not_cross(
         assert min(shares) >= 0
         assert sum(shares) == pytest.approx(got.time.at(end))
     one = step(dataclasses.replace(TRAIN, mode=mode, batch=16 // data // microbatches)).compute.us
-    assert got.time.us >= one / tensor / pipeline  # nothing is computed by nobody
+    assert got.time.us >= one / tensor / pipeline  # no work is lost
 
 
 # ---------------------------------------------------------------------------------- data parallel
 
 
-def test_gradients_without_overlap_are_reduced_behind_the_pass() -> None:
+def test_gradients_without_overlap_are_reduced_after_the_pass() -> None:
     got = step(data=8, overlap=False)
     nbytes = 4 * STACK.parameters()
     assert got.communication.us == pytest.approx(float(collective_us("all-reduce", nbytes, NODE.group(8))))
@@ -169,7 +169,7 @@ def test_a_matrix_that_two_layers_share_is_reduced_once() -> None:
     assert total == 4 * small.parameters()
 
 
-def test_copies_of_a_device_are_as_far_apart_as_tensors_reach() -> None:
+def test_data_parallel_ranks_are_tensor_ranks_apart() -> None:
     got = step(cluster=NODES, data=2, tensor=8, overlap=False)
     group = ProcessGroup(local=1, nodes=2, inside=NVLINK, between=NETWORK)
     expected = float(collective_us("all-reduce", 4 * STACK.parameters() // 8, group))
@@ -188,7 +188,7 @@ def test_gradients_hide_behind_a_long_pass_but_for_the_last_bucket() -> None:
 def test_gradients_that_take_longer_than_the_pass_follow_one_another() -> None:
     slow = dataclasses.replace(NODE, inside=Link(name="slow", gb_s=0.1))
     got = step(cluster=slow, data=8)
-    assert 4 * WIDTH * WIDTH < BUCKET_BYTES  # a bucket a layer
+    assert 4 * WIDTH * WIDTH < BUCKET_BYTES  # one bucket per layer
     bucket = float(collective_us("all-reduce", 4 * WIDTH * WIDTH, slow.group(8)))
     backward = got.stages[0].backward.us
     assert got.communication.us == pytest.approx(8 * bucket - 7 / 8 * backward)
@@ -204,7 +204,7 @@ def test_only_the_last_microbatch_reduces_gradients() -> None:
 # ------------------------------------------------------------------------- tensors and pipelines
 
 
-def test_sums_over_tensors_are_waited_for() -> None:
+def test_tensor_parallel_all_reduces_are_exposed() -> None:
     got = step(tensor=4)
     sum_us = float(collective_us("all-reduce", 4 * 16 * 512 * WIDTH, NODE.group(4)))
     assert got.communication.us == pytest.approx(8 * sum_us)
@@ -219,7 +219,7 @@ def test_one_microbatch_goes_through_all_stages_and_back() -> None:
     assert [stage.send_bytes for stage in got.stages] == [4 * 16 * 512 * WIDTH] * 3 + [0]
 
 
-def test_stages_tell_what_a_plan_needs() -> None:
+def test_stages_have_memory_and_message_sizes() -> None:
     got = step(pipeline=3, microbatches=8, stage_layers=(4, 2, 2))
     assert [stage.layers for stage in got.stages] == [(0, 4), (4, 6), (6, 8)]
     assert [stage.in_flight for stage in got.stages] == [3, 2, 1]
@@ -231,7 +231,7 @@ def test_layers_are_divided_evenly_with_more_in_the_first_stages() -> None:
     assert Parallelism(pipeline=3).stages(8) == ((0, 3), (3, 6), (6, 8))
 
 
-def test_what_talks_most_is_closest() -> None:
+def test_groups_that_communicate_most_are_closest() -> None:
     inside = step(cluster=NODES, tensor=8, data=2)
     assert inside.stages[0].sums_forward.us == pytest.approx(
         step(tensor=8, run=dataclasses.replace(TRAIN, batch=8)).stages[0].sums_forward.us
@@ -263,7 +263,7 @@ def test_a_transformer_on_sixteen_devices() -> None:
     assert got.time.us == pytest.approx((got.compute + got.communication + got.bubble).us)
     assert (
         got.compute.us < step(run, network=small).time.us / 2
-    )  # launches are not divided by data and tensors
+    )  # launch overhead is not divided by data and tensor parallelism
     assert all(stage.optimizer.us > 0 and stage.sums_backward.us > 0 for stage in got.stages)
 
 
@@ -272,9 +272,9 @@ def test_a_transformer_on_sixteen_devices() -> None:
 
 @pytest.mark.parametrize("divided", [{"data": 4}, {"tensor": 4}])
 def test_four_devices_gain_about_what_was_measured(divided: dict[str, int]) -> None:
-    """Hold the gain over four stages with one micro-batch: no two devices work at once there.
+    """Check the gain over four stages with one micro-batch, where no two devices work at the same time.
 
-    Measured on 4 A100 SXM, gpt2-large, batch 4 of 1024 tokens: 0.28 (data) and 0.30 (tensors) of that time.
+    Measured on 4 A100 SXM, gpt2-large, batch 4 of 1024 tokens: 0.28 (data) and 0.30 (tensor) of that time.
     """
     name = "dp4" if "data" in divided else "tp4"
     with found("predict/neusight_models.csv").open(newline="", encoding="utf-8") as file:
@@ -300,13 +300,13 @@ def test_four_devices_gain_about_what_was_measured(divided: dict[str, int]) -> N
         ({"data": 3}, "batch of 16 cannot be divided"),
         ({"data": 4, "microbatches": 8}, "batch of 16 cannot be divided"),
         ({"pipeline": 8, "tensor": 2}, "16 devices are needed"),
-        ({"data": 0}, "1 or more"),
-        ({"pipeline": 2, "stage_layers": (8,)}, "each of 2 stages"),
+        ({"data": 0}, "at least 1"),
+        ({"pipeline": 2, "stage_layers": (8,)}, "must have 2 entries"),
         ({"pipeline": 2, "stage_layers": (8, 1)}, "8 layers cannot be divided"),
         ({"schedule": "gpip"}, "gpipe or 1f1b"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(divided: dict[str, Any], message: str) -> None:
+def test_invalid_divisions_are_rejected(divided: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         step(**divided)
 
@@ -316,6 +316,6 @@ def test_more_stages_than_layers_are_refused() -> None:
         step(network=Stack(2), pipeline=4)
 
 
-def test_the_run_says_nothing_of_the_division() -> None:
-    with pytest.raises(InputError, match="by the division"):
+def test_run_must_not_set_tensor_or_layers() -> None:
+    with pytest.raises(InputError, match="by `parallelism`"):
         step(dataclasses.replace(TRAIN, tensor=2))

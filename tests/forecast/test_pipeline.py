@@ -64,7 +64,7 @@ def test_orders() -> None:
 
 
 @given(schedules, st.integers(1, 6), st.integers(1, 8), st.data())
-def test_a_stage_remembers_no_more_than_is_said(
+def test_stage_never_exceeds_its_micro_batches_in_flight(
     schedule: Schedule, stages: int, microbatches: int, data: st.DataObject
 ) -> None:
     stage = data.draw(st.integers(0, stages - 1))

@@ -1,4 +1,4 @@
-"""Tables of workloads, predicted from file to file."""
+"""Prediction of a CSV file of workloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = "softmax:rows=8192,cols=1024,dtype=f32"
 
 
 def run(folder: Path, text: str | bytes, **options: Any) -> tuple[table.TableResult, list[dict[str, str]]]:
-    """Predict a table, and return what was told with the rows that were written."""
+    """Predict a table and return the result with the rows written."""
     source, out = folder / "in.csv", folder / "out.csv"
     source.write_bytes(text if isinstance(text, bytes) else text.encode())
     result = predict_table(source, T4, out, **options)
@@ -48,7 +48,7 @@ def test_every_row_gets_its_figures_and_keeps_its_columns(tmp_path: Path) -> Non
         assert (row["basis"], row["error"], row["workload"]) == (expected.basis, "", text)
 
 
-def test_a_row_that_cannot_be_used_keeps_its_place(tmp_path: Path) -> None:
+def test_rejected_row_keeps_its_place(tmp_path: Path) -> None:
     result, rows = run(
         tmp_path,
         f'workload,note\n"{GEMM}",1\n"gemm:m=64",2\n\n"no:such",3\n{GEMM},4\n"{ROWS}"\n"elementwise:\nx",6\n',
@@ -60,13 +60,13 @@ def test_a_row_that_cannot_be_used_keeps_its_place(tmp_path: Path) -> None:
         5,
         6,
         8,
-    ]  # a blank line is no row; quotes span lines
+    ]  # blank lines are skipped; quoted fields span lines
     assert "missing n, k, dtype" in rows[1]["error"]
     assert "unknown operator 'no'" in rows[2]["error"]
     assert "5 fields where the header has 2: put double quotes" in rows[3]["error"]
     assert str(result.faults[0]).startswith("line 3: gemm: missing")
     assert all(row["basis"] == row["bound_us"] == "" for row in rows if row["error"])
-    # Nothing is lost: cells beyond the header are behind all columns.
+    # Cells beyond the header follow all columns.
     assert rows[3][None] == ["k=128", "dtype=f16", "4"]  # type: ignore[index]
 
 
@@ -76,14 +76,14 @@ def test_a_file_of_workloads_alone_needs_no_quotes(tmp_path: Path) -> None:
     assert [row["workload"] for row in rows] == [GEMM, ROWS]
 
 
-def test_tabs_part_what_is_named_so(tmp_path: Path) -> None:
+def test_tsv_files_are_separated_by_tabs(tmp_path: Path) -> None:
     source = tmp_path / "in.tsv"
     source.write_text(f"id\tworkload\n1\t{GEMM}\n")
     assert predict_table(source, T4, tmp_path / "out.csv").rejected == 0
     assert read(tmp_path / "out.csv")[0]["workload"] == GEMM
 
 
-def test_what_is_not_utf8_passes_through(tmp_path: Path) -> None:
+def test_invalid_utf8_is_copied_unchanged(tmp_path: Path) -> None:
     _, rows = run(tmp_path, b'\xef\xbb\xbfworkload,note\n"' + GEMM.encode() + b'",\xff\xfe\n\xff,\n')
     assert rows[0]["note"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
     assert rows[0]["predicted_us"]
@@ -91,7 +91,7 @@ def test_what_is_not_utf8_passes_through(tmp_path: Path) -> None:
     assert b",\xff\xfe," in (tmp_path / "out.csv").read_bytes()
 
 
-def test_many_rows_go_by_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_predicted_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "CHUNK", 10)
     asked: list[int] = []
     monkeypatch.setattr(table, "predict_all", lambda w, d: asked.append(len(w)) or predict_all(w, d))
@@ -124,7 +124,7 @@ def test_a_workload_that_cannot_be_predicted_is_found_among_the_others(
     assert (result.rejected, result.faults[0].line) == (1, 3)
 
 
-def test_ctrl_c_leaves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_the_rows_predicted_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "CHUNK", 3)
 
     def stop(result: table.TableResult, share: float) -> None:
@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(row["predicted_us"] for row in rows)
 
 
-def test_an_interrupted_write_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_chunk_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "CHUNK", 3)
     write, count = table._Target.write, 0
 
@@ -167,7 +167,7 @@ def test_an_error_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: py
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
-def test_the_file_has_the_rights_of_any_new_one(tmp_path: Path) -> None:
+def test_output_file_has_default_permissions(tmp_path: Path) -> None:
     run(tmp_path, f"workload\n{GEMM}\n")
     (tmp_path / "other").touch()
     assert stat.S_IMODE((tmp_path / "out.csv").stat().st_mode) == stat.S_IMODE(
@@ -178,9 +178,9 @@ def test_the_file_has_the_rights_of_any_new_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", r"the first line must name columns, one of them workload; got \[\]"),
+        ("", r"the first line must name the columns, one of them workload; got \[\]"),
         ("work,load\n1,2\n", r"one of them workload; got \['work', 'load'\]"),
-        ("workload,error,low_us\n", "columns that are to be added, rename them: error, low_us"),
+        ("workload,error,low_us\n", "the output adds columns with the same names: error, low_us"),
         ('workload\n"' + "x" * 200_000 + '"\n', "line 2: field larger than field limit"),
     ],
 )
@@ -197,6 +197,6 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
     source.write_text(f"workload\n{GEMM}\n")
     with pytest.raises(InputError, match="No such file"):
         predict_table(source, T4, tmp_path / "none" / "out.csv")
-    with pytest.raises(InputError, match="write to another file"):
+    with pytest.raises(InputError, match="must differ"):
         predict_table(source, T4, source)
     assert source.read_text() == f"workload\n{GEMM}\n"

@@ -1,4 +1,4 @@
-"""Laws: closed forms of compute and memory, power, and features that are finite whatever the sizes."""
+"""Roofline model: compute and memory times, power limits, and finite features for all sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def attention(**figures: float) -> RooflineModel:
 @pytest.mark.parametrize(
     ("on", "arithmetic", "tflops"),
     [
-        (A100, "bf16", 312),  # as the datasheets have them
+        (A100, "bf16", 312),  # from the datasheets
         (A100, "tf32", 156),
         (A100, "f32", 19.5),
         (T4, "f16", 65),
@@ -73,7 +73,7 @@ def test_power_limits_f32_of_small_boards(on: device.Device, picojoules: float) 
 
 
 @pytest.mark.parametrize("on", [A100, H100, MI210, dataclasses.replace(T4, tdp_w=None)], ids=lambda d: d.name)
-def test_power_limits_no_other(on: device.Device) -> None:
+def test_power_limits_only_f32(on: device.Device) -> None:
     assert flop_per_us(on, "f32") == peak_flop_per_us(on, "f32")
 
 
@@ -98,7 +98,7 @@ def test_types_of_operands_and_results_count() -> None:
 
 
 @pytest.mark.parametrize("family", ["elementwise", "softmax", "norm"])
-def test_rows_are_their_bytes(family: Family) -> None:
+def test_row_kernels_are_predicted_from_bytes(family: Family) -> None:
     found = one(family, "f32", rows=64, cols=100, read_bytes=51200, write_bytes=25600)
     assert found.compute_us == pytest.approx(0)
     assert found.memory_us == pytest.approx(76800 / (A100.dram_gb_s * 1e3))
@@ -130,7 +130,7 @@ SIZES = (1, 3, 2**20)
 
 @pytest.mark.parametrize("family", get_args(Family))
 @pytest.mark.parametrize("on", [A100, T4, MI210], ids=lambda d: d.name)
-def test_features_are_finite_from_1_to_a_million(family: Family, on: device.Device) -> None:
+def test_features_are_finite_for_sizes_from_1_to_a_million(family: Family, on: device.Device) -> None:
     if family == "product":
         sizes = [[*s, 2, 2, 0] for s in itertools.product(SIZES, repeat=4)]
     elif family == "attention":
@@ -147,7 +147,7 @@ def test_features_are_finite_from_1_to_a_million(family: Family, on: device.Devi
 
 
 def test_waves_and_alignment_of_a_product() -> None:
-    """Two waves of tiles of 128 x 128 that are full, and one more tile; 16 bytes are 8 elements of 2."""
+    """Expect two full waves of 128 x 128 tiles and one more tile; 16 bytes are 8 elements of 2 bytes."""
     full, more = (product(m=128 * 12, n=128 * tiles, k=64).features[0] for tiles in (18, 19))
     at = 7 + 2 * 2
     assert np.exp(full[at : at + 2]) == pytest.approx([2.0, 1.0])
@@ -156,20 +156,22 @@ def test_waves_and_alignment_of_a_product() -> None:
     assert aligned == [[1, 0, 1], [0, 1, 0]]
 
 
-def test_a_view_of_less_is_less_to_move() -> None:
+def test_view_of_a_smaller_array_moves_fewer_bytes() -> None:
     workload = workloads.parse("conv2d:n=8,c=64,h=56,w=56,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc")
     (found,) = library_kernels(workload, A100)
     of_law = roofline_times("product", "f16", np.array([found.figures], dtype=np.float64), A100)
     assert of_law.memory_us == pytest.approx(workload.traffic().total_bytes / (A100.dram_gb_s * 1e3))
 
 
-def test_coordinates_tell_generation_rate_bandwidth_and_vendor() -> None:
+def test_coordinates_are_generation_rate_bandwidth_and_vendor() -> None:
     fed = np.log2(A100.dram_gb_s * 1e3 / 1410 / 108)
     assert coordinates(A100, "bf16") == pytest.approx((8.0, 11.0, fed, 0.0))
     assert coordinates(A100, "f32")[1] == 7.0  # 64 multiply-adds are 128 operations
     assert coordinates(T4, "f16")[0] == 7.5
     assert coordinates(device.find("b200"), "bf16")[0] < coordinates(device.find("rtx-5090"), "bf16")[0] < 11
-    assert coordinates(MI210, "f32")[3] - coordinates(A100, "f32")[3] >= 5  # farther than generations are
+    assert (
+        coordinates(MI210, "f32")[3] - coordinates(A100, "f32")[3] >= 5
+    )  # farther apart than any two generations
 
 
 def test_alike_devices_are_near_and_others_far() -> None:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_BEATEN = {
-    "math": "which has the textbook's operations: the algorithm takes fewer",
-    "memory": "which has all bytes from memory: a cache spares it some",
+_BELOW_ROOFLINE = {
+    "math": "the algorithm needs fewer operations than the textbook's",
+    "memory": "a cache serves part of the bytes",
 }
-"""Why a time may be below the roofline's, by what limits that."""
+"""Why a time may be shorter than the roofline time, by what limits the roofline."""
 
 
 def command(
@@ -45,17 +45,17 @@ def command(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw the roofline into this file (.png, .svg, .pdf); needs the extra plot.",
+            help="Also plot the roofline to this file (.png, .svg, .pdf). Needs the extra plot.",
             show_default=False,
         ),
     ] = None,
     db: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what limits a configuration, and what would take less time.
+    """Explain the time of a configuration: its limiting resource, and changes that would save time.
 
-    It is the configuration asked for, the best known one, or the default. Nothing is compiled or run, and the
-    device need not be here. Gains are predictions.
+    It explains the given configuration, or else the best known one, or else the default. Nothing is compiled
+    or run, and the device does not have to be present. Gains are predictions.
     """
     from tunebench.explanation import explain
     from tunebench.kernels import load_file
@@ -75,58 +75,57 @@ def _render(found: Explanation, to: Console) -> None:
     to.print(f"{choice.workload} on {choice.device.key}", soft_wrap=True)
     to.print(f"  {choice.variant.key} {choice.config} ({choice.why})", soft_wrap=True)
     for title, lines in (
-        ("The problem", _problem(found)),
-        ("Times", _times(found)),
-        ("The configuration", _configuration(found)),
+        ("Workload", _workload(found)),
+        ("Time", _times(found)),
+        ("Configuration", _configuration(found)),
     ):
         to.print(table(title, "", rows=lines))
     floors = ((name, _us(us), f"{us / found.bound.us:.0%}") for name, us in found.bound.floors.items())
-    to.print(table("Floors of the bound", ">at least", ">of the bound", rows=floors))
+    to.print(table("Resource", ">lower bound", ">share of the highest", rows=floors))
     if found.advice:
         rows = (
             (f"{a.gain:.2f}x", _us(a.before_us), _us(a.after_us), a.best.variant, a.change.text)
             for a in found.advice
         )
-        to.print(table(">gain", ">from", ">to", "by", "advice (predicted)", rows=rows))
+        to.print(table(">predicted speedup", ">before", ">after", "fastest variant", "advice", rows=rows))
     else:
-        to.print("No change that was tried is predicted to gain anything.")
+        to.print("No change that was tried is predicted to save time.")
     for reason in found.refused.values():
-        to.print(f"not possible here: {reason}", soft_wrap=True)
+        to.print(f"not supported here: {reason}", soft_wrap=True)
 
 
-def _problem(found: Explanation) -> Iterator[tuple[str, str]]:
+def _workload(found: Explanation) -> Iterator[tuple[str, str]]:
     roof = found.roofline
-    yield "operation", found.category or "of a kind that its operator does not tell"
-    yield "work", f"{roof.flops / 1e9:.4g} GFLOP, {roof.traffic.total_bytes / 1e6:.4g} MB"
-    by = f" by {roof.factor:.2f}" if roof.factor is not None else ""
+    yield "operation", found.category or "not stated by the operator"
+    yield "work", f"{roof.flops / 1e9:.4g} GFLOP, {roof.traffic.total_bytes / 1e6:.4g} MB of memory traffic"
+    by = f" ({roof.factor:.2f}x the balance point)" if roof.factor is not None else ""
     yield (
         "arithmetic intensity",
-        f"{roof.intensity:.4g} FLOP/byte: {roof.limit} limited{by} on the {roof.used.pipe}",
+        f"{roof.intensity:.4g} FLOP/byte: {roof.limit} limited on the {roof.used.pipe}{by}",
     )
     for ceiling in roof.ceilings:
         peak = f"{_rate(ceiling.gflop_s)} in {ceiling.dtype}"
-        yield ceiling.pipe, f"{peak}, in balance with memory at {ceiling.balance:.4g} FLOP/byte"
+        yield ceiling.pipe, f"{peak}, balanced with memory at {ceiling.balance:.4g} FLOP/byte"
     for alignment in found.alignments:
-        line = f"lines of {alignment.line} {alignment.dtype}"
-        if alignment.full:
-            yield f"alignment of {alignment.tensor}", f"16 bytes ({line})"
-        else:
-            of = f" of {alignment.dimension}" if alignment.dimension else ""
-            wanted = f"16 bytes want a multiple of {alignment.wanted}{of}"
-            yield f"alignment of {alignment.tensor}", f"{alignment.aligned_bytes} bytes ({line}; {wanted})"
+        line = f"rows of {alignment.line} {alignment.dtype}"
+        if not alignment.full:
+            of = f"{alignment.dimension}: " if alignment.dimension else ""
+            line += f"; 16 bytes need {of}a multiple of {alignment.wanted}"
+        yield f"alignment of {alignment.tensor}", f"{alignment.aligned_bytes} bytes ({line})"
 
 
 def _times(found: Explanation) -> Iterator[tuple[str, str]]:
-    roof, label = found.roofline, "bound (rates assumed)" if found.bound.assumed else "bound"
+    roof = found.roofline
     yield "roofline", f"{_us(roof.us)}, {_rate(roof.attainable_gflop_s)}"
+    label = "lower bound (assumed rates)" if found.bound.assumed else "lower bound"
     yield label, f"{_us(found.bound.us)}, {_rate(found.shares(found.bound.us).gflop_s)}"
     yield "predicted", _with_shares(found, found.predicted_us)
     if found.fusing is not None:
         fused = found.fusing
         yield (
-            "fusing",
-            f"{fused.gain:.2f}x: predicted are {_us(fused.whole.us)}, "
-            f"and {_us(fused.parts_us)} for {len(fused.parts)} kernels by themselves",
+            "fusion",
+            f"{fused.gain:.2f}x predicted speedup: {_us(fused.whole.us)} fused, "
+            f"{_us(fused.parts_us)} as {len(fused.parts)} separate kernels",
         )
     if found.measured is not None:
         known = f"({found.measured.how}, {found.measured.cache} caches)"
@@ -137,31 +136,31 @@ def _times(found: Explanation) -> Iterator[tuple[str, str]]:
 
 def _with_shares(found: Explanation, us: float) -> str:
     shares = found.shares(us)
-    beaten = f" ({_BEATEN[found.roofline.limit]})" if shares.of_roofline > 1 else ""
+    why = f" ({_BELOW_ROOFLINE[found.roofline.limit]})" if shares.of_roofline > 1 else ""
     return (
-        f"{_us(us)}, {_rate(shares.gflop_s)}: {shares.of_bound:.0%} of the bound, "
-        f"{shares.of_roofline:.0%} of the roofline{beaten}"
+        f"{_us(us)}, {_rate(shares.gflop_s)}: {shares.of_bound:.0%} of the rate at the lower bound, "
+        f"{shares.of_roofline:.0%} of the roofline{why}"
     )
 
 
 def _configuration(found: Explanation) -> Iterator[tuple[str, str]]:
     yield "limit", _limit(found)
     if found.tiles:
-        cuts = ", ".join(f"{t.dimension} {t.extent} by {t.tile} ({t.used:.1%})" for t in found.tiles)
-        yield "tile quantization", f"{found.tiles_used:.1%} of the tiles is inside: {cuts}"
+        cuts = ", ".join(f"{t.dimension} {t.extent} in tiles of {t.tile} ({t.used:.1%})" for t in found.tiles)
+        yield "tile quantization", f"{found.tiles_used:.1%} of tile work is useful: {cuts}"
     if found.waves is not None:
         waves = found.waves
         yield (
             "wave quantization",
-            f"{waves.used:.1%} of the SMs' time is used: {waves.blocks} blocks on {waves.sm_count} SMs, "
-            f"{waves.count:.2f} waves of up to {waves.blocks_per_sm} a SM, "
-            f"the last leaves {waves.idle_sms} SMs idle",
+            f"{waves.used:.1%} of SM time is in use: {waves.blocks} blocks on {waves.sm_count} SMs, "
+            f"{waves.count:.2f} waves of up to {waves.blocks_per_sm} blocks per SM, "
+            f"{waves.idle_sms} SMs idle in the last wave",
         )
     if found.block is not None:
         block = found.block
         yield (
             "block",
-            f"{block.threads} threads, at least {block.registers} registers each, "
+            f"{block.threads} threads, at least {block.registers} registers per thread, "
             f"at least {block.smem_bytes} bytes of shared memory",
         )
         if block.occupancy is not None:
@@ -169,23 +168,23 @@ def _configuration(found: Explanation) -> Iterator[tuple[str, str]]:
             by_each = ", ".join(f"{name} {blocks}" for name, blocks in held.limits.items())
             yield (
                 "occupancy",
-                f"at most {held.blocks} blocks, {held.warps} of {held.most_warps} warps "
+                f"at most {held.blocks} blocks, {held.warps} of {held.most_warps} warps per SM "
                 f"({held.warps / held.most_warps:.0%}), limited by {', '.join(held.limited_by)} "
-                f"(blocks that each allows: {by_each})",
+                f"(blocks allowed by {by_each})",
             )
 
 
 def _limit(found: Explanation) -> str:
     limit, floors, waves = found.limit, found.bound.floors, found.waves
-    by = f" by {limit.factor:.2f}" if limit.factor is not None else ""
     if limit.cause == "launch":
-        reason = f"launching takes about {_us(limit.launch_us)}, working {_us(limit.work_us)}"
+        reason = f"launch overhead about {_us(limit.launch_us)}, work {_us(limit.work_us)}"
     elif limit.cause == "few blocks" and waves is not None:
         reason = f"{waves.blocks} blocks on {waves.sm_count} SMs"
     else:
-        reason = f"{limit.resource} needs {_us(found.bound.us)}"
+        reason = f"{limit.resource} takes at least {_us(found.bound.us)}"
         reason += f", {limit.against} {_us(floors[limit.against])}" if limit.against is not None else ""
-    return f"{limit.kind} limited{by}: {reason}"
+    by = f" (ratio {limit.factor:.2f})" if limit.factor is not None else ""
+    return f"{limit.kind} limited: {reason}{by}"
 
 
 def _us(us: float) -> str:

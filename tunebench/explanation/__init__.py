@@ -1,7 +1,7 @@
-"""Why a configuration takes the time it takes, and what would take less: `explain`.
+"""Explanation of a configuration's time (`explain`): its limiting resource, and changes that would save time.
 
-Terms and teaching are those of NVIDIA's guides: an operation is math limited, memory limited or latency
-limited; its arithmetic intensity stands against the ops:byte ratio of the device; tiles and waves quantise.
+The terms are those of NVIDIA's guides: an operation is math limited, memory limited or latency limited; its
+arithmetic intensity is compared with the ops:byte ratio of the device; tile and wave quantization waste work.
 
 Source: NVIDIA, "GPU Performance Background User's Guide" and "Matrix Multiplication Background User's Guide",
 2023; the roofline is that of Williams, Waterman and Patterson, CACM 52(4), 2009.
@@ -10,7 +10,7 @@ Source: NVIDIA, "GPU Performance Background User's Guide" and "Matrix Multiplica
 from tunebench.explanation.advice import Advice, Forecaster, PredictedBest, WorkloadChange, advise
 from tunebench.explanation.alignment import Alignment, alignments
 from tunebench.explanation.analysis import Explanation, MeasuredTime, Shares, explain, explain_choice
-from tunebench.explanation.fusing import FusionGain
+from tunebench.explanation.fusion import FusionGain
 from tunebench.explanation.grid import BlockResources, Waves
 from tunebench.explanation.limit import Limit
 from tunebench.explanation.roofline import Ceiling, Roofline

@@ -1,8 +1,8 @@
-"""What would take less time: the workload is changed, and the best of all variants' spaces predicted again.
+"""Advice: changes of the workload that are predicted to save time, with the predicted gain of each.
 
-No gain is a constant. Both times are the least that the model predicts for any configuration of any variant,
-with and without the change, for the same useful work: padding is not useful, twice the items are twice as
-useful. All of it is belief (see `tunebench.forecast`).
+A gain is the ratio of two predictions: the fastest configuration of any variant without and with the change,
+for the same useful work. Padding is not useful work; twice the items are twice the useful work. All gains are
+predictions (see `tunebench.forecast`).
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from tunebench.workload import Tensor, Traffic, Workload
 __all__ = ["Advice", "Forecaster", "PredictedBest", "Subject", "WorkloadChange", "advise"]
 
 Subject = Literal["configuration", "padding", "batch", "precision", "fusion", "layout"]
-"""What an advice is about."""
+"""What a piece of advice changes."""
 
 LEAST_GAIN = 1.01
-"""Less is nothing: figures are shown by the hundredth, and predictions are not good to one."""
+"""Smallest gain to report: gains are shown with two decimals, and predictions are not that accurate."""
 
 MULTIPLES = (4, 8, 16, 32, 64, 128, 256)
-"""To which a dimension may be padded: 4 bytes of 8-bit elements up to the largest tile."""
+"""Multiples that a dimension may be padded to: from 4 bytes of 8-bit elements up to the largest tile."""
 
 MOST_PADDING = 4
-"""Padding that multiplies the FLOPs by more is not looked at."""
+"""Padding that multiplies the FLOPs by more than this factor is not considered."""
 
 FACTORS = (2, 4, 8, 16, 32, 64)
-"""By which a batch may be enlarged."""
+"""Factors by which a batch may be increased."""
 
 WORTHWHILE = 1.05
-"""What enlarging a batch once more must gain an item to be advised."""
+"""Gain per item that each doubling of the batch must bring to be advised."""
 
 NEIGHBOUR_THREADS = 256
-"""Threads of a block of an elementwise kernel, each of which has one access of 16 bytes."""
+"""Threads per block of the assumed elementwise kernel, with one 16-byte access per thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedBest:
-    """The least time that is predicted for a workload on a device.
+    """The shortest predicted time of a workload on a device.
 
     Attributes:
-        us: That time.
-        variant: Key of the variant that takes it.
-        config: Its configuration.
+        us: Predicted time in microseconds.
+        variant: Key of the variant.
+        config: Configuration of the variant.
     """
 
     us: float
@@ -66,13 +66,13 @@ class PredictedBest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadChange:
-    """A workload in place of the one at hand.
+    """A workload that replaces the one to explain.
 
     Attributes:
-        text: What to do.
-        workload: What it comes to.
-        items: How many times the useful work of the one at hand it does.
-        spared_us: Time of what else is not needed any more.
+        text: What to do, in words.
+        workload: The new workload.
+        items: Useful work of the new workload, as a multiple of that of the old one.
+        spared_us: Time of other kernels that the change makes unnecessary, in microseconds.
     """
 
     text: str
@@ -83,14 +83,14 @@ class WorkloadChange:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change, and what it is predicted to gain.
+    """A change and its predicted gain.
 
     Attributes:
-        subject: What it is about.
-        change: What to do.
+        subject: What the advice changes.
+        change: The change.
         before_us: Predicted time of the work without the change.
-        after_us: Predicted time of as much useful work with it.
-        best: What is predicted fastest for the changed workload.
+        after_us: Predicted time of the same useful work with the change.
+        best: Fastest predicted configuration of the changed workload.
     """
 
     subject: Subject
@@ -101,11 +101,11 @@ class Advice:
 
     @property
     def gain(self) -> float:
-        """How many times as fast."""
+        """Predicted speedup."""
         return self.before_us / self.after_us
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return a JSON-serialisable dictionary."""
         return {
             "subject": self.subject,
             "text": self.change.text,
@@ -120,11 +120,11 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecaster:
-    """Predicts the least time of workloads on one device, each once.
+    """Predicts the shortest time of workloads on one device; each prediction is made once.
 
     Attributes:
-        device: The device; it need not be here.
-        cache: Cache state that the times are for.
+        device: The device; it does not have to be present.
+        cache: Cache state of the predictions.
     """
 
     device: Device
@@ -134,7 +134,7 @@ class Forecaster:
     )
 
     def best(self, workload: Workload) -> PredictedBest | None:
-        """Return the least time; None if no variant can do the workload on the device."""
+        """Return the shortest predicted time; None if no variant supports the workload on the device."""
         if workload not in self._known:
             self._known[workload] = self._best(workload)
         return self._known[workload]
@@ -149,9 +149,11 @@ class Forecaster:
         return PredictedBest(us=one.predicted_us(row), variant=one.variant.key, config=one.table.config(row))
 
     def elementwise_us(self, tensor: Tensor, others: Iterable[Tensor]) -> float:
-        """Return the expected time of a kernel that reads some tensors and writes one like the first.
+        """Return the predicted time in microseconds of an elementwise kernel with warm caches.
 
-        Caches are warm: its neighbour has just used them.
+        Args:
+            tensor: First input; the output has the same shape.
+            others: Other inputs.
         """
         read = tensor.nbytes + sum(other.nbytes for other in others)
         blocks = ceil_div(tensor.nbytes, NEIGHBOUR_THREADS * ACCESS_BYTES)
@@ -164,20 +166,20 @@ class Forecaster:
 def advise(
     workload: Workload, forecaster: Forecaster, predicted_us: float | None = None
 ) -> tuple[Advice, ...]:
-    """Return what would take less time, greatest gain first; what gains nothing is left out.
+    """Return the changes that are predicted to save time, largest gain first.
 
     Args:
-        workload: The problem.
-        forecaster: Of the device where it is computed.
-        predicted_us: Expected time of the configuration at hand, to be held against the best one; None if
-            there is none.
+        workload: The workload.
+        forecaster: Predictions for its device.
+        predicted_us: Predicted time of the configuration to explain, to compare with the fastest one; None if
+            there is no configuration.
     """
     now = forecaster.best(workload)
     if now is None:
         return ()
     found: list[Advice] = []
     if predicted_us is not None:
-        text = f"tune: {now.config} is predicted faster"
+        text = f"tune: {now.config} is predicted to be faster"
         change = WorkloadChange(text=text, workload=workload)
         found.append(Advice("configuration", change, before_us=predicted_us, after_us=now.us, best=now))
     for subject, changes in _subjects(workload, forecaster):
@@ -190,7 +192,7 @@ def advise(
 def _tried(
     subject: Subject, changes: Iterable[WorkloadChange], now: PredictedBest, forecaster: Forecaster
 ) -> list[Advice]:
-    """Return what each change is predicted to gain, if any variant can do the changed workload."""
+    """Return the predicted gain of each change whose workload some variant supports."""
     tried = []
     for change in changes:
         then = forecaster.best(change.workload)
@@ -201,13 +203,13 @@ def _tried(
 
 
 def _first_of_best(tried: list[Advice]) -> list[Advice]:
-    """Return the first of those that gain most, hundredths aside: changes come least first."""
+    """Return the smallest change with the largest gain, up to rounding; changes are sorted by size."""
     most = max((advice.gain for advice in tried), default=0.0)
     return [advice for advice in tried if advice.gain * LEAST_GAIN >= most][:1]
 
 
 def _worth_their_accuracy(workload: Workload, now: PredictedBest, forecaster: Forecaster) -> Iterator[Advice]:
-    """Yield the best of each type of fewer bits that gains more than all that are more accurate."""
+    """Yield the best change to each less accurate type that gains more than all more accurate ones."""
     most = 1.0
     for dtype in sorted(_less_accurate(workload), key=unit_roundoff):
         for advice in _first_of_best(_tried("precision", _lowered(workload, dtype), now, forecaster)):
@@ -219,7 +221,7 @@ def _worth_their_accuracy(workload: Workload, now: PredictedBest, forecaster: Fo
 def _subjects(
     workload: Workload, forecaster: Forecaster
 ) -> Iterator[tuple[Subject, Iterable[WorkloadChange]]]:
-    """Yield what may be changed, each with the ways to change it, the least change first."""
+    """Yield each subject with its possible changes, smallest change first."""
     yield "padding", sorted(_padded(workload), key=lambda change: change.workload.flops())
     for name in workload.may_change().items:
         yield "batch", _enlarged(workload, name, forecaster)
@@ -230,7 +232,7 @@ def _subjects(
 
 
 def _changed(workload: Workload, **dimensions: object) -> Workload | None:
-    """Return a workload with some dimensions replaced; None if they do not go together."""
+    """Return a workload with some dimensions replaced; None if the combination is invalid."""
     try:
         return workload.changed(**dimensions)
     except InputError:
@@ -241,7 +243,7 @@ def _changed(workload: Workload, **dimensions: object) -> Workload | None:
 
 
 def _padded(workload: Workload) -> Iterator[WorkloadChange]:
-    """Yield the workload with one or several dimensions padded to a multiple of some elements."""
+    """Yield the workload with one or more dimensions padded to a multiple."""
     fillers = workload.may_change().padding
     seen = {workload}
     subsets = (names for n in range(1, len(fillers) + 1) for names in itertools.combinations(fillers, n))
@@ -258,7 +260,7 @@ def _padded(workload: Workload) -> Iterator[WorkloadChange]:
 
 
 def _enlarged(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[WorkloadChange]:
-    """Yield the workload with more items, twice as many as long as that gains something an item."""
+    """Yield the workload with more items, doubling as long as each item becomes faster."""
     size, before = getattr(workload, name), forecaster.best(workload)
     for factor in FACTORS:
         larger = _changed(workload, **{name: factor * size})
@@ -266,22 +268,25 @@ def _enlarged(workload: Workload, name: str, forecaster: Forecaster) -> Iterator
         if larger is None or before is None or then is None or 2 * before.us < WORTHWHILE * then.us:
             return
         before = then
-        text = f"enlarge the batch: {name} from {size} to {factor * size}"
+        text = f"increase the batch: {name} from {size} to {factor * size}"
         yield WorkloadChange(text=text, workload=larger, items=factor)
 
 
 def _lowered(workload: Workload, dtype: DType) -> Iterator[WorkloadChange]:
-    """Yield the workload in another type, and in other layouts too: some types are fast in one alone."""
+    """Yield the workload in another type, in all layouts: some types are fast in one layout only."""
     layouts = [{name: value} for name in workload.may_change().layouts for value in workload.choices(name)]
     for layout in ({}, *layouts):
         lowered = _changed(workload, dtype=dtype, **layout)
         if lowered is not None:
-            text = f"lower precision: {_listed(workload, lowered)}, accurate to {unit_roundoff(dtype):.1g}"
+            text = (
+                f"use lower precision: {_listed(workload, lowered)}, relative rounding error "
+                f"{unit_roundoff(dtype):.1g}"
+            )
             yield WorkloadChange(text=text, workload=lowered)
 
 
 def _less_accurate(workload: Workload) -> list[DType]:
-    """Return the floating-point types that are less accurate than a workload's, and no wider."""
+    """Return the floating-point types that are less accurate than the workload's type and not wider."""
     now: DType = workload.dtype
     return [
         dtype
@@ -297,13 +302,13 @@ def _laid_out(workload: Workload, name: str) -> Iterator[WorkloadChange]:
     for value in workload.choices(name):
         other = _changed(workload, **{name: value})
         if other is not None and other != workload:
-            yield WorkloadChange(text=f"another layout: {name}={value}", workload=other)
+            yield WorkloadChange(text=f"change the layout: {name}={value}", workload=other)
 
 
 def _fused(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[WorkloadChange]:
-    """Yield the workload with a neighbouring operation done by the way, if none is yet.
+    """Yield the workload fused with a neighbouring elementwise operation, if it has none yet.
 
-    What is spared is that operation's own kernel: a launch, and the bytes that caches cannot hold.
+    The change spares the kernel of that operation: a launch, and the bytes that caches cannot hold.
     """
     (default,) = (field.default for field in dataclasses.fields(workload) if field.name == name)
     if getattr(workload, name) != default:

@@ -1,7 +1,7 @@
-"""Whether lines of tensors begin where the widest accesses, and tensor cores, want them to.
+"""Alignment of tensor rows to 16 bytes, for the widest memory accesses and for tensor cores.
 
 Source: NVIDIA, "Matrix Multiplication Background User's Guide", "Tensor Core Requirements": multiples of 16
-bytes, which are 8 elements of f16 and 16 of 8 bits.
+bytes, which are 8 elements of f16 and 16 elements of 8 bits.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from tunebench.workload import Tensor, Workload
 __all__ = ["ACCESS_BYTES", "Alignment", "alignments"]
 
 ACCESS_BYTES = 16
-"""The widest access of a thread."""
+"""Widest memory access of a thread, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """How the lines of a tensor are aligned.
+    """Alignment of the rows of a tensor.
 
     Attributes:
-        tensor: Its name.
-        dtype: Its type.
-        line: Elements of a line, which lie side by side.
-        aligned_bytes: Every line begins at a multiple of so many bytes; 16 are all that is wanted.
-        dimension: The dimension of the workload that may be padded to lengthen the lines, if there is one.
+        tensor: Name of the tensor.
+        dtype: Type of its elements.
+        line: Number of contiguous elements in a row.
+        aligned_bytes: Power of two that divides the address of every row, at most 16.
+        dimension: Dimension of the workload to pad for longer rows; None if there is none.
     """
 
     tensor: str
@@ -38,17 +38,17 @@ class Alignment:
 
     @property
     def wanted(self) -> int:
-        """Elements of 16 bytes: a line should have a multiple."""
+        """Number of elements in 16 bytes. The row length should be a multiple of it."""
         return ACCESS_BYTES // itemsize(self.dtype)
 
     @property
     def full(self) -> bool:
-        """Whether every line begins at a multiple of 16 bytes."""
+        """Whether every row starts at a multiple of 16 bytes."""
         return self.aligned_bytes == ACCESS_BYTES
 
 
 def alignments(workload: Workload) -> tuple[Alignment, ...]:
-    """Return how each input and output that has lines is aligned; their first elements are."""
+    """Return the alignment of each input and output with rows, given that its first element is aligned."""
     return tuple(
         Alignment(
             tensor=tensor.name,
@@ -63,16 +63,16 @@ def alignments(workload: Workload) -> tuple[Alignment, ...]:
 
 
 def _aligned_bytes(line_bytes: int) -> int:
-    """Return the largest power of two, up to 16, that divides the length of a line."""
+    """Return the largest power of two, up to 16, that divides the length of a row."""
     return min(line_bytes & -line_bytes, ACCESS_BYTES)
 
 
 def _dimension(workload: Workload, tensor: Tensor) -> str | None:
-    """Return the dimension that may be padded and that the length of a tensor's lines follows."""
+    """Return the dimension that may be padded and that determines the length of a tensor's rows."""
     for name in workload.may_change().padding:
         try:
             doubled = workload.changed(**{name: 2 * getattr(workload, name)})
-        except InputError:  # too large: nobody pads that
+        except InputError:  # too large to be padded
             continue
         shapes = {t.name: t.shape for t in (*doubled.inputs(), *doubled.outputs())}
         if shapes[tensor.name][-1] != tensor.shape[-1]:

@@ -1,4 +1,4 @@
-"""`explain`: one configuration of one problem on one device, taken apart."""
+"""Explanation of one configuration of one workload on one device: `explain`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.explanation.advice import Advice, Forecaster, advise
 from tunebench.explanation.alignment import Alignment, alignments
-from tunebench.explanation.fusing import FusionGain, fusing
+from tunebench.explanation.fusion import FusionGain, fusion_gain
 from tunebench.explanation.grid import BlockResources, Waves, blocks_and_waves
 from tunebench.explanation.limit import Limit, limit
 from tunebench.explanation.roofline import Roofline, roofline
@@ -35,12 +35,12 @@ __all__ = ["Explanation", "MeasuredTime", "Shares", "explain", "explain_choice"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTime:
-    """A time that was measured.
+    """A measured time from the database.
 
     Attributes:
-        median_us: Median of the samples.
-        how: Whether on this device or another of its architecture.
-        cache: Cache state it was timed in.
+        median_us: Median of the samples, in microseconds.
+        how: Whether it was measured on this device or on another one of the same architecture.
+        cache: Cache state of the measurement.
     """
 
     median_us: float
@@ -50,13 +50,13 @@ class MeasuredTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """What a time reaches of the most that is possible.
+    """A time relative to the lower bound and the roofline.
 
     Attributes:
-        gflop_s: 1e9 FLOPs of the textbook algorithm a second.
-        of_bound: The bound over the time: never above 1.
-        of_roofline: The roofline's time over the time: above 1 where a cache spares memory some bytes, or the
-            algorithm some of the textbook's operations.
+        gflop_s: Rate in 1e9 FLOPs of the textbook algorithm per second.
+        of_bound: Lower bound divided by the time; at most 1.
+        of_roofline: Roofline time divided by the time; above 1 if a cache serves part of the bytes, or if the
+            algorithm needs fewer operations than the textbook's.
     """
 
     gflop_s: float
@@ -66,22 +66,22 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a configuration takes the time it takes.
+    """Explanation of the time of a configuration.
 
     Attributes:
-        choice: The configuration, and why it is this one.
-        roofline: The problem against the device's ceilings.
-        bound: A time that nothing beats, with the floor of each resource.
-        predicted_us: Its expected time: a belief.
-        measured: Its measured time, where one is known.
-        limit: What it waits for.
-        tiles: How it cuts the problem; none if its variant does not say.
-        block: What a block takes and what an SM holds of such; None if it is not launched in blocks.
-        waves: How its blocks fill the SMs; None likewise.
-        alignments: How the lines of tensors are aligned.
-        advice: What would take less, greatest gain first.
-        fusing: What its parts would take; None if nothing is fused.
-        refused: Why other variants cannot do the problem on the device, by key.
+        choice: The configuration, and why it was chosen.
+        roofline: Arithmetic intensity of the workload and ceilings of the device.
+        bound: Lower bound of the time, by resource.
+        predicted_us: Predicted time in microseconds.
+        measured: Measured time; None if there is none.
+        limit: Limiting resource.
+        tiles: Division of the workload into tiles; empty if the variant does not state it.
+        block: Resources of a block and occupancy; None without thread blocks.
+        waves: Waves of blocks on the SMs; None without thread blocks.
+        alignments: Alignment of the rows of each tensor.
+        advice: Changes that are predicted to save time, largest gain first.
+        fusing: Predicted gain over unfused kernels; None if nothing is fused.
+        refused: Reason why each other variant does not support the workload on the device, by variant key.
     """
 
     choice: Choice
@@ -100,21 +100,21 @@ class Explanation:
 
     @property
     def category(self) -> Category | None:
-        """What kind of operation it is; None if its operator does not say."""
+        """Kind of operation; None if the operator does not state it."""
         return self.choice.workload.category
 
     @property
     def tiles_used(self) -> float:
-        """The share of the tiles that lies inside the problem: tile quantization takes the rest."""
+        """Share of the tiles' work that is useful; the rest is lost to tile quantization."""
         return math.prod(tiling.used for tiling in self.tiles)
 
     def shares(self, us: float) -> Shares:
-        """Return what of the most that is possible a time of this configuration reaches."""
+        """Return a time of this configuration relative to the lower bound and the roofline."""
         gflop_s = self.roofline.flops / (us * 1e3)
         return Shares(gflop_s=gflop_s, of_bound=self.bound.us / us, of_roofline=self.roofline.us / us)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data, with what its properties tell."""
+        """Return a JSON-serialisable dictionary, including derived figures."""
         times = {"predicted": self.predicted_us}
         if self.measured is not None and self.measured.how == "measured here":
             times["measured"] = self.measured.median_us
@@ -143,7 +143,7 @@ class Explanation:
 
 
 def _with(value: Any, *properties: str) -> dict[str, Any]:
-    """Return a dataclass as plain data, with some of its properties."""
+    """Return the fields of a dataclass and some of its properties."""
     return {**dataclasses.asdict(value), **{name: getattr(value, name) for name in properties}}
 
 
@@ -155,21 +155,21 @@ def explain(
     config: str | None = None,
     db: str | Path | None = None,
 ) -> Explanation:
-    """Explain a configuration: the one asked for, else the best known one, else the default.
+    """Explain a configuration: the given one, or else the best known one, or else the default.
 
-    Nothing is compiled, and the device need not be here.
+    Nothing is compiled, and the device does not have to be present.
 
     Args:
-        workload: The problem, or its text.
-        device: Where it is to run: a device or its name (see `tunebench.device.find`).
-        variant: Name or key of the only variant to consider.
-        config: The configuration, as text; needs a variant, unless only one can do the problem.
-        db: Where the best known one, and measured times, are looked for; None is the user's database.
+        workload: The workload or its text.
+        device: The device or its name (see `tunebench.device.find`); None for this machine's.
+        variant: Name or key of the variant; None for any.
+        config: The configuration as text; needs `variant` unless only one variant supports the workload.
+        db: Database of known configurations and measured times; None for the user's database.
 
     Raises:
-        InputError: if the problem or the device cannot be used, no variant can do it, or several can and a
-            configuration is given.
-        ConfigError: if the configuration is no valid point of the variant's space, today.
+        InputError: if the workload or the device is invalid, no variant supports it, or several do and
+            `config` is given without `variant`.
+        ConfigError: if the configuration is not a valid point of the variant's search space.
         DatabaseError: if the database cannot be read.
     """
     problem = parse(workload) if isinstance(workload, str) else workload
@@ -179,7 +179,7 @@ def explain(
 
 
 def _measured(choice: Choice, db: str | Path | None) -> MeasuredTime | None:
-    """Return the measured time of a choice, where there is one."""
+    """Return the measured time of a configuration, if there is one."""
     if choice.why == "best known" and choice.cache is not None:
         return MeasuredTime(median_us=choice.expected_us, how=choice.how, cache=choice.cache)
     location = locate(db)
@@ -197,11 +197,11 @@ def _measured(choice: Choice, db: str | Path | None) -> MeasuredTime | None:
 
 
 def explain_choice(choice: Choice, measured: MeasuredTime | None = None) -> Explanation:
-    """Explain a configuration that was chosen already.
+    """Explain a configuration that has been chosen already.
 
     Args:
         choice: The configuration.
-        measured: Its time, where it was measured; bound and prediction are for the same cache state.
+        measured: Its measured time. Lower bound and prediction are for the same cache state.
     """
     workload, device, variant = choice.workload, choice.device, choice.variant
     cache: CacheState = measured.cache if measured is not None else "cold"
@@ -223,7 +223,7 @@ def explain_choice(choice: Choice, measured: MeasuredTime | None = None) -> Expl
         waves=waves,
         alignments=alignments(workload),
         advice=advise(workload, forecaster, predicted_us),
-        fusing=fusing(workload, forecaster),
+        fusing=fusion_gain(workload, forecaster),
         refused=_refused(workload, device),
     )
 
@@ -233,7 +233,7 @@ def _launches(costs: Costs, device: Device) -> int:
 
 
 def _refused(workload: Workload, device: Device) -> dict[str, str]:
-    """Return why variants that are for this kind of device cannot do a problem there."""
+    """Return why variants for this kind of device do not support a workload there."""
     reasons = {variant: variant.refuses(workload, device) for variant in variants(workload)}
     return {
         variant.key: reason

@@ -1,4 +1,4 @@
-"""How the blocks of a launch fill the SMs: occupancy, and the waves they come in."""
+"""Occupancy of the SMs by the blocks of a launch, and wave quantization (tail effect)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["BlockResources", "Waves", "blocks_and_waves"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waves:
-    """How the blocks of a launch come to run: as many at a time as the device holds.
+    """Waves in which the blocks of a launch run on the device.
 
     Attributes:
-        blocks: Blocks launched; of those that stay and take tiles in turn, the tiles.
+        blocks: Number of blocks; for persistent blocks, the number of tiles.
         sm_count: SMs of the device.
-        blocks_per_sm: Blocks that an SM holds at a time, at most.
+        blocks_per_sm: Most resident blocks per SM.
     """
 
     blocks: int
@@ -33,7 +33,7 @@ class Waves:
 
     @property
     def count(self) -> float:
-        """Waves, the last one in part."""
+        """Number of waves, with a fraction for the last one."""
         return self.blocks / (self.sm_count * self.blocks_per_sm)
 
     @property
@@ -44,27 +44,28 @@ class Waves:
 
     @property
     def idle_sms(self) -> int:
-        """SMs that have no block of the last wave."""
+        """SMs without a block of the last wave."""
         return max(0, self.sm_count - self.last_blocks)
 
     @property
     def used(self) -> float:
-        """The share of the SMs' time that is used: wave quantization takes the rest.
+        """Share of the SM time in use; the rest is lost to wave quantization.
 
-        Blocks are taken to last alike. The busiest SM has ``ceil(blocks / SMs)``, however many run at a time.
+        All blocks are assumed to take the same time. The busiest SM has ``ceil(blocks / SMs)`` of them,
+        whatever the number of resident blocks.
         """
         return self.blocks / (self.sm_count * math.ceil(self.blocks / self.sm_count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockResources:
-    """What a block takes of an SM, before the compiler has told.
+    """Resources of a block, as known before compilation.
 
     Attributes:
-        threads: Its threads.
-        registers: Registers of a thread, at least.
-        smem_bytes: Shared memory, at least.
-        occupancy: What an SM holds of such blocks, at most; None if the device does not say what it can hold.
+        threads: Threads per block.
+        registers: Registers per thread, at least.
+        smem_bytes: Shared memory per block, at least.
+        occupancy: Most resident blocks and warps per SM; None if the limits of the device are unknown.
     """
 
     threads: int
@@ -73,7 +74,7 @@ class BlockResources:
     occupancy: Occupancy | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data, with what limits the occupancy."""
+        """Return a JSON-serialisable dictionary, including the resource that limits occupancy."""
         data = dataclasses.asdict(self)
         if self.occupancy is not None:
             data["occupancy"]["limited_by"] = list(self.occupancy.limited_by)
@@ -83,17 +84,16 @@ class BlockResources:
 def blocks_and_waves(
     variant: Variant[Any], workload: Workload, config: Config, costs: Costs, device: Device
 ) -> tuple[BlockResources, Waves] | tuple[None, None]:
-    """Return what a block of a configuration takes, and how all of them fill the SMs.
+    """Return the resources of a block and the waves of all blocks; None twice without thread blocks.
 
-    Both are of the launch that does the work: the first that its costs may be of. None if it is not launched
-    in blocks.
+    Both describe the main launch: the first one that matches the costs.
 
     Args:
-        variant: The implementation.
-        workload: The problem.
+        variant: The variant.
+        workload: The workload.
         config: The configuration.
-        costs: Of this configuration alone.
-        device: Where it is to run.
+        costs: Costs of this configuration.
+        device: The device.
     """
     if not isinstance(variant, CudaVariant | NumbaCudaVariant):
         return None, None
@@ -107,7 +107,7 @@ def blocks_and_waves(
 
 
 def _main(launches: tuple[Launch, ...], costs: Costs) -> Launch:
-    """Return the first launch with the threads and the shared memory of `costs`, or the first of all."""
+    """Return the first launch with the threads and the shared memory of `costs`, or else the first of all."""
     threads, smem_bytes = float(np.max(costs.threads)), float(np.max(costs.smem_bytes))
     alike = (one for one in launches if math.prod(one.block) == threads and one.smem_bytes >= smem_bytes)
     return next(alike, launches[0])

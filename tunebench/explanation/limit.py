@@ -1,4 +1,4 @@
-"""What limits a configuration, and by how much: math, memory, on-chip memory, or latency."""
+"""Limiting resource of a configuration: math, memory, on-chip memory, or latency."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from tunebench.forecast.utilisation import LAUNCH_US
 __all__ = ["KINDS", "Cause", "Kind", "Limit", "limit"]
 
 Kind = Literal["math", "memory", "on-chip memory", "latency"]
-"""What a configuration waits for.
+"""Kind of the limiting resource.
 
-NVIDIA's guides know three, and memory is all of it. Here what lies inside the chip has a name of its own:
-another tile relieves it, faster memory does not.
+NVIDIA's guides have three kinds and count on-chip memory as memory. Here it is separate, because another tile
+shape relieves it while faster DRAM does not.
 """
 
 Cause = Literal["floor", "launch", "few blocks"]
-"""Why it does: the highest floor, launching that takes longer than working, or SMs without a block."""
+"""Cause of the limit: the largest lower bound of all resources, launch overhead above the work, or idle SMs.
+"""
 
 KINDS: Mapping[str, Kind] = {
     "dram": "memory",
@@ -33,22 +34,23 @@ KINDS: Mapping[str, Kind] = {
     "fill port": "on-chip memory",
     "latency": "latency",
 }
-"""By resource of the bound."""
+"""Kind of limit by resource of the lower bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What limits a configuration, and by how much.
+    """The limiting resource, and its distance to the next one.
 
     Attributes:
-        kind: What it waits for.
-        cause: Why: see `Cause`.
-        resource: The resource of the highest floor, whatever the kind.
-        against: The resource of the highest floor of another kind; None if there is none, and for latency.
-        factor: The one floor over the other, launching over working, or SMs over blocks. None if there is
-            nothing to compare with.
-        launch_us: What the launches cost, about.
-        work_us: Expected time without them.
+        kind: Kind of the limiting resource.
+        cause: Cause of the limit.
+        resource: Resource with the largest lower bound, for every kind.
+        against: Resource of another kind with the largest lower bound; None if there is none, and for
+            latency.
+        factor: Ratio of the two lower bounds, of launch overhead to work, or of SMs to blocks; None if there
+            is nothing to compare with.
+        launch_us: Approximate launch overhead in microseconds.
+        work_us: Predicted time without launch overhead, in microseconds.
     """
 
     kind: Kind
@@ -61,16 +63,16 @@ class Limit:
 
 
 def limit(bound: Bound, predicted_us: float, launches: int, waves: Waves | None) -> Limit:
-    """Return what limits a configuration.
+    """Return the limiting resource of a configuration.
 
-    Latency does where launching takes longer than working, or where blocks are too few to fill the SMs and
-    it is the SMs that have most to do.
+    It is latency if launch overhead exceeds the work, or if there are fewer blocks than SMs and the
+    configuration is not limited by memory.
 
     Args:
-        bound: Of the configuration.
-        predicted_us: Its expected time.
-        launches: Kernels that run one after the other; 0 where a launch costs nothing.
-        waves: How its blocks fill the device, if it is launched in blocks.
+        bound: Lower bound of the configuration.
+        predicted_us: Predicted time of the configuration, in microseconds.
+        launches: Number of sequential launches; 0 on a CPU.
+        waves: Waves of blocks; None without thread blocks.
     """
     kind, launch_us = KINDS[bound.binding], launches * LAUNCH_US
     work_us = predicted_us - launch_us
@@ -81,7 +83,7 @@ def limit(bound: Bound, predicted_us: float, launches: int, waves: Waves | None)
     elif waves is not None and waves.blocks < waves.sm_count and kind != "memory":
         kind, cause, factor = "latency", "few blocks", waves.sm_count / waves.blocks
     else:
-        # Floors come highest first.
+        # The lower bounds are sorted, largest first.
         against = next((name for name in bound.floors if KINDS[name] != kind), None)
         factor = bound.us / bound.floors[against] if against is not None else None
     return Limit(

@@ -1,4 +1,4 @@
-"""The roofline, drawn: ceilings of the device, and where a configuration stands below them."""
+"""Plot of the roofline: ceilings of the device, and the configuration below them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,30 @@ WIDTH_INCHES, HEIGHT_INCHES, DOTS_AN_INCH = 8.0, 5.0, 150
 
 
 def draw(explanation: Explanation, path: str | Path) -> None:
-    """Draw the roofline into a file, whose ending says in which format.
+    """Write a plot of the roofline to a file.
+
+    Args:
+        explanation: The explanation.
+        path: File to write; its suffix selects the format.
 
     Raises:
         MissingDependency: if Matplotlib is not installed.
-        InputError: if Matplotlib does not know the format.
+        InputError: if Matplotlib does not support the format.
         OSError: if the file cannot be written.
     """
     found = figure(explanation)
     ending = Path(path).suffix.removeprefix(".")
     known = found.canvas.get_supported_filetypes()
     if ending not in known:
-        raise InputError(f"{path}: a plot must end in one of .{', .'.join(sorted(known))}")
+        raise InputError(f"{path}: the suffix of a plot must be one of .{', .'.join(sorted(known))}")
     found.savefig(path, dpi=DOTS_AN_INCH)
 
 
 def figure(explanation: Explanation) -> Figure:
-    """Return the roofline as a Matplotlib figure that belongs to no window.
+    """Return the roofline as a Matplotlib figure without a window.
+
+    Args:
+        explanation: The explanation.
 
     Raises:
         MissingDependency: if Matplotlib is not installed.
@@ -57,7 +64,7 @@ def figure(explanation: Explanation) -> Figure:
 
 
 def _draw_roofs(axes: Any, explanation: Explanation) -> None:
-    """Draw memory's slope up to each ceiling, and the ceilings from there on."""
+    """Draw the memory slope up to each ceiling, and the ceilings from there on."""
     roof = explanation.roofline
     balances = [ceiling.balance for ceiling in roof.ceilings]
     left, right = min(*balances, roof.intensity) / 8, max(*balances, roof.intensity) * 8
@@ -75,7 +82,7 @@ def _draw_roofs(axes: Any, explanation: Explanation) -> None:
 
 
 def _draw_points(axes: Any, explanation: Explanation) -> None:
-    """Draw what is attainable, and the rates at the bound, at the predicted and at the measured time."""
+    """Draw the attainable rate, and the rates at the lower bound, the predicted and the measured time."""
     roof, x = explanation.roofline, explanation.roofline.intensity
     times = {"bound": (explanation.bound.us, "^"), "predicted": (explanation.predicted_us, "s")}
     measured = explanation.measured

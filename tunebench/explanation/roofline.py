@@ -1,8 +1,8 @@
-"""Arithmetic intensity against what the device can do: the roofline.
+"""Roofline: arithmetic intensity of a workload compared with the ops:byte ratio of the device.
 
-It knows the operator and the device, no configuration but for the pipe that is used. Unlike the bound it is
-no floor: a last-level cache may spare memory some of the bytes, and an algorithm (Winograd's) take fewer
-operations than the textbook's, of which its FLOPs are.
+It depends on the operator and the device; of the configuration only on the pipe that it uses. Unlike the
+lower bound it can be beaten: a last-level cache may serve part of the bytes, and an algorithm such as
+Winograd's may need fewer operations than the textbook's, which the FLOPs count.
 
 Source: Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 """
@@ -24,14 +24,14 @@ Pipe = Literal["tensor pipe", "fma pipe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
-    """The most that one kind of unit does, on all SMs at the highest clock.
+    """Peak rate of one kind of unit, on all SMs at the highest clock.
 
     Attributes:
-        pipe: Which units.
-        dtype: What they multiply: the type for tensor cores, f32 for the others.
-        gflop_s: 1e9 FLOPs a second.
-        balance: FLOPs in the time of one byte from memory: the device's ops:byte ratio. Work of a lower
-            intensity is memory limited.
+        pipe: The units.
+        dtype: Type they multiply; f32 for multiply-add units.
+        gflop_s: Rate in 1e9 FLOPs per second.
+        balance: FLOPs in the time of one byte from memory: the ops:byte ratio of the device. Work with a
+            lower arithmetic intensity is memory limited.
     """
 
     pipe: Pipe
@@ -42,13 +42,13 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """An operator's work against a device's ceilings.
+    """Work of an operator and ceilings of a device.
 
     Attributes:
         flops: FLOPs of the textbook algorithm.
-        traffic: Bytes that any implementation must move.
-        dram_gb_s: Peak memory bandwidth of the device.
-        ceilings: Of the pipe that the configuration uses first, then of others.
+        traffic: Compulsory memory traffic.
+        dram_gb_s: Peak memory bandwidth of the device, in GB/s.
+        ceilings: Ceiling of the pipe that the configuration uses first, then others.
     """
 
     flops: int
@@ -58,51 +58,57 @@ class Roofline:
 
     @property
     def intensity(self) -> float:
-        """FLOPs for each byte from and to memory."""
+        """Arithmetic intensity: FLOPs per byte of compulsory memory traffic."""
         return self.flops / self.traffic.total_bytes
 
     @property
     def used(self) -> Ceiling:
-        """The ceiling of the pipe that the configuration uses."""
+        """Ceiling of the pipe that the configuration uses."""
         return self.ceilings[0]
 
     @property
     def math_us(self) -> float:
-        """Time of the FLOPs at the ceiling that is used."""
+        """Time of the FLOPs at that ceiling, in microseconds."""
         return self.flops / (self.used.gflop_s * 1e3)
 
     @property
     def memory_us(self) -> float:
-        """Time of the bytes at the peak bandwidth."""
+        """Time of the bytes at the peak bandwidth, in microseconds."""
         return self.traffic.total_bytes / (self.dram_gb_s * 1e3)
 
     @property
     def us(self) -> float:
-        """Time at the roof: the longer of the two, since one can hide the other."""
+        """Roofline time: the longer of the two, because they can overlap."""
         return max(self.math_us, self.memory_us)
 
     @property
     def limit(self) -> Literal["math", "memory"]:
-        """What the roof is where this work meets it."""
+        """Which of the two is longer."""
         return "math" if self.math_us >= self.memory_us else "memory"
 
     @property
     def factor(self) -> float | None:
-        """How many times as long the longer of the two takes: the distance to the balance point.
+        """Ratio of the longer to the shorter of the two: the distance from the balance point.
 
-        None where there is nothing to compute.
+        None if there are no FLOPs.
         """
         shorter = min(self.math_us, self.memory_us)
         return self.us / shorter if shorter else None
 
     @property
     def attainable_gflop_s(self) -> float:
-        """The most FLOPs a second at this intensity."""
+        """Highest rate at this arithmetic intensity, in 1e9 FLOPs per second."""
         return min(self.used.gflop_s, self.intensity * self.dram_gb_s)
 
 
 def roofline(workload: Workload, costs: Costs, device: Device) -> Roofline:
-    """Return the roofline of a workload, for a configuration with such costs."""
+    """Return the roofline of a workload for a configuration.
+
+    Args:
+        workload: The workload.
+        costs: Costs of the configuration.
+        device: The device.
+    """
     fma = _ceiling("fma pipe", "f32", 2 * device.fma_per_clock, device)
     tensor = {
         dtype: _ceiling("tensor pipe", dtype, rate, device)

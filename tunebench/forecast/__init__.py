@@ -1,7 +1,14 @@
-"""How long something will probably take: a belief, never shown as measured and never used to prune.
+"""Predicted times, without running anything. A predicted time is never stored or shown as a measured one.
 
-`predict` is of a workload as the kernels of a vendor library run it; `predict_us` is of configurations of
-kernels of this package. Neither needs the device.
+- `tunebench.forecast.library`: time of a workload on library kernels (cuBLAS, cuDNN, PyTorch): `predict`,
+  `predict_all`. Built on it: `network` (whole networks), `table` (CSV files of workloads), `comparison`
+  (devices by speed and cost) and `footprint` (memory that a network needs).
+- `tunebench.forecast.utilisation`: time of configurations of this project's own kernels: `predict_us`,
+  `interval_us`.
+- `tunebench.forecast.parallel`: time of a training step on several GPUs.
+- `tunebench.forecast.training`: fits the model of library kernels (`library/model.npz`) to measurements.
+
+The device does not have to be present.
 """
 
 from tunebench.forecast.library import predict, predict_all

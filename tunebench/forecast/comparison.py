@@ -1,4 +1,4 @@
-"""Devices side by side: how fast each does the same work, and what that costs."""
+"""Comparison of devices by the speed and the cost of the same work."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["ComparedDevice", "with_prices"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedDevice:
-    """One of the devices that are compared, or several alike that do the work together.
+    """One device of a comparison, or several of the same kind that share the work.
 
     Attributes:
         device: The device.
-        time_us: Expected time of the work.
-        low_us: Nine of ten real times lie between this and `high_us`.
-        high_us: The other end.
-        items: Tokens, samples or runs that the work makes.
-        devices: How many of the device do it together.
-        price_per_hour: Of one device, in any currency; None where it was not given.
+        time_us: Predicted time of the work.
+        low_us: Lower end of the 90 % prediction interval.
+        high_us: Upper end of the 90 % prediction interval.
+        items: Tokens, samples or runs in the work.
+        devices: Number of devices that share the work.
+        price_per_hour: Price of one device for an hour, in any currency; None if unknown.
     """
 
     device: Device
@@ -36,28 +36,36 @@ class ComparedDevice:
 
     @property
     def items_per_s(self) -> float:
-        """Items that are made in a second."""
+        """Throughput in items per second."""
         return self.items / self.time_us * 1e6
 
     def cost_per_million(self, time_us: float | None = None) -> float | None:
-        """Return what a million items cost, at the expected time or another; None without a price."""
+        """Return the cost of one million items; None without a price.
+
+        Args:
+            time_us: Time of the work; None for the predicted time.
+        """
         if self.price_per_hour is None:
             return None
         hours = (self.time_us if time_us is None else time_us) / 3.6e9
         return hours * self.devices * self.price_per_hour / self.items * 1e6
 
     def speedup(self, first: ComparedDevice) -> float:
-        """Return how many times as many items a second it makes as another."""
+        """Return the throughput relative to that of another device."""
         return self.items_per_s / first.items_per_s
 
 
 def with_prices(
     compared: Sequence[ComparedDevice], prices: Mapping[str, float]
 ) -> tuple[ComparedDevice, ...]:
-    """Return contenders with the prices that are given, by the name of a device.
+    """Return the devices with their prices filled in.
+
+    Args:
+        compared: Devices of the comparison.
+        prices: Price of one device for an hour, by device name.
 
     Raises:
-        UnknownName: if a price is of none of them.
+        UnknownName: if a price names a device that is not compared.
         InputError: if a price is not positive.
     """
     names = {each.device.name for each in compared}

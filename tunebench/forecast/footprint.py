@@ -1,4 +1,4 @@
-"""What a model needs of memory at the very least: its parameters, and what training keeps of each."""
+"""Lower limit of the memory that a network needs: parameters, gradients and optimizer states."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tunebench.workloads.networks import Network, NetworkRun
 __all__ = ["OPTIMIZER_STATES", "min_memory_bytes"]
 
 OPTIMIZER_STATES = {"none": 0, "sgd": 0, "adamw": 2}
-"""Numbers that an optimizer keeps of each parameter: AdamW the means of gradients and of their squares."""
+"""Numbers an optimizer stores per parameter. AdamW stores the first and the second moment of the gradient."""
 
 _ONE = Parallelism()
 
 
 def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism = _ONE) -> int | None:
-    """Return what the device that holds most needs for parameters, gradients and the optimizer's states.
+    """Return the bytes of parameters, gradients and optimizer states on the fullest device.
 
-    Activations, workspaces and fragments come on top, so what exceeds a device's memory cannot run there, and
-    what does not may still not.
+    Activations, workspaces and fragmentation come on top. A network that exceeds a device's memory by this
+    figure cannot run there; one that does not may still fail.
 
     Args:
-        network: The model.
-        run: How it is run; all numbers are of its type.
-        division: How it is divided among devices.
+        network: The network.
+        run: How it runs; all numbers are stored in its dtype.
+        parallelism: How it is divided among devices.
 
     Returns:
-        Bytes; None if the network does not tell its parameters.
+        Bytes; None if the network does not know its number of parameters.
     """
     copies = 1 + (1 + OPTIMIZER_STATES[run.optimizer] if run.trains else 0)
     try:

@@ -1,4 +1,4 @@
-"""How long a whole network takes on one device: the sum over its operations, and where the time goes."""
+"""Predicted time of a whole network on one device: the sum over its operations, and each part's share."""
 
 from __future__ import annotations
 
@@ -25,55 +25,58 @@ __all__ = [
 ]
 
 MIN_KERNEL_US = 2.5
-"""Least time of a kernel that stands in a queue behind others.
+"""Shortest time of a kernel in a busy queue, in microseconds.
 
-The fastest rows of vendor libraries' products on H100 and A100. Source: library_gemm_*.csv of
+The fastest rows of library matrix products on H100 and A100. Source: library_gemm_*.csv of
 ai-dynamo/aiconfigurator.
 """
 
 MIN_PRODUCT_US = 5.0
-"""What the smallest products in f32 need on the device itself, taken to be."""
+"""Assumed time of the smallest f32 matrix products on the device itself, in microseconds."""
 
 DISPATCH_US = {False: 13.0, True: 30.0}
-"""What an operation costs beside its work where the queue is empty, by whether it is a product.
+"""Launch cost of an operation when the queue is empty, in microseconds, by whether it is a matrix product.
 
-Medians over seven devices: of the smallest products, and of intercepts of lines through the smallest rows of
-five elementwise operators, less what the kernels themselves need. They are 11 to 26 us, and 26 to 46 us.
-Source: operator latencies of sitar-lab/NeuSight.
+Medians over seven devices of two figures: the time of the smallest products, and the intercept of a line
+through the smallest rows of five elementwise operators; the time of the kernels themselves is subtracted.
+They range from 11 to 26 us, and for products from 26 to 46 us. Source: operator latencies of
+sitar-lab/NeuSight.
 """
 
 HOST_US = 10.0
-"""What the host needs to launch one operation of eager PyTorch: below that a device waits for it.
+"""Host time to launch one operation of eager PyTorch, in microseconds. The device waits if its work is
+shorter.
 
-An elementwise operator that is launched and timed alone takes 14 to 29 us beside the time of its bytes (the
-median intercept of five operators on each of seven devices), of which the way to the device, the kernel's own
-start and the clock's two marks are a part; 10 us are taken to be the host's. No measured network here is so
-small that it waits: this is a belief about small batches. Source: operator latencies of sitar-lab/NeuSight.
+An elementwise operator that is launched and timed alone takes 14 to 29 us more than its memory traffic
+(median intercept of five operators on each of seven devices). That includes the way to the device, the start
+of the kernel and two timing events; 10 us are assumed to be the host's share. No measured network is small
+enough to be limited by the host, so this is an assumption about small batches. Source: operator latencies of
+sitar-lab/NeuSight.
 """
 
 ERROR_CORRELATION = 0.5
-"""Correlation of the errors of two operations.
+"""Correlation between the errors of two operations.
 
-What is wrong about a device or an operator is wrong about all of its workloads, so errors do not average out;
-nor do they all point the same way.
+An error in the model of a device or an operator affects all of its workloads, so errors do not average out
+completely. They do not all have the same sign either.
 """
 
 LIST_ERROR = 0.08
-"""How far the operations of a network may be from what really runs, as a share of the time: nine in ten.
+"""90 % interval of the error of the list of operations itself, as a share of the total time.
 
-So much do sums of measured times over lists of operations differ from measured networks
+It is the error of sums of measured operator times against measured networks
 (`python -m benchmarks.predict_models --measured`).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationTime:
-    """One operation of a network, and how long it takes.
+    """Predicted time of one operation of a network.
 
     Attributes:
-        operation: What runs, and how often.
-        alone: The prediction of its workload, timed alone.
-        each_us: Time of one, in a queue behind others, or on an empty one.
+        operation: The operation and its count.
+        alone: Prediction of its workload when it is timed alone.
+        each_us: Time of one execution in the network.
     """
 
     operation: Operation
@@ -82,37 +85,37 @@ class OperationTime:
 
     @property
     def time_us(self) -> float:
-        """Time of all."""
+        """Time of all executions, in microseconds."""
         return self.each_us * self.operation.count
 
     @property
     def bound_us(self) -> float:
-        """What no kernels beat, one for each."""
+        """Lower bound of all executions, in microseconds."""
         return self.alone.bound_us * self.operation.count
 
     @property
     def low_us(self) -> float:
-        """Lower end of the interval of all, if all err alike."""
+        """Lower end of the 90 % interval of all executions, if their errors are the same."""
         return self.time_us * self.alone.low_us / self.alone.time_us
 
     @property
     def high_us(self) -> float:
-        """Upper end, likewise."""
+        """Upper end of the 90 % interval of all executions, if their errors are the same."""
         return self.time_us * self.alone.high_us / self.alone.time_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartTime:
-    """A line of the table that says where the time goes.
+    """One row of the breakdown of a network's time.
 
     Attributes:
-        part: Of the network; or a phase.
-        launches: Kernels.
-        time_us: Time of all of them.
-        bound_us: What no kernels beat.
+        part: Part of the network, or phase.
+        launches: Number of kernel launches.
+        time_us: Predicted time of the part.
+        bound_us: Lower bound of the part.
         flops: Floating-point operations.
         traffic_bytes: Bytes read and written.
-        share: Of the time of the whole.
+        share: Share of the network's time, 0 to 1.
     """
 
     part: str
@@ -126,18 +129,18 @@ class PartTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPrediction:
-    """How long a network takes on a device.
+    """Predicted time of a network on one device.
 
     Attributes:
-        network: Its name.
-        device: Where.
-        run: How it is run.
-        time_us: Expected time of one pass, or of one training step; never below `bound_us`.
-        low_us: Nine of ten real times lie between this and `high_us`.
-        high_us: The other end.
-        bound_us: Sum of what no kernels for these operations beat.
-        host_us: What the host needs to launch all; if it is more than the device needs, it is the time.
-        operations: Of what the time is made.
+        network: Name of the network.
+        device: The device.
+        run: How the network runs.
+        time_us: Predicted time of one forward pass or one training step; never below `bound_us`.
+        low_us: Lower end of the 90 % prediction interval.
+        high_us: Upper end of the 90 % prediction interval.
+        bound_us: Sum of the lower bounds of all operations.
+        host_us: Host time to launch all kernels. If it exceeds the device time, it is the predicted time.
+        operations: Predicted time of each operation.
     """
 
     network: str
@@ -152,35 +155,35 @@ class NetworkPrediction:
 
     @property
     def device_us(self) -> float:
-        """Sum of the times of all operations on the device."""
+        """Time of all operations on the device, in microseconds."""
         return sum(each.time_us for each in self.operations)
 
     @property
     def waits_for_host(self) -> bool:
-        """Whether launching takes longer than what is launched."""
+        """Whether the host needs longer to launch the kernels than the device to run them."""
         return self.host_us > self.device_us
 
     @property
     def launches(self) -> int:
-        """Kernels that are launched."""
+        """Number of kernel launches."""
         return sum(each.operation.count for each in self.operations)
 
     @property
     def items(self) -> int:
-        """Tokens of one pass; samples, if the network has no sequences."""
+        """Tokens of one pass; samples if the network has no sequences."""
         return self.run.batch * max(1, self.run.seq)
 
     @property
     def items_per_s(self) -> float:
-        """Tokens, or samples, a second."""
+        """Throughput in tokens or samples per second."""
         return self.items / self.time_us * 1e6
 
     def parts(self) -> tuple[PartTime, ...]:
-        """Return where the time goes by part, the longest first."""
+        """Return the time of each part of the network, longest first."""
         return _table([(each.operation.part, each) for each in self.operations])
 
     def phases(self) -> tuple[PartTime, ...]:
-        """Return where the time goes by phase: forward, backward, optimizer; the longest first."""
+        """Return the time of each phase (forward, backward, optimizer), longest first."""
         return _table([(each.operation.phase, each) for each in self.operations])
 
 
@@ -192,20 +195,20 @@ def predict_network(
     host_us_per_launch: float = HOST_US,
     model: ForecastModel | None = None,
 ) -> NetworkPrediction:
-    """Predict one pass, or one training step, of a network on one device.
+    """Predict one forward pass or one training step of a network on one device.
 
-    Operations run one after the other, each as long as if it were alone, less what only one alone costs: the
-    way from the host, which a queue hides.
+    Operations run one after the other. Each takes its time alone minus the launch cost that a busy queue
+    hides.
 
     Args:
-        network: What is run.
-        device: Where; it need not be here.
-        run: Batch, length of sequences, mode, type and so on.
-        host_us_per_launch: What the host needs for one launch; 0 for a captured graph.
-        model: What was learned of kernels; the shipped model if it is None.
+        network: The network.
+        device: The device; it does not have to be present.
+        run: Batch, sequence length, mode, dtype and so on.
+        host_us_per_launch: Host time per kernel launch in microseconds; 0 for a captured CUDA graph.
+        model: Model of the library kernels; None for the bundled one.
 
     Raises:
-        InputError: if the network cannot be run so.
+        InputError: if the network does not support this run.
     """
     times = predict_operations(network.operations(run), device, model=model)
     busy = sum(each.time_us for each in times)
@@ -229,12 +232,12 @@ def predict_network(
 def predict_operations(
     operations: Sequence[Operation], device: Device, *, model: ForecastModel | None = None
 ) -> tuple[OperationTime, ...]:
-    """Predict operations that follow one another without a gap; alike workloads once.
+    """Predict operations that run one after the other without a gap. Equal workloads are predicted once.
 
     Args:
-        operations: Of one network, or of a part of it.
-        device: Where they run.
-        model: What was learned of kernels; the shipped model if it is None.
+        operations: Operations of a network or of a part of it.
+        device: The device.
+        model: Model of the library kernels; None for the bundled one.
     """
     problems = tuple(dict.fromkeys(each.workload for each in operations))
     if not problems:
@@ -259,7 +262,7 @@ def _is_product(work: Workload) -> bool:
 
 
 def _least(work: Workload) -> Workload:
-    """Return next to no work of the same operator and type: how long it takes is what any costs alone."""
+    """Return the smallest workload of the same operator and dtype: its time is the launch cost."""
     sizes = _LEAST.get(work.operator)
     return work if sizes is None else type(work).from_dimensions({**sizes, "dtype": work.dtype})
 
@@ -273,15 +276,17 @@ _LEAST: dict[str, dict[str, Any]] = {
     "rmsnorm": {"rows": 1, "cols": 32},
     "softmax": {"rows": 1, "cols": 32},
 }
-"""Sizes of next to no work, by operator. The others take as long in a queue as alone, until more is known."""
+"""Dimensions of the smallest workload, by operator. For all others the launch cost is unknown and not
+subtracted.
+"""
 
 
 def _queued_us(alone: Prediction, least_us: float) -> float:
-    """Return a time without what a kernel costs only if it is timed alone.
+    """Return the time in a busy queue, without the launch cost of a kernel that is timed alone.
 
     Args:
-        alone: Of a workload.
-        least_us: Time of next to no work of its operator and type.
+        alone: Prediction of the workload when it is timed alone.
+        least_us: Time of the smallest workload of the same operator and dtype.
     """
     if alone.workload.operator not in _LEAST:
         return alone.time_us
@@ -292,14 +297,14 @@ def _queued_us(alone: Prediction, least_us: float) -> float:
 def interval_widths(
     times: Iterable[OperationTime], together: float = ERROR_CORRELATION
 ) -> tuple[float, float]:
-    """Return how far below and above their sum the time of operations may be, in microseconds.
+    """Return the distances from the total time to both ends of its 90 % interval, in microseconds.
 
-    Half-widths h of intervals add up to ``sqrt(c (sum h)^2 + (1 - c) sum h^2)``, c being the correlation of
-    errors; what the list of operations may itself be wrong by is independent of it.
+    Half-widths h of the operations' intervals add up to ``sqrt(c (sum h)^2 + (1 - c) sum h^2)``, where c is
+    the correlation of errors. The error of the list of operations is independent of it.
 
     Args:
-        times: Of operations; alike ones err alike.
-        together: Correlation of the errors of two operations.
+        times: Predicted time of each operation.
+        together: Correlation between the errors of two operations.
     """
     given = list(times)
     lists = LIST_ERROR * sum(each.time_us for each in given)
@@ -313,7 +318,7 @@ def _combined(widths: Sequence[float], together: float) -> float:
 
 
 def _table(named: Sequence[tuple[str, OperationTime]]) -> tuple[PartTime, ...]:
-    """Return one line a name."""
+    """Return one row per name, longest time first."""
     total = sum(each.time_us for _, each in named) or 1.0
     groups: dict[str, list[OperationTime]] = {}
     for name, each in named:

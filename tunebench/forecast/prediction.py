@@ -1,4 +1,4 @@
-"""What a prediction says: a time, how sure it is, and what it rests on."""
+"""The result of a prediction: expected time, 90 % interval, lower bound, limiting resource and basis."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ if TYPE_CHECKING:
 __all__ = ["Basis", "Binding", "Prediction", "Predictions"]
 
 Basis = Literal["interpolated", "extrapolated"]
-"""What a prediction rests on.
+"""How a prediction relates to the measured data.
 
-``"interpolated"``: problems and devices like this one were measured. ``"extrapolated"``: the problem or the
-device lies outside of what was measured, and the interval is wider.
+``"interpolated"``: similar workloads and devices were measured. ``"extrapolated"``: the workload or the
+device is outside the measured range, and the interval is wider.
 """
 
 Binding = Literal["tensor pipe", "fma pipe", "dram", "launch"]
-"""What takes most of the time: a unit of the device, or what a launch costs whatever it does."""
+"""The limiting resource: a unit of the device, or the launch overhead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """How long a workload will take on a device, run by the kernels a framework would choose.
+    """Predicted time of a workload on a device, with the library kernels that a framework would choose.
 
     Attributes:
-        workload: What is computed.
-        device: Where.
+        workload: The workload.
+        device: The device.
         time_us: Expected time; never below `bound_us`.
-        low_us: Nine of ten real times lie between this and `high_us`; never below `bound_us`.
-        high_us: The other end.
-        bound_us: What no kernel that does the textbook's operations beats, even if caches hold its inputs.
-        utilisation: Share of the peak that is reached: operations at the rate that the device sustains, or
-            bytes at the bandwidth of its memory, over the expected time. Caches may serve more than that.
-        binding: What takes most of the time.
-        basis: Whether it lies within what was measured.
-        because: What the basis is, in words.
+        low_us: Lower end of the 90 % prediction interval; never below `bound_us`.
+        high_us: Upper end of the 90 % prediction interval.
+        bound_us: Lower bound of any kernel that executes the textbook algorithm, even if caches hold its
+            inputs.
+        utilisation: Share of the peak: FLOPs at the sustained rate, or bytes at the memory bandwidth, divided
+            by the expected time. It may exceed 1 if caches serve part of the bytes.
+        binding: Limiting resource.
+        basis: Whether similar workloads and devices were measured.
+        because: Reason for the basis, in words; empty if there is nothing to explain.
     """
 
     workload: Workload
@@ -60,12 +61,12 @@ class Prediction:
 
     def __post_init__(self) -> None:
         if not 0 <= self.bound_us <= self.low_us <= self.time_us <= self.high_us:
-            raise InputError(f"a prediction's bound, low, time and high must not fall; got {self}")
+            raise InputError(f"expected 0 <= bound_us <= low_us <= time_us <= high_us, got {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """Predictions of many workloads on one device, as columns; attributes are those of `Prediction`."""
+    """Predictions of many workloads on one device, as columns. Attributes are those of `Prediction`."""
 
     workloads: tuple[Workload, ...]
     device: Device
@@ -82,7 +83,7 @@ class Predictions:
         return len(self.workloads)
 
     def __getitem__(self, index: int) -> Prediction:
-        """Return one prediction."""
+        """Return the prediction of one workload."""
         return Prediction(
             workload=self.workloads[index],
             device=self.device,

@@ -1,4 +1,4 @@
-"""A table of workloads as CSV, predicted row by row: of any length, with a chunk in memory at a time."""
+"""Prediction of every workload in a CSV file. One chunk of rows is in memory at a time."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from tunebench.workloads import parse
 __all__ = ["ADDED", "RejectedRow", "TableResult", "predict_table"]
 
 COLUMN = "workload"
-"""The column that holds the text of a workload."""
+"""Name of the column that holds the workload text."""
 ADDED = ("predicted_us", "low_us", "high_us", "bound_us", "basis", "error")
-"""Columns that are added; of a row that cannot be used all but the last are empty, of any other the last."""
+"""Columns added to the file. A rejected row has only the last one filled, any other row all but the last one.
+"""
 CHUNK = 4096
-"""Rows that are read, predicted and written together."""
+"""Number of rows that are read, predicted and written together."""
 KEPT = 1000
-"""Refused rows of which the reason is kept; the file has them all."""
+"""Most rejected rows whose reason is kept in memory; the output file has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
-    """A row that cannot be used.
+    """A row that cannot be predicted.
 
     Attributes:
-        line: Of the file, counted from 1, at which the row begins.
-        reason: Why.
+        line: Line of the file where the row begins, counted from 1.
+        reason: Why the row was rejected.
     """
 
     line: int
@@ -49,13 +50,13 @@ class RejectedRow:
 
 @dataclass(slots=True)
 class TableResult:
-    """What was done with a table.
+    """Summary of a predicted table.
 
     Attributes:
-        rows: Rows that were written.
-        rejected: How many of them cannot be used.
-        faults: The first of those.
-        interrupted: Whether it was stopped before its end: then the rows done so far are written.
+        rows: Number of rows written.
+        rejected: Number of rows that could not be predicted.
+        faults: The first rejected rows.
+        interrupted: Whether Ctrl-C stopped the run; the rows predicted before are written.
     """
 
     rows: int = 0
@@ -66,7 +67,7 @@ class TableResult:
 
 @dataclass(slots=True)
 class _Row:
-    """One row: where it begins, its cells, and its workload or what is wrong with it."""
+    """One row: its line number, its cells, and its workload or the reason for its rejection."""
 
     line: int
     cells: list[str]
@@ -81,30 +82,31 @@ def predict_table(
     *,
     watcher: Callable[[TableResult, float], None] = lambda result, share: None,
 ) -> TableResult:
-    """Predict every row of a CSV file, and write it again with the columns of `ADDED` behind its own.
+    """Predict every row of a CSV file and write the file again with the columns of `ADDED` appended.
 
-    The file has a header with a column ``workload``; other columns are kept as they are. A file of that
-    column alone needs no quotes around workloads. A row that cannot be used keeps its place, with the reason
-    as `error`. `out` appears whole, or not at all, and after Ctrl-C with the rows done so far.
+    The header must have a column ``workload``; other columns are copied unchanged. In a file with only that
+    column, workloads need no quotes. A rejected row keeps its place and has the reason in column `error`. The
+    output file is written completely or not at all; after Ctrl-C it has the rows predicted so far.
 
     Args:
-        source: File to read, in UTF-8; ``.tsv`` is parted by tabs, anything else by commas.
-        device: Where the workloads would run.
-        out: File to write, parted likewise by its own name.
-        watcher: Is told after every chunk what was done, and which share of the file was read.
+        source: File to read, in UTF-8, separated by tabs if its name ends in ``.tsv`` and by commas
+            otherwise.
+        device: The device.
+        out: File to write; its separator follows from its own name.
+        watcher: Progress callback. It receives the summary and the share of the file read after every chunk.
 
     Raises:
-        InputError: if a file cannot be read or written, or the header has no column ``workload``, or one of
-            those that are added.
+        InputError: if a file cannot be read or written, the header has no column ``workload``, or it already
+            has one of the columns to add.
     """
     source, out = Path(source), Path(out)
     if out.exists() and source.exists() and out.samefile(source):
-        raise InputError(f"{out} is what is read: write to another file")
+        raise InputError(f"--out must differ from the file that is read, got {out} for both")
     result = TableResult()
     try:
         size = max(1, source.stat().st_size)
         with source.open("rb") as raw, _replacing(out) as target:
-            # What is not UTF-8 passes through as it is.
+            # Bytes that are not valid UTF-8 are copied unchanged.
             text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
             reader = csv.reader(text, delimiter=_delimiter(source))
             header = _header(reader, source)
@@ -135,15 +137,19 @@ def _delimiter(path: Path) -> str:
 def _header(reader: Any, source: Path) -> list[str]:
     header = [name.strip() for name in next(reader, [])]
     if COLUMN not in header:
-        raise InputError(f"{source}: the first line must name columns, one of them {COLUMN}; got {header}")
+        raise InputError(
+            f"{source}: the first line must name the columns, one of them {COLUMN}; got {header}"
+        )
     taken = sorted({*ADDED} & {*header})
     if taken:
-        raise InputError(f"{source}: has columns that are to be added, rename them: {', '.join(taken)}")
+        raise InputError(
+            f"{source}: rename these columns, the output adds columns with the same names: {', '.join(taken)}"
+        )
     return header
 
 
 def _rows(reader: Any, header: Sequence[str], source: Path) -> Iterator[_Row]:
-    """Yield the rows, as long as the header unless they are longer; blank lines are no rows."""
+    """Yield the rows, padded to the length of the header. Blank lines are skipped."""
     while True:
         line = reader.line_num + 1
         try:
@@ -174,7 +180,7 @@ def _chunks(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
 
 
 def _done(rows: list[_Row], width: int, place: int, device: Device, result: TableResult) -> list[list[str]]:
-    """Return the cells of rows as they are written, and count what cannot be used."""
+    """Return the output cells of the rows, and count rejected rows."""
     for row in rows:
         _read(row, width, place)
     found = iter(_figures(rows, device))
@@ -188,7 +194,7 @@ def _done(rows: list[_Row], width: int, place: int, device: Device, result: Tabl
             result.rejected += 1
             if len(result.faults) < KEPT:
                 result.faults.append(RejectedRow(row.line, row.error))
-        # Cells beyond the header stay, behind all columns: nothing is lost, and each column holds its own.
+        # Cells beyond the header go behind the added columns, so that every column keeps its meaning.
         cells.append([*row.cells[:width], *figures, row.error, *row.cells[width:]])
     return cells
 
@@ -196,7 +202,7 @@ def _done(rows: list[_Row], width: int, place: int, device: Device, result: Tabl
 def _read(row: _Row, width: int, place: int) -> None:
     if len(row.cells) > width:
         fields = f"{len(row.cells)} fields where the header has {width}"
-        row.error = f"{fields}: put double quotes around a workload's text"
+        row.error = f"{fields}: put double quotes around the workload text"
         return
     try:
         row.workload = parse(row.cells[place])
@@ -205,13 +211,13 @@ def _read(row: _Row, width: int, place: int) -> None:
 
 
 def _figures(rows: Sequence[_Row], device: Device) -> Iterator[list[str] | str]:
-    """Yield what is added to each row that could be read: its figures, or why it has none."""
+    """Yield the added cells of each row that has a workload, or the reason why it cannot be predicted."""
     workloads = [row.workload for row in rows if row.workload is not None]
     if not workloads:
         return
     try:
         yield from _formatted(predict_all(workloads, device))
-    except TunebenchError:  # one of them cannot be predicted: find out which
+    except TunebenchError:  # at least one cannot be predicted: try them one by one
         for workload in workloads:
             try:
                 yield from _formatted(predict_all([workload], device))
@@ -237,28 +243,28 @@ def _text(rows: Sequence[Sequence[str]], out: Path) -> bytes:
 
 
 class _Target:
-    """A file in the making, of which whole chunks count."""
+    """An output file that can be cut back to its last complete chunk."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._settled = file, 0
 
     def write(self, data: bytes) -> None:
-        """Add to it."""
+        """Append data."""
         self._file.write(data)
 
     def settle(self) -> None:
-        """Remember that what was written so far is whole."""
+        """Mark the end of a complete chunk."""
         self._settled = self._file.tell()
 
     def cut(self) -> None:
-        """Drop what has been written since."""
+        """Drop the data behind the last complete chunk."""
         self._file.flush()
         self._file.truncate(self._settled)
 
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[_Target]:
-    """Give a file that takes the place of `path` once it is done; an error leaves `path` as it was."""
+    """Yield a temporary file that replaces `path` at the end; after an error `path` is unchanged."""
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:

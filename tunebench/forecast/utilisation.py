@@ -1,10 +1,11 @@
-"""Expected times from bounds: each resource reaches a usual share of its peak, and a launch costs something.
+"""Predicted time of this project's own kernels: each resource reaches a typical share of its peak rate.
 
-The share is ``a - b / waves``, where waves are the blocks an SM runs one after the other: the last blocks
-of a launch leave units idle. `b` is small because the bound counts whole blocks an SM already.
+The share (utilisation) is ``a - b / waves``, where waves is the number of blocks that an SM runs one after
+the other: the last wave of a launch leaves units idle (tail effect). `b` is small because the lower bound
+already counts whole blocks per SM. Each launch adds a constant.
 
-Source: the form is that of NeuSight (Lee, Phanishayee and Mahajan, ASPLOS 2025). The constants were fitted
-to public measurements, by mean absolute relative error, and rounded; each names its own below.
+Source: the form is that of NeuSight (Lee, Phanishayee and Mahajan, ASPLOS 2025). The constants were fitted to
+public measurements by mean absolute relative error, and rounded; each comment below names its data.
 """
 
 from __future__ import annotations
@@ -27,72 +28,72 @@ __all__ = ["INTERVAL", "LAUNCH_US", "UTILISATION", "Utilisation", "interval_us",
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """The share of a resource's peak that kernels reach: ``a - b / waves``, where waves is at least 1."""
+    """Share of a resource's peak rate that kernels reach: ``a - b / waves``, with waves at least 1."""
 
     a: float
     b: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 < self.a - self.b <= self.a <= 1):
-            raise ValueError(f"a utilisation lies in (0, 1] for any number of waves; got {self}")
+            raise ValueError(f"a utilisation must be in (0, 1] for every number of waves, got {self}")
 
     def at(self, waves: Array) -> Array:
-        """Return the share reached with this many waves."""
+        """Return the utilisation for each number of waves."""
         return self.a - self.b / np.maximum(1.0, waves)
 
 
 UTILISATION: dict[Resource, Utilisation] = {
-    # bf16 products of vendor libraries on A100 SXM and H100 SXM, 71,484 rows.
+    # bf16 library matrix products on A100 SXM and H100 SXM, 71,484 rows.
     # Source: library_gemm_*.csv of ai-dynamo/aiconfigurator.
     "tensor pipe": Utilisation(0.80, 0.05),
     "fill port": Utilisation(0.85),
     "dram": Utilisation(0.77),
-    # f32 products of vendor libraries on P100, V100 and A100, 39,497 rows. P4 and T4 run into their power
+    # f32 library matrix products on P100, V100 and A100, 39,497 rows. P4 and T4 run into their power
     # limit and reach half of it. Source: operator latencies of sitar-lab/NeuSight.
     "fma pipe": Utilisation(0.85, 0.05),
-    # No public rows are bound by these: they are taken to behave as the FMA pipe.
+    # No public measurements are limited by these resources; the FMA pipe's utilisation is assumed.
     "issue": Utilisation(0.85, 0.05),
     "special functions": Utilisation(0.85, 0.05),
     "latency": Utilisation(0.85, 0.05),
-    # The highest share of the floor that any configuration reaches in recorded SGEMM and convolution spaces
+    # Highest share of the lower bound that any configuration reaches in recorded SGEMM and convolution spaces
     # (RTX 3090, A100). Source: AutoTuningAssociation/benchmark_hub.
     "shared": Utilisation(0.75),
-    # Likewise, on RTX 3060 laptop and RTX 3090.
+    # The same on RTX 3060 laptop and RTX 3090.
     "load/store": Utilisation(0.80),
 }
 
 LAUNCH_US = 3.5
-"""What one launch costs beside its work: ramp-up, prologue and drain, without the host's share.
+"""Overhead of one launch in microseconds: ramp-up, prologue and drain, without the host's share.
 
-Fitted with the tensor-pipe constants; the fastest rows of the same data take 2.5 us on H100 and A100.
+Fitted together with the tensor-pipe constants; the fastest rows of the same data take 2.5 us on H100 and
+A100.
 """
 
 INTERVAL = (0.55, 1.9)
-"""What nine of ten times lie between, as multiples of the expected one.
+"""90 % prediction interval, as multiples of the expected time.
 
-Of bf16 products of vendor libraries (the same data, the fastest of 80 tiles and splits) 98 % do on H100, 94 %
-on A100, and on B200 and RTX PRO 6000, which the constants have not seen, 97 % and 92 %. On kernels of this
-package it has not been measured.
+It contains 98 % of the bf16 library products on H100 and 94 % on A100 (same data, the fastest of 80 tiles and
+splits), and 97 % and 92 % on B200 and RTX PRO 6000, which were not used to fit the constants. On this
+project's own kernels it has not been measured.
 """
 
 
 def predict_us(bounds: Bounds, costs: Costs, device: Device) -> Array:
-    """Return the expected time of each row of `bounds`, in microseconds; never below its bound.
+    """Return the expected time of each row of `bounds`, in microseconds; never below its lower bound.
 
-    It is a belief. Known error, as mean absolute percentage, against vendor-library bf16 products
-    (`docs/bound.md` tells how it was measured):
+    Mean absolute percentage error against bf16 library products (method in `docs/bound.md`):
 
-    - every product as blocks of one 128 x 128 tile, where those fill every SM once: 18 % on H100 and on
-      A100; over all shapes 113 % and 179 %, since nobody runs a product of few rows so;
-    - the fastest of 80 tiles and splits, over all shapes: 15 % on H100, 21 % on A100, and on B200 and
-      RTX PRO 6000, which the constants have not seen, 21 % and 26 %.
+    - every product in blocks of one 128 x 128 tile, where blocks fill every SM at least once: 18 % on H100
+      and on A100; over all shapes 113 % and 179 %, because nobody runs a product of few rows that way;
+    - the fastest of 80 tiles and splits, over all shapes: 15 % on H100, 21 % on A100, and 21 % and 26 % on
+      B200 and RTX PRO 6000, which were not used to fit the constants.
 
-    Its error on kernels of this package is not known; on a CPU it rests on assumed rates.
+    The error on this project's own kernels is unknown. On a CPU the prediction uses assumed rates.
 
     Args:
-        bounds: Of the same rows.
-        costs: What those bounds were computed from.
-        device: Likewise.
+        bounds: Lower bounds of the configurations.
+        costs: Costs that the lower bounds were computed from.
+        device: The device.
     """
     blocks = np.asarray(costs.blocks, dtype=np.float64)
     waves = blocks / device.sm_count
@@ -105,11 +106,11 @@ def predict_us(bounds: Bounds, costs: Costs, device: Device) -> Array:
 
 
 def interval_us(expected: Array, bounds: Bounds) -> tuple[Array, Array]:
-    """Return what nine of ten times lie between (see `INTERVAL`), in microseconds; never below the bound.
+    """Return both ends of the 90 % prediction interval (`INTERVAL`) in microseconds, at least the bound.
 
     Args:
-        expected: What `predict_us` returned.
-        bounds: Of the same rows.
+        expected: Times returned by `predict_us`.
+        bounds: Lower bounds of the same configurations.
     """
     low, high = INTERVAL
     return np.maximum(expected * low, bounds.us), expected * high

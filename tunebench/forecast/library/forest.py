@@ -1,4 +1,4 @@
-"""Sums of regression trees, evaluated by NumPy alone: what was learned needs no library to be asked."""
+"""Sums of regression trees (gradient boosting), evaluated with NumPy only, without scikit-learn."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["Forest"]
 
 CHUNK_ROWS = 4096
-"""Rows that are evaluated at a time, so that what is held for each tree stays in cache."""
+"""Rows evaluated at a time, so that the node indices of all trees stay in cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """A sum of trees: nodes of all trees one after the other, children always behind their parent.
+    """A sum of regression trees. One array holds the nodes of all trees, children behind their parents.
 
     Attributes:
-        base: What is added to the sum of the trees.
-        roots: (T,) i32, the first node of each tree.
-        feature: (N,) i8, the column a node asks; -1 for a leaf.
-        threshold: (N,) f32; at or below it a row goes left. A leaf has its value here.
-        left: (N,) i16, how far behind the node its left child stands; 0 for a leaf.
-        right: (N,) i16, likewise.
-        depth: Longest way from a root to a leaf.
+        base: Constant added to the sum of the trees.
+        roots: (T,) i32, index of the root of each tree.
+        feature: (N,) i8, column that a node compares; -1 for a leaf.
+        threshold: (N,) f32. A row goes left if its value is at or below it. In a leaf, the value of the leaf.
+        left: (N,) i16, offset of the left child from the node; 0 for a leaf.
+        right: (N,) i16, offset of the right child from the node; 0 for a leaf.
+        depth: Longest path from a root to a leaf.
     """
 
     base: float
@@ -46,7 +46,7 @@ class Forest:
         """Return the value of each row.
 
         Args:
-            features: (R, F), rounded to f32 to be compared.
+            features: (R, F), rounded to f32 before comparison.
         """
         rounded = np.asarray(features, dtype=np.float32)
         parts = [self._some(rounded[i : i + CHUNK_ROWS]) for i in range(0, len(rounded), CHUNK_ROWS)]
@@ -58,13 +58,13 @@ class Forest:
         index = np.arange(len(rows))[None, :]
         for _ in range(self.depth):
             asked = self.feature[node]
-            goes_left = rows[index, asked] <= self.threshold[node]  # a leaf goes nowhere, whatever it asks
+            goes_left = rows[index, asked] <= self.threshold[node]  # a leaf has offset 0 on both sides
             node += np.where(goes_left, self.left[node], self.right[node])
         total: Array = self.threshold[node].sum(axis=0, dtype=np.float64)
         return total + self.base
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return it as arrays, for a file."""
+        """Return the arrays that `from_arrays` reads."""
         return {
             "base": np.array([self.base]),
             "roots": self.roots,
@@ -77,7 +77,7 @@ class Forest:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]]) -> Forest:
-        """Return the forest that `arrays` describe, as they come from a file."""
+        """Return the forest stored by `arrays`."""
         return cls(
             base=float(arrays["base"][0]),
             roots=np.asarray(arrays["roots"], dtype=np.int32),

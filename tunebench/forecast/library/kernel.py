@@ -1,7 +1,7 @@
-"""What kernels of vendor libraries a framework launches for a workload, in the terms their times depend on.
+"""The library kernels that a framework launches for a workload, with the figures that their time depends on.
 
-A framework fuses little by itself: a bias into a matrix product, a mask into attention. Any other neighbour
-is a launch of its own, as `Workload.unfused` has them.
+A framework fuses little: a bias into a matrix product, a mask into attention. Every other neighbouring
+operation is a separate launch, as returned by `Workload.unfused`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "Arithmetic", "Family", "LibraryKernel", "library_kernels"]
 
 Family = Literal["product", "elementwise", "softmax", "norm", "attention"]
-"""Kernels whose times follow one from another."""
+"""Kernels whose times are modelled together."""
 
 Arithmetic = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8"]
-"""What a kernel multiplies in; `f32` means multiply-add units where no tensor core does it."""
+"""Arithmetic of a kernel. `f32` is multiply-add units, or tensor cores on devices that have them for f32."""
 
 _ROWS = ("rows", "cols", "read_bytes", "write_bytes")
 COLUMNS: dict[Family, tuple[str, ...]] = {
@@ -39,21 +39,23 @@ COLUMNS: dict[Family, tuple[str, ...]] = {
     "norm": _ROWS,
     "attention": ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal", "bytes", "products"),
 }
-"""The figures of a kernel, by family: sizes as they are; bytes of a whole array, or of one element of
-operands (`in_bytes`, `bytes`) and results (`out_bytes`); bytes beyond those of operands and results
-(`extra_bytes`), below 0 where operands are views of less; matrix products of attention (2 forward).
+"""Figures of a kernel, by family: sizes; bytes of a whole array, or of one element of the operands
+(`in_bytes`, `bytes`) and the result (`out_bytes`); bytes in addition to operands and result (`extra_bytes`),
+negative where operands are views of smaller arrays; number of matrix products of attention (2 in the forward
+pass).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryKernel:
-    """One launch.
+    """One kernel launch.
 
     Attributes:
-        family: Which it belongs to.
-        arithmetic: What it multiplies in.
-        figures: In the order of `COLUMNS`.
-        borrowed: Empty, or whose times are taken for those of a kernel that nobody measured.
+        family: Family of the kernel.
+        arithmetic: Arithmetic of the kernel.
+        figures: Figures in the order of `COLUMNS`.
+        proxy: Explanation of the substitute if the kernel is predicted as another kind of kernel, because its
+            own kind was not measured; otherwise empty.
     """
 
     family: Family
@@ -63,7 +65,7 @@ class LibraryKernel:
 
 
 def library_kernels(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
-    """Return what a framework launches for a workload on a device, in order."""
+    """Yield the kernels that a framework launches for a workload on a device, in order."""
     known = _OPERATORS.get(workload.operator)
     if known is not None:
         yield from known(workload, device)
@@ -72,9 +74,11 @@ def library_kernels(workload: Workload, device: Device) -> Iterator[LibraryKerne
     shape = max((tensor.shape for tensor in workload.outputs()), key=len, default=())
     cols = shape[-1] if shape else 1
     rows = max(1, traffic.write_bytes // max(1, cols * itemsize(storage(workload.dtype))))
-    # A kernel that moves nothing still writes that it ran: there is no logarithm of 0 bytes.
+    # The features have logarithms of bytes, so a kernel that moves no bytes counts as one that writes one.
     figures = (rows, cols, traffic.read_bytes, max(1, traffic.write_bytes))
-    yield LibraryKernel("elementwise", "f32", figures, f"{workload.operator} as an elementwise operation")
+    yield LibraryKernel(
+        "elementwise", "f32", figures, f"{workload.operator} predicted as an elementwise operation"
+    )
 
 
 # -------------------------------------------------------------------------------------- what multiplies
@@ -82,14 +86,14 @@ def library_kernels(workload: Workload, device: Device) -> Iterator[LibraryKerne
 
 @functools.cache
 def _instead(dtype: str, rates: tuple[str, ...]) -> tuple[Arithmetic, str]:
-    """Return what a device with these tensor-core types multiplies in, and a word if not in `dtype`."""
+    """Return the arithmetic for a dtype, given a device's tensor-core types, and a reason if it differs."""
     if dtype == "f32" or dtype in rates:
         return dtype, ""  # type: ignore[return-value]
     fallback: dict[str, tuple[Arithmetic, ...]] = {"e4m3": ("bf16", "f16"), "i8": ("f32",)}
     for other in fallback.get(dtype, ()):
         if other in rates:
-            return other, f"{dtype} multiplied in {other}, since the device has no tensor cores for it"
-    return "f32", f"{dtype} multiplied in f32, since the device has no tensor cores for it"
+            return other, f"{dtype} multiplied in {other}: the device has no tensor cores for {dtype}"
+    return "f32", f"{dtype} multiplied in f32: the device has no tensor cores for {dtype}"
 
 
 def _arithmetic(dtype: str, device: Device) -> tuple[Arithmetic, str]:
@@ -101,18 +105,18 @@ def _product(
 ) -> LibraryKernel:
     arithmetic, why = _arithmetic(dtype, device)
     stored = itemsize(storage(dtype))  # type: ignore[arg-type]
-    # What is served in 8 bits is rounded to them first: 16 bits read and 8 written an element of a.
+    # 8-bit operands are first converted from 16 bits: 2 bytes read and 1 written per element of a.
     extra = 3 * batch * m * k if dtype == "e4m3" else 0
     figures = (batch, m, n, k, stored, itemsize(out), extra)  # type: ignore[arg-type]
     if arithmetic == "tf32":
-        why = "tf32 as other products of tensor cores"
+        why = "tf32 predicted as another tensor-core type"
     if arithmetic == "i8":
         why = "i8 as e4m3"
     return LibraryKernel("product", arithmetic, figures, proxy or why)
 
 
 def _moving(product: LibraryKernel, total_bytes: int) -> LibraryKernel:
-    """Return a product whose operands are read from fewer bytes than they would have as matrices, or more."""
+    """Return a product with the bytes that are moved in total, where operands are not plain matrices."""
     batch, m, n, k, in_bytes, out_bytes, _ = product.figures
     matrices = batch * (in_bytes * (m * k + k * n) + out_bytes * m * n)
     figures = (*product.figures[:-1], total_bytes - matrices)
@@ -120,19 +124,19 @@ def _moving(product: LibraryKernel, total_bytes: int) -> LibraryKernel:
 
 
 def _rows(family: Family, workload: Workload, proxy: str = "") -> LibraryKernel:
-    """Return a kernel that reads and writes rows; 16-bit ones move fewer bytes, but as f32 ones do."""
+    """Return a kernel over rows. Kernels in 16 bits are predicted as f32 kernels of the same bytes."""
     dimensions: Any = workload
     traffic = workload.traffic()
     figures = (dimensions.rows, dimensions.cols, traffic.read_bytes, traffic.write_bytes)
     if not proxy and workload.dtype != "f32":
-        proxy = f"{workload.dtype} as f32 of as many bytes"
+        proxy = f"{workload.dtype} predicted as f32 with the same bytes"
     return LibraryKernel(family, "f32", figures, proxy)
 
 
 def _ahead(rows: int, cols: int, stored: DType) -> LibraryKernel:
-    """Return a function of the left operand as a launch that reads it, and writes what is multiplied."""
+    """Return the kernel of a prologue: it reads the left operand and writes the values to multiply."""
     moved = rows * cols * itemsize(stored)
-    proxy = "" if stored == "f32" else f"{stored} as f32 of as many bytes"
+    proxy = "" if stored == "f32" else f"{stored} predicted as f32 with the same bytes"
     return LibraryKernel("elementwise", "f32", (rows, cols, moved, moved), proxy)
 
 
@@ -145,7 +149,7 @@ def _parts(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
 
 
 def _gemm(workload: Gemm, device: Device) -> Iterator[LibraryKernel]:
-    """Yield what is ahead as a launch, the product, to which libraries add a bias, and the rest behind."""
+    """Yield the prologue, the product (libraries fuse a bias into it) and the rest of the epilogue."""
     w = workload
     if w.has_pre:
         yield _ahead(w.batch * w.m, w.k, storage(w.dtype))
@@ -153,7 +157,7 @@ def _gemm(workload: Gemm, device: Device) -> Iterator[LibraryKernel]:
     if w.epilogue not in ("none", "bias") or w.activation != "none":
         elements, size = w.batch * w.m * w.n, itemsize(w.out)
         reads = elements * size * (1 + w.epilogue.endswith("residual"))
-        proxy = "" if w.out == "f32" else f"{w.out} as f32 of as many bytes"
+        proxy = "" if w.out == "f32" else f"{w.out} predicted as f32 with the same bytes"
         yield LibraryKernel("elementwise", "f32", (w.batch * w.m, w.n, reads, elements * size), proxy)
 
 
@@ -162,16 +166,23 @@ def _gated_gemm(workload: GatedGemm, device: Device) -> Iterator[LibraryKernel]:
 
 
 def _grouped_gemm(workload: GroupedGemm, device: Device) -> Iterator[LibraryKernel]:
-    """Yield a batch of products of the mean number of rows: what serving frameworks' kernels come near."""
+    """Yield a batch of products with the mean number of rows, close to the kernels of serving frameworks."""
     w = workload
     rows = max(1, round(w.m / w.groups))
     yield _product(
-        device, w.dtype, w.out, rows, w.n, w.k, min(w.groups, w.m), "groups as a batch of equal products"
+        device,
+        w.dtype,
+        w.out,
+        rows,
+        w.n,
+        w.k,
+        min(w.groups, w.m),
+        "groups predicted as a batch of equal products",
     )
 
 
 def _conv2d(workload: Conv2d, device: Device) -> Iterator[LibraryKernel]:
-    """Yield the matrix product that a convolution implies, and its epilogue as a launch of its own."""
+    """Yield the implicit matrix product of a convolution, and its epilogue as a separate launch."""
     w = workload
     c, k, taps, pixels = w.c // w.groups, w.k // w.groups, w.r * w.s, w.n * w.p * w.q
     out = storage(w.dtype)
@@ -181,7 +192,7 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[LibraryKernel]:
         traffic = w.traffic()
         figures = (pixels, w.k, traffic.read_bytes, traffic.write_bytes)
         yield LibraryKernel(
-            "elementwise", "f32", figures, "a convolution of few channels a group as what it moves"
+            "elementwise", "f32", figures, "convolution with few channels per group predicted from its bytes"
         )
     else:
         m, n, depth = {
@@ -192,28 +203,41 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[LibraryKernel]:
         if w.direction == "dgrad":
             depth = max(1, depth // w.stride**2)
         product = _product(
-            device, w.dtype, out, m, n, depth, w.groups, "a convolution as the product that it implies"
+            device,
+            w.dtype,
+            out,
+            m,
+            n,
+            depth,
+            w.groups,
+            "convolution predicted as its implicit matrix product",
         )
         yield _moving(product, w.changed(epilogue="none").traffic().total_bytes)
     if w.epilogue != "none" or w.activation != "none":
         elements = pixels * w.k * itemsize(out)
         reads = elements * (1 + ("residual" in w.epilogue))
-        yield LibraryKernel("elementwise", "f32", (pixels, w.k, reads, elements), "an epilogue as a launch")
+        yield LibraryKernel(
+            "elementwise", "f32", (pixels, w.k, reads, elements), "epilogue predicted as a separate launch"
+        )
 
 
 def _elementwise(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
-    """Yield the chain as one launch: whoever writes it as one workload has it compiled as one."""
+    """Yield the expression as one launch: a user who writes one workload compiles it to one kernel."""
     yield _rows("elementwise", workload)
 
 
 def _reduction(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
-    """Yield the chain and its reduction as one launch that moves as many bytes."""
-    yield _rows("elementwise", workload, "a reduction as an elementwise operation of as many bytes")
+    """Yield the expression and its reduction as one launch with the same bytes."""
+    yield _rows(
+        "elementwise", workload, "reduction predicted as an elementwise operation with the same bytes"
+    )
 
 
 def _batchnorm_stats(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
-    """Yield statistics or sums over rows as one launch that moves as many bytes."""
-    yield _rows("elementwise", workload, "sums over rows as an elementwise operation of as many bytes")
+    """Yield statistics or sums over rows as one launch with the same bytes."""
+    yield _rows(
+        "elementwise", workload, "sums over rows predicted as an elementwise operation with the same bytes"
+    )
 
 
 def _softmax(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
@@ -221,38 +245,47 @@ def _softmax(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
         yield from _parts(workload, device)
     else:
         backward = getattr(workload, "is_backward", False)
-        yield _rows("softmax", workload, "gradients as softmax of as many bytes" if backward else "")
+        yield _rows(
+            "softmax", workload, "gradients predicted as softmax with the same bytes" if backward else ""
+        )
 
 
 def _cross_entropy(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
-    yield _rows("softmax", workload, "cross_entropy as softmax of as many bytes")
+    yield _rows("softmax", workload, "cross_entropy predicted as softmax with the same bytes")
 
 
 def _norm(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     if workload.unfused():
         yield from _parts(workload, device)
         return
-    proxy = "gradients as layernorm of as many bytes" if getattr(workload, "is_backward", False) else ""
+    proxy = (
+        "gradients predicted as layernorm with the same bytes"
+        if getattr(workload, "is_backward", False)
+        else ""
+    )
     if workload.operator == "rmsnorm":
-        proxy = "rmsnorm as layernorm of as many bytes"
+        proxy = "rmsnorm predicted as layernorm with the same bytes"
     yield _rows("norm", workload, proxy)
 
 
 def _attention(workload: Attention, device: Device) -> Iterator[LibraryKernel]:
-    """Yield one fused kernel in 16 bits; in f32 the products and the softmax between, as frameworks do."""
+    """Yield one fused kernel in 16 bits; in f32 the matrix products and the softmax."""
     w = workload
     backward = w.direction == "backward"
     if w.dtype != "f32":
         arithmetic, why = _arithmetic(w.dtype, device)
         products, size = (5 if backward else 2), itemsize(w.dtype)
         if backward:
-            why = "gradients of attention as attention of 5 products instead of 2"
+            why = "gradients of attention predicted as attention with 5 products instead of 2"
         elif not w.causal or w.seq_q != w.seq_k:
-            why = why or "attention that is not causal, or of unlike lengths, as causal attention"
+            why = (
+                why
+                or "attention without a causal mask, or with unequal lengths, predicted as causal attention"
+            )
         figures = (w.batch, w.heads, w.heads_k, w.seq_q, w.seq_k, w.head_dim, w.causal, size, products)
         yield LibraryKernel("attention", arithmetic, figures, why)
         return
-    heads, why = w.batch * w.heads, "attention in f32 as its products and its softmax"
+    heads, why = w.batch * w.heads, "attention in f32 predicted as its products and its softmax"
     scores = w.seq_q * w.seq_k
     for m, n, k in ((w.seq_q, w.seq_k, w.head_dim), (w.seq_q, w.head_dim, w.seq_k)) * (1 + backward):
         yield _product(device, "f32", "f32", m, n, k, heads, why)

@@ -1,13 +1,14 @@
-"""What was learned from measurements: one expert a device, and how their answers are blended for another.
+"""Model of library kernels: one expert per measured device, blended by the distance between devices.
 
-An expert knows by how much kernels of one kind took longer than their law on the device where they were
-measured, as a function of features that are relative to that device. For any device each is asked with the
-features that the kernels have there, and their logarithms are averaged with weights that fall with the
-distance between devices: one that was measured gets its own expert's answer, a sister of it almost that, and
-a device far from all gets the consensus.
+An expert predicts the logarithm of the ratio of measured time to roofline time (`roofline_model`) for one
+kind of kernel on one device, from features that are relative to the device. A prediction for another device
+evaluates every expert with the features that the kernels have on that device, and averages the logarithms
+with weights that fall with the distance between the devices. A measured device gets nearly its own expert's
+prediction; a device far from all of them gets the mean.
 
-Errors are kept likewise: those of each expert on problems of its device it has not seen, and those of the
-blend on devices left out. An interval lies between the two as the device lies between the measured ones.
+The model also stores errors: those of each expert on unseen workloads of its device (`near`), and those of
+the blend on devices left out (`far`). The prediction interval is interpolated between the two by the
+distance.
 
 Source: Shepard, "A two-dimensional interpolation function for irregularly-spaced data", 1968 (weights).
 """
@@ -39,31 +40,36 @@ __all__ = ["Blend", "Expert", "ForecastModel", "Skill", "Spread", "bundled_model
 Skill = Literal[
     "product f32", "product 16-bit", "product 8-bit", "elementwise", "softmax", "norm", "attention"
 ]
-"""What an expert is an expert of."""
+"""Kind of kernel that an expert is trained for."""
 
 FORMAT = 1
-"""Version of the file."""
+"""Version of the model file."""
 
 DISTANCE_POWER, DISTANCE_OFFSET = 1.5, 0.02
-"""Weights are ``(distance ** 2 + SAME) ** -DISTANCE_POWER``: chosen by error on devices left out, from 0 to 3."""
+"""Weights are ``(distance ** 2 + DISTANCE_OFFSET) ** -DISTANCE_POWER``.
+
+The power was chosen from 0 to 3 by the error on devices left out.
+"""
 
 MIN_WEIGHT = 0.01
-"""An expert with a smaller share of the weights is not asked: it would cost as much as any other."""
+"""Experts with a smaller share of the weights are skipped: each evaluation costs the same."""
 
 FAR_DISTANCE = 1.0
-"""Squared distance from which a device counts as unlike any that was measured."""
+"""Squared distance from which a device counts as unlike all measured devices."""
 
 FEATURE_MARGIN = 0.7
-"""How far beyond what was measured a feature may lie and still count as within: a factor of 2."""
+"""Distance beyond the measured range, in natural logarithms, at which a feature still counts as inside: a
+factor of 2.
+"""
 
 WIDENING_EXTRAPOLATED, WIDENING_PROXY = 1.5, 2.5
-"""By how much an interval is wider, in logarithms, for problems beyond what was measured, and for kernels of
-a kind that nobody measured. Both are judgements: there is nothing to learn them from.
+"""Factors by which the interval is widened, in logarithms, for workloads outside the measured range and for
+kernels predicted by a proxy. Both are judgements: there is no data to fit them to.
 """
 
 
 def skill_of(family: Family, arithmetic: Arithmetic) -> Skill:
-    """Return whose times a kernel's follow."""
+    """Return the kind of kernel, for the choice of an expert."""
     if family != "product":
         return family
     if arithmetic == "f32":
@@ -73,28 +79,29 @@ def skill_of(family: Family, arithmetic: Arithmetic) -> Skill:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Where nine of ten real times lie, as natural logarithms of their ratio to the predicted one."""
+    """90 % interval of the natural logarithm of measured time over predicted time."""
 
     low: float
     high: float
 
     def towards(self, other: Spread, share: float) -> Spread:
-        """Return what lies between this one (share 0) and another (share 1)."""
+        """Return the linear interpolation between this interval (share 0) and another one (share 1)."""
         return Spread(self.low + share * (other.low - self.low), self.high + share * (other.high - self.high))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Expert:
-    """What was learned of one device.
+    """The model of one kind of kernel on one device.
 
     Attributes:
         device: Name of the device.
-        coordinates: Where it lies among devices.
-        forest: Features to the logarithm of time over law.
-        near: Its errors on problems it has not seen.
-        least: (F,) least value of each feature that it has seen.
-        most: (F,) likewise, the largest.
-        even: What is added to the logarithm for sizes of models, if it has seen sizes at random alone.
+        coordinates: Position of the device for distances (see `roofline_model.coordinates`).
+        forest: Predicts the logarithm of time over roofline time from the features.
+        near: Error on unseen workloads of the device.
+        least: (F,) smallest value of each feature in the training data.
+        most: (F,) largest value of each feature in the training data.
+        even: Correction of the logarithm for sizes that models have, if the training data has random sizes
+            only.
     """
 
     device: str
@@ -106,22 +113,22 @@ class Expert:
     even: float = 0.0
 
     def excess(self, roofline: RooflineModel) -> Array:
-        """Return the logarithm of time over law."""
+        """Return the predicted logarithm of time over roofline time of each kernel."""
         found: Array = self.forest(roofline.features) + self.even * roofline.even
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blend:
-    """Predicted times of kernels of one skill, in microseconds, one a row.
+    """Predicted times of kernels of one kind, in microseconds, one per row.
 
     Attributes:
         us: Expected times.
-        low_us: Nine of ten real times lie between this
-        high_us: and this.
-        beyond: Whether a kernel lies beyond what was measured.
-        nearest: Name of the measured device that is most like this one.
-        near: Whether that is near enough to count as like it.
+        low_us: Lower ends of the 90 % prediction intervals.
+        high_us: Upper ends of the 90 % prediction intervals.
+        extrapolated: Whether each kernel is outside the measured range.
+        nearest: Name of the most similar measured device.
+        near: Whether that device is similar enough to count as like this one.
     """
 
     us: Array
@@ -134,11 +141,11 @@ class Blend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForecastModel:
-    """All that was learned.
+    """The complete model.
 
     Attributes:
-        experts: By skill.
-        far: Errors of a blend on devices left out, by skill.
+        experts: Experts by kind of kernel.
+        far: Error of the blend on devices left out, by kind of kernel.
     """
 
     experts: Mapping[Skill, tuple[Expert, ...]]
@@ -153,23 +160,23 @@ class ForecastModel:
         *,
         proxy: NDArray[np.bool_] | bool = False,
     ) -> Blend:
-        """Predict kernels of one skill.
+        """Predict kernels of one kind.
 
         Args:
-            skill: Of all of them.
-            law: Of them, on the device.
-            device: Where they run.
-            arithmetic: What they multiply in.
-            borrowed: Which of them are of a kind that nobody measured.
+            skill: Kind of the kernels.
+            roofline: Roofline times and features of the kernels on the device.
+            device: The device.
+            arithmetic: Arithmetic of the kernels.
+            proxy: Whether each kernel is the proxy of a kind that was not measured.
 
         Raises:
-            UnknownName: if nothing was learned of the skill.
+            UnknownName: if the model has no expert for the kind.
         """
         here = np.array(coordinates(device, arithmetic))
         experts = self.experts.get(skill, ())
         if not experts:
             raise UnknownName(
-                "skill of the model", skill, [name for name, known in self.experts.items() if known]
+                "kind of kernel in the model", skill, [name for name, known in self.experts.items() if known]
             )
         squared = np.array([float(np.sum((here - np.array(e.coordinates)) ** 2)) for e in experts])
         weights = (squared + DISTANCE_OFFSET) ** -DISTANCE_POWER
@@ -199,7 +206,7 @@ class ForecastModel:
         )
 
     def without(self, device: str) -> ForecastModel:
-        """Return the model as it would be if one device had never been measured; intervals stay as wide."""
+        """Return the model without one device, to evaluate it on that device; intervals are unchanged."""
         rest = {
             skill: tuple(expert for expert in experts if expert.device != device)
             for skill, experts in self.experts.items()
@@ -209,7 +216,7 @@ class ForecastModel:
     # -- its file -----------------------------------------------------------------------------
 
     def save(self, file: str | Path | IO[bytes]) -> None:
-        """Write it as a NumPy archive without pickled objects; the same model gives the same bytes."""
+        """Write the model as a NumPy archive without pickled objects. The same model gives the same bytes."""
         arrays: dict[str, NDArray[np.generic]] = {}
         described: list[dict[str, object]] = []
         for skill, experts in self.experts.items():
@@ -232,20 +239,25 @@ class ForecastModel:
 
     @classmethod
     def load(cls, file: str | Path | IO[bytes]) -> ForecastModel:
-        """Read a model that `save` has written.
+        """Read a model written by `save`.
 
         Raises:
-            ValueError: if the file is of another version, or no such file.
+            ValueError: if the file is not a model, or has another version.
         """
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         if "about" not in arrays:
-            raise ValueError("no file of a model: it does not say what it is about")
+            raise ValueError("not a model file: it has no entry 'about'")
         about = json.loads(arrays["about"].tobytes())
         if about["format"] != FORMAT:
-            raise ValueError(f"a model of format {about['format']}; this version reads {FORMAT}")
+            raise ValueError(
+                f"the model file has format {about['format']}, this version reads format {FORMAT}"
+            )
         if about["launch_us"] != LAUNCH_US:
-            raise ValueError(f"learned with launches of {about['launch_us']} us; laws have {LAUNCH_US}")
+            raise ValueError(
+                f"the model was trained with a launch time of {about['launch_us']} us, this version "
+                f"has {LAUNCH_US} us"
+            )
         experts: dict[Skill, list[Expert]] = {}
         for index, entry in enumerate(about["experts"]):
             prefix = f"{index}."
@@ -268,6 +280,6 @@ class ForecastModel:
 
 @functools.cache
 def bundled_model() -> ForecastModel:
-    """Return the model that comes with the package (see docs/predictor.md, its card)."""
+    """Return the bundled model. Its model card is docs/predictor.md."""
     with resources.files("tunebench.forecast.library").joinpath("model.npz").open("rb") as file:
         return ForecastModel.load(file)

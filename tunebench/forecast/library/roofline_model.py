@@ -1,13 +1,12 @@
-"""Laws of performance for kernels of libraries: what their time would be if they were perfect.
+"""Roofline model of library kernels: time at full utilisation, and the features of utilisation.
 
-The law of a kernel is ``launch + max(compute, memory)``: its operations at the rate the device sustains, its
-compulsory bytes at the bandwidth of its memory, and what a launch costs. What real kernels take is this,
-divided by a utilisation which is learned from measurements (`tunebench.forecast.library.model`). Beside the law stand
-features that a utilisation depends on, each relative to the device, so that what was learned on one
-device can be asked of another.
+The roofline time of a kernel is ``launch + max(compute, memory)``: its operations at the sustained rate of
+the device, its compulsory bytes at the memory bandwidth, and the launch overhead. Real kernels take this time
+divided by a utilisation, which is learned from measurements (`tunebench.forecast.library.model`). All
+features are relative to the device, so that an expert of one device can be evaluated for another.
 
 Source: Lee, Phanishayee and Mahajan, "Forecasting GPU performance for deep learning training and inference"
-(NeuSight), ASPLOS 2025, for tiles, waves and laws as limits.
+(NeuSight), ASPLOS 2025, for tiles, waves and rooflines as limits.
 """
 
 from __future__ import annotations
@@ -29,36 +28,36 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCH_US", "RooflineModel", "coordinates", "flop_per_us", "peak_flop_per_us", "roofline_times"]
 
 LAUNCH_US = 3.0
-"""What a launch costs beside its work. The fastest kernels of public measurements take 2.5 to 3.5 us."""
+"""Launch overhead in microseconds. The fastest kernels of public measurements take 2.5 to 3.5 us."""
 
 ENERGY_PJ = ((16.0, 16.0), (12.0, 16.0), (7.0, 7.0), (4.0, 5.0))
-"""Energy of an f32 operation with all that goes with it, in pJ, by process in nm.
+"""Pairs of process size in nm and energy of one f32 operation, including all overhead, in pJ.
 
-16 and 12 nm: what board power over the rate of the largest f32 products comes to on P4 (75 W, 15 to 16 pJ)
-and T4 (70 W, 16 to 17 pJ), which their power limits. 7 and 4 nm: that, less about what the foundry says each
-process saves (60 % from 16 to 7 nm, 30 % from 7 to 5 nm); A100 and H100 stay below it, as they should.
-Source: sitar-lab/NeuSight; TSMC.
+16 and 12 nm: board power divided by the rate of the largest f32 products on P4 (75 W, 15 to 16 pJ) and T4 (70
+W, 16 to 17 pJ), which run at their power limit. 7 and 4 nm: scaled by the savings that the foundry states (60
+% from 16 to 7 nm, 30 % from 7 to 5 nm); A100 and H100 stay below their power limit, as expected. Source:
+sitar-lab/NeuSight; TSMC.
 """
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64), (32, 32))
-"""Tiles that products are usually divided into, rows by columns of the result."""
+"""Common tiles of matrix products: rows and columns of the result."""
 
 EVEN = 16
-"""Sizes of models are multiples of this; of sizes at random next to none are."""
+"""Sizes of models are multiples of this number; almost no random size is."""
 
 QUERIES = 128
-"""Queries that a block of fused attention usually works on."""
+"""Queries per block of fused attention, typically."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineModel:
-    """Times of perfect kernels in microseconds, one a row, and what their utilisation depends on.
+    """Roofline times of kernels in microseconds, one per row, and the features of their utilisation.
 
     Attributes:
-        compute_us: Operations at the sustained rate.
-        memory_us: Compulsory bytes at the bandwidth.
-        features: One row a kernel; the columns are those of its family.
-        even: (R,) whether it is a product of sizes that models have: multiples of `EVEN`.
+        compute_us: Time of the operations at the sustained rate.
+        memory_us: Time of the compulsory bytes at the memory bandwidth.
+        features: One row per kernel; columns depend on the family.
+        even: (R,) whether the kernel is a product of sizes that models have: multiples of `EVEN`.
     """
 
     compute_us: Array
@@ -68,20 +67,20 @@ class RooflineModel:
 
     @property
     def us(self) -> Array:
-        """The law."""
+        """Roofline time including the launch overhead."""
         longest: Array = np.maximum(self.compute_us, self.memory_us)
         return longest + LAUNCH_US
 
 
 def peak_flop_per_us(device: Device, arithmetic: Arithmetic) -> float:
-    """Return the peak rate of a device at the clock its datasheet quotes it at.
+    """Return the peak rate of a device in FLOP per microsecond, at the clock that its datasheet uses.
 
     Raises:
         UnknownName: if the device has no tensor cores for the type.
     """
     clock = device.boost_clock_mhz or device.max_clock_mhz
     rates = device.mma_flop_per_clock
-    if arithmetic in rates:  # CDNA has it for f32, too
+    if arithmetic in rates:  # CDNA has matrix cores for f32, too
         return device.sm_count * clock * rates[arithmetic]
     if arithmetic != "f32":
         raise UnknownName(f"tensor-core type of {device.name}", arithmetic, rates)
@@ -89,9 +88,10 @@ def peak_flop_per_us(device: Device, arithmetic: Arithmetic) -> float:
 
 
 def flop_per_us(device: Device, arithmetic: Arithmetic) -> float:
-    """Return the rate that a device sustains: its peak, or what its power allows.
+    """Return the rate in FLOP per microsecond that a device sustains: its peak, or less if power limits it.
 
-    Only f32 on multiply-add units is held to the board's power: of tensor cores nobody has measured enough.
+    The power limit is applied to f32 on multiply-add units only: for tensor cores there are too few
+    measurements.
 
     Raises:
         UnknownName: if the device has no tensor cores for the type.
@@ -104,10 +104,10 @@ def flop_per_us(device: Device, arithmetic: Arithmetic) -> float:
 
 
 def coordinates(device: Device, arithmetic: Arithmetic) -> tuple[float, ...]:
-    """Return where a device lies among devices: how near two are says how alike their kernels behave.
+    """Return the position of a device in the space where distance measures how similarly kernels behave.
 
-    Generation, in steps of one; operations and bytes of memory per SM and clock, in octaves; and the vendor,
-    far apart.
+    The coordinates are the generation in steps of one, FLOP per SM and clock and bytes of memory per SM and
+    clock in octaves, and the vendor, far apart.
     """
     rate = device.mma_flop_per_clock.get(arithmetic) or 2.0 * device.fma_per_clock
     clock = device.boost_clock_mhz or device.max_clock_mhz
@@ -120,17 +120,17 @@ def coordinates(device: Device, arithmetic: Arithmetic) -> tuple[float, ...]:
 
 
 _CDNA = {"gfx908": 7.5, "gfx90a": 8.0, "gfx942": 9.0}
-"""Generations of AMD's devices, by the year they came out in."""
+"""Generations of AMD devices, placed among NVIDIA's by release year."""
 
 
 def roofline_times(family: Family, arithmetic: Arithmetic, figures: Array, device: Device) -> RooflineModel:
-    """Return the law of kernels of one family, with their features.
+    """Return roofline times and features of kernels of one family.
 
     Args:
-        family: Of all of them.
-        arithmetic: Of all of them.
-        figures: One row a kernel, with the columns that `COLUMNS` has for the family.
-        device: Where they run.
+        family: Family of the kernels.
+        arithmetic: Arithmetic of the kernels.
+        figures: One row per kernel, with the columns of the family (`COLUMNS`).
+        device: The device.
     """
     columns = dict(zip(COLUMNS[family], figures.T, strict=True))
     return _ROOFLINES[family](columns, flop_per_us(device, arithmetic), device)
@@ -151,7 +151,7 @@ def _product(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
         waves = b * np.ceil(m / rows) * np.ceil(n / cols) / device.sm_count
         busy = b * m * n / (rows * cols * device.sm_count) / np.ceil(waves)
         features += [np.log(waves), np.log(busy)]
-    # Loads of 16 bytes need as many elements to be a multiple.
+    # 16-byte loads need sizes that are a multiple of this number of elements.
     features += [(size % np.floor(16 / c["in_bytes"]) == 0) * 1.0 for size in (m, n, k)]
     features += [np.log(nbytes / device.l2_bytes), np.log(nbytes / b / device.l2_bytes), (b == 1) * 1.0]
     return RooflineModel(
@@ -183,7 +183,7 @@ def _rows(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
 
 def _attention(c: dict[str, Array], rate: float, device: Device) -> RooflineModel:
     heads, queries, keys = c["batch"] * c["heads"], c["seq_q"], c["seq_k"]
-    # A query of a causal square sees half of the keys, itself included; the last one sees all.
+    # With a square causal mask a query sees on average half of the keys, itself included.
     seen = np.where(c["causal"] > 0, keys - (np.minimum(queries, keys) - 1) / 2, keys)
     compute_us = c["products"] * 2 * heads * queries * seen * c["head_dim"] / rate
     lines = 2 * heads * queries + 2 * c["batch"] * c["heads_k"] * keys

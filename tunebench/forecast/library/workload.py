@@ -1,4 +1,4 @@
-"""How long the kernels of vendor libraries take, on devices that need not be here: `predict`."""
+"""Predicted time of workloads on library kernels, for devices that do not have to be present: `predict`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,21 @@ if TYPE_CHECKING:
 __all__ = ["bounds_us", "predict", "predict_all"]
 
 WINOGRAD = 4.0
-"""How many times fewer products than the textbook's a convolution may do.
+"""Factor by which a convolution algorithm may reduce the multiplications of the textbook algorithm.
 
 Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016: F(4x4, 3x3).
 """
 
 
 def predict(workload: Workload, device: Device) -> Prediction:
-    """Predict how long a framework's kernels for one workload take on one device.
+    """Predict the time of one workload on the library kernels that a framework launches for it.
+
+    Args:
+        workload: The workload.
+        device: A GPU; it does not have to be present.
 
     Raises:
-        DeviceError: if the device is no GPU.
+        DeviceError: if the device is not a GPU.
     """
     return predict_all((workload,), device)[0]
 
@@ -43,18 +47,21 @@ def predict(workload: Workload, device: Device) -> Prediction:
 def predict_all(
     workloads: Iterable[Workload], device: Device, *, model: ForecastModel | None = None
 ) -> Predictions:
-    """Predict many workloads on one device, at once.
+    """Predict many workloads on one device in one vectorised evaluation.
 
     Args:
-        workloads: What is computed.
-        device: Where; it need not be here.
-        model: What was learned; the shipped model if it is None.
+        workloads: The workloads.
+        device: A GPU; it does not have to be present.
+        model: Model of the library kernels; None for the bundled one.
 
     Raises:
-        DeviceError: if the device is no GPU.
+        DeviceError: if the device is not a GPU.
     """
     if device.kind != "gpu":
-        raise DeviceError(f"{device.name}: times are predicted for GPUs; a processor can measure them")
+        raise DeviceError(
+            f"{device.name} is not a GPU: times are predicted for GPUs only; measure a CPU with "
+            "`tunebench tune`"
+        )
     problems = tuple(workloads)
     sums = _Totals.of(len(problems))
     for (family, arithmetic), group in _grouped(problems, device).items():
@@ -83,16 +90,17 @@ def predict_all(
 
 
 def bounds_us(workloads: Iterable[Workload], device: Device) -> Array:
-    """Return what no kernel beats, in microseconds: bytes that caches cannot hold, products at the peak.
+    """Return the lower bound of each workload in microseconds, by memory traffic and by arithmetic.
 
-    Caches may hold the inputs already. Peaks are those of the highest clock.
+    Bytes that caches cannot hold count as traffic; inputs may be cached. Peak rates are those of the highest
+    clock.
     """
     longest: Array = _floors_us(workloads, device).max(axis=0)
     return longest
 
 
 def _floors_us(workloads: Iterable[Workload], device: Device) -> Array:
-    """Return what arithmetic and memory take at least, in microseconds: (2, W)."""
+    """Return the lower bounds by arithmetic and by memory, in microseconds: (2, W)."""
     floors = [
         (_arithmetic_us(workload, device), dram_us(workload.traffic(), device, "warm"))
         for workload in workloads
@@ -104,12 +112,12 @@ def _arithmetic_us(workload: Workload, device: Device) -> float:
     if workload.category != "dot product":
         return 0.0
     rates = device.mma_flop_per_clock
-    # A type that the device lacks is multiplied in any other: in the fastest, to be safe.
+    # A dtype that the device lacks is multiplied in another one; the fastest keeps the bound valid.
     usual = rates.get(workload.dtype, 0.0 if workload.dtype == "f32" else max(rates.values(), default=0.0))
     if workload.operator == "attention" and workload.dtype == "f32":
-        # PyTorch's fused kernel multiplies f32 as three products of tf32.
+        # PyTorch's fused kernel computes an f32 product as three tf32 products.
         usual = max(usual, rates.get("tf32", 0.0) / 3)
-    # Multiply-add units take narrow types packed: two halves from sm_60 on, four bytes from sm_61 on.
+    # Multiply-add units process packed narrow types: two halves from sm_60 on, four bytes from sm_61 on.
     packed = 4 / itemsize(storage(workload.dtype))
     rate = max(usual, 2.0 * device.fma_per_clock * packed)
     fewer = WINOGRAD if workload.operator == "conv2d" else 1.0
@@ -118,7 +126,7 @@ def _arithmetic_us(workload: Workload, device: Device) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """A kernel, with the workload it is of and how many launches that has before it."""
+    """A kernel, the index of its workload, and the number of launches of that workload before it."""
 
     workload: int
     before: int
@@ -128,7 +136,7 @@ class _Launch:
 def _grouped(
     problems: tuple[Workload, ...], device: Device
 ) -> dict[tuple[Family, Arithmetic], list[_Launch]]:
-    """Return the launches of all workloads by what their times follow."""
+    """Return the launches of all workloads, grouped by family and arithmetic."""
     groups: dict[tuple[Family, Arithmetic], list[_Launch]] = {}
     for index, problem in enumerate(problems):
         for before, kernel in enumerate(library_kernels(problem, device)):
@@ -138,7 +146,7 @@ def _grouped(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Totals:
-    """Times of kernels added up by workload. Errors of kernels in a row are taken to go together."""
+    """Kernel times summed by workload. Errors within a workload are assumed to be fully correlated."""
 
     us: Array
     low_us: Array
@@ -178,14 +186,16 @@ class _Totals:
             np.add.at(total, rows, amount)
         for launch, extrapolated in zip(group, blend.extrapolated, strict=True):
             self.tensor[launch.workload] |= launch.kernel.arithmetic != "f32"
-            reason = launch.kernel.proxy or ("a size beyond any measured" if extrapolated else "")
+            reason = launch.kernel.proxy or (
+                "workload outside the measured range of sizes" if extrapolated else ""
+            )
             if not reason and not blend.near:
-                reason = f"a device unlike any measured; the nearest is {blend.nearest}"
+                reason = f"device unlike all measured ones; the nearest is {blend.nearest}"
             if reason:
                 self.reasons[launch.workload][launch.before] = reason
 
     def binding(self, workloads: tuple[Workload, ...], device: Device, floors: Array) -> tuple[Binding, ...]:
-        """Return what takes most of each workload's time; where its floor is longer, what sets that."""
+        """Return the limiting resource of each workload; that of its lower bound where this is longer."""
         parts = np.array([self.compute_us, self.memory_us, self.launch_us])
         bound = np.array([*floors, np.zeros(len(self.us))])
         floored = floors.max(axis=0) > self.us
@@ -201,9 +211,9 @@ class _Totals:
         )
 
     def because(self) -> tuple[str, ...]:
-        """Return what each prediction rests on, in words: of its first launch that was not measured."""
+        """Return the reason for each basis: that of the first launch that was not measured."""
         return tuple(reasons[min(reasons)] if reasons else "" for reasons in self.reasons)
 
     def basis(self) -> tuple[Basis, ...]:
-        """Return what each prediction rests on."""
+        """Return the basis of each prediction."""
         return tuple("extrapolated" if reasons else "interpolated" for reasons in self.reasons)

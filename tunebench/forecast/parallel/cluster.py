@@ -1,7 +1,7 @@
-"""Several devices and the links among them: `Link`, `Cluster`, and the `ProcessGroup` that does a collective.
+"""Clusters of devices: `Link`, `Cluster`, and the `ProcessGroup` that runs a collective.
 
-Facts of links are in `links.toml`. A link that is not there is given by hand, as ``300`` or ``300:0.6``
-(GB/s in one direction for each device, microseconds of latency), or in a file (`cluster_from_file`).
+Figures of links are in `links.toml`. Other links are given as text, ``300`` or ``300:0.6`` (GB/s per
+direction and device, latency in microseconds), or in a file (`cluster_from_file`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Cluster", "Link", "ProcessGroup", "cluster_from_file", "find_link", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What a device is connected to others by.
+    """A link that connects a device to others.
 
     Attributes:
-        name: Such as ``nvlink3``.
-        gb_s: What the wires carry at most, in one direction, for one device; 1e9 bytes a second.
-        latency_us: Of one step of a collective that sends little.
-        efficiency: The share of `gb_s` that large messages reach.
-        reduces: Whether its switches can add up.
+        name: Name, such as ``nvlink3``.
+        gb_s: Peak bandwidth in one direction per device, in 1e9 bytes per second.
+        latency_us: Latency of one step of a collective with small messages.
+        efficiency: Share of `gb_s` that large messages reach.
+        reduces: Whether the switches can reduce (NVLink SHARP).
     """
 
     name: str
@@ -41,22 +41,22 @@ class Link:
     def __post_init__(self) -> None:
         if not 0 < self.gb_s < float("inf") or not 0 <= self.latency_us < float("inf"):
             raise InputError(
-                f"link {self.name}: bandwidth must be positive and latency not negative; got {self}"
+                f"link {self.name}: expected a positive bandwidth and a latency of at least 0, got {self}"
             )
         if not 0 < self.efficiency <= 1:
-            raise InputError(f"link {self.name}: efficiency is a share in (0, 1], got {self.efficiency}")
+            raise InputError(f"link {self.name}: efficiency must be in (0, 1], got {self.efficiency}")
 
     @property
     def bytes_per_us(self) -> float:
-        """What large messages get in one direction."""
+        """Bandwidth of large messages in one direction, in bytes per microsecond."""
         return self.gb_s * self.efficiency * 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroup:
-    """Devices that take part in one collective: `local` in each of `nodes` nodes.
+    """Devices that take part in one collective: `local` devices in each of `nodes` nodes.
 
-    Every device uses its own link between nodes, so that a node of several has as many.
+    Every device uses its own link between nodes, so a node with several devices has several of them.
     """
 
     local: int
@@ -66,23 +66,25 @@ class ProcessGroup:
 
     def __post_init__(self) -> None:
         if self.local < 1 or self.nodes < 1:
-            raise InputError(f"a group has one device or more, got {self.local} in {self.nodes} nodes")
+            raise InputError(
+                f"a process group needs at least one device, got {self.local} in {self.nodes} nodes"
+            )
 
     @property
     def size(self) -> int:
-        """How many devices take part."""
+        """Number of devices in the group."""
         return self.local * self.nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Alike nodes of alike devices.
+    """Nodes with the same number of devices of the same kind.
 
     Attributes:
-        inside: Link among the devices of a node.
+        inside: Link between the devices of a node.
         between: Link of each device to other nodes.
-        devices_per_node: How many devices a node has.
-        nodes: How many nodes there are.
+        devices_per_node: Devices per node.
+        nodes: Number of nodes.
     """
 
     inside: Link
@@ -93,7 +95,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.devices_per_node < 1 or self.nodes < 1:
             raise InputError(
-                f"a cluster has one node of one device or more, got {self.nodes} of {self.devices_per_node}"
+                f"a cluster needs at least one node of one device, got {self.nodes} of "
+                f"{self.devices_per_node}"
             )
 
     @classmethod
@@ -106,42 +109,47 @@ class Cluster:
         link: str | None = None,
         network: str | None = None,
     ) -> Cluster:
-        """Return a cluster of a product, with the links it usually has unless others are named.
+        """Return a cluster of one product, with the product's usual links unless others are given.
 
         Args:
             device: The product.
-            devices: How many in all; each node has the same share.
-            nodes: In how many nodes.
-            link: Within a node: a name of `links`, or as `find_link` reads it.
-            network: Between nodes, likewise.
+            devices: Number of devices in total; every node gets the same share.
+            nodes: Number of nodes.
+            link: Link within a node, by name or as text for `find_link`; None for the usual one.
+            network: Link between nodes, by name or as text for `find_link`; None for the usual one.
 
         Raises:
-            InputError: if the devices cannot be shared out, or the product's links are not known.
-            UnknownName: if there is no such link.
+            InputError: if the nodes do not divide the devices, or the product's links are unknown.
+            UnknownName: if there is no link of that name.
         """
         if nodes < 1 or devices < nodes or devices % nodes:
-            raise InputError(f"{devices} devices cannot be shared out evenly among {nodes} nodes")
+            raise InputError(f"{nodes} nodes must divide the number of devices, got {devices} devices")
         inside = find_link(link) if link else link_of(device, network=False)
         between = find_link(network) if network else link_of(device, network=True) if nodes > 1 else inside
         return cls(inside=inside, between=between, devices_per_node=devices // nodes, nodes=nodes)
 
     @property
     def devices(self) -> int:
-        """How many devices there are in all."""
+        """Number of devices in total."""
         return self.devices_per_node * self.nodes
 
     def group(self, size: int, *, stride: int = 1) -> ProcessGroup:
-        """Return a group of devices that are `stride` apart, counted through node after node.
+        """Return a group of devices with ranks `stride` apart, where ranks count through node after node.
 
-        Where a group begins within a node does not matter, unless it crosses nodes unevenly; then it is taken
-        for one in which every device is in a node of its own, the slowest it can be.
+        A group that crosses nodes unevenly is treated as one with every device in a different node, the
+        slowest case.
+
+        Args:
+            size: Number of devices in the group.
+            stride: Distance between the ranks of neighbouring devices.
 
         Raises:
-            InputError: if there are not so many devices.
+            InputError: if the cluster has too few devices.
         """
         if size < 1 or stride < 1 or size * stride > self.devices:
             raise InputError(
-                f"{size} devices, {stride} apart, are more than the {self.devices} of {self.nodes} node(s)"
+                f"{size} devices with stride {stride} exceed the {self.devices} devices of "
+                f"{self.nodes} node(s)"
             )
         per_node = self.devices_per_node
         within = size * stride <= per_node and per_node % (size * stride) == 0
@@ -154,7 +162,7 @@ class Cluster:
         return ProcessGroup(local=local, nodes=size // local, inside=self.inside, between=self.between)
 
     def link_between(self, first: int, second: int, *, width: int = 1) -> Link:
-        """Return the slowest link between devices ``first + i`` and ``second + i``, for i below `width`."""
+        """Return the slowest link between ranks ``first + i`` and ``second + i``, for i below `width`."""
         per_node = self.devices_per_node
         crosses = any((first + i) // per_node != (second + i) // per_node for i in range(width))
         return self.between if crosses else self.inside
@@ -178,18 +186,23 @@ def links() -> dict[str, Link]:
 
 
 def link_of(device: Device, *, network: bool) -> Link:
-    """Return the link that a product usually has within a node, or between nodes.
+    """Return the usual link of a product within a node or between nodes.
+
+    Args:
+        device: The product.
+        network: Whether to return the link between nodes.
 
     Raises:
-        InputError: if that is not known.
+        InputError: if the link is unknown.
     """
     for name, entry in _described().items():
         if device.name in entry["products"] and entry.get("network", False) == network:
             return _link(name, entry)
     which = "network between nodes" if network else "link within a node"
     raise InputError(
-        f"the {which} of {device.name} is not known; name one of {', '.join(_described())}, or give GB/s in "
-        "one direction for each device, such as 300 or 300:0.6 (with microseconds of latency)"
+        f"the {which} of {device.name} is not known; use one of {', '.join(_described())}, or "
+        "GB/s per direction "
+        "and device, such as 300 or 300:0.6 (with the latency in microseconds)"
     )
 
 
@@ -197,7 +210,7 @@ def find_link(text: str) -> Link:
     """Return a link by name, or by its figures: ``"450"`` GB/s, ``"450:0.6"`` with microseconds of latency.
 
     Raises:
-        UnknownName: if it is neither.
+        UnknownName: if the text is neither.
     """
     known = links()
     if text in known:
@@ -212,8 +225,8 @@ def find_link(text: str) -> Link:
 def cluster_from_file(path: str) -> Cluster:
     """Read a cluster from a TOML file.
 
-    `inside` and `between` are texts that `find_link` reads, or tables with the fields of `Link`; beside them
-    stand `devices_per_node` and `nodes`. A single node needs no `between`.
+    `inside` and `between` are texts for `find_link` or tables with the fields of `Link`. The other keys are
+    `devices_per_node` and `nodes`. A single node needs no `between`.
 
     Raises:
         InputError: if the file cannot be read, or a field is missing or unknown.

@@ -1,10 +1,11 @@
-"""How long collectives take: latency and bandwidth of the links, over the algorithms that NCCL chooses from.
+"""Predicted time of collectives: latency and bandwidth of the links, over the algorithms of NCCL.
 
-A way to do a collective takes ``latency_us + bytes * us_per_byte`` (the model of alpha and beta); the
-fastest way for so many bytes is taken. Bytes are those of the whole tensor, as NCCL's tests count: what every
-device ends up with (all-reduce, all-gather, broadcast), begins with (reduce-scatter, all-to-all) or sends.
+A method (algorithm and protocol) takes ``latency_us + bytes * us_per_byte`` (the alpha-beta model); the
+fastest method for the message size is used. Bytes are those of the whole tensor, as nccl-tests counts them:
+the result on every device (all-reduce, all-gather, broadcast), the input of every device (reduce-scatter,
+all-to-all), or the message sent.
 
-With n devices in each of N nodes, P = n N in all, and S bytes, a device sends
+With n devices in each of N nodes, P = n N in total, and S bytes, a device sends
 
 | | within its node | to other nodes | in steps |
 |---|---|---|---|
@@ -15,14 +16,14 @@ With n devices in each of N nodes, P = n N in all, and S bytes, a device sends
 | broadcast | S | S/n | P-N, N-1 |
 | all-to-all | (n-1)/P S | (N-1)/N S | 1, 1 |
 
-and nothing where there is nobody. Rings go through all devices of a node before they leave it, one ring for
-each of its links to others. Both links are busy at once, since chunks follow one another, so the slower one
-counts; steps add up.
+and nothing if it is the only device. A ring visits all devices of a node before it leaves the node, with one
+ring per link to other nodes. Chunks are pipelined, so both links are busy at once and the slower one counts;
+latencies of steps add up.
 
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005
 (ring, and the form of the model); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
 broadcast, reduction and scan", 2009 (tree between nodes; a chain within one); NVIDIA/nccl,
-`src/graph/tuning.cc` (steps, protocols, switches that add); NVIDIA/nccl-tests, `doc/PERFORMANCE.md` (bus
+`src/graph/tuning.cc` (steps, protocols, in-switch reduction); NVIDIA/nccl-tests, `doc/PERFORMANCE.md` (bus
 bandwidth).
 """
 
@@ -66,46 +67,46 @@ COLLECTIVES: tuple[Collective, ...] = (
 )
 
 BASE_US = 20.0
-"""What any collective costs before a byte moves: its launch, and that devices wait for one another.
+"""Fixed cost of a collective in microseconds: its launch and the synchronisation of the devices.
 
-Chosen together with `BULK_STEPS`, to one digit, by mean error over 4 KB to 4 GB on 8 A100 and on 8 H200 of
-one node each (`tests/data/nccl_tests.toml`). The least measured there is 42 and 31 us; another machine
-shows 18, and NCCL counts on 6.6.
+Fitted together with `BULK_STEPS`, to one digit, by the mean error over 4 KB to 4 GB on 8 A100 and on 8 H200
+of one node each (`tests/data/nccl_tests.toml`). The shortest times measured there are 42 and 31 us; another
+machine has 18 us, and NCCL's own model uses 6.6 us.
 """
 
 BULK_STEPS = 10.0
-"""The latency of a step that moves much (NCCL's Simple protocol), over that of one that moves few bytes.
+"""Latency of a step of the bulk protocol (NCCL's Simple), relative to the low-latency protocol.
 
-See `BASE_US`. NCCL counts on 5.2 to 5.7.
+Fitted with `BASE_US`. NCCL's own model uses 5.2 to 5.7.
 """
 
 LOW_LATENCY_SHARE = 0.25
-"""The share of the bandwidth that messages of few bytes get: half of what is sent are flags that tell that
-the other half is there, and they are looked at one by one. Source: NCCL, as above (LL).
+"""Share of the bandwidth that the low-latency protocol reaches. Half of the data sent are flags that mark the
+other half as valid, and they are polled one by one. Source: NCCL, as above (LL).
 """
 
 TREE_SHARE = 0.9
-"""The share of the bandwidth within a node that trees get. Source: NCCL, as above."""
+"""Share of the bandwidth within a node that trees reach. Source: NCCL, as above."""
 
 IN_NETWORK_SHARE = 0.85
-"""The share of the bandwidth that reductions in NVLink's switches get. Source: NCCL, as above (NVLS)."""
+"""Share of the bandwidth that reductions in NVLink switches reach. Source: NCCL, as above (NVLS)."""
 
 REACHES = (0.75, 1.6)
-"""Nine of ten collectives take between these multiples of the predicted time.
+"""90 % interval of the time of a collective, as multiples of the predicted time.
 
-Of the 61 measured times of `tests/data/nccl_tests.toml`; those of few bytes are the ones that take longer.
+From the 61 measured times of `tests/data/nccl_tests.toml`. The upper end comes from small messages.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveMethod:
-    """One way to do a collective: an algorithm, and the protocol of its steps.
+    """One method of a collective: an algorithm and the protocol of its steps.
 
     Attributes:
         algorithm: ``"ring"``, ``"tree"``, ``"in-network"`` or ``"pairs"``.
-        protocol: ``"bulk"`` for much, ``"low latency"`` for few bytes.
-        latency_us: What it takes with no bytes.
-        us_per_byte: What each byte of the tensor takes.
+        protocol: ``"bulk"`` for large messages, ``"low latency"`` for small ones.
+        latency_us: Time of an empty message.
+        us_per_byte: Time per byte of the tensor.
     """
 
     algorithm: str
@@ -114,15 +115,15 @@ class CollectiveMethod:
     us_per_byte: float
 
     def us(self, nbytes: ArrayLike) -> Array:
-        """Return the time for so many bytes."""
+        """Return the time in microseconds for each number of bytes."""
         return self.latency_us + np.asarray(nbytes, dtype=np.float64) * self.us_per_byte
 
 
 @dataclass(frozen=True, slots=True)
 class _Algorithm:
-    """What each device sends of each byte, and the steps that follow one another.
+    """Bytes that each device sends per byte of the tensor, and the number of sequential steps.
 
-    The first figure is of the links within a node, the second of those between nodes.
+    The first figure of each pair is for the links within a node, the second for those between nodes.
     """
 
     name: str
@@ -131,7 +132,7 @@ class _Algorithm:
     inside_share: float = 1.0
 
     def methods(self, group: ProcessGroup) -> tuple[CollectiveMethod, CollectiveMethod]:
-        """Return it with each protocol."""
+        """Return the method for each protocol."""
         links = (group.inside, group.between)
         per_byte = max(
             self.sent[0] / group.inside.bytes_per_us / self.inside_share,
@@ -145,7 +146,7 @@ class _Algorithm:
 
 
 def _ring(group: ProcessGroup, rounds: int, sent: float) -> _Algorithm:
-    """Return a ring gone through so many times, in which a device sends so much of each byte."""
+    """Return a ring of several rounds, in which a device sends `sent` bytes per byte of the tensor."""
     outside = sent / group.local if group.nodes > 1 else 0.0
     steps = (rounds * (group.size - group.nodes), rounds * (group.nodes - 1))
     return _Algorithm("ring", (sent if group.local > 1 else 0.0, outside), steps)
@@ -177,7 +178,11 @@ def _algorithms(collective: Collective, group: ProcessGroup) -> tuple[_Algorithm
 
 
 def collective_methods(collective: Collective, group: ProcessGroup) -> tuple[CollectiveMethod, ...]:
-    """Return every way to do a collective; one that takes no time if the group has one device.
+    """Return every method of a collective; for a group of one device, one that takes no time.
+
+    Args:
+        collective: The collective.
+        group: Devices that take part.
 
     Raises:
         UnknownName: if there is no such collective.
@@ -187,14 +192,14 @@ def collective_methods(collective: Collective, group: ProcessGroup) -> tuple[Col
 
 
 def collective_us(collective: Collective, nbytes: ArrayLike, group: ProcessGroup) -> Array:
-    """Return the expected time of a collective, in microseconds, for each number of bytes.
+    """Return the predicted time of a collective in microseconds, for each number of bytes.
 
-    Its error against measured bus bandwidths is in `docs/guide/parallel.md`.
+    The error against measured bus bandwidths is documented in `docs/guide/parallel.md`.
 
     Args:
-        collective: Which one.
-        nbytes: Bytes of the whole tensor, any shape; where nothing is sent, no time is taken.
-        group: The devices that take part.
+        collective: The collective.
+        nbytes: Bytes of the whole tensor, any shape. Zero bytes take no time.
+        group: Devices that take part.
     """
     sizes = np.asarray(nbytes, dtype=np.float64)
     fastest: Array = np.minimum.reduce([way.us(sizes) for way in collective_methods(collective, group)])
@@ -202,22 +207,22 @@ def collective_us(collective: Collective, nbytes: ArrayLike, group: ProcessGroup
 
 
 def send_us(nbytes: ArrayLike, link: Link) -> Array:
-    """Return the expected time to send bytes from one device to another, in microseconds."""
+    """Return the predicted time to send bytes from one device to another, in microseconds."""
     pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
     return collective_us("broadcast", nbytes, pair)
 
 
 def bus_gb_s(collective: Collective, nbytes: ArrayLike, us: ArrayLike, devices: int) -> Array:
-    """Return the bus bandwidth that a time means, as NCCL's tests tell it, in GB/s.
+    """Return the bus bandwidth in GB/s that corresponds to a time, as nccl-tests defines it.
 
-    It is what the slowest wire has to carry in one direction, whatever the number of devices, if
-    devices do the sums.
+    It is the bandwidth of the slowest link in one direction, independent of the number of devices, if the
+    devices themselves reduce.
 
     Args:
-        collective: Which one.
+        collective: The collective.
         nbytes: Bytes of the whole tensor.
-        us: The time it took.
-        devices: How many took part.
+        us: Time in microseconds.
+        devices: Number of devices that took part.
     """
     carried = {"all-reduce": 2 * (devices - 1) / devices, "broadcast": 1.0}.get(
         collective, (devices - 1) / devices

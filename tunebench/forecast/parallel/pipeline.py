@@ -1,12 +1,12 @@
-"""When the stages of a pipeline work: GPipe and 1F1B, over stages and micro-batches of any durations.
+"""Schedules of pipeline parallelism: GPipe and 1F1B, for stages and micro-batches of any duration.
 
-With p alike stages and m micro-batches, and nothing to send, both leave a stage idle for the share
-``(p - 1) / (m + p - 1)`` of the time (`bubble`); they differ in how many micro-batches a stage must remember.
+With p equal stages, m micro-batches and no time to send, both schedules leave a stage idle for the share
+``(p - 1) / (m + p - 1)`` of the time (`bubble`). They differ in the number of micro-batches in flight.
 
 Sources: Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", 2019;
-Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", 2019 (1F1B), and
-"Efficient large-scale language model training on GPU clusters using Megatron-LM", 2021 (1F1B that ends each
-batch before the next one, as here).
+Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", 2019 (1F1B), and "Efficient
+large-scale language model training on GPU clusters using Megatron-LM", 2021 (1F1B with a flush after each
+batch, as here).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Literal
 __all__ = ["Schedule", "Timeline", "bubble", "in_flight", "order", "run_pipeline"]
 
 Schedule = Literal["gpipe", "1f1b"]
-"""``"gpipe"``: all micro-batches forward, then all backward. ``"1f1b"``: one backward after each forward, as
-soon as there is one.
+"""``"gpipe"``: all forward passes, then all backward passes. ``"1f1b"``: one backward pass after each forward
+pass, as early as possible.
 """
 
 Pass = Literal["forward", "backward"]
@@ -27,40 +27,40 @@ Pass = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """When each stage ends its last pass, from the beginning of the first stage's first; microseconds.
+    """End of the last pass of each stage, in microseconds from the start of the first pass.
 
     Attributes:
-        ends_us: Of each stage.
+        ends_us: End of each stage.
     """
 
     ends_us: tuple[float, ...]
 
     @property
     def us(self) -> float:
-        """When the last of them ends."""
+        """End of the last stage."""
         return max(self.ends_us)
 
 
 def bubble(stages: int, microbatches: int) -> float:
-    """Return the share of the time that a stage is idle, if stages are alike and sending costs nothing."""
+    """Return the share of time that a stage is idle, for equal stages and sends that take no time."""
     return (stages - 1) / (microbatches + stages - 1)
 
 
 def in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int) -> int:
-    """Return how many micro-batches a stage has to remember at once, when it trains."""
+    """Return the most micro-batches whose activations a stage stores at once during training."""
     return microbatches if schedule == "gpipe" else min(microbatches, stages - stage)
 
 
 def order(
     schedule: Schedule, stage: int, stages: int, microbatches: int, *, trains: bool = True
 ) -> tuple[tuple[Pass, int], ...]:
-    """Return the passes of a stage in the order it makes them, each with its micro-batch.
+    """Return the passes of a stage in execution order, each with the index of its micro-batch.
 
     Args:
-        schedule: What comes first.
-        stage: Which one, counted from 0.
-        stages: How many there are.
-        microbatches: Likewise.
+        schedule: The schedule.
+        stage: Index of the stage.
+        stages: Number of stages.
+        microbatches: Number of micro-batches.
         trains: Whether there are backward passes.
     """
     forward: list[tuple[Pass, int]] = [("forward", i) for i in range(microbatches)]
@@ -81,17 +81,17 @@ def run_pipeline(
     schedule: Schedule = "1f1b",
     trains: bool = True,
 ) -> Timeline:
-    """Return when stages end their work on one batch.
+    """Return when each stage ends its work on one batch.
 
-    A pass begins when the stage has ended the one before and what it needs has arrived; sending does not hold
-    up the sender.
+    A pass starts when the stage has ended its previous pass and the input has arrived. Sending does not block
+    the sender.
 
     Args:
-        forward_us: Of one micro-batch on each stage.
-        backward_us: Likewise.
-        send_us: From each stage to the next, and of its gradient back: one less than there are stages.
-        microbatches: How many there are.
-        schedule: Which passes come first.
+        forward_us: Forward pass of one micro-batch on each stage.
+        backward_us: Backward pass of one micro-batch on each stage.
+        send_us: Send from each stage to the next, and of the gradient back; one less than there are stages.
+        microbatches: Number of micro-batches.
+        schedule: The schedule.
         trains: Whether there are backward passes.
     """
     stages = len(forward_us)
@@ -115,7 +115,7 @@ def _arrival(
     done: dict[tuple[Pass, int, int], float],
     send_us: Sequence[float],
 ) -> float | None:
-    """Return when what a pass needs is on its stage; None if that is not known yet."""
+    """Return when the input of a pass arrives at its stage; None if that is not known yet."""
     direction, index = each
     if direction == "forward":
         before, sent = stage - 1, send_us[stage - 1] if stage else 0.0

@@ -1,18 +1,19 @@
-"""One step of a network on several devices: `predict_step`.
+"""Predicted time of one training step or one forward pass on several devices: `predict_step`.
 
-Three ways to divide a step, and all their combinations (`Parallelism`):
+Three kinds of parallelism and all their combinations (`Parallelism`):
 
-- data: each device has the whole network and a share of the batch. Gradients are all-reduced in buckets, as
-  PyTorch's DistributedDataParallel does, while the last micro-batch's backward pass goes on;
-- tensor: each device has a part of every layer (heads, inner widths, vocabulary). Sums over devices are
-  waited for: two in a layer forward, two backward (Megatron-LM);
-- pipeline: each device has some of the layers, and passes activations on (`tunebench.forecast.parallel.pipeline`).
+- data: each device has the whole network and a share of the batch. Gradients are all-reduced in buckets
+  during the backward pass of the last micro-batch, as in PyTorch's DistributedDataParallel;
+- tensor: each device has a part of every layer (heads, inner widths, vocabulary). The devices wait for two
+  all-reduces per layer forward and two backward (Megatron-LM);
+- pipeline: each device has some of the layers and sends activations on
+  (`tunebench.forecast.parallel.pipeline`).
 
-Neighbours share tensors, then data, then stages: what talks most is closest (Megatron-LM's order).
+Neighbouring ranks share tensors, then data, then stages: the group that communicates most is closest, in the
+order of Megatron-LM.
 
-What is left out: that collectives take multiprocessors and bandwidth from what runs beside them; that the
-backward sums of tensors may overlap the product of the weight's gradient; sharded optimizers; interleaved
-stages.
+Not modelled: collectives that take SMs and bandwidth from concurrent kernels; overlap of the backward
+all-reduce of tensor parallelism with the weight gradient; sharded optimizers; interleaved stages.
 
 Sources: Li et al., "PyTorch distributed: experiences on accelerating data parallel training", 2020; Shoeybi
 et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019;
@@ -42,17 +43,17 @@ from tunebench.workloads.networks._network import Phase
 __all__ = ["BUCKET_BYTES", "Parallelism", "PipelineStage", "StepPrediction", "TimeRange", "predict_step"]
 
 BUCKET_BYTES = 25 * 2**20
-"""Gradients that are all-reduced at once. Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel."""
+"""Bytes of gradients per all-reduce. Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel."""
 
 End = Literal["low", "expected", "high"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRange:
-    """An expected time with its interval, in microseconds.
+    """An expected time with its 90 % prediction interval, in microseconds.
 
-    The ends of times that together make a step belong to one another: if kernels are as fast as they may be,
-    more of the communication beside them is left to wait for.
+    Sums and products combine equal ends: if kernels run as fast as possible, less communication is hidden
+    behind them.
     """
 
     low_us: float = 0.0
@@ -66,33 +67,33 @@ class TimeRange:
         return TimeRange.of(lambda end: self.at(end) * times)
 
     def at(self, end: End) -> float:
-        """Return one of the three."""
+        """Return one of the three times."""
         return {"low": self.low_us, "expected": self.us, "high": self.high_us}[end]
 
     @classmethod
     def of(cls, value: Callable[[End], float]) -> TimeRange:
-        """Return the span of what is computed at its three ends."""
+        """Return the range whose three times are computed by a function."""
         return cls(low_us=value("low"), us=value("expected"), high_us=value("high"))
 
     @classmethod
     def of_communication(cls, us: float) -> TimeRange:
-        """Return the span of communication that is expected to take so long."""
+        """Return the range of communication with this expected time."""
         return cls(low_us=us * REACHES[0], us=us, high_us=us * REACHES[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
-    """How a step is divided among devices.
+    """Division of a step among devices.
 
     Attributes:
         data: Copies of the network, each with a share of the batch.
         tensor: Devices that share every layer.
         pipeline: Stages that share the layers.
-        microbatches: Parts of each copy's batch, that go through the stages one after the other.
-        schedule: Which passes a stage makes first.
-        stage_layers: How many layers each stage has; by default as even as can be, the first ones more, since
-            the last has the head.
-        overlap: Whether gradients are all-reduced while the backward pass goes on.
+        microbatches: Parts of each copy's batch that go through the stages one after the other.
+        schedule: Order of the passes of a stage.
+        stage_layers: Number of layers of each stage; None for an even division. If it is uneven, the first
+            stages have one more, because the last stage also has the head.
+        overlap: Whether gradients are all-reduced during the backward pass.
     """
 
     data: int = 1
@@ -105,24 +106,30 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         if min(self.data, self.tensor, self.pipeline, self.microbatches) < 1:
-            raise InputError(f"data, tensor, pipeline and microbatches must be 1 or more; got {self}")
+            raise InputError(f"data, tensor, pipeline and microbatches must be at least 1, got {self}")
         if self.schedule not in ("gpipe", "1f1b"):
             raise InputError(f"schedule must be gpipe or 1f1b, got {self.schedule}")
         if self.stage_layers is not None and (
             len(self.stage_layers) != self.pipeline or min(self.stage_layers) < 1
         ):
-            raise InputError(f"stage_layers must give each of {self.pipeline} stages one layer or more")
+            raise InputError(
+                f"stage_layers must have {self.pipeline} entries of at least one layer, got "
+                f"{self.stage_layers}"
+            )
 
     @property
     def devices(self) -> int:
-        """How many devices it takes."""
+        """Number of devices in use."""
         return self.data * self.tensor * self.pipeline
 
     def stages(self, layers: int) -> tuple[tuple[int, int], ...]:
-        """Return the layers of each stage, from the first up to the second.
+        """Return the layers of each stage as a half-open range.
+
+        Args:
+            layers: Number of layers of the network.
 
         Raises:
-            InputError: if there are fewer layers than stages, or others than were given.
+            InputError: if there are fewer layers than stages, or `stage_layers` does not add up to `layers`.
         """
         if layers < self.pipeline or (self.stage_layers and sum(self.stage_layers) != layers):
             raise InputError(
@@ -134,10 +141,13 @@ class Parallelism:
         return tuple(itertools.pairwise(ends))
 
     def microbatch(self, batch: int) -> int:
-        """Return the samples of a micro-batch.
+        """Return the number of samples in a micro-batch.
+
+        Args:
+            batch: Samples of all devices together.
 
         Raises:
-            InputError: if the batch cannot be divided so.
+            InputError: if the batch is not divisible.
         """
         parts = self.data * self.microbatches
         if batch % parts:
@@ -149,22 +159,22 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStage:
-    """What each device of one stage does in a step; times of passes are those of one micro-batch.
+    """The work of each device of one pipeline stage in a step. Times of passes are those of one micro-batch.
 
     Attributes:
-        layers: From the first up to the second.
-        kernels: Of one micro-batch and the update, on one device: where their time goes.
+        layers: Layers of the stage as a half-open range.
+        kernels: Kernel times of one micro-batch and the optimizer step on one device.
         forward: Kernels of a forward pass.
         backward: Kernels of a backward pass.
-        optimizer: Kernels of the update.
-        sums_forward: Sums over tensors, forward; they are waited for.
-        sums_backward: Likewise, backward.
-        gradients: What is left to wait for of the gradients' all-reduce when the last backward pass has
-            ended.
-        send: Of a micro-batch's activations to the next stage, or of their gradients back; none in the last.
-        send_bytes: What is sent.
-        parameters: Numbers that each device holds.
-        in_flight: Micro-batches whose activations it must remember at once.
+        optimizer: Kernels of the optimizer step.
+        sums_forward: All-reduces of tensor parallelism in a forward pass; not overlapped.
+        sums_backward: All-reduces of tensor parallelism in a backward pass; not overlapped.
+        gradients: Part of the gradient all-reduce that is not hidden behind the last backward pass.
+        send: Time to send a micro-batch's activations to the next stage, or their gradients back; 0 in the
+            last stage.
+        send_bytes: Bytes of that message.
+        parameters: Number of parameters on each device.
+        in_flight: Most micro-batches whose activations are stored at once.
     """
 
     layers: tuple[int, int]
@@ -183,21 +193,21 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """How long one step of a network takes on several devices, and what they do in it.
+    """Predicted time of one step of a network on several devices.
 
-    Three shares add up to the whole, each a mean over devices: `compute`, `communication` that is waited for,
-    and `bubble`, in which a device waits for another stage.
+    Three parts add up to the whole, each a mean over the devices: `compute`, exposed `communication`, and
+    `bubble`, in which a device waits for another stage.
 
     Attributes:
-        network: Its name.
+        network: Name of the network.
         device: One of the devices.
-        run: What is run, with the batch of all devices together.
-        cluster: How they are connected.
-        division: How the step is divided.
-        time: Of the step, with the interval in which nine of ten are expected.
-        stages: What the devices of each stage do.
-        sends: Communication between stages that is waited for, as part of `communication`: of activations,
-            their gradients, and the gradients of a matrix that the first and the last stage share.
+        run: How the network runs, with the batch of all devices together.
+        cluster: Devices and links.
+        parallelism: Division of the step among the devices.
+        time: Time of the step with its 90 % prediction interval.
+        stages: Work of each pipeline stage.
+        sends: Exposed communication between stages, included in `communication`: activations, their
+            gradients, and the gradients of a matrix that the first and the last stage share.
     """
 
     network: str
@@ -211,17 +221,17 @@ class StepPrediction:
 
     @property
     def time_us(self) -> float:
-        """Expected time of the step."""
+        """Expected time of the step, in microseconds."""
         return self.time.us
 
     @property
     def low_us(self) -> float:
-        """Nine of ten real times lie between this and `high_us`."""
+        """Lower end of the 90 % prediction interval."""
         return self.time.low_us
 
     @property
     def high_us(self) -> float:
-        """The other end."""
+        """Upper end of the 90 % prediction interval."""
         return self.time.high_us
 
     @property
@@ -233,7 +243,7 @@ class StepPrediction:
 
     @property
     def communication(self) -> TimeRange:
-        """Time in which a device has nothing to do but to wait for what is sent."""
+        """Exposed communication: time in which a device waits for data."""
         times = self.parallelism.microbatches
         total = sum(
             ((s.sums_forward + s.sums_backward) * times + s.gradients for s in self.stages), TimeRange()
@@ -248,29 +258,32 @@ class StepPrediction:
 
     @property
     def samples_per_s(self) -> float:
-        """Sequences or images that all devices do in a second."""
+        """Throughput of all devices in sequences or images per second."""
         return self.run.batch / self.time.us * 1e6
 
 
 def predict_step(
     network: Network, device: Device, run: NetworkRun, cluster: Cluster, parallelism: Parallelism
 ) -> StepPrediction:
-    """Predict one training step, or one pass of inference, on several alike devices.
+    """Predict one training step, or one forward pass, on several equal devices.
 
     Args:
-        network: What is run.
-        device: One of the devices; it need not be here.
-        run: How; its batch is that of all devices together, and it says nothing of `tensor` and `layers`.
-        cluster: How they are connected; it may have more than the division takes.
-        division: What each of them does.
+        network: The network.
+        device: One of the devices; it does not have to be present.
+        run: How the network runs. Its batch is that of all devices together; `tensor` and `layers` must not
+            be set.
+        cluster: Devices and links; it may have more devices than are used.
+        parallelism: Division of the step among the devices.
 
     Raises:
-        InputError: if the network, the batch or the cluster cannot be divided so.
+        InputError: if the network, the batch or the cluster does not allow this division.
     """
     if run.tensor != 1 or run.layers is not None:
-        raise InputError("say by the division, not by the run, what each device holds")
+        raise InputError(
+            "set tensor and pipeline parallelism by `parallelism`, not by `tensor` or `layers` of the run"
+        )
     if parallelism.devices > cluster.devices:
-        raise InputError(f"{parallelism.devices} devices are needed, and the cluster has {cluster.devices}")
+        raise InputError(f"{parallelism.devices} devices are needed, but the cluster has {cluster.devices}")
     stages = tuple(_stages(network, device, run, cluster, parallelism))
     tied = _tied(network, run, cluster, parallelism)
     time = TimeRange.of(lambda end: _step_us(stages, parallelism, run, end) + tied.at(end))
@@ -289,7 +302,7 @@ def predict_step(
 
 
 def _step_us(stages: tuple[PipelineStage, ...], parallelism: Parallelism, run: NetworkRun, end: End) -> float:
-    """Return when the last stage has ended its update."""
+    """Return when the last stage has ended its optimizer step."""
     timeline = run_pipeline(
         [(stage.forward + stage.sums_forward).at(end) for stage in stages],
         [(stage.backward + stage.sums_backward).at(end) for stage in stages],
@@ -310,7 +323,7 @@ def _step_us(stages: tuple[PipelineStage, ...], parallelism: Parallelism, run: N
 def _stages(
     network: Network, device: Device, run: NetworkRun, cluster: Cluster, parallelism: Parallelism
 ) -> Iterator[PipelineStage]:
-    """Return what each stage does."""
+    """Yield the work of each stage."""
     whole = parallelism.pipeline == 1
     width = parallelism.tensor * parallelism.data
     sharing = cluster.group(parallelism.tensor)
@@ -345,9 +358,9 @@ def _stages(
 
 
 def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
-    """Return the share of one phase in the time of kernels.
+    """Return the share of one phase in the kernel time.
 
-    Where launching takes longer than what is launched, and in the interval, phases share alike.
+    Where launching takes longer than running the kernels, and in the interval, all phases are scaled alike.
     """
     of_phase = sum(each.time_us for each in kernels.operations if each.operation.phase == phase)
     share = of_phase / kernels.device_us if of_phase else 0.0
@@ -355,7 +368,7 @@ def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
 
 
 def _sums(network: Network, run: NetworkRun, group: ProcessGroup, phase: Phase) -> TimeRange:
-    """Return the time of the sums over tensors in one phase."""
+    """Return the time of the all-reduces of tensor parallelism in one phase."""
     all_reduces = [each for each in network.all_reduces(run) if each.phase == phase]
     return TimeRange.of_communication(
         sum(each.count * float(collective_us("all-reduce", each.nbytes, group)) for each in all_reduces)
@@ -373,7 +386,7 @@ def _gradients(
     group: ProcessGroup,
     parallelism: Parallelism,
 ) -> TimeRange:
-    """Return how long the all-reduce of gradients goes on when the backward pass has ended."""
+    """Return the part of the gradient all-reduce that is not hidden behind the backward pass."""
     if group.size == 1 or not run.trains:
         return TimeRange()
     sizes = _gradient_bytes(network, run, layers)
@@ -388,8 +401,8 @@ def _gradients(
 def _gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -> list[int]:
     """Return the bytes of each layer's gradients, in the order of the backward pass.
 
-    What stands before the first layer counts with it, what stands behind the last one with that; what
-    both share is ready with the first.
+    Parameters before the first layer count with the first layer, those behind the last layer with the last
+    one. A matrix shared by both is complete with the first layer.
     """
     first, last = layers
     counts = [network.parameters(run.tensor, (layer, layer + 1)) for layer in range(first, last)][::-1]
@@ -398,16 +411,16 @@ def _gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) 
 
 
 def _exposed_us(sizes: list[int], backward_us: float, group: ProcessGroup, slower: float = 1.0) -> float:
-    """Return how long buckets of gradients are still under way when the backward pass has ended.
+    """Return how long buckets of gradients are still in transit when the backward pass has ended.
 
-    Layers take equal shares of the pass, and a layer's gradients are ready evenly in its share. Buckets
-    follow one another.
+    Layers take equal shares of the pass, and the gradients of a layer become available evenly in its share.
+    Buckets are sent one after the other.
 
     Args:
         sizes: Bytes of each layer's gradients, in the order of the pass.
-        backward_us: How long the pass takes.
-        group: The devices that have a copy.
-        slower: By which factor collectives take longer than expected.
+        backward_us: Time of the pass.
+        group: Devices with copies of the network.
+        slower: Factor on the predicted time of collectives.
     """
     free = 0.0
     for layer, nbytes in enumerate(sizes):
@@ -420,7 +433,7 @@ def _exposed_us(sizes: list[int], backward_us: float, group: ProcessGroup, slowe
 
 
 def _tied(network: Network, run: NetworkRun, cluster: Cluster, parallelism: Parallelism) -> TimeRange:
-    """Return the time in which the first and the last stage sum the gradients of a matrix that both hold."""
+    """Return the time in which the first and the last stage sum the gradients of a matrix that both store."""
     if parallelism.pipeline == 1 or not run.trains:
         return TimeRange()
     held = sum(network.parameters(parallelism.tensor, each) for each in parallelism.stages(network.layers))

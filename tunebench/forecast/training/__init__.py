@@ -1,5 +1,5 @@
-"""How the shipped model is made from measurements, and how wrong it is.
+"""Training of the bundled model of library kernels, and its error on devices left out.
 
-Run it as `python -m tunebench.forecast.training`, or by the session `train-predictor`.
-Needs scikit-learn (the extra `train`); what it makes does not.
+Run it as `python -m tunebench.forecast.training` or by the nox session `train-predictor`. It needs
+scikit-learn (extra `train`); predictions do not.
 """

@@ -1,4 +1,4 @@
-"""`python -m tunebench.forecast.training`: learn the shipped model again, and say how wrong it is."""
+"""`python -m tunebench.forecast.training`: train the model of library kernels and report its error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUNDLED = Path(__file__).parents[1] / "library" / "model.npz"
 
 
 def main() -> int:
-    """Train, write the model, and write its errors on devices left out."""
+    """Train and write the model, and on request its errors on devices left out."""
     arguments = _arguments()
     try:
         rows = data.read_public(arguments.data) if arguments.data else []
@@ -24,7 +24,7 @@ def main() -> int:
             rows += data.read_file(path)
         kept = _kept(rows)
         if not kept:
-            raise InputError("nothing to learn from; give --data or --measured")
+            raise InputError("no measurements to train on; give --data or --measured")
         fit.assemble_model(kept).save(arguments.out)
         _say(f"{arguments.out}: {arguments.out.stat().st_size / 1024:.0f} KiB")
         if arguments.errors:
@@ -33,7 +33,7 @@ def main() -> int:
         _say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        _say("stopped; what was written before stands")
+        _say("interrupted; files written before are complete")
         return 130
     return 0
 
@@ -47,11 +47,11 @@ def _arguments() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="FILE",
-        help="measurements of your own: a table of device, workload and time_us, or what "
-        "`tunebench db export --format jsonl` writes; may be given several times",
+        help="own measurements: a CSV file with columns device, workload and time_us, or the output of "
+        "`tunebench db export --format jsonl`; may be repeated",
     )
     parser.add_argument(
-        "--out", type=Path, default=BUNDLED, help="the model's file (default: the shipped one)"
+        "--out", type=Path, default=BUNDLED, help="model file to write (default: the bundled model)"
     )
     parser.add_argument("--errors", type=Path, help="JSON file for the errors on devices left out")
     return parser.parse_args()
@@ -61,7 +61,7 @@ def _kept(measured: list[data.KernelMeasurement]) -> dict[Skill, list[fit.Traine
     kept: dict[Skill, list[fit.TrainedExpert]] = {}
     for table in data.group_by_device(measured):
         if len(table.us) < fit.FEWEST:
-            _say(f"{table.skill} on {table.device.name}: passed over, {len(table.us)} rows are too few")
+            _say(f"{table.skill} on {table.device.name}: skipped, {len(table.us)} rows are too few")
             continue
         one = fit.train_expert(table)
         kept.setdefault(table.skill, []).append(one)
@@ -79,9 +79,9 @@ def _evaluate(kept: dict[Skill, list[fit.TrainedExpert]], path: Path) -> None:
         others = ", ".join(f"{name} {percent:.1f}" for name, percent in error.others_percent.items())
         _say(
             f"without {error.device}: {error.group}: {error.percent:.1f} % ({error.bias_percent:+.1f}), "
-            f"{error.within_percent:.0f} % within; {others}"
+            f"{error.within_percent:.0f} % in the interval; {others}"
         )
-    _say(f"within the interval: {evaluation.coverage(found):.1f} %")
+    _say(f"coverage of the 90 % interval: {evaluation.coverage(found):.1f} %")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([dataclasses.asdict(error) for error in found], indent=1) + "\n")
 

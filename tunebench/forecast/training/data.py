@@ -1,10 +1,10 @@
-"""Measured times of kernels, as tables of figures: public sets, and files of one's own.
+"""Measured kernel times for training: public data sets, and the user's own files.
 
-The public sets are those of `data/predict`, beside the checkout (`TUNEBENCH_SHARED`):
+The public data sets are in `data/predict` of the shared folder (`TUNEBENCH_SHARED`):
 
 - `neusight_ops.csv.gz`: f32 operators of PyTorch 2.1 on seven devices. Source: sitar-lab/NeuSight (MIT).
-- `library_*.csv.gz`: 16-bit and 8-bit products and attention of serving frameworks on four devices. Source:
-  ai-dynamo/aiconfigurator (Apache-2.0).
+- `library_*.csv.gz`: 16-bit and 8-bit matrix products and attention of serving frameworks on four devices.
+  Source: ai-dynamo/aiconfigurator (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ DEVICES = {
     "Tesla T4": "t4",
     "Tesla V100-PCIE-32GB": "v100-pcie",
 }
-"""Names in the data, and here."""
+"""Name of each device in this project, by its name in the data sets."""
 
 BINARY = ("add", "mul", "div", "pow")
-"""Elementwise operators of two arrays; all others read one."""
+"""Elementwise operators with two input arrays; all others have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredKernels:
-    """Kernels of one skill that were measured on one device.
+    """Measured kernels of one kind on one device.
 
     Attributes:
-        skill: What is learned from them.
-        family: Of all of them.
-        arithmetic: Of all of them.
-        device: Where they ran.
+        skill: Kind of kernel that an expert is trained for.
+        family: Family of all kernels.
+        arithmetic: Arithmetic of all kernels.
+        device: Device of the measurements.
         figures: (R, C), with the columns of the family.
-        us: (R,) measured times.
-        group: (R,) what they are reported under, such as ``"bmm, test"``.
+        us: (R,) measured times in microseconds.
+        group: (R,) group under which errors are reported, such as ``"bmm, test"``.
     """
 
     skill: Skill
@@ -79,7 +79,7 @@ class MeasuredKernels:
 
 @dataclass(frozen=True, slots=True)
 class KernelMeasurement:
-    """One measurement: where, of which kernel, how long, and what it is reported under."""
+    """One measured kernel: device, kernel, time in microseconds, and the group for error reports."""
 
     device: Device
     kernel: LibraryKernel
@@ -88,28 +88,29 @@ class KernelMeasurement:
 
 
 def read_public(folder: Path) -> list[KernelMeasurement]:
-    """Read every public set in a folder.
+    """Read every public data set in a folder.
 
     Raises:
-        InputError: if one of them is not there.
+        InputError: if one of them is missing.
     """
     try:
         return [*_operators(folder), *_products(folder), *_attentions(folder)]
     except OSError as error:
-        raise InputError(f"{folder}: the public measurements are not all there: {error}") from error
+        raise InputError(f"{folder} must contain all public data sets: {error}") from error
 
 
 def read_file(path: Path) -> list[KernelMeasurement]:
-    """Read measurements of one's own.
+    """Read the user's own measurements.
+
+    A workload that takes several library kernels is skipped: its total time does not determine theirs.
 
     Args:
-        path: A CSV file with columns device, workload and time_us; or, if its name ends in ``.jsonl``, what
-            `tunebench db export --format jsonl` has written, of which the fastest time of a workload counts.
-
-    A workload that is several launches of a library is passed over: a sum tells nothing of its parts.
+        path: A CSV file with columns device, workload and time_us; or, if its name ends in ``.jsonl``, the
+            output of `tunebench db export --format jsonl`, of which the fastest time of each workload is
+            used.
 
     Raises:
-        InputError: naming the line that cannot be read.
+        InputError: with the line that cannot be read.
     """
     read = _exported if path.name.endswith(".jsonl") else _table
     rows = []
@@ -129,14 +130,14 @@ def _table(path: Path) -> Iterator[tuple[Device, str, float]]:
         for line, entry in enumerate(csv.DictReader(file), start=2):
             try:
                 us = _positive(entry["time_us"])
-                # A field that a short line lacks is None, which would be this machine's own GPU.
+                # A missing field is None, which `find` would resolve to this machine's own GPU.
                 device = devices.find(entry["device"] or "")
                 text = str(workloads.parse(entry["workload"] or ""))
                 if device.kind != "gpu":
-                    raise InputError(f"{device.name} is no GPU")
+                    raise InputError(f"{device.name} is not a GPU")
                 yield device, text, us
             except KeyError as error:
-                raise InputError(f"{path}: there is no column {error}") from error
+                raise InputError(f"{path}: missing column {error}") from error
             except (InputError, TypeError, ValueError) as error:
                 raise InputError(f"{path}, line {line}: {error}") from error
 
@@ -170,7 +171,7 @@ def _positive(value: str | float) -> float:
 
 
 def group_by_device(rows: list[KernelMeasurement]) -> list[MeasuredKernels]:
-    """Return rows as tables, one for each skill, arithmetic and device."""
+    """Return one table for each kind of kernel, arithmetic and device."""
     tables: dict[tuple[str, Family, Arithmetic], list[KernelMeasurement]] = {}
     for row in rows:
         tables.setdefault((row.device.name, row.kernel.family, row.kernel.arithmetic), []).append(row)
@@ -199,7 +200,7 @@ def _device(name: str) -> Device:
 
 
 def _operators(folder: Path) -> Iterator[KernelMeasurement]:
-    """Yield f32 operators: products B x (M x N) @ (N x K), others B rows of H."""
+    """Yield f32 operators: matrix products B x (M x N) @ (N x K), others with B rows of H."""
     names: dict[str, Family] = {"elem": "elementwise", "softmax": "softmax", "ln": "norm"}
     for entry in _lines(folder / "neusight_ops.csv.gz"):
         batch, name = float(entry["B"]), entry["op_group"]
@@ -235,7 +236,7 @@ def _products(folder: Path) -> Iterator[KernelMeasurement]:
 
 
 def _attentions(folder: Path) -> Iterator[KernelMeasurement]:
-    """Yield causal prefill without a window, over keys and values of 16 bits."""
+    """Yield causal prefill without a sliding window, with 16-bit keys and values."""
     for path in sorted(folder.glob("library_attention_*.csv.gz")):
         for entry in _lines(path):
             if entry["kv_cache_dtype"] != "bfloat16" or entry.get("window_size", "0") != "0":

@@ -1,8 +1,8 @@
-"""How wrong predictions are on devices that nobody measured: each device is left out in turn.
+"""Errors of predictions for devices without measurements: each device is left out in turn.
 
-Beside the model stands what it should beat: the roofline of the specification, the same divided by the median
-utilisation of the devices left, and boosted trees over the plain sizes and the specification's numbers,
-without laws.
+The model is compared with three simpler ones: the roofline of the datasheet, that roofline divided by the
+median utilisation of the other devices, and boosted trees over plain sizes and datasheet figures, without
+roofline features.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 __all__ = ["HoldoutError", "coverage", "evaluate_holdouts"]
 
-ROWS_WITHOUT_LAWS = 20000
-"""Rows that the trees without laws learn from at most."""
+ROWS_WITHOUT_FEATURES = 20000
+"""Most training rows of the trees without roofline features."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldoutError:
-    """How wrong predictions of one group of rows are, on one device that nothing was learned from.
+    """Error of predictions for one group of rows, on a device that was left out of the training.
 
     Attributes:
-        skill: Of the kernels.
-        group: Of the rows, as `MeasuredKernels` has them.
+        skill: Kind of the kernels.
+        group: Group of the rows (see `MeasuredKernels`).
         device: The device left out.
-        rows: How many there are.
+        rows: Number of rows.
         percent: Mean absolute percentage error.
-        bias_percent: Median error: above 0 where predictions are too long.
-        within_percent: Share of rows within the interval, whose width comes from the other devices alone.
-        below_bound: Predictions below the law without the launch.
-        others_percent: Mean absolute percentage error of what it should beat, by name.
+        bias_percent: Median error; positive if predictions are too long.
+        within_percent: Share of rows inside the 90 % interval, whose width comes from the other devices only.
+        below_bound: Number of predictions below the roofline time without the launch.
+        others_percent: Mean absolute percentage error of the simpler models, by name.
     """
 
     skill: Skill
@@ -57,7 +57,7 @@ class HoldoutError:
 
 
 def evaluate_holdouts(kept: Mapping[Skill, list[TrainedExpert]]) -> Iterator[HoldoutError]:
-    """Leave each device out in turn, and yield the errors on it; a skill known of one device has none."""
+    """Leave each device out in turn and yield the errors on it; skip kinds measured on one device only."""
     for skill, of_skill in kept.items():
         for one in of_skill:
             rest = [other for other in of_skill if other is not one]
@@ -66,7 +66,7 @@ def evaluate_holdouts(kept: Mapping[Skill, list[TrainedExpert]]) -> Iterator[Hol
 
 
 def _errors(skill: Skill, one: TrainedExpert, rest: list[TrainedExpert]) -> Iterator[HoldoutError]:
-    # The interval must know nothing of the device left out: it is of the others, each left out of the others.
+    # The interval must not use the device left out: it comes from the other devices, each left out in turn.
     asked = fit.assemble_model({skill: rest})
     table = one.table
     blend = asked.blend(skill, one.roofline, table.device, table.arithmetic)
@@ -102,25 +102,25 @@ def _others(one: TrainedExpert, rest: list[TrainedExpert]) -> dict[str, Array]:
     return {
         "roofline": roofline,
         "roofline / median utilisation": roofline / usual,
-        "trees without laws": _without_laws(one, rest),
+        "trees without roofline features": _without_roofline(one, rest),
     }
 
 
 def _roofline(of: TrainedExpert) -> Array:
-    """Return the roofline of the specification, which knows nothing of power."""
+    """Return the roofline time of the datasheet, which ignores power limits."""
     table = of.table
     share = flop_per_us(table.device, table.arithmetic) / peak_flop_per_us(table.device, table.arithmetic)
     longest: Array = np.maximum(of.roofline.compute_us * share, of.roofline.memory_us)
     return longest
 
 
-def _without_laws(one: TrainedExpert, rest: list[TrainedExpert]) -> Array:
+def _without_roofline(one: TrainedExpert, rest: list[TrainedExpert]) -> Array:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     rng = np.random.default_rng(0)
     features, targets = [], []
     for other in rest:
-        count = min(len(other.table.us), ROWS_WITHOUT_LAWS // len(rest))
+        count = min(len(other.table.us), ROWS_WITHOUT_FEATURES // len(rest))
         rows = rng.permutation(len(other.table.us))[:count]
         features.append(_plain(other)[rows])
         targets.append(np.log(other.table.us[rows]))
@@ -130,7 +130,7 @@ def _without_laws(one: TrainedExpert, rest: list[TrainedExpert]) -> Array:
 
 
 def _plain(of: TrainedExpert) -> Array:
-    """Return sizes as they are, with the specification's numbers."""
+    """Return plain sizes with the figures of the datasheet."""
     device = of.table.device
     rate = device.mma_flop_per_clock.get(of.table.arithmetic) or 2.0 * device.fma_per_clock
     numbers = (device.sm_count, device.max_clock_mhz, device.dram_gb_s, device.l2_bytes, rate)
@@ -140,5 +140,5 @@ def _plain(of: TrainedExpert) -> Array:
 
 
 def coverage(errors: list[HoldoutError]) -> float:
-    """Return the share of all rows within their intervals, in per cent, each group counting alike."""
+    """Return the share of rows inside their intervals, in per cent, with equal weight for each group."""
     return float(np.mean([error.within_percent for error in errors]))

@@ -1,4 +1,4 @@
-"""Experts from tables of measured kernels, and the model they make together."""
+"""Training of experts on tables of measured kernels, and assembly of the model."""
 
 from __future__ import annotations
 
@@ -33,40 +33,44 @@ __all__ = [
 ]
 
 FEWEST = 100
-"""Rows that a table must have to be learned from."""
+"""Fewest rows that a table must have to train an expert."""
 
 ROWS_PER_GROUP = 5000
-"""Rows of a group that one expert learns from at most: more do not lower errors on other devices."""
+"""Most rows of a group that one expert is trained on: more do not reduce the error on other devices."""
 
 LEFT_OUT = 0.2
-"""Share of a group's rows that an expert does not learn from, to know its own errors."""
+"""Share of a group's rows that is left out of the training to measure the expert's error."""
 
 RARE, MOSTLY = 0.01, 0.5
-"""Share of rows below which sizes of models count as not measured, and above which a group is one of them."""
+"""Share of rows below which sizes of models count as not measured, and above which a group consists of them.
+"""
 
 TREES: dict[Skill, tuple[int, int]] = {"elementwise": (40, 8), "norm": (60, 12), "softmax": (60, 12)}
-"""Trees of an expert and leaves of a tree, where they are fewer than those of `USUAL`."""
+"""Number of trees and of leaves per tree, for kinds of kernels that need fewer than `USUAL`."""
 USUAL = (120, 31)
 
 FAR_OF_ONE = 4.0
-"""How much larger errors are taken to be on other devices where only one was measured. For those with several
-they are 2 to 6 times as large.
+"""Factor on the error of an expert to estimate its error on other devices, if only one device was measured.
+For kinds with several devices this factor is 2 to 6.
 """
 
 MOST_OF_FEW = 1.6
-"""Most that errors are stretched for having been seen on few devices: four, by Student's t."""
+"""Most by which errors are stretched for the small number of devices: that of four, by Student's t."""
 
 COVERED = (0.05, 0.95)
-"""Quantiles between which nine of ten errors lie."""
+"""Quantiles that enclose 90 % of the errors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TrainedExpert:
-    """An expert, the table it learned from, and the law of that table.
+    """An expert with its training data.
 
     Attributes:
-        even: Least median error, as a logarithm, on a group of sizes of models, of an expert that learns
-            from the other groups alone; None where the table has not both.
+        expert: The expert.
+        table: Measurements it was trained on.
+        roofline: Roofline times and features of the table.
+        even: Smallest median error, as a logarithm, on a group with sizes of models, of an expert trained on
+            the other groups only; None if the table does not have both.
     """
 
     expert: Expert
@@ -76,15 +80,15 @@ class TrainedExpert:
 
 
 def table_roofline(table: MeasuredKernels) -> RooflineModel:
-    """Return the law of a table's kernels on their device."""
+    """Return roofline times and features of a table's kernels on their device."""
     return roofline_times(table.family, table.arithmetic, table.figures, table.device)
 
 
 def train_expert(table: MeasuredKernels) -> TrainedExpert:
-    """Learn from one table.
+    """Train an expert on one table.
 
-    Each group of rows counts alike, however many rows it has. Which rows are learned from is drawn with a
-    seed made from the device and the skill: the same table gives the same expert.
+    Each group of rows has the same total weight. The seed for the choice of rows is derived from the device
+    and the kind of kernel: the same table gives the same expert.
     """
     rng = np.random.default_rng(zlib.crc32(f"{table.device.name} {table.skill}".encode()))
     roofline = table_roofline(table)
@@ -106,7 +110,7 @@ def train_expert(table: MeasuredKernels) -> TrainedExpert:
 
 
 def _of_even_sizes(table: MeasuredKernels, roofline: RooflineModel) -> float | None:
-    """Return by how much an expert that has learned from other groups errs on those of sizes of models."""
+    """Return the error on groups with sizes of models, of an expert trained on the other groups."""
     names = np.unique(table.group)
     of_models = [name for name in names if np.mean(roofline.even[table.group == name]) > MOSTLY]
     if not 0 < len(of_models) < len(names):
@@ -121,7 +125,7 @@ def _of_even_sizes(table: MeasuredKernels, roofline: RooflineModel) -> float | N
 
 
 def _divided(group: NDArray[np.str_], rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the rows to learn from, and those to be judged by."""
+    """Return the rows to train on and the rows to test on."""
     seen, unseen = [], []
     for name in np.unique(group):
         rows = rng.permutation(np.flatnonzero(group == name))
@@ -132,14 +136,14 @@ def _divided(group: NDArray[np.str_], rng: np.random.Generator) -> tuple[NDArray
 
 
 def _alike(group: NDArray[np.str_]) -> Array:
-    """Return weights by which each group counts alike."""
+    """Return row weights that give each group the same total."""
     _, index, counts = np.unique(group, return_inverse=True, return_counts=True)
     weights: Array = len(group) / len(counts) / counts[index]
     return weights
 
 
 def _fitted(features: Array, target: Array, weights: Array, trees: int, leaves: int) -> Forest:
-    """Fit a sum of trees by least absolute error of logarithms, which is near least relative error."""
+    """Fit a sum of trees by least absolute error of logarithms, close to least relative error."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     fitted = HistGradientBoostingRegressor(
@@ -156,13 +160,13 @@ def _fitted(features: Array, target: Array, weights: Array, trees: int, leaves: 
 
 
 def _forest(fitted: Any) -> Forest:
-    """Take the trees out of a fitted regressor."""
+    """Return the trees of a fitted scikit-learn regressor."""
     nodes = [stage[0].nodes for stage in fitted._predictors]
     roots = np.cumsum([0, *(len(tree) for tree in nodes[:-1])]).astype(np.int32)
     every = np.concatenate(nodes)
     place = np.concatenate([np.arange(len(tree)) for tree in nodes])
     leaf = every["is_leaf"].astype(bool)
-    # Thresholds rounded towards minus infinity part f32 features as the unrounded ones do.
+    # Rounding thresholds towards minus infinity keeps every f32 feature on its side.
     threshold = every["num_threshold"].astype(np.float32)
     above = threshold.astype(np.float64) > every["num_threshold"]
     threshold[above] = np.nextafter(threshold[above], np.float32(-np.inf))
@@ -178,7 +182,7 @@ def _forest(fitted: Any) -> Forest:
 
 
 def spread(errors_of: Iterable[Array]) -> Spread:
-    """Return where nine of ten errors lie, each of the given sets counting alike."""
+    """Return the 90 % interval of the errors, with equal weight for each set."""
     sets = [np.asarray(of_set) for of_set in errors_of if len(of_set)]
     every = np.concatenate(sets)
     order = np.argsort(every)
@@ -189,10 +193,10 @@ def spread(errors_of: Iterable[Array]) -> Spread:
 
 
 def _of_few(devices: int) -> float:
-    """Return by how much errors seen on so few devices must be stretched to hold on one more.
+    """Return the factor by which errors on a few devices are stretched to hold for another device.
 
-    An interval for one more draw from n is wider than that of the n by Student's t and ``sqrt(1 + 1 / n)``.
-    The rows of a device err together, so that it is devices that are drawn.
+    The interval of one more draw is wider than that of n draws by Student's t and ``sqrt(1 + 1 / n)``. The
+    rows of a device are correlated, so devices count as the draws.
     """
     from scipy import stats
 
@@ -201,7 +205,7 @@ def _of_few(devices: int) -> float:
 
 
 def errors(kept: TrainedExpert, asked: ForecastModel) -> Array:
-    """Return the logarithm of measured over predicted of each row of a table."""
+    """Return the logarithm of measured over predicted time for each row of a table."""
     table = kept.table
     blend = asked.blend(table.skill, kept.roofline, table.device, table.arithmetic)
     missed: Array = np.log(table.us / blend.us)
@@ -209,9 +213,10 @@ def errors(kept: TrainedExpert, asked: ForecastModel) -> Array:
 
 
 def _evened(of_skill: list[TrainedExpert]) -> list[TrainedExpert]:
-    """Correct experts that know sizes at random alone by what others of the skill show.
+    """Correct experts that were trained on random sizes only, by the error that other experts show.
 
-    That is the smaller of the middle two, where they are an even number: rather too little than too much.
+    The correction is the median; of an even number the smaller of the two middle ones, to rather correct too
+    little.
     """
     shown = sorted((one.even for one in of_skill if one.even is not None), key=abs)
     if not shown:
@@ -226,7 +231,11 @@ def _evened(of_skill: list[TrainedExpert]) -> list[TrainedExpert]:
 
 
 def assemble_model(kept: dict[Skill, list[TrainedExpert]]) -> ForecastModel:
-    """Return the model that experts make, with the errors that each one's device has without it."""
+    """Return the model of all experts, with the errors of each device when it is left out.
+
+    Args:
+        kept: Trained experts by kind of kernel.
+    """
     kept = {skill: _evened(of_skill) for skill, of_skill in kept.items()}
     experts = {skill: tuple(one.expert for one in of_skill) for skill, of_skill in kept.items()}
     unknown = dict.fromkeys(kept, Spread(0.0, 0.0))

@@ -1,4 +1,4 @@
-"""What a fused workload is predicted to gain over its parts, each by kernels of its own."""
+"""Predicted gain of a fused workload over separate kernels for its parts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from tunebench.explanation.advice import Forecaster, PredictedBest
 from tunebench.workload import Workload
 
-__all__ = ["FusionGain", "fusing"]
+__all__ = ["FusionGain", "fusion_gain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionGain:
-    """The least times that are predicted for a whole and for its parts.
+    """The shortest predicted times of a fused workload and of its parts.
 
     Attributes:
-        whole: Of the fused workload.
-        parts: Of each part; for all but the first with warm caches, which flatters them where they read more
-            than what the one before has written.
+        whole: Time of the fused workload.
+        parts: Time of each part. All but the first have warm caches, which is optimistic where they read more
+            than the part before has written.
         workloads: The parts.
     """
 
@@ -33,11 +33,11 @@ class FusionGain:
 
     @property
     def gain(self) -> float:
-        """How many times as fast the fused workload is."""
+        """Predicted speedup of the fused workload."""
         return self.parts_us / self.whole.us
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return a JSON-serialisable dictionary."""
         return {
             "gain": self.gain,
             "whole_us": self.whole.us,
@@ -49,10 +49,10 @@ class FusionGain:
         }
 
 
-def fusing(workload: Workload, forecaster: Forecaster) -> FusionGain | None:
-    """Return what fusing gains; None where nothing is fused, or no variant can do a part."""
+def fusion_gain(workload: Workload, forecaster: Forecaster) -> FusionGain | None:
+    """Return the gain of fusion; None if nothing is fused, or no variant supports a part."""
     workloads = workload.unfused()
-    # A part finds what was written just before it in the cache, as far as that holds it.
+    # A part finds the output of the part before it in the cache, up to the size of the cache.
     warm = Forecaster(device=forecaster.device, cache="warm")
     found = [(warm if index else forecaster).best(part) for index, part in enumerate(workloads)]
     whole, parts = forecaster.best(workload), tuple(best for best in found if best is not None)
