@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tunebench.cache_file import Recording
+from tunebench.cache_file import RecordedSpace
 from tunebench.tuning.replay import ReplayTrace
 
 STRATEGIES = ("adaptive_tabu_greywolf", "genetic_algorithm", "hybrid_vndx", "random_sample")
@@ -40,7 +40,7 @@ def version() -> str | None:
         return None
 
 
-def search(recording: Recording, strategy: str, *, trials: int, seed: int) -> ReplayTrace:
+def search(recording: RecordedSpace, strategy: str, *, trials: int, seed: int) -> ReplayTrace:
     """Search a recording by one of Kernel Tuner's strategies.
 
     Args:
@@ -61,7 +61,7 @@ def search(recording: Recording, strategy: str, *, trials: int, seed: int) -> Re
     return replayed(recording, rows, trials=trials, seed=seed)
 
 
-def cache_of(recording: Recording) -> dict[str, Any]:
+def cache_of(recording: RecordedSpace) -> dict[str, Any]:
     """Return a recording as the content of a cache file: parameters, and time in ms or a word for a failure.
 
     The entries come last: from the closing brackets Kernel Tuner tells whether a file is whole.
@@ -82,7 +82,7 @@ def cache_of(recording: Recording) -> dict[str, Any]:
     }
 
 
-def _simulate(recording: Recording, cache: Path, strategy: str, trials: int) -> list[dict[str, Any]]:
+def _simulate(recording: RecordedSpace, cache: Path, strategy: str, trials: int) -> list[dict[str, Any]]:
     """Return what a strategy evaluated, in order; a configuration that it comes back to is there again."""
     valid = {tuple(recording.table.config(row).values()) for row in range(len(recording.table))}
     with _quiet():
@@ -113,7 +113,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def replayed(recording: Recording, rows: Iterable[int], *, trials: int, seed: int) -> ReplayTrace:
+def replayed(recording: RecordedSpace, rows: Iterable[int], *, trials: int, seed: int) -> ReplayTrace:
     """Return a search by the rows it asked for, in order; those that it asked for before do not count."""
     times_us = np.where(np.isnan(recording.times_us), np.inf, recording.times_us)
     asked = list(dict.fromkeys(rows))[:trials]

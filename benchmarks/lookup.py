@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import tunebench
-from tunebench.db import Addition, Batch, RunStart, TrialKey, open_store
+from tunebench.db import MeasurementBatch, NewMeasurement, RunStart, TrialKey, open_store
 from tunebench.device import described
 from tunebench.kernels import variant
 from tunebench.outcome import Measured, Result, Verification
@@ -66,7 +66,7 @@ def fill(path: Path, records: int) -> None:
         for text in problems(records // EACH):
             problem, times = parse(text), rng.uniform(50.0, 100.0, EACH)
             best = int(times.argmin())
-            additions = []
+            measurements = []
             for place, (config, us) in enumerate(zip(configs, times.tolist(), strict=True)):
                 revision = VARIANT.revision(problem, config) if place == best else "unasked"
                 key = TrialKey(
@@ -80,9 +80,9 @@ def fill(path: Path, records: int) -> None:
                     verification=RIGHT,
                     conditions={},
                 )
-                additions.append(Addition(key=key, result=Result(outcome=outcome)))
+                measurements.append(NewMeasurement(key=key, result=Result(outcome=outcome)))
             start = RunStart(device=DEVICE, workload=text, sampler="bound", seed=0)
-            store.add([Batch(start=start, additions=tuple(additions))])
+            store.add([MeasurementBatch(start=start, measurements=tuple(measurements))])
 
 
 def fresh(imports: str, ask: str = "") -> tuple[float, float]:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._torch_models import Bert, Gpt2, Resnet, Size
-from tunebench.dispatch import Call
+from tunebench.dispatch import DispatchedCall
 from tunebench.torch import patch, patched_calls, prefer, watching
 
 SEED = 7
@@ -82,7 +82,7 @@ def step(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     before = copy.deepcopy(model.state_dict())
     served: Counter[tuple[str, str]] = Counter()
 
-    def count(call: Call) -> None:
+    def count(call: DispatchedCall) -> None:
         served[call.by, call.function] += 1
 
     model.zero_grad(set_to_none=True)

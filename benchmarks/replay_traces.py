@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sampler_replays import Data, version
-from tunebench.cache_file import Recording
+from tunebench.cache_file import RecordedSpace
 from tunebench.outcome import Result
 from tunebench.search.loop import Budget, optimality_proof, run
 from tunebench.search.optimality_proof import violates
@@ -51,7 +51,7 @@ class Subspace:
         return Space.of(part(data.space(self.space).recording, dict(self.fixed)))
 
 
-def part(recording: Recording, fixed: dict[str, int]) -> Recording:
+def part(recording: RecordedSpace, fixed: dict[str, int]) -> RecordedSpace:
     """Return the rows of a recording in which parameters have these values."""
     mask = np.logical_and.reduce([recording.table[name] == value for name, value in fixed.items()])
     rows = np.flatnonzero(mask)

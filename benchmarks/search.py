@@ -43,7 +43,7 @@ from benchmarks.sampler_replays import (
     run_all,
     version,
 )
-from tunebench.cache_file import Recording
+from tunebench.cache_file import RecordedSpace
 from tunebench.tuning.replay import CHECKPOINTS, Space
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def comparison(results: Results, spaces: Sequence[str], samplers: Sequence[str],
     return markdown(("space", "sampler", "seeds", *(f"after {count}" for count in CHECKPOINTS)), rows)
 
 
-def taken_over(space: Space, others: Sequence[Recording], count: int) -> float:
+def taken_over(space: Space, others: Sequence[RecordedSpace], count: int) -> float:
     """Return the efficiency of measuring here the first so many of the others' order: the fastest of them.
 
     The order is that of the mean of log(time / optimum) over the other devices. What failed on one of them,

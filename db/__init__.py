@@ -13,7 +13,10 @@ the view `answer_v1` (`tunebench.answer`), so importing this package loads neith
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
+
+from tunebench._deprecation import renamed
 
 if TYPE_CHECKING:
     from tunebench.db.location import Location as Location
@@ -21,32 +24,32 @@ if TYPE_CHECKING:
     from tunebench.db.migrate import downgrade as downgrade
     from tunebench.db.migrate import upgrade as upgrade
     from tunebench.db.owner import new_owner as new_owner
-    from tunebench.db.record import Addition as Addition
-    from tunebench.db.record import Batch as Batch
     from tunebench.db.record import Demand as Demand
-    from tunebench.db.record import Entry as Entry
-    from tunebench.db.record import Imported as Imported
-    from tunebench.db.record import Known as Known
-    from tunebench.db.record import Place as Place
+    from tunebench.db.record import ImportResult as ImportResult
+    from tunebench.db.record import MeasuredSpace as MeasuredSpace
+    from tunebench.db.record import MeasurementBatch as MeasurementBatch
+    from tunebench.db.record import NewMeasurement as NewMeasurement
     from tunebench.db.record import Purpose as Purpose
+    from tunebench.db.record import Record as Record
     from tunebench.db.record import RunStart as RunStart
     from tunebench.db.record import RunSummary as RunSummary
     from tunebench.db.record import SpaceKey as SpaceKey
     from tunebench.db.record import Stats as Stats
     from tunebench.db.record import TrialKey as TrialKey
+    from tunebench.db.record import TrialOutcome as TrialOutcome
     from tunebench.db.record import Verdict as Verdict
     from tunebench.db.store import Store as Store
     from tunebench.db.store import open_store as open_store
 
 _HOME = {
-    "Addition": "record",
-    "Batch": "record",
+    "NewMeasurement": "record",
+    "MeasurementBatch": "record",
     "Demand": "record",
-    "Entry": "record",
-    "Imported": "record",
-    "Known": "record",
+    "Record": "record",
+    "ImportResult": "record",
+    "TrialOutcome": "record",
     "Location": "location",
-    "Place": "record",
+    "MeasuredSpace": "record",
     "Purpose": "record",
     "RunStart": "record",
     "RunSummary": "record",
@@ -66,9 +69,20 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str) -> Any:
+_RENAMED = {
+    "Addition": "NewMeasurement",
+    "Batch": "MeasurementBatch",
+    "Entry": "Record",
+    "Imported": "ImportResult",
+    "Known": "TrialOutcome",
+    "Place": "MeasuredSpace",
+}
+
+
+def _load(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+__getattr__ = renamed(__name__, _RENAMED, _load)

@@ -12,32 +12,39 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import trial_table as _trial
-from tunebench.db.record import Addition, RunStart, SpaceKey, TrialKey
+from tunebench.db.record import NewMeasurement, RunStart, SpaceKey, TrialKey
 from tunebench.device import Device
 
-__all__ = ["CHUNK", "AddWatcher", "Adding", "insert_measurements", "insert_trials", "unknown"]
+__all__ = [
+    "CHUNK",
+    "BulkInsert",
+    "ProgressCallback",
+    "insert_measurements",
+    "insert_trials",
+    "new_measurements",
+]
 
-AddWatcher = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Is told how many measurements are stored, and of how many."""
 
 CHUNK = 500
 """Measurements that are looked at and stored at a time: a longer list is never held."""
 
-_TELLING = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_us")
+_IDENTITY = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_us")
 """Columns by which a measurement of a trial is told from another one."""
 
 _Trial = tuple[str, str, str]
 
 
 @dataclass(slots=True)
-class _Seen:
+class _TrialMeasurements:
     """What is there of a trial: its measurements, by what tells them apart, and the newest one's time."""
 
     measurements: set[tuple[Any, ...]] = field(default_factory=set)
     newest: datetime | None = None
 
 
-class Adding:
+class BulkInsert:
     """What is added in one transaction.
 
     Attributes:
@@ -64,17 +71,17 @@ class Adding:
         return run_id
 
 
-WRONG_BY = timedelta(days=1)
+CLOCK_TOLERANCE = timedelta(days=1)
 """A moment further ahead than that was told by a clock that was wrong."""
 
 
-def unknown(
+def new_measurements(
     connection: sa.Connection,
     device_id: int,
-    additions: Sequence[Addition],
+    measurements: Sequence[NewMeasurement],
     now: datetime,
     now_adding: Collection[str] = (),
-) -> list[Addition]:
+) -> list[NewMeasurement]:
     """Return the measurements that their trials do not have yet, each once.
 
     One that is older than what its trial has is left out, too: what was measured last is what is known. What
@@ -83,20 +90,20 @@ def unknown(
     Args:
         connection: Within a transaction.
         device_id: Their device.
-        additions: At most `CHUNK`, of one workload.
+        measurements: At most `CHUNK`, of one workload.
         now: The time.
         now_adding: Runs that are being added: among theirs, the order they come in counts, and no clock.
     """
-    if not additions:
+    if not measurements:
         return []
-    trials = _stored(connection, device_id, additions, now + WRONG_BY, now_adding)
+    trials = _stored_trials(connection, device_id, measurements, now + CLOCK_TOLERANCE, now_adding)
     fresh = []
-    for addition in additions:
+    for addition in measurements:
         key = addition.key
-        trial = trials.setdefault((key.variant, str(key.config), key.revision), _Seen())
+        trial = trials.setdefault((key.variant, str(key.config), key.revision), _TrialMeasurements())
         outcome = addition.result.outcome
-        told = _told(
-            {name: getattr(outcome, name, None) for name in _TELLING} | {"purpose": addition.purpose}
+        told = _identity(
+            {name: getattr(outcome, name, None) for name in _IDENTITY} | {"purpose": addition.purpose}
         )
         late = addition.recorded_at and trial.newest and addition.recorded_at < trial.newest
         if told not in trial.measurements and not late:
@@ -105,23 +112,23 @@ def unknown(
     return fresh
 
 
-def _stored(
+def _stored_trials(
     connection: sa.Connection,
     device_id: int,
-    additions: Sequence[Addition],
+    measurements: Sequence[NewMeasurement],
     until: datetime,
     now_adding: Collection[str],
-) -> dict[_Trial, _Seen]:
-    told = (_measurement.c[name] for name in _TELLING)
+) -> dict[_Trial, _TrialMeasurements]:
+    told = (_measurement.c[name] for name in _IDENTITY)
     query = (
         sa.select(*_TRIAL, *told, _measurement.c.recorded_at, _measurement.c.run_id)
         .join(_trial, _trial.c.id == _measurement.c.trial_id)
-        .where(*_of(device_id, additions[0].key.workload, (a.key for a in additions)))
+        .where(*_of_configs(device_id, measurements[0].key.workload, (a.key for a in measurements)))
     )
-    found: dict[_Trial, _Seen] = {}
+    found: dict[_Trial, _TrialMeasurements] = {}
     for row in connection.execute(query).mappings():
-        trial = found.setdefault((row["variant"], row["config"], row["revision"]), _Seen())
-        trial.measurements.add(_told(row))
+        trial = found.setdefault((row["variant"], row["config"], row["revision"]), _TrialMeasurements())
+        trial.measurements.add(_identity(row))
         if row["run_id"] not in now_adding and row["recorded_at"] <= until:
             trial.newest = max(filter(None, (trial.newest, row["recorded_at"])))
     return found
@@ -130,25 +137,27 @@ def _stored(
 _TRIAL = (_trial.c.variant, _trial.c.config, _trial.c.revision)
 
 
-def _of(device_id: int, workload: str, keys: Iterable[TrialKey]) -> tuple[sa.ColumnElement[bool], ...]:
+def _of_configs(
+    device_id: int, workload: str, keys: Iterable[TrialKey]
+) -> tuple[sa.ColumnElement[bool], ...]:
     """Return what selects the trials of some configurations, whatever their variant and revision."""
     configs = {str(key.config) for key in keys}
     at = _trial.c
     return (at.device_id == device_id, at.workload == workload, at.config.in_(configs))
 
 
-def _told(row: Mapping[Any, Any]) -> tuple[Any, ...]:
-    return tuple(tuple(value) if isinstance(value := row[name], list) else value for name in _TELLING)
+def _identity(row: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return tuple(tuple(value) if isinstance(value := row[name], list) else value for name in _IDENTITY)
 
 
 def insert_trials(
     connection: sa.Connection,
     insert: postgresql.Insert | sqlite.Insert,
     device_id: int,
-    additions: Sequence[Addition],
+    measurements: Sequence[NewMeasurement],
 ) -> dict[TrialKey, int]:
     """Store the trials of measurements of one workload unless they are there, and return the id of each."""
-    keys = list(dict.fromkeys(addition.key for addition in additions))
+    keys = list(dict.fromkeys(addition.key for addition in measurements))
     done = {"state": "done", "claim_owner": None, "claim_expires_at": None}
     rows = [
         {
@@ -165,7 +174,7 @@ def insert_trials(
     ]
     identity = ("device_id", "workload", "variant", "config", "revision")
     connection.execute(insert.on_conflict_do_update(index_elements=identity, set_=done), rows)
-    query = sa.select(*_TRIAL, _trial.c.id).where(*_of(device_id, keys[0].workload, keys))
+    query = sa.select(*_TRIAL, _trial.c.id).where(*_of_configs(device_id, keys[0].workload, keys))
     ids = {tuple(trial): id_ for *trial, id_ in connection.execute(query)}
     return {key: ids[key.variant, str(key.config), key.revision] for key in keys}
 

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from tunebench.db.owner import is_dead
 from tunebench.db.reader import trial_table as _trial
-from tunebench.db.record import Addition
+from tunebench.db.record import NewMeasurement
 
-__all__ = ["CLAIM_S", "LONGEST_CLAIM", "free", "release_dead", "take_over", "take_turns"]
+__all__ = ["CLAIM_S", "LONGEST_CLAIM", "claimable", "lock_configs", "release_dead", "take_over_dead"]
 
 CLAIM_S = 600.0
 """How long a claim lasts unless it is renewed: longer than any one trial should take."""
@@ -21,18 +21,18 @@ CLAIM_S = 600.0
 LONGEST_CLAIM = timedelta(days=1)
 """No claim expires later than that from now: one that does was made while a clock was wrong."""
 
-_TURNS = 0x74756E65 << 32
+_LOCKS = 0x74756E65 << 32
 """Of a PostgreSQL server's locks, those that are ours begin here."""
 
 
-def free(owner: str, now: datetime) -> sa.ColumnElement[bool]:
+def claimable(owner: str, now: datetime) -> sa.ColumnElement[bool]:
     """Return what selects a claimed trial that an owner may have: it expired, or is the owner's own."""
     ends = _trial.c.claim_expires_at
     expired = (ends <= now) | (ends > now + LONGEST_CLAIM)
     return (_trial.c.state == "claimed") & (expired | (_trial.c.claim_owner == owner))
 
 
-def take_over(
+def take_over_dead(
     connection: sa.Connection, identity: Sequence[sa.ColumnElement[bool]], claim: Mapping[str, Any]
 ) -> bool:
     """Take a trial from a process of this host that ended; tell whether that was so."""
@@ -51,12 +51,12 @@ def release_dead(connection: sa.Connection) -> None:
         connection.execute(_trial.delete().where(_trial.c.state == "claimed", _trial.c.claim_owner.in_(dead)))
 
 
-def take_turns(connection: sa.Connection, additions: Sequence[Addition]) -> None:
+def lock_configs(connection: sa.Connection, measurements: Sequence[NewMeasurement]) -> None:
     """Let those who record one configuration wait for each other: each marks the others' revisions.
 
     SQLite has one writer at a time anyhow.
     """
     if connection.dialect.name == "postgresql":
-        keys = {(each.key.space, str(each.key.config)) for each in additions}
+        keys = {(each.key.space, str(each.key.config)) for each in measurements}
         for turn in sorted(zlib.crc32(f"{space} {config}".encode()) for space, config in keys):
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_TURNS + turn)))
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCKS + turn)))

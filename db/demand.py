@@ -11,12 +11,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tunebench.db import schema
 from tunebench.db.record import Demand
 
-__all__ = ["accumulate"]
+__all__ = ["add_demand"]
 
 _SET_SIZE = 1000  # rows a statement; SQLite takes 32766 variables, seven a row
 
 
-def accumulate(
+def add_demand(
     connection: sa.Connection,
     insert: postgresql.Insert | sqlite.Insert,
     device_id: int,
@@ -32,13 +32,13 @@ def accumulate(
         demands: What was spent since it was last told, a workload each.
         now: When that is.
     """
-    origin = connection.execute(sa.select(schema.Origin.id)).scalar_one()
+    origin = connection.execute(sa.select(schema.OriginRow.id)).scalar_one()
     shared = {"device_id": device_id, "origin": origin, "first_noted_at": now, "last_noted_at": now}
     rows = [
         {"workload": each.workload, "calls": each.calls, "time_us": each.time_us, **shared}
         for each in demands
     ]
-    there, added = schema.Demand.__table__.c, insert.excluded
+    there, added = schema.DemandRow.__table__.c, insert.excluded
     later = sa.case(
         (added.last_noted_at > there.last_noted_at, added.last_noted_at), else_=there.last_noted_at
     )

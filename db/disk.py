@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tunebench.errors import DatabaseError
 
-__all__ = ["identity", "network_file_system", "refuse_other_names"]
+__all__ = ["file_identity", "network_file_system", "refuse_hard_links"]
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -19,7 +19,7 @@ _NETWORK = re.compile(
 """File systems of several machines, which share no memory. Source: https://sqlite.org/wal.html, section 1."""
 
 
-def identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path) -> tuple[int, int] | None:
     """Return what tells a file from another one that takes its name; None if there is none."""
     try:
         status = path.stat()
@@ -28,7 +28,7 @@ def identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def refuse_other_names(path: Path) -> None:
+def refuse_hard_links(path: Path) -> None:
     """Refuse to write a file that goes by several names: each would have a log of its own beside it.
 
     A symbolic link is none: SQLite goes by what it points to. Source: https://sqlite.org/howtocorrupt.html,

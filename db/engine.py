@@ -16,15 +16,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tunebench.db import disk
 from tunebench.db.location import Location, default_path
-from tunebench.db.lookup_index import explain_sqlite, open_read_only
+from tunebench.db.sqlite_file import explain_sqlite, open_read_only
 from tunebench.errors import DatabaseError, InputError, MissingDependency
 
-__all__ = ["BUSY_S", "create_engine", "decoded", "explained", "write"]
+__all__ = ["BUSY_S", "create_engine", "translate_decode_errors", "translate_errors", "write"]
 
 BUSY_S = 30.0
 """How long a writer waits for another one before it gives up."""
 
-_NOTICE = {
+_KEEPALIVE = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -58,7 +58,7 @@ def create_engine(location: Location, *, read_only: bool = False, foreign_keys: 
             raise InputError(f"database {location}: SQLite and PostgreSQL are supported, this is neither")
         if url.drivername == "postgresql":  # psycopg 3 is the driver our extra installs
             url = url.set(drivername="postgresql+psycopg")
-        patient = {name: value for name, value in _NOTICE.items() if name not in url.query}
+        patient = {name: value for name, value in _KEEPALIVE.items() if name not in url.query}
         return sa.create_engine(url, pool_pre_ping=True, connect_args=patient, **common)
     except (sa.exc.ArgumentError, ValueError) as error:  # make_url leaves a bad port to int()
         raise InputError(f"database {location} is not the URL of a database: {error}") from error
@@ -101,14 +101,14 @@ def _sqlite_connector(path: Path, read_only: bool, foreign_keys: bool) -> Callab
             return open_read_only(path)
         if path == default_path():
             path.parent.mkdir(parents=True, exist_ok=True)
-        disk.refuse_other_names(path)
+        disk.refuse_hard_links(path)
         # Autocommit in the driver's words: transactions begin and end where SQLAlchemy says so.
         connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, factory=FileConnection
         )
         try:
-            connection.path, connection.file = path, disk.identity(path)
-            unlike = _make_commits_last(connection)
+            connection.path, connection.file = path, disk.file_identity(path)
+            unlike = _configure_durability(connection)
             if unlike and not told:
                 told = True
                 warnings.warn(unlike, RuntimeWarning, stacklevel=2)
@@ -121,7 +121,7 @@ def _sqlite_connector(path: Path, read_only: bool, foreign_keys: bool) -> Callab
     return connect
 
 
-def _make_commits_last(connection: FileConnection) -> str | None:
+def _configure_durability(connection: FileConnection) -> str | None:
     """See to it that what is committed outlives a power cut; return what must be said of how, if anything."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'measurement'").fetchone():
         # Fresh, so that readers must not see it before it has its tables; or another program's, whose way of
@@ -129,7 +129,7 @@ def _make_commits_last(connection: FileConnection) -> str | None:
         connection.execute("PRAGMA synchronous = EXTRA")
         return None
     system = disk.network_file_system(connection.path)
-    found = _keep_journal(connection, "wal" if system is None else "delete")
+    found = _set_journal_mode(connection, "wal" if system is None else "delete")
     # Without the log, what ends a transaction is that a file is gone: its folder must be flushed as well.
     connection.execute(f"PRAGMA synchronous = {'FULL' if found == 'wal' else 'EXTRA'}")
     if found == "wal":
@@ -141,7 +141,7 @@ def _make_commits_last(connection: FileConnection) -> str | None:
     )
 
 
-def _keep_journal(connection: sqlite3.Connection, wanted: str) -> str:
+def _set_journal_mode(connection: sqlite3.Connection, wanted: str) -> str:
     """Switch the file to a kind of journal unless it has it, and return the one it has.
 
     The switch does not wait for others by itself, so we do.
@@ -167,7 +167,7 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     writes = connection.get_execution_options().get("tunebench_write", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
     opened = connection.connection.dbapi_connection
-    if isinstance(opened, FileConnection) and opened.file != disk.identity(opened.path):
+    if isinstance(opened, FileConnection) and opened.file != disk.file_identity(opened.path):
         raise DatabaseError(
             f"database {opened.path} was deleted, or another file took its place, while it was in use; put "
             "it back, or run the same command again to begin with the one that is there now"
@@ -182,7 +182,7 @@ def write(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 @contextlib.contextmanager
-def explained(location: Location) -> Iterator[None]:
+def translate_errors(location: Location) -> Iterator[None]:
     """Turn what the driver says into one line that says what to do.
 
     Raises:
@@ -195,7 +195,7 @@ def explained(location: Location) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def decoded(location: Location) -> Iterator[None]:
+def translate_decode_errors(location: Location) -> Iterator[None]:
     """Say what to do about a record that does not read as it was written: a bit of it has changed.
 
     Raises:

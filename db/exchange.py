@@ -9,11 +9,11 @@ from pathlib import Path
 from tunebench import device as devices
 from tunebench.cache_file import FORMATS as TUNERS
 from tunebench.cache_file import replacing, write
-from tunebench.db.bulk import AddWatcher
-from tunebench.db.jsonl_file import holds_lines, import_lines, lines
+from tunebench.db.bulk import ProgressCallback
+from tunebench.db.jsonl_file import import_jsonl, is_jsonl, jsonl_records
 from tunebench.db.reader import Reader
-from tunebench.db.record import RECORDED, Imported, SpaceKey
-from tunebench.db.recorded_space import Naming, import_recording, log_of
+from tunebench.db.record import RECORDED, ImportResult, SpaceKey
+from tunebench.db.recorded_space import ImportOverrides, import_recorded_space, recorded_space_log
 from tunebench.db.store import Store
 from tunebench.errors import InputError, UnknownName
 from tunebench.outcome import CacheState
@@ -43,8 +43,8 @@ class Selection:
 
 
 def import_file(
-    store: Store, path: Path, naming: Naming | None = None, watcher: AddWatcher | None = None
-) -> Imported:
+    store: Store, path: Path, naming: ImportOverrides | None = None, watcher: ProgressCallback | None = None
+) -> ImportResult:
     """Store what a file holds, whichever it is: all its good rows, or nothing if it is interrupted.
 
     Args:
@@ -57,13 +57,13 @@ def import_file(
         InputError: if the file cannot be read, or what it holds cannot be told.
         DatabaseError: if the database cannot be written.
     """
-    if not holds_lines(path):
-        return import_recording(store, path, naming, watcher)
-    if naming not in (None, Naming()):
+    if not is_jsonl(path):
+        return import_recorded_space(store, path, naming, watcher)
+    if naming not in (None, ImportOverrides()):
         raise InputError(
             f"{path} tells what it is of: --device, --kernel and --problem are for other tuners' files"
         )
-    return import_lines(store, path, watcher)
+    return import_jsonl(store, path, watcher)
 
 
 def export_to(store: Reader, path: Path, form: str, selection: Selection) -> int:
@@ -87,14 +87,14 @@ def export_to(store: Reader, path: Path, form: str, selection: Selection) -> int
             raise InputError("--cache goes with t4 and kernel-tuner: jsonl has every measurement")
         with replacing(path) as file:
             count = 0
-            for line in lines(store, spaces):
+            for line in jsonl_records(store, spaces):
                 file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
                 count += line["what"] == "measurement"
         return count
     if len(spaces) > 1:
         listed = "; ".join(map(str, spaces[:8])) + ("; …" if len(spaces) > 8 else "")
         raise InputError(f"{form} holds one space; choose by --workload, --device and --variant: {listed}")
-    log = log_of(store, spaces[0], cache=selection.cache)
+    log = recorded_space_log(store, spaces[0], cache=selection.cache)
     write(log, path, form)
     return len(log.rows)
 

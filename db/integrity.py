@@ -18,8 +18,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunebench.db import schema
-from tunebench.db.bulk import WRONG_BY
-from tunebench.db.jsonl_codec import canonical
+from tunebench.db.bulk import CLOCK_TOLERANCE
+from tunebench.db.jsonl_codec import check_workload
 from tunebench.db.owner import is_dead
 from tunebench.db.reader import Reader, device_table, measurement_table, run_table, trial_table
 from tunebench.db.record import RECORDED, SpaceKey
@@ -27,11 +27,11 @@ from tunebench.db.row_checks import (
     check_device,
     check_measurement,
     check_trial,
-    decoded,
+    decode_row,
+    lenient_text,
     raw_columns,
-    tolerant,
 )
-from tunebench.db.staleness import Revision, mark, revision_today
+from tunebench.db.staleness import Revision, installed_revision, mark_stale
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.errors import ConfigError, InputError
@@ -64,7 +64,7 @@ NOTES = ("claim", "unknown")
 FIRST = 10
 """Findings of a kind that are kept; the others are counted."""
 
-Watcher = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Is told how many rows were looked at, and of how many."""
 
 
@@ -110,7 +110,7 @@ class Integrity:
             kept.append(Finding(kind, place, " ".join(ascii(reason)[1:-1].split())[:500]))
 
 
-def examine(store: Reader, watcher: Watcher | None = None) -> Integrity:
+def examine(store: Reader, watcher: ProgressCallback | None = None) -> Integrity:
     """Look at everything in a database.
 
     Args:
@@ -121,8 +121,8 @@ def examine(store: Reader, watcher: Watcher | None = None) -> Integrity:
         DatabaseError: if it cannot be read at all.
     """
     found = Integrity()
-    with store._read() as connection, tolerant(connection):
-        if not _is_whole(connection, found):
+    with store._read() as connection, lenient_text(connection):
+        if not _check_file(connection, found):
             return found
         check_rules(connection, found)
         check_rows(connection, found, watcher or (lambda done, total: None))
@@ -132,7 +132,7 @@ def examine(store: Reader, watcher: Watcher | None = None) -> Integrity:
 def fix(store: Store, found: Integrity) -> None:
     """Mark what today's sources do not stand for as stale, so that it is served only for want of better."""
     with store._write() as connection:
-        mark(connection, {True: found.outdated})
+        mark_stale(connection, {True: found.outdated})
     for kind in ("space", "source"):
         found.counts.pop(kind, None)
         found.first.pop(kind, None)
@@ -141,7 +141,7 @@ def fix(store: Store, found: Integrity) -> None:
 # -- the file --------------------------------------------------------------------------------------
 
 
-def _is_whole(connection: sa.Connection, found: Integrity) -> bool:
+def _check_file(connection: sa.Connection, found: Integrity) -> bool:
     """Have SQLite look at its file; a server looks after its own."""
     if connection.dialect.name != "sqlite":
         return True
@@ -165,7 +165,7 @@ _OF_ROWS = ("CHECK constraint", "NULL value", "non-unique entry", "NUMERIC value
 def check_rules(connection: sa.Connection, found: Integrity) -> None:
     """Hold every row to every rule of the schema anew: a rule may have been broken behind its back."""
     for table in schema.Base.metadata.sorted_tables:
-        for place, rule in _breaches(connection, table):
+        for place, rule in _rule_violations(connection, table):
             found.add("rule", place, rule)
         for constraint in table.foreign_key_constraints:
             (column,), (element,) = constraint.columns, constraint.elements
@@ -188,7 +188,7 @@ def check_rules(connection: sa.Connection, found: Integrity) -> None:
         found.add("duplicate", f"measurement {id_}", "its trial has another one that is the same")
 
 
-def _breaches(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[str, str]]:
+def _rule_violations(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[str, str]]:
     """Yield the rows of a table that break a rule which one row alone can break, and those there twice."""
     rules, query = _rules(table, connection.dialect.name)
     for id_, *broken in connection.execute(query):
@@ -216,13 +216,13 @@ def _rules(table: sa.Table, dialect: str) -> tuple[tuple[str, ...], sa.Select[An
     if dialect == "sqlite":  # there anything may stand in any column
         for column in table.c:
             held = sa.func.typeof(column)
-            rules[f"{column.name} is of another type"] = held.not_in(("null", *_held_as(column)))
+            rules[f"{column.name} is of another type"] = held.not_in(("null", *_storage_classes(column)))
     id_: sa.ColumnElement[Any] = sa.type_coerce(table.c.id, sa.types.NullType())
     broken = [rule.label(f"rule{number}") for number, rule in enumerate(rules.values())]
     return tuple(rules), sa.select(id_, *broken).where(sa.or_(*rules.values()))
 
 
-def _held_as(column: sa.Column[Any]) -> tuple[str, ...]:
+def _storage_classes(column: sa.Column[Any]) -> tuple[str, ...]:
     match column.type:
         case sa.Boolean() | sa.Integer():
             return ("integer",)
@@ -243,11 +243,11 @@ def _duplicates() -> sa.Select[Any]:
 # -- the rows --------------------------------------------------------------------------------------
 
 
-def check_rows(connection: sa.Connection, found: Integrity, watcher: Watcher) -> None:
+def check_rows(connection: sa.Connection, found: Integrity, watcher: ProgressCallback) -> None:
     """Look at what every row means."""
     tables = schema.Base.metadata.sorted_tables
     count = sum(connection.execute(sa.select(sa.func.count()).select_from(t)).scalar_one() for t in tables)
-    looking = _Looking(found)
+    looking = _RowChecker(found)
     for table in tables:
         chosen = sa.select(*raw_columns(table)).order_by(table.c.id)
         for row in connection.execution_options(yield_per=1000).execute(chosen).mappings():
@@ -258,12 +258,12 @@ def check_rows(connection: sa.Connection, found: Integrity, watcher: Watcher) ->
     watcher(found.rows, count)
 
 
-class _Looking:
+class _RowChecker:
     """Rows as they come, devices before what was measured on them."""
 
     def __init__(self, found: Integrity) -> None:
         self._found = found
-        self._latest = datetime.now(UTC) + WRONG_BY
+        self._latest = datetime.now(UTC) + CLOCK_TOLERANCE
         self._devices: dict[int, Device] = {}
         self._revisions: dict[tuple[int, str, str], Revision | None] = {}
 
@@ -271,7 +271,7 @@ class _Looking:
         """Look at one row."""
         place = f"{table.name} {raw['id']}"
         try:
-            row = decoded(raw, table)
+            row = decode_row(raw, table)
         except ValueError as error:
             self._found.add("unreadable", place, str(error))
             return
@@ -313,7 +313,7 @@ class _Looking:
         space = (row["device_id"], row["workload"], row["variant"])
         if space not in self._revisions:
             key = SpaceKey(device=device.key, workload=row["workload"], variant=row["variant"])
-            self._revisions[space] = revision_today(key, device)
+            self._revisions[space] = installed_revision(key, device)
         revision = self._revisions[space]
         if revision is None:
             yield "unknown", f"it is of {row['variant']} for {row['workload']}"
@@ -331,6 +331,6 @@ class _Looking:
 
 def _check_workload(text: str) -> Iterator[tuple[str, str]]:
     try:
-        canonical(text)
+        check_workload(text)
     except InputError as error:
         yield "workload", str(error)

@@ -12,14 +12,14 @@ from typing import Any, get_args
 
 from tunebench import workloads
 from tunebench.cache_file import value_of
-from tunebench.db.bulk import WRONG_BY
-from tunebench.db.record import PURPOSES, RECORDED, Addition, TrialKey, Verdict, VersusDefault
+from tunebench.db.bulk import CLOCK_TOLERANCE
+from tunebench.db.record import PURPOSES, RECORDED, NewMeasurement, TrialKey, Verdict, VersusDefault
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 from tunebench.outcome import CacheState, Effort, Outcome, Resources, Result, Verification, from_json
 from tunebench.space import Config
 
-__all__ = ["addition_of", "canonical", "check_plain", "device_of"]
+__all__ = ["check_plain", "check_workload", "device_from_json", "measurement_from_json"]
 
 MAX_TEXT = 10_000
 """Most characters of a text, such as what a compiler said."""
@@ -33,7 +33,7 @@ MAX_INTEGER = 1 << 63
 # -- a device --------------------------------------------------------------------------------------
 
 
-def device_of(data: Mapping[str, Any]) -> Device:
+def device_from_json(data: Mapping[str, Any]) -> Device:
     """Return the device that a line tells.
 
     Raises:
@@ -79,7 +79,7 @@ def _fits(value: Any, kind: Any) -> bool:
 # -- a measurement ---------------------------------------------------------------------------------
 
 
-def addition_of(data: Mapping[str, Any], devices: Mapping[str, Device]) -> Addition:
+def measurement_from_json(data: Mapping[str, Any], devices: Mapping[str, Device]) -> NewMeasurement:
     """Return the measurement that a line tells.
 
     Args:
@@ -93,12 +93,12 @@ def addition_of(data: Mapping[str, Any], devices: Mapping[str, Device]) -> Addit
         **{name: _text(data, name) for name in ("device", "workload", "variant", "revision")},
         config=_config(data.get("config")),
     )
-    canonical(key.workload)
+    check_workload(key.workload)
     if key.device not in devices:
         raise InputError(f"no line before it says what the device {key.device!r} is")
     if data.get("purpose") not in PURPOSES:
         raise InputError(f"purpose must be one of: {', '.join(PURPOSES)}")
-    return Addition(
+    return NewMeasurement(
         key=key,
         result=Result(
             outcome=_outcome(data.get("outcome")),
@@ -152,7 +152,7 @@ def _moment(value: Any) -> datetime:
     if moment.tzinfo is None:
         raise InputError("recorded_at must be a moment with its time zone, such as 2026-01-31T12:00:00+00:00")
     # What lies ahead would keep out all that is measured until then.
-    if moment.year < 1970 or moment.year > 9000 or moment > datetime.now(UTC) + WRONG_BY:
+    if moment.year < 1970 or moment.year > 9000 or moment > datetime.now(UTC) + CLOCK_TOLERANCE:
         raise InputError(f"recorded_at must lie between 1970 and now, got {moment.isoformat()}")
     return moment
 
@@ -178,7 +178,7 @@ def check_plain(value: Any, name: str, depth: int = 0) -> None:
     match value:
         case None | bool():
             return
-        case str() if len(value) <= MAX_TEXT and "\0" not in value and not _half(value):
+        case str() if len(value) <= MAX_TEXT and "\0" not in value and not _has_surrogate(value):
             return
         case int() if abs(value) < MAX_INTEGER:
             return
@@ -191,13 +191,13 @@ def check_plain(value: Any, name: str, depth: int = 0) -> None:
     raise InputError(f"{name} must be plain data, got {ascii(value)[:100]}")
 
 
-def _half(text: str) -> bool:
+def _has_surrogate(text: str) -> bool:
     """Tell whether a text has the half of a character in it, which no encoding has."""
     return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @functools.lru_cache(maxsize=1024)
-def canonical(text: str) -> None:
+def check_workload(text: str) -> None:
     """Make sure that a workload is written as it is looked up; one of an unknown operator may be anything.
 
     Raises:

@@ -15,18 +15,26 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tunebench import __version__
-from tunebench.cache_file import Fault, Opened, opened
-from tunebench.db.bulk import CHUNK, AddWatcher
-from tunebench.db.jsonl_codec import addition_of, device_of
+from tunebench._version import __version__
+from tunebench.cache_file import LimitedFile, RejectedRow, open_limited
+from tunebench.db.bulk import CHUNK, ProgressCallback
+from tunebench.db.jsonl_codec import device_from_json, measurement_from_json
 from tunebench.db.reader import Reader
-from tunebench.db.record import MAX_FAULTS, Addition, Batch, Entry, Imported, RunStart, SpaceKey
+from tunebench.db.record import (
+    MAX_FAULTS,
+    ImportResult,
+    MeasurementBatch,
+    NewMeasurement,
+    Record,
+    RunStart,
+    SpaceKey,
+)
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import to_json
 
-__all__ = ["holds_lines", "import_lines", "lines"]
+__all__ = ["import_jsonl", "is_jsonl", "jsonl_records"]
 
 MAX_LINE_BYTES = 1 << 24
 """Most that one line may hold."""
@@ -41,7 +49,7 @@ MAX_SPACES = 100_000
 # -- out -------------------------------------------------------------------------------------------
 
 
-def lines(store: Reader, spaces: Iterable[SpaceKey]) -> Iterator[dict[str, Any]]:
+def jsonl_records(store: Reader, spaces: Iterable[SpaceKey]) -> Iterator[dict[str, Any]]:
     """Yield what each device is, then every measurement, space by space and oldest first."""
     chosen = list(spaces)
     keys = {space.device for space in chosen}
@@ -50,10 +58,10 @@ def lines(store: Reader, spaces: Iterable[SpaceKey]) -> Iterator[dict[str, Any]]
             yield {"what": "device", "tunebench": __version__, "key": key, **fields}
     for space in chosen:
         for entry in store.history(space.workload, space.device, space.variant):
-            yield _line(entry)
+            yield _measurement_line(entry)
 
 
-def _line(entry: Entry) -> dict[str, Any]:
+def _measurement_line(entry: Record) -> dict[str, Any]:
     result = entry.result
     return {
         "what": "measurement",
@@ -75,13 +83,13 @@ def _line(entry: Entry) -> dict[str, Any]:
 # -- in --------------------------------------------------------------------------------------------
 
 
-def holds_lines(path: Path) -> bool:
+def is_jsonl(path: Path) -> bool:
     """Tell whether a file holds such lines, by its first ones: one of them may be damaged.
 
     Raises:
         InputError: if it cannot be read.
     """
-    with opened(path, "") as file:
+    with open_limited(path, "") as file:
         first = itertools.islice(_numbered(file), 10)
         return any(isinstance(_read_line(line), dict) and b'"what"' in line for _, line in first if line)
 
@@ -91,7 +99,7 @@ def _read_line(line: bytes) -> Any:
         return json.loads(line)
 
 
-def _numbered(file: Opened) -> Iterator[tuple[int, bytes | None]]:
+def _numbered(file: LimitedFile) -> Iterator[tuple[int, bytes | None]]:
     """Yield lines with their numbers; None in place of one that is too long."""
     for number in itertools.count(1):
         line = file.readline(MAX_LINE_BYTES)
@@ -104,7 +112,7 @@ def _numbered(file: Opened) -> Iterator[tuple[int, bytes | None]]:
             whole = not rest or rest.endswith(b"\n")
 
 
-def import_lines(store: Store, path: Path, watcher: AddWatcher | None = None) -> Imported:
+def import_jsonl(store: Store, path: Path, watcher: ProgressCallback | None = None) -> ImportResult:
     """Store what another database exported: all its good lines, or nothing if it is interrupted.
 
     A measurement that is there already is left out, and so is one that is older than what its trial has here.
@@ -119,9 +127,9 @@ def import_lines(store: Store, path: Path, watcher: AddWatcher | None = None) ->
         InputError: if the file cannot be read.
         DatabaseError: if the database cannot be written.
     """
-    found = _Lines(path)
+    found = _JsonlImport(path)
     added = store.add(found.batches(watcher or (lambda done, total: None)), recheck=True)
-    return Imported(
+    return ImportResult(
         file=path,
         spaces=tuple(found.spaces),
         added=added,
@@ -131,25 +139,25 @@ def import_lines(store: Store, path: Path, watcher: AddWatcher | None = None) ->
     )
 
 
-class _Lines:
+class _JsonlImport:
     """Devices and measurements as they are found, and the lines that cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._devices: dict[str, Device] = {}
         self.spaces: dict[SpaceKey, None] = {}
-        self.faults: list[Fault] = []
+        self.faults: list[RejectedRow] = []
         self.refused = self.good = self._blank = 0
 
-    def batches(self, watcher: AddWatcher) -> Iterator[Batch]:
+    def batches(self, watcher: ProgressCallback) -> Iterator[MeasurementBatch]:
         """Yield a few measurements at a time, by device and workload.
 
         Raises:
             InputError: if the file cannot be read to its end, or is too large.
         """
-        few: list[Addition] = []
+        few: list[NewMeasurement] = []
         size = 0
-        with opened(self._path, "", MAX_FILE_BYTES) as file:
+        with open_limited(self._path, "", MAX_FILE_BYTES) as file:
             for number, line in _numbered(file):
                 addition = self._take(number, line)
                 if addition is not None:
@@ -163,7 +171,7 @@ class _Lines:
             yield from self._batched(few)
             watcher(file.done_bytes, file.total_bytes)
 
-    def _take(self, number: int, line: bytes | None) -> Addition | None:
+    def _take(self, number: int, line: bytes | None) -> NewMeasurement | None:
         """Read one line; return the measurement that it tells, if it tells one."""
         try:
             if line is None:
@@ -184,30 +192,30 @@ class _Lines:
             )
         if reason:
             self.refused += 1
-            self.faults += [Fault(f"line {number}", reason)] if len(self.faults) < MAX_FAULTS else []
+            self.faults += [RejectedRow(f"line {number}", reason)] if len(self.faults) < MAX_FAULTS else []
         return None
 
-    def _read(self, line: bytes) -> Addition | None:
-        data = json.loads(line, parse_constant=_refuse, object_pairs_hook=_once)
+    def _read(self, line: bytes) -> NewMeasurement | None:
+        data = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique_names)
         kind = data.get("what") if isinstance(data, dict) else None
         if kind == "device":
-            device = device_of(data)
+            device = device_from_json(data)
             if len(self._devices) >= MAX_DEVICES and device.key not in self._devices:
                 raise InputError(f"a file may tell of {MAX_DEVICES} devices; import it in parts")
             self._devices[device.key] = device
             return None
         if kind != "measurement":
             raise InputError("it must be an object that says what it is: device or measurement")
-        addition = addition_of(data, self._devices)
+        addition = measurement_from_json(data, self._devices)
         if len(self.spaces) >= MAX_SPACES and addition.key.space not in self.spaces:
             raise InputError(f"a file may tell of {MAX_SPACES} spaces; import it in parts")
         self.spaces[addition.key.space] = None
         self.good += 1
         return addition
 
-    def _batched(self, additions: Iterable[Addition]) -> Iterator[Batch]:
-        places: dict[tuple[str, str], list[Addition]] = {}
-        for addition in additions:
+    def _batched(self, measurements: Iterable[NewMeasurement]) -> Iterator[MeasurementBatch]:
+        places: dict[tuple[str, str], list[NewMeasurement]] = {}
+        for addition in measurements:
             places.setdefault((addition.key.device, addition.key.workload), []).append(addition)
         for (device, workload), found in places.items():
             start = RunStart(
@@ -217,14 +225,14 @@ class _Lines:
                 seed=0,
                 versions={"tunebench": __version__, "file": ascii(self._path.name)[1:-1]},
             )
-            yield Batch(start=start, additions=tuple(found))
+            yield MeasurementBatch(start=start, measurements=tuple(found))
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise InputError("it has a name twice, of which nobody can tell which one is meant")

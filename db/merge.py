@@ -25,15 +25,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tunebench._deprecation import renamed
 from tunebench.db import schema
 from tunebench.db.location import Location, locate
-from tunebench.db.merge_trials import Group, Target, merge_group
+from tunebench.db.merge_trials import MergeGroup, MergeTarget, merge_group
 from tunebench.db.reader import Reader, demand_table, device_table, measurement_table, run_table, trial_table
 from tunebench.db.store import Store, open_store
 from tunebench.device import Device
 from tunebench.errors import DatabaseError, InputError
 
-__all__ = ["Merged", "merge"]
+__all__ = ["MergeResult", "merge"]
 
 CHUNK = 500
 
@@ -42,7 +43,7 @@ MergeWatcher = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Merged:
+class MergeResult:
     """What became of one source.
 
     Attributes:
@@ -69,8 +70,8 @@ def merge(
     *,
     into: str | Path | None = None,
     watcher: MergeWatcher = lambda source, done, total: None,
-    done: Callable[[Merged], None] = lambda merged: None,
-) -> list[Merged]:
+    done: Callable[[MergeResult], None] = lambda merged: None,
+) -> list[MergeResult]:
     """Bring all that some databases hold into one, which is made if there is none.
 
     Args:
@@ -111,12 +112,12 @@ def _same(one: Location, other: Location) -> bool:
     return one.path.samefile(other.path) if there else one.path.absolute() == other.path.absolute()
 
 
-def _merge_one(store: Store, source: Reader, watcher: MergeWatcher) -> Merged:
-    merged = Merged(database=str(source.location))
+def _merge_one(store: Store, source: Reader, watcher: MergeWatcher) -> MergeResult:
+    merged = MergeResult(database=str(source.location))
     with store._write() as here, _snapshot(source) as there:
         total = there.execute(sa.select(sa.func.count()).select_from(measurement_table)).scalar_one()
         looked = functools.partial(watcher, merged.database)
-        target = Target(here, store._insert, store._now(), lambda done: looked(done, total))
+        target = MergeTarget(here, store._insert, store._now(), lambda done: looked(done, total))
         target.lock()
         devices = _merge_devices(there, target, merged)
         _merge_runs(there, target, devices, merged)
@@ -159,16 +160,16 @@ def _chunks(rows: Iterable[sa.RowMapping]) -> Iterator[list[sa.RowMapping]]:
         yield chunk
 
 
-def _groups(there: sa.Connection) -> list[Group]:
+def _groups(there: sa.Connection) -> list[MergeGroup]:
     at = trial_table.c
     query = sa.select(at.device_id, at.workload).where(at.state == "done").distinct()
-    return [Group(*row) for row in there.execute(query.order_by(at.device_id, at.workload))]
+    return [MergeGroup(*row) for row in there.execute(query.order_by(at.device_id, at.workload))]
 
 
 # -- devices ---------------------------------------------------------------------------------------
 
 
-def _merge_devices(there: sa.Connection, target: Target, merged: Merged) -> dict[int, int]:
+def _merge_devices(there: sa.Connection, target: MergeTarget, merged: MergeResult) -> dict[int, int]:
     """Bring devices in, and return their ids here by their ids there."""
     here = target.connection
     newest_there, newest_here = _newest(there), _newest(here)
@@ -213,7 +214,9 @@ def _described(connection: sa.Connection, device_id: int) -> Device | None:
 # -- runs, and what programs run -------------------------------------------------------------------
 
 
-def _merge_runs(there: sa.Connection, target: Target, devices: Mapping[int, int], merged: Merged) -> None:
+def _merge_runs(
+    there: sa.Connection, target: MergeTarget, devices: Mapping[int, int], merged: MergeResult
+) -> None:
     """Bring runs in under the ids they have; one that was at work when it was merged is ended."""
     count = sa.select(sa.func.count()).select_from(run_table)
     before = target.connection.execute(count).scalar_one()
@@ -239,7 +242,9 @@ def _merge_runs(there: sa.Connection, target: Target, devices: Mapping[int, int]
     merged.runs = target.connection.execute(count).scalar_one() - before
 
 
-def _merge_demand(there: sa.Connection, target: Target, devices: Mapping[int, int], merged: Merged) -> None:
+def _merge_demand(
+    there: sa.Connection, target: MergeTarget, devices: Mapping[int, int], merged: MergeResult
+) -> None:
     """Bring counts in; of two of one origin the greater is the later one, since a database only adds."""
     insert = target.insert(demand_table)
     grown = ("calls", "time_us", "first_noted_at", "last_noted_at")
@@ -252,3 +257,11 @@ def _merge_demand(there: sa.Connection, target: Target, devices: Mapping[int, in
         values = {name: value for name, value in row.items() if name != "id"}
         changed = target.connection.execute(upsert, {**values, "device_id": devices[row["device_id"]]})
         merged.demand += len(changed.all())
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "Merged": "MergeResult",
+    },
+)

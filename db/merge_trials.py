@@ -14,11 +14,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import trial_table as _trial
 from tunebench.db.record import RECORDED, SpaceKey
-from tunebench.db.sequence import Arrival, interleave
-from tunebench.db.staleness import mark, revision_today, set_stale
+from tunebench.db.sequence import IncomingMeasurement, interleave
+from tunebench.db.staleness import installed_revision, mark_stale, update_staleness
 from tunebench.device import Device
 
-__all__ = ["Group", "Target", "merge_group"]
+__all__ = ["MergeGroup", "MergeTarget", "merge_group"]
 
 CHUNK = 500
 
@@ -26,7 +26,7 @@ Insert = postgresql.Insert | sqlite.Insert
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MergeGroup:
     """What is merged at a time: a workload on a device, by its id there.
 
     Measurements of all variants stand in one order, since finalists of one silence the search of another.
@@ -36,7 +36,7 @@ class Group:
     workload: str
 
 
-class Target:
+class MergeTarget:
     """The database that is merged into, within a transaction that writes."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Target:
 
 
 def merge_group(
-    there: sa.Connection, target: Target, group: Group, device_id: int, device: Device | None
+    there: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int, device: Device | None
 ) -> tuple[int, int]:
     """Bring one workload's trials on one device in.
 
@@ -103,18 +103,18 @@ def merge_group(
     if not arrivals:
         return 0, known
     at = _measurement.c
-    standing = sa.select(at.id, at.recorded_at).join(_trial).where(*_of(device_id, group.workload))
+    standing = sa.select(at.id, at.recorded_at).join(_trial).where(*_of_group(device_id, group.workload))
     standing = standing.order_by(at.id)
     present = [(row.id, row.recorded_at) for row in here.execute(standing)]
     order = interleave(present, arrivals, target.free, target.now)
     target.take(len(order.moved) + len(order.arrived))
     _move(here, order.moved)
     _insert_measurements(there, here, group, trials, order.arrived)
-    _settle(here, group, device_id, device, trials, set(order.arrived.values()))
+    _update_staleness(here, group, device_id, device, trials, set(order.arrived.values()))
     return len(arrivals), known
 
 
-def _of(device_id: int, workload: str) -> tuple[sa.ColumnElement[bool], ...]:
+def _of_group(device_id: int, workload: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (_trial.c.device_id == device_id, _trial.c.workload == workload, _trial.c.state == "done")
 
 
@@ -126,7 +126,7 @@ def _chunks(there: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[sa
 
 
 @dataclass(frozen=True, slots=True)
-class _Trials:
+class _MergedTrials:
     """Trials of a group.
 
     Attributes:
@@ -141,9 +141,11 @@ class _Trials:
 _Key = tuple[str, str, str]
 
 
-def _merge_trials(there: sa.Connection, target: Target, group: Group, device_id: int) -> _Trials:
-    trials = _Trials({}, {})
-    query = sa.select(_trial).where(*_of(group.device_id, group.workload)).order_by(_trial.c.id)
+def _merge_trials(
+    there: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int
+) -> _MergedTrials:
+    trials = _MergedTrials({}, {})
+    query = sa.select(_trial).where(*_of_group(group.device_id, group.workload)).order_by(_trial.c.id)
     for chunk in _chunks(there, query):
         before = _ids(target.connection, device_id, group.workload, chunk)
         _insert_trials(target, device_id, chunk)
@@ -165,12 +167,12 @@ def _ids(
 ) -> dict[_Key, int]:
     at = _trial.c
     query = sa.select(at.id, at.variant, at.config, at.revision).where(
-        *_of(device_id, workload), at.config.in_({row["config"] for row in rows})
+        *_of_group(device_id, workload), at.config.in_({row["config"] for row in rows})
     )
     return {_key(row): row["id"] for row in here.execute(query).mappings()}
 
 
-def _insert_trials(target: Target, device_id: int, rows: Sequence[Mapping[Any, Any]]) -> None:
+def _insert_trials(target: MergeTarget, device_id: int, rows: Sequence[Mapping[Any, Any]]) -> None:
     """Store trials; one that is claimed here is done now, as when it is recorded."""
     insert = target.insert(_trial)
     done = {"state": "done", "claim_owner": None, "claim_expires_at": None}
@@ -185,35 +187,37 @@ def _insert_trials(target: Target, device_id: int, rows: Sequence[Mapping[Any, A
 
 # -- measurements ----------------------------------------------------------------------------------
 
-_TELLING = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_us", "recorded_at")
+_IDENTITY = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_us", "recorded_at")
 """Columns by which a measurement of a trial is told from another one."""
 
-_Told = tuple[Any, ...]
+_Identity = tuple[Any, ...]
 
 
-def _told(row: Mapping[Any, Any], trial_id: int, names: Sequence[str]) -> _Told:
+def _identity(row: Mapping[Any, Any], trial_id: int, names: Sequence[str]) -> _Identity:
     values = (tuple(value) if isinstance(value := row[name], list) else value for name in names)
     return (trial_id, *values)
 
 
 def _arrivals(
-    there: sa.Connection, target: Target, group: Group, trials: _Trials
-) -> tuple[list[Arrival], int]:
+    there: sa.Connection, target: MergeTarget, group: MergeGroup, trials: _MergedTrials
+) -> tuple[list[IncomingMeasurement], int]:
     """Return the measurements that are not here yet, in their order, and how many are."""
     # When another tuner's file was imported is no part of what it tells.
-    names = _TELLING[:-1] if group.workload.startswith(RECORDED) else _TELLING
+    names = _IDENTITY[:-1] if group.workload.startswith(RECORDED) else _IDENTITY
     at = _measurement.c
     columns = {at.id, at.trial_id, at.recorded_at, *(at[name] for name in names)}
-    query = sa.select(*columns).join(_trial).where(*_of(group.device_id, group.workload)).order_by(at.id)
-    arrivals: list[Arrival] = []
+    query = (
+        sa.select(*columns).join(_trial).where(*_of_group(group.device_id, group.workload)).order_by(at.id)
+    )
+    arrivals: list[IncomingMeasurement] = []
     known = after = 0
     for chunk in _chunks(there, query):
         ids = {trials.ids[row["trial_id"]] for row in chunk} & set(trials.flags)
         found = _present(target.connection, sorted(ids), names)
         for row in chunk:
-            id_ = found.get(_told(row, trials.ids[row["trial_id"]], names))
+            id_ = found.get(_identity(row, trials.ids[row["trial_id"]], names))
             if id_ is None:
-                arrivals.append(Arrival(row["id"], row["recorded_at"], after))
+                arrivals.append(IncomingMeasurement(row["id"], row["recorded_at"], after))
             else:
                 known += 1
                 after = max(after, id_)
@@ -221,13 +225,13 @@ def _arrivals(
     return arrivals, known
 
 
-def _present(here: sa.Connection, trial_ids: Sequence[int], names: Sequence[str]) -> dict[_Told, int]:
+def _present(here: sa.Connection, trial_ids: Sequence[int], names: Sequence[str]) -> dict[_Identity, int]:
     """Return the measurements of some trials here, by what tells them apart."""
     if not trial_ids:
         return {}
     at = _measurement.c
     query = sa.select(at.id, at.trial_id, *(at[name] for name in names)).where(at.trial_id.in_(trial_ids))
-    return {_told(row, row["trial_id"], names): row["id"] for row in here.execute(query).mappings()}
+    return {_identity(row, row["trial_id"], names): row["id"] for row in here.execute(query).mappings()}
 
 
 def _move(here: sa.Connection, moved: Mapping[int, int]) -> None:
@@ -239,12 +243,21 @@ def _move(here: sa.Connection, moved: Mapping[int, int]) -> None:
 
 
 def _insert_measurements(
-    there: sa.Connection, here: sa.Connection, group: Group, trials: _Trials, arrived: Mapping[int, int]
+    there: sa.Connection,
+    here: sa.Connection,
+    group: MergeGroup,
+    trials: _MergedTrials,
+    arrived: Mapping[int, int],
 ) -> None:
     if not arrived:
         return
     at = _measurement.c
-    query = sa.select(_measurement).join(_trial).where(*_of(group.device_id, group.workload)).order_by(at.id)
+    query = (
+        sa.select(_measurement)
+        .join(_trial)
+        .where(*_of_group(group.device_id, group.workload))
+        .order_by(at.id)
+    )
     for chunk in _chunks(there, query):
         rows = [
             {**row, "id": arrived[row["id"]], "trial_id": trials.ids[row["trial_id"]]}
@@ -258,12 +271,12 @@ def _insert_measurements(
 # -- what is stale ---------------------------------------------------------------------------------
 
 
-def _settle(
+def _update_staleness(
     here: sa.Connection,
-    group: Group,
+    group: MergeGroup,
     device_id: int,
     device: Device | None,
-    trials: _Trials,
+    trials: _MergedTrials,
     arrived: set[int],
 ) -> None:
     """Mark what is stale: by the sources that are installed, and without them by what was measured last."""
@@ -272,7 +285,7 @@ def _settle(
     query = (
         sa.select(at.id, at.variant, at.config, at.stale, newest)
         .join(_measurement, _measurement.c.trial_id == at.id)
-        .where(*_of(device_id, group.workload))
+        .where(*_of_group(device_id, group.workload))
         .group_by(at.id, at.variant, at.config, at.stale)
         .order_by(at.variant, newest.desc())
     )
@@ -280,13 +293,13 @@ def _settle(
         here.execute(query).mappings().all(), key=lambda row: str(row["variant"])
     ):
         space = SpaceKey(device=device.key if device else "", workload=group.workload, variant=variant)
-        if device is not None and revision_today(space, device) is not None:
-            set_stale(here, device_id, space, device)
+        if device is not None and installed_revision(space, device) is not None:
+            update_staleness(here, device_id, space, device)
         else:
-            mark(here, _by_the_newest(rows, trials.flags, arrived))
+            mark_stale(here, _staleness_by_newest(rows, trials.flags, arrived))
 
 
-def _by_the_newest(
+def _staleness_by_newest(
     rows: Iterable[Mapping[Any, Any]], flags: Mapping[int, bool], arrived: Collection[int]
 ) -> dict[bool, list[int]]:
     """Return which trials of one variant must be marked as stale (True), and which as standing.

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunebench.db import schema
-from tunebench.db.engine import create_engine, explained, write
+from tunebench.db.engine import create_engine, translate_errors, write
 from tunebench.db.location import Location, locate
 from tunebench.errors import DatabaseError, InputError, SchemaError, UnknownName
 
@@ -33,7 +33,7 @@ def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
         DatabaseError: if there is none and `read_only` is set, or it cannot be read.
     """
     with engine.connect() as connection:
-        if read_only and not _is_there(connection):
+        if read_only and not _has_tables(connection):
             raise DatabaseError(f"database {location} is empty: nothing has been tuned into it yet")
         found = _revision(connection, location)
     if found is None and not read_only:
@@ -45,7 +45,7 @@ def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
         _refuse(found, location)
 
 
-def _is_there(connection: sa.Connection) -> bool:
+def _has_tables(connection: sa.Connection) -> bool:
     return bool(sa.inspect(connection).get_table_names())
 
 
@@ -88,7 +88,7 @@ def _lock(connection: sa.Connection) -> None:
 def _create(connection: sa.Connection) -> None:
     schema.Base.metadata.create_all(connection, checkfirst=False)
     connection.exec_driver_sql(schema.ANSWER_VIEW)
-    connection.execute(sa.insert(schema.Origin).values(id=uuid.uuid4().hex))
+    connection.execute(sa.insert(schema.OriginRow).values(id=uuid.uuid4().hex))
     # As Alembic makes it, so that either may go on from here.
     connection.exec_driver_sql(
         "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
@@ -111,9 +111,9 @@ def upgrade(db: str | Path | None = None) -> tuple[str | None, str]:
         DatabaseError: if it cannot be opened or written.
     """
     location = locate(db)
-    with explained(location):
-        _look(location)
-    with explained(location), _migrating(location) as connection:
+    with translate_errors(location):
+        _check_readable(location)
+    with translate_errors(location), _migrating(location) as connection:
         _lock(connection)
         before = _known_revision(connection, location)
         if before != schema.HEAD:
@@ -146,9 +146,9 @@ def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> 
     location = locate(db)
     if location.path is not None and not location.path.exists():
         raise DatabaseError(f"database {location} does not exist: nothing has been tuned into it yet")
-    with explained(location):
-        _look(location)
-    with explained(location), _migrating(location) as connection:
+    with translate_errors(location):
+        _check_readable(location)
+    with translate_errors(location), _migrating(location) as connection:
         _lock(connection)
         before = _known_revision(connection, location)
         if before is None:
@@ -157,11 +157,11 @@ def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> 
             raise InputError(
                 f"database {location} has schema {before}, older than {to}; run: tunebench db upgrade"
             )
-        there = _amounts(connection)
+        there = _value_counts(connection)
         if before != to:
             _alembic(connection, "downgrade", to)
             _check_references(connection, location)
-        lost = _lost(there, _amounts(connection))
+        lost = _lost(there, _value_counts(connection))
         if lost and not force:
             raise InputError(
                 f"schema {to} has no place for {', '.join(lost)} of database {location}; it is as it was. "
@@ -170,11 +170,11 @@ def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> 
     return before, to
 
 
-_MADE_AGAIN = {"measurement.fastest_us", "origin.id"}
+_DERIVED = {"measurement.fastest_us", "origin.id"}
 """Columns that an upgrade fills from others, or anew."""
 
 
-def _amounts(connection: sa.Connection) -> dict[str, int]:
+def _value_counts(connection: sa.Connection) -> dict[str, int]:
     """Return how many values each column of each table has."""
     inspector = sa.inspect(connection)
     found: dict[str, int] = {}
@@ -193,14 +193,14 @@ def _lost(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
     tables = {name.partition(".")[0] for name in after}
     lost: dict[str, int] = {}
     for name, amount in before.items():
-        if amount > after.get(name, 0) and name not in _MADE_AGAIN:
+        if amount > after.get(name, 0) and name not in _DERIVED:
             table, _, column = name.partition(".")
             told = f"{table}.{column}" if table in tables else table
             lost[told] = max(amount - after.get(name, 0), lost.get(told, 0))
     return [f"{amount} {'values' if '.' in told else 'rows'} of {told}" for told, amount in lost.items()]
 
 
-def _look(location: Location) -> None:
+def _check_readable(location: Location) -> None:
     """Refuse a file of another program before it is opened for writing, which alone would change it."""
     if location.path is not None and location.path.exists() and location.path.stat().st_size:
         engine = create_engine(location, read_only=True)

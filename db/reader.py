@@ -13,23 +13,24 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import sqlalchemy as sa
 
+from tunebench._deprecation import warn_renamed
 from tunebench.db import schema
-from tunebench.db.engine import create_engine, decoded, explained
+from tunebench.db.engine import create_engine, translate_decode_errors, translate_errors
 from tunebench.db.location import Location
 from tunebench.db.owner import is_dead
 from tunebench.db.record import (
     RECORDED,
     Demand,
-    Entry,
-    Fastest,
-    Known,
-    Place,
+    FastestSample,
+    MeasuredSpace,
+    Record,
     SpaceKey,
     Stats,
     TrialKey,
+    TrialOutcome,
     Verdict,
-    outcome_of,
-    result_of,
+    outcome_from_row,
+    result_from_row,
 )
 from tunebench.db.retry import RetryPolicy, retry
 from tunebench.outcome import CacheState, Effort, Resources
@@ -37,44 +38,52 @@ from tunebench.space import Config
 
 __all__ = [
     "Reader",
-    "config_of",
+    "config_from_row",
     "demand_table",
     "device_table",
     "measurement_table",
-    "of",
+    "of_space",
     "run_table",
     "trial_table",
 ]
 
-device_table = cast(sa.Table, schema.Device.__table__)
-run_table = cast(sa.Table, schema.Run.__table__)
-trial_table = cast(sa.Table, schema.Trial.__table__)
-measurement_table = cast(sa.Table, schema.Measurement.__table__)
-demand_table = cast(sa.Table, schema.Demand.__table__)
+device_table = cast(sa.Table, schema.DeviceRow.__table__)
+run_table = cast(sa.Table, schema.RunRow.__table__)
+trial_table = cast(sa.Table, schema.TrialRow.__table__)
+measurement_table = cast(sa.Table, schema.MeasurementRow.__table__)
+demand_table = cast(sa.Table, schema.DemandRow.__table__)
 _device, _run, _trial, _measurement = device_table, run_table, trial_table, measurement_table
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def of(device: str, workload: str, variant: str) -> tuple[sa.ColumnElement[bool], ...]:
+def of_space(device: str, workload: str, variant: str) -> tuple[sa.ColumnElement[bool], ...]:
     """Return what selects the trials of one variant for one workload on one device."""
     return (_device.c.key == device, _trial.c.workload == workload, _trial.c.variant == variant)
 
 
-def config_of(row: Mapping[Any, Any]) -> Config:
+def config_from_row(row: Mapping[Any, Any]) -> Config:
     """Rebuild a configuration from a row with `config_values`."""
     return Config(row["config_values"])
 
 
-def _patient(method: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenate[Reader, P], T]:
+def _retrying(method: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenate[Reader, P], T]:
     """Let a method that only reads wait for a database that is away, if its reader has patience."""
 
     def outlasting(self: Reader, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return retry(self.patience, self.location, lambda again: method(self, *args, **kwargs))
+        return retry(self.retry_policy, self.location, lambda again: method(self, *args, **kwargs))
 
     functools.update_wrapper(outlasting, method)
     return outlasting
+
+
+_RENAMED = {
+    "fastest": "fastest_samples",
+    "known": "trial_outcomes",
+    "places": "measured_spaces",
+    "times": "config_times",
+}
 
 
 class Reader:
@@ -82,11 +91,13 @@ class Reader:
 
     Attributes:
         location: Where it is.
-        patience: How long what a tuner asks waits for a database that goes away once it is open.
+        retry_policy: How long what a tuner asks waits for a database that goes away once it is open.
     """
 
-    def __init__(self, location: Location, *, read_only: bool, patience: RetryPolicy | None = None) -> None:
-        self.location, self.patience = location, patience
+    def __init__(
+        self, location: Location, *, read_only: bool, retry_policy: RetryPolicy | None = None
+    ) -> None:
+        self.location, self.retry_policy = location, retry_policy
         self._engine = create_engine(location, read_only=read_only)
         self._pid = os.getpid()
 
@@ -105,6 +116,13 @@ class Reader:
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.location}>"
 
+    def __getattr__(self, name: str) -> Any:
+        """Return a renamed method by its old name."""
+        if name not in _RENAMED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        warn_renamed(f"Store.{name}", f"Store.{_RENAMED[name]}")
+        return getattr(self, _RENAMED[name])
+
     def _own_engine(self) -> sa.Engine:
         """Return the engine; after a fork, without the connections that are the parent's."""
         if os.getpid() != self._pid:
@@ -114,13 +132,17 @@ class Reader:
 
     @contextmanager
     def _read(self) -> Iterator[sa.Connection]:
-        with explained(self.location), decoded(self.location), self._own_engine().connect() as connection:
+        with (
+            translate_errors(self.location),
+            translate_decode_errors(self.location),
+            self._own_engine().connect() as connection,
+        ):
             yield connection
 
-    @_patient
-    def known(
+    @_retrying
+    def trial_outcomes(
         self, device: str, workload: str, variant: str, *, cache: CacheState | None = None
-    ) -> list[Known]:
+    ) -> list[TrialOutcome]:
         """Return what is known of each trial, oldest first, so that a search can go on where it stopped.
 
         Args:
@@ -141,7 +163,7 @@ class Reader:
             sa.select(_measurement.c.id, place.label("place"))
             .join(_trial, _trial.c.id == _measurement.c.trial_id)
             .join(_device)
-            .where(*of(device, workload, variant))
+            .where(*of_space(device, workload, variant))
             .subquery()
         )
         query = (
@@ -152,10 +174,10 @@ class Reader:
         )
         with self._read() as connection:
             return [
-                Known(
-                    config=config_of(row),
+                TrialOutcome(
+                    config=config_from_row(row),
                     revision=row["revision"],
-                    outcome=outcome_of(row),
+                    outcome=outcome_from_row(row),
                     bound_us=row["bound_us"],
                     purpose=row["purpose"],
                     resources=Resources(**row["resources"]),
@@ -163,8 +185,8 @@ class Reader:
                 for row in connection.execute(query).mappings()
             ]
 
-    @_patient
-    def fastest(self, device: str, workload: str, variant: str) -> list[Fastest]:
+    @_retrying
+    def fastest_samples(self, device: str, workload: str, variant: str) -> list[FastestSample]:
         """Return the fastest sample of every run of a variant, so that today's bound can be held against it.
 
         Args:
@@ -177,13 +199,13 @@ class Reader:
             sa.select(*(_measurement.c[name] for name in names), _trial.c.config_values, _trial.c.revision)
             .join(_trial, _trial.c.id == _measurement.c.trial_id)
             .join(_device)
-            .where(*of(device, workload, variant), _measurement.c.fastest_us.is_not(None))
+            .where(*of_space(device, workload, variant), _measurement.c.fastest_us.is_not(None))
             .order_by(_measurement.c.id)
         )
         with self._read() as connection:
             return [
-                Fastest(
-                    config=config_of(row),
+                FastestSample(
+                    config=config_from_row(row),
                     revision=row["revision"],
                     cache=row["cache"],
                     fastest_us=row["fastest_us"],
@@ -193,17 +215,17 @@ class Reader:
                 for row in connection.execute(query).mappings()
             ]
 
-    @_patient
-    def places(
-        self, operator: str, variants: Collection[str], *, kind: str, besides: tuple[str, str]
-    ) -> list[Place]:
+    @_retrying
+    def measured_spaces(
+        self, operator: str, variants: Collection[str], *, kind: str, exclude: tuple[str, str]
+    ) -> list[MeasuredSpace]:
         """Return where configurations of some variants were run, and how many.
 
         Args:
             operator: Name of the operator.
             variants: `Variant.key` of each.
             kind: Of the devices: ``"gpu"`` or ``"cpu"``.
-            besides: Device and workload of which only what earlier sources did counts.
+            exclude: Device and workload of which only what earlier sources did counts.
         """
         trial = _trial.c
         query = (
@@ -217,16 +239,16 @@ class Reader:
             .where(
                 trial.workload.startswith(f"{operator}:", autoescape=True),
                 *(trial.variant.in_(variants), _device.c.kind == kind),
-                *_elsewhere(besides),
+                *_elsewhere(exclude),
             )
             .group_by(_device.c.key, _device.c.architecture, trial.workload, trial.variant)
         )
         with self._read() as connection:
-            return [Place(**row) for row in connection.execute(query).mappings()]
+            return [MeasuredSpace(**row) for row in connection.execute(query).mappings()]
 
-    @_patient
-    def times(
-        self, place: Place, *, cache: CacheState, besides: tuple[str, str]
+    @_retrying
+    def config_times(
+        self, place: MeasuredSpace, *, cache: CacheState, exclude: tuple[str, str]
     ) -> list[tuple[Config, float]]:
         """Return what each configuration took at a place, in microseconds: the newest, by its newest source.
 
@@ -234,9 +256,9 @@ class Reader:
         cache state are left out.
 
         Args:
-            place: Of `places`.
+            place: Of `measured_spaces`.
             cache: The cache state.
-            besides: As for `places`.
+            exclude: As for `measured_spaces`.
         """
         measurement = _measurement.c
         query = (
@@ -247,17 +269,17 @@ class Reader:
             .join_from(_trial, _device)
             .join(_measurement, measurement.trial_id == _trial.c.id)
             .where(
-                *of(place.device, place.workload, place.variant),
-                *_elsewhere(besides),
+                *of_space(place.device, place.workload, place.variant),
+                *_elsewhere(exclude),
                 sa.or_(measurement.cache.is_(None), measurement.cache == cache),
             )
             .order_by(_trial.c.stale.desc(), measurement.id)
         )
         with self._read() as connection:
             newest = {row["config"]: row for row in connection.execute(query).mappings()}
-            return [(config_of(row), _took_us(row)) for row in newest.values()]
+            return [(config_from_row(row), _took_us(row)) for row in newest.values()]
 
-    @_patient
+    @_retrying
     def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:
         """Return how many trials were recorded by runs that ended before their budget was spent.
 
@@ -304,7 +326,7 @@ class Reader:
         with self._read() as connection:
             return set(connection.execute(query).scalars())
 
-    def history(self, workload: str, device: str | None = None, variant: str | None = None) -> list[Entry]:
+    def history(self, workload: str, device: str | None = None, variant: str | None = None) -> list[Record]:
         """Return every measurement of a workload, oldest first.
 
         Args:
@@ -348,7 +370,7 @@ class Reader:
     def parameters(self, space: SpaceKey) -> tuple[str, ...] | None:
         """Return the parameters of a space, in order; None if none of its trials is there."""
         query = sa.select(_trial.c.config_values).join(_device)
-        query = query.where(*of(space.device, space.workload, space.variant)).limit(1)
+        query = query.where(*of_space(space.device, space.workload, space.variant)).limit(1)
         with self._read() as connection:
             values = connection.execute(query).scalar()
         return None if values is None else tuple(values)
@@ -359,7 +381,7 @@ class Reader:
             rows = connection.execute(sa.select(_device.c.key, _device.c.descriptor).order_by(_device.c.key))
             return {row["key"]: row["descriptor"] for row in rows.mappings()}
 
-    def best(self, workload: str, device: str | None = None, limit: int = 10) -> list[Entry]:
+    def best(self, workload: str, device: str | None = None, limit: int = 10) -> list[Record]:
         """Return the trials that lookup would serve: the best of each variant, device and cache state.
 
         Measured before predicted, current sources before stale ones, cold caches before warm ones; then
@@ -403,7 +425,7 @@ class Reader:
         with self._read() as connection:
             return [dict(row) for row in connection.execute(sa.select(schema.answer_v1)).mappings()]
 
-    def said(
+    def answer_details(
         self, measurements: Sequence[int]
     ) -> list[tuple[int, Mapping[str, Any], Mapping[str, Any] | None]]:
         """Return of measurements what a lookup tells besides: id, details, comparisons.
@@ -464,7 +486,7 @@ class Reader:
                 effort=Effort(**connection.execute(own).one()._asdict()),
             )
 
-    def _entries(self, *where: sa.ColumnElement[bool]) -> list[Entry]:
+    def _entries(self, *where: sa.ColumnElement[bool]) -> list[Record]:
         trial = _trial.c
         query = (
             sa.select(
@@ -488,9 +510,9 @@ def _followed(run: Mapping[Any, Any], *, by: Mapping[Any, Any]) -> bool:
     return bool(by["started_at"] > run["started_at"])
 
 
-def _elsewhere(besides: tuple[str, str]) -> tuple[sa.ColumnElement[bool], ...]:
+def _elsewhere(exclude: tuple[str, str]) -> tuple[sa.ColumnElement[bool], ...]:
     """Return what selects runs of other places and of earlier sources; predictions are none."""
-    device, workload = besides
+    device, workload = exclude
     here = (_device.c.key == device) & (_trial.c.workload == workload)
     return (_measurement.c.kind.not_in(("predicted", "pruned")), sa.not_(here) | _trial.c.stale)
 
@@ -505,18 +527,18 @@ def _pairs(connection: sa.Connection, query: sa.Select[str, int]) -> list[tuple[
     return [(name, count) for name, count in connection.execute(query)]
 
 
-def _entry(row: Mapping[Any, Any]) -> Entry:
-    return Entry(
+def _entry(row: Mapping[Any, Any]) -> Record:
+    return Record(
         id=row["id"],
         key=TrialKey(
             device=row["key"],
             workload=row["workload"],
             variant=row["variant"],
             revision=row["revision"],
-            config=config_of(row),
+            config=config_from_row(row),
         ),
         purpose=row["purpose"],
-        result=result_of(row),
+        result=result_from_row(row),
         bound_us=row["bound_us"],
         seed=row["seed"],
         run_id=row["run_id"],

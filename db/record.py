@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tunebench.cache_file import Fault
+from tunebench.cache_file import RejectedRow
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import CacheState, Effort, Outcome, Resources, Result, from_json, to_json
@@ -20,24 +20,24 @@ __all__ = [
     "MAX_FAULTS",
     "PURPOSES",
     "RECORDED",
-    "Addition",
-    "Batch",
     "Demand",
-    "Entry",
-    "Fastest",
-    "Imported",
-    "Known",
-    "Place",
+    "FastestSample",
+    "ImportResult",
+    "MeasuredSpace",
+    "MeasurementBatch",
+    "NewMeasurement",
     "Purpose",
+    "Record",
     "RunStart",
     "RunSummary",
     "SpaceKey",
     "Stats",
     "TrialKey",
+    "TrialOutcome",
     "Verdict",
     "VersusDefault",
-    "columns_of",
-    "outcome_of",
+    "outcome_from_row",
+    "result_columns",
 ]
 
 Purpose = Literal["search", "finalist", "audit"]
@@ -152,7 +152,7 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class TrialOutcome:
     """What resuming needs of one trial: the outcome its search saw, or else its newest.
 
     Attributes:
@@ -173,7 +173,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fastest:
+class FastestSample:
     """The fastest sample of one run.
 
     Attributes:
@@ -194,7 +194,7 @@ class Fastest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addition:
+class NewMeasurement:
     """One measurement that was made elsewhere, to be stored with others at once.
 
     Attributes:
@@ -218,20 +218,20 @@ class Addition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class MeasurementBatch:
     """Measurements of one workload on one device that were made elsewhere.
 
     Attributes:
         start: The run they are stored under.
-        additions: What to store, oldest first.
+        measurements: What to store, oldest first.
     """
 
     start: RunStart
-    additions: tuple[Addition, ...]
+    measurements: tuple[NewMeasurement, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class ImportResult:
     """What became of a file.
 
     Attributes:
@@ -247,12 +247,12 @@ class Imported:
     spaces: tuple[SpaceKey, ...]
     added: int
     known: int
-    faults: tuple[Fault, ...]
+    faults: tuple[RejectedRow, ...]
     refused: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class MeasuredSpace:
     """Where configurations of a variant were run.
 
     Attributes:
@@ -297,7 +297,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Record:
     """One measurement with everything that was stored of it.
 
     Attributes:
@@ -367,7 +367,7 @@ class Stats:
 _OWN_COLUMNS = ("kind", "median_us", "predicted_us", "samples_us", "cache", "reason")
 
 
-def columns_of(result: Result) -> dict[str, Any]:
+def result_columns(result: Result) -> dict[str, Any]:
     """Return a result as columns of `measurement`: what is asked for by query apart, the rest as `detail`."""
     detail = to_json(result.outcome)
     columns = {name: detail.pop(name, None) for name in _OWN_COLUMNS}
@@ -392,8 +392,8 @@ def verdict_columns(verdict: Verdict | None) -> dict[str, Any]:
     return {"versus_default": verdict.versus_default, "comparison": dict(verdict.comparison) or None}
 
 
-def outcome_of(row: Mapping[Any, Any]) -> Outcome:
-    """Rebuild an outcome from the columns `columns_of` made."""
+def outcome_from_row(row: Mapping[Any, Any]) -> Outcome:
+    """Rebuild an outcome from the columns `result_columns` made."""
     data = dict(row["detail"])
     data |= {name: row[name] for name in _OWN_COLUMNS if row[name] is not None}
     if row["ci_low_us"] is not None:
@@ -403,10 +403,10 @@ def outcome_of(row: Mapping[Any, Any]) -> Outcome:
     return from_json(data)
 
 
-def result_of(row: Mapping[Any, Any]) -> Result:
-    """Rebuild a result from the columns `columns_of` made."""
+def result_from_row(row: Mapping[Any, Any]) -> Result:
+    """Rebuild a result from the columns `result_columns` made."""
     return Result(
-        outcome=outcome_of(row),
+        outcome=outcome_from_row(row),
         resources=Resources(**row["resources"]),
         effort=Effort(compile_s=row["compile_s"], verify_s=row["verify_s"], measure_s=row["measure_s"]),
         conditions=row["conditions"],

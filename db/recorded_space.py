@@ -14,19 +14,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunebench import __version__
 from tunebench import device as devices
+from tunebench._deprecation import renamed
 from tunebench._host import product_name
-from tunebench.cache_file import Fault, Head, Log, Row, head
-from tunebench.db.bulk import CHUNK, AddWatcher
+from tunebench._version import __version__
+from tunebench.cache_file import CacheFileHeader, RecordedTrial, RejectedRow, TuningLog, read_header
+from tunebench.db.bulk import CHUNK, ProgressCallback
 from tunebench.db.reader import Reader
 from tunebench.db.record import (
     MAX_FAULTS,
     RECORDED,
-    Addition,
-    Batch,
-    Entry,
-    Imported,
+    ImportResult,
+    MeasurementBatch,
+    NewMeasurement,
+    Record,
     RunStart,
     SpaceKey,
     TrialKey,
@@ -37,7 +38,7 @@ from tunebench.errors import InputError
 from tunebench.outcome import CacheState, Measured, Predicted, Pruned, WrongResult
 from tunebench.space import Config, Value
 
-__all__ = ["Naming", "import_recording", "log_of", "names_of", "workload_of"]
+__all__ = ["ImportOverrides", "import_recorded_space", "names_of", "recorded_space_log", "workload_of"]
 
 _VARIANT = "recorded/"
 _REVISION = "recorded"
@@ -45,7 +46,7 @@ _KERNEL = re.compile(r"[A-Za-z0-9_.+/-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Naming:
+class ImportOverrides:
     """What a user says of a file; it wins over what the file says of itself.
 
     Attributes:
@@ -77,9 +78,9 @@ def names_of(workload: str) -> tuple[str, tuple[int, ...]]:
     return kernel, tuple(int(size) for size in problem.split("x")) if problem else ()
 
 
-def import_recording(
-    store: Store, path: Path, naming: Naming | None = None, watcher: AddWatcher | None = None
-) -> Imported:
+def import_recorded_space(
+    store: Store, path: Path, naming: ImportOverrides | None = None, watcher: ProgressCallback | None = None
+) -> ImportResult:
     """Store what a file of another tuner holds: all its good rows, or nothing if it is interrupted.
 
     Rows that are stored already are left out, so that the same file again adds nothing, and a cache file that
@@ -96,9 +97,9 @@ def import_recording(
             `naming` tells the kernel and the device.
         DatabaseError: if the database cannot be written.
     """
-    naming = naming or Naming()
+    naming = naming or ImportOverrides()
     named = None if naming.device is None else devices.find(naming.device)
-    found = head(path)
+    found = read_header(path)
     log = found.log
     try:
         if log.workload and naming.kernel is None:
@@ -117,7 +118,7 @@ def import_recording(
     rows = _Rows(found, names, space)
     start = RunStart(device=device, workload=workload, sampler="import", seed=0, versions=origin)
     added = store.add(rows.batches(start, watcher))
-    return Imported(
+    return ImportResult(
         file=path,
         spaces=(space,),
         added=added,
@@ -130,24 +131,24 @@ def import_recording(
 class _Rows:
     """Rows as they are read, a few at a time, and those that cannot be used."""
 
-    def __init__(self, found: Head, names: Sequence[str], space: SpaceKey) -> None:
+    def __init__(self, found: CacheFileHeader, names: Sequence[str], space: SpaceKey) -> None:
         self._found, self._names, self._space = found, names, space
-        self.faults: list[Fault] = []
+        self.faults: list[RejectedRow] = []
         self.refused = self.good = 0
 
-    def batches(self, start: RunStart, watcher: AddWatcher | None) -> Iterator[Batch]:
-        few: list[Addition] = []
+    def batches(self, start: RunStart, watcher: ProgressCallback | None) -> Iterator[MeasurementBatch]:
+        few: list[NewMeasurement] = []
         for row in self._found.rows(watcher):
-            if isinstance(row, Fault):
+            if isinstance(row, RejectedRow):
                 self.refused += 1
                 self.faults += [row] if len(self.faults) < MAX_FAULTS else []
                 continue
             self.good += 1
-            few.append(Addition(key=_trial_of(row, self._names, self._space), result=row.result))
+            few.append(NewMeasurement(key=_trial_of(row, self._names, self._space), result=row.result))
             if len(few) == CHUNK:
-                yield Batch(start=start, additions=tuple(few))
+                yield MeasurementBatch(start=start, measurements=tuple(few))
                 few = []
-        yield Batch(start=start, additions=tuple(few))
+        yield MeasurementBatch(start=start, measurements=tuple(few))
 
 
 def _device_of(told: str) -> Device:
@@ -161,7 +162,7 @@ def _device_of(told: str) -> Device:
     return found
 
 
-def _order(log: Log, known: tuple[str, ...] | None, space: SpaceKey) -> tuple[str, ...]:
+def _order(log: TuningLog, known: tuple[str, ...] | None, space: SpaceKey) -> tuple[str, ...]:
     """Return the order of the parameters: that of the configurations that are there, if there are any."""
     if known is not None and set(known) != set(log.names):
         raise InputError(
@@ -171,7 +172,7 @@ def _order(log: Log, known: tuple[str, ...] | None, space: SpaceKey) -> tuple[st
     return known or log.names
 
 
-def _trial_of(row: Row, names: Sequence[str], space: SpaceKey) -> TrialKey:
+def _trial_of(row: RecordedTrial, names: Sequence[str], space: SpaceKey) -> TrialKey:
     return TrialKey(
         device=space.device,
         workload=space.workload,
@@ -181,7 +182,7 @@ def _trial_of(row: Row, names: Sequence[str], space: SpaceKey) -> TrialKey:
     )
 
 
-def _origin(log: Log, path: Path) -> dict[str, str]:
+def _origin(log: TuningLog, path: Path) -> dict[str, str]:
     """Return what makes a recording of the rows again, kept with the run that brought them."""
     origin = {"tunebench": __version__, "file": ascii(path.name)[1:-1], "device_name": log.device}
     if log.values:
@@ -189,7 +190,7 @@ def _origin(log: Log, path: Path) -> dict[str, str]:
     return origin
 
 
-def log_of(store: Reader, space: SpaceKey, *, cache: CacheState | None = None) -> Log:
+def recorded_space_log(store: Reader, space: SpaceKey, *, cache: CacheState | None = None) -> TuningLog:
     """Return what is known of one variant for one workload on one device, as other tuners write it down.
 
     A configuration speaks through its newest measurement, unless it was ever wrong. What was only predicted,
@@ -219,7 +220,7 @@ def log_of(store: Reader, space: SpaceKey, *, cache: CacheState | None = None) -
     names = tuple(entries[0].key.config)
     if any(set(entry.key.config) != set(names) for entry in entries):
         raise InputError(f"{space}: its parameters have changed over time, so that it is no one space")
-    return Log(
+    return TuningLog(
         kernel=kernel,
         device=product,
         problem=problem,
@@ -230,7 +231,7 @@ def log_of(store: Reader, space: SpaceKey, *, cache: CacheState | None = None) -
     )
 
 
-def _comparable(store: Reader, space: SpaceKey, cache: CacheState | None) -> list[Entry]:
+def _comparable(store: Reader, space: SpaceKey, cache: CacheState | None) -> list[Record]:
     """Return the measurements of sources that still stand, with times of one cache state."""
     entries = [
         entry
@@ -244,9 +245,9 @@ def _comparable(store: Reader, space: SpaceKey, cache: CacheState | None) -> lis
     return [e for e in entries if getattr(e.result.outcome, "cache", wanted) == wanted]
 
 
-def _speaking(entries: Iterable[Entry]) -> list[Entry]:
+def _speaking(entries: Iterable[Record]) -> list[Record]:
     """Return the measurement by which each trial is known: its newest, unless it was ever wrong."""
-    chosen: dict[TrialKey, Entry] = {}
+    chosen: dict[TrialKey, Record] = {}
     for entry in entries:
         before = chosen.get(entry.key)
         if before is None or not isinstance(before.result.outcome, WrongResult):
@@ -254,9 +255,19 @@ def _speaking(entries: Iterable[Entry]) -> list[Entry]:
     return list(chosen.values())
 
 
-def _row(entry: Entry, names: Sequence[str], foreign: bool) -> Row:
+def _row(entry: Record, names: Sequence[str], foreign: bool) -> RecordedTrial:
     config = Config({name: entry.key.config[name] for name in names})
     if foreign:  # what it was measured at is among its conditions, if the file told it
-        return Row(config=config, result=entry.result)
+        return RecordedTrial(config=config, result=entry.result)
     conditions = {**entry.result.conditions, "timestamp": entry.recorded_at.isoformat(sep=" ")}
-    return Row(config=config, result=dataclasses.replace(entry.result, conditions=conditions))
+    return RecordedTrial(config=config, result=dataclasses.replace(entry.result, conditions=conditions))
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "Naming": "ImportOverrides",
+        "import_recording": "import_recorded_space",
+        "log_of": "recorded_space_log",
+    },
+)

@@ -38,24 +38,24 @@ class RetryPolicy:
 
     Attributes:
         limit_s: How long at most, at a time.
-        tell: Is told in one line what is waited for, and with an empty line that it is back.
+        notify: Is told in one line what is waited for, and with an empty line that it is back.
     """
 
     limit_s: float = 120.0
-    tell: Callable[[str], None] = _warn
+    notify: Callable[[str], None] = _warn
 
 
-def retry(patience: RetryPolicy | None, location: Location, attempt: Callable[[bool], T]) -> T:
+def retry(retry_policy: RetryPolicy | None, location: Location, attempt: Callable[[bool], T]) -> T:
     """Do something on a database, again and again while what keeps it from being done may pass.
 
     Args:
-        patience: How long to wait for a database that is away; None waits for nothing.
+        retry_policy: How long to wait for a database that is away; None waits for nothing.
         location: The database.
         attempt: Does it, in one transaction, and raises `DatabaseError` from what the driver said. It is told
             whether it may have been done already: a connection that breaks at a commit does not tell.
 
     Raises:
-        DatabaseError: if it does not pass, or takes longer than there is patience.
+        DatabaseError: if it does not pass, or takes longer than there is retry_policy.
     """
     pause_s, conflicts = _FIRST_PAUSE_S, 0
     away_since: float | None = None
@@ -65,16 +65,16 @@ def retry(patience: RetryPolicy | None, location: Location, attempt: Callable[[b
         except DatabaseError as error:
             if _state(error) in _CONFLICTS and conflicts < _ATTEMPTS:
                 conflicts += 1
-            elif patience is None or not _is_away(error):
+            elif retry_policy is None or not _is_away(error):
                 raise
             elif away_since is None:
                 away_since = time.monotonic()
-                patience.tell(f"waiting up to {patience.limit_s:.0f} s: {error}")
-            elif time.monotonic() - away_since >= patience.limit_s:
+                retry_policy.notify(f"waiting up to {retry_policy.limit_s:.0f} s: {error}")
+            elif time.monotonic() - away_since >= retry_policy.limit_s:
                 raise
         else:
-            if away_since is not None and patience is not None:
-                patience.tell("")
+            if away_since is not None and retry_policy is not None:
+                retry_policy.notify("")
             return done
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

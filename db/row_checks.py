@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 from tunebench.db import schema
 from tunebench.db.jsonl_codec import check_plain
-from tunebench.db.record import result_of
+from tunebench.db.record import result_from_row
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.space import Config
 
-__all__ = ["check_device", "check_measurement", "check_trial", "decoded", "raw_columns", "tolerant"]
+__all__ = ["check_device", "check_measurement", "check_trial", "decode_row", "lenient_text", "raw_columns"]
 
 
 def raw_columns(table: sa.Table) -> list[sa.Label[Any]]:
@@ -33,7 +33,7 @@ def _raw(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 
 
 @contextmanager
-def tolerant(connection: sa.Connection) -> Iterator[None]:
+def lenient_text(connection: sa.Connection) -> Iterator[None]:
     """Let texts of SQLite that are not UTF-8 be read, as texts with halves of characters."""
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name != "sqlite":
@@ -46,7 +46,7 @@ def tolerant(connection: sa.Connection) -> Iterator[None]:
         driver.text_factory = str
 
 
-def decoded(row: Mapping[Any, Any], table: sa.Table) -> dict[str, Any]:
+def decode_row(row: Mapping[Any, Any], table: sa.Table) -> dict[str, Any]:
     """Return a row with its JSON and its moments read.
 
     Raises:
@@ -76,14 +76,14 @@ def _refuse(constant: str) -> None:
 
 
 # What is wrong of data that a database holds is wrong in ways that its classes never meant to name.
-_ODD = (KeyError, TypeError, ValueError, AttributeError, InputError)
+_DECODE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, InputError)
 
 
 def check_measurement(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is wrong of a measurement that was decoded: the kind of finding, and why."""
     try:
-        outcome = result_of(row).outcome
-    except _ODD as error:
+        outcome = result_from_row(row).outcome
+    except _DECODE_ERRORS as error:
         yield "unreadable", f"its outcome cannot be made again: {error!r}"
         return
     samples_us = getattr(outcome, "samples_us", None)
@@ -125,7 +125,7 @@ def check_device(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     try:
         device = Device(**row["descriptor"])
         key = device.key
-    except _ODD as error:
+    except _DECODE_ERRORS as error:
         yield "unreadable", f"what describes it cannot be read: {error}"
         return
     if key != row["key"]:

@@ -19,12 +19,12 @@ __all__ = [
     "HEAD",
     "REVISIONS",
     "Base",
-    "Demand",
-    "Device",
-    "Measurement",
-    "Origin",
-    "Run",
-    "Trial",
+    "DemandRow",
+    "DeviceRow",
+    "MeasurementRow",
+    "OriginRow",
+    "RunRow",
+    "TrialRow",
     "answer_v1",
 ]
 
@@ -78,7 +78,7 @@ class Base(DeclarativeBase):
     }
 
 
-class Device(Base):
+class DeviceRow(Base):
     """A device results were stored for; `key` tells apart what makes times incomparable."""
 
     __tablename__ = "device"
@@ -93,7 +93,7 @@ class Device(Base):
     descriptor: Mapped[dict[str, Any]]
 
 
-class Run(Base):
+class RunRow(Base):
     """One tuner at work on one workload, from start to end; `finished_at` is empty if it was killed."""
 
     __tablename__ = "run"
@@ -116,7 +116,7 @@ class Run(Base):
     overhead_s: Mapped[float] = mapped_column(default=0.0)
 
 
-class Trial(Base):
+class TrialRow(Base):
     """One configuration of one source revision of one variant, for one workload on one device.
 
     A claimed trial has no measurement yet. `config` is its text form and part of the key;
@@ -151,7 +151,7 @@ class Trial(Base):
 _FAILED = ", ".join(f"'{failure.kind}'" for failure in FAILURES)
 
 
-class Measurement(Base):
+class MeasurementRow(Base):
     """One time a trial was run, or tried to: its outcome with what is needed to believe and repeat it."""
 
     __tablename__ = "measurement"
@@ -201,7 +201,7 @@ class Measurement(Base):
     comparison: Mapped[dict[str, Any] | None]
 
 
-class Origin(Base):
+class OriginRow(Base):
     """What this database is called in others that it is merged into: one row, made with the tables."""
 
     __tablename__ = "origin"
@@ -209,7 +209,7 @@ class Origin(Base):
     id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
 
 
-class Demand(Base):
+class DemandRow(Base):
     """How often programs ran a workload on a device, and how long it took them in all.
 
     Each database adds to rows of its own `origin` alone, and never takes from them. Merging takes over the

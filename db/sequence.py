@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-__all__ = ["Arrival", "Order", "interleave"]
+__all__ = ["IncomingMeasurement", "MergedIds", "interleave"]
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class IncomingMeasurement:
     """A measurement that is merged in.
 
     Attributes:
@@ -31,7 +31,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class MergedIds:
     """New ids, so that ids ascend in the order of recording.
 
     Attributes:
@@ -44,8 +44,8 @@ class Order:
 
 
 def interleave(
-    here: Sequence[tuple[int, datetime]], arrivals: Sequence[Arrival], free: int, now: datetime
-) -> Order:
+    here: Sequence[tuple[int, datetime]], arrivals: Sequence[IncomingMeasurement], free: int, now: datetime
+) -> MergedIds:
     """Return ids under which two sequences become one.
 
     Args:
@@ -64,14 +64,14 @@ def interleave(
         else:
             continue  # what is before all that arrives stays as it is
         free += 1
-    return Order(moved, arrived)
+    return MergedIds(moved, arrived)
 
 
 def _in_order(
-    here: Sequence[tuple[int, datetime]], arrivals: Sequence[Arrival], now: datetime
-) -> Iterator[tuple[Arrival | None, int]]:
-    latest_arrivals = _at_the_latest((arrival.recorded_at for arrival in arrivals), now)
-    latest_here = _at_the_latest((recorded_at for _, recorded_at in here), now)
+    here: Sequence[tuple[int, datetime]], arrivals: Sequence[IncomingMeasurement], now: datetime
+) -> Iterator[tuple[IncomingMeasurement | None, int]]:
+    latest_arrivals = _latest_possible((arrival.recorded_at for arrival in arrivals), now)
+    latest_here = _latest_possible((recorded_at for _, recorded_at in here), now)
     place = 0
     for (id_, _), latest in zip(here, latest_here, strict=True):
         while place < len(arrivals) and arrivals[place].after < id_ and latest_arrivals[place] < latest:
@@ -82,7 +82,7 @@ def _in_order(
         yield arrival, 0
 
 
-def _at_the_latest(moments: Iterable[datetime], now: datetime) -> list[datetime]:
+def _latest_possible(moments: Iterable[datetime], now: datetime) -> list[datetime]:
     """Return when each of a sequence was recorded at the latest."""
     backwards = [now, *reversed(list(moments))]
     return list(itertools.accumulate(backwards, min))[:0:-1]

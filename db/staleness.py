@@ -8,7 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tunebench import kernels, workloads
-from tunebench.db.reader import config_of
+from tunebench.db.reader import config_from_row
 from tunebench.db.reader import device_table as _device
 from tunebench.db.reader import trial_table as _trial
 from tunebench.db.record import SpaceKey
@@ -16,13 +16,22 @@ from tunebench.device import Device
 from tunebench.errors import ConfigError, InputError
 from tunebench.space import Config
 
-__all__ = ["Revision", "Stored", "changes", "current", "mark", "revision_today", "set_stale", "stored"]
+__all__ = [
+    "Revision",
+    "StoredTrial",
+    "current_revision",
+    "installed_revision",
+    "mark_stale",
+    "staleness_changes",
+    "stored_trials",
+    "update_staleness",
+]
 
 Revision = Callable[[Config], str]
 """Returns the revision that a configuration has today; raises `ConfigError` for one that there is no more."""
 
 
-class Stored(NamedTuple):
+class StoredTrial(NamedTuple):
     """What is stored of a trial that tells whether it is stale."""
 
     id: int
@@ -31,10 +40,10 @@ class Stored(NamedTuple):
     stale: bool
 
 
-_AT_ONCE = 500  # of at most 32766 variables in a statement of SQLite
+_CHUNK = 500  # of at most 32766 variables in a statement of SQLite
 
 
-def revision_today(space: SpaceKey, device: Device) -> Revision | None:
+def installed_revision(space: SpaceKey, device: Device) -> Revision | None:
     """Return how the installed variant tells its revisions; None if it is not installed.
 
     Args:
@@ -56,7 +65,7 @@ def revision_today(space: SpaceKey, device: Device) -> Revision | None:
     return revision
 
 
-def current(revision: Revision, config: Config) -> str | None:
+def current_revision(revision: Revision, config: Config) -> str | None:
     """Return the revision that a configuration has today; None if there is no such configuration."""
     try:
         return revision(config)
@@ -64,7 +73,7 @@ def current(revision: Revision, config: Config) -> str | None:
         return None
 
 
-def stored(connection: sa.Connection, device: int | str, space: SpaceKey) -> list[Stored]:
+def stored_trials(connection: sa.Connection, device: int | str, space: SpaceKey) -> list[StoredTrial]:
     """Return the trials of a space.
 
     Args:
@@ -81,10 +90,10 @@ def stored(connection: sa.Connection, device: int | str, space: SpaceKey) -> lis
     if isinstance(device, str):
         query = query.join(_device)
     rows = connection.execute(query).mappings()
-    return [Stored(row["id"], config_of(row), row["revision"], row["stale"]) for row in rows]
+    return [StoredTrial(row["id"], config_from_row(row), row["revision"], row["stale"]) for row in rows]
 
 
-def changes(trials: Iterable[Stored], revision: Revision) -> tuple[dict[bool, list[int]], int]:
+def staleness_changes(trials: Iterable[StoredTrial], revision: Revision) -> tuple[dict[bool, list[int]], int]:
     """Return the trials to be marked as stale (True) or as standing, and how many of all are stale.
 
     Args:
@@ -94,14 +103,14 @@ def changes(trials: Iterable[Stored], revision: Revision) -> tuple[dict[bool, li
     changed: dict[bool, list[int]] = {True: [], False: []}
     count = 0
     for trial in trials:
-        stale = current(revision, trial.config) != trial.revision
+        stale = current_revision(revision, trial.config) != trial.revision
         count += stale
         if stale != trial.stale:
             changed[stale].append(trial.id)
     return changed, count
 
 
-def set_stale(connection: sa.Connection, device_id: int, space: SpaceKey, device: Device) -> None:
+def update_staleness(connection: sa.Connection, device_id: int, space: SpaceKey, device: Device) -> None:
     """Mark the trials of a space by the installed variant; what is not installed cannot be asked.
 
     Args:
@@ -110,14 +119,14 @@ def set_stale(connection: sa.Connection, device_id: int, space: SpaceKey, device
         space: Which trials.
         device: The space's device.
     """
-    revision = revision_today(space, device)
+    revision = installed_revision(space, device)
     if revision is not None:
-        mark(connection, changes(stored(connection, device_id, space), revision)[0])
+        mark_stale(connection, staleness_changes(stored_trials(connection, device_id, space), revision)[0])
 
 
-def mark(connection: sa.Connection, changed: Mapping[bool, Sequence[int]]) -> None:
+def mark_stale(connection: sa.Connection, changed: Mapping[bool, Sequence[int]]) -> None:
     """Mark trials, by their ids, as stale (True) or as standing."""
     for stale, trials in changed.items():
-        for start in range(0, len(trials), _AT_ONCE):
-            chosen = _trial.c.id.in_(trials[start : start + _AT_ONCE])
+        for start in range(0, len(trials), _CHUNK):
+            chosen = _trial.c.id.in_(trials[start : start + _CHUNK])
             connection.execute(_trial.update().where(chosen).values(stale=stale))

@@ -21,11 +21,17 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tunebench.db import lookup_index
-from tunebench.db.bulk import CHUNK, Adding, AddWatcher, insert_measurements, insert_trials, unknown
-from tunebench.db.claim import CLAIM_S, free, release_dead, take_over, take_turns
-from tunebench.db.demand import accumulate
-from tunebench.db.engine import explained, write
+from tunebench.db.bulk import (
+    CHUNK,
+    BulkInsert,
+    ProgressCallback,
+    insert_measurements,
+    insert_trials,
+    new_measurements,
+)
+from tunebench.db.claim import CLAIM_S, claimable, lock_configs, release_dead, take_over_dead
+from tunebench.db.demand import add_demand
+from tunebench.db.engine import translate_errors, write
 from tunebench.db.location import Location, locate
 from tunebench.db.migrate import prepare
 from tunebench.db.reader import Reader
@@ -35,20 +41,21 @@ from tunebench.db.reader import measurement_table as _measurement
 from tunebench.db.reader import run_table as _run
 from tunebench.db.reader import trial_table as _trial
 from tunebench.db.record import (
-    Addition,
-    Batch,
     Demand,
+    MeasurementBatch,
+    NewMeasurement,
     Purpose,
     RunStart,
     RunSummary,
     SpaceKey,
     TrialKey,
     Verdict,
-    columns_of,
+    result_columns,
     verdict_columns,
 )
 from tunebench.db.retry import RetryPolicy, retry
-from tunebench.db.staleness import Stored, changes, mark, set_stale, stored
+from tunebench.db.staleness import StoredTrial, mark_stale, staleness_changes, stored_trials, update_staleness
+from tunebench.db.write_count import count_write
 from tunebench.device import Device
 from tunebench.errors import DatabaseError, InputError
 from tunebench.outcome import Result
@@ -62,7 +69,7 @@ T = TypeVar("T")
 
 
 def open_store(
-    db: str | Path | None = None, *, read_only: bool = False, patience: RetryPolicy | None = None
+    db: str | Path | None = None, *, read_only: bool = False, retry_policy: RetryPolicy | None = None
 ) -> Store:
     """Open a database; a fresh one is made if there is none.
 
@@ -70,7 +77,7 @@ def open_store(
         db: A path, an SQLAlchemy URL (SQLite or PostgreSQL), or None: what `TUNEBENCH_DB` says, else the
             file in the user's data folder.
         read_only: Write nothing, not even beside the file; there must be a database.
-        patience: How long a tuner waits for a database that goes away once it is open.
+        retry_policy: How long a tuner waits for a database that goes away once it is open.
 
     Raises:
         InputError: if `db` names no file and no supported server.
@@ -81,7 +88,7 @@ def open_store(
     location = locate(db)
     if read_only and location.path is not None and not location.path.exists():
         raise DatabaseError(f"database {location} does not exist: nothing has been tuned into it yet")
-    return Store(location, read_only=read_only, patience=patience)
+    return Store(location, read_only=read_only, retry_policy=retry_policy)
 
 
 class Store(Reader):
@@ -92,7 +99,7 @@ class Store(Reader):
 
     Attributes:
         location: Where it is.
-        patience: How long claiming, recording, and what a tuner asks wait for it, once it is open.
+        retry_policy: How long claiming, recording, and what a tuner asks wait for it, once it is open.
     """
 
     def __init__(
@@ -101,14 +108,14 @@ class Store(Reader):
         *,
         read_only: bool = False,
         clock: Callable[[], datetime] | None = None,
-        patience: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | None = None,
     ) -> None:
-        super().__init__(location, read_only=read_only, patience=patience)
+        super().__init__(location, read_only=read_only, retry_policy=retry_policy)
         self._clock = clock or (_today if location.url is None else _since_start)
         self._clock_is_behind = timedelta()
         self._device_ids: dict[str, int] = {}
         try:
-            with explained(location):
+            with translate_errors(location):
                 prepare(self._engine, location, read_only=read_only)
                 self._engine.dispose()  # a file that was fresh has its tables now, and is opened as such
                 self._compare_clocks()
@@ -176,11 +183,11 @@ class Store(Reader):
             insert = insert.on_conflict_do_update(
                 index_elements=_KEY,
                 set_=claim,
-                where=free(owner, now),
+                where=claimable(owner, now),
             )
             if connection.execute(insert.returning(_trial.c.id)).first() is not None:
                 return True
-            return take_over(connection, [_trial.c[name] == columns[name] for name in _KEY], claim)
+            return take_over_dead(connection, [_trial.c[name] == columns[name] for name in _KEY], claim)
 
         return self._lasting(take)
 
@@ -224,7 +231,7 @@ class Store(Reader):
         Returns:
             The measurement's id; ids ascend.
         """
-        addition = Addition(
+        addition = NewMeasurement(
             key=key,
             result=result,
             purpose=purpose,
@@ -234,25 +241,27 @@ class Store(Reader):
         )
         return self.record_together([addition], run_id=run_id)[0]
 
-    def record_together(self, additions: Sequence[Addition], *, run_id: str | None = None) -> list[int]:
+    def record_together(
+        self, measurements: Sequence[NewMeasurement], *, run_id: str | None = None
+    ) -> list[int]:
         """Store measurements that say something only together, each as `record` does: all of them or none.
 
         Args:
-            additions: What to store, now: their `recorded_at` is not looked at.
+            measurements: What to store, now: their `recorded_at` is not looked at.
             run_id: The run they belong to.
 
         Returns:
             Their ids.
         """
-        told = [columns_of(each.result) for each in additions]  # before anybody has to wait for us
+        told = [result_columns(each.result) for each in measurements]  # before anybody has to wait for us
         moment: datetime | None = None
 
         def store(connection: sa.Connection, again: bool) -> list[int]:
             nonlocal moment
             moment = moment or self._now()
-            take_turns(connection, additions)
+            lock_configs(connection, measurements)
             ids = []
-            for addition, columns in zip(additions, told, strict=True):
+            for addition, columns in zip(measurements, told, strict=True):
                 row = {
                     "trial_id": self._end(connection, addition.key),
                     "run_id": run_id,
@@ -284,17 +293,21 @@ class Store(Reader):
         """
         space = SpaceKey(device=device, workload=workload, variant=variant)
 
-        def look(again: bool) -> list[Stored]:
+        def look(again: bool) -> list[StoredTrial]:
             with self._read() as connection:
-                return stored(connection, device, space)
+                return stored_trials(connection, device, space)
 
-        changed, count = changes(retry(self.patience, self.location, look), revision)
+        changed, count = staleness_changes(retry(self.retry_policy, self.location, look), revision)
         if any(changed.values()):
-            self._lasting(lambda connection, again: mark(connection, changed))
+            self._lasting(lambda connection, again: mark_stale(connection, changed))
         return count
 
     def add(
-        self, batches: Iterable[Batch], watcher: AddWatcher | None = None, *, recheck: bool = False
+        self,
+        batches: Iterable[MeasurementBatch],
+        watcher: ProgressCallback | None = None,
+        *,
+        recheck: bool = False,
     ) -> int:
         """Store many measurements that were made elsewhere: all of them, or none if it is interrupted.
 
@@ -312,20 +325,20 @@ class Store(Reader):
         """
         watcher = watcher or (lambda done, total: None)
         with self._write() as connection:
-            adding = Adding()
+            adding = BulkInsert()
             for batch in batches:
                 # A device that is there stays as it is described; others who add to it wait here.
                 device_id = self._describe(connection, batch.start.device, again=False)
-                watcher(0, len(batch.additions))
-                for start in range(0, len(batch.additions), CHUNK):
-                    few = batch.additions[start : start + CHUNK]
+                watcher(0, len(batch.measurements))
+                for start in range(0, len(batch.measurements), CHUNK):
+                    few = batch.measurements[start : start + CHUNK]
                     self._add(connection, device_id, batch.start, few, adding)
-                    watcher(start + len(few), len(batch.additions))
+                    watcher(start + len(few), len(batch.measurements))
             for run_id in adding.run_ids:
                 finished = {"finished_at": self._now()}
                 connection.execute(_run.update().where(_run.c.id == run_id), finished)
             for space, (device_id, device) in adding.spaces.items() if recheck else ():
-                set_stale(connection, device_id, space, device)
+                update_staleness(connection, device_id, space, device)
             return adding.count
 
     def _add(
@@ -333,10 +346,10 @@ class Store(Reader):
         connection: sa.Connection,
         device_id: int,
         start: RunStart,
-        additions: Sequence[Addition],
-        adding: Adding,
+        measurements: Sequence[NewMeasurement],
+        adding: BulkInsert,
     ) -> None:
-        fresh = unknown(connection, device_id, additions, self._now(), adding.run_ids)
+        fresh = new_measurements(connection, device_id, measurements, self._now(), adding.run_ids)
         if not fresh:
             return
         run_id = adding.run_of(start) or adding.begun(
@@ -358,17 +371,17 @@ class Store(Reader):
         with self._write() as connection:
             # Others who add to the device wait at its row, so no two can wait for each other.
             device_id = self._describe(connection, device, again=False)
-            accumulate(connection, self._insert(_demand), device_id, demands, self._now())
+            add_demand(connection, self._insert(_demand), device_id, demands, self._now())
 
     # -- within a transaction ---------------------------------------------------------------------
 
     @contextmanager
     def _write(self) -> Iterator[sa.Connection]:
         try:
-            with explained(self.location), write(self._own_engine()) as connection:
+            with translate_errors(self.location), write(self._own_engine()) as connection:
                 yield connection
         finally:
-            lookup_index.changed()
+            count_write()
 
     def _lasting(self, work: Callable[[sa.Connection, bool], T]) -> T:
         """Do work in a transaction that writes; `RetryPolicy` waits for a database that is away meanwhile.
@@ -380,7 +393,7 @@ class Store(Reader):
             with self._write() as connection:
                 return work(connection, again)
 
-        return retry(self.patience, self.location, attempt)
+        return retry(self.retry_policy, self.location, attempt)
 
     def _now(self) -> datetime:
         return self._clock() + self._clock_is_behind
@@ -398,7 +411,7 @@ class Store(Reader):
             return postgresql.insert(table)
         return sqlite.insert(table)
 
-    def _row(self, addition: Addition, trial_id: int, run_id: str) -> dict[str, Any]:
+    def _row(self, addition: NewMeasurement, trial_id: int, run_id: str) -> dict[str, Any]:
         return {
             "trial_id": trial_id,
             "run_id": run_id,
@@ -407,7 +420,7 @@ class Store(Reader):
             "seed": addition.seed,
             "recorded_at": addition.recorded_at or self._now(),
             **verdict_columns(addition.verdict),
-            **columns_of(addition.result),
+            **result_columns(addition.result),
         }
 
     def _describe(self, connection: sa.Connection, device: Device, *, again: bool = True) -> int:
@@ -421,8 +434,8 @@ class Store(Reader):
             "descriptor": dataclasses.asdict(device),
         }
         insert = self._insert(_device).values(key=device.key, **described)
-        changes = described if again else {"key": device.key}
-        insert = insert.on_conflict_do_update(index_elements=["key"], set_=changes)
+        staleness_changes = described if again else {"key": device.key}
+        insert = insert.on_conflict_do_update(index_elements=["key"], set_=staleness_changes)
         return int(connection.execute(insert.returning(_device.c.id)).scalar_one())
 
     def _begin(self, connection: sa.Connection, device_id: int, start: RunStart, run_id: str) -> str:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.device import Device, local_cpu
-from tunebench.dispatch import CpuKernel, prefer, problem
-from tunebench.dispatch.watch import watched
+from tunebench.dispatch import CpuKernel, dispatcher, prefer
+from tunebench.dispatch.watch import is_watched
 from tunebench.dtype import DType, numpy_dtype
 from tunebench.errors import InputError
 from tunebench.workload import Workload
@@ -174,11 +174,11 @@ def _serve(
     if dtype is None:
         raise InputError(f"kernels compute with float32, float16 and bfloat16, not {given[0].dtype}")
     asked = _workload(operator, dtype, *sizes.items())
-    found = problem(asked, _device())
+    found = dispatcher(asked, _device())
     with prefer("tunebench"):
-        made = found.made()
-    if watched():
-        found.tell(made)
+        made = found.bound_choice()
+    if is_watched():
+        found.notify(made)
     if made.kernel is None:
         raise InputError(f"{asked}: {made.choice.reason}")
     results = [np.empty(tensor.shape, numpy_dtype(tensor.dtype)) for tensor in asked.outputs()]

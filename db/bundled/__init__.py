@@ -3,17 +3,16 @@
 The first line says which format it is and of which architecture; then come the devices, a line each, then the
 answers, a line each, in a fixed order, so that a change of one record is a change of one line. Looking up
 reads an SQLite index of it, which is made in the cache folder when a file is first asked for; the files are
-never written to. Nothing here but `ship` needs more than the standard library.
+never written to. Nothing here but `export_bundled` needs more than the standard library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
-import os
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,12 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunebench import _environment
+from tunebench._deprecation import renamed
+from tunebench.db import lookup_index
 from tunebench.errors import DatabaseError
 
 if TYPE_CHECKING:
     from tunebench.db.reader import Reader
 
-__all__ = ["FOLDER", "FORMAT", "Shipped", "files", "index_of", "read", "ship"]
+__all__ = ["FOLDER", "FORMAT", "BundledRecords", "export_bundled", "files", "index_of", "read"]
 
 FORMAT = 1
 """Of a file; one of another format is passed over."""
@@ -66,7 +67,7 @@ class BundledRecords:
             moment = datetime.fromisoformat(record["recorded_at"]).astimezone(UTC)
             yield {**record, "measurement_id": number, "stale": False, "recorded_at": moment}
 
-    def said(
+    def answer_details(
         self, measurements: Sequence[int]
     ) -> Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any] | None]]:
         """Return what a lookup tells besides of answers, by their ids."""
@@ -119,8 +120,6 @@ def index_of(path: Path) -> Path:
     Raises:
         DatabaseError: if the file cannot be used, or the cache folder cannot be written.
     """
-    from tunebench.db import lookup_index
-
     try:
         status = path.stat()
         digest = _digest(path, status.st_mtime_ns, status.st_size)
@@ -128,18 +127,25 @@ def index_of(path: Path) -> Path:
             _environment.cache_folder() / "answers" / f"bundled-{path.stem}-{digest}.{lookup_index.FORMAT}.db"
         )
         if not found.exists():
-            shipped = read(path)
-            found.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=found.parent, prefix=found.stem, suffix=".new")
-            os.close(handle)
-            try:
-                lookup_index.write_index(Path(name), digest, shipped)
-                Path(name).replace(found)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
+            lookup_index.replace_index(found, digest, read(path))
     except (OSError, sqlite3.Error, KeyError, TypeError, ValueError) as error:
         raise DatabaseError(f"{path} cannot be used, and is passed over: {error!r}") from error
+    return found
+
+
+def indexes(architecture: str | None = None) -> list[Path]:
+    """Return the index of each file of bundled records; a lookup reads them after the user's database.
+
+    Files that cannot be read are skipped; `tunebench doctor` reports why.
+
+    Args:
+        architecture: The only architecture; None for all.
+    """
+    found = []
+    for path in files():
+        if architecture in (None, path.stem):
+            with contextlib.suppress(DatabaseError):
+                found.append(index_of(path))
     return found
 
 
@@ -158,7 +164,7 @@ _FIELDS = (
 )
 
 
-def ship(store: Reader, folder: Path) -> list[tuple[Path, int]]:
+def export_bundled(store: Reader, folder: Path) -> list[tuple[Path, int]]:
     """Write what may come with the package: answers that were timed, and proved right where they were timed.
 
     Records of the package's own variants with today's sources alone are taken. A file that is there is added
@@ -178,11 +184,11 @@ def ship(store: Reader, folder: Path) -> list[tuple[Path, int]]:
     answers = store.answers()
     said = {
         id_: (detail, comparison)
-        for id_, detail, comparison in store.said([answer["measurement_id"] for answer in answers])
+        for id_, detail, comparison in store.answer_details([answer["measurement_id"] for answer in answers])
     }
     descriptors = store.descriptors()
     for answer in answers:
-        if not _may_be_shipped(answer):
+        if not _may_be_bundled(answer):
             continue
         architecture = answer["architecture"]
         path = folder / f"{architecture}.jsonl"
@@ -200,7 +206,7 @@ def ship(store: Reader, folder: Path) -> list[tuple[Path, int]]:
     return [(_write(each, folder), len(each.records)) for each in shipped.values()]
 
 
-def _may_be_shipped(answer: Mapping[str, Any]) -> bool:
+def _may_be_bundled(answer: Mapping[str, Any]) -> bool:
     from tunebench import kernels
     from tunebench.errors import TunebenchError
     from tunebench.space import Config
@@ -231,3 +237,11 @@ def _write(shipped: BundledRecords, folder: Path) -> Path:
         for line in lines:
             file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
     return path
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "ship": "export_bundled",
+    },
+)

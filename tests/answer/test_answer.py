@@ -17,9 +17,28 @@ from typing import Any
 
 import pytest
 
-from tunebench.answer import Answer, Unmeasured, Versus, _memory, generation, lookup, lookup_workload
-from tunebench.answer._estimate import OTHERWISE, _distance
-from tunebench.db import RunStart, Store, TrialKey, Verdict, bundled, locate, lookup_index, open_store
+from tunebench.answer import (
+    Answer,
+    BaselineComparison,
+    Unmeasured,
+    _cache,
+    generation,
+    lookup,
+    lookup_workload,
+)
+from tunebench.answer._estimate import LAYOUT_DISTANCE, _distance
+from tunebench.db import (
+    RunStart,
+    Store,
+    TrialKey,
+    Verdict,
+    bundled,
+    locate,
+    lookup_index,
+    open_store,
+    sqlite_file,
+    write_count,
+)
 from tunebench.device import Device, described, local_cpu
 from tunebench.errors import DatabaseError, InputError, LookupMiss, SchemaError, UnknownName
 from tunebench.kernels import variant
@@ -50,10 +69,10 @@ def measured(median_us: float, *, cache: Any = "cold", verification: Verificatio
 
 def later() -> None:
     """Let it be time to ask the files for news, and servers to have been asked."""
-    _memory._memory.look()
-    if _memory._memory.refreshing is not None:
-        _memory._memory.refreshing.join()
-    _memory._memory.due = 0.0
+    _cache._cache.look()
+    if _cache._cache.refreshing is not None:
+        _cache._cache.refreshing.join()
+    _cache._cache.due = 0.0
 
 
 @pytest.fixture
@@ -144,10 +163,10 @@ def test_an_answer_tells_everything(db: str, remember: Remember) -> None:
         revision=GPU.revision(PROBLEM, numbered(7)),
         recorded_at=answer.recorded_at,
         database=db,
-        libraries={"torch": Versus(ratio=1.5, low=1.2, high=None)},
+        baselines={"torch": BaselineComparison(ratio=1.5, low=1.2, high=None)},
     )
     assert answer.exact
-    assert answer.libraries["torch"].faster
+    assert answer.baselines["torch"].faster
     assert list(answer.config) == list(GPU.space.names)
     plain = json.loads(json.dumps(answer.to_json()))
     assert (plain["config"], plain["how"], plain["ci_us"], plain["libraries"]) == (
@@ -271,18 +290,18 @@ def test_what_the_device_cannot_run_is_not_served(db: str) -> None:
 def test_what_stood_is_not_asked_again_until_a_file_changes(
     db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tunebench.answer import _standing
+    from tunebench.answer import _validity
 
     asked: list[str] = []
-    real = _standing._ask
+    real = _validity._check_variant
 
     def ask_variant(row: Any, device: Any) -> str | None:
         asked.append(row.variant)
         return real(row, device)
 
-    monkeypatch.setattr(_standing, "_ask", ask_variant)
+    monkeypatch.setattr(_validity, "_check_variant", ask_variant)
     for files in ("some files", "other files"):
-        monkeypatch.setattr(_standing, "_signature", lambda files=files: files)
+        monkeypatch.setattr(_validity, "_signature", lambda files=files: files)
         for _ in range(2):
             remember(SXM, 1, measured(1.0))
             assert ask(db) == (1, "measured here")
@@ -318,7 +337,7 @@ def test_a_neighbour_beats_a_library_by_less(db: str, remember: Remember) -> Non
     said = Verdict(versus_default="faster", comparison={"libraries": {"torch": versus}})
     remember(SXM, 1, measured(4.0), workload="softmax:rows=64,cols=256,dtype=f32", verdict=said)
     with pytest.warns(Unmeasured):
-        found = lookup("softmax", **DIMENSIONS, device=SXM, db=db).libraries["torch"]
+        found = lookup("softmax", **DIMENSIONS, device=SXM, db=db).baselines["torch"]
     assert found.ratio == 1.5
     assert 0.9 < found.low < 1 < 2.0 < (found.high or 0.0)
     assert not found.faster
@@ -349,7 +368,7 @@ def test_it_is_warned_of_once(db: str, remember: Remember) -> None:
         warnings.simplefilter("always")
         for _ in range(3):
             ask(db, strict=False)
-            lookup_index.changed()
+            write_count.count_write()
     assert [one.category for one in caught] == [Unmeasured]
     assert caught[0].filename == __file__
 
@@ -475,7 +494,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     def ship(db: str) -> None:
         with open_store(db) as store:
-            bundled.ship(store, folder)
+            bundled.export_bundled(store, folder)
         Path(db).unlink()
         later()
 
@@ -492,7 +511,7 @@ def test_records_of_the_package_answer_beneath_the_users_own(
     shipped(db)
     assert ask(db) == (1, "measured here")
     assert not Path(db).exists()
-    assert lookup("softmax", **DIMENSIONS, device=SXM, db=db).libraries["torch"].faster
+    assert lookup("softmax", **DIMENSIONS, device=SXM, db=db).baselines["torch"].faster
     assert ask(db, PCIE) == (1, "same architecture")
     with pytest.warns(Unmeasured):
         assert ask(db, "l4", strict=False)[1] == "other architecture"
@@ -518,15 +537,15 @@ def test_what_other_processes_record_is_served_soon(
     db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(_memory, "monotonic", lambda: now)
-    monkeypatch.setattr(_memory._memory, "due", 0.0)
+    monkeypatch.setattr(_cache, "monotonic", lambda: now)
+    monkeypatch.setattr(_cache._cache, "due", 0.0)
     remember(SXM, 1, measured(9.0))
     assert ask(db) == (1, "measured here")
     script = "import sys; sys.path.insert(0, sys.argv[2]); import tests.answer.test_answer as t; from tunebench.db import *\n"
     script += "with open_store(sys.argv[1]) as s: t._record(s, t.SXM, 2, t.measured(1.0))"
     subprocess.run([sys.executable, "-c", script, db, str(Path(__file__).parents[2])], check=True)
     assert ask(db) == (1, "measured here")
-    now += 1.001 * _memory.FRESH_S
+    now += 1.001 * _cache.FRESH_S
     assert ask(db) == (2, "measured here")
 
 
@@ -596,7 +615,7 @@ def test_a_folder_one_may_not_write_serves_and_sees_changes(
     db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(SXM, 1, measured(1.0))
-    probed = lookup_index._probed
+    probed = sqlite_file._probed
 
     def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
         """Refuse as SQLite does where it cannot make the shared memory of a file in WAL mode."""
@@ -604,7 +623,7 @@ def test_a_folder_one_may_not_write_serves_and_sees_changes(
             raise sqlite3.OperationalError("unable to open database file")
         return probed(uri, factory)
 
-    monkeypatch.setattr(lookup_index, "_probed", refuse)
+    monkeypatch.setattr(sqlite_file, "_probed", refuse)
     assert ask(db) == (1, "measured here")
     remember(SXM, 2, measured(0.5))
     assert ask(db) == (2, "measured here")
@@ -630,11 +649,11 @@ def far_away(db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tunebench.db.store, "open_store", reach)
-    monkeypatch.setattr(lookup_index, "_asked", {})
+    monkeypatch.setattr(lookup_index, "_asked_at", {})
     yield url
-    if _memory._memory.refreshing is not None:
-        _memory._memory.refreshing.join()
-    _memory._memory.views.clear()  # no other test asks this server
+    if _cache._cache.refreshing is not None:
+        _cache._cache.refreshing.join()
+    _cache._cache.views.clear()  # no other test asks this server
 
 
 def test_a_server_is_read_through_an_index(
@@ -693,7 +712,7 @@ def test_an_index_is_replaced_whole(db: str, remember: Remember, tmp_path: Path)
     remember(SXM, 1, measured(3.0))
     path = tmp_path / "index.db"
     with open_store(db) as store:
-        lookup_index.export(store, path)
+        lookup_index.export_index(store, path)
 
         def torn() -> Any:
             yield from store.answers()
@@ -703,7 +722,7 @@ def test_an_index_is_replaced_whole(db: str, remember: Remember, tmp_path: Path)
         broken.answers = torn  # type: ignore[method-assign]
         broken.fingerprint = lambda: "new"  # type: ignore[method-assign]
         with pytest.raises(DatabaseError, match="gone"):
-            lookup_index.export(broken, path)
+            lookup_index.export_index(broken, path)
         broken.close()
     assert ask(str(path)) == (1, "measured here")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.db", "index.db"]
@@ -758,7 +777,7 @@ def test_a_lookup_imports_nothing_heavy(db: str) -> None:
     [
         ("layernorm:rows=63,cols=511,dtype=f16,eps=1e-12", "layernorm:rows=63,cols=511,dtype=f16", 0.0),
         ("layernorm:rows=63,cols=511,dtype=f16", "layernorm:rows=127,cols=511,dtype=f16,eps=0.001", 1.0),
-        ("gemm:m=9,n=9,k=9,dtype=f16,act=tanh(x)", "gemm:m=9,n=9,k=9,dtype=f16", OTHERWISE),
+        ("gemm:m=9,n=9,k=9,dtype=f16,act=tanh(x)", "gemm:m=9,n=9,k=9,dtype=f16", LAYOUT_DISTANCE),
         ("gemm:m=9,n=9,k=9,dtype=f16,act=tanh(x)", "gemm:m=9,n=9,k=9,dtype=f32,act=tanh(x)", None),
     ],
 )

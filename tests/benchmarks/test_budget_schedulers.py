@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import budget_schedulers, replay_traces
 from benchmarks.replay_traces import SearchTrace
-from tunebench.cache_file import Recording
+from tunebench.cache_file import RecordedSpace
 from tunebench.outcome import CompileFailed
 from tunebench.space import Parameter
 from tunebench.space import Space as Parameters
@@ -19,10 +19,10 @@ from tunebench.tuning.replay import Space, replay
 TABLE = Parameters((Parameter("a", tuple(range(1, 13)), ""), Parameter("b", (1, 2, 4, 8), ""))).enumerate()
 
 
-def recording() -> Recording:
+def recording() -> RecordedSpace:
     times = 10.0 + (TABLE["a"] - 7.0) ** 2 + TABLE["b"]
     times[5] = np.nan
-    return Recording(
+    return RecordedSpace(
         kernel="mine",
         device="NVIDIA H200",
         problem=(),

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import kernel_tuner_search, sampler_overhead, sampler_replays, search
 from benchmarks.sampler_replays import Data, Found, Results, Search
-from tunebench.cache_file import Recording, read
+from tunebench.cache_file import RecordedSpace, read
 
 VALUES = {"a": list(range(1, 13)), "b": [1, 2, 4, 8]}
 
@@ -47,7 +47,7 @@ def data(tmp_path: Path) -> Data:
     return Data(tmp_path)
 
 
-def recording(data: Data) -> Recording:
+def recording(data: Data) -> RecordedSpace:
     return read(data.path("tiny/here"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunebench.cache_file import FORMATS, Log, Recording, Row, read, scan, write
+from tunebench.cache_file import FORMATS, RecordedSpace, RecordedTrial, TuningLog, read, scan, write
 from tunebench.errors import InputError
 from tunebench.outcome import (
     Aborted,
@@ -143,8 +143,8 @@ def test_an_average_stays_the_time_of_a_recording_though_the_median_is_another(t
     outcome = log.rows[0].result.outcome
     assert isinstance(outcome, Measured)
     assert outcome.median_us == 2000.0
-    assert log.recording().times_us.tolist() == [4000.0]
-    assert log.recording().fastest_us.tolist() == [1000.0]
+    assert log.recorded_space().times_us.tolist() == [4000.0]
+    assert log.recorded_space().fastest_us.tolist() == [1000.0]
 
 
 BAD_ENTRIES = {
@@ -261,7 +261,7 @@ def test_names_that_no_space_has_are_refused(tmp_path: Path, names: list[str]) -
 # -- writing -----------------------------------------------------------------------------------------------
 
 
-def same(one: Recording, other: Recording) -> bool:
+def same(one: RecordedSpace, other: RecordedSpace) -> bool:
     """Tell whether two recordings hold the same, but for the reasons of failures."""
     return (
         (one.kernel, one.device, one.problem) == (other.kernel, other.device, other.problem)
@@ -289,8 +289,8 @@ def test_what_is_written_reads_back_as_the_same(tmp_path: Path, form: str, name:
     write(log, tmp_path / name, form)
     again, faults = scan(tmp_path / name)
     assert not faults
-    assert same(again.recording(), log.recording())
-    assert again.recording().failures == log.recording().failures
+    assert same(again.recorded_space(), log.recorded_space())
+    assert again.recorded_space().failures == log.recorded_space().failures
     assert [row.result.outcome for row in again.rows] == [row.result.outcome for row in log.rows]
     assert (tmp_path / name).read_bytes()[:2] == (b"\x1f\x8b" if name.endswith("gz") else b'{"')
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.json", name]
@@ -306,7 +306,7 @@ OUTCOMES: dict[str, tuple[Outcome, str, type[Outcome]]] = {
 }
 
 
-def one_of_each() -> Log:
+def one_of_each() -> TuningLog:
     outcome = Measured(
         median_us=2.0,
         ci_us=(1.0, 3.0),
@@ -315,8 +315,10 @@ def one_of_each() -> Log:
         verification=Verification(how="reference", detail="all"),
     )
     outcomes = (outcome, *(outcome for outcome, _, _ in OUTCOMES.values()))
-    rows = tuple(Row(config=Config({"b": b}), result=Result(outcome=o)) for b, o in enumerate(outcomes))
-    return Log(
+    rows = tuple(
+        RecordedTrial(config=Config({"b": b}), result=Result(outcome=o)) for b, o in enumerate(outcomes)
+    )
+    return TuningLog(
         kernel="gemm/numba_cpu",
         device="h100-sxm",
         workload="gemm:m=1,n=1,k=1,dtype=f32",
@@ -347,7 +349,11 @@ def test_a_file_that_cannot_be_written_leaves_the_one_that_was_there(tmp_path: P
     log = one_of_each()
     bad = Result(outcome=CompileFailed(reason="x"), conditions={"timestamp": object()})
     with pytest.raises(TypeError):
-        write(Log(names=("b",), rows=(*log.rows, Row(config=Config({"b": 9}), result=bad))), path, "t4")
+        write(
+            TuningLog(names=("b",), rows=(*log.rows, RecordedTrial(config=Config({"b": 9}), result=bad))),
+            path,
+            "t4",
+        )
     assert path.read_text() == "before"
     assert [p.name for p in tmp_path.iterdir()] == ["t4.json"]
     with pytest.raises(InputError, match="cannot be written"):

@@ -18,10 +18,10 @@ import pytest
 from tests.public_data import found
 from tunebench import lookup
 from tunebench.answer import lookup_workload
-from tunebench.cache_file import Recording, read
+from tunebench.cache_file import RecordedSpace, read
 from tunebench.db import RunStart, SpaceKey, Store, TrialKey, Verdict, open_store
 from tunebench.db.exchange import Selection, export_to, import_file
-from tunebench.db.recorded_space import Naming, log_of, names_of, workload_of
+from tunebench.db.recorded_space import ImportOverrides, names_of, recorded_space_log, workload_of
 from tunebench.device import described
 from tunebench.errors import InputError, LookupMiss, UnknownName
 from tunebench.outcome import (
@@ -87,7 +87,7 @@ def file(tmp_path: Path) -> Any:
     return write
 
 
-def equal(one: Recording, other: Recording) -> bool:
+def equal(one: RecordedSpace, other: RecordedSpace) -> bool:
     return (
         (one.kernel, one.device, one.problem) == (other.kernel, other.device, other.problem)
         and one.table.space == other.table.space
@@ -102,9 +102,9 @@ def test_what_goes_in_comes_out(store: Store, file: Any) -> None:
     path = file(cache())
     done = import_file(store, path)
     assert (done.spaces, done.added, done.known, done.faults) == ((SPACE,), 4, 0, ())
-    log = log_of(store, SPACE)
-    assert equal(log.recording(), read(path))
-    assert log.recording().table.space.parameters[1].values == ("y", "x")
+    log = recorded_space_log(store, SPACE)
+    assert equal(log.recorded_space(), read(path))
+    assert log.recorded_space().table.space.parameters[1].values == ("y", "x")
     first = next(row for row in log.rows if row.config == Config({"b": 8, "m": "x"}))
     assert first.result.effort.compile_s == 0.5
     assert first.result.conditions["timestamp"] == "2023-12-22"
@@ -125,7 +125,7 @@ def test_a_file_that_has_grown_adds_what_is_new_and_the_newest_speaks(store: Sto
     assert (done.added, done.known) == (1, 1)
     done = import_file(store, file(cache(entry(8, "x", 3.0))))
     assert (done.added, done.known) == (1, 0)
-    recording = log_of(store, SPACE).recording()
+    recording = recorded_space_log(store, SPACE).recorded_space()
     assert dict(zip(recording.table["b"].tolist(), recording.times_us.tolist(), strict=True)) == {
         8: 3000.0,
         64: 2000.0,
@@ -143,7 +143,7 @@ def test_another_space_under_the_same_name_is_refused(store: Store, file: Any) -
     other = cache({"b": 8, "m": "x", "n": 1, "time": 1.0}, tune_params_keys=["b", "m", "n"])
     with pytest.raises(InputError, match=r"in\.json: .* other parameters \(b, m\).*--kernel"):
         import_file(store, file(other))
-    assert import_file(store, file(other), Naming(kernel="Xgemm_2")).added == 1
+    assert import_file(store, file(other), ImportOverrides(kernel="Xgemm_2")).added == 1
 
 
 def test_nothing_of_it_is_ever_served(store: Store, file: Any, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_nothing_of_it_is_ever_served(store: Store, file: Any, tmp_path: Path) -
 def test_bad_rows_are_told_and_the_good_ones_go_in(store: Store, file: Any) -> None:
     done = import_file(store, file(cache(entry(8, "x", 4.0), entry(8, "y", -1.0), entry(64, "x", 2.0))))
     assert (done.added, [fault.place for fault in done.faults]) == (2, ["cache entry 2 ('8,y')"])
-    assert len(log_of(store, SPACE).rows) == 2
+    assert len(recorded_space_log(store, SPACE).rows) == 2
 
 
 def test_an_interrupted_import_leaves_nothing(store: Store, file: Any) -> None:
@@ -181,16 +181,16 @@ def test_what_a_file_does_not_tell_must_be_named(store: Store, file: Any) -> Non
     with pytest.raises(InputError, match=r"in\.json: it does not tell its kernel; name it by --kernel"):
         import_file(store, file(t4))
     with pytest.raises(InputError, match=r"in\.json: it does not tell its device; name it by --device"):
-        import_file(store, file(t4), Naming(kernel="k"))
+        import_file(store, file(t4), ImportOverrides(kernel="k"))
     with pytest.raises(InputError, match=r"'FPGA 3' is not described.*Known: .*a100-40-pcie"):
         import_file(store, file(cache(device_name="FPGA 3")))
     with pytest.raises(UnknownName, match="unknown device 'a101'"):
-        import_file(store, file(t4), Naming(kernel="k", device="a101"))
+        import_file(store, file(t4), ImportOverrides(kernel="k", device="a101"))
     for name in ("a,problem=1", "a b", "", "k" * 300, "k\n", "é"):
         with pytest.raises(InputError, match="kernel"):
             import_file(store, file(cache(kernel_name=name)))
     assert store.stats().devices == ()
-    done = import_file(store, file(t4), Naming(kernel="k", device="rtx-3090", problem=(7,)))
+    done = import_file(store, file(t4), ImportOverrides(kernel="k", device="rtx-3090", problem=(7,)))
     assert done.spaces[0].workload == "recorded:kernel=k,problem=7"
     assert done.spaces[0].device == described()["rtx-3090"].key
 
@@ -250,7 +250,7 @@ def test_each_configuration_speaks_through_its_newest_measurement_unless_it_was_
     record(own, 3, measured(3.0), revision="new")
     record(own, 4, Predicted(predicted_us=1.0, verification=Verification(how="not verified", detail="")))
     record(own, 5, Aborted(samples_us=(9.0,), above_us=2.0))
-    assert [(row.config["tile"], row.result.outcome) for row in log_of(own, OWN).rows] == [
+    assert [(row.config["tile"], row.result.outcome) for row in recorded_space_log(own, OWN).rows] == [
         (1, measured(6.0)),
         (2, WrongResult(reason="nan")),
         (3, measured(3.0)),
@@ -263,9 +263,9 @@ def test_times_of_cold_and_warm_caches_are_never_mixed(own: Store) -> None:
     record(own, 2, measured(4.0, "warm"))
     record(own, 3, CompileFailed(reason="no"))
     with pytest.raises(InputError, match="--cache"):
-        log_of(own, OWN)
-    assert [row.config["tile"] for row in log_of(own, OWN, cache="cold").rows] == [1, 3]
-    assert [row.config["tile"] for row in log_of(own, OWN, cache="warm").rows] == [2, 3]
+        recorded_space_log(own, OWN)
+    assert [row.config["tile"] for row in recorded_space_log(own, OWN, cache="cold").rows] == [1, 3]
+    assert [row.config["tile"] for row in recorded_space_log(own, OWN, cache="warm").rows] == [2, 3]
 
 
 def test_a_space_must_be_chosen_and_be_there(own: Store, file: Any, tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_t4_of_our_own_is_no_foreign_recording_unless_it_is_named_so(own: Store,
     export_to(own, tmp_path / "t4.json", "t4", Selection())
     with pytest.raises(InputError, match=r"tunebench's own softmax/cuda_block .*--kernel"):
         import_file(own, tmp_path / "t4.json")
-    assert import_file(own, tmp_path / "t4.json", Naming(kernel="my")).added == 1
+    assert import_file(own, tmp_path / "t4.json", ImportOverrides(kernel="my")).added == 1
 
 
 # -- JSON Lines ------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_what_was_measured_here_since_stands(own: Store, file: Any, tmp_path: Pa
     (tmp_path / "all.jsonl").write_text(text.replace('"median_us":6.0', '"median_us":4.0'))
     record(own, 1, measured(7.0))
     assert import_file(own, tmp_path / "all.jsonl").added == 0
-    assert log_of(own, OWN).rows[0].result.outcome == measured(7.0)
+    assert recorded_space_log(own, OWN).rows[0].result.outcome == measured(7.0)
 
 
 LINE: dict[str, Any] = {
@@ -572,7 +572,7 @@ def test_a_cache_file_becomes_the_t4_file_that_others_made_of_it(store: Store, t
     assert equal(ours, read(path))
     assert _told(tmp_path / "t4.json.gz") == _told(found("recorded/convolution_milo/A100_T4.json.gz"))
     # Theirs is the same measurements: once its kernel and device are named, none of it is new.
-    naming = Naming(kernel="convolution_kernel", device="a100-40-pcie", problem=(4096, 4096))
+    naming = ImportOverrides(kernel="convolution_kernel", device="a100-40-pcie", problem=(4096, 4096))
     assert import_file(store, found("recorded/convolution_milo/A100_T4.json.gz"), naming).added == 0
 
 

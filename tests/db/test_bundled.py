@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tunebench import cli, kernels
-from tunebench.answer._target import Target
-from tunebench.answer._view import View
+from tunebench.answer._reader import AnswerReader
+from tunebench.answer._target import LookupTarget
 from tunebench.cli.doctor import checks
-from tunebench.db import Location, RunStart, TrialKey, Verdict, bundled, lookup_index, open_store
+from tunebench.db import Location, RunStart, TrialKey, Verdict, bundled, open_store
 from tunebench.device import Device, described
 from tunebench.errors import DatabaseError
 from tunebench.outcome import Measured, Predicted, Result, Verification
@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ship(database: Path, folder: Path) -> list[tuple[Path, int]]:
     with open_store(database, read_only=True) as store:
-        return bundled.ship(store, folder)
+        return bundled.export_bundled(store, folder)
 
 
 def test_what_was_timed_is_shipped_and_served_from_an_index(folder: Path, tmp_path: Path) -> None:
@@ -69,13 +69,13 @@ def test_what_was_timed_is_shipped_and_served_from_an_index(folder: Path, tmp_pa
     assert ship(tmp_path / "a.db", folder) == [(folder / "sm_90.jsonl", 1)]
     before = (folder / "sm_90.jsonl").read_bytes()
     assert b"node7" not in before
-    [path] = lookup_index.shipped("sm_90")
-    assert lookup_index.shipped() == [path]
-    assert lookup_index.shipped("sm_80") == []
-    view = View(path, Location(path=path))
-    [row] = view.rows(WORKLOAD, Target(DEVICE.key, "sm_90", DEVICE.name, DEVICE.sm_count), None)
+    [path] = bundled.indexes("sm_90")
+    assert bundled.indexes() == [path]
+    assert bundled.indexes("sm_80") == []
+    view = AnswerReader(path, Location(path=path))
+    [row] = view.rows(WORKLOAD, LookupTarget(DEVICE.key, "sm_90", DEVICE.name, DEVICE.sm_count), None)
     assert (row.time_us, row.device, row.variant, row.predicted) == (5.0, DEVICE.key, VARIANT, False)
-    assert view.libraries(row)["torch"].ratio == 1.5
+    assert view.baselines(row)["torch"].ratio == 1.5
     assert Device(**dict(view.descriptor(DEVICE.key) or {})) == DEVICE
     assert view.problems("softmax") == [(DEVICE.key, WORKLOAD)]
     view._forget()
@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_used_is_passed_over_and_the_doctor_tells_why(
     path.write_text(change(path.read_text()))
     with pytest.raises(DatabaseError, match=said):
         bundled.index_of(path)
-    assert lookup_index.shipped("sm_90") == []
+    assert bundled.indexes("sm_90") == []
     [check] = [check for check in checks() if check.subject == "shipped records"]
     assert (check.status, said in check.found) == ("absent", True)
 

@@ -17,7 +17,17 @@ import pytest
 import sqlalchemy as sa
 
 from tests.db.test_stores import DEVICE, VARIANT, WORKLOAD, Clock, _dead_owner, begin, key, measured
-from tunebench.db import Addition, Batch, RunStart, RunSummary, locate, lookup_index, new_owner, open_store
+from tunebench.db import (
+    MeasurementBatch,
+    NewMeasurement,
+    RunStart,
+    RunSummary,
+    locate,
+    lookup_index,
+    new_owner,
+    open_store,
+    sqlite_file,
+)
 from tunebench.db import store as stores
 from tunebench.db.owner import is_dead
 from tunebench.db.retry import RetryPolicy
@@ -157,9 +167,11 @@ def test_what_is_dated_in_the_future_keeps_nothing_from_being_imported(db: str) 
         store.record(key(2), result(9.0))
         start = RunStart(device=DEVICE, workload=WORKLOAD, sampler="import", seed=0)
         then = clock.now - timedelta(hours=1)
-        batch = Batch(
+        batch = MeasurementBatch(
             start=start,
-            additions=tuple(Addition(key=key(n), result=result(5.0), recorded_at=then) for n in (1, 2)),
+            measurements=tuple(
+                NewMeasurement(key=key(n), result=result(5.0), recorded_at=then) for n in (1, 2)
+            ),
         )
         assert store.add([batch]) == 1
         assert tiles(store) == [1, 2, 1]
@@ -170,16 +182,18 @@ def test_what_is_dated_in_the_future_keeps_nothing_from_being_imported(db: str) 
 
 def test_what_is_recorded_together_is_there_together(store: Store) -> None:
     run_id = begin(store)
-    additions = [Addition(key=key(n), result=result(1.0 + n), purpose="finalist", seed=n) for n in range(3)]
-    ids = store.record_together(additions, run_id=run_id)
+    measurements = [
+        NewMeasurement(key=key(n), result=result(1.0 + n), purpose="finalist", seed=n) for n in range(3)
+    ]
+    ids = store.record_together(measurements, run_id=run_id)
     entries = store.history(WORKLOAD)
     assert [entry.id for entry in entries] == ids == sorted(ids)
     assert [(e.key, e.result, e.purpose, e.seed, e.run_id) for e in entries] == [
-        (a.key, a.result, "finalist", a.seed, run_id) for a in additions
+        (a.key, a.result, "finalist", a.seed, run_id) for a in measurements
     ]
-    broken = Addition(key=key(8), result=Result(outcome=CompileFailed(reason=object())))  # type: ignore[arg-type]
+    broken = NewMeasurement(key=key(8), result=Result(outcome=CompileFailed(reason=object())))  # type: ignore[arg-type]
     with pytest.raises(DatabaseError):
-        store.record_together([Addition(key=key(7), result=result()), broken])
+        store.record_together([NewMeasurement(key=key(7), result=result()), broken])
     assert tiles(store) == [0, 1, 2]
 
 
@@ -210,8 +224,8 @@ def test_an_index_is_whole_though_others_record_meanwhile(
 
     monkeypatch.setattr(store, "answers", outdone)
     path = tmp_path / "index.db"
-    lookup_index.export(store, path)
-    with closing(lookup_index.open_read_only(path)) as connection:
+    lookup_index.export_index(store, path)
+    with closing(sqlite_file.open_read_only(path)) as connection:
         assert connection.execute(
             "SELECT COUNT(*) FROM answer_v1 AS a JOIN measurement AS m ON m.id = a.measurement_id"
         ).fetchone() == (1,)
@@ -238,7 +252,7 @@ def test_two_revisions_are_recorded_at_once(db: str) -> None:
 
 def test_a_restart_of_the_server_is_waited_for_and_told_in_a_line(server: Any) -> None:
     told: list[str] = []
-    with open_store(server.new_database(), patience=RetryPolicy(tell=told.append)) as store:
+    with open_store(server.new_database(), retry_policy=RetryPolicy(notify=told.append)) as store:
         run_id, owner = begin(store), new_owner()
         assert store.claim(key(1), owner)
         server.kill()
@@ -257,7 +271,7 @@ def test_a_restart_of_the_server_is_waited_for_and_told_in_a_line(server: Any) -
 
 def test_patience_ends(server: Any) -> None:
     with open_store(
-        server.new_database(), patience=RetryPolicy(limit_s=0.3, tell=lambda line: None)
+        server.new_database(), retry_policy=RetryPolicy(limit_s=0.3, notify=lambda line: None)
     ) as store:
         begin(store)
         server.stop("immediate")
@@ -274,7 +288,7 @@ def test_what_a_broken_commit_did_store_is_not_stored_twice(
 ) -> None:
     import psycopg
 
-    with open_store(server.new_database(), patience=RetryPolicy(tell=lambda line: None)) as store:
+    with open_store(server.new_database(), retry_policy=RetryPolicy(notify=lambda line: None)) as store:
         commit = store._engine.dialect.do_commit
         broken: list[Any] = []
 
@@ -301,7 +315,7 @@ def test_what_a_broken_commit_did_store_is_not_stored_twice(
 
 def test_what_is_no_outage_is_told_at_once(store: Store) -> None:
     told: list[str] = []
-    store.patience = RetryPolicy(tell=told.append)
+    store.retry_policy = RetryPolicy(notify=told.append)
     begin(store)
     with pytest.raises(DatabaseError):
         store.record(key(1), Result(outcome=CompileFailed(reason=object())))  # type: ignore[arg-type]
@@ -321,12 +335,12 @@ def test_an_index_that_is_damaged_or_of_the_future_is_made_anew(
     path = lookup_index.refresh(locate(url))
     path.write_bytes(b"\xff" * path.stat().st_size)
     os.utime(path, (time.time() + 1e9,) * 2)
-    monkeypatch.setattr(lookup_index, "_asked", {})
-    with closing(lookup_index.open_read_only(lookup_index.refresh(locate(url)))) as connection:
+    monkeypatch.setattr(lookup_index, "_asked_at", {})
+    with closing(sqlite_file.open_read_only(lookup_index.refresh(locate(url)))) as connection:
         assert connection.execute("SELECT config FROM answer_v1").fetchall() == [(str(key(1).config),)]
     path.write_bytes(b"\xff" * path.stat().st_size)
     os.utime(path, (time.time() - 1e9,) * 2)
-    monkeypatch.setattr(lookup_index, "_asked", {})
+    monkeypatch.setattr(lookup_index, "_asked_at", {})
     server.stop("immediate")
     try:
         with pytest.raises(DatabaseError, match="Check the URL and the server"):

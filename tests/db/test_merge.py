@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tests.db.test_stores import DEVICE, EVERY_OUTCOME, TWIN, WORKLOAD, begin, key, measured, served
 from tunebench.db import Demand, RunSummary, Verdict, locate, new_owner, open_store, schema
 from tunebench.db.integrity import examine
-from tunebench.db.merge import Merged, merge
+from tunebench.db.merge import MergeResult, merge
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.errors import DatabaseError, InputError
@@ -90,7 +90,7 @@ def test_every_measurement_comes_along_once_with_all_that_is_stored_of_it(db: st
     assert (second.added, second.devices, second.runs) == (1, 1, 1)
     assert contents(db) == contents(one.db) + contents(other.db)
     with open_store(db) as store, store._read() as connection:
-        runs = {row.id: row for row in connection.execute(sa.select(schema.Run.__table__))}
+        runs = {row.id: row for row in connection.execute(sa.select(schema.RunRow.__table__))}
         assert {row.id: row.versions["database"] for row in runs.values()} == {
             one.run: one.db,
             other.run: other.db,
@@ -116,7 +116,7 @@ def test_merging_again_adds_nothing_and_what_is_new_since_comes_along(db: str, p
     assert (later.added, later.runs) == (1, 0)
     assert contents(db)[-1].result.outcome == measured(4.0)
     with open_store(db) as store, store._read() as connection:
-        assert connection.execute(sa.select(schema.Run.masked)).scalar_one() == 9
+        assert connection.execute(sa.select(schema.RunRow.masked)).scalar_one() == 9
 
 
 def test_what_was_recorded_last_speaks_whichever_database_comes_first(
@@ -264,7 +264,7 @@ def test_a_merge_that_is_interrupted_keeps_whole_sources_only(db: str, place: An
     one, other = place(), place()
     one.record(0, 1, measured(1.0))
     other.record(1, 2, measured(2.0))
-    done: list[Merged] = []
+    done: list[MergeResult] = []
 
     def interrupt(source: str, looked: int, total: int) -> None:
         if source == other.db and looked:

@@ -33,7 +33,7 @@ from tunebench.db import (
 )
 from tunebench.db.location import default_path
 from tunebench.db.owner import is_dead
-from tunebench.db.record import columns_of, outcome_of
+from tunebench.db.record import outcome_from_row, result_columns
 from tunebench.db.store import Store
 from tunebench.device import described
 from tunebench.errors import DatabaseError, InputError, SchemaError
@@ -349,7 +349,7 @@ def test_an_upgrade_tells_the_fastest_samples_of_old_records(tmp_path: Path) -> 
         connection.executescript((GOLDEN / "schema_0002.sql").read_text(encoding="utf-8"))
     upgrade(path)
     with open_store(path) as store:
-        found = store.fastest(DEVICE.key, WORKLOAD, "softmax/example")
+        found = store.fastest_samples(DEVICE.key, WORKLOAD, "softmax/example")
     assert [one.fastest_us for one in found] == [12.375, 98.5, 12.87, 10.89, 11.879999999999999]
 
 
@@ -384,7 +384,7 @@ verifications = st.builds(
     | st.builds(lambda cls, reason: cls(reason=reason), st.sampled_from(FAILURES), st.text())
 )
 def test_outcomes_survive_their_columns(outcome: Measured) -> None:
-    assert outcome_of(columns_of(Result(outcome=outcome))) == outcome
+    assert outcome_from_row(result_columns(Result(outcome=outcome))) == outcome
 
 
 # -- processes -------------------------------------------------------------------------------------

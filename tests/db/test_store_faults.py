@@ -20,7 +20,7 @@ import pytest
 
 from tests.db.test_store import DEVICE, WORKLOAD, begin, result, unprivileged
 from tunebench import lookup
-from tunebench.db import TrialKey, disk, engine, locate, lookup_index, open_store
+from tunebench.db import TrialKey, disk, engine, locate, open_store, sqlite_file
 from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store
 from tunebench.errors import DatabaseError, LookupMiss, SchemaError
@@ -244,13 +244,13 @@ def test_a_log_that_does_not_stand_still_is_read_when_it_does(
 ) -> None:
     with at_work(tmp_path / "x.db", 3):
         left = taken(tmp_path / "x.db", tmp_path / "left", "-wal")
-    heads, real = [b"older", b"newer"], lookup_index._head
-    monkeypatch.setattr(lookup_index, "_head", lambda log: heads.pop() if heads else real(log))
-    with contextlib.closing(lookup_index._merged(left)) as connection:
+    heads, real = [b"older", b"newer"], sqlite_file._wal_header
+    monkeypatch.setattr(sqlite_file, "_wal_header", lambda log: heads.pop() if heads else real(log))
+    with contextlib.closing(sqlite_file._copy_with_wal(left)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM measurement").fetchone() == (3,)
-    monkeypatch.setattr(lookup_index, "_head", lambda log: os.urandom(8))
+    monkeypatch.setattr(sqlite_file, "_wal_header", lambda log: os.urandom(8))
     with pytest.raises(sqlite3.OperationalError, match="stand still"):
-        lookup_index._merged(left)
+        sqlite_file._copy_with_wal(left)
 
 
 @pytest.mark.parametrize(
@@ -261,20 +261,20 @@ def test_lookups_go_on_where_no_shared_memory_can_be_made(
 ) -> None:
     """SQLite says the first on a full disk."""
     path = filled(tmp_path / "x.db")
-    probed = lookup_index._probed
+    probed = sqlite_file._probed
 
     def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
         if "immutable" not in uri:
             raise sqlite3.OperationalError(said)
         return probed(uri, factory)
 
-    monkeypatch.setattr(lookup_index, "_probed", refuse)
+    monkeypatch.setattr(sqlite_file, "_probed", refuse)
     assert ask(path) == 0
 
 
 def test_a_log_that_just_goes_away_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = filled(tmp_path / "x.db")
-    probed, refusals = lookup_index._probed, [1, 2]
+    probed, refusals = sqlite_file._probed, [1, 2]
 
     def refuse(uri: str, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
         if refusals:
@@ -282,9 +282,9 @@ def test_a_log_that_just_goes_away_is_no_obstacle(tmp_path: Path, monkeypatch: p
             raise sqlite3.OperationalError("attempt to write a readonly database")
         return probed(uri, factory)
 
-    monkeypatch.setattr(lookup_index, "_probed", refuse)
-    with contextlib.closing(lookup_index.open_read_only(path)) as connection:
-        assert not isinstance(connection, lookup_index.FrozenConnection)
+    monkeypatch.setattr(sqlite_file, "_probed", refuse)
+    with contextlib.closing(sqlite_file.open_read_only(path)) as connection:
+        assert not isinstance(connection, sqlite_file.FrozenConnection)
 
 
 _LIMITED = """
@@ -443,7 +443,7 @@ def _works_without_log(store: Store, path: Path) -> None:
 def test_a_lock_that_is_held_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BUSY_S", 0.05)
     path, told = filled(tmp_path / "x.db"), list[str]()
-    with open_store(path, patience=RetryPolicy(tell=told.append)) as store:
+    with open_store(path, retry_policy=RetryPolicy(notify=told.append)) as store:
         begin(store)
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
@@ -452,7 +452,7 @@ def test_a_lock_that_is_held_long_is_waited_for(tmp_path: Path, monkeypatch: pyt
         store.record(key(9), result())
         timer.join()
         other.execute("BEGIN IMMEDIATE")
-        store.patience = None
+        store.retry_policy = None
         with pytest.raises(DatabaseError, match="in use by another program"):
             store.record(key(10), result())
         other.close()

@@ -18,10 +18,10 @@ import pytest
 import sqlalchemy as sa
 
 from tunebench.db import (
-    Addition,
-    Batch,
     Demand,
-    Place,
+    MeasuredSpace,
+    MeasurementBatch,
+    NewMeasurement,
     RunStart,
     RunSummary,
     TrialKey,
@@ -118,7 +118,7 @@ def test_every_outcome_comes_back_as_it_was_recorded(store: Store, outcome: Outc
     assert (entry.run_id, entry.seed, entry.stale) == (run_id, 2**40, False)
     assert list(entry.key.config.items()) == list(key().config.items())
     assert abs(datetime.now(UTC) - entry.recorded_at) < timedelta(minutes=1)
-    [known] = store.known(DEVICE.key, WORKLOAD, VARIANT)
+    [known] = store.trial_outcomes(DEVICE.key, WORKLOAD, VARIANT)
     assert (known.config, known.revision, known.outcome) == (key().config, "r1", outcome)
     assert (known.bound_us, known.purpose) == (2.5, "audit")
 
@@ -158,14 +158,14 @@ def test_places_and_times_are_those_of_other_devices_and_earlier_sources(store: 
         store.record(key(number), Result(outcome=outcome))
     store.record(key(0, device=there), Result(outcome=measured(99.0, cache="warm")))
 
-    def places(operator: str, kind: str) -> list[Place]:
-        return store.places(operator, (VARIANT,), kind=kind, besides=here)
+    def places(operator: str, kind: str) -> list[MeasuredSpace]:
+        return store.measured_spaces(operator, (VARIANT,), kind=kind, exclude=here)
 
     [place] = places("softmax", "gpu")
     assert (place.device, place.architecture, place.workload) == (there.key, "sm_80", WORKLOAD)
     assert place.count == len(EVERY_OUTCOME) - 2  # what was predicted, or pruned, was not run
     assert places("soft", "gpu") == places("softmax", "cpu") == []
-    times = {config["tile"]: us for config, us in store.times(place, cache="cold", besides=here)}
+    times = {config["tile"]: us for config, us in store.config_times(place, cache="cold", exclude=here)}
     assert times == {0: 12.5, 2: 98.5} | dict.fromkeys(range(4, len(EVERY_OUTCOME)), math.inf)
     store.recheck(*here, VARIANT, lambda config: "r2")
     assert {place.device for place in places("softmax", "gpu")} == {DEVICE.key, there.key}
@@ -179,10 +179,10 @@ def test_known_is_one_a_trial_and_what_the_search_saw(store: Store) -> None:
     store.record(key(3), Result(outcome=measured(30.0)), purpose="audit")
     store.record(key(3), Result(outcome=measured(31.0)), purpose="audit")
     store.record(key(1, variant="softmax/other"), Result(outcome=measured(1.0)))
-    known = store.known(DEVICE.key, WORKLOAD, VARIANT)
+    known = store.trial_outcomes(DEVICE.key, WORKLOAD, VARIANT)
     assert [(k.config["tile"], k.outcome.median_us) for k in known] == [(1, 10.0), (2, 20.0), (3, 31.0)]
     assert len(store.history(WORKLOAD)) == 6
-    assert store.known(TWIN.key, WORKLOAD, VARIANT) == []
+    assert store.trial_outcomes(TWIN.key, WORKLOAD, VARIANT) == []
 
 
 def test_known_prefers_the_cache_state_that_is_asked_for(store: Store) -> None:
@@ -193,7 +193,7 @@ def test_known_prefers_the_cache_state_that_is_asked_for(store: Store) -> None:
     store.record(key(3), Result(outcome=Crashed(reason="signal 11")))
 
     def times(cache: Any) -> list[Any]:
-        known = store.known(DEVICE.key, WORKLOAD, VARIANT, cache=cache)
+        known = store.trial_outcomes(DEVICE.key, WORKLOAD, VARIANT, cache=cache)
         found = {k.config["tile"]: getattr(k.outcome, "median_us", None) for k in known}
         return [found[number] for number in (1, 2, 3)]
 
@@ -241,30 +241,32 @@ def test_history_is_of_one_device_or_of_all(store: Store) -> None:
     assert store.history("softmax:rows=1,cols=1,dtype=f32") == []
 
 
-def batch(*additions: Addition) -> Batch:
-    return Batch(
-        start=RunStart(device=DEVICE, workload=WORKLOAD, sampler="import", seed=0), additions=additions
+def batch(*measurements: NewMeasurement) -> MeasurementBatch:
+    return MeasurementBatch(
+        start=RunStart(device=DEVICE, workload=WORKLOAD, sampler="import", seed=0), measurements=measurements
     )
 
 
-def added(number: int, outcome: Outcome, **changes: Any) -> Addition:
-    return Addition(key=key(number), result=Result(outcome=outcome), **changes)
+def added(number: int, outcome: Outcome, **changes: Any) -> NewMeasurement:
+    return NewMeasurement(key=key(number), result=Result(outcome=outcome), **changes)
 
 
 def test_what_was_made_elsewhere_is_added_once_and_in_its_order(store: Store) -> None:
-    additions = [added(number, outcome) for number, outcome in enumerate(EVERY_OUTCOME * 150)]
+    measurements = [added(number, outcome) for number, outcome in enumerate(EVERY_OUTCOME * 150)]
     shown: list[tuple[int, int]] = []
-    assert store.add([batch(*additions)], lambda done, total: shown.append((done, total))) == len(additions)
-    assert shown[0] == (0, len(additions))
-    assert shown[-1] == (len(additions), len(additions))
+    assert store.add([batch(*measurements)], lambda done, total: shown.append((done, total))) == len(
+        measurements
+    )
+    assert shown[0] == (0, len(measurements))
+    assert shown[-1] == (len(measurements), len(measurements))
     assert len(shown) > 2
     entries = store.history(WORKLOAD)
-    assert [(e.key, e.result.outcome) for e in entries] == [(a.key, a.result.outcome) for a in additions]
+    assert [(e.key, e.result.outcome) for e in entries] == [(a.key, a.result.outcome) for a in measurements]
     before = store.stats()
-    assert (before.trials, before.claimed, before.runs) == (len(additions), 0, 1)
+    assert (before.trials, before.claimed, before.runs) == (len(measurements), 0, 1)
     again = added(0, measured(1.0), purpose="finalist", bound_us=0.5, seed=9)
-    assert store.add([batch(*additions, again, again)]) == 1
-    assert store.add([batch(*additions)]) == 0
+    assert store.add([batch(*measurements, again, again)]) == 1
+    assert store.add([batch(*measurements)]) == 0
     assert store.stats().runs == 2
     last = store.history(WORKLOAD)[-1]
     assert (last.purpose, last.bound_us, last.seed, last.result.outcome) == (
@@ -296,9 +298,9 @@ def test_all_that_is_added_at_once_goes_in_or_nothing(store: Store) -> None:
 
 def test_a_clock_that_was_set_back_among_what_is_added_keeps_nothing_out(store: Store) -> None:
     late, early = datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
-    additions = [added(number, measured(1.0), recorded_at=late) for number in range(bulk.CHUNK + 1)]
-    additions.append(added(0, measured(2.0), recorded_at=early))
-    assert store.add([batch(*additions)]) == len(additions)
+    measurements = [added(number, measured(1.0), recorded_at=late) for number in range(bulk.CHUNK + 1)]
+    measurements.append(added(0, measured(2.0), recorded_at=early))
+    assert store.add([batch(*measurements)]) == len(measurements)
 
 
 def test_what_is_added_ends_a_claim_and_leaves_what_is_newer_here(store: Store) -> None:
@@ -352,7 +354,7 @@ def test_runs_devices_and_effort_are_counted(store: Store) -> None:
     assert stats.effort == Effort(compile_s=2.0, measure_s=1.0)
     with store._read() as connection:
         run = (
-            connection.execute(sa.select(schema.Run.__table__).where(schema.Run.id == run_id))
+            connection.execute(sa.select(schema.RunRow.__table__).where(schema.RunRow.id == run_id))
             .mappings()
             .one()
         )
@@ -477,13 +479,13 @@ def test_the_fastest_samples_are_told_and_violations_counted(store: Store) -> No
     store.record(key(1), Result(outcome=outcome, resources=Resources(registers=40)), bound_us=5.0)
     store.record(key(2), Result(outcome=Aborted(samples_us=(30.0, 31.0), above_us=9.0)), bound_us=29.0)
     store.record(key(3), Result(outcome=Crashed(reason="x")), bound_us=29.0)
-    found = store.fastest(DEVICE.key, WORKLOAD, VARIANT)
+    found = store.fastest_samples(DEVICE.key, WORKLOAD, VARIANT)
     assert [(one.config["tile"], one.fastest_us, one.bound_us, one.cache) for one in found] == [
         (1, 4.0, 5.0, "cold"),
         (2, 30.0, 29.0, None),
     ]
     assert found[0].resources == Resources(registers=40)
-    assert store.fastest(DEVICE.key, WORKLOAD, "softmax/none") == []
+    assert store.fastest_samples(DEVICE.key, WORKLOAD, "softmax/none") == []
     assert store.stats().violations == 1
     assert [entry.violates_bound for entry in store.history(WORKLOAD)] == [True, False, False]
 
@@ -769,7 +771,7 @@ def test_many_writers_add_up(db: str) -> None:
 def test_databases_have_names_of_their_own(db: str, tmp_path: Path) -> None:
     def name(db: str) -> str:
         with open_store(db) as store, store._read() as connection:
-            return str(connection.execute(sa.select(schema.Origin.id)).scalar_one())
+            return str(connection.execute(sa.select(schema.OriginRow.id)).scalar_one())
 
     assert name(db) == name(db) != name(str(tmp_path / "other.db"))
 
@@ -839,7 +841,7 @@ def test_samples_survive_going_back_a_revision_and_forth(db: str) -> None:
     assert upgrade(db) == ("0002", schema.HEAD)
     with open_store(db) as store:
         assert [entry.result.outcome for entry in store.history(WORKLOAD)] == list(outcomes)
-        found = store.fastest(DEVICE.key, WORKLOAD, VARIANT)
+        found = store.fastest_samples(DEVICE.key, WORKLOAD, VARIANT)
     assert [one.fastest_us for one in found] == [0.99 * 7.0, 29.0]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tunebench import dispatch, kernels
-from tunebench.answer import Answer, Versus
+from tunebench.answer import Answer, BaselineComparison
 from tunebench.device import local_cpu, representative
 from tunebench.dispatch import choice, cpu, freshness
 from tunebench.errors import InputError, LookupMiss, UnknownName
@@ -41,7 +41,7 @@ KNOWN = Answer(
     recorded_at=datetime.now(UTC),
     database="",
 )
-FASTER = {"torch": Versus(ratio=1.3, low=1.2, high=1.4)}
+FASTER = {"torch": BaselineComparison(ratio=1.3, low=1.2, high=1.4)}
 
 
 @pytest.fixture
@@ -61,13 +61,17 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("changes", "by", "words"),
     [
-        ({"libraries": FASTER}, "tunebench", "1.30 times as long"),
+        ({"baselines": FASTER}, "tunebench", "1.30 times as long"),
         ({}, "torch", "was not compared with torch"),
-        ({"libraries": {"numpy": FASTER["torch"]}}, "torch", "was not compared with torch"),
-        ({"libraries": {"torch": Versus(ratio=1.3, low=0.9, high=1.7)}}, "torch", "not known to be faster"),
-        ({"libraries": FASTER, "how": "same architecture"}, "torch", "not measured on this device"),
-        ({"libraries": FASTER, "variant": "softmax/gone"}, "torch", "unknown variant"),
-        ({"libraries": FASTER, "how": "neighbour", "because": "near"}, "tunebench", "as long; near"),
+        ({"baselines": {"numpy": FASTER["torch"]}}, "torch", "was not compared with torch"),
+        (
+            {"baselines": {"torch": BaselineComparison(ratio=1.3, low=0.9, high=1.7)}},
+            "torch",
+            "not known to be faster",
+        ),
+        ({"baselines": FASTER, "how": "same architecture"}, "torch", "not measured on this device"),
+        ({"baselines": FASTER, "variant": "softmax/gone"}, "torch", "unknown variant"),
+        ({"baselines": FASTER, "how": "neighbour", "because": "near"}, "tunebench", "as long; near"),
     ],
 )
 def test_ours_only_if_it_is_known_to_be_faster_here(
@@ -126,13 +130,13 @@ def test_a_choice_is_made_anew_when_answers_may_have_changed(monkeypatch: pytest
 
     monkeypatch.setattr(choice, "timed", miss)
     monkeypatch.setattr(freshness.answer, "generation", lambda: 7)
-    served = dispatch.problem(parse("softmax:rows=4,cols=17,dtype=f32"), CPU)
+    served = dispatch.dispatcher(parse("softmax:rows=4,cols=17,dtype=f32"), CPU)
     for _ in range(3):
-        served.made()
+        served.bound_choice()
     assert len(asked) == 1
     monkeypatch.setattr(freshness.answer, "generation", lambda: 8)
     for _ in range(3):
-        served.made()
+        served.bound_choice()
     assert len(asked) == 2
 
 
@@ -161,7 +165,7 @@ def test_problems_that_differ_in_size_share_loaded_code() -> None:
 
 
 def test_watchers_are_told_and_forgotten() -> None:
-    calls: list[dispatch.Call] = []
+    calls: list[dispatch.DispatchedCall] = []
     x = np.ones((4, 16), np.float32)
     with dispatch.watching(calls.append):
         softmax(x)

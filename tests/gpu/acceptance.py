@@ -51,7 +51,7 @@ from tests.gpu.acceptance_workloads import RECORDED, SANITIZED, VERIFIED, measur
 from tests.gpu.speedups import bandwidth_shares, best_of_each, fusion_gains, ratios, worth_comparing
 from tests.gpu.wrapper_conformance import conformance
 from tunebench.compile import unavailable
-from tunebench.db.bundled import ship
+from tunebench.db.bundled import export_bundled
 from tunebench.db.store import open_store
 from tunebench.device import Device, local_gpus
 from tunebench.errors import TunebenchError
@@ -236,7 +236,7 @@ def _shipped(session: AcceptanceRun) -> dict[str, int]:
     if not database.exists():
         return {}
     with open_store(database, read_only=True) as store:
-        written = ship(store, session.folder / "shipped")
+        written = export_bundled(store, session.folder / "shipped")
     for path, count in written:
         session.report.say(f"measure: {count} records in {path}")
     return {path.name: count for path, count in written}

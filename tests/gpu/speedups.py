@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tunebench.db.record import Entry
+from tunebench.db.record import Record
 from tunebench.outcome import Measured
 from tunebench.workloads import parse
 
@@ -18,7 +18,7 @@ WORTH_COMPARING = 4.0
 ALL = "best of all"
 
 
-def best_of_each(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
+def best_of_each(entries: Iterable[Record]) -> dict[str, dict[str, Any]]:
     """Return the fastest measured configuration of each variant, the fastest variant first.
 
     Args:

@@ -482,7 +482,7 @@ class FakeTimes:
             how="measured here",
             variant="gemm/cuda_mma",
             expected_us=self.times[text],
-            libraries={"torch": versus},
+            baselines={"torch": versus},
         )
 
 

@@ -11,7 +11,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_map
 
 import tunebench.torch as served
-from tunebench.dispatch import Call
+from tunebench.dispatch import DispatchedCall
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "matmul": served.matmul,
@@ -44,7 +44,7 @@ def run(name: str, sample: Any) -> str:
     Raises:
         AssertionError: if a value or a gradient is off, or some of it was ours and some torch's.
     """
-    calls: list[Call] = []
+    calls: list[DispatchedCall] = []
     with served.watching(calls.append), served.prefer("tunebench"):
         y, gradients = _differentiated(FUNCTIONS[name], sample)
     if sample.kwargs.get("dropout_p"):  # random: only who ran it is of interest

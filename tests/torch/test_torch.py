@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import tunebench.torch as served  # noqa: E402
-from tunebench.dispatch import Call, cpu, forget
+from tunebench.dispatch import DispatchedCall, cpu, forget
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.torch.operators import _custom_op
 
@@ -87,14 +87,14 @@ def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
 
 
-def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, list[Call]]:
+def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, list[DispatchedCall]]:
     """Run a function with our kernels preferred, and return what it returns and who ran what."""
-    calls: list[Call] = []
+    calls: list[DispatchedCall] = []
     with served.watching(calls.append), served.prefer("tunebench"):
         return function(*arguments, **named), calls
 
 
-def by(calls: list[Call]) -> Counter[str]:
+def by(calls: list[DispatchedCall]) -> Counter[str]:
     return Counter(call.by for call in calls)
 
 
@@ -282,7 +282,7 @@ def test_operands_are_read_where_they_lie() -> None:
 
 def test_nothing_is_copied_that_torch_would_not_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = torch.randn(2, 4, 2, 8).transpose(1, 2)
-    calls: list[Call] = []
+    calls: list[DispatchedCall] = []
     with served.watching(calls.append):
         served.scaled_dot_product_attention(heads, heads, heads)
     assert calls[0].reason == "heads that do not lie side by side"
@@ -351,7 +351,7 @@ def test_problems_are_told_with_their_activations() -> None:
     x, w, b = (t.detach() for t in (drawn(2, 4, 6, 6), drawn(4, 4, 3, 3), drawn(4)))
     found = []
     for how in ({"activation": "max(min( x,6), 0)"}, {"activation": "relu(x)"}, {"relu": True}):
-        calls: list[Call] = []
+        calls: list[DispatchedCall] = []
         with served.watching(calls.append), served.prefer("torch"):
             served.conv2d(x, w, b, **how)
             served.linear(x, drawn(4, 6).detach(), activation="relu")

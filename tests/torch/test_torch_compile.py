@@ -19,7 +19,7 @@ from torch.nn import functional  # noqa: E402
 import tunebench.torch as served  # noqa: E402
 from benchmarks._torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
-from tunebench.dispatch import Call
+from tunebench.dispatch import DispatchedCall
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
 from tunebench.torch.compiler import _torch_comparison, _translation
@@ -268,7 +268,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, int]]] =
 
 def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
     """Run a function with our kernels preferred; count those that ran."""
-    calls: list[Call] = []
+    calls: list[DispatchedCall] = []
     with served.watching(calls.append), served.prefer("tunebench"):
         result = function()
     assert {call.by for call in calls} == {"tunebench"}, [call.reason for call in calls]
@@ -455,7 +455,7 @@ def test_gradients_are_the_same_by_our_kernels() -> None:
 
 def test_nothing_that_is_not_known_to_be_faster_runs() -> None:
     model, x = Perceptron(), torch.randn(2, 4, 8)
-    calls: list[Call] = []
+    calls: list[DispatchedCall] = []
     with served.watching(calls.append), torch.no_grad():
         y = served.compile(model)(x)
         assert torch.equal(y, model(x))
@@ -540,7 +540,7 @@ def test_groups_are_held_against_torch_inside_the_model() -> None:
         assert all(run.trial.winner in ("tunebench", "torch") for run in runs)
         for run, winner in zip(runs, ("tunebench", "torch", "tunebench"), strict=True):
             run.trial.winner, run.trial.ratio = winner, 0.5
-        calls: list[Call] = []
+        calls: list[DispatchedCall] = []
         with served.watching(calls.append):
             torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
     assert [call.by for call in calls] == ["tunebench", "torch", "tunebench"]

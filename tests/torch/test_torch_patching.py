@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 from benchmarks._torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from benchmarks.patched_models import Case  # noqa: E402
-from tunebench.dispatch import Call
+from tunebench.dispatch import DispatchedCall
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.torch import patch, patched_calls, prefer, profile, unpatch, watching  # noqa: E402
 from tunebench.torch.patching import modules as served
@@ -33,7 +33,7 @@ class Heard(Counter[str]):
         super().__init__()
         self.who: set[str] = set()
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, call: DispatchedCall) -> None:
         self[call.function] += 1
         self.who.add(call.by)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tunebench.db.record import Fastest
+from tunebench.db.record import FastestSample
 from tunebench.device import find
 from tunebench.kernels import load_file
 from tunebench.outcome import Resources
@@ -33,7 +33,9 @@ def accused(candidate: Candidate, **told: Any) -> bool:
     audit = Audit(PROBLEM, CPU, "cold")
     config = candidate.table.config(5)
     facts = {"cache": "cold", "fastest_us": 14.0, "bound_us": 15.0} | told
-    audit.recall(candidate, search, 5, Fastest(config=config, revision="r", resources=Resources(), **facts))
+    audit.recall(
+        candidate, search, 5, FastestSample(config=config, revision="r", resources=Resources(), **facts)
+    )
     assert search.trusted is not bool(audit.violations)
     return bool(audit.violations)
 

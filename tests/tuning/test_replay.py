@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.public_data import found
-from tunebench.cache_file import Recording, read
+from tunebench.cache_file import RecordedSpace, read
 from tunebench.cli import run
 from tunebench.errors import InputError
 from tunebench.outcome import CompileFailed
@@ -23,7 +23,7 @@ from tunebench.tuning.replay import Space, replay
 TABLE = Parameters((Parameter("a", tuple(range(1, 13)), ""), Parameter("b", (1, 2, 4, 8), ""))).enumerate()
 
 
-def recording(scale: float = 1.0, **changes: object) -> Recording:
+def recording(scale: float = 1.0, **changes: object) -> RecordedSpace:
     times = scale * (10.0 + (TABLE["a"] - 7.0) ** 2 + TABLE["b"])
     times[5] = np.nan
     facts = {
@@ -35,7 +35,7 @@ def recording(scale: float = 1.0, **changes: object) -> Recording:
         "fastest_us": times,
         "failures": {5: CompileFailed(reason="recorded")},
     }
-    return Recording(**facts | changes)  # type: ignore[arg-type]
+    return RecordedSpace(**facts | changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))

@@ -24,18 +24,27 @@ An exact answer costs a serving process the standard library's `sqlite3` and one
 every `FRESH_S` whether anything was committed since, so that new records are served without a restart.
 """
 
-from tunebench.answer._answer import Answer, How, Unmeasured, Versus
-from tunebench.answer._memory import FRESH_S, generation, lookup, lookup_workload, recorded, timed
+from tunebench._deprecation import renamed
+from tunebench.answer._answer import Answer, BaselineComparison, How, Unmeasured
+from tunebench.answer._cache import FRESH_S, generation, lookup, lookup_workload, recorded, timed
 
 __all__ = [
     "FRESH_S",
     "Answer",
+    "BaselineComparison",
     "How",
     "Unmeasured",
-    "Versus",
     "generation",
     "lookup",
     "lookup_workload",
     "recorded",
     "timed",
 ]
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "Versus": "BaselineComparison",
+    },
+)

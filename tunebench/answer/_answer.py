@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunebench._deprecation import warn_renamed
 from tunebench.space import Config
 
 if TYPE_CHECKING:
     from tunebench.outcome import CacheState
 
-__all__ = ["EXACT", "Answer", "How", "Unmeasured", "Versus"]
+__all__ = ["EXACT", "Answer", "BaselineComparison", "How", "Unmeasured"]
 
 How = Literal["measured here", "same architecture", "neighbour", "other architecture", "predicted"]
 """How an answer is known (see `tunebench.answer`)."""
@@ -27,7 +28,7 @@ class Unmeasured(UserWarning):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Versus:
+class BaselineComparison:
     """How the configuration stands to a library, by rounds in which both were timed.
 
     Attributes:
@@ -67,7 +68,7 @@ class Answer:
         recorded_at: When that record was made, UTC; None where there is none.
         database: Where the record stands: a path, or a URL without password; for one that comes with the
             package, the index that was made of it.
-        libraries: How it stands to libraries, by name, such as ``"torch"``. Of a neighbour that was timed on
+        baselines: How it stands to libraries, by name, such as ``"torch"``. Of a neighbour that was timed on
             this device, what was found there, with wider intervals; empty where they were not timed with it.
     """
 
@@ -86,19 +87,27 @@ class Answer:
     recorded_at: datetime | None
     database: str
     interval_us: tuple[float, float] | None = None
-    libraries: Mapping[str, Versus] = dataclasses.field(default_factory=dict)
+    baselines: Mapping[str, BaselineComparison] = dataclasses.field(default_factory=dict)
 
     @property
     def exact(self) -> bool:
         """Whether this very problem was timed, here or on a device of the same architecture."""
         return self.how in EXACT
 
+    @property
+    def libraries(self) -> Mapping[str, BaselineComparison]:
+        """Old name of `baselines`."""
+        warn_renamed("Answer.libraries", "Answer.baselines")
+        return self.baselines
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         data = {name: getattr(self, name) for name in self.__slots__}
+        baselines = {name: dataclasses.asdict(comparison) for name, comparison in self.baselines.items()}
         return {
             **data,
             "config": dict(self.config),
             "recorded_at": self.recorded_at.isoformat() if self.recorded_at is not None else None,
-            "libraries": {name: dataclasses.asdict(versus) for name, versus in self.libraries.items()},
+            "baselines": baselines,
+            "libraries": baselines,  # old name, for this version
         }

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tunebench.answer._answer import Answer, Versus
-from tunebench.answer._target import Target
-from tunebench.answer._view import Row, View
+from tunebench.answer._answer import Answer, BaselineComparison
+from tunebench.answer._reader import AnswerReader, AnswerRow
+from tunebench.answer._target import LookupTarget
 from tunebench.bound import bound
 from tunebench.device import Device
 from tunebench.errors import InputError, TunebenchError
@@ -31,43 +31,43 @@ from tunebench.variant import Variant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-__all__ = ["DOUBT", "NEAREST", "default", "neighbours"]
+__all__ = ["DOUBLING_MARGIN", "NEAREST_COUNT", "best_neighbour", "default_answer"]
 
-NEAREST = 6
+NEAREST_COUNT = 6
 """So many problems, the nearest ones, name candidates."""
 
-TRIED = 8 * NEAREST
+MAX_TRIED = 8 * NEAREST_COUNT
 """So many are asked at most, where records of near ones cannot be used."""
 
-DOUBT = 1.1
+DOUBLING_MARGIN = 1.1
 """What is inferred from a problem twice as large is doubted by so much: it must promise more than a nearer
 one, and the interval in which it beats a library is so much wider. A choice, not a measurement.
 """
 
-OTHERWISE = 1.0
+LAYOUT_DISTANCE = 1.0
 """What a fused operation or a layout that differs counts for, in doublings."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _NeighbourRecord:
     """A record of another problem or device, and what is expected of its configuration here."""
 
-    view: View
-    row: Row
+    view: AnswerReader
+    row: AnswerRow
     distance: float
     expected_us: float
     bound_us: float
 
     @property
     def rank(self) -> float:
-        return float(self.expected_us * DOUBT**self.distance)
+        return float(self.expected_us * DOUBLING_MARGIN**self.distance)
 
 
-def neighbours(
+def best_neighbour(
     problem: Workload,
     device: Device,
-    target: Target,
-    views: Sequence[View],
+    target: LookupTarget,
+    views: Sequence[AnswerReader],
     variant: str | None,
     *,
     here: bool,
@@ -85,14 +85,14 @@ def neighbours(
     Raises:
         DatabaseError: if a database cannot be read.
     """
-    near = [(view, *found) for view in views for found in _near(problem, view)]
+    near = [(view, *found) for view in views for found in _comparable_workloads(problem, view)]
     near.sort(key=lambda found: found[1])
-    found = list(_candidates(problem, device, target, near, variant, here=here))
+    found = list(_neighbour_records(problem, device, target, near, variant, here=here))
     best = min(found, key=lambda candidate: candidate.rank, default=None)
     return None if best is None else _answer(problem, target, best, here=here)
 
 
-def default(problem: Workload, device: Device, variant: str | None, database: str) -> Answer:
+def default_answer(problem: Workload, device: Device, variant: str | None, database: str) -> Answer:
     """Return the default configuration that the model expects to be fastest.
 
     Raises:
@@ -141,7 +141,7 @@ def _default(variant: Variant[Any], problem: Workload, device: Device, database:
 # -- how near --------------------------------------------------------------------------------------
 
 
-def _near(problem: Workload, view: View) -> Iterator[tuple[float, str, str]]:
+def _comparable_workloads(problem: Workload, view: AnswerReader) -> Iterator[tuple[float, str, str]]:
     """Yield every problem of a database that is comparable: its distance, the device, its text."""
     for device, text in view.problems(problem.operator):
         other = _parsed(text)
@@ -176,7 +176,7 @@ def _distance(one: Workload, other: Workload) -> float | None:
         elif isinstance(mine, float):
             continue
         elif name in allowed_changes.fusions or name in allowed_changes.layouts:
-            squares += OTHERWISE**2
+            squares += LAYOUT_DISTANCE**2
         else:
             return None
     return math.sqrt(squares)
@@ -185,15 +185,15 @@ def _distance(one: Workload, other: Workload) -> float | None:
 # -- what to expect --------------------------------------------------------------------------------
 
 
-def _candidates(
+def _neighbour_records(
     problem: Workload,
     device: Device,
-    target: Target,
-    near: Iterable[tuple[View, float, str, str]],
+    target: LookupTarget,
+    near: Iterable[tuple[AnswerReader, float, str, str]],
     variant: str | None,
     *,
     here: bool,
-) -> Iterator[_Candidate]:
+) -> Iterator[_NeighbourRecord]:
     """Yield what may be served, from the nearest problems that have anything to offer."""
     offering: set[str] = set()
     tried: set[str] = set()
@@ -201,17 +201,19 @@ def _candidates(
         if (key.partition(":")[0] == target.architecture) is not here:
             continue
         tried.add(text)
-        if (text not in offering and len(offering) == NEAREST) or len(tried) > TRIED:
+        if (text not in offering and len(offering) == NEAREST_COUNT) or len(tried) > MAX_TRIED:
             return
         for row in view.rows(text, target, variant, elsewhere=not here):
             if row.device == key and not row.predicted:
-                candidate = _candidate(view, row, distance, problem, device)
+                candidate = _neighbour_record(view, row, distance, problem, device)
                 if candidate is not None:
                     offering.add(text)
                     yield candidate
 
 
-def _candidate(view: View, row: Row, distance: float, problem: Workload, device: Device) -> _Candidate | None:
+def _neighbour_record(
+    view: AnswerReader, row: AnswerRow, distance: float, problem: Workload, device: Device
+) -> _NeighbourRecord | None:
     """Return a record as a candidate; None if its configuration cannot run here or its source has changed."""
     source = _parsed(row.workload)
     try:
@@ -226,10 +228,10 @@ def _candidate(view: View, row: Row, distance: float, problem: Workload, device:
     except TunebenchError:
         return None
     expected_us = max(here.bound_us, row.time_us * here.us / there.us)
-    return _Candidate(view, row, distance, expected_us, here.bound_us)
+    return _NeighbourRecord(view, row, distance, expected_us, here.bound_us)
 
 
-def _device_of(view: View, row: Row) -> Device | None:
+def _device_of(view: AnswerReader, row: AnswerRow) -> Device | None:
     """Return the device of a record; None if its description is of another version."""
     descriptor = view.descriptor(row.device)
     try:
@@ -257,16 +259,16 @@ def _forecast(
     return _Forecast(float(expected[0]), (float(low[0]), float(high[0])), float(bounds.us[0]))
 
 
-def _answer(problem: Workload, target: Target, best: _Candidate, *, here: bool) -> Answer:
+def _answer(problem: Workload, target: LookupTarget, best: _NeighbourRecord, *, here: bool) -> Answer:
     row = best.row
     same = row.workload == str(problem)
     what = "this problem" if same else row.workload
-    doubt: Callable[[Versus], Versus] = lambda versus: dataclasses.replace(  # noqa: E731
+    doubt: Callable[[BaselineComparison], BaselineComparison] = lambda versus: dataclasses.replace(  # noqa: E731
         versus,
-        low=versus.low / DOUBT**best.distance,
-        high=None if versus.high is None else versus.high * DOUBT**best.distance,
+        low=versus.low / DOUBLING_MARGIN**best.distance,
+        high=None if versus.high is None else versus.high * DOUBLING_MARGIN**best.distance,
     )
-    libraries = best.view.libraries(row) if row.device == target.key else {}
+    baselines = best.view.baselines(row) if row.device == target.key else {}
     return Answer(
         workload=str(problem),
         device=target.key,
@@ -282,5 +284,5 @@ def _answer(problem: Workload, target: Target, best: _Candidate, *, here: bool) 
         revision=row.revision,
         recorded_at=row.recorded_at,
         database=str(best.view.location),
-        libraries={name: doubt(versus) for name, versus in libraries.items()},
+        baselines={name: doubt(versus) for name, versus in baselines.items()},
     )

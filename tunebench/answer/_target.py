@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from tunebench import device as devices
 from tunebench.device import Device
 
-__all__ = ["Target", "target"]
+__all__ = ["LookupTarget", "lookup_target"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LookupTarget:
     """A device that is asked about; one that is known by its stored key alone has no description."""
 
     key: str
@@ -21,7 +21,7 @@ class Target:
     sm_count: int
 
 
-def target(device: Device | str | None) -> Target:
+def lookup_target(device: Device | str | None) -> LookupTarget:
     """Return what is asked about.
 
     Args:
@@ -33,16 +33,16 @@ def target(device: Device | str | None) -> Target:
     return _of(device) if isinstance(device, Device) else _named(device)
 
 
-def _of(device: Device) -> Target:
-    return Target(device.key, device.architecture, device.name, device.sm_count)
+def _of(device: Device) -> LookupTarget:
+    return LookupTarget(device.key, device.architecture, device.name, device.sm_count)
 
 
 @functools.lru_cache(maxsize=256)
-def _named(name: str | None) -> Target:
+def _named(name: str | None) -> LookupTarget:
     if name is not None and ",sm=" in name:  # a key, as results are stored under
         architecture, _, rest = name.partition(":")
         product, *facts = rest.split(",")
         counts = [fact.removeprefix("sm=") for fact in facts if fact.startswith("sm=")]
         if product and counts and counts[0].isdecimal():
-            return Target(name, architecture, product, int(counts[0]))
+            return LookupTarget(name, architecture, product, int(counts[0]))
     return _of(devices.find(name))

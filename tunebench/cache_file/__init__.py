@@ -4,7 +4,7 @@
     recording = read(path)         the same as columns, to search in; one bad row and it is refused
     write(log, path, "t4")
 
-A file is read in pieces: `head` tells of which space it is, and then yields its rows one by one.
+A file is read in pieces: `read_header` tells of which space it is, and then yields its rows one by one.
 
 Nothing of a file is executed or trusted beyond its schema; it may be compressed by gzip. `scan` passes over
 bad rows because whoever collects measurements wants the good ones; `read` does not, because a space that lost
@@ -20,33 +20,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunebench._deprecation import renamed
 from tunebench.cache_file import _kernel_tuner, _t4
-from tunebench.cache_file._file import MAX_BYTES, Opened, opened, replacing
-from tunebench.cache_file._row import MAX_ROWS, Fault, Log, Once, Recording, Row, value_of
+from tunebench.cache_file._file import MAX_BYTES, LimitedFile, open_limited, replacing
+from tunebench.cache_file._row import (
+    MAX_ROWS,
+    DuplicateCheck,
+    RecordedSpace,
+    RecordedTrial,
+    RejectedRow,
+    TuningLog,
+    value_of,
+)
 from tunebench.cache_file._stream import members
 from tunebench.errors import InputError, UnknownName
 
 __all__ = [
     "FORMATS",
     "MAX_BYTES",
-    "Fault",
-    "Head",
-    "Log",
-    "Opened",
-    "Recording",
-    "Row",
-    "head",
-    "opened",
+    "CacheFileHeader",
+    "LimitedFile",
+    "RecordedSpace",
+    "RecordedTrial",
+    "RejectedRow",
+    "TuningLog",
+    "open_limited",
     "read",
+    "read_header",
     "replacing",
     "scan",
     "value_of",
     "write",
 ]
 
-_DUMP: Mapping[str, Callable[[Log], dict[str, Any]]] = {"t4": _t4.dump, "kernel-tuner": _kernel_tuner.dump}
+_WRITERS: Mapping[str, Callable[[TuningLog], dict[str, Any]]] = {
+    "t4": _t4.dump,
+    "kernel-tuner": _kernel_tuner.dump,
+}
 
-FORMATS = tuple(_DUMP)
+FORMATS = tuple(_WRITERS)
 """Formats that `write` knows; `scan` and `read` tell them apart by what they hold."""
 
 
@@ -59,7 +71,7 @@ _ROWS = (_UNFINISHED, "results")
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class CacheFileHeader:
     """What a file tells besides its rows, which are read one after the other when they are asked for.
 
     Attributes:
@@ -68,11 +80,13 @@ class Head:
     """
 
     path: Path
-    log: Log
+    log: TuningLog
     _form: Any
     _told: Mapping[str, Any]
 
-    def rows(self, watcher: Callable[[int, int], None] | None = None) -> Iterator[Row | Fault]:
+    def rows(
+        self, watcher: Callable[[int, int], None] | None = None
+    ) -> Iterator[RecordedTrial | RejectedRow]:
         """Yield every row, or why it cannot be used.
 
         Args:
@@ -81,8 +95,8 @@ class Head:
         Raises:
             InputError: if the file cannot be read to its end.
         """
-        make, once, number = self._form.rows(self._told, self.log), Once(), 0
-        with opened(self.path, AS_JSON) as file:
+        make, once, number = self._form.row_parser(self._told, self.log), DuplicateCheck(), 0
+        with open_limited(self.path, AS_JSON) as file:
             for member in members(file, _ROWS, _UNFINISHED):
                 if member.key is None:
                     continue
@@ -91,7 +105,7 @@ class Head:
                     row = make(member.value)
                     once.check(row.config)
                 except InputError as error:
-                    yield Fault(self._form.place(number, member.key), str(error))
+                    yield RejectedRow(self._form.location(number, member.key), str(error))
                 else:
                     yield row
                 if watcher is not None and number % 1000 == 0:
@@ -100,7 +114,7 @@ class Head:
                 watcher(file.done_bytes, file.total_bytes)
 
 
-def head(path: Path) -> Head:
+def read_header(path: Path) -> CacheFileHeader:
     """Return what a file holds besides its rows; it is read to its end, and its rows forgotten.
 
     Raises:
@@ -109,7 +123,7 @@ def head(path: Path) -> Head:
     told: dict[str, Any] = {}
     names: tuple[str, ...] = ()
     rows = 0
-    with opened(path, AS_JSON) as file:
+    with open_limited(path, AS_JSON) as file:
         for member in members(file, _ROWS, _UNFINISHED):
             if member.key is not None:
                 names = names or _t4.names_of(member.value)
@@ -122,9 +136,9 @@ def head(path: Path) -> Head:
                 told[member.name] = member.value
     try:
         if isinstance(told.get("cache"), dict):
-            return Head(path, _kernel_tuner.head(told), _kernel_tuner, told)
+            return CacheFileHeader(path, _kernel_tuner.read_header(told), _kernel_tuner, told)
         if isinstance(told.get("results"), list):
-            return Head(path, _t4.head(told, names), _t4, told)
+            return CacheFileHeader(path, _t4.read_header(told, names), _t4, told)
         raise InputError(
             "it is neither a Kernel Tuner cache file nor in T4 format: it has no cache, no results"
         )
@@ -132,24 +146,24 @@ def head(path: Path) -> Head:
         raise InputError(f"{path}: {error}") from None
 
 
-def scan(path: Path) -> tuple[Log, tuple[Fault, ...]]:
+def scan(path: Path) -> tuple[TuningLog, tuple[RejectedRow, ...]]:
     """Return what a file holds, and the rows of it that cannot be used.
 
     Raises:
         InputError: if the file cannot be read, is of another format, or has no parameters.
     """
-    found = head(path)
-    rows: list[Row] = []
-    faults: list[Fault] = []
+    found = read_header(path)
+    rows: list[RecordedTrial] = []
+    faults: list[RejectedRow] = []
     for row in found.rows():
-        if isinstance(row, Fault):
+        if isinstance(row, RejectedRow):
             faults.append(row)
         else:
             rows.append(row)
     return dataclasses.replace(found.log, rows=tuple(rows)), tuple(faults)
 
 
-def read(path: Path) -> Recording:
+def read(path: Path) -> RecordedSpace:
     """Read a recorded space.
 
     Raises:
@@ -160,12 +174,12 @@ def read(path: Path) -> Recording:
         more = f" ({len(faults) - 1} more rows cannot be used either)" if len(faults) > 1 else ""
         raise InputError(f"{path}: {faults[0]}{more}")
     try:
-        return log.recording()
+        return log.recorded_space()
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def write(log: Log, path: Path, form: str) -> None:
+def write(log: TuningLog, path: Path, form: str) -> None:
     """Write a file that other tuners read; one of that name is replaced when all is written.
 
     Args:
@@ -177,7 +191,22 @@ def write(log: Log, path: Path, form: str) -> None:
         UnknownName: if there is no such format.
         InputError: if the file cannot be written.
     """
-    if form not in _DUMP:
+    if form not in _WRITERS:
         raise UnknownName("format", form, FORMATS)
     with replacing(path) as file:
-        json.dump(_DUMP[form](log), file, allow_nan=False)
+        json.dump(_WRITERS[form](log), file, allow_nan=False)
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "Fault": "RejectedRow",
+        "Head": "CacheFileHeader",
+        "Log": "TuningLog",
+        "Opened": "LimitedFile",
+        "Recording": "RecordedSpace",
+        "Row": "RecordedTrial",
+        "head": "read_header",
+        "opened": "open_limited",
+    },
+)

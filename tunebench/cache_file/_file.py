@@ -15,17 +15,17 @@ from typing import Any, TextIO
 
 from tunebench.errors import InputError
 
-__all__ = ["MAX_BYTES", "Opened", "opened", "replacing"]
+__all__ = ["MAX_BYTES", "LimitedFile", "open_limited", "replacing"]
 
 MAX_BYTES = 1 << 30
 """Most that a file may hold once it is decompressed."""
-MAX_FOLDS = 200
+MAX_EXPANSION = 200
 """Most times its size that a compressed file may expand to; recordings come to 10."""
 BUFFERED_BYTES = 1 << 18
 """A smaller file is taken for one of this size."""
 
 
-class Opened:
+class LimitedFile:
     """A file of limited size that is read in pieces, decompressed if it is compressed by gzip.
 
     Attributes:
@@ -63,15 +63,15 @@ class Opened:
             raise InputError(
                 f"{self._path} holds more than {self._limit_bytes >> 20} MiB; import it in parts"
             )
-        if self._read_bytes > MAX_FOLDS * max(self.done_bytes, BUFFERED_BYTES):
+        if self._read_bytes > MAX_EXPANSION * max(self.done_bytes, BUFFERED_BYTES):
             raise InputError(
-                f"{self._path} expands to more than {MAX_FOLDS} times its size: no measurements do"
+                f"{self._path} expands to more than {MAX_EXPANSION} times its size: no measurements do"
             )
         return data
 
 
 @contextmanager
-def opened(path: Path, what: str, limit_bytes: int = MAX_BYTES) -> Iterator[Opened]:
+def open_limited(path: Path, what: str, limit_bytes: int = MAX_BYTES) -> Iterator[LimitedFile]:
     """Open a file for reading, whatever may go wrong with it until it is closed.
 
     Args:
@@ -86,7 +86,7 @@ def opened(path: Path, what: str, limit_bytes: int = MAX_BYTES) -> Iterator[Open
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is no ordinary file; give one that can be read twice")
         with open(path, "rb") as raw:
-            yield Opened(path, raw, limit_bytes)
+            yield LimitedFile(path, raw, limit_bytes)
     except RecursionError:
         raise InputError(f"{path} cannot be read{what}: it is nested too deeply") from None
     except (OSError, EOFError, zlib.error, ValueError) as error:

@@ -10,16 +10,25 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tunebench.cache_file._row import MAX_VALUES, TOLD, Log, Row, Told, clean, problem_of, value_of
+from tunebench.cache_file._row import (
+    MAX_VALUES,
+    RECORDED_AS,
+    RawTrial,
+    RecordedTrial,
+    TuningLog,
+    printable,
+    problem_size_of,
+    value_of,
+)
 from tunebench.cache_file._stream import as_object
 from tunebench.errors import InputError
 from tunebench.outcome import CompileFailed, Measured
 from tunebench.space import Value
 
-__all__ = ["dump", "head", "place", "rows"]
+__all__ = ["dump", "location", "read_header", "row_parser"]
 
 
-def head(told: Mapping[str, Any]) -> Log:
+def read_header(told: Mapping[str, Any]) -> TuningLog:
     """Return what a cache file tells besides its rows.
 
     Raises:
@@ -28,10 +37,10 @@ def head(told: Mapping[str, Any]) -> Log:
     names = told.get("tune_params_keys")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError("tune_params_keys must list the names of the parameters")
-    return Log(
-        kernel=clean(str(told.get("kernel_name", ""))),
-        device=clean(str(told.get("device_name", ""))),
-        problem=problem_of(told.get("problem_size")),
+    return TuningLog(
+        kernel=printable(str(told.get("kernel_name", ""))),
+        device=printable(str(told.get("device_name", ""))),
+        problem=problem_size_of(told.get("problem_size")),
         names=tuple(names),
         values=dict(_declared(told.get("tune_params"), names)),
         rows=(),
@@ -47,24 +56,24 @@ def _declared(values: Any, names: list[str]) -> Iterator[tuple[str, tuple[Value,
                 yield name, tuple(value_of({name: value}, name) for value in declared)
 
 
-def rows(told: Mapping[str, Any], log: Log) -> Callable[[Any], Row]:
+def row_parser(told: Mapping[str, Any], log: TuningLog) -> Callable[[Any], RecordedTrial]:
     """Return what makes a row of an entry.
 
     Args:
         told: The members of the file without rows.
-        log: What `head` made of them.
+        log: What `read_header` made of them.
     """
     return functools.partial(_row, names=log.names)
 
 
-def place(number: int, key: str | int) -> str:
+def location(number: int, key: str | int) -> str:
     """Return where an entry stands, for people."""
     return f"cache entry {number} ({str(key)[:100]!r})"
 
 
-def _row(entry: Any, names: tuple[str, ...]) -> Row:
+def _row(entry: Any, names: tuple[str, ...]) -> RecordedTrial:
     entry = as_object(entry)
-    told = Told(
+    told = RawTrial(
         values=entry,
         time=entry.get("__error__", entry.get("time")),  # version 1.5 has the word beside the time
         samples=entry.get("times"),
@@ -78,11 +87,11 @@ def _row(entry: Any, names: tuple[str, ...]) -> Row:
     return told.row(names)
 
 
-_WORDS = {CompileFailed.kind: "CompilationFailedConfig"}
+_FAILURE_NAMES = {CompileFailed.kind: "CompilationFailedConfig"}
 """What a failure is called; any but these failed at run time."""
 
 
-def dump(log: Log) -> dict[str, Any]:
+def dump(log: TuningLog) -> dict[str, Any]:
     """Return a log as a cache file holds it.
 
     What was aborted is called failed, as the format has no word for it.
@@ -99,11 +108,11 @@ def dump(log: Log) -> dict[str, Any]:
     }
 
 
-def _entry(row: Row) -> dict[str, Any]:
+def _entry(row: RecordedTrial) -> dict[str, Any]:
     outcome, effort, conditions = row.result.outcome, row.result.effort, row.result.conditions
     timed = isinstance(outcome, Measured)
-    reason = getattr(outcome, "reason", "").removeprefix(TOLD)
-    word = reason if reason == "InvalidConfig" else _WORDS.get(outcome.kind, "RuntimeFailedConfig")
+    reason = getattr(outcome, "reason", "").removeprefix(RECORDED_AS)
+    word = reason if reason == "InvalidConfig" else _FAILURE_NAMES.get(outcome.kind, "RuntimeFailedConfig")
     return {
         **row.config,
         "time": row.time_us / 1e3 if timed else word,

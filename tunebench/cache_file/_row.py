@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_ROWS",
     "MAX_VALUES",
-    "TOLD",
-    "Fault",
-    "Log",
-    "Once",
-    "Recording",
-    "Row",
-    "Told",
-    "clean",
-    "problem_of",
+    "RECORDED_AS",
+    "DuplicateCheck",
+    "RawTrial",
+    "RecordedSpace",
+    "RecordedTrial",
+    "RejectedRow",
+    "TuningLog",
+    "printable",
+    "problem_size_of",
     "value_of",
 ]
 
@@ -56,14 +56,14 @@ MAX_ROWS = 1 << 21
 MAX_INTEGER = 1 << 63
 """Integers of this magnitude and above are taken from no file."""
 
-TOLD = "recorded as "
+RECORDED_AS = "recorded as "
 """How the reason of a failure begins that another tuner recorded; its own word follows."""
 
 _UNVERIFIED = Verification(how="not verified", detail="recorded by another tuner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecordedSpace:
     """A space of which every configuration was tried, on one device.
 
     Attributes:
@@ -85,7 +85,9 @@ class Recording:
     fastest_us: NDArray[np.float64]
     failures: Mapping[int, Outcome]
 
-    def completed(self, *, kernel: str = "", device: str = "", problem: tuple[int, ...] = ()) -> Recording:
+    def completed(
+        self, *, kernel: str = "", device: str = "", problem: tuple[int, ...] = ()
+    ) -> RecordedSpace:
         """Return this recording with what its file does not tell, as those in T4 format do not.
 
         Raises:
@@ -113,7 +115,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RecordedTrial:
     """One configuration, and what became of it.
 
     Attributes:
@@ -140,7 +142,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RejectedRow:
     """A row that cannot be used: where it stands in its file, and why."""
 
     place: str
@@ -150,7 +152,7 @@ class Fault:
         return f"{self.place}: {self.reason}"
 
 
-class Once:
+class DuplicateCheck:
     """Tells rows whose configuration was there before, and remembers no more of each than its digests."""
 
     def __init__(self) -> None:
@@ -175,7 +177,7 @@ def _digest(text: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class TuningLog:
     """What a tuner wrote down of one space on one device.
 
     Attributes:
@@ -194,14 +196,14 @@ class Log:
     workload: str = ""
     names: tuple[str, ...]
     values: Mapping[str, tuple[Value, ...]] = dataclasses.field(default_factory=dict)
-    rows: tuple[Row, ...]
+    rows: tuple[RecordedTrial, ...]
 
     def __post_init__(self) -> None:
         if not 0 < len(self.names) <= MAX_PARAMETERS:
             raise InputError(f"a space has 1 to {MAX_PARAMETERS} parameters, this one {len(self.names)}")
         Space(tuple(Parameter(name, (0,), "refuses names that no space has") for name in self.names))
 
-    def recording(self) -> Recording:
+    def recorded_space(self) -> RecordedSpace:
         """Return the rows as columns, in the order of their space.
 
         Raises:
@@ -223,7 +225,7 @@ class Log:
         if len(np.unique(keys)) != len(keys):
             raise InputError("a configuration is there twice")
         placed = [self.rows[i] for i in order]
-        return Recording(
+        return RecordedSpace(
             kernel=self.kernel,
             device=self.device,
             problem=self.problem,
@@ -250,7 +252,7 @@ class Log:
 
 _refused = functools.partial(LaunchFailed, refused=True)
 
-_FAILURES: dict[str, Callable[..., Outcome]] = {
+_FAILURE_OUTCOMES: dict[str, Callable[..., Outcome]] = {
     "CompilationFailedConfig": CompileFailed,
     "RuntimeFailedConfig": _refused,
     "InvalidConfig": _refused,
@@ -267,7 +269,7 @@ Kernel Tuner calls a configuration `RuntimeFailedConfig` where a launch asked fo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RawTrial:
     """What a file tells of one configuration, as it stands there: anything may be anything.
 
     Attributes:
@@ -294,14 +296,14 @@ class Told:
     others_unit_us: float = 1e3
     timestamp: Any = None
 
-    def row(self, names: Iterable[str]) -> Row:
+    def row(self, names: Iterable[str]) -> RecordedTrial:
         """Return what can be used of it.
 
         Raises:
             InputError: if something is missing, or is not what it must be.
         """
         config = Config({name: value_of(self.values, name) for name in names})
-        return Row(
+        return RecordedTrial(
             config=config,
             result=Result(outcome=self._outcome(), effort=self._effort(), conditions=self._conditions()),
         )
@@ -309,8 +311,8 @@ class Told:
     def _outcome(self) -> Outcome:
         if isinstance(self.time, str):
             reason = self.reason if isinstance(self.reason, str) and self.reason else self.time
-            kind = _FAILURES.get(self.time, LaunchFailed)
-            return kind(reason=TOLD + clean(reason.removeprefix(TOLD)))
+            kind = _FAILURE_OUTCOMES.get(self.time, LaunchFailed)
+            return kind(reason=RECORDED_AS + printable(reason.removeprefix(RECORDED_AS)))
         samples = self.samples if isinstance(self.samples, list) else ()
         average_us = _microseconds(self.time, self.unit_us)
         samples_us = [_microseconds(sample, self.others_unit_us) for sample in samples]
@@ -367,21 +369,23 @@ def value_of(values: Mapping[str, Any], name: str) -> Value:
             return value
         case float() if math.isfinite(value):
             return value
-    raise InputError(f"parameters must be numbers or text without commas, got {name}={clean(repr(value))}")
+    raise InputError(
+        f"parameters must be numbers or text without commas, got {name}={printable(repr(value))}"
+    )
 
 
-def clean(text: str) -> str:
+def printable(text: str) -> str:
     """Return what another program says as one line of printable characters."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])
 
 
 def _microseconds(time: Any, unit_us: float) -> float:
     if not _is_number(time) or not 0 < time * unit_us < math.inf:
-        raise InputError(f"a time must be positive, got {clean(repr(time))}")
+        raise InputError(f"a time must be positive, got {printable(repr(time))}")
     return float(time * unit_us)
 
 
-def problem_of(size: Any) -> tuple[int, ...]:
+def problem_size_of(size: Any) -> tuple[int, ...]:
     """Return the size of a problem as integers; empty if it is told otherwise or not at all."""
     sizes = size if isinstance(size, list) else [size]
     told = all(isinstance(s, int) and _is_number(s) and s > 0 for s in sizes)

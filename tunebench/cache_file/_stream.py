@@ -16,28 +16,28 @@ from typing import Any, Protocol
 
 from tunebench.errors import InputError
 
-__all__ = ["MAX_VALUE", "Member", "Twice", "as_object", "members"]
+__all__ = ["MAX_VALUE", "DuplicateName", "JsonMember", "as_object", "members"]
 
 MAX_VALUE = 1 << 22
 """Most characters of one value: a row, or a member that holds none."""
 MAX_DIGITS = 300
 """An integer of more digits is none that anything here counts."""
 
-_PIECE = 1 << 16
+_CHUNK = 1 << 16
 
 
-class Pieces(Protocol):
+class TextSource(Protocol):
     """A text that is read piece by piece."""
 
     def read(self, size: int, /) -> str:
         """Return up to `size` characters, or some more; nothing at the end."""
 
 
-_blank: Callable[[str, int], re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
+_skip_blanks: Callable[[str, int], re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class JsonMember:
     """A member of the object, or one of the values that a member with rows holds.
 
     Attributes:
@@ -52,7 +52,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Twice:
+class DuplicateName:
     """What an object becomes in which a name stands twice: nobody can tell which of the two is meant."""
 
     name: str
@@ -64,14 +64,14 @@ def as_object(value: Any) -> dict[str, Any]:
     Raises:
         InputError: if it is none, or has a name twice.
     """
-    if isinstance(value, Twice):
+    if isinstance(value, DuplicateName):
         raise InputError(f"it has {value.name[:100]!r} twice")
     if not isinstance(value, dict):
         raise InputError("it must be an object")
     return value
 
 
-def members(file: Pieces, rows_of: tuple[str, ...], unfinished: str) -> Iterator[Member]:
+def members(file: TextSource, rows_of: tuple[str, ...], unfinished: str) -> Iterator[JsonMember]:
     """Yield the members of the object that a file holds; nothing if it holds something else.
 
     Args:
@@ -83,7 +83,7 @@ def members(file: Pieces, rows_of: tuple[str, ...], unfinished: str) -> Iterator
         ValueError: if it is no JSON, or one value of it is too long.
         RecursionError: if it is nested too deeply.
     """
-    text = _Text(file)
+    text = _JsonReader(file)
     if text.peek() != "{":
         text.value()  # no JSON is another fault than JSON of something else
         return
@@ -93,25 +93,25 @@ def members(file: Pieces, rows_of: tuple[str, ...], unfinished: str) -> Iterator
             if text.ended:
                 return
         else:
-            yield Member(name, text.value())
+            yield JsonMember(name, text.value())
     text.end()
 
 
-def _rows(text: _Text, name: str, *, may_end: bool) -> Iterator[Member]:
+def _rows(text: _JsonReader, name: str, *, may_end: bool) -> Iterator[JsonMember]:
     if text.peek() == "[":
-        yield Member(name, [])
+        yield JsonMember(name, [])
         for number in text.items():
-            yield Member(name, text.value(), number)
+            yield JsonMember(name, text.value(), number)
         return
-    yield Member(name, {})
+    yield JsonMember(name, {})
     for key in text.members(may_end=may_end):
-        yield Member(name, text.value(), key)
+        yield JsonMember(name, text.value(), key)
 
 
-class _Text:
+class _JsonReader:
     """A text that is read as it is parsed; what is parsed is forgotten."""
 
-    def __init__(self, file: Pieces) -> None:
+    def __init__(self, file: TextSource) -> None:
         self._file, self._text, self._place = file, "", 0
         self._whole = False
         self.ended = False
@@ -120,7 +120,7 @@ class _Text:
     def peek(self) -> str:
         """Return the next character that is not blank; nothing at the end."""
         while True:
-            self._place = _blank(self._text, self._place).end()
+            self._place = _skip_blanks(self._text, self._place).end()
             if self._place < len(self._text) or not self._more():
                 return self._text[self._place : self._place + 1]
 
@@ -196,19 +196,19 @@ class _Text:
         waiting = len(self._text) - self._place
         if waiting > MAX_VALUE:
             raise ValueError(f"a value is longer than {MAX_VALUE >> 20} Mi characters")
-        piece = self._file.read(max(_PIECE, waiting))
+        piece = self._file.read(max(_CHUNK, waiting))
         if piece:
             self._text, self._place = self._text[self._place :] + piece, 0
         self._whole = not piece
         return bool(piece)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Twice:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | DuplicateName:
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
     counts = Counter(name for name, _ in pairs)
-    return Twice(next(name for name, count in counts.items() if count > 1))
+    return DuplicateName(next(name for name, count in counts.items() if count > 1))
 
 
 def _integer(digits: str) -> int | float:

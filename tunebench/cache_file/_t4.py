@@ -9,12 +9,19 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tunebench.cache_file._row import TOLD, Log, Row, Told, clean, problem_of
+from tunebench.cache_file._row import (
+    RECORDED_AS,
+    RawTrial,
+    RecordedTrial,
+    TuningLog,
+    printable,
+    problem_size_of,
+)
 from tunebench.cache_file._stream import as_object
 from tunebench.errors import InputError
 from tunebench.outcome import Aborted, CompileFailed, Crashed, LaunchFailed, Measured, TimedOut, WrongResult
 
-__all__ = ["dump", "head", "names_of", "place", "rows"]
+__all__ = ["dump", "location", "names_of", "read_header", "row_parser"]
 
 VERSION = "1.0.0"
 
@@ -29,7 +36,7 @@ def names_of(result: Any) -> tuple[str, ...]:
     return tuple(values) if isinstance(values, dict) else ()
 
 
-def head(told: Mapping[str, Any], names: tuple[str, ...]) -> Log:
+def read_header(told: Mapping[str, Any], names: tuple[str, ...]) -> TuningLog:
     """Return what a file in T4 format tells besides its results.
 
     The format tells neither kernel nor device; files that `dump` made do, in their metadata.
@@ -45,11 +52,11 @@ def head(told: Mapping[str, Any], names: tuple[str, ...]) -> Log:
         raise InputError("a result must have a configuration, and none here has")
     metadata = _metadata(told)
     _unit(metadata.get("timeunit"), "ms")
-    return Log(
-        kernel=clean(str(metadata.get("kernel_name", ""))),
-        device=clean(str(metadata.get("device_name", ""))),
-        problem=problem_of(metadata.get("problem_size")),
-        workload=clean(str(metadata.get("workload", ""))),
+    return TuningLog(
+        kernel=printable(str(metadata.get("kernel_name", ""))),
+        device=printable(str(metadata.get("device_name", ""))),
+        problem=problem_size_of(metadata.get("problem_size")),
+        workload=printable(str(metadata.get("workload", ""))),
         names=names,
         rows=(),
     )
@@ -60,22 +67,22 @@ def _metadata(told: Mapping[str, Any]) -> Mapping[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def rows(told: Mapping[str, Any], log: Log) -> Callable[[Any], Row]:
+def row_parser(told: Mapping[str, Any], log: TuningLog) -> Callable[[Any], RecordedTrial]:
     """Return what makes a row of a result.
 
     Args:
         told: The members of the file without results.
-        log: What `head` made of them.
+        log: What `read_header` made of them.
     """
     return functools.partial(_row, names=log.names, unit=_unit(_metadata(told).get("timeunit"), "ms"))
 
 
-def place(number: int, key: str | int) -> str:
+def location(number: int, key: str | int) -> str:
     """Return where a result stands, for people."""
     return f"result {number}"
 
 
-def _row(result: Any, names: tuple[str, ...], unit: str) -> Row:
+def _row(result: Any, names: tuple[str, ...], unit: str) -> RecordedTrial:
     values = as_object(result).get("configuration")
     if not values:
         raise InputError("it must have a configuration")
@@ -88,7 +95,7 @@ def _row(result: Any, names: tuple[str, ...], unit: str) -> Row:
     told = result.get("times")
     times: Mapping[str, Any] = told if isinstance(told, dict) else {}
     correct = result.get("invalidity") == "correct"
-    return Told(
+    return RawTrial(
         values=values,
         time=measured.get("value") if correct else result.get("invalidity"),
         unit_us=_UNITS_US[_unit(measured.get("unit"), unit)],
@@ -108,11 +115,11 @@ def _unit(told: Any, otherwise: str) -> str:
     """Return the unit that is told; times in one that is not known are of no use."""
     unit = told or otherwise
     if not isinstance(unit, str) or unit not in _UNITS_US:
-        raise InputError(f"times are in {clean(repr(unit))}, which is none of: {', '.join(_UNITS_US)}")
+        raise InputError(f"times are in {printable(repr(unit))}, which is none of: {', '.join(_UNITS_US)}")
     return unit
 
 
-_WORDS = {
+_FAILURE_NAMES = {
     CompileFailed: "compile",
     LaunchFailed: "runtime",
     Crashed: "runtime",
@@ -123,7 +130,7 @@ _WORDS = {
 """What the format calls a failure; what was given up as hopeless ran out of the time it was allowed, too."""
 
 
-def dump(log: Log) -> dict[str, Any]:
+def dump(log: TuningLog) -> dict[str, Any]:
     """Return a log in T4 format; its metadata tells what `parse` reads and the format has no place for."""
     told = {
         "timeunit": "milliseconds",
@@ -139,11 +146,11 @@ def dump(log: Log) -> dict[str, Any]:
     }
 
 
-def _result(row: Row) -> dict[str, Any]:
+def _result(row: RecordedTrial) -> dict[str, Any]:
     outcome, effort, conditions = row.result.outcome, row.result.effort, row.result.conditions
     timed = isinstance(outcome, Measured)
-    reason = getattr(outcome, "reason", outcome.kind).removeprefix(TOLD)
-    word = "constraints" if reason == "InvalidConfig" else _WORDS.get(type(outcome), "runtime")
+    reason = getattr(outcome, "reason", outcome.kind).removeprefix(RECORDED_AS)
+    word = "constraints" if reason == "InvalidConfig" else _FAILURE_NAMES.get(type(outcome), "runtime")
     stamp = conditions.get("timestamp")
     return {
         **({"timestamp": stamp} if stamp else {}),

@@ -50,7 +50,7 @@ def command(
             known += f"; nine of ten times within {low_us:.2f} to {high_us:.2f}"
         to.print(f"  time     {answer.expected_us:.2f} us ({known})")
         to.print(f"  because  {answer.because}", soft_wrap=True)
-        for name, versus in answer.libraries.items():
+        for name, versus in answer.baselines.items():
             beats = "faster beyond noise" if versus.faster else "not known to be faster"
             to.print(f"  {name:<8} takes {versus.ratio:.2f} times as long ({beats})")
 

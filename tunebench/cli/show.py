@@ -27,7 +27,7 @@ from tunebench.outcome import time_us
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.db.record import Entry, TrialKey
+    from tunebench.db.record import Record, TrialKey
 
 __all__ = ["command"]
 
@@ -133,9 +133,9 @@ def _how(described: Mapping[str, Any]) -> str:
     return f"{described['kind']}{said.get(described['versus_default'], '')}"
 
 
-def _best(entries: list[Entry]) -> list[Entry]:
+def _best(entries: list[Record]) -> list[Record]:
     """Return one measurement of each trial that has a time, fastest first; a finalist's beats a search's."""
-    chosen: dict[TrialKey, Entry] = {}
+    chosen: dict[TrialKey, Record] = {}
     for entry in entries:
         if time_us(entry.result.outcome) is not None:
             before = chosen.get(entry.key)
@@ -144,11 +144,11 @@ def _best(entries: list[Entry]) -> list[Entry]:
     return sorted(chosen.values(), key=lambda e: (e.result.outcome.kind, time_us(e.result.outcome)))
 
 
-def _weight(entry: Entry) -> tuple[bool, int]:
+def _weight(entry: Record) -> tuple[bool, int]:
     return entry.purpose == "finalist", entry.id
 
 
-def _describe(entry: Entry) -> dict[str, Any]:
+def _describe(entry: Record) -> dict[str, Any]:
     outcome = entry.result.outcome
     return {
         "device": entry.key.device,

@@ -7,29 +7,43 @@ of this (`tunebench.torch`, `tunebench.numba`).
 
 from __future__ import annotations
 
-from tunebench.dispatch.choice import Choice, Problem, choose, problem
+from tunebench._deprecation import renamed
+from tunebench.dispatch._preference import PREFERENCES, Preference, prefer, preference, set_preference
+from tunebench.dispatch.binding import bind
+from tunebench.dispatch.choice import Dispatcher, KernelChoice, choose, dispatcher
 from tunebench.dispatch.cpu import CpuKernel
 from tunebench.dispatch.freshness import forget
 from tunebench.dispatch.gpu import GpuKernel
-from tunebench.dispatch.kernel import Kernel, bind
-from tunebench.dispatch.preference import PREFERENCES, Preference, prefer, preference, set_preference
-from tunebench.dispatch.watch import Call, watching
+from tunebench.dispatch.kernel import BoundKernel
+from tunebench.dispatch.watch import DispatchedCall, watching
 
 __all__ = [
     "PREFERENCES",
-    "Call",
-    "Choice",
+    "BoundKernel",
     "CpuKernel",
+    "DispatchedCall",
+    "Dispatcher",
     "GpuKernel",
-    "Kernel",
+    "KernelChoice",
     "Preference",
-    "Problem",
     "bind",
     "choose",
+    "dispatcher",
     "forget",
     "prefer",
     "preference",
-    "problem",
     "set_preference",
     "watching",
 ]
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "Call": "DispatchedCall",
+        "Choice": "KernelChoice",
+        "Kernel": "BoundKernel",
+        "Problem": "Dispatcher",
+        "problem": "dispatcher",
+    },
+)

@@ -11,23 +11,24 @@ from tunebench.answer import Answer, lookup_workload, timed
 from tunebench.compile import unavailable
 from tunebench.device import Device
 from tunebench.dispatch import freshness
-from tunebench.dispatch.kernel import Kernel, bind, unusable
-from tunebench.dispatch.preference import Preference, preference
-from tunebench.dispatch.watch import Call, tell
+from tunebench.dispatch._preference import Preference, preference
+from tunebench.dispatch.binding import bind, unusable
+from tunebench.dispatch.kernel import BoundKernel
+from tunebench.dispatch.watch import DispatchedCall, notify
 from tunebench.errors import LookupMiss, TunebenchError
 from tunebench.kernels import variant as find_variant
 from tunebench.space import Config
 from tunebench.variant import Variant
 from tunebench.workload import Workload
 
-__all__ = ["Choice", "Problem", "choose", "problem"]
+__all__ = ["Dispatcher", "KernelChoice", "choose", "dispatcher"]
 
 LIBRARY = "torch"
 """Whose comparison with ours decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class KernelChoice:
     """What runs a problem, and why.
 
     Attributes:
@@ -48,7 +49,7 @@ class Choice:
         return "torch" if self.variant is None else "tunebench"
 
 
-def choose(workload: Workload, device: Device, preferred: Preference | None = None) -> Choice:
+def choose(workload: Workload, device: Device, preferred: Preference | None = None) -> KernelChoice:
     """Choose what runs a problem; nothing is compiled here.
 
     Args:
@@ -63,22 +64,22 @@ def choose(workload: Workload, device: Device, preferred: Preference | None = No
     """
     preferred = preferred or preference()
     if preferred == "torch":
-        return Choice(workload=workload, reason="torch is preferred")
+        return KernelChoice(workload=workload, reason="torch is preferred")
     try:
         if preferred == "faster":
             return _if_faster(workload, timed(workload, device=device))
         known = lookup_workload(workload, device=device, quiet=True)
         return _of(workload, known, f"best known, {known.how}")
     except LookupMiss as miss:
-        return Choice(workload=workload, reason=str(miss))
+        return KernelChoice(workload=workload, reason=str(miss))
     except TunebenchError as error:
-        return Choice(workload=workload, reason=f"the database cannot be asked: {error}")
+        return KernelChoice(workload=workload, reason=f"the database cannot be asked: {error}")
 
 
-def _if_faster(workload: Workload, known: Answer | None) -> Choice:
+def _if_faster(workload: Workload, known: Answer | None) -> KernelChoice:
     if known is None:
-        return Choice(workload=workload, reason="neither it nor anything near it was timed here")
-    versus = known.libraries.get(LIBRARY)
+        return KernelChoice(workload=workload, reason="neither it nor anything near it was timed here")
+    versus = known.baselines.get(LIBRARY)
     if known.how not in ("measured here", "neighbour"):
         reason = f"it was not measured on this device ({known.how})"
     elif versus is None:
@@ -90,29 +91,29 @@ def _if_faster(workload: Workload, known: Answer | None) -> Choice:
     else:
         near = "" if known.exact else f"; {known.because}"
         return _of(workload, known, f"{LIBRARY} takes {versus.ratio:.2f} times as long{near}")
-    return Choice(workload=workload, reason=reason)
+    return KernelChoice(workload=workload, reason=reason)
 
 
-def _of(workload: Workload, known: Answer, reason: str) -> Choice:
+def _of(workload: Workload, known: Answer, reason: str) -> KernelChoice:
     variant = find_variant(known.variant)
     missing = unavailable(variant.language)
     if missing is not None:
-        return Choice(workload=workload, reason=missing)
-    return Choice(workload=workload, reason=reason, variant=variant, config=known.config)
+        return KernelChoice(workload=workload, reason=missing)
+    return KernelChoice(workload=workload, reason=reason, variant=variant, config=known.config)
 
 
 # -- what was chosen, kept -----------------------------------------------------------------------------------
 
 
-class Made(NamedTuple):
+class BoundChoice(NamedTuple):
     """A choice with its kernel, and when it was made."""
 
     generation: int
-    choice: Choice
-    kernel: Kernel | None
+    choice: KernelChoice
+    kernel: BoundKernel | None
 
 
-class Problem:
+class Dispatcher:
     """One problem on one device, with what runs it: chosen and bound at its first use.
 
     It is chosen anew when the database has changed. Threads may share it.
@@ -127,9 +128,9 @@ class Problem:
 
     def __init__(self, workload: Workload, device: Device, ordinal: int = 0) -> None:
         self.workload, self.device, self.ordinal = workload, device, ordinal
-        self._made: dict[Preference, Made] = {}
+        self._made: dict[Preference, BoundChoice] = {}
 
-    def made(self, preferred: Preference | None = None) -> Made:
+    def bound_choice(self, preferred: Preference | None = None) -> BoundChoice:
         """Return what runs it now.
 
         Args:
@@ -141,17 +142,19 @@ class Problem:
             return made
         return self._make(preferred)
 
-    def _make(self, preferred: Preference) -> Made:
+    def _make(self, preferred: Preference) -> BoundChoice:
         with _lock:
             generation, before = freshness.generation(), self._made.get(preferred)
             if before is not None and before.generation == generation:
                 return before  # another thread was faster
             choice = choose(self.workload, self.device, preferred)
-            made = Made(generation, *self._bound(choice, before))
+            made = BoundChoice(generation, *self._bound(choice, before))
             self._made[preferred] = made
             return made
 
-    def _bound(self, choice: Choice, before: Made | None) -> tuple[Choice, Kernel | None]:
+    def _bound(
+        self, choice: KernelChoice, before: BoundChoice | None
+    ) -> tuple[KernelChoice, BoundKernel | None]:
         """Return a choice with its kernel; a library's with the reason, if there is none to be had."""
         if choice.variant is None or choice.config is None:
             return choice, None
@@ -164,14 +167,14 @@ class Problem:
                 return choice, bind(*asked, ordinal=self.ordinal)
             except TunebenchError as error:
                 reason = f"{choice.variant.key} cannot be bound: {error}"
-        return Choice(workload=choice.workload, reason=reason), None
+        return KernelChoice(workload=choice.workload, reason=reason), None
 
-    def tell(self, made: Made) -> None:
+    def notify(self, made: BoundChoice) -> None:
         """Tell watchers that it is run by what was made of it."""
         choice = made.choice
         key = None if choice.variant is None else choice.variant.key
-        tell(
-            Call(
+        notify(
+            DispatchedCall(
                 function=self.workload.operator,
                 workload=self.workload,
                 by=choice.by,
@@ -182,17 +185,17 @@ class Problem:
         )
 
 
-_problems: dict[tuple[Workload, str, int], Problem] = {}
+_dispatchers: dict[tuple[Workload, str, int], Dispatcher] = {}
 _lock = threading.RLock()
 
 
-def problem(workload: Workload, device: Device, ordinal: int = 0) -> Problem:
-    """Return the one `Problem` of a workload on a device of this machine."""
+def dispatcher(workload: Workload, device: Device, ordinal: int = 0) -> Dispatcher:
+    """Return the one `Dispatcher` of a workload on a device of this machine."""
     key = (workload, device.key, ordinal)
-    found = _problems.get(key)
+    found = _dispatchers.get(key)
     if found is None:
         with _lock:
-            found = _problems.setdefault(key, Problem(workload, device, ordinal))
+            found = _dispatchers.setdefault(key, Dispatcher(workload, device, ordinal))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu, load_numba_cpu
-from tunebench.dispatch.kernel import Kernel, cache
+from tunebench.dispatch.kernel import BoundKernel, cache
 from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.errors import InputError
 from tunebench.space import Config
@@ -57,7 +57,7 @@ def _start_threads() -> None:
         torch.set_num_threads(count)
 
 
-class CpuKernel(Kernel):
+class CpuKernel(BoundKernel):
     """A kernel on NumPy arrays; it holds the interpreter's lock while it runs, on all of Numba's threads.
 
     Args:

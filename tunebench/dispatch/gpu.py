@@ -9,7 +9,7 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.binary.compiled import Binary
-from tunebench.dispatch.kernel import Kernel
+from tunebench.dispatch.kernel import BoundKernel
 from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
 from tunebench.measure._direct_launch import DirectLaunch, MappedTensor
@@ -30,7 +30,7 @@ Change = tuple[int, int, Callable[[Any], bytes]]
 """A parameter that differs from call to call: which it is, of which tensor, and its bytes from that one's."""
 
 
-class GpuKernel(Kernel):
+class GpuKernel(BoundKernel):
     """A kernel on addresses; it waits for nothing and may be captured in a graph.
 
     The device's primary context must be current, as it is where a framework's tensors are.

@@ -11,11 +11,11 @@ from typing import Literal
 from tunebench.space import Config
 from tunebench.workload import Workload
 
-__all__ = ["Call", "tell", "watched", "watching"]
+__all__ = ["DispatchedCall", "is_watched", "notify", "watching"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class DispatchedCall:
     """One served call.
 
     Attributes:
@@ -41,23 +41,23 @@ class Call:
         return f"{what}: {kernel} ({self.reason})"
 
 
-_watchers: tuple[Callable[[Call], None], ...] = ()
+_watchers: tuple[Callable[[DispatchedCall], None], ...] = ()
 _lock = threading.Lock()
 
 
-def watched() -> bool:
-    """Tell whether anybody watches; nobody makes a `Call` otherwise."""
+def is_watched() -> bool:
+    """Tell whether anybody watches; nobody makes a `DispatchedCall` otherwise."""
     return bool(_watchers)
 
 
-def tell(call: Call) -> None:
+def notify(call: DispatchedCall) -> None:
     """Tell of a call, in the thread that makes it."""
     for watcher in _watchers:
         watcher(call)
 
 
 @contextmanager
-def watching(callback: Callable[[Call], None]) -> Iterator[None]:
+def watching(callback: Callable[[DispatchedCall], None]) -> Iterator[None]:
     """Have `callback` told of every served call of the process, those of other threads included.
 
     It is called before the kernel is, in the thread that calls it; what it raises ends the call.

@@ -188,7 +188,7 @@ def _measured(choice: Choice, db: str | Path | None) -> MeasuredTime | None:
     place = (choice.device.key, str(choice.workload), choice.variant.key)
     revision = choice.variant.revision(choice.workload, choice.config)
     with open_store(db, read_only=True) as store:
-        for known in store.known(*place, cache="cold"):
+        for known in store.trial_outcomes(*place, cache="cold"):
             same = (known.config, known.revision) == (choice.config, revision)
             if same and isinstance(known.outcome, Measured):
                 outcome = known.outcome

@@ -174,8 +174,8 @@ class Prices:
     def _library_us_of(self, text: str) -> tuple[float, bool]:
         """Return the time of torch's kernels for a problem, and whether it was measured."""
         known = self._timed(text)
-        if known is not None and LIBRARY in known.libraries:
-            return known.expected_us * known.libraries[LIBRARY].ratio, True
+        if known is not None and LIBRARY in known.baselines:
+            return known.expected_us * known.baselines[LIBRARY].ratio, True
         workload = parse(text)
         if self.device.kind == "gpu":
             operation = Operation(workload=workload, part="")

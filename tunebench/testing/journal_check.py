@@ -153,7 +153,7 @@ class Audit:
                 journaled_tuning.tune(store, journaled_tuning.workload(number), seed)
         journaled_tuning.serve()
         if self.store.location.url is not None:  # or it may be a minute old
-            lookup_index.export(self.store, lookup_index.index_path(self.store.location))
+            lookup_index.export_index(self.store, lookup_index.index_path(self.store.location))
         for number in range(problems):
             self.counts.unfinished += not is_best(_name(self.store), number)
         self.check(everything=True)

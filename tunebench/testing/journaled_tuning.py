@@ -22,7 +22,7 @@ import tunebench.db.store
 from tunebench import device as devices
 from tunebench.bound import bound
 from tunebench.db.location import locate
-from tunebench.db.record import Addition
+from tunebench.db.record import NewMeasurement
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.executor import Executor
@@ -131,16 +131,18 @@ class Witness(Store):
 
     journal: int
 
-    def record_together(self, additions: Sequence[Addition], *, run_id: str | None = None) -> list[int]:
+    def record_together(
+        self, measurements: Sequence[NewMeasurement], *, run_id: str | None = None
+    ) -> list[int]:
         """Record, then write it down."""
-        ids = super().record_together(additions, run_id=run_id)
-        lines = [json.dumps(_line(id_, each)) + "\n" for id_, each in zip(ids, additions, strict=True)]
+        ids = super().record_together(measurements, run_id=run_id)
+        lines = [json.dumps(_line(id_, each)) + "\n" for id_, each in zip(ids, measurements, strict=True)]
         os.write(self.journal, "".join(lines).encode())
         os.fsync(self.journal)
         return ids
 
 
-def _line(measurement: int, addition: Addition) -> list[Any]:
+def _line(measurement: int, addition: NewMeasurement) -> list[Any]:
     key, outcome = addition.key, addition.result.outcome
     median_us = getattr(outcome, "median_us", None)
     return [measurement, key.workload, str(key.config), addition.purpose, outcome.kind, median_us]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunebench.bound import refined_us
-from tunebench.db.record import Fastest
+from tunebench.db.record import FastestSample
 from tunebench.device import Device
 from tunebench.outcome import Aborted, CacheState, Measured, Outcome, Resources
 from tunebench.search.optimality_proof import violates
@@ -47,7 +47,7 @@ class Audit:
         if isinstance(outcome, Measured | Aborted) and violates(outcome, bound_us):
             self._violated(search, config, min(outcome.samples_us), bound_us, known=False)
 
-    def recall(self, candidate: Candidate, search: VariantSearch, row: int, found: Fastest) -> None:
+    def recall(self, candidate: Candidate, search: VariantSearch, row: int, found: FastestSample) -> None:
         """Hold a stored run of today's source against today's bound."""
         if found.cache not in (None, self._cache):
             return

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunebench import kernels
-from tunebench.db.record import Demand, Entry
+from tunebench.db.record import Demand, Record
 from tunebench.db.store import Store, open_store
 from tunebench.device import Device
 from tunebench.errors import InputError, TunebenchError
@@ -268,7 +268,7 @@ class _Queue:
         return sorted((*self._settled, *left), key=lambda item: -item.time_us)
 
 
-def _stands(entry: Entry, problem: Workload) -> bool:
+def _stands(entry: Record, problem: Workload) -> bool:
     try:
         variant = kernels.variant(entry.key.variant)
         variant.space.ordinals(entry.key.config)

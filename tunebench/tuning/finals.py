@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, wait
 
-from tunebench.db.record import Addition
+from tunebench.db.record import NewMeasurement
 from tunebench.errors import ClusterLost
 from tunebench.executor import Executor, PlaceLost, Stopped
 from tunebench.measure.baseline import Baseline
@@ -123,7 +123,7 @@ class Finals:
         self.finalists = finalists
         self._logbook.record_finalists(
             [
-                Addition(
+                NewMeasurement(
                     key=self._logbook.key(timed.search, timed.config),
                     result=timed.pooled(),
                     purpose="finalist",

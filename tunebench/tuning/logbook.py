@@ -13,7 +13,7 @@ import numpy as np
 
 from tunebench import __version__
 from tunebench.db.owner import new_owner
-from tunebench.db.record import Addition, Purpose, RunStart, RunSummary, TrialKey, Verdict
+from tunebench.db.record import NewMeasurement, Purpose, RunStart, RunSummary, TrialKey, Verdict
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.outcome import Effort, Result
@@ -122,7 +122,7 @@ class Logbook:
             verdict=verdict,
         )
 
-    def record_finalists(self, finalists: Sequence[Addition]) -> None:
+    def record_finalists(self, finalists: Sequence[NewMeasurement]) -> None:
         """Store what finalists took, all at once: some of them alone would be served as the best."""
         self._efforts += [each.result.effort for each in finalists]
         additions = [dataclasses.replace(each, seed=self._seed) for each in finalists]

@@ -12,7 +12,7 @@ import numpy as np
 from tunebench import device as devices
 from tunebench._host import product_name
 from tunebench.bound import Bounds, bound
-from tunebench.cache_file import Recording
+from tunebench.cache_file import RecordedSpace
 from tunebench.device import Device
 from tunebench.executor import Executor
 from tunebench.kernels.recorded_kernel import find_recorded_kernel
@@ -46,14 +46,14 @@ class Space:
         missing: What is not described, where there are no bounds.
     """
 
-    recording: Recording
+    recording: RecordedSpace
     device: Device | None
     costs: Costs | None
     bounds: Bounds | None
     missing: str = ""
 
     @classmethod
-    def of(cls, recording: Recording, device: Device | None = None) -> Space:
+    def of(cls, recording: RecordedSpace, device: Device | None = None) -> Space:
         """Find out what is known.
 
         Args:
@@ -88,7 +88,7 @@ class Space:
         work = np.asarray(self.costs.blocks, dtype=np.float64) * self.costs.fma
         return np.broadcast_to(work / rate, len(self.bounds))
 
-    def prospects(self, elsewhere: Sequence[Recording] = ()) -> Prospects:
+    def prospects(self, elsewhere: Sequence[RecordedSpace] = ()) -> Prospects:
         """Return what a search knows beforehand: never a time of this recording.
 
         Args:
@@ -107,7 +107,7 @@ class Space:
         )
 
 
-def _times_of(recording: Recording, other: Recording) -> NDArray[np.float64]:
+def _times_of(recording: RecordedSpace, other: RecordedSpace) -> NDArray[np.float64]:
     """Return what a recording's configurations took elsewhere: infinite for a failure, NaN if unknown."""
     rows = other.table.rows_of(recording.table)
     there = np.where(np.isnan(other.times_us), np.inf, other.times_us)
@@ -187,7 +187,7 @@ class Recorded(Executor[Proposal]):
 
     capacity = 1
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: RecordedSpace) -> None:
         self._recording = recording
 
     @property
@@ -219,7 +219,7 @@ def replay(
     trials: int,
     seed: int,
     sampler: str,
-    elsewhere: Sequence[Recording] = (),
+    elsewhere: Sequence[RecordedSpace] = (),
     stop_at_gap: float | None = None,
     calibrated: bool = False,
 ) -> Replayed:

@@ -70,7 +70,7 @@ class Session:
         self.bound_us = min(float(candidate.bounds.us.min()) for candidate in found)
         self.warm: dict[str, WarmStart] = {}
         self.searches: list[VariantSearch] = []
-        self.patience = store.patience = RetryPolicy(tell=self._tell_waiting)
+        self.retry_policy = store.retry_policy = RetryPolicy(notify=self._tell_waiting)
         self.fleet: Fleet | None = None
         self.revisions = {key: self._recheck(candidate) for key, candidate in self.candidates.items()}
         self.warm = self._warm_starts()
@@ -118,11 +118,11 @@ class Session:
             calibrated=self.plan.calibrated,
         )
         place, revision = self.logbook.place(variant.key), self.revisions[variant.key]
-        for found in self.store.fastest(*place):
+        for found in self.store.fastest_samples(*place):
             row = search.table.row(found.config)
             if row is not None and revision(found.config) == found.revision:
                 self.audit.recall(candidate, search, row, found)
-        for known in self.store.known(*place, cache=self.plan.protocol.cache):
+        for known in self.store.trial_outcomes(*place, cache=self.plan.protocol.cache):
             row = search.table.row(known.config)
             if row is None or revision(known.config) != known.revision:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunebench.db.record import Entry
+from tunebench.db.record import Record
 from tunebench.errors import InputError, UnknownName
 from tunebench.kernels import variants
 from tunebench.tuning import candidate
@@ -46,7 +46,7 @@ class Member:
     skipped: Mapping[str, str] = field(default_factory=dict)
     session: Session | None = None
     account: TaskState | None = None
-    before: Entry | None = None
+    before: Record | None = None
     refused: str = ""
     error: str = ""
 

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
-from tunebench.db.record import Entry
+from tunebench.db.record import Record
 from tunebench.db.store import Store
 from tunebench.errors import ClusterLost, DatabaseError, TunebenchError
 from tunebench.executor import Executor
@@ -126,7 +126,7 @@ class SuiteSession:
 
     def _take_turn(self, member: Member, session: Session, work: Callable[[], None]) -> None:
         """Do some of a problem's work; an error ends it for this problem, an interruption for all."""
-        self.store.patience = session.patience
+        self.store.retry_policy = session.retry_policy
         session.logbook.come_back()
         try:
             work()
@@ -166,7 +166,7 @@ class SuiteSession:
             if self.interrupted:
                 return
 
-    def _served(self, session: Session) -> Entry | None:
+    def _served(self, session: Session) -> Record | None:
         """Return what a lookup finds of a problem now, of what this run would find again."""
         cache = self.plan.protocol.cache
         for entry in self.store.best(str(session.problem), self.target.device.key):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tunebench.db.reader import Reader
-from tunebench.db.record import Place
+from tunebench.db.record import MeasuredSpace
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.outcome import CacheState
@@ -112,7 +112,7 @@ def warm_starts(
         learns: Whether the search can make use of more than the best.
     """
     here = (device.key, str(problem))
-    places = reader.places(problem.operator, tuple(tables), kind=device.kind, besides=here)
+    places = reader.measured_spaces(problem.operator, tuple(tables), kind=device.kind, exclude=here)
     ranked = _ranked(places, problem, device)
     starts = {}
     for variant, table in tables.items():
@@ -122,7 +122,7 @@ def warm_starts(
     return starts
 
 
-def _ranked(places: Sequence[Place], problem: Workload, device: Device) -> list[Place]:
+def _ranked(places: Sequence[MeasuredSpace], problem: Workload, device: Device) -> list[MeasuredSpace]:
     """Return the places near enough: nearest problem first, then the most alike device, then most records."""
     apart = {text: distance(problem, text) for text in {place.workload for place in places}}
     near = [place for place in places if apart[place.workload] <= FARTHEST]
@@ -174,7 +174,7 @@ def _is_size(value: Any) -> bool:
 class _Known:
     """A place with what today's rows took there."""
 
-    place: Place
+    place: MeasuredSpace
     times_us: NDArray[np.float64]
     best: tuple[Config, ...]
 
@@ -206,9 +206,11 @@ class _Known:
         )
 
 
-def _known(reader: Reader, place: Place, *, table: Table, cache: CacheState, here: tuple[str, str]) -> _Known:
+def _known(
+    reader: Reader, place: MeasuredSpace, *, table: Table, cache: CacheState, here: tuple[str, str]
+) -> _Known:
     times_us = np.full(len(table), np.nan)
-    for config, took_us in reader.times(place, cache=cache, besides=here):
+    for config, took_us in reader.config_times(place, cache=cache, exclude=here):
         row = table.row(config)
         if row is not None:
             times_us[row] = took_us
@@ -217,7 +219,7 @@ def _known(reader: Reader, place: Place, *, table: Table, cache: CacheState, her
 
 
 def _start(
-    places: Sequence[Place], read: Callable[[Place], _Known], problem: str, *, learns: bool
+    places: Sequence[MeasuredSpace], read: Callable[[MeasuredSpace], _Known], problem: str, *, learns: bool
 ) -> WarmStart:
     """Choose among places, nearest first: this problem's, or else related ones that know enough."""
     same = [place for place in places if place.workload == problem]

@@ -8,10 +8,10 @@ import typer
 
 from tunebench.cli._option import Database, Json
 from tunebench.cli._output import emit, plain, table
+from tunebench.cli.db.bundled import export_bundled, ship
 from tunebench.cli.db.exchange import export, import_
 from tunebench.cli.db.merge import merge
 from tunebench.cli.db.schema import downgrade, upgrade
-from tunebench.cli.db.ship import ship
 from tunebench.cli.db.verify import verify
 
 if TYPE_CHECKING:
@@ -68,4 +68,5 @@ app.command()(verify)
 app.command("import")(import_)
 app.command()(export)
 app.command()(merge)
-app.command()(ship)
+app.command()(export_bundled)
+app.command(hidden=True)(ship)

@@ -14,7 +14,7 @@ from tunebench.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.db.record import Imported
+    from tunebench.db.record import ImportResult
     from tunebench.outcome import CacheState
 
 __all__ = ["export", "import_"]
@@ -45,10 +45,10 @@ def import_(
     """
     from tunebench.db import open_store
     from tunebench.db.exchange import import_file
-    from tunebench.db.recorded_space import Naming
+    from tunebench.db.recorded_space import ImportOverrides
 
-    naming = Naming(device=device, kernel=kernel, problem=_problem(problem))
-    done: list[Imported] = []
+    naming = ImportOverrides(device=device, kernel=kernel, problem=_problem(problem))
+    done: list[ImportResult] = []
     to = console(stderr=True)
     try:
         with open_store(db) as store:
@@ -80,11 +80,11 @@ SHOWN_FAULTS = 10
 """Rows that cannot be used of which people are told why; `--json` has more of them."""
 
 
-def _describe(each: Imported) -> dict[str, Any]:
+def _describe(each: ImportResult) -> dict[str, Any]:
     return {**plain(each), "faults": [str(fault) for fault in each.faults]}
 
 
-def _render_imports(to: Console, done: list[Imported]) -> None:
+def _render_imports(to: Console, done: list[ImportResult]) -> None:
     rows = [(e.added, e.known, e.refused, e.file.name, _spaces(e)) for e in done]
     to.print(table(">added", ">known", ">refused", "file", "what", rows=rows))
     err = console(stderr=True)
@@ -95,7 +95,7 @@ def _render_imports(to: Console, done: list[Imported]) -> None:
             err.print(f"{each.file}: and {each.refused - SHOWN_FAULTS} more", soft_wrap=True)
 
 
-def _spaces(each: Imported) -> str:
+def _spaces(each: ImportResult) -> str:
     more = f" and {len(each.spaces) - 1} more" if len(each.spaces) > 1 else ""
     return f"{each.spaces[0]}{more}" if each.spaces else "nothing"
 

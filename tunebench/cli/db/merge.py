@@ -12,7 +12,7 @@ from tunebench.cli._output import console, emit, plain, progress, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.db.merge import Merged
+    from tunebench.db.merge import MergeResult
 
 __all__ = ["merge"]
 
@@ -33,7 +33,7 @@ def merge(
     """
     from tunebench.db.merge import merge as merge_databases
 
-    done: list[Merged] = []
+    done: list[MergeResult] = []
     to = console(stderr=True)
     try:
         with progress(to, "") as watcher:
@@ -52,7 +52,7 @@ def merge(
             emit(as_json, plain(done), lambda out: _render(out, done))
 
 
-def _render(to: Console, done: list[Merged]) -> None:
+def _render(to: Console, done: list[MergeResult]) -> None:
     rows = [(e.added, e.known, e.runs, e.devices, e.demand, e.database) for e in done]
     columns = (">added", ">known", ">new runs", ">new devices", ">new demand", "database")
     to.print(table(*columns, rows=rows))

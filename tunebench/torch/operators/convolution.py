@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tunebench.dispatch import Kernel
+from tunebench.dispatch import BoundKernel
 from tunebench.errors import InputError
 from tunebench.torch._tensor import compute_type, unsupported_reason
 from tunebench.torch.operators._activation import (
@@ -261,7 +261,7 @@ def _fake_weight(x: Tensor, dy: Tensor, r: int, s: int, *attributes: Any) -> Ten
     return _fresh(x, (dy.shape[1], x.shape[1] // attributes[3], r, s), attributes[-1])
 
 
-def _empty(kernel: Kernel, shape: Shape | None, *arguments: Any) -> tuple[Tensor]:
+def _empty(kernel: BoundKernel, shape: Shape | None, *arguments: Any) -> tuple[Tensor]:
     """Return memory for the one result, with channels second as torch counts, wherever they lie."""
     w: Conv2d = kernel.workload  # type: ignore[assignment]
     shapes = {"fprop": (w.n, w.k, w.p, w.q), "dgrad": (w.n, w.c, w.h, w.w)}

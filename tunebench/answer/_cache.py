@@ -17,9 +17,9 @@ from typing import Any
 
 from tunebench import _environment
 from tunebench.answer._answer import Answer, Unmeasured
-from tunebench.answer._question import Question
-from tunebench.answer._view import View
-from tunebench.db import lookup_index
+from tunebench.answer._query import LookupQuery
+from tunebench.answer._reader import AnswerReader
+from tunebench.db import lookup_index, write_count
 from tunebench.db.location import Location
 from tunebench.device import Device
 from tunebench.errors import DatabaseError
@@ -64,14 +64,14 @@ def lookup(
     database = db if db is not None else _environment.database()
     asked = (operator, named, database, strict, *dimensions.items(), *map(type, dimensions.values()))
     try:
-        _memory.refresh()
-        found = _memory.asked.get(asked)
+        _cache.refresh()
+        found = _cache.asked.get(asked)
     except TypeError:  # a dimension that cannot be hashed cannot be right either: have it named
         workload(operator, **dimensions)
         raise
     if found is None:
         found = _lookup(str(workload(operator, **dimensions)), device, db, strict=strict)
-        _memory.asked[asked] = found
+        _cache.asked[asked] = found
     return found
 
 
@@ -94,7 +94,7 @@ def lookup_workload(
         strict: As for `lookup`.
         quiet: Whether to warn of nothing: for whoever tells by itself how an answer is known.
     """
-    _memory.refresh()
+    _cache.refresh()
     return _lookup(_text(problem), device, db, variant, strict=strict, quiet=quiet)
 
 
@@ -108,9 +108,9 @@ def timed(problem: Workload | str, *, device: Device | str | None = None) -> Ans
     Raises:
         DatabaseError: if the default database cannot be read.
     """
-    _memory.refresh()
-    with _memory.lock:
-        return Question(_text(problem), device, None, None, _memory.view).timed()
+    _cache.refresh()
+    with _cache.lock:
+        return LookupQuery(_text(problem), device, None, None, _cache.view).timed()
 
 
 def recorded(
@@ -131,9 +131,9 @@ def recorded(
     Raises:
         DatabaseError: if the database cannot be read.
     """
-    _memory.refresh()
-    with _memory.lock:
-        return Question(_text(problem), device, db, variant, _memory.view).recorded()
+    _cache.refresh()
+    with _cache.lock:
+        return LookupQuery(_text(problem), device, db, variant, _cache.view).recorded()
 
 
 def generation() -> int:
@@ -141,8 +141,8 @@ def generation() -> int:
 
     Whoever keeps what was made of an answer compares it; that costs no more than a look at the clock.
     """
-    _memory.refresh()
-    return _memory.generation
+    _cache.refresh()
+    return _cache.generation
 
 
 def _text(problem: Workload | str) -> str:
@@ -152,7 +152,7 @@ def _text(problem: Workload | str) -> str:
 # -- what a process keeps --------------------------------------------------------------------------
 
 
-class _Memory:
+class _LookupCache:
     """Answers that were given, and the files they are from; safe among threads."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class _Memory:
         """By everything that `lookup` was called with."""
         self.answers: dict[Any, Answer] = {}
         """By problem, target, database, variant and strictness."""
-        self.views: dict[Path, View] = {}
+        self.views: dict[Path, AnswerReader] = {}
         self.warned: set[tuple[str, ...]] = set()
         self.refreshing: threading.Thread | None = None
         self.lock = threading.RLock()
@@ -172,13 +172,13 @@ class _Memory:
 
     def refresh(self) -> None:
         """Ask the files for news, if that is due."""
-        if monotonic() >= self.due or lookup_index.writes != self.writes:
+        if monotonic() >= self.due or write_count.writes != self.writes:
             self.look()
 
     def look(self) -> None:
         """Ask every file that was read whether anything was committed since; forget all answers if so."""
         with self.lock:
-            self.due, writes = monotonic() + FRESH_S, lookup_index.writes
+            self.due, writes = monotonic() + FRESH_S, write_count.writes
             database = _environment.database()
             news = [database != self._database, writes != self.writes]
             news += [self._has_news(path) for path in list(self.views)]
@@ -190,7 +190,7 @@ class _Memory:
     def _has_news(self, path: Path) -> bool:
         view = self.views[path]
         try:
-            if view.location.url is not None and lookup_index.due(view.location):
+            if view.location.url is not None and lookup_index.refresh_due(view.location):
                 self._refresh(view.location)
             return view.changed()
         except DatabaseError:  # whoever asks for it is told
@@ -203,10 +203,10 @@ class _Memory:
             self.refreshing = threading.Thread(target=_try_to_refresh, args=(location,), daemon=True)
             self.refreshing.start()
 
-    def view(self, path: Path, location: Location) -> View:
+    def view(self, path: Path, location: Location) -> AnswerReader:
         """Return what reads a file."""
         if path not in self.views:
-            self.views[path] = View(path, location)
+            self.views[path] = AnswerReader(path, location)
             self.views[path].changed()
         return self.views[path]
 
@@ -221,9 +221,9 @@ def _try_to_refresh(location: Location) -> None:
         lookup_index.refresh(location)
 
 
-_memory = _Memory()
+_cache = _LookupCache()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_memory.after_fork)
+    os.register_at_fork(after_in_child=_cache.after_fork)
 
 
 # -- one lookup ------------------------------------------------------------------------------------
@@ -238,14 +238,14 @@ def _lookup(
     strict: bool = False,
     quiet: bool = False,
 ) -> Answer:
-    question = Question(text, device, db, variant, _memory.view)
+    question = LookupQuery(text, device, db, variant, _cache.view)
     asked = (text, question.target, question.location, variant, strict)
-    with _memory.lock:
-        found = _memory.answers.get(asked)
+    with _cache.lock:
+        found = _cache.answers.get(asked)
         if found is None:
-            found = _memory.answers[asked] = question.answer(strict=strict)
+            found = _cache.answers[asked] = question.answer(strict=strict)
     told = (text, question.target.key, str(question.location))
-    if not found.exact and not quiet and told not in _memory.warned:
-        _memory.warned.add(told)
+    if not found.exact and not quiet and told not in _cache.warned:
+        _cache.warned.add(told)
         warnings.warn(f"{text} was not timed on {found.device}: {found.because}", Unmeasured, stacklevel=3)
     return found

@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tunebench.answer._answer import Versus
-from tunebench.answer._target import Target
+from tunebench.answer._answer import BaselineComparison
+from tunebench.answer._target import LookupTarget
 from tunebench.db.location import Location
-from tunebench.db.lookup_index import FrozenConnection, explain_sqlite, has_log, open_read_only
+from tunebench.db.sqlite_file import FrozenConnection, explain_sqlite, has_wal, open_read_only
 from tunebench.errors import DatabaseError, SchemaError
 from tunebench.space import Config
 
 if TYPE_CHECKING:
     from tunebench.outcome import CacheState
 
-__all__ = ["Row", "View"]
+__all__ = ["AnswerReader", "AnswerRow"]
 
 
-class Row(NamedTuple):
+class AnswerRow(NamedTuple):
     """One row of `answer_v1`: the best of a variant, for a problem, on a device, in a cache state."""
 
     device: str
@@ -62,7 +62,7 @@ ORDER BY kind = 'predicted', architecture <> :architecture, device <> :key, prod
 
 # Every distinct workload of an operator on a device, each by one step through the index of trials: what is
 # known is listed in a time that does not grow with the number of trials.
-_PROBLEMS = """
+_WORKLOADS = """
 WITH RECURSIVE found (workload) AS (
     SELECT MIN(workload) FROM trial
     WHERE device_id = :device_id AND workload >= :first AND workload < :last
@@ -75,7 +75,7 @@ SELECT workload FROM found WHERE workload IS NOT NULL
 """
 
 
-class View:
+class AnswerReader:
     """One file that is read; its callers hold a lock.
 
     Args:
@@ -120,8 +120,8 @@ class View:
                     connection.execute("COMMIT")
 
     def rows(
-        self, workload: str, target: Target, variant: str | None, *, elsewhere: bool = False
-    ) -> list[Row]:
+        self, workload: str, target: LookupTarget, variant: str | None, *, elsewhere: bool = False
+    ) -> list[AnswerRow]:
         """Return what is known of a workload, best first: on the target's architecture, or `elsewhere` too.
 
         Raises:
@@ -137,7 +137,7 @@ class View:
             "sm_count": target.sm_count,
         }
         with self._reading() as connection:
-            return [_row(found) for found in connection.execute(_ROWS, asked)] if connection else []
+            return [_answer_row(found) for found in connection.execute(_ROWS, asked)] if connection else []
 
     def problems(self, operator: str) -> list[tuple[str, str]]:
         """Return every workload of an operator that has trials, with the key of the device they ran on.
@@ -153,7 +153,7 @@ class View:
             return [
                 (key, workload)
                 for id_, key in devices
-                for (workload,) in connection.execute(_PROBLEMS, {"device_id": id_, **names})
+                for (workload,) in connection.execute(_WORKLOADS, {"device_id": id_, **names})
             ]
 
     def descriptor(self, key: str) -> Mapping[str, Any] | None:
@@ -167,21 +167,21 @@ class View:
             row = connection.execute(query, (key,)).fetchone() if connection else None
             return json.loads(row[0]) if row else None
 
-    def interval_us(self, row: Row) -> tuple[float, float] | None:
+    def interval_us(self, row: AnswerRow) -> tuple[float, float] | None:
         """Return what nine of ten times of a predicted row lie between; None in records that do not tell."""
-        detail = self._said(row)[0]
+        detail = self._details(row)[0]
         low_us, high_us = detail.get("low_us"), detail.get("high_us")
         return None if low_us is None or high_us is None else (low_us, high_us)
 
-    def libraries(self, row: Row) -> dict[str, Versus]:
+    def baselines(self, row: AnswerRow) -> dict[str, BaselineComparison]:
         """Return how a row stands to libraries that were timed in its rounds."""
-        found = self._said(row)[1].get("libraries", {})
+        found = self._details(row)[1].get("libraries", {})
         return {
-            name: Versus(ratio=versus["ratio"], low=versus["low"], high=versus["high"])
+            name: BaselineComparison(ratio=versus["ratio"], low=versus["low"], high=versus["high"])
             for name, versus in found.items()
         }
 
-    def _said(self, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _details(self, row: AnswerRow) -> tuple[dict[str, Any], dict[str, Any]]:
         with self._reading() as connection:
             query = "SELECT detail, comparison FROM measurement WHERE id = ?"
             found = connection.execute(query, (row.measurement_id,)).fetchone() if connection else None
@@ -211,13 +211,13 @@ class View:
         # one that is frozen, which sees no change at all, as soon as the file or its log has changed.
         file: tuple[int, ...] = (os.getpid(), status.st_dev, status.st_ino)
         if isinstance(self._connection, FrozenConnection):
-            file += _stamp(self.path)
+            file += _file_stamp(self.path)
         if file != self._file:
             self._forget()
         if self._connection is None:
-            if status.st_size == 0 and not has_log(self.path):
+            if status.st_size == 0 and not has_wal(self.path):
                 return None
-            stamp = _stamp(self.path)
+            stamp = _file_stamp(self.path)
             self._connection = open_read_only(self.path)
             frozen = isinstance(self._connection, FrozenConnection)
             self._file = (*file[:3], *stamp) if frozen else file[:3]
@@ -225,7 +225,7 @@ class View:
 
     def _forget(self) -> None:
         if self._connection is not None and self._file[0] != os.getpid():
-            _inherited.append(self._connection)  # the parent's: SQLite must not close it here
+            _inherited_connections.append(self._connection)  # the parent's: SQLite must not close it here
         elif self._connection is not None:
             self._connection.close()
         self._connection, self._file, self._version = None, (), -1
@@ -239,10 +239,10 @@ class View:
         return DatabaseError(explain_sqlite(self.path, error))
 
 
-_inherited: list[sqlite3.Connection] = []
+_inherited_connections: list[sqlite3.Connection] = []
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
+def _file_stamp(path: Path) -> tuple[int, ...]:
     """Return sizes and times of a file and of its log."""
     found: list[int] = []
     for name in (path, Path(f"{path}-wal")):
@@ -254,10 +254,10 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _row(found: tuple[Any, ...]) -> Row:
+def _answer_row(found: tuple[Any, ...]) -> AnswerRow:
     device, architecture, workload, variant, values, revision, kind, *rest = found
     cache, verification, time_us, low_us, high_us, bound_us, recorded_at, measurement_id = rest
-    return Row(
+    return AnswerRow(
         device=device,
         architecture=architecture,
         workload=workload,

@@ -14,18 +14,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tunebench import __version__, _environment
-from tunebench.answer._target import Target
-from tunebench.answer._view import Row
+from tunebench import _environment
+from tunebench._version import __version__
+from tunebench.answer._reader import AnswerRow
+from tunebench.answer._target import LookupTarget
 from tunebench.device import Device
 from tunebench.errors import TunebenchError
 
-__all__ = ["why_not"]
+__all__ = ["reason_invalid"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def why_not(row: Row, target: Target, device: Callable[[], Device]) -> str | None:
+def reason_invalid(row: AnswerRow, target: LookupTarget, device: Callable[[], Device]) -> str | None:
     """Return why a record cannot be served for its problem on a device, or None if it stands.
 
     Args:
@@ -33,16 +34,16 @@ def why_not(row: Row, target: Target, device: Callable[[], Device]) -> str | Non
         target: Where it is to run.
         device: Returns the description of that device; it is asked only if the variant must be.
     """
-    note = _note(row, target) if _is_shipped(row.variant) else None
+    note = _marker(row, target) if _is_packaged(row.variant) else None
     if note is not None and _read(note) == _signature():
         return None
-    reason = _ask(row, device)
+    reason = _check_variant(row, device)
     if reason is None and note is not None:
         _write(note, _signature())
     return reason
 
 
-def _ask(row: Row, device: Callable[[], Device]) -> str | None:
+def _check_variant(row: AnswerRow, device: Callable[[], Device]) -> str | None:
     from tunebench.kernels import variant as find_variant
     from tunebench.workloads import parse
 
@@ -58,7 +59,7 @@ def _ask(row: Row, device: Callable[[], Device]) -> str | None:
     return None if today == row.revision else f"the source of {row.variant} has changed since it was timed"
 
 
-def _note(row: Row, target: Target) -> Path:
+def _marker(row: AnswerRow, target: LookupTarget) -> Path:
     asked = "\0".join((row.variant, str(row.config), row.revision, row.workload, target.key))
     name = hashlib.sha256(asked.encode()).hexdigest()[:32]
     return _environment.cache_folder() / "standing" / name[:2] / name
@@ -83,7 +84,7 @@ def _write(note: Path, text: str) -> None:
         return
 
 
-def _is_shipped(variant: str) -> bool:
+def _is_packaged(variant: str) -> bool:
     """Tell whether a variant is a file of this package: what others bring may change unseen."""
     operator, _, name = variant.partition("/")
     return f"{operator}{name}".isidentifier() and (_PACKAGE / "kernels" / operator / f"{name}.py").is_file()

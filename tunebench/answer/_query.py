@@ -10,19 +10,19 @@ from pathlib import Path
 
 from tunebench import device as devices
 from tunebench.answer._answer import Answer, How
-from tunebench.answer._standing import why_not
-from tunebench.answer._target import target
-from tunebench.answer._view import Row, View
-from tunebench.db import lookup_index
+from tunebench.answer._reader import AnswerReader, AnswerRow
+from tunebench.answer._target import lookup_target
+from tunebench.answer._validity import reason_invalid
+from tunebench.db import bundled, lookup_index
 from tunebench.db.location import Location, locate
 from tunebench.device import Device
 from tunebench.errors import InputError, LookupMiss
 from tunebench.workloads import parse
 
-__all__ = ["Question"]
+__all__ = ["LookupQuery"]
 
 
-class Question:
+class LookupQuery:
     """What is asked, and where answers may stand; asking again asks anew.
 
     Args:
@@ -39,22 +39,22 @@ class Question:
         device: Device | str | None,
         db: str | Path | None,
         variant: str | None,
-        view_of: Callable[[Path, Location], View],
+        view_of: Callable[[Path, Location], AnswerReader],
     ) -> None:
         self.text, self.variant = text, variant
         self.location = locate(db)
-        self.target = target(device)
+        self.target = lookup_target(device)
         self._given, self._db, self._view_of = device, db, view_of
         self._refused: dict[str, str] = {}
 
     @functools.cached_property
-    def views(self) -> list[View]:
+    def views(self) -> list[AnswerReader]:
         """The user's database, and beneath it the records of this architecture that come with the package."""
         path = self.location.path if self.location.path is not None else lookup_index.refresh(self.location)
-        return [self._view_of(path, self.location), *self._shipped(self.target.architecture)]
+        return [self._view_of(path, self.location), *self._bundled(self.target.architecture)]
 
-    def _shipped(self, architecture: str | None) -> list[View]:
-        return [self._view_of(path, Location(path=path)) for path in lookup_index.shipped(architecture)]
+    def _bundled(self, architecture: str | None) -> list[AnswerReader]:
+        return [self._view_of(path, Location(path=path)) for path in bundled.indexes(architecture)]
 
     @functools.cached_property
     def device(self) -> Device:
@@ -115,9 +115,9 @@ class Question:
     def _near(self, *, here: bool) -> Answer | None:
         from tunebench.answer import _estimate
 
-        views = self.views if here else list(dict.fromkeys([*self.views, *self._shipped(None)]))
+        views = self.views if here else list(dict.fromkeys([*self.views, *self._bundled(None)]))
         problem = parse(self.text)
-        return _estimate.neighbours(problem, self.device, self.target, views, self.variant, here=here)
+        return _estimate.best_neighbour(problem, self.device, self.target, views, self.variant, here=here)
 
     def _inferred(self) -> Answer | None:
         from tunebench.answer import _estimate
@@ -126,26 +126,26 @@ class Question:
         if found is not None:
             return found
         try:
-            return _estimate.default(parse(self.text), self.device, self.variant, str(self.location))
+            return _estimate.default_answer(parse(self.text), self.device, self.variant, str(self.location))
         except InputError as error:
             self._refused["by default"] = str(error)
             return None
 
-    def _best(self, wanted: Callable[[Row], bool]) -> Answer | None:
+    def _best(self, wanted: Callable[[AnswerRow], bool]) -> Answer | None:
         """Return the first wanted row that stands: measured here in any database before it is elsewhere."""
         rows = [(view, row) for view in self.views for row in self._rows(view) if wanted(row)]
         rows.sort(key=lambda found: found[1].device != self.target.key)  # stable: the rest is in order
         for view, row in rows:
-            reason = why_not(row, self.target, lambda: self.device)
+            reason = reason_invalid(row, self.target, lambda: self.device)
             if reason is None:
                 return self._answer(view, row)
             self._refused[row.variant] = reason
         return None
 
-    def _rows(self, view: View) -> list[Row]:
+    def _rows(self, view: AnswerReader) -> list[AnswerRow]:
         return view.rows(self.text, self.target, self.variant)
 
-    def _answer(self, view: View, row: Row) -> Answer:
+    def _answer(self, view: AnswerReader, row: AnswerRow) -> Answer:
         here: How = "measured here" if row.device == self.target.key else "same architecture"
         did = "predicted" if row.predicted else "timed"
         return Answer(
@@ -164,7 +164,7 @@ class Question:
             recorded_at=row.recorded_at,
             database=str(view.location),
             interval_us=view.interval_us(row) if row.predicted else None,
-            libraries=view.libraries(row),
+            baselines=view.baselines(row),
         )
 
     def _miss(self, *, strict: bool) -> str:

@@ -1,0 +1,53 @@
+"""Compile a configuration, or load it from the cache, and bind it to a workload on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunebench.compile import compile_config
+from tunebench.device import Device
+from tunebench.dispatch.cpu import bind_cpu, forked
+from tunebench.dispatch.gpu import GpuKernel
+from tunebench.dispatch.kernel import BoundKernel, cache
+from tunebench.errors import InputError
+from tunebench.space import Config
+from tunebench.variant import GpuVariant, NumbaCpuVariant, Variant
+from tunebench.workload import Workload
+
+__all__ = ["bind", "unusable"]
+
+
+def bind(
+    workload: Workload, variant: Variant[Any], config: Config, device: Device, *, ordinal: int = 0
+) -> BoundKernel:
+    """Compile a configuration, or take it from the cache, and load it.
+
+    Args:
+        workload: The problem.
+        variant: An implementation that does not refuse it.
+        config: A valid point of the variant's space.
+        device: This machine's processor, or one of its GPUs.
+        ordinal: Which of the GPUs, in the driver's order.
+
+    Raises:
+        InputError: if the variant cannot do the problem on the device, or the configuration is not valid.
+        CompileError: if it does not compile.
+        MissingDependency: if the compiler, or what launches, is not installed.
+    """
+    reason = variant.refuses(workload, device)
+    if reason is not None:
+        raise InputError(reason)
+    valid = variant.space.check(config, workload=workload, device=device)
+    if isinstance(variant, NumbaCpuVariant):
+        return bind_cpu(workload, variant, valid)
+    if isinstance(variant, GpuVariant):
+        binary = compile_config(variant, workload, valid, device, cache())
+        return GpuKernel(workload, variant, valid, binary, ordinal)
+    raise InputError(f"{variant.key} must derive from CudaVariant, NumbaCudaVariant or NumbaCpuVariant")
+
+
+def unusable(device: Device) -> str | None:
+    """Return why no kernel of ours may run in this process on a device, or None if it may."""
+    if device.kind != "cpu":
+        return None
+    return forked()
