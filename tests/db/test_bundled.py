@@ -109,7 +109,7 @@ def test_predictions_emulated_and_outdated_results_stay_at_home(folder: Path, tm
         own = dataclasses.replace(key, variant="softmax/mine")
         store.record(own, Result(outcome=Predicted(predicted_us=1.0, verification=right)))
     assert ship(tmp_path / "a.db", folder) == []
-    assert cli.run(["db", "ship", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 2
+    assert cli.run(["db", "export-bundled", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 2
     assert not folder.exists()
 
 
@@ -140,7 +140,7 @@ def test_the_doctor_counts_what_is_shipped(folder: Path, tmp_path: Path) -> None
     [check] = [check for check in checks() if check.subject == "shipped records"]
     assert (check.status, check.found) == ("ok", "none come with this version")
     record(tmp_path / "a.db", 5.0)
-    assert cli.run(["db", "ship", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 0
+    assert cli.run(["db", "export-bundled", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 0
     [check] = [check for check in checks() if check.subject == "shipped records"]
     assert (check.status, check.found) == ("ok", "1 of sm_90")
 
