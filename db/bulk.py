@@ -10,16 +10,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tunebench.db.reader import measurement_table as _measurement
-from tunebench.db.reader import trial_table as _trial
 from tunebench.db.record import NewMeasurement, RunStart, SpaceKey, TrialKey
+from tunebench.db.schema import DONE, TRIAL_KEY
+from tunebench.db.schema import measurement_table as _measurement
+from tunebench.db.schema import trial_table as _trial
 from tunebench.device import Device
 
 __all__ = [
     "CHUNK",
     "BulkInsert",
     "ProgressCallback",
-    "insert_measurements",
     "insert_trials",
     "new_measurements",
 ]
@@ -98,17 +98,17 @@ def new_measurements(
         return []
     trials = _stored_trials(connection, device_id, measurements, now + CLOCK_TOLERANCE, now_adding)
     fresh = []
-    for addition in measurements:
-        key = addition.key
+    for measurement in measurements:
+        key = measurement.key
         trial = trials.setdefault((key.variant, str(key.config), key.revision), _TrialMeasurements())
-        outcome = addition.result.outcome
+        outcome = measurement.result.outcome
         told = _identity(
-            {name: getattr(outcome, name, None) for name in _IDENTITY} | {"purpose": addition.purpose}
+            {name: getattr(outcome, name, None) for name in _IDENTITY} | {"purpose": measurement.purpose}
         )
-        late = addition.recorded_at and trial.newest and addition.recorded_at < trial.newest
+        late = measurement.recorded_at and trial.newest and measurement.recorded_at < trial.newest
         if told not in trial.measurements and not late:
             trial.measurements.add(told)
-            fresh.append(addition)
+            fresh.append(measurement)
     return fresh
 
 
@@ -157,8 +157,7 @@ def insert_trials(
     measurements: Sequence[NewMeasurement],
 ) -> dict[TrialKey, int]:
     """Store the trials of measurements of one workload unless they are there, and return the id of each."""
-    keys = list(dict.fromkeys(addition.key for addition in measurements))
-    done = {"state": "done", "claim_owner": None, "claim_expires_at": None}
+    keys = list(dict.fromkeys(measurement.key for measurement in measurements))
     rows = [
         {
             "device_id": device_id,
@@ -168,17 +167,11 @@ def insert_trials(
             "config": str(key.config),
             "config_values": dict(key.config),
             "stale": False,
-            **done,
+            **DONE,
         }
         for key in keys
     ]
-    identity = ("device_id", "workload", "variant", "config", "revision")
-    connection.execute(insert.on_conflict_do_update(index_elements=identity, set_=done), rows)
+    connection.execute(insert.on_conflict_do_update(index_elements=TRIAL_KEY, set_=DONE), rows)
     query = sa.select(*_TRIAL, _trial.c.id).where(*_of_configs(device_id, keys[0].workload, keys))
     ids = {tuple(trial): id_ for *trial, id_ in connection.execute(query)}
     return {key: ids[key.variant, str(key.config), key.revision] for key in keys}
-
-
-def insert_measurements(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Store measurements, in their order."""
-    connection.execute(_measurement.insert(), rows)

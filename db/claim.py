@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunebench.db.owner import is_dead
-from tunebench.db.reader import trial_table as _trial
 from tunebench.db.record import NewMeasurement
+from tunebench.db.schema import trial_table as _trial
 
 __all__ = ["CLAIM_S", "LONGEST_CLAIM", "claimable", "lock_configs", "release_dead", "take_over_dead"]
 

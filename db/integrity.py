@@ -21,7 +21,7 @@ from tunebench.db import schema
 from tunebench.db.bulk import CLOCK_TOLERANCE
 from tunebench.db.jsonl_codec import check_workload
 from tunebench.db.owner import is_dead
-from tunebench.db.reader import Reader, device_table, measurement_table, run_table, trial_table
+from tunebench.db.reader import Reader
 from tunebench.db.record import RECORDED, SpaceKey
 from tunebench.db.row_checks import (
     check_device,
@@ -31,6 +31,7 @@ from tunebench.db.row_checks import (
     lenient_text,
     raw_columns,
 )
+from tunebench.db.schema import device_table, measurement_table, run_table, trial_table
 from tunebench.db.staleness import Revision, installed_revision, mark_stale
 from tunebench.db.store import Store
 from tunebench.device import Device

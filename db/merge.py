@@ -29,7 +29,8 @@ from tunebench._deprecation import renamed
 from tunebench.db import schema
 from tunebench.db.location import Location, locate
 from tunebench.db.merge_trials import MergeGroup, MergeTarget, merge_group
-from tunebench.db.reader import Reader, demand_table, device_table, measurement_table, run_table, trial_table
+from tunebench.db.reader import Reader
+from tunebench.db.schema import demand_table, device_table, measurement_table, run_table, trial_table
 from tunebench.db.store import Store, open_store
 from tunebench.device import Device
 from tunebench.errors import DatabaseError, InputError

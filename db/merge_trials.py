@@ -11,9 +11,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tunebench.db.reader import measurement_table as _measurement
-from tunebench.db.reader import trial_table as _trial
 from tunebench.db.record import RECORDED, SpaceKey
+from tunebench.db.schema import DONE, TRIAL_KEY
+from tunebench.db.schema import measurement_table as _measurement
+from tunebench.db.schema import trial_table as _trial
 from tunebench.db.sequence import IncomingMeasurement, interleave
 from tunebench.db.staleness import installed_revision, mark_stale, update_staleness
 from tunebench.device import Device
@@ -175,14 +176,13 @@ def _ids(
 def _insert_trials(target: MergeTarget, device_id: int, rows: Sequence[Mapping[Any, Any]]) -> None:
     """Store trials; one that is claimed here is done now, as when it is recorded."""
     insert = target.insert(_trial)
-    done = {"state": "done", "claim_owner": None, "claim_expires_at": None}
     stale = sa.case((_trial.c.state == "claimed", insert.excluded.stale), else_=_trial.c.stale)
     insert = insert.on_conflict_do_update(
-        index_elements=("device_id", "workload", "variant", "config", "revision"),
-        set_={**done, "stale": stale},
+        index_elements=TRIAL_KEY,
+        set_={**DONE, "stale": stale},
     )
     own = [{name: value for name, value in row.items() if name != "id"} for row in rows]
-    target.connection.execute(insert, [{**row, "device_id": device_id, **done} for row in own])
+    target.connection.execute(insert, [{**row, "device_id": device_id, **DONE} for row in own])
 
 
 # -- measurements ----------------------------------------------------------------------------------

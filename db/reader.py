@@ -1,330 +1,28 @@
-"""Reading a database: what is known for resuming, the history, the best, and figures on the whole."""
+"""Queries of records, answers, demand and statistics of a database."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
-from tunebench._deprecation import warn_renamed
 from tunebench.db import schema
-from tunebench.db.engine import create_engine, translate_decode_errors, translate_errors
-from tunebench.db.location import Location
-from tunebench.db.owner import is_dead
-from tunebench.db.record import (
-    RECORDED,
-    Demand,
-    FastestSample,
-    MeasuredSpace,
-    Record,
-    SpaceKey,
-    Stats,
-    TrialKey,
-    TrialOutcome,
-    Verdict,
-    outcome_from_row,
-    result_from_row,
-)
-from tunebench.db.retry import RetryPolicy, retry
-from tunebench.outcome import CacheState, Effort, Resources
-from tunebench.space import Config
+from tunebench.db.record import RECORDED, Demand, Record, SpaceKey, Stats, record_from_row
+from tunebench.db.schema import demand_table, of_space
+from tunebench.db.schema import device_table as _device
+from tunebench.db.schema import measurement_table as _measurement
+from tunebench.db.schema import run_table as _run
+from tunebench.db.schema import trial_table as _trial
+from tunebench.db.search_reader import SearchReader
+from tunebench.outcome import Effort
 
-__all__ = [
-    "Reader",
-    "config_from_row",
-    "demand_table",
-    "device_table",
-    "measurement_table",
-    "of_space",
-    "run_table",
-    "trial_table",
-]
-
-device_table = cast(sa.Table, schema.DeviceRow.__table__)
-run_table = cast(sa.Table, schema.RunRow.__table__)
-trial_table = cast(sa.Table, schema.TrialRow.__table__)
-measurement_table = cast(sa.Table, schema.MeasurementRow.__table__)
-demand_table = cast(sa.Table, schema.DemandRow.__table__)
-_device, _run, _trial, _measurement = device_table, run_table, trial_table, measurement_table
-
-P = ParamSpec("P")
-T = TypeVar("T")
+__all__ = ["Reader"]
 
 
-def of_space(device: str, workload: str, variant: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return what selects the trials of one variant for one workload on one device."""
-    return (_device.c.key == device, _trial.c.workload == workload, _trial.c.variant == variant)
-
-
-def config_from_row(row: Mapping[Any, Any]) -> Config:
-    """Rebuild a configuration from a row with `config_values`."""
-    return Config(row["config_values"])
-
-
-def _retrying(method: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenate[Reader, P], T]:
-    """Let a method that only reads wait for a database that is away, if its reader has patience."""
-
-    def outlasting(self: Reader, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return retry(self.retry_policy, self.location, lambda again: method(self, *args, **kwargs))
-
-    functools.update_wrapper(outlasting, method)
-    return outlasting
-
-
-_RENAMED = {
-    "fastest": "fastest_samples",
-    "known": "trial_outcomes",
-    "places": "measured_spaces",
-    "times": "config_times",
-}
-
-
-class Reader:
-    """The half of a `Store` that only reads.
-
-    Attributes:
-        location: Where it is.
-        retry_policy: How long what a tuner asks waits for a database that goes away once it is open.
-    """
-
-    def __init__(
-        self, location: Location, *, read_only: bool, retry_policy: RetryPolicy | None = None
-    ) -> None:
-        self.location, self.retry_policy = location, retry_policy
-        self._engine = create_engine(location, read_only=read_only)
-        self._pid = os.getpid()
-
-    def close(self) -> None:
-        """Close the connections; nothing is pending."""
-        self._engine.dispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__.lower()} {self.location}>"
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a renamed method by its old name."""
-        if name not in _RENAMED:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warn_renamed(f"Store.{name}", f"Store.{_RENAMED[name]}")
-        return getattr(self, _RENAMED[name])
-
-    def _own_engine(self) -> sa.Engine:
-        """Return the engine; after a fork, without the connections that are the parent's."""
-        if os.getpid() != self._pid:
-            self._engine.dispose(close=False)
-            self._pid = os.getpid()
-        return self._engine
-
-    @contextmanager
-    def _read(self) -> Iterator[sa.Connection]:
-        with (
-            translate_errors(self.location),
-            translate_decode_errors(self.location),
-            self._own_engine().connect() as connection,
-        ):
-            yield connection
-
-    @_retrying
-    def trial_outcomes(
-        self, device: str, workload: str, variant: str, *, cache: CacheState | None = None
-    ) -> list[TrialOutcome]:
-        """Return what is known of each trial, oldest first, so that a search can go on where it stopped.
-
-        Args:
-            device: `Device.key`.
-            workload: Canonical text.
-            variant: `Variant.key`.
-            cache: Cache state the search times in: of a trial that was timed in both, this time is returned.
-        """
-        place = sa.func.row_number().over(
-            partition_by=_measurement.c.trial_id,
-            order_by=(
-                sa.case((_measurement.c.cache == cache, 0), else_=1),
-                sa.case((_measurement.c.purpose == "search", 0), else_=1),
-                _measurement.c.id.desc(),
-            ),
-        )
-        ranked = (
-            sa.select(_measurement.c.id, place.label("place"))
-            .join(_trial, _trial.c.id == _measurement.c.trial_id)
-            .join(_device)
-            .where(*of_space(device, workload, variant))
-            .subquery()
-        )
-        query = (
-            sa.select(_measurement, _trial.c.config, _trial.c.config_values, _trial.c.revision)
-            .join(_trial, _trial.c.id == _measurement.c.trial_id)
-            .where(_measurement.c.id.in_(sa.select(ranked.c.id).where(ranked.c.place == 1)))
-            .order_by(_measurement.c.id)
-        )
-        with self._read() as connection:
-            return [
-                TrialOutcome(
-                    config=config_from_row(row),
-                    revision=row["revision"],
-                    outcome=outcome_from_row(row),
-                    bound_us=row["bound_us"],
-                    purpose=row["purpose"],
-                    resources=Resources(**row["resources"]),
-                )
-                for row in connection.execute(query).mappings()
-            ]
-
-    @_retrying
-    def fastest_samples(self, device: str, workload: str, variant: str) -> list[FastestSample]:
-        """Return the fastest sample of every run of a variant, so that today's bound can be held against it.
-
-        Args:
-            device: `Device.key`.
-            workload: Canonical text.
-            variant: `Variant.key`.
-        """
-        names = ("cache", "fastest_us", "bound_us", "resources")
-        query = (
-            sa.select(*(_measurement.c[name] for name in names), _trial.c.config_values, _trial.c.revision)
-            .join(_trial, _trial.c.id == _measurement.c.trial_id)
-            .join(_device)
-            .where(*of_space(device, workload, variant), _measurement.c.fastest_us.is_not(None))
-            .order_by(_measurement.c.id)
-        )
-        with self._read() as connection:
-            return [
-                FastestSample(
-                    config=config_from_row(row),
-                    revision=row["revision"],
-                    cache=row["cache"],
-                    fastest_us=row["fastest_us"],
-                    bound_us=row["bound_us"],
-                    resources=Resources(**row["resources"]),
-                )
-                for row in connection.execute(query).mappings()
-            ]
-
-    @_retrying
-    def measured_spaces(
-        self, operator: str, variants: Collection[str], *, kind: str, exclude: tuple[str, str]
-    ) -> list[MeasuredSpace]:
-        """Return where configurations of some variants were run, and how many.
-
-        Args:
-            operator: Name of the operator.
-            variants: `Variant.key` of each.
-            kind: Of the devices: ``"gpu"`` or ``"cpu"``.
-            exclude: Device and workload of which only what earlier sources did counts.
-        """
-        trial = _trial.c
-        query = (
-            sa.select(
-                _device.c.key.label("device"),
-                *(_device.c.architecture, trial.workload, trial.variant),
-                sa.func.count(sa.distinct(trial.id)).label("count"),
-            )
-            .join_from(_trial, _device)
-            .join(_measurement, _measurement.c.trial_id == trial.id)
-            .where(
-                trial.workload.startswith(f"{operator}:", autoescape=True),
-                *(trial.variant.in_(variants), _device.c.kind == kind),
-                *_elsewhere(exclude),
-            )
-            .group_by(_device.c.key, _device.c.architecture, trial.workload, trial.variant)
-        )
-        with self._read() as connection:
-            return [MeasuredSpace(**row) for row in connection.execute(query).mappings()]
-
-    @_retrying
-    def config_times(
-        self, place: MeasuredSpace, *, cache: CacheState, exclude: tuple[str, str]
-    ) -> list[tuple[Config, float]]:
-        """Return what each configuration took at a place, in microseconds: the newest, by its newest source.
-
-        A failure is infinite, and an aborted run took its fastest sample. Predictions and times of another
-        cache state are left out.
-
-        Args:
-            place: Of `measured_spaces`.
-            cache: The cache state.
-            exclude: As for `measured_spaces`.
-        """
-        measurement = _measurement.c
-        query = (
-            sa.select(
-                *(_trial.c.config, _trial.c.config_values, measurement.kind, measurement.median_us),
-                sa.case((measurement.kind == "aborted", measurement.samples_us)).label("samples_us"),
-            )
-            .join_from(_trial, _device)
-            .join(_measurement, measurement.trial_id == _trial.c.id)
-            .where(
-                *of_space(place.device, place.workload, place.variant),
-                *_elsewhere(exclude),
-                sa.or_(measurement.cache.is_(None), measurement.cache == cache),
-            )
-            .order_by(_trial.c.stale.desc(), measurement.id)
-        )
-        with self._read() as connection:
-            newest = {row["config"]: row for row in connection.execute(query).mappings()}
-            return [(config_from_row(row), _took_us(row)) for row in newest.values()]
-
-    @_retrying
-    def interrupted_trials(self, device: str, workload: str, *, sampler: str, seed: int) -> int:
-        """Return how many trials were recorded by runs that ended before their budget was spent.
-
-        Counted are runs alike that began after the last one that finished and whose process is gone: the
-        next such run takes up where they stopped.
-
-        Args:
-            device: `Device.key`.
-            workload: Canonical text.
-            sampler: Name of the sampler.
-            seed: Seed of the run.
-        """
-        alike = (
-            _device.c.key == device,
-            _run.c.workload == workload,
-            _run.c.sampler == sampler,
-            _run.c.seed == seed,
-        )
-        newest = sa.select(sa.func.max(_measurement.c.id)).where(_measurement.c.run_id == _run.c.id)
-        runs = sa.select(_run, newest.scalar_subquery().label("newest")).join(_device).where(*alike)
-        with self._read() as connection:
-            found = connection.execute(runs).mappings().all()
-            finished = [row for row in found if row["finished_at"] is not None]
-            ended = [
-                row["id"]
-                for row in found
-                if row["finished_at"] is None
-                and is_dead(row["host"])
-                and not any(_followed(row, by=other) for other in finished)
-            ]
-            count = sa.select(sa.func.count()).where(
-                _measurement.c.run_id.in_(ended), _measurement.c.purpose == "search"
-            )
-            return int(connection.execute(count).scalar_one())
-
-    def finished(self, device: str) -> set[str]:
-        """Return the workloads that a run on a device (by its key) has come to the end of."""
-        query = (
-            sa.select(_run.c.workload)
-            .join(_device)
-            .where(_device.c.key == device, _run.c.finished_at.is_not(None))
-            .distinct()
-        )
-        with self._read() as connection:
-            return set(connection.execute(query).scalars())
+class Reader(SearchReader):
+    """Every query of a database; `Store` adds the methods that write."""
 
     def history(self, workload: str, device: str | None = None, variant: str | None = None) -> list[Record]:
         """Return every measurement of a workload, oldest first.
@@ -335,7 +33,7 @@ class Reader:
             variant: `Variant.key` of the only variant; None is all of them.
         """
         narrower = ((_device.c.key, device), (_trial.c.variant, variant))
-        return self._entries(
+        return self._records(
             _trial.c.workload == workload,
             *(column == value for column, value in narrower if value is not None),
         )
@@ -397,7 +95,7 @@ class Reader:
         )
         with self._read() as connection:
             ids = list(connection.execute(query).scalars())
-        found = {entry.id: entry for entry in self._entries(_measurement.c.id.in_(ids))}
+        found = {entry.id: entry for entry in self._records(_measurement.c.id.in_(ids))}
         return [found[i] for i in ids]
 
     def demand(self, device: str) -> list[Demand]:
@@ -486,7 +184,7 @@ class Reader:
                 effort=Effort(**connection.execute(own).one()._asdict()),
             )
 
-    def _entries(self, *where: sa.ColumnElement[bool]) -> list[Record]:
+    def _records(self, *where: sa.ColumnElement[bool]) -> list[Record]:
         trial = _trial.c
         query = (
             sa.select(
@@ -500,49 +198,8 @@ class Reader:
             .order_by(_measurement.c.id)
         )
         with self._read() as connection:
-            return [_entry(row) for row in connection.execute(query).mappings()]
-
-
-def _followed(run: Mapping[Any, Any], *, by: Mapping[Any, Any]) -> bool:
-    """Tell whether another run came later: by what they recorded if both did, since clocks are set back."""
-    if run["newest"] is not None and by["newest"] is not None:
-        return bool(by["newest"] > run["newest"])
-    return bool(by["started_at"] > run["started_at"])
-
-
-def _elsewhere(exclude: tuple[str, str]) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return what selects runs of other places and of earlier sources; predictions are none."""
-    device, workload = exclude
-    here = (_device.c.key == device) & (_trial.c.workload == workload)
-    return (_measurement.c.kind.not_in(("predicted", "pruned")), sa.not_(here) | _trial.c.stale)
-
-
-def _took_us(row: Mapping[Any, Any]) -> float:
-    if row["kind"] == "aborted":
-        return float(min(row["samples_us"]))
-    return math.inf if row["median_us"] is None else float(row["median_us"])
+            return [record_from_row(row) for row in connection.execute(query).mappings()]
 
 
 def _pairs(connection: sa.Connection, query: sa.Select[str, int]) -> list[tuple[str, int]]:
     return [(name, count) for name, count in connection.execute(query)]
-
-
-def _entry(row: Mapping[Any, Any]) -> Record:
-    return Record(
-        id=row["id"],
-        key=TrialKey(
-            device=row["key"],
-            workload=row["workload"],
-            variant=row["variant"],
-            revision=row["revision"],
-            config=config_from_row(row),
-        ),
-        purpose=row["purpose"],
-        result=result_from_row(row),
-        bound_us=row["bound_us"],
-        seed=row["seed"],
-        run_id=row["run_id"],
-        recorded_at=row["recorded_at"],
-        stale=row["stale"],
-        verdict=Verdict(versus_default=row["versus_default"], comparison=row["comparison"] or {}),
-    )

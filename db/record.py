@@ -386,12 +386,6 @@ def result_columns(result: Result) -> dict[str, Any]:
     }
 
 
-def verdict_columns(verdict: Verdict | None) -> dict[str, Any]:
-    """Return a verdict as columns of `measurement`."""
-    verdict = verdict or Verdict()
-    return {"versus_default": verdict.versus_default, "comparison": dict(verdict.comparison) or None}
-
-
 def outcome_from_row(row: Mapping[Any, Any]) -> Outcome:
     """Rebuild an outcome from the columns `result_columns` made."""
     data = dict(row["detail"])
@@ -411,3 +405,46 @@ def result_from_row(row: Mapping[Any, Any]) -> Result:
         effort=Effort(compile_s=row["compile_s"], verify_s=row["verify_s"], measure_s=row["measure_s"]),
         conditions=row["conditions"],
     )
+
+
+def config_from_row(row: Mapping[Any, Any]) -> Config:
+    """Rebuild a configuration from a row with `config_values`."""
+    return Config(row["config_values"])
+
+
+def record_from_row(row: Mapping[Any, Any]) -> Record:
+    return Record(
+        id=row["id"],
+        key=TrialKey(
+            device=row["key"],
+            workload=row["workload"],
+            variant=row["variant"],
+            revision=row["revision"],
+            config=config_from_row(row),
+        ),
+        purpose=row["purpose"],
+        result=result_from_row(row),
+        bound_us=row["bound_us"],
+        seed=row["seed"],
+        run_id=row["run_id"],
+        recorded_at=row["recorded_at"],
+        stale=row["stale"],
+        verdict=Verdict(versus_default=row["versus_default"], comparison=row["comparison"] or {}),
+    )
+
+
+def measurement_row(measurement: NewMeasurement, run_id: str | None) -> dict[str, Any]:
+    """Return the columns of table `measurement` except `trial_id` and `recorded_at`.
+
+    `record_from_row` is the inverse.
+    """
+    verdict = measurement.verdict
+    return {
+        "run_id": run_id,
+        "purpose": measurement.purpose,
+        "bound_us": measurement.bound_us,
+        "seed": measurement.seed,
+        "versus_default": verdict.versus_default,
+        "comparison": dict(verdict.comparison) or None,
+        **result_columns(measurement.result),
+    }

@@ -7,7 +7,7 @@ file of the new revision in `tests/golden`; a test compares what migrations make
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -16,16 +16,19 @@ from tunebench.outcome import FAILURES
 
 __all__ = [
     "ANSWER_VIEW",
+    "DONE",
     "HEAD",
     "REVISIONS",
+    "TRIAL_KEY",
     "Base",
-    "DemandRow",
-    "DeviceRow",
-    "MeasurementRow",
-    "OriginRow",
-    "RunRow",
-    "TrialRow",
+    "UtcTime",
     "answer_v1",
+    "demand_table",
+    "device_table",
+    "measurement_table",
+    "of_space",
+    "run_table",
+    "trial_table",
 ]
 
 REVISIONS = ("0001", "0002", "0003", "0004")
@@ -116,6 +119,10 @@ class RunRow(Base):
     overhead_s: Mapped[float] = mapped_column(default=0.0)
 
 
+TRIAL_KEY = ("device_id", "workload", "variant", "config", "revision")
+"""Columns that identify a trial; the index without the last one finds every revision of a configuration."""
+
+
 class TrialRow(Base):
     """One configuration of one source revision of one variant, for one workload on one device.
 
@@ -125,8 +132,7 @@ class TrialRow(Base):
 
     __tablename__ = "trial"
     __table_args__ = (
-        # The revision comes last: the others find every revision of one configuration.
-        sa.UniqueConstraint("device_id", "workload", "variant", "config", "revision", name="uq_trial_key"),
+        sa.UniqueConstraint(*TRIAL_KEY, name="uq_trial_key"),
         sa.CheckConstraint("state IN ('claimed', 'done')", name="state"),
         sa.CheckConstraint(
             "(state = 'claimed') = (claim_owner IS NOT NULL) "
@@ -232,6 +238,15 @@ class DemandRow(Base):
     last_noted_at: Mapped[datetime]
 
 
+device_table = cast(sa.Table, DeviceRow.__table__)
+run_table = cast(sa.Table, RunRow.__table__)
+trial_table = cast(sa.Table, TrialRow.__table__)
+measurement_table = cast(sa.Table, MeasurementRow.__table__)
+demand_table = cast(sa.Table, DemandRow.__table__)
+
+DONE = {"state": "done", "claim_owner": None, "claim_expires_at": None}
+"""Columns of a trial that has a measurement."""
+
 ANSWER_VIEW = """
 CREATE VIEW answer_v1 AS
 SELECT device, device_kind, architecture, product, sm_count, workload, variant, revision, config,
@@ -303,3 +318,12 @@ answer_v1 = sa.Table(
     sa.Column("recorded_at", UtcTime),
 )
 """The view's columns, for queries through SQLAlchemy; it is no table of `Base`."""
+
+
+def of_space(device: str, workload: str, variant: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return what selects the trials of one variant for one workload on one device."""
+    return (
+        device_table.c.key == device,
+        trial_table.c.workload == workload,
+        trial_table.c.variant == variant,
+    )

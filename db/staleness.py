@@ -8,10 +8,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from tunebench import kernels, workloads
-from tunebench.db.reader import config_from_row
-from tunebench.db.reader import device_table as _device
-from tunebench.db.reader import trial_table as _trial
-from tunebench.db.record import SpaceKey
+from tunebench.db.record import SpaceKey, config_from_row
+from tunebench.db.schema import device_table as _device
+from tunebench.db.schema import trial_table as _trial
 from tunebench.device import Device
 from tunebench.errors import ConfigError, InputError
 from tunebench.space import Config

@@ -10,36 +10,24 @@ are its own, whatever the clients' clocks say).
 from __future__ import annotations
 
 import dataclasses
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tunebench.db.bulk import (
     CHUNK,
     BulkInsert,
     ProgressCallback,
-    insert_measurements,
     insert_trials,
     new_measurements,
 )
 from tunebench.db.claim import CLAIM_S, claimable, lock_configs, release_dead, take_over_dead
 from tunebench.db.demand import add_demand
-from tunebench.db.engine import translate_errors, write
-from tunebench.db.location import Location, locate
-from tunebench.db.migrate import prepare
-from tunebench.db.reader import Reader
-from tunebench.db.reader import demand_table as _demand
-from tunebench.db.reader import device_table as _device
-from tunebench.db.reader import measurement_table as _measurement
-from tunebench.db.reader import run_table as _run
-from tunebench.db.reader import trial_table as _trial
+from tunebench.db.location import locate
 from tunebench.db.record import (
     Demand,
     MeasurementBatch,
@@ -50,22 +38,22 @@ from tunebench.db.record import (
     SpaceKey,
     TrialKey,
     Verdict,
-    result_columns,
-    verdict_columns,
+    measurement_row,
 )
 from tunebench.db.retry import RetryPolicy, retry
+from tunebench.db.schema import TRIAL_KEY
+from tunebench.db.schema import demand_table as _demand
+from tunebench.db.schema import measurement_table as _measurement
+from tunebench.db.schema import run_table as _run
+from tunebench.db.schema import trial_table as _trial
 from tunebench.db.staleness import StoredTrial, mark_stale, staleness_changes, stored_trials, update_staleness
-from tunebench.db.write_count import count_write
+from tunebench.db.writer import Writer
 from tunebench.device import Device
-from tunebench.errors import DatabaseError, InputError
+from tunebench.errors import DatabaseError
 from tunebench.outcome import Result
 from tunebench.space import Config
 
 __all__ = ["CLAIM_S", "Store", "open_store"]
-
-_KEY = ("device_id", "workload", "variant", "config", "revision")
-
-T = TypeVar("T")
 
 
 def open_store(
@@ -91,7 +79,7 @@ def open_store(
     return Store(location, read_only=read_only, retry_policy=retry_policy)
 
 
-class Store(Reader):
+class Store(Writer):
     """One open database; safe among threads; a context manager.
 
     Methods raise `DatabaseError`, with one line that says what to do, where the database refuses; what was
@@ -102,28 +90,7 @@ class Store(Reader):
         retry_policy: How long claiming, recording, and what a tuner asks wait for it, once it is open.
     """
 
-    def __init__(
-        self,
-        location: Location,
-        *,
-        read_only: bool = False,
-        clock: Callable[[], datetime] | None = None,
-        retry_policy: RetryPolicy | None = None,
-    ) -> None:
-        super().__init__(location, read_only=read_only, retry_policy=retry_policy)
-        self._clock = clock or (_today if location.url is None else _since_start)
-        self._clock_is_behind = timedelta()
-        self._device_ids: dict[str, int] = {}
-        try:
-            with translate_errors(location):
-                prepare(self._engine, location, read_only=read_only)
-                self._engine.dispose()  # a file that was fresh has its tables now, and is opened as such
-                self._compare_clocks()
-        except BaseException:
-            self.close()
-            raise
-
-    # -- runs -------------------------------------------------------------------------------------
+    # -- runs ----------------------------------------------------------------------------------------
 
     def begin_run(self, start: RunStart) -> str:
         """Store that a tuner starts, with its device; claims of dead tuners of this host are released.
@@ -160,7 +127,7 @@ class Store(Reader):
 
         self._lasting(finish)
 
-    # -- claims -----------------------------------------------------------------------------------
+    # -- claims --------------------------------------------------------------------------------------
 
     def claim(self, key: TrialKey, owner: str, ttl_s: float = CLAIM_S) -> bool:
         """Take a trial for `owner`, so that no other tuner measures it; claiming it again renews the claim.
@@ -181,13 +148,13 @@ class Store(Reader):
             columns = self._columns(connection, key)
             insert = self._insert(_trial).values(**columns, state="claimed", **claim)
             insert = insert.on_conflict_do_update(
-                index_elements=_KEY,
+                index_elements=TRIAL_KEY,
                 set_=claim,
                 where=claimable(owner, now),
             )
             if connection.execute(insert.returning(_trial.c.id)).first() is not None:
                 return True
-            return take_over_dead(connection, [_trial.c[name] == columns[name] for name in _KEY], claim)
+            return take_over_dead(connection, [_trial.c[name] == columns[name] for name in TRIAL_KEY], claim)
 
         return self._lasting(take)
 
@@ -202,7 +169,7 @@ class Store(Reader):
                 )
             )
 
-    # -- recording --------------------------------------------------------------------------------
+    # -- recording -----------------------------------------------------------------------------------
 
     def record(
         self,
@@ -231,7 +198,7 @@ class Store(Reader):
         Returns:
             The measurement's id; ids ascend.
         """
-        addition = NewMeasurement(
+        measurement = NewMeasurement(
             key=key,
             result=result,
             purpose=purpose,
@@ -239,7 +206,7 @@ class Store(Reader):
             seed=seed,
             verdict=verdict or Verdict(),
         )
-        return self.record_together([addition], run_id=run_id)[0]
+        return self.record_together([measurement], run_id=run_id)[0]
 
     def record_together(
         self, measurements: Sequence[NewMeasurement], *, run_id: str | None = None
@@ -253,7 +220,7 @@ class Store(Reader):
         Returns:
             Their ids.
         """
-        told = [result_columns(each.result) for each in measurements]  # before anybody has to wait for us
+        rows = [measurement_row(each, run_id) for each in measurements]  # before other writers have to wait
         moment: datetime | None = None
 
         def store(connection: sa.Connection, again: bool) -> list[int]:
@@ -261,17 +228,9 @@ class Store(Reader):
             moment = moment or self._now()
             lock_configs(connection, measurements)
             ids = []
-            for addition, columns in zip(measurements, told, strict=True):
-                row = {
-                    "trial_id": self._end(connection, addition.key),
-                    "run_id": run_id,
-                    "purpose": addition.purpose,
-                    "bound_us": addition.bound_us,
-                    "seed": addition.seed,
-                    "recorded_at": moment,
-                    **verdict_columns(addition.verdict),
-                    **columns,
-                }
+            for measurement, columns in zip(measurements, rows, strict=True):
+                trial_id = self._end(connection, measurement.key)
+                row = {**columns, "trial_id": trial_id, "recorded_at": moment}
                 ids.append((_recorded(connection, row) if again else None) or _insert(connection, row))
             return ids
 
@@ -356,7 +315,15 @@ class Store(Reader):
             start, self._begin(connection, device_id, start, uuid.uuid4().hex)
         )
         trial_ids = insert_trials(connection, self._insert(_trial), device_id, fresh)
-        insert_measurements(connection, [self._row(each, trial_ids[each.key], run_id) for each in fresh])
+        rows = [
+            {
+                **measurement_row(each, run_id),
+                "trial_id": trial_ids[each.key],
+                "recorded_at": each.recorded_at or self._now(),
+            }
+            for each in fresh
+        ]
+        connection.execute(_measurement.insert(), rows)
         adding.count += len(fresh)
         on = (device_id, start.device)
         adding.spaces.update(dict.fromkeys((each.key.space for each in fresh), on))
@@ -372,131 +339,6 @@ class Store(Reader):
             # Others who add to the device wait at its row, so no two can wait for each other.
             device_id = self._describe(connection, device, again=False)
             add_demand(connection, self._insert(_demand), device_id, demands, self._now())
-
-    # -- within a transaction ---------------------------------------------------------------------
-
-    @contextmanager
-    def _write(self) -> Iterator[sa.Connection]:
-        try:
-            with translate_errors(self.location), write(self._own_engine()) as connection:
-                yield connection
-        finally:
-            count_write()
-
-    def _lasting(self, work: Callable[[sa.Connection, bool], T]) -> T:
-        """Do work in a transaction that writes; `RetryPolicy` waits for a database that is away meanwhile.
-
-        The work is told whether an earlier attempt may have been committed all the same.
-        """
-
-        def attempt(again: bool) -> T:
-            with self._write() as connection:
-                return work(connection, again)
-
-        return retry(self.retry_policy, self.location, attempt)
-
-    def _now(self) -> datetime:
-        return self._clock() + self._clock_is_behind
-
-    def _compare_clocks(self) -> None:
-        """Tell time by the server, if there is one: claims of different machines must agree on it."""
-        if self.location.url is not None:
-            with self._engine.connect() as connection:
-                theirs = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
-            self._clock_is_behind = theirs - self._clock()
-
-    def _insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-        """Return an INSERT that can say ON CONFLICT, which both kinds of database spell alike."""
-        if self._engine.dialect.name == "postgresql":
-            return postgresql.insert(table)
-        return sqlite.insert(table)
-
-    def _row(self, addition: NewMeasurement, trial_id: int, run_id: str) -> dict[str, Any]:
-        return {
-            "trial_id": trial_id,
-            "run_id": run_id,
-            "purpose": addition.purpose,
-            "bound_us": addition.bound_us,
-            "seed": addition.seed,
-            "recorded_at": addition.recorded_at or self._now(),
-            **verdict_columns(addition.verdict),
-            **result_columns(addition.result),
-        }
-
-    def _describe(self, connection: sa.Connection, device: Device, *, again: bool = True) -> int:
-        """Store a device, or describe one that is there `again`, and return its id; its row is locked."""
-        described: dict[str, Any] = {
-            "kind": device.kind,
-            "architecture": device.architecture,
-            "product": device.name,
-            "sm_count": device.sm_count,
-            "power_limit_w": device.power_limit_w,
-            "descriptor": dataclasses.asdict(device),
-        }
-        insert = self._insert(_device).values(key=device.key, **described)
-        staleness_changes = described if again else {"key": device.key}
-        insert = insert.on_conflict_do_update(index_elements=["key"], set_=staleness_changes)
-        return int(connection.execute(insert.returning(_device.c.id)).scalar_one())
-
-    def _begin(self, connection: sa.Connection, device_id: int, start: RunStart, run_id: str) -> str:
-        row = {
-            "id": run_id,
-            "device_id": device_id,
-            "workload": start.workload,
-            "sampler": start.sampler,
-            "seed": start.seed,
-            "host": start.host,
-            "versions": dict(start.versions),
-            "started_at": self._now(),
-        }
-        connection.execute(_run.insert(), row)
-        return run_id
-
-    def _end(self, connection: sa.Connection, key: TrialKey) -> int:
-        """Mark a trial as done and its other revisions as stale, and return its id."""
-        done = {"state": "done", "claim_owner": None, "claim_expires_at": None, "stale": False}
-        columns = self._columns(connection, key)
-        insert = self._insert(_trial).values(**columns | done)
-        insert = insert.on_conflict_do_update(index_elements=_KEY, set_=done)
-        trial_id = int(connection.execute(insert.returning(_trial.c.id)).scalar_one())
-        others = (*(_trial.c[name] == columns[name] for name in _KEY[:-1]), _trial.c.revision != key.revision)
-        connection.execute(_trial.update().where(*others).values(stale=True))
-        return trial_id
-
-    def _identity(self, connection: sa.Connection, key: TrialKey) -> dict[str, Any]:
-        """Return the columns that make a trial unique.
-
-        Raises:
-            InputError: if no run was ever begun on its device.
-        """
-        if key.device not in self._device_ids:
-            found = connection.execute(sa.select(_device.c.id).where(_device.c.key == key.device)).scalar()
-            if found is None:
-                raise InputError(
-                    f"device {key.device!r} is not in database {self.location}: begin a run on it first"
-                )
-            self._device_ids[key.device] = found
-        return {
-            "device_id": self._device_ids[key.device],
-            "workload": key.workload,
-            "variant": key.variant,
-            "config": str(key.config),
-            "revision": key.revision,
-        }
-
-    def _columns(self, connection: sa.Connection, key: TrialKey) -> dict[str, Any]:
-        return {**self._identity(connection, key), "config_values": dict(key.config), "stale": False}
-
-
-def _today() -> datetime:
-    return datetime.now(UTC)
-
-
-def _since_start() -> datetime:
-    """Tell time by a clock that nobody sets: how far it is behind a server's stays the same."""
-    steady = getattr(time, "CLOCK_BOOTTIME", None)  # goes on while the machine sleeps
-    seconds = time.monotonic() if steady is None else time.clock_gettime(steady)
-    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _insert(connection: sa.Connection, row: Mapping[str, Any]) -> int:

@@ -150,7 +150,7 @@ def test_a_servers_time_is_told_whatever_this_machines_clock_is_set_to(
             return datetime(2099, 1, 1, tzinfo=tz)
 
     with open_store(server.new_database()) as store:
-        monkeypatch.setattr(stores, "datetime", Ahead)
+        monkeypatch.setattr(writer, "datetime", Ahead)
         begin(store)
         store.record(key(1), result())
         recorded_at = store.history(WORKLOAD)[0].recorded_at

@@ -146,7 +146,7 @@ def test_whatever_is_wrong_is_found_and_told_by_its_row(what: str, filled: str) 
 
 
 def _measurement_columns() -> Any:
-    from tunebench.db.reader import measurement_table
+    from tunebench.db.schema import measurement_table
 
     return measurement_table.c
 
