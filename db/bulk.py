@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tunebench.db.record import NewMeasurement, RunStart, SpaceKey, TrialKey
+from tunebench.cache_file import RejectedRow
+from tunebench.db.record import MAX_FAULTS, ImportResult, NewMeasurement, RunStart, SpaceKey, TrialKey
 from tunebench.db.schema import DONE, TRIAL_KEY
 from tunebench.db.schema import measurement_table as _measurement
 from tunebench.db.schema import trial_table as _trial
@@ -18,8 +20,11 @@ from tunebench.device import Device
 
 __all__ = [
     "CHUNK",
+    "IDENTITY",
     "BulkInsert",
     "ProgressCallback",
+    "RowImport",
+    "identity",
     "insert_trials",
     "new_measurements",
 ]
@@ -30,7 +35,7 @@ ProgressCallback = Callable[[int, int], None]
 CHUNK = 500
 """Measurements that are looked at and stored at a time: a longer list is never held."""
 
-_IDENTITY = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_us")
+IDENTITY = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_us")
 """Columns by which a measurement of a trial is told from another one."""
 
 _Trial = tuple[str, str, str]
@@ -102,8 +107,8 @@ def new_measurements(
         key = measurement.key
         trial = trials.setdefault((key.variant, str(key.config), key.revision), _TrialMeasurements())
         outcome = measurement.result.outcome
-        told = _identity(
-            {name: getattr(outcome, name, None) for name in _IDENTITY} | {"purpose": measurement.purpose}
+        told = identity(
+            {name: getattr(outcome, name, None) for name in IDENTITY} | {"purpose": measurement.purpose}
         )
         late = measurement.recorded_at and trial.newest and measurement.recorded_at < trial.newest
         if told not in trial.measurements and not late:
@@ -119,7 +124,7 @@ def _stored_trials(
     until: datetime,
     now_adding: Collection[str],
 ) -> dict[_Trial, _TrialMeasurements]:
-    told = (_measurement.c[name] for name in _IDENTITY)
+    told = (_measurement.c[name] for name in IDENTITY)
     query = (
         sa.select(*_TRIAL, *told, _measurement.c.recorded_at, _measurement.c.run_id)
         .join(_trial, _trial.c.id == _measurement.c.trial_id)
@@ -128,7 +133,7 @@ def _stored_trials(
     found: dict[_Trial, _TrialMeasurements] = {}
     for row in connection.execute(query).mappings():
         trial = found.setdefault((row["variant"], row["config"], row["revision"]), _TrialMeasurements())
-        trial.measurements.add(_identity(row))
+        trial.measurements.add(identity(row))
         if row["run_id"] not in now_adding and row["recorded_at"] <= until:
             trial.newest = max(filter(None, (trial.newest, row["recorded_at"])))
     return found
@@ -146,8 +151,9 @@ def _of_configs(
     return (at.device_id == device_id, at.workload == workload, at.config.in_(configs))
 
 
-def _identity(row: Mapping[Any, Any]) -> tuple[Any, ...]:
-    return tuple(tuple(value) if isinstance(value := row[name], list) else value for name in _IDENTITY)
+def identity(row: Mapping[Any, Any], names: Sequence[str] = IDENTITY) -> tuple[Any, ...]:
+    """Return the values of some columns of a measurement, hashable."""
+    return tuple(tuple(value) if isinstance(value := row[name], list) else value for name in names)
 
 
 def insert_trials(
@@ -175,3 +181,36 @@ def insert_trials(
     query = sa.select(*_TRIAL, _trial.c.id).where(*_of_configs(device_id, keys[0].workload, keys))
     ids = {tuple(trial): id_ for *trial, id_ in connection.execute(query)}
     return {key: ids[key.variant, str(key.config), key.revision] for key in keys}
+
+
+class RowImport:
+    """Rows of a file that is imported: which spaces they belong to, and which cannot be used.
+
+    Attributes:
+        path: The file.
+        spaces: Spaces of its rows.
+        good: Number of rows that can be used.
+        refused: Number of rows that cannot.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spaces: dict[SpaceKey, None] = {}
+        self.good = self.refused = 0
+        self._rejected: list[RejectedRow] = []
+
+    def reject(self, row: RejectedRow) -> None:
+        """Count a row that cannot be used, and keep the first `MAX_FAULTS` of them."""
+        self.refused += 1
+        self._rejected += [row] if self.refused <= MAX_FAULTS else []
+
+    def result(self, added: int) -> ImportResult:
+        """Return the result of the import, of which `added` rows were new."""
+        return ImportResult(
+            file=self.path,
+            spaces=tuple(self.spaces),
+            added=added,
+            known=self.good - added,
+            faults=tuple(self._rejected),
+            refused=self.refused,
+        )

@@ -19,7 +19,7 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.outcome import CacheState, Effort, Outcome, Resources, Result, Verification, from_json
 from tunebench.space import Config
 
-__all__ = ["check_plain", "check_workload", "device_from_json", "measurement_from_json"]
+__all__ = ["check_plain", "check_workload", "device_from_json", "measurement_from_json", "refuse_constant"]
 
 MAX_TEXT = 10_000
 """Most characters of a text, such as what a compiler said."""
@@ -189,6 +189,11 @@ def check_plain(value: Any, name: str, depth: int = 0) -> None:
                 check_plain(item, name, depth + 1)
             return
     raise InputError(f"{name} must be plain data, got {ascii(value)[:100]}")
+
+
+def refuse_constant(constant: str) -> None:
+    """Refuse NaN and Infinity, which Python's parser accepts: pass it as `parse_constant`."""
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _has_surrogate(text: str) -> bool:

@@ -17,11 +17,10 @@ from typing import Any
 
 from tunebench._version import __version__
 from tunebench.cache_file import LimitedFile, RejectedRow, open_limited
-from tunebench.db.bulk import CHUNK, ProgressCallback
-from tunebench.db.jsonl_codec import device_from_json, measurement_from_json
+from tunebench.db.bulk import CHUNK, ProgressCallback, RowImport
+from tunebench.db.jsonl_codec import device_from_json, measurement_from_json, refuse_constant
 from tunebench.db.reader import Reader
 from tunebench.db.record import (
-    MAX_FAULTS,
     ImportResult,
     MeasurementBatch,
     NewMeasurement,
@@ -129,25 +128,16 @@ def import_jsonl(store: Store, path: Path, watcher: ProgressCallback | None = No
     """
     found = _JsonlImport(path)
     added = store.add(found.batches(watcher or (lambda done, total: None)), recheck=True)
-    return ImportResult(
-        file=path,
-        spaces=tuple(found.spaces),
-        added=added,
-        known=found.good - added,
-        faults=tuple(found.faults),
-        refused=found.refused,
-    )
+    return found.result(added)
 
 
-class _JsonlImport:
+class _JsonlImport(RowImport):
     """Devices and measurements as they are found, and the lines that cannot be used."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path)
         self._devices: dict[str, Device] = {}
-        self.spaces: dict[SpaceKey, None] = {}
-        self.faults: list[RejectedRow] = []
-        self.refused = self.good = self._blank = 0
+        self._blank = 0
 
     def batches(self, watcher: ProgressCallback) -> Iterator[MeasurementBatch]:
         """Yield a few measurements at a time, by device and workload.
@@ -157,11 +147,11 @@ class _JsonlImport:
         """
         few: list[NewMeasurement] = []
         size = 0
-        with open_limited(self._path, "", MAX_FILE_BYTES) as file:
+        with open_limited(self.path, "", MAX_FILE_BYTES) as file:
             for number, line in _numbered(file):
-                addition = self._take(number, line)
-                if addition is not None:
-                    few.append(addition)
+                measurement = self._take(number, line)
+                if measurement is not None:
+                    few.append(measurement)
                     size += len(line or b"")
                 if len(few) >= CHUNK or size > MAX_LINE_BYTES:
                     yield from self._batched(few)
@@ -188,15 +178,14 @@ class _JsonlImport:
             reason = f"it cannot be read as JSON: {error}"
         if self.refused + self._blank >= MAX_REFUSED:
             raise InputError(
-                f"{self._path} has more than {MAX_REFUSED} lines that are blank or cannot be used"
+                f"{self.path} has more than {MAX_REFUSED} lines that are blank or cannot be used"
             )
         if reason:
-            self.refused += 1
-            self.faults += [RejectedRow(f"line {number}", reason)] if len(self.faults) < MAX_FAULTS else []
+            self.reject(RejectedRow(f"line {number}", reason))
         return None
 
     def _read(self, line: bytes) -> NewMeasurement | None:
-        data = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique_names)
+        data = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=_unique_names)
         kind = data.get("what") if isinstance(data, dict) else None
         if kind == "device":
             device = device_from_json(data)
@@ -206,30 +195,26 @@ class _JsonlImport:
             return None
         if kind != "measurement":
             raise InputError("it must be an object that says what it is: device or measurement")
-        addition = measurement_from_json(data, self._devices)
-        if len(self.spaces) >= MAX_SPACES and addition.key.space not in self.spaces:
+        measurement = measurement_from_json(data, self._devices)
+        if len(self.spaces) >= MAX_SPACES and measurement.key.space not in self.spaces:
             raise InputError(f"a file may tell of {MAX_SPACES} spaces; import it in parts")
-        self.spaces[addition.key.space] = None
+        self.spaces[measurement.key.space] = None
         self.good += 1
-        return addition
+        return measurement
 
     def _batched(self, measurements: Iterable[NewMeasurement]) -> Iterator[MeasurementBatch]:
         places: dict[tuple[str, str], list[NewMeasurement]] = {}
-        for addition in measurements:
-            places.setdefault((addition.key.device, addition.key.workload), []).append(addition)
+        for measurement in measurements:
+            places.setdefault((measurement.key.device, measurement.key.workload), []).append(measurement)
         for (device, workload), found in places.items():
             start = RunStart(
                 device=self._devices[device],
                 workload=workload,
                 sampler="import",
                 seed=0,
-                versions={"tunebench": __version__, "file": ascii(self._path.name)[1:-1]},
+                versions={"tunebench": __version__, "file": ascii(self.path.name)[1:-1]},
             )
             yield MeasurementBatch(start=start, measurements=tuple(found))
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

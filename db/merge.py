@@ -16,7 +16,8 @@ Each source goes in as a whole or not at all. To merge again adds nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,7 +29,7 @@ import sqlalchemy as sa
 from tunebench._deprecation import renamed
 from tunebench.db import schema
 from tunebench.db.location import Location, locate
-from tunebench.db.merge_trials import MergeGroup, MergeTarget, merge_group
+from tunebench.db.merge_trials import MergeGroup, MergeTarget, chunks, merge_group
 from tunebench.db.reader import Reader
 from tunebench.db.schema import demand_table, device_table, measurement_table, run_table, trial_table
 from tunebench.db.store import Store, open_store
@@ -36,8 +37,6 @@ from tunebench.device import Device
 from tunebench.errors import DatabaseError, InputError
 
 __all__ = ["MergeResult", "merge"]
-
-CHUNK = 500
 
 MergeWatcher = Callable[[str, int, int], None]
 """Is told of which source how many measurements were looked at, and of how many."""
@@ -146,21 +145,6 @@ def _snapshot(source: Reader) -> Iterator[sa.Connection]:
         raise DatabaseError(f"{said}; tunebench db verify tells which") from error
 
 
-def _stream(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[sa.RowMapping]:
-    yield from connection.execution_options(yield_per=CHUNK).execute(query).mappings()
-
-
-def _chunks(rows: Iterable[sa.RowMapping]) -> Iterator[list[sa.RowMapping]]:
-    chunk: list[sa.RowMapping] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
 def _groups(there: sa.Connection) -> list[MergeGroup]:
     at = trial_table.c
     query = sa.select(at.device_id, at.workload).where(at.state == "done").distinct()
@@ -228,7 +212,7 @@ def _merge_runs(
         set_={name: insert.excluded[name] for name in ends},
         where=run_table.c.finished_at.is_(None) & insert.excluded.finished_at.is_not(None),
     )
-    for chunk in _chunks(_stream(there, sa.select(run_table).order_by(run_table.c.id))):
+    for chunk in chunks(there, sa.select(run_table).order_by(run_table.c.id)):
         target.connection.execute(
             insert,
             [
@@ -254,7 +238,8 @@ def _merge_demand(
         set_={name: insert.excluded[name] for name in grown},
         where=insert.excluded.calls > demand_table.c.calls,
     ).returning(demand_table.c.id)
-    for row in _stream(there, sa.select(demand_table).order_by(demand_table.c.id)):
+    rows = chunks(there, sa.select(demand_table).order_by(demand_table.c.id))
+    for row in itertools.chain.from_iterable(rows):
         values = {name: value for name, value in row.items() if name != "id"}
         changed = target.connection.execute(upsert, {**values, "device_id": devices[row["device_id"]]})
         merged.demand += len(changed.all())

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tunebench.db.bulk import IDENTITY, identity
 from tunebench.db.record import RECORDED, SpaceKey
 from tunebench.db.schema import DONE, TRIAL_KEY
 from tunebench.db.schema import measurement_table as _measurement
@@ -19,7 +20,7 @@ from tunebench.db.sequence import IncomingMeasurement, interleave
 from tunebench.db.staleness import installed_revision, mark_stale, update_staleness
 from tunebench.device import Device
 
-__all__ = ["MergeGroup", "MergeTarget", "merge_group"]
+__all__ = ["MergeGroup", "MergeTarget", "chunks", "merge_group"]
 
 CHUNK = 500
 
@@ -119,7 +120,7 @@ def _of_group(device_id: int, workload: str) -> tuple[sa.ColumnElement[bool], ..
     return (_trial.c.device_id == device_id, _trial.c.workload == workload, _trial.c.state == "done")
 
 
-def _chunks(there: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[sa.RowMapping]]:
+def chunks(there: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[sa.RowMapping]]:
     yield from there.execution_options(yield_per=CHUNK).execute(query).mappings().partitions()
 
 
@@ -147,7 +148,7 @@ def _merge_trials(
 ) -> _MergedTrials:
     trials = _MergedTrials({}, {})
     query = sa.select(_trial).where(*_of_group(group.device_id, group.workload)).order_by(_trial.c.id)
-    for chunk in _chunks(there, query):
+    for chunk in chunks(there, query):
         before = _ids(target.connection, device_id, group.workload, chunk)
         _insert_trials(target, device_id, chunk)
         ids = _ids(target.connection, device_id, group.workload, chunk)
@@ -187,15 +188,11 @@ def _insert_trials(target: MergeTarget, device_id: int, rows: Sequence[Mapping[A
 
 # -- measurements ----------------------------------------------------------------------------------
 
-_IDENTITY = ("purpose", "kind", "median_us", "predicted_us", "reason", "samples_us", "recorded_at")
-"""Columns by which a measurement of a trial is told from another one."""
-
 _Identity = tuple[Any, ...]
 
 
 def _identity(row: Mapping[Any, Any], trial_id: int, names: Sequence[str]) -> _Identity:
-    values = (tuple(value) if isinstance(value := row[name], list) else value for name in names)
-    return (trial_id, *values)
+    return (trial_id, *identity(row, names))
 
 
 def _arrivals(
@@ -203,7 +200,7 @@ def _arrivals(
 ) -> tuple[list[IncomingMeasurement], int]:
     """Return the measurements that are not here yet, in their order, and how many are."""
     # When another tuner's file was imported is no part of what it tells.
-    names = _IDENTITY[:-1] if group.workload.startswith(RECORDED) else _IDENTITY
+    names = IDENTITY if group.workload.startswith(RECORDED) else (*IDENTITY, "recorded_at")
     at = _measurement.c
     columns = {at.id, at.trial_id, at.recorded_at, *(at[name] for name in names)}
     query = (
@@ -211,7 +208,7 @@ def _arrivals(
     )
     arrivals: list[IncomingMeasurement] = []
     known = after = 0
-    for chunk in _chunks(there, query):
+    for chunk in chunks(there, query):
         ids = {trials.ids[row["trial_id"]] for row in chunk} & set(trials.flags)
         found = _present(target.connection, sorted(ids), names)
         for row in chunk:
@@ -258,7 +255,7 @@ def _insert_measurements(
         .where(*_of_group(group.device_id, group.workload))
         .order_by(at.id)
     )
-    for chunk in _chunks(there, query):
+    for chunk in chunks(there, query):
         rows = [
             {**row, "id": arrived[row["id"]], "trial_id": trials.ids[row["trial_id"]]}
             for row in chunk

@@ -19,10 +19,9 @@ from tunebench._deprecation import renamed
 from tunebench._host import product_name
 from tunebench._version import __version__
 from tunebench.cache_file import CacheFileHeader, RecordedTrial, RejectedRow, TuningLog, read_header
-from tunebench.db.bulk import CHUNK, ProgressCallback
+from tunebench.db.bulk import CHUNK, ProgressCallback, RowImport
 from tunebench.db.reader import Reader
 from tunebench.db.record import (
-    MAX_FAULTS,
     RECORDED,
     ImportResult,
     MeasurementBatch,
@@ -115,36 +114,28 @@ def import_recorded_space(
         origin = _origin(log, path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    rows = _Rows(found, names, space)
+    rows = _SpaceImport(found, names, space)
     start = RunStart(device=device, workload=workload, sampler="import", seed=0, versions=origin)
     added = store.add(rows.batches(start, watcher))
-    return ImportResult(
-        file=path,
-        spaces=(space,),
-        added=added,
-        known=rows.good - added,
-        faults=tuple(rows.faults),
-        refused=rows.refused,
-    )
+    return rows.result(added)
 
 
-class _Rows:
-    """Rows as they are read, a few at a time, and those that cannot be used."""
+class _SpaceImport(RowImport):
+    """Import of the rows of one recorded space, a few at a time."""
 
-    def __init__(self, found: CacheFileHeader, names: Sequence[str], space: SpaceKey) -> None:
-        self._found, self._names, self._space = found, names, space
-        self.faults: list[RejectedRow] = []
-        self.refused = self.good = 0
+    def __init__(self, header: CacheFileHeader, names: Sequence[str], space: SpaceKey) -> None:
+        super().__init__(header.path)
+        self._header, self._names, self.spaces = header, names, {space: None}
 
     def batches(self, start: RunStart, watcher: ProgressCallback | None) -> Iterator[MeasurementBatch]:
         few: list[NewMeasurement] = []
-        for row in self._found.rows(watcher):
+        (space,) = self.spaces
+        for row in self._header.rows(watcher):
             if isinstance(row, RejectedRow):
-                self.refused += 1
-                self.faults += [row] if len(self.faults) < MAX_FAULTS else []
+                self.reject(row)
                 continue
             self.good += 1
-            few.append(NewMeasurement(key=_trial_of(row, self._names, self._space), result=row.result))
+            few.append(NewMeasurement(key=_trial_of(row, self._names, space), result=row.result))
             if len(few) == CHUNK:
                 yield MeasurementBatch(start=start, measurements=tuple(few))
                 few = []

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tunebench.db import schema
-from tunebench.db.jsonl_codec import check_plain
+from tunebench.db.jsonl_codec import check_plain, refuse_constant
 from tunebench.db.record import result_from_row
 from tunebench.device import Device
 from tunebench.errors import InputError
@@ -57,7 +57,7 @@ def decode_row(row: Mapping[Any, Any], table: sa.Table) -> dict[str, Any]:
         value = found[column.name]
         try:
             if isinstance(value, str) and isinstance(column.type, sa.JSON):
-                found[column.name] = json.loads(value, parse_constant=_refuse)
+                found[column.name] = json.loads(value, parse_constant=refuse_constant)
                 check_plain(found[column.name], column.name)
             elif isinstance(value, str) and isinstance(column.type, schema.UtcTime):
                 moment = datetime.fromisoformat(value)
@@ -69,10 +69,6 @@ def decode_row(row: Mapping[Any, Any], table: sa.Table) -> dict[str, Any]:
         except (ValueError, RecursionError, InputError) as error:
             raise ValueError(f"its {column.name} cannot be read: {error}") from None
     return found
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 # What is wrong of data that a database holds is wrong in ways that its classes never meant to name.

@@ -28,7 +28,7 @@ from tunebench.db import (
     open_store,
     sqlite_file,
 )
-from tunebench.db import store as stores
+from tunebench.db import writer
 from tunebench.db.owner import is_dead
 from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store
