@@ -27,8 +27,8 @@ from tunebench.db import (
     new_owner,
     open_store,
     sqlite_file,
+    writer,
 )
-from tunebench.db import writer
 from tunebench.db.owner import is_dead
 from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store

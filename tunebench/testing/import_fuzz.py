@@ -33,8 +33,8 @@ import sqlalchemy as sa
 from tunebench.db import open_store
 from tunebench.db.exchange import import_file
 from tunebench.db.integrity import NOTES, Integrity, check_rows, check_rules
-from tunebench.db.schema import device_table, measurement_table, run_table, trial_table
 from tunebench.db.record import MAX_FAULTS
+from tunebench.db.schema import device_table, measurement_table, run_table, trial_table
 from tunebench.db.store import Store
 from tunebench.errors import TunebenchError
 from tunebench.testing.corrupt_files import spoilt
