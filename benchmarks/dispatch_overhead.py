@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import tunebench.torch as served
 from tunebench.device import local_cpu
-from tunebench.dispatch import problem
+from tunebench.dispatch import dispatcher
 from tunebench.torch import _tensor
 from tunebench.torch.operators import _custom_op
 from tunebench.workloads import parse
@@ -64,9 +64,9 @@ def contenders() -> dict[str, dict[str, Callable[[], Any]]]:
 def _ways(
     text: str, operands: tuple[Any, ...], ours: Callable[[], Any], theirs: Callable[[], Any]
 ) -> dict[str, Callable[[], Any]]:
-    found = problem(parse(text), local_cpu())
+    found = dispatcher(parse(text), local_cpu())
     with served.prefer("tunebench"):
-        kernel = found.made().kernel
+        kernel = found.bound_choice().kernel
     assert kernel is not None
     out = torch.empty(8, 16)
     arrays = [_tensor._array(t, spec.shape) for t, spec in zip((*operands, out), kernel.tensors, strict=True)]
@@ -84,8 +84,8 @@ def _ways(
         "torch": theirs,
         "kernel alone": lambda: kernel.run(*arrays),
         "kernel on tensors": lambda: _tensor.launch(kernel, (*operands, out)),
-        "choice alone": found.made,
-        "key and choice": lambda: _custom_op._cached_dispatch(*asked).problem.made(),  # type: ignore[union-attr]
+        "choice alone": found.bound_choice,
+        "key and choice": lambda: _custom_op._cached_dispatch(*asked).problem.bound_choice(),  # type: ignore[union-attr]
         "served": preferring("tunebench", ours),
         "passed to torch": preferring("torch", ours),
     }

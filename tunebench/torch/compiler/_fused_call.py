@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from tunebench.dispatch import Choice, Problem, preference
-from tunebench.dispatch.choice import Made
-from tunebench.dispatch.watch import watched
+from tunebench.dispatch import Dispatcher, KernelChoice, preference
+from tunebench.dispatch.choice import BoundChoice
+from tunebench.dispatch.watch import is_watched
 from tunebench.graph.group import FusedGroup
 from tunebench.torch._tensor import launch
 from tunebench.torch.compiler._region import GroupRegion, KernelInput, KernelOutput
@@ -23,7 +23,7 @@ __all__ = ["FusedCall", "GroupKernel"]
 class GroupKernel:
     """A problem, and what its tensors are."""
 
-    problem: Problem
+    problem: Dispatcher
     inputs: tuple[KernelInput, ...]
     outputs: tuple[KernelOutput, ...]
 
@@ -59,7 +59,7 @@ class FusedCall:
         if self.keeps:
             self.seen = given
         trial, made = self.trial, self._made()
-        if watched():
+        if is_watched():
             self._tell(made)
         if self._is_torchs(made):
             return self.by_torch(*given)
@@ -74,27 +74,27 @@ class FusedCall:
         """Whose kernels run it now."""
         return "torch" if self._is_torchs(self._made()) else "tunebench"
 
-    def _made(self) -> list[Made]:
+    def _made(self) -> list[BoundChoice]:
         preferred = preference()
         if preferred == "faster" and self._is_weighed:
             preferred = "tunebench"
-        return [kernel.problem.made(preferred) for kernel in self._kernels]
+        return [kernel.problem.bound_choice(preferred) for kernel in self._kernels]
 
-    def _is_torchs(self, made: Sequence[Made]) -> bool:
+    def _is_torchs(self, made: Sequence[BoundChoice]) -> bool:
         is_lost = self.trial is not None and self.trial.winner == "torch"
         return is_lost or any(one.kernel is None for one in made)
 
-    def _tell(self, made: Sequence[Made]) -> None:
+    def _tell(self, made: Sequence[BoundChoice]) -> None:
         """Tell watchers whose kernels run it."""
         for kernel, one in zip(self._kernels, made, strict=True):
             if self.trial is not None and self.trial.winner == "torch" and one.kernel is not None:
                 reason = f"in this model torch takes {self.trial.ratio:.2f} times as long"
-                lost = Choice(workload=kernel.problem.workload, reason=reason)
-                kernel.problem.tell(Made(one.generation, lost, None))
+                lost = KernelChoice(workload=kernel.problem.workload, reason=reason)
+                kernel.problem.notify(BoundChoice(one.generation, lost, None))
             else:
-                kernel.problem.tell(one)
+                kernel.problem.notify(one)
 
-    def _by_kernels(self, made: Sequence[Made], given: Sequence[Tensor]) -> Any:
+    def _by_kernels(self, made: Sequence[BoundChoice], given: Sequence[Tensor]) -> Any:
         results: list[Any] = [None] * self._count
         known, device = list(given), given[0].device
         for kernel, one in zip(self._kernels, made, strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import fx
 
 from tunebench.device import Device
-from tunebench.dispatch import problem
+from tunebench.dispatch import dispatcher
 from tunebench.graph.group import FusedGroup
 from tunebench.torch.compiler._fused_call import FusedCall, GroupKernel
 from tunebench.torch.compiler._region import GroupRegion
@@ -117,7 +117,7 @@ class _GraphRewriter:
             workload = parse(text)
             found.append(
                 GroupKernel(
-                    problem(workload, self._device, self._ordinal),
+                    dispatcher(workload, self._device, self._ordinal),
                     tuple(
                         region.input(workload, spec, group.role(index, spec.name))
                         for spec in workload.inputs()

@@ -18,9 +18,9 @@ from torch._C import _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Parameter
 
-from tunebench.dispatch import Call, Kernel, Problem, prefer, preference, problem
-from tunebench.dispatch.choice import Made
-from tunebench.dispatch.watch import tell, watched
+from tunebench.dispatch import BoundKernel, DispatchedCall, Dispatcher, dispatcher, prefer, preference
+from tunebench.dispatch.choice import BoundChoice
+from tunebench.dispatch.watch import is_watched, notify
 from tunebench.errors import InputError
 from tunebench.torch._tensor import device_of, launch, may_use_tf32, stored_type
 from tunebench.workload import Workload
@@ -103,19 +103,19 @@ class CachedDispatch:
 
     __slots__ = ("_gradients", "_op", "call", "problem")
 
-    def __init__(self, op: CustomOp, call: OpCall, found: Problem) -> None:
+    def __init__(self, op: CustomOp, call: OpCall, found: Dispatcher) -> None:
         self.call, self.problem, self._op = call, found, op
-        self._gradients: tuple[Problem, ...] | None = None
+        self._gradients: tuple[Dispatcher, ...] | None = None
 
     def has_tuned_gradient(self) -> bool:
         """Return whether a tuned kernel computes one of the gradients."""
         if self._gradients is None:
             workload, device, ordinal = self.problem.workload, self.problem.device, self.problem.ordinal
-            self._gradients = tuple(problem(one, device, ordinal) for one in self._op.gradients(workload))
-        return any(gradient.made().kernel is not None for gradient in self._gradients)
+            self._gradients = tuple(dispatcher(one, device, ordinal) for one in self._op.gradients(workload))
+        return any(gradient.bound_choice().kernel is not None for gradient in self._gradients)
 
 
-def _empty(kernel: Kernel, shape: Shape | None, *arguments: Any) -> tuple[torch.Tensor, ...]:
+def _empty(kernel: BoundKernel, shape: Shape | None, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """Return memory for the results of a kernel, the first in the caller's shape if one is given."""
     device = arguments[0].device
     first, *others = kernel.outputs
@@ -167,7 +167,7 @@ class CustomOp:
     key: Callable[..., tuple[Any, ...]] = lambda *attributes: attributes
     name: str = field(init=False)
     op: Any = field(init=False)
-    _problems: dict[Any, Problem | str] = field(default_factory=dict, init=False)
+    _problems: dict[Any, Dispatcher | str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.name = self.schema.partition("(")[0]
@@ -207,7 +207,7 @@ class CustomOp:
 
     # -- calls ---------------------------------------------------------------------------------------------
 
-    def problem(self, arguments: Sequence[Any]) -> Problem | str:
+    def problem(self, arguments: Sequence[Any]) -> Dispatcher | str:
         """Return the workload of a call on its device, or why no kernel runs it."""
         first = arguments[0]
         key = (
@@ -223,12 +223,12 @@ class CustomOp:
             found = self._problems[key] = self._find(arguments)
         return found
 
-    def _find(self, arguments: Sequence[Any]) -> Problem | str:
+    def _find(self, arguments: Sequence[Any]) -> Dispatcher | str:
         where = device_of(arguments[0].device)
         if isinstance(where, str):
             return where
         try:
-            return problem(self.workload(*arguments), *where)
+            return dispatcher(self.workload(*arguments), *where)
         except InputError as error:
             return str(error)
 
@@ -246,9 +246,9 @@ class CustomOp:
         if isinstance(found, str):
             _report_torch_call(self.name, found)
             return self.fallback(*arguments)
-        made = found.made()
-        if watched():
-            found.tell(made)
+        made = found.bound_choice()
+        if is_watched():
+            found.notify(made)
         if made.kernel is None:
             return self.fallback(*arguments)
         if self.check is not None:
@@ -258,7 +258,7 @@ class CustomOp:
         results = self.run(made, ready)
         return results if self.finish is None else self.finish(results, *arguments)
 
-    def run(self, made: Made, arguments: Sequence[Any], shape: Shape | None = None) -> Any:
+    def run(self, made: BoundChoice, arguments: Sequence[Any], shape: Shape | None = None) -> Any:
         """Run the chosen kernel on arguments in the workload's memory layout, and return its results."""
         assert made.kernel is not None
         if self.order is None:
@@ -308,17 +308,17 @@ def dispatch(
         return run_by_torch(function, route, fallback)
     if route.call.copy_reason is not None and preference() != "tunebench":
         return run_by_torch(function, route.call.copy_reason, fallback)
-    made = route.problem.made()
+    made = route.problem.bound_choice()
     differentiated = is_differentiated(operands)
     if made.kernel is None and not (differentiated and route.has_tuned_gradient()):
-        if watched():
-            route.problem.tell(made)
+        if is_watched():
+            route.problem.notify(made)
         return fallback()
     if made.kernel is None or differentiated or not route.call.is_direct:
         result = route.call.result(op(*route.call.arguments(operands)))
     else:
-        if watched():
-            route.problem.tell(made)
+        if is_watched():
+            route.problem.notify(made)
         result = op.run(made, (*operands, *route.call.attributes), route.call.shape)
     return result if pick is None else pick(result)
 
@@ -392,8 +392,8 @@ def run_by_torch(function: str, reason: str, fallback: Callable[[], Any]) -> Any
 
 
 def _report_torch_call(function: str, reason: str) -> None:
-    if not torch.compiler.is_compiling() and watched():
-        tell(Call(function=function, workload=None, by="torch", reason=reason))
+    if not torch.compiler.is_compiling() and is_watched():
+        notify(DispatchedCall(function=function, workload=None, by="torch", reason=reason))
 
 
 def not_twice(function: str) -> Callable[..., Any]:

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tunebench.dispatch import Call, watching
+from tunebench.dispatch import DispatchedCall, watching
 
 __all__ = ["dispatch_report"]
 
 
-def dispatch_report(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Call, ...]:
+def dispatch_report(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[DispatchedCall, ...]:
     """Run a function, and report which implementation ran each call of `tunebench.torch` in it.
 
     Args:
@@ -22,10 +22,10 @@ def dispatch_report(function: Callable[..., Any], *arguments: Any, **named: Any)
     Returns:
         The calls made in this thread, in their order; each prints as one line with the reason.
     """
-    calls: list[Call] = []
+    calls: list[DispatchedCall] = []
     here = threading.get_ident()
 
-    def note(call: Call) -> None:
+    def note(call: DispatchedCall) -> None:
         if threading.get_ident() == here:
             calls.append(call)
 

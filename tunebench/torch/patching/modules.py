@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tunebench import torch as served
-from tunebench.dispatch import Problem, problem
-from tunebench.dispatch.watch import watched
+from tunebench.dispatch import Dispatcher, dispatcher
+from tunebench.dispatch.watch import is_watched
 from tunebench.torch._aten_workload import convolution, signature
 from tunebench.torch._tensor import device_of
 from tunebench.workloads import parse
@@ -245,7 +245,7 @@ def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[FusedCall | None, int]:
     return run, 1 + (norm is not None) + (relu is not None)
 
 
-_problems: dict[Any, Problem | None] = {}
+_problems: dict[Any, Dispatcher | None] = {}
 _MOST_PROBLEMS = 4096
 
 
@@ -257,7 +257,7 @@ def _is_ours(conv: Any, x: Tensor, epilogue: str) -> bool:
     """
     if torch.compiler.is_compiling() or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
         return False
-    if watched():
+    if is_watched():
         return True
     placed = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "groups")}
     tf32 = torch.backends.cudnn.allow_tf32
@@ -267,9 +267,9 @@ def _is_ours(conv: Any, x: Tensor, epilogue: str) -> bool:
             _problems.clear()
         text, where = convolution(x, conv.weight, placed, epilogue), device_of(x.device)
         is_there = text is not None and not isinstance(where, str)
-        _problems[key] = problem(parse(text or ""), *where) if is_there else None
+        _problems[key] = dispatcher(parse(text or ""), *where) if is_there else None
     found = _problems[key]
-    return found is not None and found.made().kernel is not None
+    return found is not None and found.bound_choice().kernel is not None
 
 
 def _is_affine(norm: Any) -> bool:

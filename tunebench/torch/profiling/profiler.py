@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tunebench.dispatch import Call, watching
+from tunebench.dispatch import DispatchedCall, watching
 from tunebench.errors import InputError, TunebenchError
 from tunebench.torch import _aten_workload
 from tunebench.torch.profiling._call_timer import CallTimer, TimedCall
@@ -281,9 +281,9 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
 
         return self._timer.time(call, device, run)
 
-    def hear(self, call: Call) -> None:
+    def hear(self, call: DispatchedCall) -> None:
         """Hear of a served call; of those that are not seen here, in other threads, nothing is kept."""
-        told: list[Call] | None = getattr(self._thread, "told", None)
+        told: list[DispatchedCall] | None = getattr(self._thread, "told", None)
         if told is not None:
             told.append(call)
 
@@ -340,7 +340,7 @@ _JOINED = frozenset(
 _JOINED_FIRST = frozenset(first for first, _ in _JOINED)
 
 
-def _entry_of(call: Call, device: Any) -> ProfiledOperation:
+def _entry_of(call: DispatchedCall, device: Any) -> ProfiledOperation:
     if call.workload is None:
         return ProfiledOperation(device, f"tunebench.{call.function} ({call.reason})", is_workload=False)
     return ProfiledOperation(device, str(call.workload), is_workload=True)
