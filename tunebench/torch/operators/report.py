@@ -11,7 +11,9 @@ from tunebench.dispatch import DispatchedCall, watching
 __all__ = ["dispatch_report"]
 
 
-def dispatch_report(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[DispatchedCall, ...]:
+def dispatch_report(
+    function: Callable[..., Any], *arguments: Any, **named: Any
+) -> tuple[DispatchedCall, ...]:
     """Run a function, and report which implementation ran each call of `tunebench.torch` in it.
 
     Args:
