@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import needs_nvrtc
 from tests.toy_variants import Toy, ToyVariant
 from tunebench.binary.compiled import Binary
 from tunebench.binary.cubin import launch_refusal, read_cubin, resources, spills
-from tunebench.compile import unavailable
 from tunebench.device import representative
 from tunebench.space import Config
 from tunebench.variant import Launch
 
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
 CONFIG = Config({"unused": 0})
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 

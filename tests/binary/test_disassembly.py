@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import needs_disassembler, needs_numba_cuda, needs_nvrtc
 from tests.toy_variants import NumbaToy, Toy, ToyVariant
 from tunebench import device as devices
 from tunebench import kernels
@@ -17,15 +18,12 @@ from tunebench.binary.disassembly import (
     sass,
     unmet_claims,
 )
-from tunebench.compile import BinaryCache, CompileError, unavailable
+from tunebench.compile import BinaryCache, CompileError
 from tunebench.compile.assembly import machine_code, ptx
 from tunebench.errors import InputError, MissingDependency
 from tunebench.space import Config
 from tunebench.workloads import parse
 
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
-needs_numba_cuda = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
-needs_disassembler = pytest.mark.skipif(find_disassembler() is None, reason="no nvdisasm on this machine")
 CONFIG = Config({"unused": 0})
 WORKLOAD = Toy(n=64)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import needs_nvrtc
 from tests.toy_variants import Toy, ToyVariant, folder_of_header
 from tunebench.binary.occupancy import kernel_uses, occupancy
 from tunebench.bound import resident_blocks
-from tunebench.compile import unavailable
 from tunebench.device import Device, local_cpu, representative
 from tunebench.errors import InputError
 from tunebench.space import Config
@@ -121,7 +121,7 @@ def test_a_processor_has_none() -> None:
         occupancy(local_cpu(), threads=32, registers=16, smem_bytes=0)
 
 
-@pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
+@needs_nvrtc
 def test_static_and_dynamic_shared_memory_count_together() -> None:
     from tunebench.compile.nvrtc import compile_cuda
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_numba_cuda, needs_nvrtc
 from tests.toy_variants import NumbaToy, Toy, ToyVariant
 from tunebench import compile as compiling
 from tunebench.binary.compiled import Binary
@@ -24,8 +25,6 @@ from tunebench.space import Config
 from tunebench.variant import Language, Launch
 from tunebench.workload import Tensor
 
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
-needs_numba_cuda = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
 CONFIG = Config({"unused": 0})
 SM_80, SM_90 = representative("sm_80"), representative("sm_90")
 SIGNATURE = "__global__ void toy(const float* x, float* y, float factor, int n) {"

@@ -12,19 +12,15 @@ import pytest
 
 from benchmarks import compile_matrix
 from benchmarks.compile_matrix import Item
+from tests.support import needs_disassembler, needs_nvrtc
 from tests.toy_variants import Toy, ToyVariant
 from tunebench import kernels, workloads
-from tunebench.binary.disassembly import find_disassembler
-from tunebench.compile import unavailable
 from tunebench.device import Device
 from tunebench.errors import MissingDependency
 from tunebench.space import Config, Parameter, Space
 from tunebench.variant import CudaVariant
 
-pytestmark = [
-    pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda"))),
-    pytest.mark.skipif(find_disassembler() is None, reason="no nvdisasm on this machine"),
-]
+pytestmark = [needs_nvrtc, needs_disassembler, pytest.mark.slow]
 
 SAMPLED = ("sm_75", "sm_80", "sm_90", "sm_100")
 """Architectures that the sample is compiled for; it takes their items in turn, so that each has some."""

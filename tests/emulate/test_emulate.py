@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler
 from tests.toy_variants import Toy, ToyVariant
 from tunebench.emulate import host_compiler
 from tunebench.emulate.emulator import (
@@ -24,7 +25,6 @@ from tunebench.errors import InputError
 from tunebench.kernels import include
 from tunebench.space import Config
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 CONFIG = Config({"unused": 0})
 HELPERS = "".join(include(f"{name}.cuh") for name in ("types", "ptx", "reduce", "epilogue"))
 SIGNATURE = (

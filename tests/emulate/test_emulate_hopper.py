@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler
 from tests.toy_variants import Toy, ToyVariant
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, Order, emulate, find_compiler, watch
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, Order, emulate, watch
 from tunebench.errors import InputError
 from tunebench.kernels import include
 from tunebench.space import Config
 from tunebench.variant import Launch, PixelBox, TensorMap
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 CONFIG = Config({"unused": 0})
 HELPERS = "".join(include(f"{name}.cuh") for name in ("types", "ptx", "ptx_hopper"))
 SIGNATURE = """

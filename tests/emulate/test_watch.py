@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler
 from tests.toy_variants import Toy, ToyVariant
 from tunebench import kernels, workloads
 from tunebench.device import representative
@@ -18,7 +19,6 @@ from tunebench.emulate.emulator import (
     NotEmulated,
     Order,
     Watched,
-    find_compiler,
     watch,
 )
 from tunebench.kernels import include
@@ -26,7 +26,6 @@ from tunebench.space import Config
 from tunebench.variant import CudaVariant
 from tunebench.workload import Workload
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 CONFIG = Config({"unused": 0})
 HELPERS = "".join(include(f"{name}.cuh") for name in ("types", "ptx", "reduce", "epilogue"))
 SIGNATURE = (

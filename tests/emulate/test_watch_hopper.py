@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.emulate.test_watch import Faulty
+from tests.support import needs_compiler
 from tunebench import kernels, workloads
 from tunebench.device import representative
-from tunebench.emulate.emulator import ORDERS, EmulationFailed, Order, Watched, find_compiler, watch
+from tunebench.emulate.emulator import ORDERS, EmulationFailed, Order, Watched, watch
 from tunebench.space import Config
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 VARIANT = kernels.variant("gemm/cuda_wgmma")
 WORKLOAD = workloads.parse("gemm:m=192,n=128,k=512,dtype=f16")
 SMALLEST = {

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_numba_cuda, needs_nvrtc
 from tests.toy_variants import NumbaToy, Toy, ToyVariant, folder_of_header, parameter_sizes
 from tunebench import __version__, _environment, export, kernels, workloads
 from tunebench.binary.cubin import read_cubin
-from tunebench.compile import Binary, BinaryCache, compile_config, unavailable
+from tunebench.compile import Binary, BinaryCache, compile_config
 from tunebench.device import local_cpu, local_gpus, representative
 from tunebench.dtype import DTYPES, itemsize, numpy_dtype
 from tunebench.errors import InputError, UnknownName
@@ -34,8 +35,6 @@ from tunebench.workload import Tensor
 from tunebench.workloads import parse
 
 HERE = Path(__file__).parent
-needs_nvrtc = pytest.mark.skipif(bool(unavailable("cuda")), reason=str(unavailable("cuda")))
-needs_numba_cuda = pytest.mark.skipif(bool(unavailable("numba-cuda")), reason=str(unavailable("numba-cuda")))
 
 # -- against a driver of our own -----------------------------------------------------------------------------
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import needs_compiler
 from tests.toy_variants import Toy, ToyVariant
 from tunebench import device, kernels
 from tunebench.binary.compiled import Binary
-from tunebench.emulate.emulator import EmulationFailed, find_compiler
+from tunebench.emulate.emulator import EmulationFailed
 from tunebench.errors import InputError
 from tunebench.measure import offline
 from tunebench.measure.offline import OfflineRunner
@@ -26,7 +27,6 @@ from tunebench.workloads import parse
 H100 = device.find("h100-sxm")
 BINARY = Binary(key="", language="cuda", target="sm_90", payload=b"")
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
 KERNEL = 'extern "C" __global__ void toy(const float* x, float* y, float factor, int n) {{ {body} }}'
 RIGHT = KERNEL.format(body="for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = x[i] * factor;")
