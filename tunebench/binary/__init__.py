@@ -1,1 +1,1 @@
-"""Inspection of compiled code: cubin contents, disassembly, occupancy."""
+"""Inspection of compiled code: contents of cubins, disassembly, occupancy."""

@@ -1,4 +1,4 @@
-"""Compiled code, and what the compiler really used for it."""
+"""Compiled code and the resources it uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Binary", "CompileError"]
 
 
 class CompileError(TunebenchError):
-    """The compiler refused a configuration; the message is what it said, shortened."""
+    """The compiler rejected a configuration; the message is the compiler's, shortened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,11 @@ class Binary:
 
     Attributes:
         key: Hash of exactly what reached the compiler: source, flags, target, compiler version.
-        language: How the variant is written, which decides how the payload is loaded.
-        target: What it was compiled for: ``"sm_90a"``, or LLVM's name of a CPU.
-        payload: A cubin; for Numba on the CPU its serialised object code.
-        entries: Symbol to call for each launch, in order.
-        resources: Real usage; the largest of each figure over the entries.
+        language: Language of the variant; it decides how the payload is loaded.
+        target: Compilation target: ``"sm_90a"``, or LLVM's name of a CPU.
+        payload: A cubin, or serialised object code of Numba on the CPU.
+        entries: Symbol of each launch, in launch order.
+        resources: Resources in use: the maximum of each over the entries.
     """
 
     key: str

@@ -1,7 +1,7 @@
-"""What a cubin says about its kernels: registers, shared memory, stack, code; read from its ELF notes.
+"""Registers, shared memory, stack and code size of the kernels in a cubin, read from its ELF sections.
 
 Source: the ELF-64 format, and NVIDIA's `.nv.info` sections as ptxas writes them: a list of attributes, each
-of a format byte, an attribute byte and a 16-bit value or size, with the numbers that `cuobjdump -elf` names.
+with a format byte, an attribute byte and a 16-bit value or size; numbers as `cuobjdump -elf` names them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _REGISTER_COUNT = 0x2F
 _FRAME_BYTES = 0x11
 _MAX_THREADS = 0x05
 _SIZED = 4
-"""Format byte of an attribute whose value is data of the size given."""
+"""Format byte of an attribute with a 16-bit size and that many bytes of data."""
 
 _RESERVED_SMEM_BYTES = 1024
-"""Shared memory that `.nv.shared` of sm_90 and later holds for the system, on top of the kernel's own.
+"""Shared memory in bytes that `.nv.shared` of sm_90 and later includes for the system.
 
-Source: CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory"; ptxas reports it as used, too.
+Source: CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory"; ptxas includes it, too.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelResources:
-    """What one kernel uses.
+    """Resources of one kernel.
 
     Attributes:
-        registers: 32-bit registers a thread.
-        static_smem_bytes: Static shared memory a block, without what the system reserves.
-        stack_bytes: Local memory a thread: arrays indexed at run time, and spills.
-        max_threads: Most threads of a block it may be launched with (`__launch_bounds__`), or None.
-        code_bytes: Size of its machine code.
+        registers: 32-bit registers per thread.
+        static_smem_bytes: Static shared memory per block, without the bytes reserved for the system.
+        stack_bytes: Local memory per thread: arrays indexed at run time, and spills.
+        max_threads: Maximum number of threads per block (`__launch_bounds__`), or None.
+        code_bytes: Size of the machine code.
     """
 
     registers: int = 0
@@ -59,17 +59,17 @@ class _Section:
 
 
 def read_cubin(cubin: bytes) -> dict[str, KernelResources]:
-    """Return every kernel of a cubin by its symbol.
+    """Return the resources of every kernel of a cubin, by symbol.
 
     Raises:
-        ValueError: if it is no 64-bit little-endian ELF file.
+        ValueError: The bytes are not a complete 64-bit little-endian ELF file.
     """
     if cubin[:6] != b"\x7fELF\x02\x01":
-        raise ValueError("not a cubin: it does not begin as a 64-bit little-endian ELF file")
+        raise ValueError("not a cubin: expected the header of a 64-bit little-endian ELF file")
     try:
         facts = _facts(_sections(cubin))
     except (struct.error, LookupError, ValueError) as error:
-        raise ValueError(f"not a cubin, or cut: {error}") from error
+        raise ValueError(f"not a cubin, or truncated: {error}") from error
     reserved = _RESERVED_SMEM_BYTES if _compute_capability(cubin) >= 90 else 0
     for entry in facts.values():
         entry["static_smem_bytes"] = max(0, entry.get("static_smem_bytes", 0) - reserved)
@@ -77,7 +77,7 @@ def read_cubin(cubin: bytes) -> dict[str, KernelResources]:
 
 
 def _facts(sections: list[_Section]) -> dict[str, dict[str, int]]:
-    """Return the fields of `KernelResources` that the sections tell, by symbol."""
+    """Return the fields of `KernelResources` found in the sections, by symbol."""
     symbols = _symbols(sections)
     facts: dict[str, dict[str, int]] = {}
     for section in sections:
@@ -101,7 +101,7 @@ def _facts(sections: list[_Section]) -> dict[str, dict[str, int]]:
 
 
 def _compute_capability(cubin: bytes) -> int:
-    """Return 80 for sm_80, from the ELF header's flags (whose place depends on the ABI version)."""
+    """Return 80 for sm_80, from the flags of the ELF header; their position depends on the ABI version."""
     flags: int = struct.unpack_from("<I", cubin, 0x30)[0]
     return flags >> 8 & 0xFF if cubin[8] >= 8 else flags & 0xFF
 
@@ -113,7 +113,7 @@ def _sections(cubin: bytes) -> list[_Section]:
     names_at = headers[names_index][4]
     sections = []
     for name, kind, _, _, at, size, link, _ in headers:
-        # A section of type 8 (SHT_NOBITS), such as shared memory, has a size and no bytes.
+        # A section of type 8 (SHT_NOBITS), such as shared memory, has a size and no bytes in the file.
         data = b"" if kind == 8 else cubin[at : at + size]
         if kind != 8 and len(data) < size:
             raise ValueError(f"a section ends at byte {at + size} of {len(cubin)}")
@@ -134,7 +134,7 @@ def _symbols(sections: list[_Section]) -> list[str]:
 
 
 def _kernel_of(section_name: str) -> tuple[str, str]:
-    """Split `.nv.shared.kernel` into the kind of section and the kernel it is about."""
+    """Split `.nv.shared.kernel` into the kind of section and the kernel."""
     match = re.fullmatch(r"(\.text|\.nv\.shared|\.nv\.info)\.(.+)", section_name)
     return (match[1], match[2]) if match else ("", "")
 
@@ -150,18 +150,18 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def spills(log: str) -> dict[str, int]:
-    """Return the bytes of spill stores plus loads of each kernel, from the log that `ptxas -v` writes."""
+    """Return the bytes of spill stores plus loads per kernel, from the log of `ptxas -v`."""
     found = re.findall(r"Function properties for (\S+)\s[^,]*, (\d+) bytes spill stores, (\d+)", log)
     return {name: int(stores) + int(loads) for name, stores, loads in found}
 
 
 def resources(cubin: bytes, symbols: tuple[str, ...], spill_bytes: Mapping[str, int] | None) -> Resources:
-    """Return the largest use of each resource over the kernels that are launched.
+    """Return the maximum of each resource over the kernels that are launched.
 
     Args:
         cubin: Machine code.
         symbols: The kernels.
-        spill_bytes: From `spills`; None where there is no log.
+        spill_bytes: From `spills`; None without a log.
     """
     entries = read_cubin(cubin)
     used = [entries[symbol] for symbol in symbols]
@@ -174,14 +174,14 @@ def resources(cubin: bytes, symbols: tuple[str, ...], spill_bytes: Mapping[str, 
 
 
 def launch_refusal(binary: Binary, launches: tuple[Launch, ...], device: Device) -> str | None:
-    """Return why the driver of `device` would refuse a launch of a binary of ours, or None if it would not.
+    """Return why the driver of `device` would reject a launch, or None if it would not.
 
     Args:
-        binary: Made from a `CudaVariant` or a `NumbaCudaVariant`.
-        launches: Of the same configuration.
-        device: Where it is to run; it need not be here.
+        binary: Compiled from a `CudaVariant` or a `NumbaCudaVariant`.
+        launches: Launches of the same configuration.
+        device: The GPU to run on; it need not be on this machine.
 
-    Source: CUDA C++ Programming Guide, "Compute Capabilities": registers are given to a warp by 256.
+    Source: CUDA C++ Programming Guide, "Compute Capabilities": registers per warp come in units of 256.
     """
     entries = read_cubin(binary.payload)
     for symbol, launch in zip(binary.entries, launches, strict=True):
@@ -189,12 +189,12 @@ def launch_refusal(binary: Binary, launches: tuple[Launch, ...], device: Device)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         allowed = min(entry.max_threads or 1024, 1024)
         if threads > allowed:
-            return f"a block of {threads} threads; the kernel is compiled for at most {allowed}"
+            return f"a block of {threads} threads exceeds the {allowed} that the kernel is compiled for"
         registers = ceil_div(32 * entry.registers, 256) * 256 * ceil_div(threads, 32)
         if registers > device.registers_per_sm:
             return f"a block needs {registers} registers; {device.name} has {device.registers_per_sm}"
         smem_bytes = entry.static_smem_bytes + launch.smem_bytes
         if smem_bytes > device.smem_per_block_bytes:
             most = device.smem_per_block_bytes
-            return f"a block needs {smem_bytes} bytes of shared memory; {device.name} gives it {most}"
+            return f"a block needs {smem_bytes} bytes of shared memory; {device.name} allows {most}"
     return None

@@ -1,7 +1,4 @@
-"""What compiled code is made of, to be read: machine code and PTX as text, and its instructions counted.
-
-Machine code of a GPU is disassembled by NVIDIA's nvdisasm or cuobjdump; a processor's comes from LLVM.
-"""
+"""Disassembly of cubins by NVIDIA's nvdisasm or cuobjdump, and instruction counts of machine code."""
 
 from __future__ import annotations
 
@@ -23,17 +20,18 @@ __all__ = ["count_instructions", "find_disassembler", "sass", "unmet_claims"]
 
 _TIMEOUT_S = 120.0
 _OPTIONS = {"nvdisasm": "--print-code", "cuobjdump": "-sass"}
-"""What makes each disassembler print the code and nothing else."""
+"""Option with which each disassembler prints the code only."""
 
-# A line of SASS: an offset, perhaps a predicate, then the instruction with its modifiers.
+# A line of SASS: an offset, an optional predicate, then the instruction with its modifiers.
 _SASS = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)((?:\.\w+)*)", re.MULTILINE)
 _ASSEMBLY = re.compile(r"^\t([a-z]\w*)", re.MULTILINE)
 
 
 def find_disassembler() -> str | None:
-    """Return the path of nvdisasm or cuobjdump, of a package or on the PATH, or None if neither is here.
+    """Return the path of nvdisasm or cuobjdump, or None if neither is installed.
 
-    That of a package comes first: it is of the compiler's release, and an older one may not know the code.
+    The Python package is preferred over the PATH: it has the release of the compiler. An older
+    disassembler may not know the code.
     """
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
@@ -48,8 +46,8 @@ def sass(cubin: bytes) -> str:
     """Return the machine code of a cubin as text.
 
     Raises:
-        MissingDependency: if there is no disassembler.
-        CompileError: if it cannot read this cubin.
+        MissingDependency: No disassembler is installed.
+        CompileError: The disassembler cannot read this cubin.
     """
     tool = find_disassembler()
     if tool is None:
@@ -64,23 +62,31 @@ def sass(cubin: bytes) -> str:
             raise CompileError(f"{tool} did not finish with this binary in {_TIMEOUT_S:g} s") from None
     if ran.returncode != 0:
         words = " ".join((ran.stderr or ran.stdout).replace(file.name, "the cubin").split())[:500]
-        raise CompileError(f"{tool} cannot read this binary; is it of an older release? It says: {words}")
+        raise CompileError(
+            f"{tool} cannot read this binary, perhaps because it is older than the compiler: {words}"
+        )
     return ran.stdout
 
 
 def count_instructions(code: str) -> dict[str, int]:
-    """Return how often each instruction stands in machine code, the most frequent first.
+    """Return the number of occurrences of each instruction in machine code, most frequent first.
 
-    How often it runs is another matter.
-
-    Modifiers do not count: ``HMMA.16816.F32`` is an ``HMMA``.
+    These are static counts: they do not say how often an instruction runs. Modifiers are ignored:
+    ``HMMA.16816.F32`` counts as ``HMMA``.
     """
     counts = Counter([name for name, _ in _SASS.findall(code)] or _ASSEMBLY.findall(code))
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def unmet_claims(variant: CudaVariant[Any], workload: Workload, config: Config, code: str) -> tuple[str, ...]:
-    """Return the instructions that a variant claims its machine code has, and that are not in it."""
+    """Return the instructions that a variant claims for its machine code and that the code lacks.
+
+    Args:
+        variant: The kernel variant; see `CudaVariant.claims`.
+        workload: The workload it was compiled for.
+        config: The configuration it was compiled for.
+        code: Machine code from `sass`.
+    """
     there = {(name, *modifiers[1:].split(".")) for name, modifiers in _SASS.findall(code)}
 
     def is_met(claim: str) -> bool:

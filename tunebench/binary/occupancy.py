@@ -1,4 +1,4 @@
-"""How many blocks of a kernel an SM holds at a time, and what keeps it from holding more."""
+"""Occupancy: how many blocks of a kernel are resident on an SM, and which resource limits their number."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["KernelUse", "Occupancy", "kernel_uses", "occupancy"]
 
 WARP = 32
 REGISTER_UNIT = 256
-"""Registers are given to a warp by so many."""
+"""Unit in which registers are allocated to a warp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """What an SM holds of one kernel at a time.
+    """Residency of one kernel on an SM.
 
     Attributes:
         blocks: Resident blocks; 0 if not even one fits.
-        warps: Their warps.
-        most_warps: Warps that the SM can hold of any kernel.
-        limits: Blocks that each resource would allow by itself.
+        warps: Resident warps.
+        most_warps: Maximum number of resident warps of any kernel.
+        limits: Number of blocks that each resource alone would allow.
     """
 
     blocks: int
@@ -35,30 +35,33 @@ class Occupancy:
 
     @property
     def limited_by(self) -> tuple[str, ...]:
-        """The resources that allow the fewest blocks."""
+        """Resources that allow the fewest blocks."""
         return tuple(name for name, blocks in self.limits.items() if blocks == self.blocks)
 
 
 def occupancy(device: Device, *, threads: int, registers: int, smem_bytes: int) -> Occupancy:
-    """Return what an SM of a GPU holds, all of its shared memory at the kernel's disposal.
+    """Return the occupancy of an SM, with all of its shared memory available to the kernel.
 
     Args:
-        device: The GPU; it need not be here.
-        threads: Of a block.
-        registers: Of a thread.
-        smem_bytes: Static and dynamic shared memory of a block.
+        device: The GPU; it need not be on this machine.
+        threads: Threads per block.
+        registers: Registers per thread.
+        smem_bytes: Static and dynamic shared memory per block.
 
     Raises:
-        InputError: if the device does not say how many threads and blocks its SMs hold.
+        InputError: The device has no number of threads or blocks per SM.
 
     Source: CUDA C++ Programming Guide, "Multiprocessor Level"; units of allocation as in `cuda_occupancy.h`.
     """
     if not (device.threads_per_sm and device.blocks_per_sm and device.smem_per_sm_bytes):
-        raise InputError(f"{device.name}: what its SMs hold is not described")
+        raise InputError(
+            f"{device.name}: occupancy needs threads_per_sm, blocks_per_sm and smem_per_sm_bytes; "
+            "add them to the device's description"
+        )
     warps, most_warps = ceil_div(threads, WARP), device.threads_per_sm // WARP
     unit = 256 if device.compute_capability < (8, 0) else 128
     held_bytes = ceil_div(smem_bytes + device.smem_reserved_bytes, unit) * unit
-    # A warp's registers come from the file of one partition.
+    # A warp's registers come from the register file of one partition.
     per_warp = ceil_div(max(1, registers) * WARP, REGISTER_UNIT) * REGISTER_UNIT
     with_registers = device.registers_per_sm // device.partitions // per_warp * device.partitions
     limits = {
@@ -74,14 +77,14 @@ def occupancy(device: Device, *, threads: int, registers: int, smem_bytes: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelUse:
-    """What one launch of a GPU binary takes of the device.
+    """Resources that one launch of a GPU binary uses on a device.
 
     Attributes:
-        entry: The kernel as its source names it; empty for Numba, whose kernel has no such name.
-        symbol: The kernel as the binary names it.
+        entry: Name of the kernel in its source; empty for Numba.
+        symbol: Name of the kernel in the binary.
         launch: Grid, block and dynamic shared memory.
         used: Registers, static shared memory, stack and code of the kernel.
-        occupancy: What an SM holds of it.
+        occupancy: Residency on an SM.
     """
 
     entry: str
@@ -92,10 +95,15 @@ class KernelUse:
 
 
 def kernel_uses(binary: Binary, launches: tuple[Launch, ...], device: Device) -> tuple[KernelUse, ...]:
-    """Return what each launch of a configuration takes of a GPU, which need not be here.
+    """Return the resources that each launch of a configuration uses.
+
+    Args:
+        binary: Compiled from a variant for GPUs.
+        launches: Launches of the same configuration.
+        device: The GPU; it need not be on this machine.
 
     Raises:
-        InputError: as `occupancy` does.
+        InputError: The device has no number of threads or blocks per SM.
     """
     entries = read_cubin(binary.payload)
     uses = []

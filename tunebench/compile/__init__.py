@@ -1,7 +1,6 @@
-"""Source to binary: how each language of a variant is compiled, and what of it can be had here.
+"""Compilation of a variant's configuration to a binary, for every language of variants.
 
-`compile_config` is the one entrance. Emulation (`emulate`, for CUDA C++) and simulation (`simulate`, for
-Numba-CUDA) stand beside it: they run a variant where there is no GPU.
+`compile_config` is the entry point. To run a kernel without a GPU see `tunebench.emulate`.
 """
 
 from __future__ import annotations
@@ -23,14 +22,21 @@ __all__ = ["Binary", "BinaryCache", "CompileError", "compile_config", "unavailab
 def compile_config(
     variant: Variant[Any], workload: Workload, config: Config, device: Device, cache: BinaryCache
 ) -> Binary:
-    """Compile one configuration, or take it from the cache if the same has reached the compiler before.
+    """Compile one configuration, or return its binary from the cache.
+
+    Args:
+        variant: The kernel variant; its base class selects the compiler.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; it need not be on this machine.
+        cache: Binaries by what reached the compiler.
 
     Returns:
-        The binary; its dynamic shared memory is that of this workload's launches.
+        The binary, with the dynamic shared memory that this workload's launches request.
 
     Raises:
-        CompileError: if the compiler refuses it.
-        MissingDependency: if the compiler is not installed.
+        CompileError: The compiler rejected the source.
+        MissingDependency: The compiler is not installed.
     """
     if isinstance(variant, CudaVariant):
         from tunebench.compile.nvrtc import compile_cuda, key_cuda
@@ -48,8 +54,11 @@ def compile_config(
         key = key_numba_cpu(variant, workload, config)
         return cache.get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
     else:
-        raise InputError(f"{variant.key} must derive from CudaVariant, NumbaCudaVariant or NumbaCpuVariant")
-    # Binaries are shared by workloads, which may ask for different amounts at launch.
+        raise InputError(
+            f"expected a subclass of CudaVariant, NumbaCudaVariant or NumbaCpuVariant, got {variant.key} "
+            f"({type(variant).__name__})"
+        )
+    # Workloads share binaries, but may request different amounts of dynamic shared memory at launch.
     smem_bytes = max(launch.smem_bytes for launch in variant.launches(workload, config))
     return dataclasses.replace(
         binary, resources=dataclasses.replace(binary.resources, dynamic_smem_bytes=smem_bytes)
@@ -57,7 +66,7 @@ def compile_config(
 
 
 def unavailable(language: Language) -> str | None:
-    """Return why variants of a language cannot be compiled here, or None if they can."""
+    """Return why variants of a language cannot be compiled on this machine, or None if they can."""
     try:
         if language == "cuda":
             from tunebench.compile.nvrtc import nvrtc_version

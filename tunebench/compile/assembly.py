@@ -19,11 +19,18 @@ __all__ = ["machine_code", "ptx"]
 def machine_code(
     variant: Variant[Any], workload: Workload, config: Config, device: Device, cache: BinaryCache
 ) -> str:
-    """Return the machine code of one configuration as text: SASS, or the assembly of this processor.
+    """Return the machine code of one configuration as text: SASS, or assembly of this machine's processor.
+
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; it need not be on this machine.
+        cache: Binaries that are compiled already.
 
     Raises:
-        MissingDependency: if it is a GPU's and there is no disassembler.
-        CompileError: if the disassembler, or the compiler, refuses it.
+        MissingDependency: A GPU binary needs a disassembler, and none is installed.
+        CompileError: The compiler or the disassembler failed.
     """
     if isinstance(variant, NumbaCpuVariant):
         from tunebench.compile.numba_cpu import assembly_of_numba_cpu
@@ -35,10 +42,16 @@ def machine_code(
 def ptx(variant: Variant[Any], workload: Workload, config: Config, device: Device) -> str:
     """Return the PTX of one configuration.
 
+    Args:
+        variant: The kernel variant, written for a GPU.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; it need not be on this machine.
+
     Raises:
-        InputError: if it is compiled for a processor, which has none.
-        CompileError: if the compiler refuses it.
-        MissingDependency: if the compiler is not installed.
+        InputError: The variant is compiled for a processor, which has no PTX.
+        CompileError: The compiler rejected the source.
+        MissingDependency: The compiler is not installed.
     """
     if isinstance(variant, CudaVariant):
         from tunebench.compile.nvrtc import ptx_of_cuda

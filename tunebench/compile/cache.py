@@ -1,7 +1,7 @@
-"""A folder of binaries, keyed by exactly what reached the compiler; safe among processes.
+"""On-disk cache of binaries, keyed by exactly what reached the compiler; safe for concurrent processes.
 
-An entry is a JSON header line followed by the payload, written to a temporary file and renamed, so that a
-reader never sees half of one. A damaged entry counts as absent. Nothing in it is unpickled.
+An entry is a line of JSON followed by the payload. It is written to a temporary file and renamed, so that a
+reader never sees a partial entry. A damaged entry counts as absent. Reading never unpickles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORMAT = 1
 
 
 def binary_key(*parts: str) -> str:
-    """Return the key of what reaches a compiler: its source, flags, target and version."""
+    """Return the cache key of everything that reaches a compiler: source, flags, target, version."""
     return hashlib.sha256("\0".join((str(_FORMAT), *parts)).encode()).hexdigest()[:32]
 
 
@@ -32,7 +32,7 @@ class BinaryCache:
     """Binaries on disk.
 
     Args:
-        folder: Where to keep them; made at the first write.
+        folder: Folder of the entries; created at the first write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +41,11 @@ class BinaryCache:
     def get_or_compile(self, key: str, compile_it: Callable[[], Binary]) -> Binary:
         """Return the binary stored under `key`, or compile and store it.
 
-        A folder that cannot be written costs only the reuse: the binary is returned all the same.
+        If the folder cannot be written, the binary is returned and not stored.
+
+        Args:
+            key: From `binary_key`.
+            compile_it: Called if there is no intact entry.
         """
         found = self.get(key)
         if found is None:
@@ -50,7 +54,7 @@ class BinaryCache:
         return found
 
     def get(self, key: str) -> Binary | None:
-        """Return a stored binary, or None if there is none or it is damaged."""
+        """Return a stored binary, or None if it is missing or damaged."""
         try:
             header, _, payload = self._path(key).read_bytes().partition(b"\n")
             fields: dict[str, Any] = json.loads(header)
@@ -64,7 +68,7 @@ class BinaryCache:
         return binary if intact else None
 
     def put(self, binary: Binary) -> None:
-        """Store a binary; a full or read-only disk is no error here."""
+        """Store a binary; a full or read-only disk is ignored."""
         fields = {f.name: getattr(binary, f.name) for f in dataclasses.fields(binary) if f.name != "payload"}
         fields["resources"] = dataclasses.asdict(binary.resources)
         fields["payload_sha256"] = hashlib.sha256(binary.payload).hexdigest()

@@ -1,7 +1,7 @@
-"""Numba on the CPU: Python to object code that another process can load.
+"""Compilation by Numba for the CPU, to object code that another process can load.
 
-Numba's own disk cache ships compile results between processes in the same way; the key here is ours,
-so that a comment in a variant's file voids nothing.
+Numba's own disk cache moves compile results between processes in the same way. The key used here ignores
+comments, so that editing one does not invalidate binaries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ __all__ = ["assembly_of_numba_cpu", "compile_numba_cpu", "key_numba_cpu", "load_
 
 
 def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> str:
-    """Return the key of what reaches Numba and LLVM for this configuration on this processor."""
+    """Return the cache key of what reaches Numba and LLVM for a configuration on this processor.
+
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+    """
     import llvmlite
     import numba
 
@@ -42,9 +48,10 @@ def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Con
 
 
 def _fingerprint(value: Any) -> str:
-    """Describe what Numba sees of a kernel: its bytecode, and all that it closes over, recursively.
+    """Return a hash of what Numba sees of a kernel: its bytecode and, recursively, all values it closes over.
 
-    The module counts: code finds its globals by that name again, and that of a user's file tells its place.
+    The module name is part of it: compiled code finds its globals by that name, and the name of a user's file
+    contains its path.
     """
     function = getattr(value, "py_func", value)
     code = getattr(function, "__code__", None)
@@ -103,8 +110,13 @@ def _dispatcher(variant: NumbaCpuVariant[Any], workload: Workload, config: Confi
 def compile_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> Binary:
     """Compile one configuration for this processor.
 
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+
     Raises:
-        CompileError: with Numba's first words.
+        CompileError: Numba rejected the kernel; the message is shortened to 2000 characters.
     """
     from llvmlite import binding
     from numba.core import serialize
@@ -115,7 +127,7 @@ def compile_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config:
     _name_apart(key)
     _compile(dispatcher, signature)
     result = dispatcher.overloads[signature.args]
-    # Addresses of this process in the code (functions of ctypes) mean nothing in another.
+    # Code with addresses of this process (ctypes functions) is useless in another process.
     portable = not result.library.has_dynamic_globals
     return Binary(
         key=key,
@@ -128,10 +140,11 @@ def compile_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config:
 
 
 def _name_apart(key: str) -> None:
-    """Let the functions compiled next have symbols that no other binary has.
+    """Give the functions compiled next symbols that no other binary has.
 
-    Numba tells functions of one name apart by a count that starts anew in each process. Binaries of two
-    compiling processes, loaded into one, would so share symbols, and LLVM would call the one loaded first.
+    Numba distinguishes functions of the same name by a counter that starts at the same value in each process.
+    Without a separate start, binaries from two compiling processes would share symbols, and a process that
+    loads both would call the first one loaded.
     """
     from numba.core.bytecode import FunctionIdentity
 
@@ -143,19 +156,24 @@ def _compile(dispatcher: Any, signature: Any) -> None:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", errors.NumbaWarning)  # advice to whoever wrote the kernel
+            warnings.simplefilter("ignore", errors.NumbaWarning)  # advice to the author of the kernel
             dispatcher.compile(signature)
     except errors.NumbaError as error:
         raise CompileError(f"numba: {str(error).strip()[:2000]}") from error
 
 
 def assembly_of_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> str:
-    """Return the assembly that LLVM makes of one configuration for this processor.
+    """Return the assembly that LLVM generates for one configuration on this processor.
 
-    It is compiled anew: object code that was taken from the cache has no text any more.
+    The kernel is compiled again: object code from the cache has no assembly text.
+
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
 
     Raises:
-        CompileError: with Numba's first words.
+        CompileError: Numba rejected the kernel.
     """
     dispatcher = _dispatcher(variant, workload, config)
     signature = _signature(variant, workload, config)
@@ -167,13 +185,18 @@ def assembly_of_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, con
 def load_numba_cpu(
     binary: Binary, variant: NumbaCpuVariant[Any], workload: Workload, config: Config
 ) -> Callable[..., None]:
-    """Turn a binary of `compile_numba_cpu` back into a function.
+    """Return a callable function from a binary of `compile_numba_cpu`.
 
-    Nothing is compiled here, unless the code holds addresses of the process that compiled it: such a binary
-    comes without payload. A payload must come from this machine's own compile step: it is unpickled.
+    A binary without payload contained addresses of the process that compiled it: it is compiled again here.
+
+    Args:
+        binary: The binary. Its payload is unpickled, so it must come from this machine's own compile step.
+        variant: The variant the binary was compiled from.
+        workload: The workload it was compiled for.
+        config: The configuration it was compiled for.
 
     Raises:
-        CompileError: with Numba's first words, where it must be compiled here.
+        CompileError: The binary had to be compiled here, and Numba rejected the kernel.
     """
     from numba.core.compiler import CompileResult
 

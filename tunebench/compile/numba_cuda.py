@@ -1,6 +1,7 @@
-"""Numba-CUDA to a cubin through LTO-IR and nvJitLink: for any architecture, with no GPU and no driver.
+"""Compilation by Numba-CUDA to a cubin, through LTO-IR and nvJitLink: for any architecture, without a GPU.
 
-The cubin is launched like any other, past Numba's dispatcher, whose calls cost tens of microseconds.
+The cubin is launched like any other. Numba's own dispatcher is not used: it takes tens of microseconds per
+call.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ __all__ = [
 
 @functools.cache
 def numba_cuda_versions() -> str:
-    """Return the versions of everything between a Python kernel and its cubin.
+    """Return the versions of all tools between a Python kernel and its cubin.
 
     Raises:
-        MissingDependency: if one of them is not installed.
+        MissingDependency: One of them is not installed.
     """
     try:
         import numba.cuda
         from cuda.bindings import nvjitlink
 
         linker = ".".join(map(str, nvjitlink.version()))
-        # Without the package numba-cuda, numba brings an older module of that name, which cannot do this.
+        # Without the package numba-cuda, numba provides an older module that lacks LTO-IR output.
         compiler = metadata.version("numba-cuda")
     except (ImportError, RuntimeError) as error:
         raise MissingDependency("numba-cuda or nvJitLink", "cuda") from error
@@ -52,10 +53,16 @@ def numba_cuda_versions() -> str:
 
 
 def key_numba_cuda(variant: NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:
-    """Return the key of what reaches Numba for this configuration on this architecture.
+    """Return the cache key of what reaches Numba-CUDA for a configuration on an architecture.
+
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; only its architecture counts.
 
     Raises:
-        MissingDependency: if Numba-CUDA or its linker is not installed.
+        MissingDependency: Numba-CUDA or its linker is not installed.
     """
     launches = variant.launches(workload, config)
     return binary_key(
@@ -65,7 +72,7 @@ def key_numba_cuda(variant: NumbaCudaVariant[Any], workload: Workload, config: C
         repr(_signature(variant, workload, config)),
         f"{_threads(variant, workload, config)} threads, {len(launches)} launches",
         device.architecture,
-        # What `kernel` closes over besides `config` can only come from the choices of the workload.
+        # Besides `config`, `kernel` can close over these dimensions of the workload only.
         ",".join(f"{name}={v}" for name, v in vars(workload).items() if isinstance(v, str | bool | float)),
     )
 
@@ -79,7 +86,7 @@ def _signature(variant: NumbaCudaVariant[Any], workload: Workload, config: Confi
     """Return the kernel's signature: tensors as C-contiguous arrays, scalars by value.
 
     Raises:
-        CompileError: if the launches do not pass the same types, since they share the one kernel.
+        CompileError: The launches, which share one kernel, pass arguments of different types.
     """
     from numba import types
     from numba.cuda.types import bfloat16
@@ -92,7 +99,9 @@ def _signature(variant: NumbaCudaVariant[Any], workload: Workload, config: Confi
 
     def kind(argument: Argument | TensorMap) -> Any:
         if isinstance(argument, TensorMap):
-            raise CompileError(f"{variant.key}: Numba kernels take no tensor maps")
+            raise CompileError(
+                f"{variant.key}: Numba kernels accept no tensor maps; write the variant in CUDA C++ instead"
+            )
         if isinstance(argument, Scalar):
             return scalars[argument.ctype]
         tensor = tensors[argument]
@@ -102,7 +111,9 @@ def _signature(variant: NumbaCudaVariant[Any], workload: Workload, config: Confi
     launches = variant.launches(workload, config)
     signatures = {tuple(map(kind, launch.arguments)) for launch in launches}
     if len(signatures) != 1:
-        raise CompileError(f"{variant.key}: all launches must pass arguments of the same types")
+        raise CompileError(
+            f"{variant.key}: all launches must pass arguments of the same types, since they share one kernel"
+        )
     return types.void(*signatures.pop())
 
 
@@ -111,9 +122,15 @@ def compile_numba_cuda(
 ) -> Binary:
     """Compile one configuration for the architecture of `device`.
 
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; it need not be on this machine.
+
     Raises:
-        CompileError: with the first words of Numba or of the linker.
-        MissingDependency: if Numba-CUDA or its linker is not installed.
+        CompileError: Numba or the linker failed; the message is shortened.
+        MissingDependency: Numba-CUDA or its linker is not installed.
     """
     key = key_numba_cuda(variant, workload, config, device)
     cubin, log = _link(_compile(variant, workload, config, device, "ltoir"), device.architecture)
@@ -131,11 +148,17 @@ def compile_numba_cuda(
 def ptx_of_numba_cuda(
     variant: NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device
 ) -> str:
-    """Return the PTX of one configuration, before the linker optimises it once more.
+    """Return the PTX of one configuration, before the linker's optimisations.
+
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; it need not be on this machine.
 
     Raises:
-        CompileError: with the first words of Numba.
-        MissingDependency: if Numba-CUDA or its linker is not installed.
+        CompileError: Numba rejected the kernel.
+        MissingDependency: Numba-CUDA or its linker is not installed.
     """
     numba_cuda_versions()
     ptx: str = _compile(variant, workload, config, device, "ptx")
@@ -149,7 +172,7 @@ def _compile(
     device: Device,
     output: Literal["ltoir", "ptx"],
 ) -> Any:
-    """Return what Numba makes of the kernel: LTO-IR as bytes, or PTX as text."""
+    """Compile the kernel with Numba and return LTO-IR as bytes, or PTX as text."""
     from numba import cuda
     from numba.core.errors import NumbaError
 
@@ -169,7 +192,7 @@ def _compile(
 
 
 def _link(ltoir: bytes, target: str) -> tuple[bytes, str]:
-    """Return the cubin of one kernel, and the linker's log (which says what was spilled)."""
+    """Return the cubin of one kernel, and the linker's log, which lists spills."""
     from cuda.bindings import nvjitlink
 
     flags = [f"-arch={target}", "-lto", "-Xptxas=-v"]
@@ -202,14 +225,14 @@ def _error_log(handle: int | None) -> str:
 
 
 def array_parameters(tensor: Tensor, address: int) -> tuple[int, ...]:
-    """Return the 64-bit parameters that stand for one array argument in Numba's ABI.
-
-    Source: numba.core.typing and the array data model of numba-cuda: meminfo, parent, item count, item size,
-    data, then shape and strides in bytes.
+    """Return the 64-bit parameters of one array argument in Numba's ABI.
 
     Args:
         tensor: The array, C-contiguous.
-        address: Where it is on the device.
+        address: Its address on the device.
+
+    Source: numba.core.typing and the array data model of numba-cuda: meminfo, parent, item count, item size,
+    data, then shape and strides in bytes.
     """
     size = itemsize(tensor.dtype)
     strides = [size]

@@ -1,4 +1,4 @@
-"""CUDA C++ to a cubin through NVRTC: for any architecture, with no GPU and no driver."""
+"""Compilation of CUDA C++ to a cubin by NVRTC: for any architecture, without a GPU and without a driver."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ERRORS_TOLD = 5
 
 @functools.cache
 def nvrtc_version() -> str:
-    """Return the version of NVRTC, such as ``"13.4.92"``; of the library alone (13.4) where it is no package.
+    """Return the version of NVRTC, such as ``"13.4.92"``, or ``"13.4"`` if it is not installed as a package.
 
     Raises:
-        MissingDependency: if NVRTC or its bindings are not installed.
+        MissingDependency: NVRTC or its bindings are not installed.
     """
     try:
         from cuda.bindings import nvrtc
@@ -39,21 +39,27 @@ def nvrtc_version() -> str:
         package = metadata.version("nvidia-cuda-nvrtc")
     except metadata.PackageNotFoundError:
         package = ""
-    # A build number tells compilers of one release apart, if the package is the library that was loaded.
+    # The package's version has a build number, but counts only if the package is the library that was loaded.
     return package if package.startswith(f"{major}.{minor}.") else f"{major}.{minor}"
 
 
 def key_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:
-    """Return the key of what reaches NVRTC for this configuration: source, entries, options, target, version.
+    """Return the cache key of what reaches NVRTC: source, entries, options, target, version.
+
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; only its architecture counts.
 
     Raises:
-        MissingDependency: if NVRTC or its bindings are not installed.
+        MissingDependency: NVRTC or its bindings are not installed.
     """
     entries = [launch.entry for launch in variant.launches(workload, config)]
     return binary_key(
         "cuda",
         strip_comments(variant.source(workload, config)),
-        # In launch order: that is the order of the symbols in the binary.
+        # In launch order, which is the order of the symbols in the binary.
         "\n".join(entries),
         *_FLAGS,
         variant.target(device),
@@ -64,9 +70,15 @@ def key_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, devi
 def compile_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, device: Device) -> Binary:
     """Compile one configuration for the architecture of `device`.
 
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; it need not be on this machine.
+
     Raises:
-        CompileError: with the first errors of NVRTC or ptxas.
-        MissingDependency: if NVRTC or its bindings are not installed.
+        CompileError: NVRTC or ptxas failed; the message quotes the first errors.
+        MissingDependency: NVRTC or its bindings are not installed.
     """
     key = key_cuda(variant, workload, config, device)
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
@@ -77,11 +89,17 @@ def compile_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, 
 
 
 def ptx_of_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, device: Device) -> str:
-    """Return the PTX that one configuration's machine code is made from.
+    """Return the PTX of one configuration.
+
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        device: The target; it need not be on this machine.
 
     Raises:
-        CompileError: with the first errors of NVRTC or ptxas.
-        MissingDependency: if NVRTC or its bindings are not installed.
+        CompileError: NVRTC or ptxas failed; the message quotes the first errors.
+        MissingDependency: NVRTC or its bindings are not installed.
     """
     nvrtc_version()
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
@@ -89,7 +107,7 @@ def ptx_of_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, d
 
 
 class _Compiled(NamedTuple):
-    """What NVRTC makes of a source; the log says what was spilled."""
+    """Output of NVRTC; `log` lists spills."""
 
     cubin: bytes
     symbols: tuple[str, ...]
@@ -98,7 +116,7 @@ class _Compiled(NamedTuple):
 
 
 def _compile(source: str, entries: tuple[str, ...], target: str) -> _Compiled:
-    """Compile a source whose kernels are `entries`, the symbols of which are in their order."""
+    """Compile a source; the symbols of the result are in the order of `entries`."""
     from cuda.bindings import nvrtc
 
     program = _call(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel", 0, [], []))
@@ -123,7 +141,7 @@ def _compile(source: str, entries: tuple[str, ...], target: str) -> _Compiled:
 
 
 def _call(answer: tuple[Any, ...]) -> Any:
-    """Return what an NVRTC function gave besides its status."""
+    """Return the value of an NVRTC call without its status, and raise `CompileError` if the call failed."""
     status, *values = answer
     if int(status) != 0:
         raise CompileError(f"NVRTC: {status.name}")
@@ -131,7 +149,7 @@ def _call(answer: tuple[Any, ...]) -> Any:
 
 
 def _first_errors(log: str) -> str:
-    """Return the first errors of a compilation log, each with the line of source it quotes."""
+    """Return the first errors of a compilation log, each with the source line it quotes."""
     found = re.findall(r"^(.*\berror\b *:.*)(?:\n  (.*))?", log, re.MULTILINE)
     told = [" ".join(f"{error} `{quoted.strip()}`".removesuffix(" ``").split()) for error, quoted in found]
     return "; ".join(told[:_ERRORS_TOLD]) or log.strip()[:500] or "no message"

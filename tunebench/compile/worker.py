@@ -1,4 +1,4 @@
-"""The process that compiles, so that a compiler's crash or hang costs one configuration."""
+"""Worker process that compiles, so that a crash or hang of the compiler costs one configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ _cache: BinaryCache | None = None
 
 
 def start(cache_folder: Path, variant_files: tuple[str, ...]) -> None:
-    """Prepare this process: users' variants, the cache of binaries."""
+    """Prepare this process.
+
+    Args:
+        cache_folder: Folder of the binary cache.
+        variant_files: Users' Python files with variants, to load.
+    """
     global _cache
     for path in variant_files:
         load_file(path)
@@ -25,12 +30,12 @@ def start(cache_folder: Path, variant_files: tuple[str, ...]) -> None:
 
 
 def compile_task(task: Task) -> Binary | CompileFailed:
-    """Compile one configuration, or return why it cannot be compiled."""
+    """Compile one configuration; return the binary, or the reason of the failure."""
     if _cache is None:
-        raise RuntimeError("a compiling worker must be started with a cache folder first")
+        raise RuntimeError("compile_task needs a binary cache: call start(cache_folder, variant_files) first")
     try:
         return compile_config(task.variant, task.workload, task.config, task.device, _cache)
     except CompileError as error:
         return CompileFailed(reason=str(error))
-    except Exception as error:  # a user's variant may raise anything while it builds its source
+    except Exception as error:  # a user's variant may raise anything while it generates its source
         return CompileFailed(reason=f"{type(error).__name__}: {error}"[:2000])

@@ -1,4 +1,4 @@
-"""What a kernel executed, as the emulator counted it: held against what a variant's costs promise."""
+"""Counts of instructions and bytes of an emulated kernel, to compare with the costs a variant declares."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from dataclasses import dataclass, field, fields
 __all__ = ["Counts", "LaunchCounts", "WorkCounts", "read_counts"]
 
 _DTYPES = {"s8": "i8"}
-"""Types of matrix instructions that PTX names otherwise than we do."""
+"""Types of matrix instructions whose PTX name differs from the name in tunebench."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCounts:
-    """What a block, or several together, executed.
+    """Work executed by a block, or by several blocks together.
 
     Attributes:
-        fma: Multiply-adds and other full-rate f32 instructions that go through the wrappers of `types.cuh`,
-            per lane.
+        fma: Multiply-adds and other full-rate f32 instructions, per lane, of the wrappers in `types.cuh`.
         sfu: Results of the special-function unit (exp2, rsqrt, …).
-        smem_traffic_bytes: Distinct bytes of each warp access to shared memory, at least 128 an access.
-        smem_passes: Passes of 32 banks of 4 bytes that these accesses take.
-        bank_conflicts: Passes beyond the first of each access, or of each part of it that is served at a
-            time: half a warp for 8 bytes a lane, a quarter for 16 and for a matrix of ldmatrix.
-        fill_bytes: Bytes brought into the block: each byte once that ordinary loads read, and all that
-            copies past L1 read.
-        accesses: Loads, stores and atomics of shared memory and tensors, of each lane that takes part.
-        longest_fma: Of `fma`, those of the thread that has most: no chain of them in one thread is longer.
+        smem_traffic_bytes: Distinct bytes of each warp access to shared memory, at least 128 per access.
+        smem_passes: Passes over the 32 banks of 4 bytes that these accesses take.
+        bank_conflicts: Passes beyond the first of each access, or of each part of an access that is served at
+            a time: half a warp for 8 bytes per lane, a quarter for 16 bytes and for a matrix of ldmatrix.
+        fill_bytes: Bytes that the block fetches: each byte once for ordinary loads, every byte of copies that
+            bypass L1.
+        accesses: Loads, stores and atomics of shared memory and tensors, per participating lane.
+        longest_fma: Largest `fma` of one thread: an upper limit of the longest chain in a thread.
         warp_instructions: Instructions of whole warps by name: ``f32`` and ``special`` (those of the busiest
             lane), ``ld.shared``, ``cp.async``, ``ldmatrix``, ``mma.m16n8k16.f16``, ``__syncthreads``, …
 
-    Source: of the parts of an access, measurements such as Jia et al., "Dissecting the NVIDIA Volta GPU
-    architecture via microbenchmarking", 2018; banks: CUDA C++ Programming Guide, "Shared Memory".
+    Source: parts of an access: measurements such as Jia et al., "Dissecting the NVIDIA Volta GPU
+    architecture via microbenchmarking", 2018. Banks: CUDA C++ Programming Guide, "Shared Memory".
     """
 
     fma: int = 0
@@ -48,7 +47,7 @@ class WorkCounts:
 
     @property
     def instructions(self) -> int:
-        """Warp instructions of all the kinds that are counted."""
+        """Warp instructions of all counted kinds."""
         return sum(self.warp_instructions.values())
 
     @property
@@ -57,7 +56,7 @@ class WorkCounts:
         flop: Counter[str] = Counter()
         for name, count in self.warp_instructions.items():
             if shape := re.search(r"mma.*\.m(\d+)n(\d+)k(\d+)\.(\w+)$", name):
-                warps = 4 if name.startswith("wgmma") else 1  # that do it together
+                warps = 4 if name.startswith("wgmma") else 1  # warps that execute one instruction together
                 size = int(shape[1]) * int(shape[2]) * int(shape[3])
                 flop[_DTYPES.get(shape[4], shape[4])] += 2 * size * count // warps
         return dict(flop)
@@ -65,14 +64,14 @@ class WorkCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCounts:
-    """What one launch executed.
+    """Work executed by one launch.
 
     Attributes:
-        threads: Threads a block.
-        smem_bytes: Shared memory a block, static and dynamic.
-        read_bytes: Distinct bytes of tensors that were read.
-        written_bytes: Likewise, written.
-        blocks: The work of each block, in the order in which they ran.
+        threads: Threads per block.
+        smem_bytes: Shared memory per block, static and dynamic.
+        read_bytes: Distinct bytes read from tensors.
+        written_bytes: Distinct bytes written to tensors.
+        blocks: Work of each block, in the order in which the blocks ran.
     """
 
     threads: int
@@ -84,22 +83,22 @@ class LaunchCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What a run executed, launch by launch."""
+    """Work executed by a run, launch by launch."""
 
     launches: tuple[LaunchCounts, ...]
 
     @property
     def blocks(self) -> tuple[WorkCounts, ...]:
-        """The work of each block of all launches."""
+        """Work of each block of all launches."""
         return tuple(block for launch in self.launches for block in launch.blocks)
 
     @property
     def total(self) -> WorkCounts:
-        """The work of all blocks together."""
+        """Work of all blocks together."""
         return _sum(self.blocks)
 
     def describe(self) -> str:
-        """Return a line for each launch, such as ``4 blocks of 128 threads: fma 65536, ld.shared 512, …``."""
+        """Return a line per launch, such as ``4 blocks of 128 threads: fma 65536, ld.shared 512, …``."""
         lines = []
         for launch in self.launches:
             work = _sum(launch.blocks)
@@ -113,7 +112,7 @@ class Counts:
 
 
 def read_counts(text: str) -> Counts:
-    """Read what the emulator tells: a line `block NAME=COUNT …` for each block, then `launch …`."""
+    """Parse the emulator's report: a line `block NAME=COUNT …` for each block, then a line `launch …`."""
     launches: list[LaunchCounts] = []
     blocks: list[WorkCounts] = []
     for line in text.splitlines():

@@ -1,8 +1,8 @@
-"""CUDA C++ without a GPU: the same source through the host's C++ compiler, run by the emulator.
+"""Emulation of CUDA C++ without a GPU: the host's C++ compiler compiles the same source.
 
-A kernel becomes an executable of its own (see `host_compiler`, and shim/runtime.h for what it reports), so
-that a crash takes nothing along and AddressSanitizer can watch it. What it is to run (launches, tensors,
-order of threads) is told at run time: one executable serves several orders and sizes.
+Each kernel becomes a separate executable (see `host_compiler`), so that a crash ends that process only and
+AddressSanitizer can check it. The executable reads launches, tensors and the order of threads at run time, so
+that one executable serves several orders and sizes. README.md in this folder describes the emulator.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ __all__ = [
 ]
 
 Order = Literal["forward", "reverse", "random"]
-"""In which order blocks, warps and lanes run, and when asynchronous copies happen."""
+"""Order in which blocks, warps and lanes run, and in which asynchronous copies happen."""
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 SM_COUNT = 2
-"""SMs of the emulated device: few, so that blocks that stay take several tiles of a small problem each."""
+"""SMs of the emulated device: few, so that persistent blocks process several tiles of small workloads."""
 
 _SANITIZER_STATUS = 99
-"""Exit status that tells a sanitizer's finding from the emulator's own (3)."""
+"""Exit status of a sanitizer's finding; the emulator's own findings exit with 3."""
 
 
 class EmulationFailed(TunebenchError):
-    """A kernel was emulated and found to be wrong, apart from the values it computes.
+    """The emulated kernel is wrong in another way than by the values it computes.
 
     Args:
-        reason: What was found, with block, thread and line of source where known.
-        timed_out: Whether it merely did not finish in time.
+        reason: The finding, with block, thread and source line where known.
+        timed_out: Whether the run merely exceeded its time limit.
     """
 
     def __init__(self, reason: str, timed_out: bool = False) -> None:
@@ -72,7 +72,12 @@ class EmulationFailed(TunebenchError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What a run gave under watch: one array for every tensor of `workload.outputs()`, and its counts."""
+    """Result of `watch`.
+
+    Attributes:
+        outputs: One array for every tensor of `workload.outputs()`, by name.
+        counts: Instructions and bytes of every launch.
+    """
 
     outputs: dict[str, Array]
     counts: Counts
@@ -91,25 +96,26 @@ def emulate(
 ) -> dict[str, Array]:
     """Run one configuration on the host and return its outputs.
 
-    Outputs are filled with NaN first, shared memory with a poison before each block (see shim/runtime.h).
+    Outputs are filled with NaN beforehand, and shared memory with a poison before each block.
 
     Args:
-        variant: What to run.
-        workload: At which size: a miniature, as a rule.
+        variant: The kernel variant.
+        workload: The workload, usually small (see `GpuVariant.emulation_workload`).
         config: A valid point of the variant's space.
         inputs: One array for every tensor of `workload.inputs()`, by name, of its shape and type.
-        order: Order of threads: of two that race, one comes first forward and last in reverse.
-        seed: Of the random order.
-        sanitize: Whether AddressSanitizer watches every access.
-        timeout_s: Wall-clock limit of the run.
+        order: Order of threads. Of two threads that race, one comes first in ``"forward"`` order and last in
+            ``"reverse"``.
+        seed: Seed of the random order.
+        sanitize: Whether AddressSanitizer checks every access.
+        timeout_s: Wall-clock limit of the run, in seconds.
 
     Returns:
         One array for every tensor of `workload.outputs()`, by name.
 
     Raises:
-        NotEmulated: if there is no compiler, or it refuses the source: nothing is said about the kernel.
-        EmulationFailed: if threads diverge or deadlock, memory is misused, it crashes or takes too long.
-        InputError: if an input has another size than its tensor.
+        NotEmulated: No compiler is installed, or it rejects the source; the kernel may still be correct.
+        EmulationFailed: Threads diverge or deadlock, memory is misused, or the run crashes or takes too long.
+        InputError: An input differs in size from its tensor.
     """
     executable = build(variant, workload, config, sanitize=sanitize)
     job = _job(variant, workload, config, inputs, f"{order} {seed}")
@@ -127,21 +133,28 @@ def watch(
     seed: int = 0,
     timeout_s: float = 120.0,
 ) -> Watched:
-    """Run one configuration as `emulate` does, find races, and count what a GPU would execute.
+    """Run one configuration as `emulate` does, detect races, and count the work that a GPU would execute.
 
-    Every access to memory is seen (see shim/watch.h), so that one run in one order finds what `emulate`
-    finds only where results differ: threads that touch the same byte of shared memory with no barrier
-    between, blocks that write the same byte of a tensor, shared memory that is read before it is written.
+    Every access to memory is checked, so that one run in one order detects what `emulate` detects only if
+    results differ: threads that access the same byte of shared memory without a barrier between, blocks that
+    write the same byte of a tensor, shared memory that is read before it is written.
 
-    Takes what `emulate` takes.
+    Args:
+        variant: The kernel variant.
+        workload: The workload, usually small.
+        config: A valid point of the variant's space.
+        inputs: One array for every tensor of `workload.inputs()`, by name.
+        order: Order of threads.
+        seed: Seed of the random order.
+        timeout_s: Wall-clock limit of the run, in seconds.
 
     Returns:
-        The outputs, and what was counted.
+        The outputs, and the counts.
 
     Raises:
-        NotEmulated: if there is no g++ that can watch, or it refuses the source.
-        EmulationFailed: if there is a race, or for the reasons that `emulate` has.
-        InputError: if an input has another size than its tensor.
+        NotEmulated: No suitable g++ is installed, or it rejects the source.
+        EmulationFailed: Threads race, or for the reasons of `emulate`.
+        InputError: An input differs in size from its tensor.
     """
     executable = _build(variant, workload, config, "watch")
     job = _job(variant, workload, config, inputs, f"{order} {seed}")
@@ -151,14 +164,14 @@ def watch(
 
 
 def _execute(executable: Path, job: bytes, order: Order, timeout_s: float, source: str) -> bytes:
-    """Run an executable on a job and return its standard output: outputs, and counts if it watches.
+    """Run an executable on a job and return its standard output: outputs, then counts if it watches.
 
     Args:
         executable: From `build_executable`.
         job: Its standard input.
         order: Order of threads, for messages.
-        timeout_s: Wall-clock limit.
-        source: Source of the kernel, whose lines messages quote.
+        timeout_s: Wall-clock limit, in seconds.
+        source: Source of the kernel, for lines quoted in messages.
     """
     options = f"detect_leaks=0:exitcode={_SANITIZER_STATUS}"
     try:
@@ -180,10 +193,16 @@ def _execute(executable: Path, job: bytes, order: Order, timeout_s: float, sourc
 
 
 def build(variant: CudaVariant[Any], workload: Workload, config: Config, *, sanitize: bool = False) -> Path:
-    """Return the executable that emulates a configuration, compiled if it is not on disk yet.
+    """Return the executable that emulates a configuration; compile it if it is not cached.
+
+    Args:
+        variant: The kernel variant.
+        workload: The workload to compile for.
+        config: A valid point of the variant's space.
+        sanitize: Whether AddressSanitizer checks every access.
 
     Raises:
-        NotEmulated: if there is no compiler, or it refuses the source.
+        NotEmulated: No compiler is installed, or it rejects the source.
     """
     return _build(variant, workload, config, "sanitize" if sanitize else "plain")
 
@@ -197,13 +216,13 @@ def _entries(launches: tuple[Launch, ...]) -> tuple[str, ...]:
     return tuple(sorted({launch.entry for launch in launches}))
 
 
-# -- what the executable is told ---------------------------------------------------------------------------
+# -- input of the executable ---------------------------------------------------------------------------
 
 
 def _job(
     variant: CudaVariant[Any], workload: Workload, config: Config, inputs: Mapping[str, Array], order: str
 ) -> bytes:
-    """Return the order, tensors, launches and inputs as the runtime reads them (`read_job` of shim/job.h)."""
+    """Return order, tensors, launches and inputs in the form that `read_job` of shim/job.h parses."""
     launches = variant.launches(workload, config)
     tensors = [
         *(("input", tensor) for tensor in workload.inputs()),
@@ -232,7 +251,7 @@ def _job(
 
 
 def _map_line(tensor_map: TensorMap, tensor: int) -> str:
-    """Return a tensor map as the runtime reads it (`read_tensor_map` of shim/job.h)."""
+    """Return a tensor map in the form that `read_tensor_map` of shim/job.h parses."""
     pixels = tensor_map.pixel_box
     kind = (
         itemsize(tensor_map.dtype),
@@ -252,15 +271,15 @@ def _scalar_bytes(scalar: Scalar) -> bytes:
 def _bytes(array: Array, tensor: Tensor) -> bytes:
     data: bytes = array.tobytes()
     if len(data) != tensor.nbytes:
-        raise InputError(f"input {tensor.name} must have {tensor.nbytes} bytes, got {len(data)}: {tensor}")
+        raise InputError(f"expected {tensor.nbytes} bytes for input {tensor.name}, got {len(data)}: {tensor}")
     return data
 
 
-# -- what it answers ---------------------------------------------------------------------------------------
+# -- output of the executable ---------------------------------------------------------------------------
 
 
 def _outputs(workload: Workload, data: bytes) -> tuple[dict[str, Array], bytes]:
-    """Return the outputs, and what comes after them."""
+    """Return the outputs, and the bytes that follow them."""
     import numpy as np
 
     outputs = {}
@@ -273,7 +292,7 @@ def _outputs(workload: Workload, data: bytes) -> tuple[dict[str, Array], bytes]:
 
 
 def _reason(status: int, log: str) -> str:
-    """Return in one line what a failed run says about itself."""
+    """Return the reason of a failed run in one line."""
     told = [line.removeprefix("emulation: ") for line in log.splitlines() if line.startswith("emulation: ")]
     if told:
         return told[-1]
@@ -294,10 +313,10 @@ def _reason(status: int, log: str) -> str:
 
 
 def _name_lines(reason: str, executable: Path) -> str:
-    """Put lines of source in place of each `pc 0x…`: the access's own, and that of the kernel."""
+    """Replace each `pc 0x…` by the source line of the access and of the kernel's line that led to it."""
 
     def lines(match: re.Match[str]) -> str:
-        # A call returns to what follows it: the byte before is the call's.
+        # The return address follows the call: the byte before it belongs to the call.
         command = ["addr2line", "-i", "-e", str(executable), hex(int(match[1], 16) - 1)]
         told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         numbers = re.findall(r"(?:\bkernel|<stdin>):(\d+)", told)
@@ -308,7 +327,7 @@ def _name_lines(reason: str, executable: Path) -> str:
 
 
 def _quote_lines(reason: str, source: str) -> str:
-    """Add the text of each line of source that a reason names."""
+    """Quote the text of each source line that a reason names."""
     lines = source.splitlines()
 
     def quote(match: re.Match[str]) -> str:

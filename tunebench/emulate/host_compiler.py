@@ -1,7 +1,7 @@
-"""The host's C++ compiler, and what it makes of a CUDA C++ kernel: an executable that emulates it.
+"""Compilation of a CUDA C++ kernel by the host's C++ compiler, to an executable that emulates it.
 
-The kernel's source is compiled against shim/cuda.h and linked with the emulator's runtime, which is compiled once.
-Executables are kept on disk by what reached the compiler.
+The kernel's source is compiled against shim/cuda.h and linked with the emulator's runtime, which is compiled
+once. Executables are cached on disk by what reached the compiler.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tunebench.variant import strip_comments
 __all__ = ["Mode", "build_executable", "find_compiler"]
 
 Mode = Literal["plain", "sanitize", "watch"]
-"""What is found besides results: nothing, accesses out of bounds, or races, with counts of what is done."""
+"""Checks of a run besides its results: none; out-of-bounds accesses; or races, with counts of work."""
 
 OLDEST_GCC_THAT_WATCHES = 12
-"""Earlier ones are not known to call what shim/watch.h defines."""
+"""Earlier releases are not known to call the functions that shim/watch.h defines."""
 
 _TIMEOUT_S = 120.0
 _FLAGS = (
     *("-std=c++17", "-w", "-fno-exceptions", "-fno-threadsafe-statics"),
-    # Kernels see the same bytes as several types, and as the hardware they neither set errno nor trap.
+    # Kernels access the same bytes as several types. Like the hardware, they neither set errno nor trap.
     *("-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"),
 )
 _OPTIMISATION: dict[Mode, str] = {"plain": "-O1", "sanitize": "-O0", "watch": "-O1"}
-"""Accesses out of bounds are looked for in small problems, which run sooner than they are optimised."""
+"""Sanitized runs use small workloads, which finish sooner than an optimised compilation."""
 
 _SANITIZE = (
     *("-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"),
@@ -44,7 +44,7 @@ _SANITIZE = (
 )
 _WATCH = (
     *("-g1", "-DTUNEBENCH_WATCH=1"),
-    # The calls that the sanitizer would answer, and accesses as wide as they are written.
+    # Keep the sanitizer's calls, which the emulator defines, and accesses as wide as they are written.
     *("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-fno-tree-sra"),
 )
 _EXTRA: dict[Mode, tuple[str, ...]] = {"plain": (), "sanitize": _SANITIZE, "watch": _WATCH}
@@ -55,28 +55,30 @@ def find_compiler() -> str | None:
     """Return the path of the host's C++ compiler (`$CXX`, g++ or c++), or None if there is none.
 
     Raises:
-        InputError: if `$CXX` names what does not exist.
+        InputError: `$CXX` names a command that does not exist.
     """
     asked = _environment.cxx()
     if asked is None:
         return shutil.which("g++") or shutil.which("c++")
     found = shutil.which(asked)
     if found is None:
-        raise InputError(f"$CXX is {asked!r}, which is no command here; unset it or install that compiler")
+        raise InputError(
+            f"$CXX is {asked!r}, which is no command on this machine; unset it or install that compiler"
+        )
     return found
 
 
 def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "plain") -> Path:
-    """Return the executable that emulates the kernels of `source`, compiled if it is not on disk yet.
+    """Return the executable that emulates the kernels of `source`; compile it if it is not cached.
 
     Args:
         source: CUDA C++ without any #include.
         entries: Name expressions of the kernels; a job names them by position.
-        mode: What is to be found out besides the results.
+        mode: What the run checks besides computing results.
 
     Raises:
-        NotEmulated: if there is no compiler, it refuses the source, or it cannot watch.
-        InputError: if the folder of executables cannot be written.
+        NotEmulated: No compiler is installed, it rejects the source, or it cannot watch.
+        InputError: The cache folder cannot be written.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -94,7 +96,7 @@ def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "pla
 
 
 def _translation_unit(source: str, entries: tuple[str, ...]) -> str:
-    """Return the kernel's source, private to the file so that what is unused costs nothing, and its table."""
+    """Return the source in an unnamed namespace, so that unused code costs nothing, and its kernel table."""
     table = "\n".join(f"    emulated::entry(&{entry})," for entry in entries)
     return f"""#include "shim/cuda.h"
 namespace {{
@@ -111,21 +113,23 @@ const int emulated::entry_count = {len(entries)};
 
 
 def _flags(compiler: str, mode: Mode) -> tuple[str, ...]:
-    """Return the flags that a kernel is compiled with."""
-    # An uninitialised local variable holds a pattern that no result survives.
+    """Return the flags of a kernel's compilation."""
+    # Fill uninitialised local variables with a pattern that makes results wrong.
     pattern = ("-ftrivial-auto-var-init=pattern",) if _gcc_version(compiler) >= 12 else ()
     if mode == "watch" and _gcc_version(compiler) < OLDEST_GCC_THAT_WATCHES:
-        raise NotEmulated(f"counting needs g++ {OLDEST_GCC_THAT_WATCHES} or later, and {compiler} is not")
+        raise NotEmulated(
+            f"counting needs g++ {OLDEST_GCC_THAT_WATCHES} or later; {compiler} is older or another compiler"
+        )
     return (*_FLAGS, _OPTIMISATION[mode], *pattern, *_EXTRA[mode])
 
 
 def _linked(mode: Mode) -> tuple[str, ...]:
-    """Return the flags that a kernel and the runtime are linked with."""
+    """Return the flags that link a kernel with the runtime."""
     return _SANITIZE if mode == "sanitize" else ()
 
 
 def _runtime_flags(compiler: str, mode: Mode) -> tuple[str, ...]:
-    """Return the flags of the runtime, which watches and is not watched."""
+    """Return the flags of the runtime's compilation; the runtime itself is not watched."""
     return (*_FLAGS, "-O2", "-DTUNEBENCH_WATCH=1") if mode == "watch" else _flags(compiler, mode)
 
 
@@ -136,7 +140,7 @@ def _version(compiler: str) -> str:
 
 
 def _gcc_version(compiler: str) -> int:
-    """Return the major version if the compiler is GCC, else 0."""
+    """Return the major version of GCC, or 0 for another compiler."""
     text = _version(compiler)
     match = re.search(r"\b(\d+)\.\d+\.\d+", text)
     return int(match[1]) if match and "clang" not in text else 0
@@ -153,12 +157,12 @@ def _headers() -> dict[str, str]:
 
 @functools.cache
 def _key_parts(compiler: str) -> tuple[str, ...]:
-    """Return what every compilation depends on: the compiler's version and the headers without comments."""
+    """Return the compiler's version and the headers without comments, which every compilation depends on."""
     return (_version(compiler), *map(strip_comments, _headers().values()))
 
 
 def _runtime(compiler: str, mode: Mode) -> Path:
-    """Return the emulator's runtime as an object file, compiled if it is not on disk yet."""
+    """Return the emulator's runtime as an object file; compile it if it is not cached."""
     flags = _runtime_flags(compiler, mode)
     key = binary_key("runtime", *flags, *_key_parts(compiler))
     target = _environment.cache_folder() / "emulated" / f"runtime-{key}.o"
@@ -168,11 +172,17 @@ def _runtime(compiler: str, mode: Mode) -> Path:
 
 
 def _compile(command: list[str], source: str, target: Path, link: list[str] | None = None) -> None:
-    """Compile `source`, and link it if it is told how; `target` appears whole or not at all.
+    """Compile `source` to `target`, which appears complete or not at all.
+
+    Args:
+        command: Compiler and flags.
+        source: C++ text, passed on standard input.
+        target: Object file, or executable if `link` is given.
+        link: Command that links the object file; None stops after compiling.
 
     Raises:
-        NotEmulated: with the compiler's first errors.
-        InputError: if the folder cannot be written.
+        NotEmulated: The compiler failed; the message quotes its first errors.
+        InputError: The cache folder cannot be written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -187,14 +197,16 @@ def _compile(command: list[str], source: str, target: Path, link: list[str] | No
                 _run([*link, str(unit), "-o", str(linked)])
             (unit if link is None else linked).replace(target)
     except OSError as error:
-        raise InputError(f"emulation keeps executables in $TUNEBENCH_CACHE, which fails: {error}") from error
+        raise InputError(
+            f"cannot write emulated kernels to the folder of $TUNEBENCH_CACHE: {error}"
+        ) from error
 
 
 def _run(command: list[str], source: str = "") -> None:
     """Run the compiler.
 
     Raises:
-        NotEmulated: with the compiler's first errors.
+        NotEmulated: The compiler failed; the message quotes its first errors.
     """
     try:
         process = subprocess.run(
@@ -205,4 +217,4 @@ def _run(command: list[str], source: str = "") -> None:
     if process.returncode != 0:
         errors = [line for line in process.stderr.splitlines() if "error" in line]
         told = "; ".join(errors[:5]) or process.stderr.strip()[-500:]
-        raise NotEmulated(f"the host's compiler refuses it: {told}")
+        raise NotEmulated(f"the host's compiler rejects the kernel: {told}")

@@ -1,8 +1,8 @@
-"""CUDA C++ to host C++: the declarations of shared memory, which no macro can turn into what emulation needs.
+"""Rewriting of CUDA C++ to host C++: declarations of shared memory, which no macro can translate.
 
-Such memory must be one for all threads, filled with a poison before every block and guarded at both ends,
-also where a template declares it. A static variable is not: compilers guard and place those of templates as
-they like. So every declaration becomes a reference to memory of the emulator. Lines keep their numbers.
+Shared memory must be common to all threads, filled with a poison before every block, and guarded at both
+ends, also if a template declares it. A static variable is not: compilers guard and place those of templates
+as they like. Therefore every declaration becomes a reference to memory of the emulator. Line numbers do not change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _OPENING, _CLOSING = "([{<", ")]}>"
 
 
 class NotEmulated(TunebenchError):
-    """Nothing can be said about a kernel: its source, or this machine, is beyond the emulator."""
+    """The emulator cannot run a kernel, which may be correct: its source or this machine is beyond it."""
 
 
 def as_host_cxx(source: str) -> str:
-    """Rewrite the declarations of shared memory in `source`; comments become blanks.
+    """Rewrite the declarations of shared memory in `source`, and blank its comments.
 
-    `__shared__ T a[2], b;` becomes a struct of these members, and a reference to each of them in the memory
+    `__shared__ T a[2], b;` becomes a struct with these members, and a reference to each of them in the memory
     that the emulator keeps for the struct. `extern __shared__ T c[];` becomes a reference to the address of
     the block's dynamic shared memory, which all such arrays share.
 
     Raises:
-        NotEmulated: naming a declaration of another form.
+        NotEmulated: A declaration has another form; the message quotes it.
     """
     numbers = itertools.count()
     return _DECLARATION.sub(lambda match: _rewritten(match, numbers), _without_comments(source))
@@ -60,12 +60,12 @@ def _rewritten(match: re.Match[str], numbers: Iterator[int]) -> str:
 def _dynamic(words: str) -> str:
     found = re.fullmatch(rf"(?:{_ALIGNMENT}\s*)*(.+?)\s*\b(\w+)\s*\[\s*\]", words)
     if found is None:
-        raise NotEmulated(f"`extern __shared__ {words};` must be of the form T name[]")
+        raise NotEmulated(f"expected `extern __shared__ T name[]`, got `extern __shared__ {words};`")
     return f"{found[1]}*& {found[2]} = reinterpret_cast<{found[1]}*&>(emulated::dynamic_shared);"
 
 
 def _split(words: str) -> list[str]:
-    """Split a declaration at its commas, but for those within brackets of any kind."""
+    """Split a declaration at its commas, except those within brackets of any kind."""
     parts, depth = [""], 0
     for character in words:
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -80,5 +80,7 @@ def _name(declarator: str) -> str:
     """Return the name that a declarator such as `float tile[2][N + 1]` declares."""
     found = re.fullmatch(r"(?:.*\W)?([A-Za-z_]\w*)\s*(?:\[.*\])?\s*", declarator)
     if found is None:
-        raise NotEmulated(f"`__shared__ {declarator}` must be of the form T name or T name[N]")
+        raise NotEmulated(
+            f"expected `__shared__ T name` or `__shared__ T name[N]`, got `__shared__ {declarator}`"
+        )
     return found[1]

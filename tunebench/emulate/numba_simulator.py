@@ -1,7 +1,7 @@
-"""Numba-CUDA without a GPU: the kernel in Numba's simulator, in a process of its own.
+"""Execution of Numba-CUDA kernels in Numba's simulator, in a separate process, without a GPU.
 
-The simulator is chosen by an environment variable when Numba is first imported, so that it cannot share a
-process with the compiler. It does some 1e5 element operations a second: for miniatures only.
+An environment variable selects the simulator when Numba is first imported, so that it cannot share a process
+with the compiler. It performs about 1e5 element operations per second, which suits small workloads only.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ def simulate(
     *,
     timeout_s: float = 60.0,
 ) -> dict[str, Array]:
-    """Run one configuration in Numba's simulator and return its outputs, which are filled with NaN first.
+    """Run one configuration in Numba's simulator and return its outputs.
+
+    Outputs are filled with NaN beforehand.
 
     Args:
-        variant: What to run.
-        workload: At which size: a miniature.
+        variant: The kernel variant.
+        workload: A small workload (see `GpuVariant.emulation_workload`).
         config: A valid point of the variant's space.
         inputs: One array for every tensor of `workload.inputs()`, by name, of its shape and type.
-        timeout_s: Wall-clock limit, some of which goes into starting Python.
+        timeout_s: Wall-clock limit in seconds, including the start of Python.
 
     Returns:
         One array for every tensor of `workload.outputs()`, by name.
 
     Raises:
-        EmulationFailed: if the kernel raises, crashes or takes too long.
+        EmulationFailed: The kernel raises, crashes or takes too long.
     """
-    # The variant's class may come from a user's file or from a folder that only this process looks in.
+    # The variant's class may come from a user's file, or from a folder on this process's path only.
     module = sys.modules[type(variant).__module__]
     file = module.__file__ if module.__name__.startswith("tunebench_user_") else None
     job = pickle.dumps((file, pickle.dumps((variant, workload, config, dict(inputs)))))
@@ -75,7 +77,7 @@ def simulate(
 def _run(
     variant: NumbaCudaVariant[Any], workload: Workload, config: Config, inputs: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Run the launches one after the other; Numba must have been imported as a simulator."""
+    """Run the launches one after the other; Numba must have been imported as the simulator."""
     import numpy as np
     from numba import cuda
 
@@ -90,7 +92,7 @@ def _run(
     def passed(argument: Argument | TensorMap) -> Any:
         if isinstance(argument, Scalar):
             return scalars[argument.ctype](argument.value)
-        assert isinstance(argument, str), f"Numba kernels take no {argument}"
+        assert isinstance(argument, str), f"Numba kernels accept no {argument}"
         return tensors[argument]
 
     for launch in variant.launches(workload, config):
@@ -100,10 +102,10 @@ def _run(
 
 
 def _show_simulated_module(function: Callable[..., None]) -> None:
-    """Let a kernel see the module `cuda` that the simulator makes for each launch.
+    """Let a kernel see the module `cuda` that the simulator creates for each launch.
 
-    The simulator puts it where the kernel's globals hold `numba.cuda`; variants import Numba within
-    functions, so that theirs is a variable of the closure, which is made to look there.
+    The simulator replaces `numba.cuda` in the kernel's globals. Variants import Numba within functions, so
+    that their `cuda` is a closure variable; this function redirects that variable to the kernel's globals.
     """
     from numba import cuda
 
@@ -120,10 +122,10 @@ def _show_simulated_module(function: Callable[..., None]) -> None:
 
 
 def _main() -> None:
-    """Read a job from standard input, run it, write its outputs to standard output."""
+    """Read a job from standard input, run it, and write its outputs to standard output."""
     from tunebench.kernels import load_file
 
-    # What a kernel prints must not mix with the results.
+    # A kernel's own prints must not mix with the results.
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     file, job = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - written by our own parent process

@@ -1,4 +1,4 @@
-// The emulator's runtime: a block, or a cluster of them, from its first thread to its last, barriers and order. Needs
+// Runtime: runs a block, or a cluster of blocks, from its first thread to its last; barriers and order. Needs
 // warp.h.
 #pragma once
 #include <algorithm>
@@ -18,14 +18,15 @@ Vote block_barrier(int line, bool predicate) {
 
 namespace {
 
-// Of hopper.h: begins and ends a cluster; does something that was put off, if there is anything; says what fibers
-// wait for.
+// Defined in hopper.h: begins and ends a cluster, performs a deferred operation if there is one, reports what
+// fibers wait for.
 void begin_asynchronous();
 void end_asynchronous();
 bool advance_asynchronous();
 std::string asynchronous_waits();
 
-// Opens the barrier of a block if every thread that has not exited stands at it. They run before another opens.
+// Opens the barrier of a block if all threads that have not exited wait at it. They run before another
+// barrier opens.
 bool open_barrier(int block) {
   const Fiber* first = nullptr;
   vote = {0, true, false};
@@ -54,7 +55,7 @@ bool open_some_barrier() {
   return false;
 }
 
-// Says who waits for whom when no thread can go on.
+// Reports who waits for whom when no thread can continue.
 [[noreturn]] void fail_deadlock() {
   std::string text;
   char part[200];
@@ -79,7 +80,7 @@ bool open_some_barrier() {
   fail("block (%u,%u,%u): deadlock%s", index.x, index.y, index.z, text.c_str());
 }
 
-// Runs the lanes of a warp that can go on, each once; returns whether there were any.
+// Runs each lane of a warp that can continue once; returns whether there was one.
 bool pass_over(int warp, std::vector<int>& lanes) {
   bool ran = false;
   arrange(lanes, std::min(32, int(fibers.size()) - 32 * warp));
@@ -92,8 +93,8 @@ bool pass_over(int warp, std::vector<int>& lanes) {
   return ran;
 }
 
-// Bytes that are a NaN, or large and positive, or large and negative, as f32, f16 and bf16 alike: a maximum hides the
-// first, a minimum the second.
+// Bytes that are NaN, or large and positive, or large and negative, as f32, f16 and bf16 alike: a maximum
+// hides the first, a minimum the second.
 int poison() {
   static const int bytes[] = {0xff, 0x7b, 0xfb};
   return order == Order::forward ? bytes[0] : order == Order::reverse ? bytes[1] : bytes[draw() % 3];
@@ -120,7 +121,7 @@ void run_cluster() {
     for (bool ran = true; ran;) {
       ran = false;
       for (const int warp : warp_order)
-        // As far as it gets, or, at random, only to its next call: warps then overlap.
+        // Until it waits or, in random order, only until its next call, so that warps overlap.
         while (pass_over(warp, lane_order)) {
           ran = true;
           if (order == Order::random && draw() % 2) break;

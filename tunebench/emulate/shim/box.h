@@ -1,8 +1,7 @@
-// The emulator's runtime: copies of a tensor's boxes, and of columns of its pixels, to shared memory. Needs
-// mbarrier.h.
+// Runtime: bulk copies of a tensor's boxes, and of columns of its pixels, to shared memory. Needs mbarrier.h.
 //
-// Source: PTX ISA, "cp.async.bulk.tensor", and "Tensors" (tiled and im2col modes: bounding boxes, traversal strides,
-// out-of-boundary access; swizzling modes).
+// Source: PTX ISA, "cp.async.bulk.tensor", and "Tensors" (tiled and im2col modes: bounding boxes, traversal
+// strides, out-of-boundary access; swizzling modes).
 #pragma once
 #include <algorithm>
 
@@ -12,20 +11,21 @@ namespace emulated {
 
 namespace {
 
-// What the job puts in the 128 bytes of a CUtensorMap. Extents are elements, strides bytes, innermost first.
+// Contents of the 128 bytes of a CUtensorMap, written by the job. Extents are in elements, strides in bytes,
+// innermost first.
 struct TensorMap {
   static constexpr uint64_t TAG = 0x70616d726f736e74;
   uint64_t tag;
   unsigned char* data;
-  uint64_t strides[5];  // the first is not used
-  unsigned extents[5], box[5];  // the box of pixels is channels, pixels
+  uint64_t strides[5];  // the first is unused
+  unsigned extents[5], box[5];  // a box of pixels has two extents: channels, pixels
   unsigned element_bytes, swizzle_bytes, rank;
   short lower[3], upper[3];  // corners of pixels, along the dimensions between the first and the last
-  unsigned char steps[3];    // from one of them to the next
+  unsigned char steps[3];    // strides between pixels
   bool of_pixels;
 
   unsigned image_rank() const { return rank - 2; }
-  // The first pixel beyond the box of pixels along one of an image's dimensions.
+  // The end of the box of pixels along one of an image's dimensions.
   int64_t end_of_pixels(unsigned d) const { return int64_t(extents[d + 1]) + upper[d]; }
 };
 static_assert(sizeof(TensorMap) <= 128, "it stands for a CUtensorMap");
@@ -33,13 +33,13 @@ static_assert(sizeof(TensorMap) <= 128, "it stands for a CUtensorMap");
 struct BoxCopy {
   TensorMap map;
   int corner[5];
-  int offsets[3];  // of pixels: from where the filter's first tap is to where this one is
+  int offsets[3];  // of pixels: offset of this filter tap from the first
   Place target, barrier;
-  unsigned blocks;  // a bit for each to which it goes
-  uint3 block, thread;  // that asked for it
+  unsigned blocks;  // bit mask of destination blocks
+  uint3 block, thread;  // that issued the copy
 };
 
-std::vector<BoxCopy> put_off;  // not done yet, as they were asked for
+std::vector<BoxCopy> put_off;  // deferred copies, in issue order
 
 size_t box_bytes(const TensorMap& map) {
   size_t bytes = map.element_bytes;
@@ -47,12 +47,12 @@ size_t box_bytes(const TensorMap& map) {
   return bytes;
 }
 
-// Swizzling: bits of the address, from the 16-byte chunk on, by those of the 128-byte line.
+// Swizzling: XORs address bits, from the 16-byte chunk on, with those of the 128-byte line.
 unsigned swizzled(unsigned address, unsigned swizzle_bytes) {
   return swizzle_bytes ? address ^ (address >> 7 & (swizzle_bytes / 16 - 1)) << 4 : address;
 }
 
-// Fills one line (along the innermost dimension) of a box: what lies outside the tensor is zero.
+// Fills one line (along the innermost dimension) of a box; elements outside the tensor are zero.
 void copy_line(const BoxCopy& copy, const unsigned char* source, const Place& line, size_t line_bytes) {
   const TensorMap& map = copy.map;
   for (size_t at = 0; at < line_bytes; at += 16) {
@@ -68,7 +68,7 @@ void copy_line(const BoxCopy& copy, const unsigned char* source, const Place& li
 
 size_t line_bytes_of(const TensorMap& map) { return size_t(map.box[0]) * map.element_bytes; }
 
-// Takes a pixel of an image and the image's number to the next pixel of the box, row by row, image by image.
+// Advances a pixel and its image number to the next pixel of the box, row by row, image by image.
 void step_pixel(const TensorMap& map, int64_t* at) {
   for (unsigned d = 0; d < map.image_rank(); ++d) {
     at[d] += map.steps[d];
@@ -78,7 +78,7 @@ void step_pixel(const TensorMap& map, int64_t* at) {
   ++at[map.image_rank()];
 }
 
-// For each pixel, in turn, calls `visit` as `for_each_line` does.
+// Calls `visit` for each pixel in turn, as `for_each_line` does.
 template <class Visit>
 void for_each_pixel(const BoxCopy& copy, Visit visit) {
   const TensorMap& map = copy.map;
@@ -98,7 +98,8 @@ void for_each_pixel(const BoxCopy& copy, Visit visit) {
   }
 }
 
-// Calls `visit` with where each line comes from: where the tensor's innermost dimension begins, or null outside of it.
+// Calls `visit` with the source of each line: the start of the tensor's innermost dimension, or null outside
+// of it.
 template <class Visit>
 void for_each_line(const BoxCopy& copy, Visit visit) {
   const TensorMap& map = copy.map;
@@ -126,7 +127,7 @@ void copy_to(const BoxCopy& copy, int block) {
   });
 }
 
-// Tells who watches what a copy reads and writes, when it is asked for.
+// Reports the bytes that a copy reads and writes to the watch, when the copy is issued.
 void tell(const BoxCopy& copy, const void* pc) {
   const TensorMap& map = copy.map;
   const int64_t first = std::max(0, copy.corner[0]);
@@ -153,7 +154,7 @@ void perform(const BoxCopy& copy) {
   }
 }
 
-// Does one of the copies that were put off: they have no order, so that in reverse the last one comes first.
+// Performs one of the deferred copies. They are unordered: in reverse order the last one comes first.
 bool copy_one_box() {
   if (put_off.empty()) return false;
   const size_t which = order == Order::random ? draw() % put_off.size() : put_off.size() - 1;
@@ -170,7 +171,7 @@ void check_no_box_is_left() {
        thread.x, thread.y, thread.z);
 }
 
-// Fails if it begins outside of the box of pixels, which PTX forbids, or if its offsets are too large.
+// Fails if the copy begins outside of the box of pixels, which PTX forbids, or if its offsets are too large.
 void check_pixels(const BoxCopy& copy) {
   const TensorMap& map = copy.map;
   static const int most_offsets[] = {0xffff, 0xff, 0x1f};
@@ -188,7 +189,7 @@ void check_pixels(const BoxCopy& copy) {
   }
 }
 
-// Reads the map and checks that it is one of so many dimensions, of boxes or of pixels.
+// Reads a tensor map and checks its number of dimensions and its mode, tiled or im2col.
 void read_map(BoxCopy& copy, const void* tensor_map, int rank, bool of_pixels) {
   check_aligned(tensor_map, 64, "cp.async.bulk.tensor: tensor map");
   memcpy(&copy.map, tensor_map, sizeof copy.map);
@@ -203,7 +204,7 @@ void read_map(BoxCopy& copy, const void* tensor_map, int rank, bool of_pixels) {
          copy.map.swizzle_bytes);
 }
 
-// Does what a thread asks for, at once or later.
+// Performs a copy at once, or defers it.
 void ask_for(BoxCopy& copy, unsigned target, unsigned barrier, unsigned mask, const void* pc) {
   copy.target = place_of(target, current->block);
   copy.barrier = place_of(barrier, current->block);

@@ -1,4 +1,4 @@
-// The emulator's runtime: copies from global to shared memory that happen when they like. Needs fiber.h.
+// Runtime: asynchronous copies from global to shared memory, performed at once or deferred. Needs fiber.h.
 #pragma once
 #include "fiber.h"
 

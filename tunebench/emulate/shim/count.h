@@ -1,8 +1,9 @@
-// The emulator's runtime, where it watches: what a block executes, as a GPU would count it. Needs state.h.
+// Runtime, watching: counts of what a block executes, as a GPU would count it. Needs state.h.
 //
-// Lanes of a warp run one after the other here. Accesses of theirs belong to one warp instruction if they are made by
-// the same instruction, at the same repetition since the warp last came together. A lane that skips a repetition
-// makes groups that a GPU would not form, but never more of them: what is counted stays below what is executed.
+// Lanes of a warp run one after the other here. Their accesses belong to one warp instruction if the same
+// instruction makes them, at the same repetition since the warp last synchronised. A lane that skips a
+// repetition splits groups as a GPU would not, but never creates more of them: the counts stay lower bounds
+// of what is executed.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -17,21 +18,21 @@ namespace emulated {
 namespace {
 namespace watch {
 
-// A copy is one instruction; its source is noted apart, where it passes L1.
+// A copy is one instruction; its source is counted separately if it bypasses L1.
 enum class Kind { shared_load, shared_store, shared_atomic, copy, global_load, global_store, global_atomic, source };
 constexpr const char* KIND_NAMES[] = {"ld.shared", "st.shared", "atom.shared", "cp.async",
                                       "ld.global", "st.global", "atom.global", nullptr};
 
-// What a block has done; names as in `Work` of counts.py.
+// Work of a block; names as in `WorkCounts` of counts.py.
 struct Work {
   uint64_t fma, sfu, smem_traffic_bytes, smem_passes, bank_conflicts, fill_bytes, accesses, longest_fma;
   std::map<std::string, uint64_t> instructions;  // of warps, by name
 };
-std::vector<Work> works;  // of each block of the cluster that runs
+std::vector<Work> works;  // of each block of the running cluster
 
 Work& work() { return works[size_t(current->block)]; }
 
-// An access of a warp: the addresses of those lanes that take part.
+// An access of a warp: the addresses of the participating lanes.
 struct WarpAccess {
   int lanes;
   uintptr_t address[32];
@@ -42,7 +43,7 @@ struct WarpAccess {
 struct Site {
   Kind kind;
   bool used;
-  uint32_t repetitions[32];  // by each lane, since the warp last came together
+  uint32_t repetitions[32];  // per lane, since the warp last synchronised
   std::vector<WarpAccess> accesses;
 };
 
@@ -50,16 +51,16 @@ struct WarpCounts {
   std::unordered_map<uintptr_t, Site> sites;  // by address of the instruction
   std::vector<Site*> used;
   uint32_t f32[32], special[32];
-  uint64_t all_f32[32];  // of f32, since the block began
+  uint64_t all_f32[32];  // f32 instructions since the block began
 };
-std::vector<WarpCounts> warp_counts;  // of the cluster that runs
+std::vector<WarpCounts> warp_counts;  // of the running cluster
 
 void add(WarpAccess& access, const void* address, int bytes) {
   access.address[access.lanes] = reinterpret_cast<uintptr_t>(address);
   access.bytes[access.lanes++] = bytes;
 }
 
-// Bytes that at least one of lanes `first` to `last` touches.
+// Bytes that at least one of lanes `first` to `last` accesses.
 uint64_t distinct_bytes(const WarpAccess& access, int first, int last) {
   int order[32];
   for (int i = first; i < last; ++i) order[i] = i;
@@ -74,7 +75,7 @@ uint64_t distinct_bytes(const WarpAccess& access, int first, int last) {
   return total;
 }
 
-// Passes over 32 banks of 4 bytes: each gives one word a pass, to all lanes that ask for it.
+// Passes over 32 banks of 4 bytes: per pass, each bank serves one word to all lanes that request it.
 uint64_t passes(const WarpAccess& access, int first, int last) {
   std::vector<uintptr_t> words;
   for (int i = first; i < last; ++i)
@@ -87,8 +88,8 @@ uint64_t passes(const WarpAccess& access, int first, int last) {
   return *std::max_element(of_bank, of_bank + 32);
 }
 
-// Accesses of 8 bytes are served a half of the warp at a time, those of 16 a quarter, as are the matrices of ldmatrix:
-// banks conflict within such a part only.
+// Accesses of 8 bytes are served half a warp at a time; those of 16 bytes, and matrices of ldmatrix, a
+// quarter. Banks conflict only within such a part.
 void count_shared(Work& work, const WarpAccess& access) {
   work.smem_traffic_bytes += std::max<uint64_t>(128, distinct_bytes(access, 0, access.lanes));
   const int widest = *std::max_element(access.bytes, access.bytes + access.lanes);
@@ -108,7 +109,7 @@ void count_access(Work& work, Kind kind, const WarpAccess& access) {
   if (const char* const name = KIND_NAMES[int(kind)]) ++work.instructions[name];
 }
 
-// The warp has come together: what its lanes have done since is counted, and repetitions begin again.
+// The warp has synchronised: counts the accesses of its lanes since then, and restarts repetitions.
 void come_together(size_t index) {
   WarpCounts& warp = warp_counts[index];
   Work& work = works[index * works.size() / warp_counts.size()];
@@ -129,10 +130,10 @@ void come_together(size_t index) {
   warp.used.clear();
 }
 
-// Notes an access of the lane that runs.
+// Records an access of the running lane.
 void note_access(Kind kind, const void* pc, const void* address, int bytes) {
   WarpCounts& warp = warp_counts[size_t(current->linear / 32)];
-  // One instruction may reach shared and global memory by turns.
+  // One instruction may access shared and global memory in turn.
   Site& site = warp.sites[reinterpret_cast<uintptr_t>(pc) * 8 + size_t(kind)];
   if (!site.used) {
     site.used = true;

@@ -1,7 +1,7 @@
 // The part of CUDA C++ that kernels use, for the host's compiler: keywords, vector types, built-in functions.
 //
-// `__shared__` is none of them: no macro can give such variables memory that is poisoned and watched, so their
-// declarations have been rewritten (see host_source.py) before the compiler sees them.
+// `__shared__` is missing: no macro can place such variables in memory that is poisoned and watched.
+// host_source.py rewrites their declarations before the compiler sees them.
 #pragma once
 #include "interface.h"
 
@@ -11,7 +11,7 @@
 #define __device__
 #define __host__
 #define __constant__ static
-#ifdef TUNEBENCH_WATCH  // each access is an instruction of its own, wherever it was written
+#ifdef TUNEBENCH_WATCH  // each access is a separate instruction, wherever it was written
 #define __forceinline__ inline __attribute__((always_inline))
 #else
 #define __forceinline__ inline
@@ -85,12 +85,12 @@ inline int __mulhi(int a, int b) { return int((long long)a * b >> 32); }
 
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
-// What the special-function unit computes, or what takes at least one result of it.
+// Functions that the special-function unit computes, or that need at least one of its results.
 inline float tunebench_special(float result) {
   emulated::count_special();
   return result;
 }
-// exp and exp2 are that, the accurate ones too.
+// exp and exp2 need one result, also in their accurate forms.
 #define TUNEBENCH_EXPONENTIAL(name)                                                                              \
   float tunebench_##name(float) __asm__(#name "f");                                                              \
   extern "C" double name(double);                                                                                \
@@ -174,7 +174,7 @@ TUNEBENCH_MIN_MAX(unsigned long)
 TUNEBENCH_MIN_MAX(long long)
 TUNEBENCH_MIN_MAX(unsigned long long)
 #undef TUNEBENCH_MIN_MAX
-inline float min(float a, float b) { return fminf(a, b); }  // a NaN gives way, as on the device
+inline float min(float a, float b) { return fminf(a, b); }  // returns the other operand if one is NaN, as on the device
 inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
@@ -208,7 +208,7 @@ inline void __threadfence_system() {}
 extern "C" void* memcpy(void*, const void*, size_t) noexcept;
 extern "C" void* memset(void*, int, size_t) noexcept;
 
-// One fiber runs at a time, so that plain code is atomic. The operand's type is the target's, as in CUDA.
+// One fiber runs at a time, so that plain code is atomic. As in CUDA, the operand has the target's type.
 template <class T>
 struct tunebench_same {
   using type = T;
@@ -242,7 +242,7 @@ TUNEBENCH_UNSEEN T atomicCAS(T* address, typename tunebench_same<T>::type expect
 }
 
 // ---- barriers, votes, shuffles ----------------------------------------------------------------------------
-// The line of the call is part of it: threads that wait in different places have diverged.
+// The line of the call is part of its identity: threads that wait in different places have diverged.
 
 inline void __syncthreads(int line = __builtin_LINE()) { emulated::block_barrier(line, false); }
 inline int __syncthreads_count(int predicate, int line = __builtin_LINE()) {
@@ -262,7 +262,7 @@ struct Nothing {};
 template <class T>
 struct Exchanged {
   T value;
-  int source;  // the lane whose value is asked for
+  int source;  // the lane whose value is requested
 };
 
 template <class T>
@@ -274,13 +274,13 @@ T shuffle(const char* name, int line, unsigned mask, T value, int source) {
                            const int from = in[i].source;
                            if (lanes >> from & 1u)
                              out[i] = in[from].value;
-                           else  // undefined: that lane has exited or is not in the mask
+                           else  // undefined on a GPU: that lane has exited or is not in the mask
                              __builtin_memset(&out[i], 0xff, sizeof(T));
                          }
                        });
 }
 
-// Returns the lanes of the call whose predicate holds, in `holds`, and all of them, in `lanes`.
+// Returns in `holds` the lanes of the call whose predicate holds, and in `lanes` all lanes of the call.
 struct Ballot {
   unsigned holds, lanes;
 };
@@ -303,7 +303,8 @@ inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_LINE())
       [](emulated::Lanes<const emulated::Nothing>, emulated::Lanes<emulated::Nothing>, unsigned) {});
 }
 
-// Source lanes as PTX ISA defines them for shfl.sync: a lane beyond the segment of `width` keeps its own value.
+// Source lanes as PTX ISA defines them for shfl.sync: a lane beyond the segment of `width` keeps its own
+// value.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32, int line = __builtin_LINE()) {
   const int self = emulated::lane();
@@ -336,7 +337,7 @@ inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
   return ballot.holds == ballot.lanes;
 }
 
-// ---- the rest ---------------------------------------------------------------------------------------------
+// ---- other functions --------------------------------------------------------------------------------------
 
 [[noreturn]] inline void __trap() { emulated::fail("__trap()"); }
 inline void __nanosleep(unsigned) {}

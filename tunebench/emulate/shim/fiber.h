@@ -1,4 +1,4 @@
-// The emulator's runtime: threads of the blocks that run together, as fibers of one host thread. Needs state.h.
+// Runtime: threads of the blocks that run together, as fibers of one host thread. Needs state.h.
 #pragma once
 #include <sys/mman.h>
 
@@ -24,7 +24,7 @@ void resume(Fiber& fiber) {
   current = nullptr;
 }
 
-// Goes back to the scheduler; returns when the fiber is resumed.
+// Returns to the scheduler; continues when the fiber is resumed.
 void leave(bool for_good) {
   Fiber& fiber = *current;
 #ifdef TUNEBENCH_ASAN
@@ -55,7 +55,8 @@ void run_fiber() {
   leave(true);
 }
 
-// Stacks are kept from block to block; the lowest page of each is out of bounds, so that an overflow is noticed.
+// Stacks are reused from block to block. The lowest page of each is protected, so that an overflow is
+// detected.
 void make_fibers(int count) {
   const size_t stride = STACK_BYTES + PAGE;
   const auto memory = static_cast<char*>(mmap(nullptr, stride * size_t(count), PROT_READ | PROT_WRITE,

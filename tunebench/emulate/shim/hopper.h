@@ -1,13 +1,14 @@
-// The emulator's models of what sm_90 added. Needs block.h.
+// Runtime: what sm_90 added. Needs block.h.
 //
-// They follow the PTX ISA and know nothing of the kernels that use them. What shows a mistake:
-// - Copies and products happen at once (forward), as late as they may (reverse), or either (random): a copy when no
-//   thread can go on without it, a product when it is waited for.
-// - What never ends is told with the barrier and what it lacks: arrivals, bytes.
-// - What PTX calls undefined is refused where it can be seen: a barrier that was not initialised or was overwritten,
-//   more arrivals than it expects, bytes left over at the end, shared memory of a block that has exited, a warpgroup
-//   whose threads disagree, a product without a fence before or a wait after it, a descriptor that cannot be.
-// Not modelled: proxies, apart from barriers that are initialised and handed to the copy engine with no fence between.
+// The models follow the PTX ISA and know nothing of the kernels that use them. How mistakes show:
+// - Copies and products happen at once (forward), as late as allowed (reverse), or either (random): a copy
+//   when no thread can continue without it, a product when a thread waits for it.
+// - A deadlock is reported with the barrier and what it lacks: arrivals, bytes.
+// - Undefined behaviour of PTX is rejected where it can be detected: a barrier that was not initialised or
+//   was overwritten, more arrivals than expected, bytes left over at the end, shared memory of a block that
+//   has exited, a warpgroup whose threads disagree, a product without a fence before or a wait after it, an
+//   invalid descriptor.
+// Not modelled: proxies, except a barrier that is initialised and used by a copy without a fence between.
 #pragma once
 #include <string>
 
@@ -40,7 +41,7 @@ void open_cluster_barrier() {
 
 // ---- registers ("setmaxnreg") ------------------------------------------------------------------------------
 
-// Fails if some warps of a warpgroup have other numbers than the rest.
+// Fails if some warps of a warpgroup have other register counts than the rest.
 void check_registers() {
   for (size_t w = 0; w + 1 < warps.size(); ++w)
     if (w % 4 != 3 && threads_of_a_block() % 128 == 0 && warps[w].registers != warps[w + 1].registers)
@@ -71,7 +72,7 @@ std::string what_it_waits_for(const Fiber& fiber) {
   return "for products that " + std::to_string(issued) + " of 128 threads of the warpgroup have issued";
 }
 
-// Says of the first three different things who waits for them.
+// Reports the first three different things that threads wait for, each with the threads.
 std::string asynchronous_waits() {
   std::vector<std::string> told;
   std::string all;
@@ -88,7 +89,8 @@ std::string asynchronous_waits() {
   return all;
 }
 
-// ---- what the scheduler asks -------------------------------------------------------------------------------
+// ---- called by the scheduler
+// -------------------------------------------------------------------------------
 
 void begin_asynchronous() {
   barriers.clear();

@@ -1,7 +1,7 @@
-// What kernel code, compiled for the host, asks of the emulator's runtime (runtime.h).
+// Functions of the emulator's runtime (runtime.h) that kernel code, compiled for the host, calls.
 //
-// A block's threads are fibers of one host thread: one runs until it waits for others, then the next. Nothing is
-// included here or in cuda.h, so that a kernel compiles in a fraction of a second.
+// A block's threads are fibers of one host thread: one runs until it waits for others, then the next. Neither
+// this file nor cuda.h includes a library header, so that a kernel compiles in a fraction of a second.
 #pragma once
 
 struct uint3 {
@@ -13,7 +13,7 @@ struct dim3 {
   constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
 };
 
-// Of the fiber that runs; the scheduler sets them.
+// Of the running fiber; set by the scheduler.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
@@ -28,7 +28,8 @@ using Address = __UINTPTR_TYPE__;
 // Base of the block's dynamic shared memory. Each `extern __shared__` array is a reference to it.
 extern unsigned char* dynamic_shared;
 
-// Memory of one `__shared__` declaration, which has become the struct T: one for all blocks, poisoned before each.
+// Memory of one `__shared__` declaration, rewritten to the struct T: common to all blocks, poisoned before
+// each.
 unsigned char* allocate_static_shared(Bytes bytes, Bytes alignment);
 template <class T>
 T& static_shared() {
@@ -36,7 +37,7 @@ T& static_shared() {
   return *reinterpret_cast<T*>(memory);
 }
 
-// Fails unless the bytes lie within shared memory at an address that is a multiple of their number.
+// Fails unless the bytes are within shared memory, at an address that is a multiple of their number.
 void check_shared(const void* address, Bytes bytes, const char* what);
 
 inline void check_aligned(const void* address, Bytes bytes, const char* what) {
@@ -46,7 +47,7 @@ inline void check_aligned(const void* address, Bytes bytes, const char* what) {
 
 // ---- waiting for the block --------------------------------------------------------------------------------
 
-// What the block agreed on at a barrier: over the predicates of all threads.
+// Result of a barrier: combined predicates of all threads.
 struct Vote {
   int count;
   bool all, any;
@@ -55,12 +56,12 @@ Vote block_barrier(int line, bool predicate);
 
 // ---- waiting for lanes of the warp ------------------------------------------------------------------------
 
-// What a lane hands in and takes out of a collective call.
+// Operands and results of a lane in a collective call.
 struct alignas(16) Slot {
   unsigned char bytes[64];
 };
 
-// The slots of a warp, seen as values of one type.
+// The slots of a warp as values of one type.
 template <class T>
 class Lanes {
  public:
@@ -71,24 +72,25 @@ class Lanes {
   Slot* slots_;
 };
 
-// Which call it is: only lanes that make the same call, with the same mask, belong together.
+// Identity of a call: only lanes that make the same call with the same mask belong together.
 struct Call {
   const char* name;
   int line;
   unsigned mask;
-  bool whole_warp;  // all 32 lanes must be there; else lanes that have exited are excused
+  bool whole_warp;  // whether all 32 lanes must take part; otherwise lanes that have exited are excused
 };
 
-// Runs once for all lanes of a call, when the last has come.
+// Runs once for all lanes of a call, when the last has arrived.
 using Combiner = void (*)(const void* combine, Slot* in, Slot* out, unsigned lanes);
 
 int lane();
 Slot* slots_in();
 Slot* slots_out();
-// Returns when all lanes of the call have come, their results have been combined, and it is this lane's turn.
+// Returns when all lanes of the call have arrived, their results have been combined, and this lane may
+// continue.
 void join(const Call& call, const void* combine, Combiner combiner);
 
-// Hands in `mine`; `combine(in, out, lanes)` runs once for all lanes of the call; returns this lane's part.
+// Passes `mine` to the call; `combine(in, out, lanes)` runs once for all lanes. Returns this lane's result.
 template <class Out, class In, class Combine>
 Out collective(const Call& call, const In& mine, const Combine& combine) {
   static_assert(sizeof(In) <= sizeof(Slot) && sizeof(Out) <= sizeof(Slot), "a slot is too small");
@@ -102,8 +104,9 @@ Out collective(const Call& call, const In& mine, const Combine& combine) {
   return out[lane()];
 }
 
-// The same for instructions that PTX calls `.aligned`: all 32 lanes make them together. They are counted by name; that
-// of a matrix product says its size, and its inputs' type last, as in "mma.m16n8k16.f16".
+// The same for instructions that PTX calls `.aligned`: all 32 lanes execute them together. They are counted
+// by name. The name of a matrix product contains its shape and ends in the type of its inputs, as in
+// "mma.m16n8k16.f16".
 template <class Out, class In, class Combine>
 Out whole_warp(const char* name, const In& mine, Combine combine) {
   return collective<Out>(Call{name, 0, 0xffffffffu, true}, mine,
@@ -112,22 +115,22 @@ Out whole_warp(const char* name, const In& mine, Combine combine) {
 
 // ---- asynchronous copies ----------------------------------------------------------------------------------
 
-// A copy may happen at once or when its group is waited for; the run's order decides, so that a missing wait shows.
-// `past_l1` tells that each copy comes from L2, also where L1 has the bytes.
+// A copy may happen at once or when its group is waited for. The run's order decides, so that a missing wait
+// shows. `past_l1` says that each copy comes from L2, also if L1 has the bytes.
 void copy_async(void* target, const void* source, int bytes, int source_bytes, bool past_l1 = false);
 void commit_copies();
 void wait_for_copies(int groups_left);
 
-// ---- what is counted --------------------------------------------------------------------------------------
-// Of the lane that calls; nothing where nobody watches (see watch.h).
+// ---- counts -----------------------------------------------------------------------------------------------
+// Counts of the calling lane; no-ops without watching (see watch.h).
 
 #ifdef TUNEBENCH_WATCH
 void count_f32();      // one full-rate f32 instruction
 void count_special();  // one result of the special-function unit
 void see_atomic(const void* address, Bytes bytes, const void* pc);
-// What an instruction of the whole warp reads of shared memory: by the address that a lane passes.
+// Bytes that a whole-warp instruction reads from shared memory, at the address that a lane passes.
 void tell_shared_read(int lane, const void* address, Bytes bytes);
-// A function whose accesses are told by itself: its caller is the instruction.
+// A function that reports its accesses itself: they are attributed to its caller.
 #define TUNEBENCH_UNSEEN __attribute__((noinline, no_sanitize("thread")))
 #else
 inline void count_f32() {}
@@ -137,9 +140,9 @@ inline void tell_shared_read(int, const void*, Bytes) {}
 #define TUNEBENCH_UNSEEN
 #endif
 
-// ---- asynchronous barriers, bulk copies, warpgroups, clusters (hopper.h) -----------------------------
-// Shared memory by its 32-bit address, as instructions of sm_90 name it: that of the block that runs, or, in the window
-// that `cluster_address` opens, that of another block of its cluster.
+// ---- asynchronous barriers, bulk copies, warpgroups, clusters (hopper.h) ----------------------------------
+// Shared memory by its 32-bit address, as in instructions of sm_90: that of the running block, or, in the
+// window that `cluster_address` opens, that of another block of its cluster.
 
 unsigned shared_address(const void* pointer);
 void mbarrier_init(unsigned barrier, unsigned count);
@@ -147,17 +150,17 @@ void mbarrier_arrive(unsigned barrier, unsigned expected_bytes);
 void mbarrier_wait(unsigned barrier, unsigned parity);  // returns when the phase of that parity has ended
 void fence_mbarrier_init();
 
-// Copies the box of a tensor map at `corner` (innermost coordinate first) and tells the barrier; with `blocks`, a mask,
-// to the same place of all these blocks of the cluster, each of which has its barrier told.
+// Copies the box of a tensor map at `corner` (innermost coordinate first) and notifies the barrier. With the
+// mask `blocks`, copies to the same address in these blocks of the cluster and notifies the barrier of each.
 void copy_box(unsigned target, const void* tensor_map, int rank, const int* corner, unsigned barrier, unsigned blocks);
 
-// The same of a column of pixels, from the one at `corner` on, each read `offsets` further.
+// The same for a column of pixels, from the one at `corner` on, each read at `offsets`.
 void copy_pixels(unsigned target, const void* tensor_map, int rank, const int* corner, const unsigned short* offsets,
                  unsigned barrier, unsigned blocks);
 
-// D (64, n) = A (64, K) B (K, n), plus D if `accumulate`, of a warpgroup. K is 32 bytes of elements; A and B are given
-// by descriptors, and an element's value by a function. A of 16-bit elements may be in four registers of each thread
-// instead: they are read when the product happens.
+// D (64, n) = A (64, K) B (K, n), plus D if `accumulate`, of a warpgroup. K is 32 bytes of elements. A and B
+// are given by descriptors, and an element's value by a function. A with 16-bit elements may be in four
+// registers of each thread instead: they are read when the product happens.
 struct Product {
   unsigned long long a, b;
   float (*value)(const void* element);
@@ -179,7 +182,7 @@ void cluster_wait();
 
 // ---- kernels by index -------------------------------------------------------------------------------------
 
-// A kernel and how to call it with arguments whose types only the compiler knows.
+// A kernel, and how to call it with arguments whose types only the compiler knows.
 struct Entry {
   void (*kernel)();
   void (*call)(void (*kernel)(), void* const* arguments);
@@ -216,7 +219,7 @@ Entry entry(void (*kernel)(Arguments...)) {
           Caller<Arguments...>::sizes};
 }
 
-// Defined beside the kernel, by generated code: the kernels that a job may launch.
+// Defined by generated code next to the kernel: the kernels that a job may launch.
 extern const Entry* const entries;
 extern const int entry_count;
 

@@ -1,7 +1,8 @@
-// The emulator's jobs: tensors and launches, read from standard input, checked, run. Needs hopper.h.
+// Runtime: jobs (tensors and launches) read from standard input, checked and run. Needs hopper.h.
 //
-// A job is lines of text (see `read_job`), an empty line, and the bytes of all inputs. The bytes of all outputs go to
-// standard output. Exit status: 0, or 3 with one line on standard error that says what is wrong.
+// A job is lines of text (see `read_job`), an empty line, and the bytes of all inputs. The bytes of all
+// outputs go to standard output. Exit status: 0, or 3 with one line on standard error that says what is
+// wrong.
 #pragma once
 #include <unistd.h>
 
@@ -41,8 +42,8 @@ struct Job {
   std::vector<Launch> launches;
 };
 
-// Memory of a size of its own, at `shift` bytes after a multiple of `alignment`. Without AddressSanitizer it has
-// guards around it, of which a read gives NaN.
+// A separate allocation, `shift` bytes after a multiple of `alignment`. Without AddressSanitizer it has
+// guards on both sides, which read as NaN.
 unsigned char* allocate(size_t bytes, size_t alignment, size_t shift) {
 #ifdef TUNEBENCH_ASAN
   const size_t before = shift, after = 0;
@@ -58,7 +59,7 @@ unsigned char* allocate(size_t bytes, size_t alignment, size_t shift) {
   return static_cast<unsigned char*>(memory) + before;
 }
 
-// Fails if a write went beyond an allocation.
+// Fails if a write exceeded an allocation.
 void check_guards(const unsigned char* data, size_t bytes, const char* name) {
 #ifndef TUNEBENCH_ASAN
   for (size_t i = 1; i <= GUARD; ++i) {
@@ -79,7 +80,7 @@ std::vector<unsigned char> from_hex(const char* text) {
 
 }  // namespace
 
-// A declaration promises the alignment of its type and no more: 16-byte accesses of a plain array go wrong here, too.
+// A declaration guarantees the alignment of its type only: 16-byte accesses to a plain array fail here, too.
 unsigned char* allocate_static_shared(Bytes bytes, Bytes alignment) {
   if (blocks.size() > 1) fail("a __shared__ variable: in a cluster, only dynamic shared memory has a model");
   unsigned char* memory = allocate(bytes, std::max<size_t>(alignment, 16), alignment < 16 ? 8 : 0);
@@ -96,9 +97,9 @@ std::vector<unsigned char> bytes_of(T value) {
   return {begin, begin + sizeof value};
 }
 
-// Reads `map TENSOR ELEMENT SWIZZLE RANK PIXELS`, then RANK extents and RANK - 1 strides in bytes, innermost first, and
-// the extents of the box, RANK of them, into what stands for a CUtensorMap. Where PIXELS is 1 the box has two, and the
-// RANK - 2 lower corners, upper ones and steps of pixels follow.
+// Reads `map TENSOR ELEMENT SWIZZLE RANK PIXELS`, then RANK extents and RANK - 1 strides in bytes, innermost
+// first, and the RANK extents of the box, into the contents of a CUtensorMap. With PIXELS = 1 the box has two
+// extents, and the RANK - 2 lower corners, upper corners and strides of pixels follow.
 std::vector<unsigned char> read_tensor_map(const char* line, const char* name, unsigned char* data, size_t bytes) {
   TensorMap map = {};
   char* at = const_cast<char*>(line) + strlen("map");
@@ -137,9 +138,9 @@ void read_inputs(Job& job) {
   }
 }
 
-// Lines: `order forward|reverse|random SEED`, `tensor NAME BYTES input|output|scratch`, `launch ENTRY GRID BLOCK
-// SMEM CLUSTER` (grid and block as x y z) and, for each of its arguments in order, `pointer TENSOR`, `value HEX` or
-// `map TENSOR …` (see `read_tensor_map`).
+// Lines: `order forward|reverse|random SEED`, `tensor NAME BYTES input|output|scratch`, `launch ENTRY GRID
+// BLOCK SMEM CLUSTER` (grid and block as x y z) and, for each of its arguments in order, `pointer TENSOR`,
+// `value HEX` or `map TENSOR …` (see `read_tensor_map`).
 Job read_job() {
   Job job;
   char line[512], name[256], word[32];
@@ -172,7 +173,7 @@ Job read_job() {
   return job;
 }
 
-// What the driver would refuse. Source: CUDA C++ Programming Guide, "Compute Capabilities".
+// Launches that the driver would reject. Source: CUDA C++ Programming Guide, "Compute Capabilities".
 void check_launch(const Launch& launch, const Entry& entry) {
   const dim3 &g = launch.grid, &b = launch.block;
   const size_t threads = size_t(b.x) * b.y * b.z;
@@ -193,12 +194,12 @@ void check_launch(const Launch& launch, const Entry& entry) {
            int(launch.arguments[size_t(i)].size()));
 }
 
-// Aligned as parameters may ask; as large as all of them together may be.
+// Aligned as parameters may require; as large as all parameters together may be.
 struct alignas(64) Parameter {
   unsigned char bytes[4096];
 };
 
-// Gives each block of a cluster its dynamic shared memory; the pieces of declarations stay behind the first.
+// Allocates dynamic shared memory for each block of a cluster; the pieces of declarations follow the first.
 void lay_out_shared(size_t smem_bytes) {
   auto& all = shared_memory();
   if (cluster_memory) all.resize(1);
@@ -265,7 +266,7 @@ void check_buffers(const Job& job) {
 
 int main() {
   using namespace emulated;
-  // What a kernel prints must not mix with the results.
+  // A kernel's own prints must not mix with the results.
   FILE* results = fdopen(dup(1), "wb");
   dup2(2, 1);
   Job job = read_job();

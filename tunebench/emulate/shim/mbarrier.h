@@ -1,6 +1,7 @@
-// The emulator's runtime: barriers in shared memory that also wait for bytes. Needs window.h.
+// Runtime: barriers in shared memory that also count bytes. Needs window.h.
 //
-// The 64-bit object is kept in shared memory, so that what overwrites it is noticed. Source: PTX ISA, "mbarrier".
+// The 64-bit object is kept in shared memory, so that overwriting it is detected. Source: PTX ISA,
+// "mbarrier".
 #pragma once
 #include "window.h"
 
@@ -16,13 +17,13 @@ void wait_for(Progress::Cause what) {
 struct Barrier {
   unsigned expected, pending;  // arrivals
   int bytes;                   // tx-count
-  bool phase;                  // parity of the phase that goes on
+  bool phase;                  // parity of the current phase
 };
 
 constexpr int MOST_BYTES = (1 << 20) - 1;
-std::vector<Place> barriers;  // of the cluster that runs
+std::vector<Place> barriers;  // of the running cluster
 
-// No poison has these two bits at its top.
+// No poison has these two top bits.
 bool is_barrier(uint64_t stored) { return stored >> 62 == 2; }
 
 Barrier unpacked(uint64_t stored) {
@@ -43,7 +44,7 @@ Barrier load_barrier(const Place& place, const char* what) {
   return unpacked(stored);
 }
 
-// Ends the phase if nothing is missing, wakes who waits for that, and stores.
+// Ends the phase if nothing is missing, wakes the waiting threads, and stores.
 void store_barrier(const Place& place, Barrier barrier) {
   if (barrier.bytes > MOST_BYTES || barrier.bytes < -MOST_BYTES)
     fail("the barrier at %u expects %d bytes; at most 2^20 - 1 may be outstanding", place.offset, barrier.bytes);
@@ -60,7 +61,7 @@ void store_barrier(const Place& place, Barrier barrier) {
   memcpy(bytes_at(place, 8, "mbarrier"), &stored, 8);
 }
 
-// Checks at the end of a cluster that nothing has overwritten a barrier, and no byte has come that nobody expected.
+// Checks at the end of a cluster that no barrier was overwritten and no byte arrived unexpected.
 void check_barriers() {
   for (const Place& place : barriers) {
     uint64_t stored;

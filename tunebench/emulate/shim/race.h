@@ -1,13 +1,13 @@
-// The emulator's runtime, where it watches: accesses to the same byte that nothing orders. Needs state.h.
+// Runtime, watching: accesses to the same byte that nothing orders. Needs state.h.
 //
-// __syncthreads orders all that the block did before it, __syncwarp what its lanes did; waiting for asynchronous
-// copies, for a barrier in shared memory, for products of a warpgroup or for the cluster orders what was waited for.
-// Nothing else does: shuffles and matrix instructions exchange registers. So one run in one order finds a missing
-// barrier, whichever thread happens to come first.
+// __syncthreads orders all accesses of the block before it, __syncwarp those of its lanes. Waiting for
+// asynchronous copies, for a barrier in shared memory, for products of a warpgroup or for the cluster orders
+// the operations waited for. Nothing else does: shuffles and matrix instructions exchange registers. So one
+// run in one order finds a missing barrier, whichever thread happens to run first.
 //
-// Source: the happens-before relation by vector clocks, Flanagan and Freund, "FastTrack", PLDI 2009. Of the readers of
-// a byte since its last writer three are kept: enough where barriers of the block are all that orders them; among those
-// that barriers in shared memory order, a race with a fourth may be missed.
+// Source: the happens-before relation by vector clocks, Flanagan and Freund, "FastTrack", PLDI 2009. Of the
+// readers of a byte since its last write three are kept. That suffices if only barriers of the block order
+// them; among readers ordered by barriers in shared memory, a race with a fourth may be missed.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,17 +24,19 @@ namespace emulated {
 namespace {
 namespace watch {
 
-// What someone knows of the others: up to when by the clock of each. An agent does what threads have only asked for:
-// the bulk copies that a barrier waits for, the products of a warpgroup. Agents come after the threads.
+// Knowledge of the other threads: the clock of each up to which its accesses are ordered. An agent performs
+// what threads have issued: the bulk copies that a barrier waits for, the products of a warpgroup. Agents
+// follow the threads.
 using Clock = std::vector<uint32_t>;
 
-// Whose access: of which thread or agent, after how many barriers of the block, and when by its own clock.
+// An access: its thread or agent, the number of barriers of the block before it, and its time by its own
+// clock.
 struct Stamp {
-  uint32_t epoch;  // 0: there was none
+  uint32_t epoch;  // 0: none
   uint32_t clock;
   uint32_t pc;  // of the instruction, from the start of the executable
   uint16_t who;
-  bool atomic;   // or volatile: those do not race with one another
+  bool atomic;   // or volatile: such accesses do not race with one another
   bool pending;  // an asynchronous copy that has not been waited for
 };
 
@@ -44,31 +46,31 @@ struct SharedByte {
 
 struct GlobalByte {
   Stamp writer, reader;
-  uint32_t writer_block, reader_block;  // 0: none; else counted over all launches
+  uint32_t writer_block, reader_block;  // 0: none; otherwise counted over all launches
   uint32_t read_in, written_in;         // the last launch that did
-  uint32_t brought_to;                  // the last block that has it by an ordinary load
+  uint32_t brought_to;                  // the last block that fetched it by an ordinary load
 };
 
-uint32_t epoch = 1, first_epoch = 1;  // now; of the cluster that runs
-uint32_t first_block = 1, launch = 0;  // number of the cluster's first block, and of the launch, from 1 on
-std::vector<bool> has_met_others;      // each block, by an atomic or volatile access: what it reads may be meant for it
-std::vector<Clock> clocks;             // of each thread: what it knows of the others,
-std::vector<uint32_t> ticks;           // and its own
+uint32_t epoch = 1, first_epoch = 1;  // current; first of the running cluster
+uint32_t first_block = 1, launch = 0;  // number of the cluster's first block, and of the launch, from 1
+std::vector<bool> has_met_others;      // per block, by an atomic or volatile access: it may read what others hand over
+std::vector<Clock> clocks;             // per thread: knowledge of the others,
+std::vector<uint32_t> ticks;           // and its own clock
 int agents = 0;
 
-// Where some leave what they have done for those that come by after them.
+// A place at which threads leave their clocks for threads that arrive later.
 struct MeetingPoint {
-  int agent;        // does what is told to this place when it is done
-  uint32_t phases;  // that have ended: the agent's clock
+  int agent;        // performs what is reported to this place when complete
+  uint32_t phases;  // completed phases: the agent's clock
   Clock gathered, released;
 };
-std::unordered_map<const void*, MeetingPoint> meeting_points;  // of the cluster that runs
+std::unordered_map<const void*, MeetingPoint> meeting_points;  // of the running cluster
 
 std::vector<std::vector<SharedByte>> shared_bytes;  // of each piece of shared memory
-Stamp unset_read = {};  // the first read of shared memory that was not written, since the last barrier
+Stamp unset_read = {};  // the first read of unset shared memory since the last barrier
 size_t unset_at = 0;
 
-// ---- what is known to whom --------------------------------------------------------------------------------
+// ---- clocks ----------------------------------------------------------------------------------------------
 
 void start_clocks() {
   agents = 0;
@@ -89,13 +91,13 @@ void learn(Clock& known, int who, uint32_t clock) {
   known[size_t(who)] = std::max(known[size_t(who)], clock);
 }
 
-// Leaves what a thread has done, and knows, for those that meet it there.
+// Leaves a thread's accesses and knowledge for those that meet it there.
 void leave_at(Clock& place, int thread) {
   learn(place, clocks[size_t(thread)]);
   learn(place, thread, ticks[size_t(thread)]++);
 }
 
-// What each of these threads has done is now known to all of them.
+// The accesses of each of these threads are now known to all of them.
 void order_threads(const std::vector<int>& threads) {
   Clock known;
   for (const int thread : threads) leave_at(known, thread);
@@ -110,12 +112,13 @@ Stamp now(int thread, const void* pc, bool atomic = false) {
   return {epoch, ticks[size_t(thread)], from_start(pc), uint16_t(thread), atomic, false};
 }
 
-// An access that an agent makes when it comes to that: before its clock is `clock`.
+// An access that an agent makes later, before its clock reaches `clock`.
 Stamp later(int agent, uint32_t clock, const void* pc) {
   return {epoch, clock, from_start(pc), uint16_t(agent), false, false};
 }
 
-// Whether an earlier access is ordered before what a thread does now. Barriers of a block that is alone are epochs.
+// Whether an earlier access is ordered before the thread's next one. Barriers of a block without a cluster
+// are epochs.
 bool precedes(const Stamp& earlier, int thread) {
   if (earlier.who == thread) return true;
   if (earlier.epoch < epoch && blocks.size() == 1 && earlier.who < clocks.size()) return true;
@@ -139,14 +142,15 @@ std::string told(const Stamp& stamp, bool wrote, bool of_this_block = true) {
   fail("race on %s, byte %zu: %s; %s", memory.c_str(), at, one.c_str(), other.c_str());
 }
 
-// Fails if shared memory was read before anyone wrote it. Told at the next barrier: until then, that is a race if the
-// thread that writes it is merely late.
+// Fails if shared memory was read before it was written. Reported at the next barrier: until then it is a
+// race if the writing thread is merely late.
 void check_unset_read() {
   if (unset_read.epoch)
     fail("read of shared memory that nobody has written, byte %zu: %s", unset_at, told(unset_read, false).c_str());
 }
 
-// Keeps a reader in place of one that it makes superfluous, if there is room; different warps rather than one.
+// Keeps a reader in place of one that it makes redundant, if there is room; prefers readers of different
+// warps.
 void keep_reader(SharedByte& byte, const Stamp& self, int thread) {
   for (Stamp& reader : byte.readers) {
     if (reader.epoch < first_epoch || reader.who == self.who || precedes(reader, thread)) {
@@ -157,19 +161,19 @@ void keep_reader(SharedByte& byte, const Stamp& self, int thread) {
   }
 }
 
-// `self` is of this thread, or of an agent that it asks.
+// `self` is the access of this thread, or of an agent that it instructs.
 void see_shared(size_t piece, size_t size, size_t at, int bytes, bool writes, const Stamp& self, int thread) {
-  // A static declaration has its memory from the first thread on that reaches it.
+  // A static declaration has its memory as soon as the first thread reaches it.
   if (shared_bytes.size() <= piece) shared_bytes.resize(piece + 1);
   auto& all = shared_bytes[piece];
   if (all.size() < size) all.resize(size);
-  int unset = 0;  // bytes up to here that nobody has written
+  int unset = 0;  // unset bytes up to here
   for (size_t i = at; i < at + size_t(bytes); ++i) {
     SharedByte& byte = all[i];
     const Stamp& writer = byte.writer;
     const bool written = writer.epoch >= first_epoch;
     unset = written || writes ? 0 : unset + 1;
-    // A word of which a byte was written may be padding for the rest.
+    // The unset bytes of a word that was written in part may be padding.
     if (unset == std::min(4, bytes) && !unset_read.epoch) unset_read = self, unset_at = i + 1 - size_t(unset);
     if (written && (writer.pending || !precedes(writer, thread)) && !(writer.atomic && self.atomic))
       fail_race("shared memory", i, told(writer, true), told(self, writes));
@@ -184,7 +188,7 @@ void see_shared(size_t piece, size_t size, size_t at, int bytes, bool writes, co
   }
 }
 
-// Bytes that a copy has written are there for the thread that waited for it.
+// Bytes written by a copy are available to the thread that waited for it.
 void copy_has_landed(size_t piece, size_t at, int bytes) {
   for (size_t i = at; i < at + size_t(bytes); ++i) {
     SharedByte& byte = shared_bytes[piece][i];
@@ -194,8 +198,8 @@ void copy_has_landed(size_t piece, size_t at, int bytes) {
   }
 }
 
-// Blocks of a launch run in any order: of two that meet at a byte and write it, nothing says which is first. What a
-// block does after an atomic or volatile access may have been handed over by it.
+// Blocks of a launch run in any order: if two access the same byte and one writes it, their order is
+// undefined. What a block does after an atomic or volatile access may have been handed over by it.
 void see_global(GlobalByte* all, const std::string& name, size_t at, int bytes, bool writes, const Stamp& self,
                 int thread, int rank) {
   const uint32_t block = first_block + uint32_t(rank);

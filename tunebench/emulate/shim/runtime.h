@@ -1,17 +1,18 @@
-// The emulator's runtime: it runs blocks one after the other, their threads as fibers, and reports what a GPU would
-// have hidden. Compiled once and linked with each kernel, whose source sees cuda.h.
+// The emulator's runtime. It runs blocks one after the other, their threads as fibers, and reports what a GPU
+// would hide. It is compiled once and linked with each kernel, whose source includes cuda.h.
 //
-// What shows a mistake:
-// - Shared memory is filled with a poison before every block, so that a value read before it was written is noticed.
-// - Blocks, warps and lanes run forward, in reverse, or in a seeded random order. One of two threads that race runs
-//   first in one order and last in the other, so that a missing barrier changes the result of at least one run.
-// - Asynchronous copies happen at once (forward), as late as they may (reverse), or either (random).
-// - Blocks of a cluster run together, each with shared memory of its own.
-// - Threads that wait for each other in different places are reported, as divergence or as a deadlock.
-// - Each tensor is an allocation of its own, of its exact size, with guards that no write may touch; under
-//   AddressSanitizer no read either. Inputs must be left as they were.
+// How mistakes show:
+// - Shared memory is filled with a poison before every block, so that reading it before writing shows.
+// - Blocks, warps and lanes run forward, in reverse, or in a seeded random order. One of two threads that
+//   race runs first in one order and last in the other, so that a missing barrier changes the result of at
+//   least one run.
+// - Asynchronous copies happen at once (forward), as late as allowed (reverse), or either (random).
+// - Blocks of a cluster run together, each with separate shared memory.
+// - Threads that wait for each other in different places are reported as divergence or as a deadlock.
+// - Each tensor is a separate allocation of its exact size, with guards that no write may touch; under
+//   AddressSanitizer no read either. Inputs must not change.
 //
-// Of these files each needs those above it.
+// Each of these files needs those above it; README.md in the folder above lists them.
 #include "interface.h"  // what kernels ask of it
 #include "stack.h"      // switching stacks
 #include "state.h"      // what there is while a block runs

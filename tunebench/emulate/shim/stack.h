@@ -1,5 +1,4 @@
-// The emulator's runtime: stacks of its own for each thread of a block, and how to go from one to another. Needs
-// nothing of the rest.
+// Runtime: a stack for each thread of a block, and switching between stacks. Needs no other header.
 #pragma once
 #include <cstddef>
 
@@ -39,7 +38,7 @@ void make_context(Context& context, char* stack, std::size_t bytes, void (*run)(
 struct Context {
   void* stack_pointer;
 };
-// Saves the registers that a call must keep (System V ABI), changes stacks, restores the other side's.
+// Saves the registers that a call must preserve (System V ABI), switches stacks, restores the other side's.
 extern "C" void tunebench_switch(void** from, void* to);
 asm(R"(
 .text
@@ -61,7 +60,7 @@ tunebench_switch:
   ret
 )");
 void switch_context(Context& from, Context& to) { tunebench_switch(&from.stack_pointer, to.stack_pointer); }
-// The first switch pops six registers, then returns into `run`; the word above stands for its return address.
+// The first switch pops six registers, then returns into `run`; the word above is its return address.
 void make_context(Context& context, char* stack, std::size_t bytes, void (*run)()) {
   auto words = reinterpret_cast<void**>(stack + bytes);
   *--words = nullptr;

@@ -1,4 +1,4 @@
-// The emulator's runtime: what there is while a block runs. Needs stack.h.
+// Runtime: data of the running cluster. Needs stack.h.
 #pragma once
 #include <unistd.h>
 
@@ -31,46 +31,47 @@ struct Copy {
   int group;
 };
 
-// What a fiber of State::waiting waits for, and what it has asked of its warpgroup (see hopper.h).
+// What a fiber in State::waiting waits for, and what it has requested of its warpgroup (see hopper.h).
 struct Progress {
   enum Cause { barrier, products, cluster } waits_for;
   unsigned address, parity;        // of the barrier, in the window of the cluster
   size_t target;                   // of `issued`, or the phase of the cluster's barrier
   size_t issued, groups;           // of the warpgroup's products: records and committed groups so far
   bool fenced;                     // since the last wait for products
-  std::vector<unsigned> unfenced;  // barriers that it has initialised with no fence since
+  std::vector<unsigned> unfenced;  // barriers that it has initialised without a fence since
 };
 
 struct Fiber {
   Context context;
-  char* stack;  // lowest address that may be used
+  char* stack;  // lowest usable address
   void* fake_stack;
   State state;
   uint3 thread;
   int linear;
   int line;        // of the barrier it waits at
-  bool predicate;  // it brought to the barrier
+  bool predicate;  // passed to the barrier
   int groups;      // of asynchronous copies, committed so far
-  const void* site;  // of its latest call that lanes make together
+  const void* site;  // of its latest collective call
   std::vector<Copy> copies;
   int block;  // its block's rank in the cluster
   Progress progress;
 };
 
-// A block of the cluster that runs; as a rule it is the only one.
+// A block of the running cluster, usually the only one.
 struct Block {
   uint3 index;
   int alive;  // threads that have not exited
 };
 
-// A piece of shared memory: the dynamic one of the block is the first, those of `__shared__` declarations follow. In a
-// cluster there are dynamic ones alone, of each block by its rank.
+// A piece of shared memory: first the dynamic one of the block, then those of `__shared__` declarations. A
+// cluster has only dynamic pieces, one for each block by its rank.
 struct Shared {
   unsigned char* data;
   size_t bytes;
 };
-bool cluster_memory = false;  // that of the latest launch is of a cluster
-// A function, for declarations outside of any are reached before the variables here are initialised.
+bool cluster_memory = false;  // whether the latest launch has clusters
+// A function, because declarations outside of functions are reached before the variables here are
+// initialised.
 std::vector<Shared>& shared_memory() {
   static std::vector<Shared> all(1);
   return all;
@@ -79,7 +80,7 @@ std::vector<Shared>& shared_memory() {
 // A call that some lanes of a warp have entered.
 struct Group {
   Call call;
-  const void* combine;  // in the frame of a lane that waits
+  const void* combine;  // in the frame of a waiting lane
   Combiner combiner;
   unsigned arrived;
 };
@@ -88,14 +89,14 @@ struct Warp {
   Slot in[32], out[32];
   unsigned alive;  // lanes that exist and have not exited
   std::vector<Group> open;
-  int registers;  // a thread, as setmaxnreg has it; 0 if it has not been called
+  int registers;  // per thread, as set by setmaxnreg; 0 if it has not been called
 };
 
 constexpr size_t GUARD = 256;
 
 Order order = Order::forward;
 uint64_t random_state = 0;
-std::vector<Block> blocks;  // of the cluster that runs
+std::vector<Block> blocks;  // of the running cluster
 std::vector<Fiber> fibers;  // of all its blocks, one block after the other
 std::vector<Warp> warps;
 Fiber* current = nullptr;
@@ -104,7 +105,7 @@ Context scheduler;
 const void* scheduler_stack = nullptr;
 size_t scheduler_stack_bytes = 0;
 #endif
-int poison_byte = 0xff;  // of the cluster that runs
+int poison_byte = 0xff;  // of the running cluster
 Vote vote;
 const Entry* kernel_entry = nullptr;
 void* const* kernel_arguments = nullptr;
@@ -117,7 +118,7 @@ uint64_t draw() {
   return z ^ z >> 31;
 }
 
-// Fills `indices` with 0 … count - 1 as the run's order has it.
+// Fills `indices` with 0 … count - 1 in the run's order.
 void arrange(std::vector<int>& indices, int count) {
   indices.resize(size_t(count));
   for (int i = 0; i < count; ++i) indices[size_t(i)] = order == Order::reverse ? count - 1 - i : i;

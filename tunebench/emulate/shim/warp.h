@@ -1,4 +1,4 @@
-// The emulator's runtime: calls that the lanes of a warp make together. Needs fiber.h.
+// Runtime: collective calls of the lanes of a warp. Needs fiber.h.
 #pragma once
 #include <algorithm>
 
@@ -30,7 +30,7 @@ void join(const Call& call, const void* combine, Combiner combiner) {
 
 namespace {
 
-// Combines and releases the calls that wait for no lane any more. A lane that has exited is excused, except where all
+// Combines and releases the calls that wait for no more lanes. A lane that has exited is excused, unless all
 // 32 must take part. Source: CUDA C++ Programming Guide, "Warp Shuffle Functions" and "__syncwarp".
 void complete(int index) {
   Warp& warp = warps[size_t(index)];

@@ -1,7 +1,7 @@
-// The emulator's runtime: products of a warpgroup, whose operands are in shared memory. Needs box.h.
+// Runtime: products of a warpgroup, whose operands are in shared memory. Needs box.h.
 //
-// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions": register fragments, shared memory layouts,
-// matrix descriptor, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
+// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions": register fragments, shared memory
+// layouts, matrix descriptor, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -12,7 +12,7 @@ namespace emulated {
 
 namespace {
 
-// What the threads of a warpgroup have issued, in order: products, and the ends of groups.
+// Products and ends of groups that the threads of a warpgroup have issued, in order.
 struct Record {
   bool ends_group;
   Product product;
@@ -36,15 +36,16 @@ Warpgroup& warpgroup_of(const Fiber& fiber) {
   return warpgroups[size_t(fiber.block) * warpgroups_of_a_block() + size_t(rank_in_block(fiber) / 128)];
 }
 
-// A matrix in shared memory as a descriptor gives it: X along the rows of A or the columns of B.
+// A matrix in shared memory as a descriptor defines it: X along the rows of A or the columns of B.
 struct Operand {
   unsigned start, leading, stride, swizzle_bytes;
-  bool along_x;            // elements of one k are neighbours (M- or N-major), else those of one x (K-major)
+  bool along_x;            // elements of one k are contiguous (M- or N-major), otherwise those of one x (K-major)
   unsigned element_bytes;  // 2 if along_x
 
-  // Section "Shared Memory Matrix Layout", strides as "Strides" defines them, in a matrix normalised to 128 bits.
+  // Section "Shared Memory Matrix Layout", strides as "Strides" defines them, in a matrix normalised to 128
+  // bits.
   unsigned address(unsigned x, unsigned k) const {
-    const unsigned chunks = swizzle_bytes ? swizzle_bytes / 16 : 1;  // of 16 bytes, next to each other
+    const unsigned chunks = swizzle_bytes ? swizzle_bytes / 16 : 1;  // of 16 bytes, contiguous
     if (!along_x) {
       const unsigned next_chunk = swizzle_bytes ? 16 : leading, in_chunk = 16 / element_bytes;
       return start + x % 8 * 16 * chunks + x / 8 * stride + k / in_chunk * next_chunk + k % in_chunk * element_bytes;
@@ -69,7 +70,8 @@ Operand decoded(unsigned long long descriptor, bool along_x, unsigned element_by
   return operand;
 }
 
-// Calls `visit` with the place of each 16-byte chunk, from (x, k) on, of X by K elements, where K is 32 bytes.
+// Calls `visit` with the address of each 16-byte chunk, from (x, k) on, of X by K elements, where K is 32
+// bytes.
 template <class Visit>
 void for_each_chunk(const Operand& operand, int extent, Visit visit) {
   const unsigned in_chunk = 16 / operand.element_bytes, of_k = operand.along_x ? 1 : in_chunk;
@@ -79,8 +81,8 @@ void for_each_chunk(const Operand& operand, int extent, Visit visit) {
       visit(x, k, swizzled(operand.address(x, k), operand.swizzle_bytes));
 }
 
-// Reads X by K elements; that of (x, k) goes to values[x * x_step + k * k_step]. Those of a chunk are neighbours, for
-// no swizzle divides it.
+// Reads X by K elements; element (x, k) goes to values[x * x_step + k * k_step]. Elements of a chunk are
+// contiguous, because no swizzle divides a chunk.
 void read_operand(const Operand& operand, int block, float (*value)(const void*), int extent, float* values,
                   size_t x_step, size_t k_step) {
   const unsigned in_chunk = 16 / operand.element_bytes, of_x = operand.along_x ? in_chunk : 1;
@@ -92,8 +94,9 @@ void read_operand(const Operand& operand, int block, float (*value)(const void*)
   });
 }
 
-// Reads A (64, 16) from registers: of thread t, lane l, register r has rows 16 (t / 32) + l / 4, plus 8 if r is odd, of
-// columns 2 (l % 4), plus 8 if r is 2 or 3, and the next. Section "Register Fragments", A of .m64nNk16.
+// Reads A (64, 16) from registers: in thread t, lane l, register r has rows 16 (t / 32) + l / 4, plus 8 if r
+// is odd, of columns 2 (l % 4), plus 8 if r is 2 or 3, and the next. Section "Register Fragments", A of
+// .m64nNk16.
 void read_registers(const Record& record, float* values) {
   for (int t = 0; t < 128; ++t)
     for (int r = 0; r < 4; ++r)
@@ -104,7 +107,8 @@ void read_registers(const Record& record, float* values) {
       }
 }
 
-// Tells who watches what a product reads, the `number`-th record of its warpgroup, when all have issued it.
+// Reports the bytes that a product, record `number` of its warpgroup, reads to the watch, when all have
+// issued it.
 void tell(const Warpgroup& group, const Record& record, size_t number) {
   if (record.ends_group) return;
   const Product& product = record.product;
@@ -129,8 +133,8 @@ __attribute__((optimize("O3"), no_sanitize("address", "alignment", "bounds"))) v
       for (int j = 0; j < n; ++j) d[m * n + j] += a[m * steps + k] * b[k * n + j];
 }
 
-// Thread t of a warpgroup, lane l, holds rows 16 (t / 32) + l / 4, and that plus 8, of columns 8 j + 2 (l % 4) and the
-// next: sums[4 j … 4 j + 3]. Section "Register Fragments", D of .m64nNk16.
+// Thread t of a warpgroup, lane l, has rows 16 (t / 32) + l / 4, and that plus 8, of columns 8 j + 2 (l % 4)
+// and the next: sums[4 j … 4 j + 3]. Section "Register Fragments", D of .m64nNk16.
 template <class Visit>
 void for_each_sum(const Record& record, Visit visit) {
   for (int t = 0; t < 128; ++t)
@@ -142,7 +146,7 @@ void for_each_sum(const Record& record, Visit visit) {
 
 void perform(const Record& record, int block) {
   if (record.ends_group) return;
-  const watch::Unseen unseen;  // `value` is of the kernel's source
+  const watch::Unseen unseen;  // `value` belongs to the kernel's source
   const Product& product = record.product;
   const int n = product.n, steps = 32 / product.element_bytes;
   const Operand of_b = decoded(product.b, product.b_along_n, unsigned(product.element_bytes));
@@ -159,7 +163,8 @@ void perform(const Record& record, int block) {
   for_each_sum(record, [&](float& sum, int at) { sum = d[size_t(at)]; });
 }
 
-// Performs what all threads have issued: all of it at once, else what someone waits for; and wakes them.
+// Performs what all threads have issued: all of it at once, or only what someone waits for; wakes the waiting
+// threads.
 void catch_up(Warpgroup& group) {
   const size_t first = size_t(&group - warpgroups.data()) / warpgroups_of_a_block() * threads_of_a_block() +
                        size_t(&group - warpgroups.data()) % warpgroups_of_a_block() * 128;
@@ -187,7 +192,7 @@ bool same(const Record& one, const Record& other) {
          !p.a_registers == !q.a_registers;
 }
 
-// Adds what this thread issues to what its warpgroup has.
+// Adds what this thread issues to the records of its warpgroup.
 void issue(const Record& mine, float* sums) {
   Warpgroup& group = warpgroup_of(*current);
   const size_t number = current->progress.issued++ - group.performed;
@@ -204,7 +209,7 @@ void issue(const Record& mine, float* sums) {
   catch_up(group);
 }
 
-// Fails if a thread that exits has not waited for what it has issued.
+// Fails if a thread exits without waiting for what it has issued.
 void check_products_were_waited_for() {
   if (current->progress.issued > warpgroup_of(*current).performed)
     fail("the thread exits with products (wgmma) that it has not waited for");
@@ -214,8 +219,8 @@ void check_products_were_waited_for() {
 
 void warpgroup_fence() { current->progress.fenced = true; }
 
-// The rule is about registers: a fence must stand between other accesses to them and a product. Emulation sees no
-// registers, so that it asks for one after every wait, which is when they may be accessed.
+// PTX requires a fence between other accesses to registers and a product. Emulation sees no registers, so it
+// requires a fence after every wait, which is when registers may be accessed.
 void warpgroup_multiply(const Product& product, float* sums) {
   if (!current->progress.fenced)
     fail("wgmma.mma_async: no wgmma.fence since the registers were last free for other use");

@@ -1,9 +1,10 @@
-// The emulator's runtime, where it watches (TUNEBENCH_WATCH): every access to memory comes by here, to be counted
-// (count.h) and held against others (race.h). Elsewhere all of this is nothing. Needs state.h.
+// Runtime, watching (TUNEBENCH_WATCH): every access to memory is counted (count.h) and compared with others
+// (race.h). Without watching all of this is empty. Needs state.h.
 //
-// The kernel is compiled with -fsanitize=thread, which puts a call before every access to memory that another thread
-// might see; the functions called are those below, in place of the sanitizer's own. Accesses that are the emulator's
-// way of doing an instruction (ldmatrix, mma) are not the kernel's: those are told to it by the instruction's model.
+// The kernel is compiled with -fsanitize=thread, which inserts a call before every access to memory that
+// another thread might see. Those functions are defined below, in place of the sanitizer's. Accesses that
+// only implement an instruction (ldmatrix, mma) are not the kernel's: the model of the instruction reports
+// them instead.
 #pragma once
 #include <string>
 
@@ -35,7 +36,7 @@ struct PendingCopy {
 std::vector<Tensor> tensors;
 std::vector<std::vector<PendingCopy>> pending_copies;  // of each thread
 bool in_model = false;                                 // an instruction is being emulated
-WarpAccess of_model;                                   // what it has told so far
+WarpAccess of_model;                                   // accesses it has reported so far
 std::string report;
 
 void add_tensor(const std::string& name, const unsigned char* data, size_t bytes) {
@@ -59,7 +60,7 @@ int piece_of(const unsigned char* at) {
   return -1;
 }
 
-// Returns where an access begins in what it reaches; fails unless it is within.
+// Returns the offset of an access in the memory it reaches; fails unless it is within.
 size_t offset_within(const unsigned char* data, size_t size, const unsigned char* at, int bytes,
                      const std::string& name, const Stamp& self, bool writes) {
   if (at < data || at + bytes > data + size)
@@ -73,7 +74,7 @@ void access_shared(size_t index, const unsigned char* at, int bytes, bool writes
   see_shared(index, shared.bytes, first, bytes, writes, self, thread);
 }
 
-// `brings` tells that the bytes come to the block if it does not have them.
+// `brings` says whether the bytes are fetched to the block if it does not have them.
 void access_tensor(const Tensor& tensor, const unsigned char* at, int bytes, bool writes, const Stamp& self,
                    bool brings) {
   const size_t first = offset_within(tensor.data, tensor.bytes, at, bytes, tensor.name, self, writes);
@@ -89,7 +90,7 @@ const Tensor* tensor_of(const unsigned char* at) {
   return nullptr;
 }
 
-// An access of the kernel's own by the thread that runs.
+// An access of the kernel itself by the running thread.
 void access(const void* address, int bytes, bool writes, bool atomic, const void* pc) {
   if (!current || in_model) return;
   const auto at = static_cast<const unsigned char*>(address);
@@ -106,7 +107,7 @@ void access(const void* address, int bytes, bool writes, bool atomic, const void
   }
 }
 
-// ---- what the rest of the runtime tells -------------------------------------------------------------------
+// ---- called by the rest of the runtime -------------------------------------------------------------------
 
 void launch_begins() { ++launch; }
 
@@ -158,7 +159,7 @@ void barrier_opens(int block) {
     come_together(size_t(block) * per_block + warp);
     ++works[size_t(block)].instructions["__syncthreads"];
   }
-  if (blocks.size() == 1) ++epoch;  // which is all that threads by themselves need
+  if (blocks.size() == 1) ++epoch;  // sufficient for threads without a cluster
   if (blocks.size() == 1 && agents == 0) return;
   std::vector<int> threads;
   for (const Fiber& fiber : fibers)
@@ -171,7 +172,7 @@ void model_begins() {
   of_model = {};
 }
 
-// Lanes of a warp have done a call together.
+// Lanes of a warp have made a call together.
 void model_ends(const char* name, int warp, unsigned lanes, bool all) {
   in_model = false;
   Work& work = works[size_t(warp) * works.size() / warps.size()];
@@ -200,7 +201,7 @@ void copy_begins(const void* target, const void* source, int bytes, int source_b
   pending_copies[size_t(current->linear)].push_back({index, at, bytes, current->groups});
 }
 
-// Groups before this one have landed.
+// Groups before this one have completed.
 void copies_land(int group) {
   auto& copies = pending_copies[size_t(current->linear)];
   size_t kept = 0;
@@ -242,7 +243,8 @@ void count_special() {
 void see_atomic(const void* address, Bytes bytes, const void* pc) {
   watch::access(address, int(bytes), true, true, pc);
 }
-// Every lane may get some of what one lane points at: two of them stand for all, so that one is not the writer.
+// Every lane may receive some of the memory that one lane points at: two readers represent all, so that one
+// differs from the writer.
 void tell_shared_read(int lane, const void* address, Bytes bytes) {
   watch::add(watch::of_model, address, int(bytes));
   const auto at = static_cast<const unsigned char*>(address);
@@ -256,7 +258,7 @@ void tell_shared_read(int lane, const void* address, Bytes bytes) {
 }  // namespace emulated
 
 #ifdef TUNEBENCH_WATCH
-// What g++ calls. Source: libsanitizer/tsan/tsan_interface.h, of which these are the names and arguments.
+// Functions that g++ calls. Source: libsanitizer/tsan/tsan_interface.h, for names and arguments.
 #define TUNEBENCH_SEE(name, bytes, writes, atomic)                                                      \
   extern "C" void __tsan_##name(void* address) {                                                        \
     emulated::watch::access(address, bytes, writes, atomic, __builtin_return_address(0));               \

@@ -1,8 +1,9 @@
-// The emulator's runtime, where it watches: what orders threads and their copies and products on sm_90. Needs
-// watch.h. Addresses are the host's.
+// Runtime, watching: what orders threads and their copies and products on sm_90. Needs watch.h. Addresses are
+// the host's.
 //
-// A bulk copy writes and a product reads at some time after a thread has asked for it; each is an access of an agent,
-// whose clock is what one waits for: the phases of the barrier that the copy tells, the products of the warpgroup.
+// A bulk copy writes, and a product reads, at some time after a thread has issued it. Each is an access of an
+// agent, whose clock is what threads wait for: the phases of the copy's barrier, the products of the
+// warpgroup.
 #pragma once
 #include "watch.h"
 
@@ -23,7 +24,7 @@ void access_barrier(const void* object, bool writes, bool atomic, const void* pc
   access_shared(size_t(piece_of(at)), at, 8, writes, now(current->linear, pc, atomic), current->linear);
 }
 
-// Others may meet there only when something has ordered them after this.
+// Other threads may meet there only if something has ordered them after this.
 void barrier_made(const void* object, const void* pc) { access_barrier(object, true, false, pc); }
 
 void arrives_at(const void* where) { leave_at(meeting_point(where).gathered, current->linear); }
@@ -41,7 +42,7 @@ void barrier_arrives(const void* object, const void* pc) {
   arrives_at(object);
 }
 
-// The thread that runs has asked for a copy, of which so much comes to a block and is told to a barrier of it.
+// The running thread has issued a copy that brings these bytes to a block and notifies a barrier of it.
 void box_comes(const void* target, size_t bytes, const void* barrier, int rank, const void* pc) {
   const MeetingPoint& point = meeting_point(barrier);
   const auto at = static_cast<const unsigned char*>(target);
@@ -58,7 +59,7 @@ void box_reads(const unsigned char* source, size_t bytes, const void* pc) {
 
 void box_is_asked_for() { ++work().instructions["cp.async.bulk.tensor"]; }
 
-// A product of the warpgroup, its `number`-th record, reads 16 bytes.
+// A product of the warpgroup, record `number`, reads 16 bytes.
 void product_reads(const void* warpgroup, size_t number, const unsigned char* chunk) {
   const Stamp self = later(meeting_point(warpgroup).agent, uint32_t(number), current->site);
   access_shared(size_t(piece_of(chunk)), chunk, 16, false, self, current->linear);
@@ -68,7 +69,7 @@ void product_reads(const void* warpgroup, size_t number, const unsigned char* ch
 // Each of the four warps issues it.
 void product_is_issued(const std::string& name) { work().instructions[name] += 4; }
 
-// While it lives, accesses are the emulator's way of doing an instruction.
+// During its lifetime, accesses only implement an instruction.
 struct Unseen {
   Unseen() { in_model = true; }
   ~Unseen() { in_model = false; }

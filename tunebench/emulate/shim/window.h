@@ -1,7 +1,8 @@
-// The emulator's runtime: shared memory by 32-bit addresses, as instructions of sm_90 name it. Needs fiber.h.
+// Runtime: shared memory by 32-bit addresses, as instructions of sm_90 use it. Needs fiber.h.
 //
-// A block's dynamic shared memory begins at FIRST, past what the system keeps for itself; `__shared__` variables
-// follow. Block `rank` of the cluster has its window at (rank + 1) * WINDOW; the block that asks has its own at 0, too.
+// A block's dynamic shared memory begins at FIRST, after the bytes reserved for the system; `__shared__`
+// variables follow. Block `rank` of the cluster has its window at (rank + 1) * WINDOW; the running block is
+// also at 0.
 #pragma once
 #include "fiber.h"
 #include "watch_hopper.h"
@@ -28,7 +29,7 @@ unsigned address_of(const Place& place) { return (unsigned(place.block) + 1) * W
 
 size_t threads_of_a_block() { return fibers.size() / blocks.size(); }
 
-// The shared memory that a block has, in the order of its window.
+// The shared memory of a block, in the order of its window.
 std::vector<const Shared*> pieces_of(int block) {
   if (blocks.size() > 1) return {&shared_memory()[size_t(block)]};
   std::vector<const Shared*> all;
@@ -38,7 +39,7 @@ std::vector<const Shared*> pieces_of(int block) {
 
 unsigned window_bytes(const Shared& shared) { return unsigned(shared.bytes + FIRST - 1) / FIRST * FIRST; }
 
-// The bytes at a place, which must be all within shared memory of a block that has not exited.
+// The bytes at an address, which must all be within shared memory of a block that has not exited.
 unsigned char* bytes_at(const Place& place, size_t bytes, const char* what) {
   if (blocks[size_t(place.block)].alive == 0) fail("%s: block %d of the cluster has exited", what, place.block);
   unsigned first = FIRST;
