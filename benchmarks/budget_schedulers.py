@@ -46,7 +46,7 @@ from tunebench.kernels import variant
 from tunebench.outcome import time_us
 from tunebench.task import Task
 from tunebench.tuning.budget_scheduler import FIRST, FIRST_SHARE, BudgetScheduler, TaskState
-from tunebench.tuning.candidate import target
+from tunebench.tuning.tunable import tuning_target
 from tunebench.tuning.workers import start_workers
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def saving(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> 
         made = min(trials, len(trace) - account.trials)
         left -= made
         now = account.trials + made
-        account.tell(
+        account.update(
             trials=now,
             best_us=trace.best_us[now - 1],
             floor_us=trace.floor_us[now - 1],
@@ -310,7 +310,7 @@ def measured(trials: int, seed: int) -> str:
 def _in_turn(dbs: Sequence[Path], seed: int) -> tuple[Times, ...]:
     """Time what each database serves of each problem, one after the other, every second turn backwards."""
     times_us: tuple[Times, ...] = tuple({text: [] for text in SUITE} for _ in dbs)
-    with start_workers(target("cpu"), Plan(seed=seed)) as executor:
+    with start_workers(tuning_target("cpu"), Plan(seed=seed)) as executor:
         for turn in range(TURNS):
             for text in SUITE:
                 for one in range(len(dbs))[:: 1 if turn % 2 == 0 else -1]:

@@ -41,7 +41,7 @@ from tunebench.compile import Binary, BinaryCache, compile_config
 from tunebench.db.store import open_store
 from tunebench.device import Device, find
 from tunebench.errors import InputError
-from tunebench.executor.local import Caller, Stage
+from tunebench.executor.local import ProcessCaller, ProcessStage
 from tunebench.kernels import variant, variants
 from tunebench.measure.timing import Protocol
 from tunebench.measure.worker import Setup, measure
@@ -192,7 +192,7 @@ def in_turn(device: Device, protocol: Protocol, timeout_s: float = Plan().timeou
         timeout_s: Longest that verifying and timing one may take.
     """
     runner: Literal["cpu", "cuda"] = "cpu" if device.kind == "cpu" else "cuda"
-    stage = Stage(
+    stage = ProcessStage(
         function=measure,
         start=start_worker,
         start_arguments=(Setup(runner=runner, device=device, protocol=protocol),),
@@ -204,7 +204,7 @@ def in_turn(device: Device, protocol: Protocol, timeout_s: float = Plan().timeou
             return [_us(report) for report in reports]
         samples: list[list[float]] = [[] for _ in reports]
         with ExitStack() as processes:
-            ready = [(*_ready(one, device), processes.enter_context(Caller(stage))) for one in reports]
+            ready = [(*_ready(one, device), processes.enter_context(ProcessCaller(stage))) for one in reports]
             for _ in range(ROUNDS):
                 for (task, binary, caller), taken in zip(ready, samples, strict=True):
                     taken += _samples_us(task, caller.call(task, binary, None))

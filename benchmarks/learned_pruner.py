@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 from tunebench.cache_file import read
-from tunebench.tuning.replay import PassedOver, Space, replay
+from tunebench.tuning.replay import PostponedCheck, Space, replay
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "recorded"
 SAMPLERS = ("surrogate", "random")
@@ -73,8 +73,8 @@ class Pair:
     """
 
     rows: int
-    early: PassedOver
-    late: PassedOver
+    early: PostponedCheck
+    late: PostponedCheck
     with_us: float
     without_us: float
 
@@ -126,12 +126,12 @@ def run(case: Case, seed: int) -> Pair:
     """Search with the pruner, for as long as `EARLY` and for as long as `LATE`, and without it."""
     space, elsewhere = _space(case.path), [_space(other).recording for other in case.elsewhere]
     search = functools.partial(replay, space, seed=seed, sampler=case.sampler, elsewhere=elsewhere)
-    early, late = (search(trials=trials, calibrated=True) for trials in (EARLY, LATE))
+    early, late = (search(trials=trials, learned_pruner=True) for trials in (EARLY, LATE))
     without = search(trials=LATE)
     return Pair(
         rows=len(space.recording.table),
-        early=early.passed_over,
-        late=late.passed_over,
+        early=early.postponed,
+        late=late.postponed,
         with_us=late.best_us[-1],
         without_us=without.best_us[-1],
     )
@@ -154,7 +154,7 @@ def _table(found: dict[Case, list[Pair]]) -> Table:
 
 def _account(pairs: Sequence[Pair], when: str) -> Iterator[str]:
     """Return the share passed over, its expected and measured miss rates, and the winners missed."""
-    passed: list[PassedOver] = [getattr(pair, when) for pair in pairs]
+    passed: list[PostponedCheck] = [getattr(pair, when) for pair in pairs]
     count = sum(each.count for each in passed)
     yield f"{count / sum(pair.rows for pair in pairs):.3f}"
     yield f"{sum(each.winners for each in passed) / max(1, count):.1e}"

@@ -20,10 +20,10 @@ import numpy as np
 from benchmarks.sampler_replays import Data, version
 from tunebench.cache_file import RecordedSpace
 from tunebench.outcome import Result
-from tunebench.search.loop import Budget, optimality_proof, run
+from tunebench.search.loop import Budget, optimality_proof, run_search
 from tunebench.search.optimality_proof import violates
 from tunebench.search.variant_search import Proposal, VariantSearch
-from tunebench.tuning.replay import Recorded, Space
+from tunebench.tuning.replay import ReplayExecutor, Space
 
 LONGEST = 300
 """Trials that a course is followed for."""
@@ -140,21 +140,21 @@ def follow(space: Space, seed: int, *, trials: int = LONGEST, name: str = "") ->
         if violates(result.outcome, proposal.bound_us):
             proposal.search.distrust()
 
-    with Recorded(space.recording) as executor:
-        for trial in range(1, trials + 1):
-            budget.trials = trial
-            run(
-                [search],
-                executor,
-                budget,
-                make_task=lambda proposal: proposal,
-                claim=lambda proposal: True,
-                on_result=on_result,
-            )
-            if budget.done < trial:
-                break
-            best_us.append(search.best_us)
-            floor_us.append(optimality_proof([search], search.best_us).floor_us)
+    executor = ReplayExecutor(space.recording)
+    for trial in range(1, trials + 1):
+        budget.trials = trial
+        run_search(
+            [search],
+            executor,
+            budget,
+            make_task=lambda proposal: proposal,
+            claim=lambda proposal: True,
+            on_result=on_result,
+        )
+        if budget.done < trial:
+            break
+        best_us.append(search.best_us)
+        floor_us.append(optimality_proof([search], search.best_us).floor_us)
     return SearchTrace(
         subspace=name,
         seed=seed,

@@ -22,9 +22,9 @@ from tunebench import device as devices
 from tunebench.db.owner import new_owner
 from tunebench.db.record import RunStart, TrialKey
 from tunebench.db.store import open_store
-from tunebench.executor.local import LocalExecutor, Stage
+from tunebench.executor.local import LocalExecutor, ProcessStage
 from tunebench.outcome import Result
-from tunebench.search.loop import Budget, run
+from tunebench.search.loop import Budget, run_search
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.task import Task
@@ -53,20 +53,22 @@ def loop(
         return Task(variant=null_variant.VARIANT, workload=WORKLOAD, config=proposal.config, device=DEVICE)
 
     began = time.perf_counter()
-    run([search], executor, Budget(trials=trials), make_task=make_task, claim=claim, on_result=on_result)
+    run_search(
+        [search], executor, Budget(trials=trials), make_task=make_task, claim=claim, on_result=on_result
+    )
     return time.perf_counter() - began
 
 
 def executor(*, compile_s: float = 0.0, measure_s: float = 0.0, overlap: bool = True) -> LocalExecutor:
     """Return an executor with its workers up."""
     workers = LocalExecutor(
-        compiling=Stage(
+        compiling=ProcessStage(
             function=null_variant.compile_task,
             start=null_variant.start,
             start_arguments=(compile_s,),
             workers=2,
         ),
-        measuring=Stage(
+        measuring=ProcessStage(
             function=null_variant.measure_task, start=null_variant.start, start_arguments=(measure_s,)
         ),
         overlap=overlap,

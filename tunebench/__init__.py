@@ -1,7 +1,7 @@
-"""tunebench: which kernel, with which parameters, is fastest for this problem on this GPU?
+"""tunebench: find the fastest kernel and parameters for a workload on a GPU, and look them up.
 
-`tune` searches, proves and remembers; `lookup` serves what is known; `explain` tells what limits it.
-Importing the package is cheap: each name is imported at its first use, and looking up never imports what
+`tune` searches, proves and records; `lookup` returns the best recorded configuration; `explain` says what limits
+it. Importing the package is cheap: each name is imported at its first use, and `lookup` imports nothing that only
 tuning needs.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tunebench._deprecation import renamed
 from tunebench._version import __version__
 
 if TYPE_CHECKING:
@@ -19,74 +20,80 @@ if TYPE_CHECKING:
     from tunebench.explanation import Explanation, explain
     from tunebench.forecast import Prediction, predict, predict_all
     from tunebench.tuning import (
-        DemandReport,
         Plan,
         Report,
-        SuiteReport,
-        family,
+        TuningSummary,
+        parse_size_range,
         tune,
         tune_all,
-        tune_recorded,
+        tune_from_profile,
         tune_suite,
     )
     from tunebench.workloads import parse
 
 __all__ = [
     "Answer",
-    "DemandReport",
     "Device",
     "Explanation",
     "LookupMiss",
     "Plan",
     "Prediction",
     "Report",
-    "SuiteReport",
     "TunebenchError",
+    "TuningSummary",
     "Unmeasured",
     "__version__",
     "explain",
-    "family",
     "lookup",
     "parse",
+    "parse_size_range",
     "predict",
     "predict_all",
     "tune",
     "tune_all",
-    "tune_recorded",
+    "tune_from_profile",
     "tune_suite",
 ]
 
 _HOME = {
     "Answer": "tunebench.answer",
-    "DemandReport": "tunebench.tuning",
     "Device": "tunebench.device",
     "Explanation": "tunebench.explanation",
     "LookupMiss": "tunebench.errors",
     "Plan": "tunebench.tuning",
     "Prediction": "tunebench.forecast",
     "Report": "tunebench.tuning",
-    "SuiteReport": "tunebench.tuning",
     "TunebenchError": "tunebench.errors",
+    "TuningSummary": "tunebench.tuning",
     "Unmeasured": "tunebench.answer",
     "explain": "tunebench.explanation",
-    "family": "tunebench.tuning",
     "lookup": "tunebench.answer",
     "parse": "tunebench.workloads",
+    "parse_size_range": "tunebench.tuning",
     "predict": "tunebench.forecast",
     "predict_all": "tunebench.forecast",
     "tune": "tunebench.tuning",
     "tune_all": "tunebench.tuning",
-    "tune_recorded": "tunebench.tuning",
+    "tune_from_profile": "tunebench.tuning",
     "tune_suite": "tunebench.tuning",
 }
 
 
-def __getattr__(name: str) -> Any:
+def _get(name: str) -> Any:
+    if name == "tune_recorded":  # deprecated; warns when it is called
+        return getattr(importlib.import_module("tunebench.tuning"), name)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
+
+
+__getattr__ = renamed(
+    __name__,
+    {"DemandReport": "TuningSummary", "SuiteReport": "TuningSummary", "family": "parse_size_range"},
+    _get,
+)
 
 
 def __dir__() -> list[str]:

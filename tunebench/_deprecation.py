@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["accept_renamed_attribute", "renamed", "warn_renamed"]
+__all__ = ["accept_renamed_attribute", "renamed", "renamed_fields", "warn_renamed"]
+
+T = TypeVar("T")
 
 
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
@@ -62,3 +65,33 @@ def renamed(
         return get(name)
 
     return getattr_renamed
+
+
+def renamed_fields(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator that accepts and serves old field names of a dataclass, with a warning.
+
+    Args:
+        names: New field name of each old field name.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        init: Callable[..., None] = cls.__dict__["__init__"]
+
+        @functools.wraps(init)
+        def init_renamed(self: T, *args: Any, **kwargs: Any) -> None:
+            for old in names.keys() & kwargs.keys():
+                warn_renamed(f"{cls.__name__}({old}=...)", f"{cls.__name__}({names[old]}=...)")
+                kwargs[names[old]] = kwargs.pop(old)
+            init(self, *args, **kwargs)
+
+        def getattr_renamed(self: T, name: str) -> Any:
+            if name not in names:
+                raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+            warn_renamed(f"{cls.__name__}.{name}", f"{cls.__name__}.{names[name]}")
+            return getattr(self, names[name])
+
+        for name, method in (("__init__", init_renamed), ("__getattr__", getattr_renamed)):
+            setattr(cls, name, method)
+        return cls
+
+    return decorate

@@ -219,12 +219,14 @@ class Result:
         resources: What its binary uses, if it compiled.
         effort: Where the wall time went.
         conditions: What it ran under: versions, driver, host.
+        bound_us: Lower bound with the resources of the binary, in microseconds; 0 if unknown. Not stored.
     """
 
     outcome: Outcome
     resources: Resources = Resources()
     effort: Effort = Effort()
     conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    bound_us: float = 0.0
 
 
 def failed(outcome: Outcome) -> bool:

@@ -1,16 +1,18 @@
-"""One question for an executor: what becomes of this configuration on this device?"""
+"""A tuning task, and the protocol of the executor that runs it."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from tunebench.device import Device
+from tunebench.outcome import Result
 from tunebench.space import Config
 from tunebench.variant import Variant
 from tunebench.workload import Workload
 
-__all__ = ["Task"]
+__all__ = ["Executor", "Task"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,15 +20,15 @@ class Task:
     """One configuration of one variant, to be compiled, verified and timed.
 
     Attributes:
-        variant: The implementation.
-        workload: The problem.
+        variant: The variant.
+        workload: The workload.
         config: A valid point of the variant's space.
-        device: Where it is to run, or what it is to be compiled for.
-        seed: Seed of the random inputs it is verified and timed on.
-        predicted_us: Expected time, for devices that are not here.
-        interval_us: What nine of ten times lie between, likewise.
+        device: The device to run on or to compile for.
+        seed: Seed of the random inputs.
+        predicted_us: Predicted time, in microseconds; for devices that are absent.
+        interval_us: 90 % prediction interval of `predicted_us`.
         thorough: Whether to take many samples, as for finalists, and never to abort.
-        prune: Whether to leave it out if its bound, now that it is compiled, exceeds the incumbent.
+        prune: Whether to skip the measurement if the lower bound of the binary exceeds the incumbent's time.
     """
 
     variant: Variant[Any]
@@ -38,3 +40,25 @@ class Task:
     interval_us: tuple[float, float] | None = None
     thorough: bool = False
     prune: bool = False
+
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Executor(Protocol[T_contra]):
+    """Turns tasks into results; what the search loop needs of it.
+
+    Attributes:
+        capacity: Number of tasks worth keeping in flight; may change between tasks.
+        abort_above_us: Median time of the incumbent. Measurements that are clearly slower are aborted; None
+            aborts none.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """Number of tasks worth keeping in flight."""
+
+    abort_above_us: float | None
+
+    def submit(self, task: T_contra, /) -> Future[Result]:
+        """Start a task; crashes and timeouts are outcomes of its result."""

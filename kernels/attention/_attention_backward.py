@@ -21,8 +21,8 @@ from tunebench.workloads.operators.attention import Attention
 __all__ = [
     "TOGETHER",
     "LoopCounts",
-    "Side",
     "PassWork",
+    "Side",
     "as_costs",
     "blocks",
     "heads_of",

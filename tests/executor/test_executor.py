@@ -9,7 +9,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from tunebench.executor.local import Caller, LocalExecutor, Stage, call_once
+from tunebench.executor.local import LocalExecutor, ProcessCaller, ProcessStage, call_once
 from tunebench.outcome import Crashed, Measured
 from tunebench.testing import executor_stages as stages
 from tunebench.testing.executor_contract import ExecutorContract, outcome, task
@@ -17,8 +17,8 @@ from tunebench.testing.executor_contract import ExecutorContract, outcome, task
 
 def executor(*, overlap: bool = True, timeout_s: float = 30.0) -> LocalExecutor:
     return LocalExecutor(
-        compiling=Stage(function=stages.compile_task, start=stages.start, workers=2),
-        measuring=Stage(function=stages.measure_task, start=stages.start, timeout_s=timeout_s),
+        compiling=ProcessStage(function=stages.compile_task, start=stages.start, workers=2),
+        measuring=ProcessStage(function=stages.measure_task, start=stages.start, timeout_s=timeout_s),
         overlap=overlap,
     )
 
@@ -48,7 +48,7 @@ def test_compiling_and_measuring_overlap_only_where_allowed(overlap: bool) -> No
 
 
 def test_one_call_in_a_process_of_its_own() -> None:
-    stage = Stage(function=stages.compile_task, start=stages.start)
+    stage = ProcessStage(function=stages.compile_task, start=stages.start)
     assert call_once(stage, task()).key == "k"
     assert isinstance(call_once(stage, task(compiling="crash")), Crashed)
     with pytest.raises(RuntimeError, match="fault"):
@@ -56,7 +56,7 @@ def test_one_call_in_a_process_of_its_own() -> None:
 
 
 def test_a_process_answers_again_and_again_and_is_replaced_when_it_dies() -> None:
-    with Caller(Stage(function=stages.measure_task, start=stages.start)) as caller:
+    with ProcessCaller(ProcessStage(function=stages.measure_task, start=stages.start)) as caller:
         first, second = (caller.call(task(us=us), None, None).outcome.median_us for us in (3, 4))
         assert (first, second) == (3, 4)
         assert isinstance(caller.call(task(run="crash"), None, None), Crashed)
@@ -65,7 +65,7 @@ def test_a_process_answers_again_and_again_and_is_replaced_when_it_dies() -> Non
 
 def test_a_caller_that_was_never_used_has_nothing_to_stop() -> None:
     before = set(multiprocessing.active_children())
-    with Caller(Stage(function=stages.measure_task, start=stages.start)):
+    with ProcessCaller(ProcessStage(function=stages.measure_task, start=stages.start)):
         assert set(multiprocessing.active_children()) <= before
 
 
@@ -75,6 +75,6 @@ class _Unloadable:
 
 
 def test_what_a_worker_cannot_load_is_an_error_not_a_hang() -> None:
-    stage = Stage(function=stages.compile_task, start=stages.start)
+    stage = ProcessStage(function=stages.compile_task, start=stages.start)
     with pytest.raises(NameError):
         call_once(stage, _Unloadable())

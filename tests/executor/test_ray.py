@@ -26,8 +26,8 @@ from tunebench import tune
 from tunebench.db.store import open_store
 from tunebench.device import find
 from tunebench.errors import ClusterLost
-from tunebench.executor import Executor, PlaceLost
-from tunebench.executor.ray import Cluster, Look, RayExecutor, equipment
+from tunebench.executor import WorkerExecutor, WorkerLost
+from tunebench.executor.ray import Cluster, RayExecutor, WorkerRequest, worker_setup
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed, Measured, Result
 from tunebench.task import Task
@@ -125,11 +125,11 @@ def cluster(environment: pytest.MonkeyPatch) -> Iterator[TestCluster]:
 
 @pytest.fixture(scope="module")
 def workers(cluster: TestCluster) -> Iterator[RayExecutor]:
-    with Cluster(Look(address=cluster.address, kind="cpu", patience_s=30.0)) as connected:
+    with Cluster(WorkerRequest(address=cluster.address, kind="cpu", patience_s=30.0)) as connected:
         device = find("cpu").key
         assert [found.key for found in connected.devices] == [device]
         start = functools.partial(stages.start_executor, timeout_s=TIMEOUT_S)
-        executor = connected.executors({device: equipment(start, {})})[device]
+        executor = connected.executors({device: worker_setup(start, {})})[device]
         until(lambda: executor.fleet.workers == 2 or executor.fleet.refused, "two workers")
         assert not executor.fleet.refused
         yield executor
@@ -201,7 +201,7 @@ def test_what_kills_every_worker_is_a_crash_and_its_companions_are_measured(work
 
 
 def test_what_belongs_together_is_told_that_its_place_is_lost(workers: RayExecutor, tmp_path: Path) -> None:
-    with workers.together():
+    with workers.same_worker():
         first = Waiting(workers, tmp_path, 1)
         actor = first.actor()  # two compile at a time there: of two trials either might measure first
         second = Waiting(workers, tmp_path, 2)
@@ -209,9 +209,9 @@ def test_what_belongs_together_is_told_that_its_place_is_lost(workers: RayExecut
         assert not second.pids(), "one place, one after the other"
         os.kill(actor, signal.SIGKILL)
         for trial in (first, second):
-            with pytest.raises(PlaceLost):
+            with pytest.raises(WorkerLost):
                 trial.future.result(timeout=60)
-    with workers.together():
+    with workers.same_worker():
         assert isinstance(outcome(workers.submit(task())), Measured)
 
 
@@ -277,9 +277,9 @@ def test_a_run_outlives_a_killed_worker_and_records_every_trial_once(
 
 def test_a_lost_cluster_is_an_error_in_a_bounded_time(cluster: TestCluster) -> None:
     device = find("cpu").key
-    with Cluster(Look(address=cluster.address, kind="cpu", patience_s=5.0)) as connected:
+    with Cluster(WorkerRequest(address=cluster.address, kind="cpu", patience_s=5.0)) as connected:
         start = functools.partial(stages.start_executor, timeout_s=60.0)
-        executor = connected.executors({device: equipment(start, {})})[device]
+        executor = connected.executors({device: worker_setup(start, {})})[device]
         assert isinstance(outcome(executor.submit(task())), Measured)
         future = executor.submit(task(run="hang"))
         (gcs,) = [pid for pid, what in left().items() if "gcs_server" in what]
@@ -290,7 +290,7 @@ def test_a_lost_cluster_is_an_error_in_a_bounded_time(cluster: TestCluster) -> N
             executor.submit(task())
 
 
-class _Losing(Executor[Task]):
+class _Losing(WorkerExecutor[Task]):
     """Measures twice, then finds its cluster lost."""
 
     capacity = 1

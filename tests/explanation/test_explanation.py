@@ -25,7 +25,7 @@ from tunebench.explanation import Explanation, Forecaster, Waves, advise, alignm
 from tunebench.explanation.limit import KINDS, limit
 from tunebench.kernels import variant as find_variant
 from tunebench.outcome import CacheState, Measured, Result, Verification
-from tunebench.tuning import candidate
+from tunebench.tuning import tunable
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -269,7 +269,7 @@ def test_alignment_of_rows_names_the_dimension_to_pad() -> None:
 
 
 def fastest_us(workload: Workload, where: Device) -> float:
-    found, _ = candidate.find(workload, where, compilable=False)
+    found, _ = tunable.find_variants(workload, where, compilable=False)
     return min(one.predicted_us(row) for one in found for row in range(len(one.table)))
 
 
@@ -450,9 +450,9 @@ def test_time_of_another_device_has_no_shares(tmp_path: Path) -> None:
 
 
 def test_nothing_need_be_installed_to_compile(nothing_known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidate, "unavailable", lambda language: f"{language} is not installed")
+    monkeypatch.setattr(tunable, "unavailable", lambda language: f"{language} is not installed")
     with pytest.raises(InputError, match="is not installed"):
-        candidate.find(parse(ROWS), H100)
+        tunable.find_variants(parse(ROWS), H100)
     assert explain(ROWS, H100, db=nothing_known).advice
 
 

@@ -29,7 +29,7 @@ from tunebench.export import FORMATS, build_lines, stand_alone_source, write_exp
 from tunebench.export.manifest import manifest
 from tunebench.export.table import _ENCODING, tables
 from tunebench.space import Config
-from tunebench.tuning.choice import Choice, choose
+from tunebench.tuning.choice import ChosenConfig, choose_config
 from tunebench.variant import CudaVariant, GpuVariant, Launch, Scalar, TensorMap
 from tunebench.workload import Tensor
 from tunebench.workloads import parse
@@ -73,8 +73,8 @@ class Mapped(Calls):
         return (dataclasses.replace(launch, arguments=arguments, **shape),)
 
 
-def scaling(variant: Any) -> Choice:
-    return Choice(
+def scaling(variant: Any) -> ChosenConfig:
+    return ChosenConfig(
         workload=Toy(n=1000),
         device=representative("sm_90"),
         variant=variant,
@@ -382,8 +382,8 @@ def test_offsets_are_what_the_manifest_lists(tmp_path: Path, driver: Path, heade
 # -- what is written -----------------------------------------------------------------------------------------
 
 
-def exported(text: str, key: str, architecture: str = "sm_90") -> tuple[Choice, Binary]:
-    choice = choose(parse(text), representative(architecture), variant=key)
+def exported(text: str, key: str, architecture: str = "sm_90") -> tuple[ChosenConfig, Binary]:
+    choice = choose_config(parse(text), representative(architecture), variant=key)
     cache = BinaryCache(_environment.cache_folder())
     return choice, compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
 
@@ -502,7 +502,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
         write_export(scaling(Calls("right")), binary, tmp_path, "ptx")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="has no CUDA C\\+\\+ source; use --format cubin"):
         write_export(scaling(NumbaToy()), binary, tmp_path, "cu")
-    choice = choose(parse("softmax:rows=5,cols=77,dtype=f32"), local_cpu())
+    choice = choose_config(parse("softmax:rows=5,cols=77,dtype=f32"), local_cpu())
     for form in FORMATS:
         with pytest.raises(InputError, match="compiled for a processor"):
             write_export(choice, binary, tmp_path, form)
@@ -582,8 +582,8 @@ def test_the_script_for_a_gpu_builds_and_runs_every_variant(
     assert operators >= {"conv2d", "gemm", "layernorm", "softmax"}
     # Of all, two here; the stand-in driver runs no true cubin, and says so.
     some = (
-        choose(parse("softmax:rows=64,cols=100,dtype=f32"), device, variant="cuda_block"),
-        choose(parse("layernorm:rows=64,cols=100,dtype=f16"), device, variant="numba_cuda"),
+        choose_config(parse("softmax:rows=64,cols=100,dtype=f32"), device, variant="cuda_block"),
+        choose_config(parse("layernorm:rows=64,cols=100,dtype=f16"), device, variant="numba_cuda"),
     )
     (driver / "libcuda.so.1").symlink_to("libcuda.so")
     monkeypatch.setattr(exported.shutil, "which", lambda name: name if name == "g++" else None)

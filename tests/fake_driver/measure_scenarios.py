@@ -18,7 +18,7 @@ import numpy as np
 from tunebench.binary.compiled import Binary
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
-from tunebench.executor.local import Stage, call_once
+from tunebench.executor.local import ProcessStage, call_once
 from tunebench.measure import worker
 from tunebench.measure._gpu import open_gpu
 from tunebench.measure.cuda import CudaRunner
@@ -238,7 +238,7 @@ def scenarios() -> dict[str, Any]:
     seen["fault"] = cold.run(Cuda("illegal"))
     seen["after the fault"] = cold.run(Cuda("right"))
     setup = Setup(runner="cuda", device=DEVICE, protocol=COLD)
-    stage = Stage(function=worker.measure, start=worker.start, start_arguments=(setup,))
+    stage = ProcessStage(function=worker.measure, start=worker.start, start_arguments=(setup,))
     died = call_once(stage, task(Cuda("illegal")), binary(Cuda("illegal")), None)
     seen["worker"] = to_json(died)
     return seen

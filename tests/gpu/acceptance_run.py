@@ -23,14 +23,14 @@ from tunebench.bound import refine
 from tunebench.compile import worker as compile_worker
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.executor import Executor
-from tunebench.executor.local import LocalExecutor, Stage
+from tunebench.executor import WorkerExecutor
+from tunebench.executor.local import LocalExecutor, ProcessStage
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Measured, Result, to_json
 from tunebench.task import Task
-from tunebench.tuning import candidate as candidates
-from tunebench.tuning.candidate import Candidate
+from tunebench.tuning import tunable
+from tunebench.tuning.tunable import TunableVariant
 from tunebench.variant import GpuVariant
 from tunebench.workloads import parse
 
@@ -84,7 +84,7 @@ class AcceptanceItem:
     """A configuration to run."""
 
     text: str
-    candidate: Candidate
+    candidate: TunableVariant
     row: int
 
     def task(self, device: Device) -> Task:
@@ -115,10 +115,10 @@ def texts(listed: Iterable[tuple[tuple[str, ...], str]]) -> list[str]:
     return [text.format(dtype=dtype) for types, text in listed for dtype in types]
 
 
-def gpu_candidates(text: str, device: Device) -> tuple[list[Candidate], str | None]:
+def gpu_candidates(text: str, device: Device) -> tuple[list[TunableVariant], str | None]:
     """Return the candidates of a workload's GPU variants, and the reason if there are none."""
     try:
-        found, skipped = candidates.find(parse(text), device)
+        found, skipped = tunable.find_variants(parse(text), device)
     except InputError as error:
         return [], str(error)
     mine = [candidate for candidate in found if isinstance(candidate.variant, GpuVariant)]
@@ -148,7 +148,7 @@ def items_to_verify(
     return [item for turn in turns for item in turn], amiss
 
 
-def shuffled(text: str, candidate: Candidate) -> list[AcceptanceItem]:
+def shuffled(text: str, candidate: TunableVariant) -> list[AcceptanceItem]:
     """Return every configuration of a candidate in a random but fixed order."""
     rows = list(range(len(candidate.table)))
     random.Random(text).shuffle(rows)
@@ -206,14 +206,14 @@ def executor(device: Device, protocol: Protocol) -> LocalExecutor:
     """Return an executor with one compiling process per core and one measuring process."""
     setup = measure_worker.Setup(runner="cuda", device=device, protocol=protocol)
     return LocalExecutor(
-        compiling=Stage(
+        compiling=ProcessStage(
             function=compile_worker.compile_task,
             start=compile_worker.start,
             start_arguments=(cache_folder() / "binaries", ()),
             workers=os.cpu_count() or 1,
             timeout_s=COMPILE_TIMEOUT_S,
         ),
-        measuring=Stage(
+        measuring=ProcessStage(
             function=measure_worker.measure,
             start=measure_worker.start,
             start_arguments=(setup,),
@@ -224,7 +224,7 @@ def executor(device: Device, protocol: Protocol) -> LocalExecutor:
 
 
 def run_items(
-    items: Iterable[AcceptanceItem], on: Executor[Task], device: Device, until: float
+    items: Iterable[AcceptanceItem], on: WorkerExecutor[Task], device: Device, until: float
 ) -> Iterator[tuple[AcceptanceItem, Result | BaseException]]:
     """Run configurations until a monotonic time; yield each with its result or with the exception raised."""
     waiting, running = iter(items), {}

@@ -24,7 +24,7 @@ from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device
 from tunebench.export import Format, build_lines, write_export
 from tunebench.kernels import variants
-from tunebench.tuning.choice import Choice, choose
+from tunebench.tuning.choice import ChosenConfig, choose_config
 from tunebench.variant import CudaVariant, GpuVariant
 from tunebench.workloads import parse
 
@@ -67,13 +67,13 @@ LIBRARY = "-l:libcuda.so.1"
 TIMEOUT_S = 300.0
 
 
-def choices(device: Device) -> Iterator[Choice]:
+def choices(device: Device) -> Iterator[ChosenConfig]:
     """Yield the default configuration of every GPU variant for each workload that it supports."""
     for workload in map(parse, WORKLOADS):
         for variant in variants(workload):
             if isinstance(variant, GpuVariant) and variant.refuses(workload, device) is None:
                 config = str(variant.default(workload, device))
-                yield choose(workload, device, variant=variant.key, config=config)
+                yield choose_config(workload, device, variant=variant.key, config=config)
 
 
 def header_folder() -> Path | None:
@@ -88,7 +88,7 @@ def header_folder() -> Path | None:
     return next((folder for folder in folders if (folder / "cuda.h").is_file()), None)
 
 
-def ran(choice: Choice, folder: Path, form: Format, include: Path) -> str | None:
+def ran(choice: ChosenConfig, folder: Path, form: Format, include: Path) -> str | None:
     """Export, build and run one choice; print its output and return the failure, or None."""
     cache = BinaryCache(_environment.cache_folder())
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)

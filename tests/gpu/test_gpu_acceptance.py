@@ -24,7 +24,7 @@ from tests.gpu.acceptance_report import AcceptanceReport
 from tests.gpu.interleaved import TimedCall
 from tests.support import measured, needs_no_gpu, until
 from tunebench import device, kernels
-from tunebench.executor import Executor
+from tunebench.executor import WorkerExecutor
 from tunebench.outcome import LaunchFailed, Measured, Resources, Result
 from tunebench.task import Task
 from tunebench.tuning import Progress
@@ -154,7 +154,7 @@ def result(us: float) -> Result:
     return Result(outcome=measured(us, us), resources=Resources(registers=32, static_smem_bytes=0))
 
 
-class Instant(Executor[Task]):
+class Instant(WorkerExecutor[Task]):
     """Answers at once; the third task raises an exception."""
 
     capacity = 2

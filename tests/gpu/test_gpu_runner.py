@@ -12,7 +12,7 @@ from tunebench import _environment, device, kernels
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device, find
 from tunebench.errors import DeviceError
-from tunebench.executor.local import Stage, call_once
+from tunebench.executor.local import ProcessStage, call_once
 from tunebench.measure import worker
 from tunebench.measure.baseline import measure_baselines
 from tunebench.measure.cuda import CudaRunner
@@ -155,7 +155,7 @@ def test_a_binary_of_another_architecture_is_refused(run: Runs) -> None:
 
 def in_a_worker(text: str, on: Device, timeout_s: float = 60.0) -> Any:
     setup = Setup(runner="cuda", device=on, protocol=COLD)
-    stage = Stage(function=worker.measure, start=worker.start, start_arguments=(setup,), timeout_s=timeout_s)
+    stage = ProcessStage(function=worker.measure, start=worker.start, start_arguments=(setup,), timeout_s=timeout_s)
     variant = ToyVariant(text)
     return call_once(stage, ask(variant, TOY, ONLY, on), compiled(variant, TOY, ONLY, on), None)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from tunebench.binary.compiled import Binary
@@ -13,7 +11,7 @@ from tunebench.kernels import variant
 from tunebench.measure import worker
 from tunebench.measure.offline import OfflineRunner
 from tunebench.measure.timing import Protocol
-from tunebench.outcome import Pruned, Resources
+from tunebench.outcome import Resources
 from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.workloads import parse
@@ -68,29 +66,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> tuple[Task, Binary, float]:
     )
     binary = Binary(key="k", language="cuda", target="sm_90a", payload=b"", entries=("k",), resources=FULL)
     return Task(variant=SIMT, workload=SMALL, config=config, device=H100, prune=True), binary, refined
-
-
-def test_a_worker_leaves_out_what_its_binary_says_cannot_win(compiled: tuple[Task, Binary, float]) -> None:
-    task, binary, refined = compiled
-    result = worker.measure(task, binary, 0.99 * refined)
-    assert result.outcome == Pruned(bound_us=pytest.approx(refined), incumbent_us=0.99 * refined)
-    assert result.resources == FULL
-
-
-def test_a_worker_runs_what_might_win_what_is_audited_and_the_first(
-    compiled: tuple[Task, Binary, float],
-) -> None:
-    task, binary, refined = compiled
-    audited = dataclasses.replace(task, prune=False)
-    untold = dataclasses.replace(binary, resources=Resources())
-    for asked, built, incumbent in (
-        (task, binary, 1.01 * refined),
-        (task, binary, None),
-        (task, untold, 0.99 * refined),
-        (audited, binary, 0.99 * refined),
-    ):
-        with pytest.raises(pytest.fail.Exception):
-            worker.measure(asked, built, incumbent)
 
 
 def test_refined_is_refine_of_one_row(compiled: tuple[Task, Binary, float]) -> None:

@@ -16,7 +16,7 @@ from tunebench.search.learned_pruner import (
     MISSED,
     MOST_CHANCE,
     TAIL_LOG,
-    CalibratedPruner,
+    LearnedPruner,
     Residuals,
     chances,
     expected_log_us,
@@ -202,7 +202,7 @@ def measured(us: float) -> Measured:
 
 def search(sampler: str, there: np.ndarray, **more: object) -> VariantSearch:
     prospects = Prospects(table=TABLE, bounds_us=np.zeros(len(TABLE)), elsewhere_us=(there,))
-    return VariantSearch("any", prospects, sampler=sampler, seed=0, calibrated=True, **more)  # type: ignore[arg-type]
+    return VariantSearch("any", prospects, sampler=sampler, seed=0, learned_pruner=True, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))
@@ -216,7 +216,7 @@ def test_passing_over_closes_nothing(sampler: str) -> None:
     most = 0
     while (proposal := looked_for.ask(looked_for.best_us)) is not None:
         rows.append(proposal.row)
-        most = max(most, looked_for.passed_over.count)
+        most = max(most, looked_for.postponed.count)
         assert looked_for.open.sum() == len(TABLE) - len(rows)
         looked_for.tell(proposal, measured(float(here[proposal.row])))
     assert sorted(rows) == list(range(len(TABLE)))
@@ -230,9 +230,9 @@ def test_likely_ones_come_first_and_no_certificate_closes_the_others() -> None:
     for _ in range(60):
         proposal = looked_for.ask(looked_for.best_us)
         assert proposal is not None
-        assert not looked_for.passed_over.rows[proposal.row]
+        assert not looked_for.postponed.rows[proposal.row]
         looked_for.tell(proposal, measured(2.0 * float(there[proposal.row])))
-    assert looked_for.passed_over.count > 30
+    assert looked_for.postponed.count > 30
     assert looked_for.unlikely(looked_for.best_us).winners < 0.05
     found = optimality_proof([looked_for], looked_for.best_us)
     assert found.open_count == len(TABLE) - 60
@@ -265,7 +265,7 @@ def test_it_learns_what_became_of_each(
     outcome: Outcome, took_us: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, float]] = []
-    monkeypatch.setattr(CalibratedPruner, "tell", lambda self, row, us: told.append((row, us)))
+    monkeypatch.setattr(LearnedPruner, "tell", lambda self, row, us: told.append((row, us)))
     looked_for = search("random", np.ones(len(TABLE)))
     proposal = looked_for.ask(math.inf)
     assert proposal is not None

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from tunebench.executor import Executor
+from tunebench.executor import WorkerExecutor
 from tunebench.outcome import Measured, Outcome, Pruned, Result, Verification
-from tunebench.search.loop import Budget, optimality_proof, run
+from tunebench.search.loop import Budget, optimality_proof, run_search
 from tunebench.search.optimality_proof import violates
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import SAMPLERS, Proposal, VariantSearch
@@ -32,7 +32,7 @@ def measured(us: float) -> Measured:
     )
 
 
-class Ready(Executor[Proposal]):
+class Ready(WorkerExecutor[Proposal]):
     """Answers at once, several at a time."""
 
     capacity = 4
@@ -66,7 +66,7 @@ def go(
         if violates(result.outcome, proposal.bound_us):
             proposal.search.distrust()
 
-    run(
+    run_search(
         searches,
         Ready(lambda proposal: measured(float(TIMES[proposal.row]))),
         budget,

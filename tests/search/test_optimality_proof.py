@@ -22,7 +22,7 @@ from tunebench.outcome import (
     Verification,
     WrongResult,
 )
-from tunebench.search.optimality_proof import ConfigStatus, certify, standing, violates
+from tunebench.search.optimality_proof import ConfigStatus, certify, config_status, violates
 
 RIGHT = Verification(how="reference", detail="", worst=0.0)
 
@@ -75,7 +75,7 @@ def test_the_certificate_is_what_going_through_all_rows_finds(
         floor = min(floor, bound_us)
     found = certify(
         np.array([bound_us for _, bound_us in space]),
-        np.array([standing(outcome) if outcome else ConfigStatus.UNTRIED for (outcome, _), _ in space]),
+        np.array([config_status(outcome) if outcome else ConfigStatus.UNTRIED for (outcome, _), _ in space]),
         best_us,
     )
     assert found.open == {name: listed.count(name) for name in set(listed)}
@@ -91,7 +91,7 @@ def test_the_certificate_is_what_going_through_all_rows_finds(
 
 @pytest.mark.parametrize(("outcome", "name"), OUTCOMES[1:], ids=lambda value: getattr(value, "kind", value))
 def test_only_a_time_and_what_can_never_run_close(outcome: Outcome, name: str | None) -> None:
-    found = certify(np.array([1.0]), np.array([standing(outcome)]), 5.0)
+    found = certify(np.array([1.0]), np.array([config_status(outcome)]), 5.0)
     assert found.proved is (name is None)
     assert list(found.open) == ([name] if name else [])
 

@@ -15,7 +15,7 @@ def account(count: int = 1, *course: tuple[int, float], floor_us: float = 0.0) -
     """Return an account that was told of trials and best times."""
     made = TaskState(count=count, expected_us=10.0)
     for trials, best_us in course:
-        made.tell(trials=trials, best_us=best_us, floor_us=floor_us)
+        made.update(trials=trials, best_us=best_us, floor_us=floor_us)
     return made
 
 
@@ -61,9 +61,9 @@ def test_the_next_round_goes_where_the_greatest_saving_is_expected() -> None:
     allotment = BudgetScheduler({"still": still, "falling": falling, "done": done}, 1000)
     assert allotment.next(left=500) == ("falling", ROUND)
     assert allotment.next(left=2) == ("falling", 2)
-    falling.tell(trials=52, best_us=8.0, floor_us=0.0, closed=True)
+    falling.update(trials=52, best_us=8.0, floor_us=0.0, closed=True)
     assert allotment.next(left=500) == ("still", ROUND)
-    still.tell(trials=52, best_us=8.0, floor_us=0.0, closed=True)
+    still.update(trials=52, best_us=8.0, floor_us=0.0, closed=True)
     assert allotment.next(left=500) is None
 
 
@@ -71,9 +71,9 @@ def test_first_rounds_come_in_the_order_of_the_models_time_and_know_what_is_know
     known, large, small = account(1, (200, 1.0)), account(9), account(1)
     allotment = BudgetScheduler({"known": known, "small": small, "large": large}, 10 * FIRST)
     assert allotment.next(left=100) == ("large", FIRST)
-    large.tell(trials=FIRST, best_us=1.0, floor_us=0.0)
+    large.update(trials=FIRST, best_us=1.0, floor_us=0.0)
     assert allotment.next(left=100) == ("small", FIRST)
-    small.tell(trials=FIRST - 5, best_us=1.0, floor_us=0.0)  # an interrupted one goes on
+    small.update(trials=FIRST - 5, best_us=1.0, floor_us=0.0)  # an interrupted one goes on
     assert allotment.next(left=100) == ("small", 5)
 
 
@@ -94,7 +94,7 @@ def test_all_of_the_budget_is_given_out_and_nobody_starves(
         made = min(trials, len(course) - one.trials)
         left -= made
         best_us = 100.0 * math.prod(course[: one.trials + made])
-        one.tell(trials=one.trials + made, best_us=best_us, floor_us=0.0, closed=made < trials)
+        one.update(trials=one.trials + made, best_us=best_us, floor_us=0.0, closed=made < trials)
     sizes = [len(course) for _, course in problems]
     assert total - left == min(total, sum(sizes))
     first = max(1, min(FIRST, total // (2 * len(problems))))

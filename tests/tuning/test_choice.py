@@ -15,7 +15,7 @@ from tunebench.device import Device, local_cpu, representative
 from tunebench.errors import ConfigError, InputError, UnknownName
 from tunebench.outcome import Measured, Outcome, Predicted, Result, Verification
 from tunebench.space import Config
-from tunebench.tuning.choice import choose
+from tunebench.tuning.choice import choose_config
 from tunebench.workloads import parse
 
 WORKLOAD = parse("softmax:rows=64,cols=128,dtype=f32")
@@ -56,7 +56,7 @@ def another(key: str, device: Device, steps: int) -> Config:
 
 
 def test_without_a_record_it_is_the_default(tmp_path: Path) -> None:
-    found = choose(WORKLOAD, CPU, db=tmp_path / "none.db")
+    found = choose_config(WORKLOAD, CPU, db=tmp_path / "none.db")
     assert (found.variant.key, found.why, found.how) == ("softmax/numba_cpu", "default", "predicted")
     assert found.config == found.variant.default(WORKLOAD, CPU)
     assert found.expected_us > 0
@@ -66,7 +66,7 @@ def test_the_best_known_wins(tmp_path: Path) -> None:
     db, key = tmp_path / "some.db", "softmax/numba_cpu"
     remember(db, CPU, key, another(key, CPU, 1), measured(9.0))
     remember(db, CPU, key, another(key, CPU, 2), measured(7.0))
-    found = choose(WORKLOAD, CPU, db=db)
+    found = choose_config(WORKLOAD, CPU, db=db)
     assert found.config == another(key, CPU, 2)
     assert (found.why, found.expected_us, found.how) == ("best known", 7.0, "measured here")
 
@@ -77,9 +77,9 @@ def test_the_best_of_one_variant_is_not_the_best_of_all(tmp_path: Path) -> None:
     cuda, numba = "softmax/cuda_block", "softmax/numba_cuda"
     remember(db, H100, cuda, another(cuda, H100, 1), measured(5.0))
     remember(db, H100, numba, another(numba, H100, 1), measured(6.0))
-    assert choose(WORKLOAD, H100, db=db).variant.key == cuda
+    assert choose_config(WORKLOAD, H100, db=db).variant.key == cuda
     for name in ("numba_cuda", numba):
-        found = choose(WORKLOAD, H100, variant=name, db=db)
+        found = choose_config(WORKLOAD, H100, variant=name, db=db)
         assert (found.variant.key, found.config, found.expected_us) == (numba, another(numba, H100, 1), 6.0)
 
 
@@ -88,37 +88,37 @@ def test_it_says_how_the_time_is_known(tmp_path: Path) -> None:
     db, key = tmp_path / "some.db", "softmax/cuda_block"
     config, h200 = another(key, H100, 1), dataclasses.replace(H100, name="h200-sxm")
     remember(db, H100, key, config, Predicted(predicted_us=4.0, verification=RIGHT))
-    assert (choose(WORKLOAD, H100, db=db).how, choose(WORKLOAD, H100, db=db).expected_us) == (
+    assert (choose_config(WORKLOAD, H100, db=db).how, choose_config(WORKLOAD, H100, db=db).expected_us) == (
         "predicted",
         4.0,
     )
     remember(db, H100, key, config, measured(5.0))
-    assert choose(WORKLOAD, h200, db=db).how == "same architecture"
+    assert choose_config(WORKLOAD, h200, db=db).how == "same architecture"
 
 
 @needs_cuda
 def test_of_several_defaults_it_is_the_one_predicted_fastest(tmp_path: Path) -> None:
     able = [v.key for v in kernels.variants("softmax") if v.refuses(WORKLOAD, H100) is None]
-    single = [choose(WORKLOAD, H100, variant=key, db=tmp_path / "none.db") for key in able]
+    single = [choose_config(WORKLOAD, H100, variant=key, db=tmp_path / "none.db") for key in able]
     assert len(single) >= 2
-    chosen = choose(WORKLOAD, H100, db=tmp_path / "none.db")
+    chosen = choose_config(WORKLOAD, H100, db=tmp_path / "none.db")
     assert chosen == min(single, key=lambda choice: choice.expected_us)
 
 
 def test_what_is_asked_for_is_taken_if_it_is_valid(tmp_path: Path) -> None:
     config = another("softmax/numba_cpu", CPU, 3)
-    found = choose(WORKLOAD, CPU, variant="numba_cpu", config=str(config), db=tmp_path / "none.db")
+    found = choose_config(WORKLOAD, CPU, variant="numba_cpu", config=str(config), db=tmp_path / "none.db")
     assert (found.config, found.why, found.how) == (config, "asked for", "predicted")
     with pytest.raises(ConfigError, match="known are"):
-        choose(WORKLOAD, CPU, variant="numba_cpu", config="passes=99")
+        choose_config(WORKLOAD, CPU, variant="numba_cpu", config="passes=99")
     with pytest.raises(UnknownName, match="unknown variant of softmax 'nope'"):
-        choose(WORKLOAD, CPU, variant="nope")
+        choose_config(WORKLOAD, CPU, variant="nope")
 
 
 @needs_cuda
 def test_a_configuration_that_breaks_a_constraint_is_refused() -> None:
     with pytest.raises(ConfigError, match="violates"):
-        choose(
+        choose_config(
             WORKLOAD,
             H100,
             variant="cuda_block",
@@ -129,4 +129,4 @@ def test_a_configuration_that_breaks_a_constraint_is_refused() -> None:
 @needs_cuda
 def test_a_configuration_needs_its_variant() -> None:
     with pytest.raises(InputError, match="needs its variant named, one of: cuda_block, numba_cuda"):
-        choose(WORKLOAD, H100, config="threads=128")
+        choose_config(WORKLOAD, H100, config="threads=128")

@@ -14,8 +14,8 @@ from tunebench import lookup, tune, tuning
 from tunebench.cli import run as command_line
 from tunebench.db.store import open_store
 from tunebench.errors import InputError
-from tunebench.executor import Executor
-from tunebench.executor.local import Caller
+from tunebench.executor import WorkerExecutor
+from tunebench.executor.local import ProcessCaller
 from tunebench.kernels import load_file
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.timing import median_interval
@@ -55,7 +55,7 @@ def copy(task: Task) -> int:
     return int(task.config["copy"])
 
 
-class MadeUp(Executor[Task]):
+class MadeUp(WorkerExecutor[Task]):
     """Answers at once: with the task and how often it was thoroughly timed before."""
 
     capacity = 1
@@ -175,7 +175,7 @@ def test_what_was_faster_only_on_a_better_day_is_a_tie(go: Callable[..., tuple[R
 
 
 def test_a_prediction_proves_nothing_of_time() -> None:
-    with pytest.raises(InputError, match="proves nothing of time"):
+    with pytest.raises(InputError, match="needs measured times"):
         tune("gemm:m=64,n=64,k=64,dtype=f32", device="h100-sxm", plan=Plan(stop_at_gap=1.1))
 
 
@@ -357,7 +357,7 @@ def test_libraries_are_timed_between_the_rounds_and_compared(
     timed_before: list[int] = []
     executor_of: list[MadeUp] = []
 
-    def call(_: Caller, *_arguments: object) -> object:
+    def call(_: ProcessCaller, *_arguments: object) -> object:
         timed_before.append(sum(task.thorough for task in executor_of[0].tasks))
         if len(timed_before) == 4:
             return Crashed(reason="SIGSEGV")
@@ -371,7 +371,7 @@ def test_libraries_are_timed_between_the_rounds_and_compared(
         executor_of.append(self)
 
     monkeypatch.setattr(MadeUp, "__init__", remember)
-    monkeypatch.setattr(Caller, "call", call)
+    monkeypatch.setattr(ProcessCaller, "call", call)
     report, _ = go(answer, finalists=2, sampler="bound", baselines=True)
     assert timed_before == [3, 6, 9, 12]
     assert report.baselines[0].samples_us == (60.0, 61.0, 62.0) * 3

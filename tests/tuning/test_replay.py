@@ -129,7 +129,7 @@ def test_replay_tells_what_is_passed_over_and_what_that_misses(capsys: pytest.Ca
 def test_passing_over_looks_at_no_time_that_was_not_asked_for() -> None:
     """Times the search did not ask for change what is missed, and nothing else."""
     search = functools.partial(
-        replay, trials=25, seed=1, sampler="random", elsewhere=[recording(scale=3.0)], calibrated=True
+        replay, trials=25, seed=1, sampler="random", elsewhere=[recording(scale=3.0)], learned_pruner=True
     )
     first = search(Space.of(recording()))
     times = recording().times_us
@@ -137,8 +137,8 @@ def test_passing_over_looks_at_no_time_that_was_not_asked_for() -> None:
     second = search(Space.of(recording(times_us=hidden)))
     assert (hidden == 1.0).any()
     assert second.best_us == first.best_us
-    assert second.passed_over.count == first.passed_over.count > 0
-    assert second.passed_over.winners == first.passed_over.winners
+    assert second.postponed.count == first.postponed.count > 0
+    assert second.postponed.winners == first.postponed.winners
 
 
 def test_a_bound_is_held_against_a_recording(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebench import Unmeasured, cli, family, lookup
+from tunebench import Unmeasured, cli, lookup, parse_size_range
 from tunebench.errors import InputError
 
 
 def rows(text: str) -> list[int]:
-    return [problem.rows for problem in family(text)]  # type: ignore[attr-defined]
+    return [problem.rows for problem in parse_size_range(text)]  # type: ignore[attr-defined]
 
 
 def test_a_range_is_its_ends_and_the_powers_of_two_between() -> None:
@@ -34,19 +34,19 @@ def test_no_size_is_more_than_twice_the_one_before(low: int, more: int) -> None:
 
 
 def test_ranges_multiply_up_to_a_limit() -> None:
-    assert len(family("gemm:m=1..4,n=16..32,k=8,dtype=f32")) == 6
-    with pytest.raises(InputError, match="stands for 2744 problems"):
-        family("gemm:m=1..8192,n=1..8192,k=1..8192,dtype=f32")
+    assert len(parse_size_range("gemm:m=1..4,n=16..32,k=8,dtype=f32")) == 6
+    with pytest.raises(InputError, match="has 2744 workloads"):
+        parse_size_range("gemm:m=1..8192,n=1..8192,k=1..8192,dtype=f32")
 
 
 @pytest.mark.parametrize("text", ["softmax:rows=8..4,cols=8,dtype=f32", "softmax:rows=0..4,cols=8,dtype=f32"])
 def test_an_empty_range_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"such as 1\.\.8192"):
-        family(text)
+        parse_size_range(text)
 
 
 def test_dots_in_an_expression_are_no_range() -> None:
-    (problem,) = family("elementwise:rows=2,cols=3,dtype=f32,expression=x*1.5")
+    (problem,) = parse_size_range("elementwise:rows=2,cols=3,dtype=f32,expression=x*1.5")
     assert str(problem) == "elementwise:rows=2,cols=3,dtype=f32,expression=x*1.5"
 
 
@@ -57,8 +57,10 @@ def test_one_call_tunes_a_family_and_serves_every_size_in_it(
     options = "--device cpu --trials 1 --finalists 1 --no-baselines --json"
     assert cli.run(("tune", "--workload", text, "--db", db, *options.split())) == 0
     told = capsys.readouterr()
-    assert [report["workload"] for report in json.loads(told.out)] == [str(one) for one in family(text)]
-    assert "2/2: softmax:rows=16,cols=64,dtype=f32" in told.err
+    assert [report["workload"] for report in json.loads(told.out)] == [
+        str(one) for one in parse_size_range(text)
+    ]
+    assert "2/2 softmax:rows=16,cols=64,dtype=f32 search" in told.err
     assert lookup("softmax", rows=32, cols=64, dtype="f32", device="cpu", db=db).exact
     for size in (17, 31):
         with pytest.warns(Unmeasured):

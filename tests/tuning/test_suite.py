@@ -18,12 +18,12 @@ from tunebench import cli, tune_suite, tuning
 from tunebench.db.store import open_store
 from tunebench.device import described, local_cpu
 from tunebench.errors import DatabaseError, InputError, UnknownName
-from tunebench.executor import Executor
+from tunebench.executor import WorkerExecutor
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed, Measured, Outcome, Predicted, Result, Verification
 from tunebench.task import Task
-from tunebench.tuning import Plan, SuiteProgress, SuiteReport, candidate, suite_session
-from tunebench.tuning.session import Session
+from tunebench.tuning import Plan, Progress, TuningSummary, scheduler, tunable
+from tunebench.tuning.run import RunContext
 from tunebench.workloads import parse
 
 SOFTMAX = "softmax:rows=64,cols=64,dtype=f32"
@@ -46,7 +46,7 @@ def slow(task: Task) -> Outcome:
     return measured(1000.0 + sum(str(task.config).encode()) * 7919 % 1000)
 
 
-class Fake(Executor[Task]):
+class Fake(WorkerExecutor[Task]):
     """Answers at once, and notes what it is asked for; presses Ctrl-C before the task of a number."""
 
     capacity = 1
@@ -84,7 +84,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
     return use
 
 
-def run(suite: Any, trials: int, db: Path, **changes: Any) -> SuiteReport:
+def run(suite: Any, trials: int, db: Path, **changes: Any) -> TuningSummary:
     watcher = changes.pop("watcher", None)
     device = changes.pop("device", "cpu")
     plan = Plan(
@@ -93,12 +93,12 @@ def run(suite: Any, trials: int, db: Path, **changes: Any) -> SuiteReport:
     return tune_suite(suite, device=device, db=db, plan=plan, watcher=watcher)
 
 
-def trials(report: SuiteReport) -> dict[str, int]:
-    return {part.workload: part.trials for part in report.parts}
+def trials(report: TuningSummary) -> dict[str, int]:
+    return {part.workload: part.trials for part in report.results}
 
 
-def states(report: SuiteReport) -> dict[str, str]:
-    return {part.workload: part.state for part in report.parts}
+def states(report: TuningSummary) -> dict[str, str]:
+    return {part.workload: part.state for part in report.results}
 
 
 # -- who gets what -----------------------------------------------------------------------------------------
@@ -107,35 +107,35 @@ def states(report: SuiteReport) -> dict[str, str]:
 def test_the_budget_is_kept_and_goes_where_the_model_spends_its_time(
     tmp_path: Path, use: Callable[..., Fake]
 ) -> None:
-    fake, seen = use(), list[SuiteProgress]()
+    fake, seen = use(), list[Progress]()
     report = run(THREE, 60, tmp_path / "a.db", watcher=seen.append)
     assert fake.searched.total() == report.trials == 60
     assert trials(report) == fake.searched
     assert fake.searched[NORM] > fake.searched[GEMM] >= fake.searched[SOFTMAX] >= 10  # a first round for all
-    assert [part.workload for part in report.parts] == [NORM, GEMM, SOFTMAX]
-    assert sum(part.share or 0 for part in report.parts) == pytest.approx(1)
-    assert report.after_us == sum(part.count * (part.after_us or 0) for part in report.parts)
+    assert [part.workload for part in report.results] == [NORM, GEMM, SOFTMAX]
+    assert sum(part.share or 0 for part in report.results) == pytest.approx(1)
+    assert report.after_us == sum(part.count * (part.after_us or 0) for part in report.results)
     assert report.after_us < report.before_us
 
-    search = [now for now in seen if now.progress.phase == "search"]
-    assert [now.done for now in search] == sorted(now.done for now in search)
-    assert (search[0].predicted, search[-1].predicted, search[-1].done) == (3, 0, 60)
+    search = [now for now in seen if now.phase == "search"]
+    assert [now.trials_done for now in search] == sorted(now.trials_done for now in search)
+    assert (search[0].predicted, search[-1].predicted, search[-1].trials_done) == (3, 0, 60)
     measured_only = [now.model_us for now in search if now.predicted == 0]
     assert measured_only == sorted(measured_only, reverse=True)
-    assert {now.progress.phase for now in seen} == {"search", "finalists"}
+    assert {now.phase for now in seen} == {"search", "finalists"}
 
 
 def test_a_problem_took_before_what_one_would_ship_untuned_or_what_was_served(
     tmp_path: Path, use: Callable[..., Fake]
 ) -> None:
     fake = use()
-    [part] = run({SOFTMAX: 2}, 8, tmp_path / "a.db").parts
+    [part] = run({SOFTMAX: 2}, 8, tmp_path / "a.db").results
     first = fake.tasks[0]
     assert first.config == first.variant.default(first.workload, local_cpu())
     assert part.before_us == slow(first).median_us  # type: ignore[union-attr]
     assert part.after_us == min(slow(task).median_us for task in fake.tasks)  # type: ignore[union-attr]
     assert part.after_us < part.before_us
-    [again] = run({SOFTMAX: 2}, 1, tmp_path / "a.db", seed=1).parts
+    [again] = run({SOFTMAX: 2}, 1, tmp_path / "a.db", seed=1).results
     assert again.before_us == part.after_us
 
 
@@ -155,7 +155,7 @@ def test_a_problem_that_has_no_more_configurations_leaves_its_trials_to_others(
     fake = use()
     report = run({SOFTMAX: 10**6, NORM: 1}, 100, tmp_path / "a.db", variant_files=(FORTY,))
     assert fake.searched == {SOFTMAX: 40, NORM: 60}
-    assert {part.report.variant for part in report.parts if part.report} == {
+    assert {part.report.variant for part in report.results if part.report} == {
         "softmax/forty",
         "layernorm/numba_cpu",
     }
@@ -169,7 +169,7 @@ def test_where_times_are_predicted_the_best_prediction_ends_a_problem(
         return Predicted(predicted_us=task.predicted_us, verification=VERIFIED)
 
     fake, device = use(predicted), described()["h100-sxm"]
-    [found], _ = candidate.find(parse(SOFTMAX), device, ("cuda_block",))
+    [found], _ = tunable.find_variants(parse(SOFTMAX), device, ("cuda_block",))
     report = run({SOFTMAX: 1}, 10**6, tmp_path / "a.db", device=device, variants=("cuda_block",))
     assert report.how == "predicted"
     assert report.after_us == found.predicted_us(found.fastest())
@@ -183,7 +183,7 @@ def test_a_problem_that_no_variant_can_do_ends_nothing(tmp_path: Path, use: Call
     fake = use()
     report = run({ALIEN: 100, SOFTMAX: 1}, 20, tmp_path / "a.db")
     assert states(report) == {SOFTMAX: "tuned", ALIEN: "unsuited"}
-    assert "no variant can do" in report.parts[1].reason
+    assert "no variant can do" in report.results[1].reason
     assert fake.searched == {SOFTMAX: 20}
     assert [part.workload for part in report.without] == [ALIEN]
 
@@ -201,18 +201,18 @@ def test_a_problem_that_fails_throughout_is_given_up(tmp_path: Path, use: Callab
 def test_an_error_ends_one_problem_and_a_lost_database_all(
     tmp_path: Path, use: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search, error = Session.search, InputError("this one cannot be")
+    search, error = scheduler.run.search, InputError("this one cannot be")
 
-    def fail(session: Session, executor: Executor[Task]) -> None:
-        if session.problem.operator == "gemm":
+    def fail(context: RunContext, executor: WorkerExecutor[Task]) -> None:
+        if context.workload.operator == "gemm":
             raise error
-        search(session, executor)
+        search(context, executor)
 
-    monkeypatch.setattr(Session, "search", fail)
+    monkeypatch.setattr(scheduler.run, "search", fail)
     use()
     report = run({GEMM: 100, SOFTMAX: 1}, 20, tmp_path / "a.db")
     assert states(report) == {SOFTMAX: "tuned", GEMM: "failed"}
-    assert {part.reason for part in report.parts} == {"", "this one cannot be"}
+    assert {part.reason for part in report.results} == {"", "this one cannot be"}
     assert trials(report) == {SOFTMAX: 20, GEMM: 0}
 
     error = DatabaseError("gone")
@@ -253,7 +253,7 @@ def test_time_that_is_up_ends_the_search_and_the_same_call_goes_on(
     monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
     now = time.monotonic()
     moments = iter([now, *[now + 30] * 3, *[now + 61] * 100])
-    monkeypatch.setattr(suite_session, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     first = use()
     report = run(THREE, 40, tmp_path / "a.db", minutes=1.0)
     assert report.cut_short
@@ -282,8 +282,8 @@ def test_what_is_known_and_final_is_neither_searched_nor_timed_again(
         (NORM, True),
         (GEMM, True),
     }
-    [softmax] = [part for part in report.parts if part.workload == SOFTMAX]
-    assert softmax.before_us == softmax.after_us == known.parts[0].after_us
+    [softmax] = [part for part in report.results if part.workload == SOFTMAX]
+    assert softmax.before_us == softmax.after_us == known.results[0].after_us
 
 
 # -- what is asked for -------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_a_problem_that_is_several_layers_is_tuned_once(tmp_path: Path, use: Cal
     report = tune_suite(
         path, batch=2, device="cpu", db=tmp_path / "a.db", plan=Plan(trials=2, baselines=False)
     )
-    [part] = report.parts
+    [part] = report.results
     assert (part.layers, part.count) == (("first", "second"), 5)
     assert part.workload == SOFTMAX.replace("rows=64", "rows=128")
     assert fake.searched.total() == 2
@@ -312,7 +312,7 @@ def test_a_problem_that_is_several_layers_is_tuned_once(tmp_path: Path, use: Cal
     [
         ({}, {}, InputError, "at least one"),
         ({SOFTMAX: 0}, {}, InputError, "count must be 1 or more"),
-        ({ALIEN: 1}, {}, InputError, "nothing of 1 problems can be tuned: no variant can do"),
+        ({ALIEN: 1}, {}, InputError, "nothing of 1 workloads can be tuned: no variant can do"),
         ({SOFTMAX: 1}, {"variants": ("no_such",)}, UnknownName, "no_such"),
         ("nope", {}, UnknownName, "unknown suite"),
         ({SOFTMAX: 1}, {"device": described()["h100-sxm"], "stop_at_gap": 1.1}, InputError, "stop_at_gap"),
@@ -350,14 +350,13 @@ def test_the_command_tells_what_became_of_each(
     out, err = capsys.readouterr()
     assert "trials   12 of 12" in out
     assert f"unsuited {ALIEN}: no variant can do" in out
-    assert "0/12 trials, model" in err
-    assert f"search {SOFTMAX}" in err
+    assert f"search {SOFTMAX} 0/12: model" in err
 
     assert cli.run(command(file, "--json")) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["total"], told["trials"], told["how"]) == (150, 150, "measured")
-    assert {part["workload"]: part["state"] for part in told["parts"]}[ALIEN] == "unsuited"
-    assert told["after_us"] == sum(part["count"] * (part["after_us"] or 0) for part in told["parts"])
+    data = json.loads(capsys.readouterr().out)
+    assert (data["total"], data["trials"], data["how"]) == (150, 150, "measured")
+    assert {part["workload"]: part["state"] for part in data["parts"]}[ALIEN] == "unsuited"
+    assert data["after_us"] == sum(part["count"] * (part["after_us"] or 0) for part in data["parts"])
 
 
 def test_ctrl_c_says_how_to_go_on(
@@ -366,7 +365,7 @@ def test_ctrl_c_says_how_to_go_on(
     use(interrupt_at=5)
     assert cli.run(command(file, "--trials", "12")) == 130
     assert (
-        "5 of 12; interrupted: all that was found is kept, the same command goes on"
+        "5 of 12; interrupted: all results are kept, the same command resumes here"
         in capsys.readouterr().out
     )
 
@@ -397,7 +396,7 @@ def test_a_suite_is_really_tuned(tmp_path: Path) -> None:
     with open_store(tmp_path / "a.db") as store:
         assert store.finished(local_cpu().key) == set(suite)
         assert {store.best(text)[0].purpose for text in suite} == {"finalist"}
-    seconds = [part.report.seconds for part in report.parts if part.report is not None]
+    seconds = [part.report.seconds for part in report.results if part.report is not None]
     assert sum(each["wall_s"] for each in seconds) <= report.wall_s  # each has the time of its own turns
     assert all(each["wall_s"] > each["compile_s"] > 0 for each in seconds)
-    assert dataclasses.replace(report, parts=()).after_us == 0
+    assert dataclasses.replace(report, results=()).after_us == 0

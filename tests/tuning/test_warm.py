@@ -20,8 +20,9 @@ from tunebench.kernels import load_file
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Aborted, CompileFailed, Measured, Outcome, Predicted, Result, Verification
 from tunebench.space import Config
-from tunebench.tuning import Plan, Progress, candidate, warm
-from tunebench.tuning.session import Session
+from tunebench.tuning import Plan, Progress, warm
+from tunebench.tuning.run import RunContext, TuningSetup, finish, prepare
+from tunebench.tuning.tunable import find_variants, tuning_target
 from tunebench.tuning.warm import FIRST, LEAST_TIMED, WarmStart, distance, warm_starts
 from tunebench.workloads import parse
 
@@ -189,15 +190,15 @@ def test_another_eps_is_no_farther() -> None:
 # -- what tune makes of it -------------------------------------------------------------------------
 
 
-def begun(store: Store, asks: int = 0, **changes: object) -> tuple[Session, list[int]]:
+def begun(store: Store, asks: int = 0, **changes: object) -> tuple[RunContext, list[int]]:
     """Return a run that has not begun to measure, and what it would try first."""
     problem, plan = parse(WORKLOAD), Plan(**changes)  # type: ignore[arg-type]
-    target = candidate.target(HERE)
-    found, _ = candidate.find(problem, HERE, (VARIANT.key,))
-    session = Session(problem, target, plan, store, found, lambda progress: None)
-    [search] = session.searches
+    setup = TuningSetup(target=tuning_target(HERE), plan=plan, store=store)
+    found = find_variants(problem, HERE, (VARIANT.key,))
+    context = prepare(setup, problem, found, lambda progress: None)
+    [search] = context.searches
     proposals = [search.ask(search.best_us) for _ in range(asks)]
-    return session, [proposal.config["copy"] for proposal in proposals if proposal is not None]
+    return context, [proposal.config["copy"] for proposal in proposals if proposal is not None]
 
 
 def test_tune_begins_with_what_was_fastest_elsewhere(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_few_records_are_tried_first_and_a_random_sample_stays_one(store: Store)
         assert begun(store, 3, sampler=sampler)[1] == [0, 9, 5]
     cold = begun(store, 5, sampler="random", warm=False)[1]
     assert begun(store, 5, sampler="random")[1] == cold
-    assert begun(store, 5, sampler="random", calibrated=True)[1] == cold
+    assert begun(store, 5, sampler="random", learned_pruner=True)[1] == cold
 
 
 def test_tune_passes_over_what_is_unlikely(store: Store) -> None:
@@ -239,16 +240,16 @@ def test_tune_passes_over_what_is_unlikely(store: Store) -> None:
     for copy in range(2, 27):
         today = VARIANT.revision(parse(WORKLOAD), Config({"copy": copy}))
         fill(store, {copy: measured(2.0 * times[copy])}, device=HERE, revision=today)
-    session, tried = begun(store, 3, calibrated=True, sampler="random")
-    assert session.cached == 25
+    context, tried = begun(store, 3, learned_pruner=True, sampler="random")
+    assert context.state.cached == 25
     assert tried[0] == 0
     assert set(tried[1:]) <= {1, *range(27, 32)}
-    told = session.report({}).to_json()
+    told = finish(context).to_json()
     assert 5 < told["unlikely"] < 13
     assert 0 < told["unlikely_winners"] < 0.1
-    assert begun(store)[0].report({}).unlikely == 0
+    assert finish(begun(store)[0]).unlikely == 0
 
 
 def test_there_is_nothing_to_learn_from_where_nothing_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="learns from measurements"):
-        tune(WORKLOAD, device="h100-sxm", db=tmp_path / "a.db", plan=Plan(calibrated=True))
+    with pytest.raises(InputError, match="needs measurements"):
+        tune(WORKLOAD, device="h100-sxm", db=tmp_path / "a.db", plan=Plan(learned_pruner=True))

@@ -1,4 +1,4 @@
-"""The configuration that a command line names: given, best known or default."""
+"""The configuration of a command line: given, best known or default."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from tunebench.cli._option import target_device
 
 if TYPE_CHECKING:
-    from tunebench.tuning.choice import Choice
+    from tunebench.tuning.choice import ChosenConfig
 
-__all__ = ["Asked", "describe"]
+__all__ = ["ConfigRequest", "describe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What was typed; None is what was not."""
+class ConfigRequest:
+    """The options that select a configuration; None without the option."""
 
     workload: str
     device: str | None
@@ -26,14 +26,14 @@ class Asked:
     config: str | None
     db: str | None
 
-    def choice(self) -> Choice:
-        """Return the configuration; a user's file is loaded first, which may bring the operator."""
+    def choice(self) -> ChosenConfig:
+        """Return the configuration; the user file is loaded first, because it may define the operator."""
         from tunebench.kernels import load_file
-        from tunebench.tuning.choice import choose
+        from tunebench.tuning.choice import choose_config
         from tunebench.workloads import parse
 
         loaded = load_file(self.variant_file).key if self.variant_file is not None else None
-        return choose(
+        return choose_config(
             parse(self.workload),
             target_device(self.device, self.arch),
             variant=self.variant or loaded,
@@ -42,8 +42,8 @@ class Asked:
         )
 
 
-def describe(choice: Choice) -> dict[str, Any]:
-    """Return a choice as plain data."""
+def describe(choice: ChosenConfig) -> dict[str, Any]:
+    """Return a configuration as plain data."""
     return {
         "workload": str(choice.workload),
         "device": choice.device.key,

@@ -17,12 +17,12 @@ from tunebench.variant import CudaVariant, GpuVariant
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.tuning.choice import Choice
+    from tunebench.tuning.choice import ChosenConfig
 
 __all__ = ["inspect"]
 
 
-def inspect(choice: Choice, view: str, as_json: bool) -> None:
+def inspect(choice: ChosenConfig, view: str, as_json: bool) -> None:
     """Compile a configuration, or take it from the cache, and show one view of it.
 
     Args:
@@ -37,11 +37,11 @@ def _cache() -> BinaryCache:
     return BinaryCache(_environment.cache_folder())
 
 
-def _title(choice: Choice) -> str:
+def _title(choice: ChosenConfig) -> str:
     return f"{choice.variant.key} {choice.config} for {choice.workload} on {choice.device.key} ({choice.why})"
 
 
-def _show_sass(choice: Choice, as_json: bool) -> None:
+def _show_sass(choice: ChosenConfig, as_json: bool) -> None:
     variant, workload, config = choice.variant, choice.workload, choice.config
     code = machine_code(variant, workload, config, choice.device, _cache())
     counts = count_instructions(code)
@@ -58,7 +58,7 @@ def _show_sass(choice: Choice, as_json: bool) -> None:
     emit(as_json, data, lambda to: _write(lines))
 
 
-def _show_ptx(choice: Choice, as_json: bool) -> None:
+def _show_ptx(choice: ChosenConfig, as_json: bool) -> None:
     code = ptx(choice.variant, choice.workload, choice.config, choice.device)
     lines = f"// {_title(choice)}\n{code.rstrip()}\n"
     emit(as_json, {**describe(choice), "code": code}, lambda to: _write(lines))
@@ -68,7 +68,7 @@ def _write(text: str) -> None:
     sys.stdout.write(text)  # a console would measure every line
 
 
-def _show_resources(choice: Choice, as_json: bool) -> None:
+def _show_resources(choice: ChosenConfig, as_json: bool) -> None:
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, _cache())
     uses: tuple[KernelUse, ...] = ()
     if isinstance(choice.variant, GpuVariant):

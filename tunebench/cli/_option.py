@@ -1,9 +1,12 @@
-"""Options that several commands share, so that they read the same everywhere."""
+"""Options that several commands share, and functions for options."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -18,17 +21,20 @@ __all__ = [
     "Architecture",
     "ConfigText",
     "Database",
+    "DeviceName",
     "Json",
+    "LearnedPruner",
     "ModelInputs",
     "ModelType",
-    "OptionalProblem",
-    "Problem",
+    "OptionalWorkload",
     "StopAtGap",
-    "Target",
     "VariantFile",
     "VariantName",
+    "WorkloadText",
     "absent_device",
     "gpus",
+    "renamed_flag",
+    "takes",
     "target_device",
 ]
 
@@ -37,107 +43,121 @@ Database = Annotated[
     typer.Option(
         "--db",
         metavar="PATH|URL",
-        help="Database: a file, or an SQLAlchemy URL. Default: TUNEBENCH_DB, or else the user data folder.",
+        help="Database: a file or an SQLAlchemy URL. Default: TUNEBENCH_DB, else the user data folder.",
         show_default=False,
     ),
 ]
-"""Which database; None where it is not given."""
+"""Path or URL of the database; None without the option."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value, and nothing else, on stdout.")]
-"""Whether to print JSON instead of text for people."""
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout, and nothing else.")]
+"""Whether to print JSON in place of text."""
 
-Problem = Annotated[
+WorkloadText = Annotated[
     str,
     typer.Option(
-        "--workload", "-w", help="What to compute: operator:dimension=value,… or suite/layer,dimension=value."
+        "--workload", "-w", help="Workload: operator:dimension=value,… or suite/layer,dimension=value."
     ),
 ]
 """Text of a workload."""
 
-OptionalProblem = Annotated[
+OptionalWorkload = Annotated[
     str | None,
     typer.Option(
         "--workload",
         "-w",
-        help="What to compute: operator:dimension=value,… or suite/layer,dimension=value.",
+        help="Workload: operator:dimension=value,… or suite/layer,dimension=value; a size may be a range.",
         show_default=False,
+        rich_help_panel="What to tune",
     ),
 ]
-"""Text of a workload; None where something else says what to compute."""
+"""Text of a workload; None without the option."""
 
 StopAtGap = Annotated[
     float | None,
     typer.Option(
         min=1.0,
         metavar="GAP",
-        help="End the search once the best time is proved to be within this factor of the optimum: 1.05.",
+        help="Optimality gap at which the search stops, such as 1.05. Default: never.",
         show_default=False,
+        rich_help_panel="Search",
     ),
 ]
-"""Optimality gap that is good enough; None searches on."""
+"""Optimality gap at which the search stops; None never stops early."""
 
-Target = Annotated[
+LearnedPruner = Annotated[
+    bool,
+    typer.Option(
+        "--learned-pruner",
+        help="Postpone configurations that are unlikely to win, as learned from measurements.",
+        rich_help_panel="Search",
+    ),
+]
+"""Whether to use the learned pruner."""
+
+DeviceName = Annotated[
     str | None,
     typer.Option(
         "--device",
         metavar="NAME|FILE",
-        help="A device by name, or a file that describes one. Default: GPU, else CPU.",
+        help="Device: a name, or a file that describes one. Default: GPU, else CPU.",
         show_default=False,
     ),
 ]
-"""Name of a device, which need not be here, or a file that describes it; None where it is not given."""
+"""Name of a device, present or absent, or a file that describes it; None without the option."""
 
 Architecture = Annotated[
     str | None,
-    typer.Option("--arch", help="In place of --device: an architecture, such as sm_90.", show_default=False),
+    typer.Option("--arch", help="Architecture, such as sm_90, in place of --device.", show_default=False),
 ]
-"""An architecture, for which its representative device stands; None where it is not given."""
+"""An architecture, which selects its representative device; None without the option."""
 
 ModelInputs = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
         metavar="SHAPE:TYPE",
-        help="What it is called with, such as 1x3x224x224:f16, 8x512:i64 or 8x3x64x64:f32:channels_last; "
-        "once for each argument.",
+        help="Input of the model, such as 1x3x224x224:f16, 8x512:i64 or 8x3x64x64:f32:channels_last; "
+        "repeatable, one per argument.",
         show_default=False,
     ),
 ]
-"""What a model is called with; None where it is not given."""
+"""Inputs of a model; None without the option."""
 
 ModelType = Annotated[
-    str | None, typer.Option("--dtype", help="Type of the parameters: f32, f16, bf16.", show_default=False)
+    str | None, typer.Option("--dtype", help="Dtype of the parameters: f32, f16 or bf16.", show_default=False)
 ]
-"""Type of a model's parameters; None where it is not given."""
+"""Dtype of the parameters of a model; None without the option."""
 
 VariantName = Annotated[
-    str | None, typer.Option("--variant", help="Of this variant only, by name or key.", show_default=False)
+    str | None, typer.Option("--variant", help="Variant, by name or key.", show_default=False)
 ]
-"""Name or key of a variant; None where it is not given."""
+"""Name or key of a variant; None without the option."""
 
-VariantFile = Annotated[
-    Path | None, typer.Option(help="Of the variant of this Python file.", show_default=False)
-]
-"""A user's file with a variant; None where it is not given."""
+VariantFile = Annotated[Path | None, typer.Option(help="Python file with a variant.", show_default=False)]
+"""A user file with a variant; None without the option."""
 
 ConfigText = Annotated[
     str | None,
     typer.Option(
         "--config",
         metavar="NAME=VALUE,…",
-        help="This configuration. Default: the best known, else what its variant would ship untuned.",
+        help="Configuration. Default: the best known one, else the default of the variant.",
         show_default=False,
     ),
 ]
-"""Text of a configuration; None where it is not given."""
+"""Text of a configuration; None without the option."""
 
 
 def target_device(device: str | None, arch: str | None) -> Device:
-    """Return the device that `--device` or `--arch` names, or this machine's.
+    """Return the device of `--device` or `--arch`, else that of this machine.
+
+    Args:
+        device: Name of a device, or a file that describes it.
+        arch: Architecture.
 
     Raises:
         InputError: if both are given, or the name is unknown.
-        DeviceError: if it is a GPU of this machine that is not there.
+        DeviceError: if it names a missing GPU of this machine.
     """
     from tunebench import device as devices
 
@@ -149,11 +169,11 @@ def target_device(device: str | None, arch: str | None) -> Device:
 
 
 def absent_device(name: str) -> Device:
-    """Return a device by its name, or from a file; what was assumed of a file's goes to stderr.
+    """Return a device by name or from a file; assumptions about a file are printed to stderr.
 
     Raises:
-        InputError: if the file cannot be used, or the name is unknown.
-        DeviceError: if it is a GPU of this machine that is not there.
+        InputError: if the file is invalid, or the name is unknown.
+        DeviceError: if it names a missing GPU of this machine.
     """
     from tunebench import datasheet
     from tunebench import device as devices
@@ -169,17 +189,64 @@ def absent_device(name: str) -> Device:
 
 
 def gpus(names: Sequence[str] | None) -> list[Device]:
-    """Return the GPUs that were named, or this machine's first.
+    """Return the named GPUs, else the first GPU of this machine.
 
     Raises:
-        InputError: if one is no GPU, or none is named and none is here; otherwise as `absent_device`.
+        InputError: if a name is not of a GPU, or there is neither a name nor a GPU; otherwise as `absent_device`.
     """
     from tunebench.device import local_gpus
 
     found = [absent_device(name) for name in names] if names else list(local_gpus()[:1])
     if not found:
-        raise InputError("this machine has no GPU: name one by --device, see `tunebench devices`")
+        raise InputError("this machine has no GPU: name one by --device; `tunebench devices` lists them")
     for device in found:
         if device.kind != "gpu":
-            raise InputError(f"{device.name} is no GPU: its times are measured, by `tunebench tune`")
+            raise InputError(f"{device.name} is not a GPU: use `tunebench tune` to measure on it")
     return found
+
+
+T = TypeVar("T")
+
+
+def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Return a decorator that makes a Typer command of a function that takes one dataclass of options.
+
+    Args:
+        options: The dataclass; its annotations are those that Typer reads.
+    """
+
+    def decorate(function: Callable[[T], None]) -> Callable[..., None]:
+        hints = get_type_hints(options, include_extras=True)
+
+        def command(**given: Any) -> None:
+            function(options(**given))
+
+        command.__doc__, command.__module__ = function.__doc__, function.__module__
+        command.__annotations__ = {**hints, "return": None}
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=field.default,
+                    annotation=hints[field.name],
+                )
+                for field in dataclasses.fields(options)  # type: ignore[arg-type]
+            ]
+        )
+        return command
+
+    return decorate
+
+
+def renamed_flag(new: str) -> Callable[[typer.CallbackParam, bool], bool]:
+    """Return a callback for a deprecated flag, which warns on stderr and names the new flag."""
+
+    def warn(param: typer.CallbackParam, value: bool) -> bool:
+        if value:
+            from tunebench.cli._output import console
+
+            console(stderr=True).print(f"warning: {param.opts[0]} is deprecated; use {new}", soft_wrap=True)
+        return value
+
+    return warn

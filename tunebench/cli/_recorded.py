@@ -14,7 +14,7 @@ from tunebench.errors import InputError, UnknownName
 if TYPE_CHECKING:
     from tunebench.tuning.replay import Space
 
-__all__ = ["RecordedDevice", "RecordedKernel", "RecordedProblem", "space_of"]
+__all__ = ["RecordedDevice", "RecordedKernel", "RecordedSizes", "space_of"]
 
 RecordedKernel = Annotated[
     str, typer.Option("--kernel", help="Kernel of a file that tells none.", show_default=False)
@@ -32,7 +32,7 @@ RecordedDevice = Annotated[
 ]
 """Name of the device it was recorded on, or a file that describes it; empty where the recording tells."""
 
-RecordedProblem = Annotated[
+RecordedSizes = Annotated[
     str,
     typer.Option(
         "--problem", metavar="SIZES", help="Problem of a file that tells none: 4096x4096.", show_default=False

@@ -1,4 +1,4 @@
-"""What `tunebench tune` prints for people: what a run found, how sure that is, and what is proved of it."""
+"""The text output of `tunebench tune`: reports of single workloads, size ranges, profiles and suites."""
 
 from __future__ import annotations
 
@@ -10,29 +10,43 @@ from tunebench.cli._output import table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.executor import Fleet
+    from tunebench.executor import PoolStatus
     from tunebench.measure.comparison import Comparison
-    from tunebench.tuning import Report
+    from tunebench.tuning import Report, TuningSummary, WorkloadResult
 
-__all__ = ["fleet_of", "render_all", "time_of"]
+__all__ = ["pool_parts", "render_reports", "render_size_range", "render_summary", "time_of"]
 
 
-def fleet_of(fleet: Fleet) -> list[str]:
-    """Return what there is to tell of the workers of a cluster."""
-    lost = [f"{len(fleet.lost)} lost"] if fleet.lost else []
-    retried = [f"{fleet.retried} trials begun again"] if fleet.retried else []
-    return [f"{fleet.workers} worker{'' if fleet.workers == 1 else 's'}", *lost, *retried]
+def pool_parts(pool: PoolStatus) -> list[str]:
+    """Return the number of workers of a cluster, and of lost workers and retries if there are any."""
+    lost = [f"{len(pool.lost)} lost"] if pool.lost else []
+    retried = [f"{pool.retried} trials retried"] if pool.retried else []
+    return [f"{pool.workers} worker{'' if pool.workers == 1 else 's'}", *lost, *retried]
 
 
 def time_of(us: float | None) -> str | None:
-    """Return a time as people read it."""
+    """Return a time with its unit, from microseconds."""
     if us is None:
         return None
-    return f"{us / 1e3:.3f} ms" if us >= 1e4 else f"{us:.2f} us"
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if us >= 10 * size:
+            return f"{us / size:.3f} {unit}"
+    return f"{us:.2f} us"
 
 
-def render_all(reports: Sequence[Report], to: Console) -> None:
-    """Print what was found for each device."""
+def _faster(us: float | None, best_us: float | None) -> str | None:
+    return f"{us / best_us:.2f}x" if us is not None and best_us is not None else None
+
+
+def _variant(report: Report) -> str:
+    return f"{report.variant}{' (default)' if report.is_default else ''}"
+
+
+# -- one workload ------------------------------------------------------------------------------------------
+
+
+def render_reports(reports: Sequence[Report], to: Console) -> None:
+    """Print the report of each device."""
     for report in reports:
         _render(report, to)
 
@@ -44,7 +58,7 @@ def _render(report: Report, to: Console) -> None:
     else:
         to.print(f"  variant  {report.variant}")
         to.print(f"  config   {report.config}", soft_wrap=True)
-        to.print(table("", ">time", ">best is faster by", "", rows=_comparison(report, report.median_us)))
+        to.print(table("", ">time", ">speedup of best", "", rows=_comparison(report, report.median_us)))
         for line in (*_ties(report), *_proof(report)):
             to.print(line, soft_wrap=True)
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(report.trials.items())) or "none"
@@ -55,11 +69,11 @@ def _render(report: Report, to: Console) -> None:
         to.print(f"  warm     {source.variant}: {text}", soft_wrap=True)
     if report.unlikely:
         winners = f"{report.unlikely_winners:.2g} of them expected to be faster"
-        to.print(f"  unlikely {report.unlikely} configurations passed over, open still; {winners}")
-    if report.fleet is not None:
-        to.print(f"  cluster  {', '.join(fleet_of(report.fleet))}")
-        for told in (*(f"lost {one}" for one in report.fleet.lost), *report.fleet.refused):
-            to.print(f"           {told}", soft_wrap=True)
+        to.print(f"  unlikely {report.unlikely} configurations postponed, still open; {winners}")
+    if report.pool is not None:
+        to.print(f"  cluster  {', '.join(pool_parts(report.pool))}")
+        for line in (*(f"lost {one}" for one in report.pool.lost), *report.pool.refused):
+            to.print(f"           {line}", soft_wrap=True)
     seconds = ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in report.seconds.items())
     to.print(f"  seconds  {seconds}")
     for reason in report.skipped.values():
@@ -71,22 +85,22 @@ def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
     how = "predicted, not measured" if report.how == "predicted" else "measured"
     ends = report.ci_us or report.interval_us
     interval = f" [{time_of(ends[0])}, {time_of(ends[1])}]" if ends else ""
-    what = f"{how}, the default" if report.is_default else how
-    yield f"best ({what})", f"{time_of(best_us)}{interval}", None, None
+    yield (
+        f"best ({how}{', the default' if report.is_default else ''})",
+        f"{time_of(best_us)}{interval}",
+        None,
+        None,
+    )
     if report.default_us is not None and not report.is_default:
-        yield (
-            "default configuration",
-            time_of(report.default_us),
-            f"{report.default_us / best_us:.2f}x",
-            _confidence(report.versus.get("default")),
-        )
+        versus = _confidence(report.versus.get("default"))
+        yield "default configuration", time_of(report.default_us), _faster(report.default_us, best_us), versus
     runner_up = report.versus.get("runner_up")
     if runner_up is not None:
         yield "runner-up", None, f"{runner_up.ratio:.2f}x", _confidence(runner_up)
     for place, baseline in enumerate(report.baselines):
-        said = _confidence(report.versus.get("baseline")) if place == 0 else None
-        yield baseline.name, time_of(baseline.median_us), f"{baseline.median_us / best_us:.2f}x", said
-    label = "bound (rates assumed)" if report.assumed else "bound"
+        versus = _confidence(report.versus.get("baseline")) if place == 0 else None
+        yield baseline.name, time_of(baseline.median_us), _faster(baseline.median_us, best_us), versus
+    label = "lower bound (assumed rates)" if report.assumed else "lower bound"
     yield label, time_of(report.bound_us) if report.bound_us else "none", None, None
 
 
@@ -105,13 +119,13 @@ def _ties(report: Report) -> Iterator[str]:
 
 
 def _proof(report: Report) -> Iterator[str]:
-    """Tell what is proved of the best, of which variants, and what stands in the way."""
+    """Yield what is proved of the best, and which variants were not searched."""
     proof = report.optimality_proof
     if proof is None:
         gap = f"; {report.gap:.2f} times the bound" if report.gap is not None else ""
         yield f"  proof    none: the time is predicted{gap}"
         return
-    assumed = " (rates assumed)" if report.assumed else ""
+    assumed = " (assumed rates)" if report.assumed else ""
     closed = f"{proof.timed} timed, {proof.bounded} closed by bound, {proof.impossible} cannot run"
     if proof.proved:
         yield f"  proof    optimal in its space{assumed}: {closed}"
@@ -121,4 +135,101 @@ def _proof(report: Report) -> Iterator[str]:
         yield f"  proof    {gap}{assumed}: {proof.open_count} open ({counts}); {closed}"
     left_out = [variant for variant in report.outside if variant not in report.skipped]
     if left_out:
-        yield f"  outside  not searched, so nothing is said of: {', '.join(left_out)}"
+        yield f"  outside  not searched, not covered by the proof: {', '.join(left_out)}"
+
+
+# -- several workloads -------------------------------------------------------------------------------------
+
+
+def render_size_range(reports: Sequence[Report], total: int, to: Console) -> None:
+    """Print a line for each size of a range.
+
+    Args:
+        reports: The reports of the sizes that were tuned.
+        total: Number of sizes of the range.
+        to: The console.
+    """
+    rows = [
+        (
+            report.workload,
+            time_of(report.median_us) or "none succeeded",
+            _faster(report.default_us, report.median_us),
+            _variant(report),
+        )
+        for report in reports
+    ]
+    to.print(table("workload", ">best", ">speedup over default", "variant", rows=rows))
+    if len(reports) < total or any(report.interrupted for report in reports):
+        to.print(f"{total - len(reports)} of {total} were not tuned; the same command resumes here")
+
+
+def render_summary(summary: TuningSummary, to: Console) -> None:
+    """Print the summary of a suite or a profile."""
+    if summary.kind == "profile":
+        _render_profile(summary, to)
+    else:
+        _render_suite(summary, to)
+    to.print(f"  database {summary.database}", soft_wrap=True)
+
+
+def _render_profile(summary: TuningSummary, to: Console) -> None:
+    to.print(f"profile of {summary.device}", soft_wrap=True)
+    tuned, known, left = summary.of("tuned"), summary.of("known"), summary.of("left")
+    if tuned:
+        header = (">recorded", ">share", ">calls", "tuned now", ">best", "variant")
+        to.print(table(*header, rows=(_profile_row(result, summary.recorded_us) for result in tuned)))
+    if known:
+        to.print(f"  known    {len(known)} tuned before with the current sources; --retune tunes them again")
+    for result in summary.of("unsuited"):
+        to.print(f"  unsuited {result.workload}: {result.reason}", soft_wrap=True)
+    if left:
+        to.print(f"  left     {len(left)}; the same command resumes with them")
+    to.print(f"  covered  {100 * summary.covered:.1f} % of {time_of(summary.recorded_us)} recorded")
+
+
+def _profile_row(result: WorkloadResult, recorded_us: float) -> tuple[object, ...]:
+    assert result.report is not None
+    share = f"{100 * result.recorded_us / recorded_us:.1f} %" if recorded_us else None
+    best = time_of(result.report.median_us)
+    return time_of(result.recorded_us), share, result.count, result.workload, best, _variant(result.report)
+
+
+def _render_suite(summary: TuningSummary, to: Console) -> None:
+    to.print(f"{summary.name} on {summary.device}", soft_wrap=True)
+    header = (">share", ">calls", "workload", ">trials", ">before", ">after", ">speedup", "variant")
+    timed = [result for result in summary.results if result.after_us is not None]
+    if timed:
+        to.print(table(*header, rows=map(_suite_row, timed)))
+        speedup = f", speedup {summary.before_us / summary.after_us:.2f}x" if summary.after_us else ""
+        how = " (predicted)" if summary.how == "predicted" else ""
+        before, after = time_of(summary.before_us), time_of(summary.after_us)
+        to.print(f"  model    {before} before, {after} after{speedup}{how}")
+    for result in (*summary.without, *(one for one in timed if one.reason)):
+        missing = "no configuration succeeded" if result.state == "failed" else "not tuned yet"
+        to.print(f"  {result.state:<8} {result.workload}: {result.reason or missing}", soft_wrap=True)
+    to.print(f"  trials   {summary.trials} of {summary.total}{_why_fewer(summary)}")
+    to.print(f"  seconds  {summary.wall_s:.1f}")
+
+
+def _suite_row(result: WorkloadResult) -> tuple[object, ...]:
+    report = result.report
+    assert report is not None
+    proved = report.optimality_proof is not None and report.optimality_proof.proved
+    return (
+        f"{100 * (result.share or 0.0):.1f} %",
+        result.count,
+        result.workload,
+        f"{result.trials}{' (optimal)' if proved else ''}",
+        time_of(result.before_us),
+        time_of(result.after_us),
+        _faster(result.before_us, result.after_us),
+        _variant(report),
+    )
+
+
+def _why_fewer(summary: TuningSummary) -> str:
+    if summary.interrupted:
+        return "; interrupted: all results are kept, the same command resumes here"
+    if summary.cut_short:
+        return "; time limit reached: the same command resumes here"
+    return "; no open configuration could be faster" if summary.trials < summary.total else ""

@@ -9,7 +9,7 @@ import typer
 
 from tunebench.cli._option import Json
 from tunebench.cli._output import emit, table
-from tunebench.cli._recorded import RecordedDevice, RecordedKernel, RecordedProblem, space_of
+from tunebench.cli._recorded import RecordedDevice, RecordedKernel, RecordedSizes, space_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ def command(
     ],
     kernel: RecordedKernel = "",
     device: RecordedDevice = "",
-    problem: RecordedProblem = "",
+    problem: RecordedSizes = "",
     as_json: Json = False,
 ) -> None:
     """Tell how fast the configurations of a recorded space could be at most, and what beats that.

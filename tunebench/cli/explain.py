@@ -12,11 +12,11 @@ from tunebench.cli._option import (
     Architecture,
     ConfigText,
     Database,
+    DeviceName,
     Json,
-    Problem,
-    Target,
     VariantFile,
     VariantName,
+    WorkloadText,
     target_device,
 )
 from tunebench.cli._output import emit, table
@@ -36,8 +36,8 @@ _BELOW_ROOFLINE = {
 
 
 def command(
-    workload: Problem,
-    device: Target = None,
+    workload: WorkloadText,
+    device: DeviceName = None,
     arch: Architecture = None,
     variant: VariantName = None,
     variant_file: VariantFile = None,

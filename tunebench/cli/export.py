@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunebench import _environment
-from tunebench.cli._choice import Asked, describe
+from tunebench.cli._choice import ConfigRequest, describe
 from tunebench.cli._option import (
     Architecture,
     ConfigText,
     Database,
+    DeviceName,
     Json,
-    Problem,
-    Target,
     VariantFile,
     VariantName,
+    WorkloadText,
 )
 from tunebench.cli._output import emit
 
@@ -30,9 +30,9 @@ __all__ = ["command"]
 
 
 def command(
-    workload: Problem,
+    workload: WorkloadText,
     out: Annotated[Path, typer.Option(help="Folder to write into; made if it does not exist.")],
-    device: Target = None,
+    device: DeviceName = None,
     arch: Architecture = None,
     form: Annotated[
         str, typer.Option("--format", help="cubin: machine code; cu: CUDA C++ that nvcc compiles.")
@@ -52,7 +52,7 @@ def command(
     from tunebench.export import build_lines, write_export
 
     kind = _format(form)
-    asked_for = Asked(
+    asked_for = ConfigRequest(
         workload=workload,
         device=device,
         arch=arch,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench.cli._option import Architecture, Json, ModelInputs, ModelType, Target, target_device
+from tunebench.cli._option import Architecture, DeviceName, Json, ModelInputs, ModelType, target_device
 from tunebench.cli._output import emit, table
 from tunebench.errors import InputError
 
@@ -35,7 +35,7 @@ def command(
     inputs: ModelInputs = None,
     training: Annotated[bool, typer.Option(help="Extract a training step, gradients included.")] = False,
     dtype: ModelType = None,
-    device: Target = None,
+    device: DeviceName = None,
     arch: Architecture = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the graphs and the suite into this folder.", show_default=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench.cli._option import Database, Json, Problem
+from tunebench.cli._option import Database, Json, WorkloadText
 from tunebench.cli._output import emit
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ __all__ = ["command"]
 
 
 def command(
-    workload: Problem,
+    workload: WorkloadText,
     device: Annotated[
         str | None, typer.Option(help="A device by name, or an architecture. Default: this machine's.")
     ] = None,

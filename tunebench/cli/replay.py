@@ -8,46 +8,48 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._option import Json, StopAtGap
+from tunebench.cli._option import Json, LearnedPruner, StopAtGap, renamed_flag
 from tunebench.cli._output import emit, table
-from tunebench.cli._recorded import RecordedDevice, RecordedKernel, RecordedProblem, space_of
+from tunebench.cli._recorded import RecordedDevice, RecordedKernel, RecordedSizes, space_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.tuning.replay import Replayed
+    from tunebench.tuning.replay import ReplayResult
 
 __all__ = ["command"]
 
 
 def command(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A Kernel Tuner cache file, or one in T4 format.")
+        Path, typer.Argument(metavar="FILE", help="Cache file of Kernel Tuner, or a file in T4 format.")
     ],
-    trials: Annotated[int, typer.Option(min=1, help="Configurations to ask for, failures among them.")] = 200,
-    seeds: Annotated[int, typer.Option(min=1, help="Searches to make, with seeds 0, 1, …")] = 1,
-    sampler: Annotated[str, typer.Option(help="surrogate, bound, random or tpe.")] = "surrogate",
+    trials: Annotated[int, typer.Option(min=1, help="Configurations per search, failures included.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of searches, with seeds 0, 1, …")] = 1,
+    sampler: Annotated[str, typer.Option(help="Sampler: surrogate, bound, random or tpe.")] = "surrogate",
     warm: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="A recording of the same kernel on another device; may be repeated."
+            metavar="FILE",
+            help="Cache file of the same kernel on another device, to warm-start from; repeatable.",
         ),
     ] = None,
     kernel: RecordedKernel = "",
     device: RecordedDevice = "",
-    problem: RecordedProblem = "",
+    problem: RecordedSizes = "",
     stop_at_gap: StopAtGap = None,
+    learned_pruner: LearnedPruner = False,
     calibrated: Annotated[
-        bool, typer.Option("--calibrated", help="Pass over what is unlikely to win, by what was learned.")
+        bool, typer.Option("--calibrated", hidden=True, callback=renamed_flag("--learned-pruner"))
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Search a recorded space as if it were a device, to judge samplers.
+    """Search a recorded tuning space instead of a device, to compare samplers.
 
-    Efficiency is the optimum's time over the best time found so far. The gap is the best time over the
-    lowest bound of a configuration that may still be faster; with none, the best is proved. With
-    --calibrated, it also tells how much was passed over in the end, and how much of that is expected to be
-    faster than the best, and is.
+    Efficiency is the time of the optimum over the best time so far. The gap is the best time over the lowest
+    bound of an open configuration; without open configurations, the best is proved optimal. With
+    --learned-pruner, the last columns are the configurations postponed at the end, and how many of them are
+    expected to be and are faster than the best.
     """
     from tunebench.cache_file import read
     from tunebench.tuning.replay import replay
@@ -63,9 +65,9 @@ def command(
             sampler=sampler,
             elsewhere=elsewhere,
             stop_at_gap=stop_at_gap,
-            calibrated=calibrated,
+            learned_pruner=learned_pruner or calibrated,
         )
-        runs.append(_told(done, optimum_us))
+        runs.append(_data(done, optimum_us))
     data = {
         "space": space.recording.kernel or file.name,
         "device": space.device.name if space.device is not None else space.recording.device,
@@ -75,26 +77,24 @@ def command(
     }
 
     def render(to: Console) -> None:
-        to.print(f"{data['space']} on {data['device'] or 'a device not told'}, sampler {sampler}")
+        to.print(f"{data['space']} on {data['device'] or 'an unknown device'}, sampler {sampler}")
         counts = list(dict.fromkeys(count for run in runs for count in run["efficiency"]))
-        columns = (">seed", ">asked", *(f">after {count}" for count in counts), ">gap", ">open")
-        passed_over = _PASSED_OVER if calibrated else {}
-        to.print(
-            table(*columns, *passed_over.values(), rows=(_cells(run, counts, passed_over) for run in runs))
-        )
+        columns = (">seed", ">trials", *(f">after {count}" for count in counts), ">gap", ">open")
+        postponed = _POSTPONED if learned_pruner or calibrated else {}
+        to.print(table(*columns, *postponed.values(), rows=(_cells(run, counts, postponed) for run in runs)))
 
     emit(as_json, data, render)
 
 
-_PASSED_OVER = {
-    "unlikely": ">unlikely",
+_POSTPONED = {
+    "unlikely": ">postponed",
     "unlikely_winners": ">expected faster",
     "unlikely_missed": ">really faster",
 }
-"""What is told of configurations that are unlikely to win, and how a table heads it."""
+"""JSON fields of the learned pruner, and their table headers."""
 
 
-def _told(done: Replayed, optimum_us: float) -> dict[str, Any]:
+def _data(done: ReplayResult, optimum_us: float) -> dict[str, Any]:
     return {
         "seed": done.seed,
         "measured": len(done.best_us),
@@ -103,9 +103,9 @@ def _told(done: Replayed, optimum_us: float) -> dict[str, Any]:
         "gap": done.optimality_proof.gap,
         "proved": done.optimality_proof.proved,
         "open": done.optimality_proof.open_count,
-        "unlikely": done.passed_over.count,
-        "unlikely_winners": round(done.passed_over.winners, 3),
-        "unlikely_missed": done.passed_over.missed,
+        "unlikely": done.postponed.count,
+        "unlikely_winners": round(done.postponed.winners, 3),
+        "unlikely_missed": done.postponed.missed,
     }
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._choice import Asked
+from tunebench.cli._choice import ConfigRequest
 from tunebench.cli._option import (
     Architecture,
     ConfigText,
     Database,
+    DeviceName,
     Json,
-    Problem,
-    Target,
     VariantFile,
     VariantName,
+    WorkloadText,
     target_device,
 )
 from tunebench.cli._output import emit, table
@@ -33,8 +33,8 @@ __all__ = ["command"]
 
 
 def command(
-    workload: Problem,
-    device: Target = None,
+    workload: WorkloadText,
+    device: DeviceName = None,
     arch: Architecture = None,
     limit: Annotated[int, typer.Option(min=1, help="How many of the best to show.")] = 10,
     sass: Annotated[bool, typer.Option("--sass", help="Show machine code instead; of a GPU, SASS.")] = False,
@@ -59,7 +59,7 @@ def command(
     if views:
         from tunebench.cli._inspection import inspect
 
-        asked_for = Asked(
+        asked_for = ConfigRequest(
             workload=workload,
             device=device,
             arch=arch,

@@ -1,243 +1,286 @@
-"""`tunebench tune`."""
+"""`tunebench tune`.
+
+To add an option: add a field to `TuneOptions` here and, if its name is a field of `tunebench.tuning.Plan` too, it is
+passed on by itself; otherwise use it in `command`. Describe it in `docs/cli.md`; `tests/cli` checks the page.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tunebench.cli._option import Database, Json, OptionalProblem, StopAtGap, target_device
+from tunebench.cli._option import (
+    Database,
+    Json,
+    LearnedPruner,
+    OptionalWorkload,
+    StopAtGap,
+    renamed_flag,
+    takes,
+    target_device,
+)
 from tunebench.cli._output import console, emit
-from tunebench.cli._report import fleet_of, render_all, time_of
-from tunebench.cli._several import INTERRUPTED, several
-from tunebench.cli._suite import tune_suite
+from tunebench.cli._report import render_reports, render_size_range, render_summary
+from tunebench.cli._tune_progress import show_progress
+from tunebench.errors import ClusterLost, InputError, TunebenchError, UnknownName
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tunebench.device import Device
-    from tunebench.tuning import Plan, Progress, Report, Turn
+    from tunebench.tuning import Plan, Progress, Report, TuningSummary
+    from tunebench.workload import Workload
 
 __all__ = ["command"]
 
+INTERRUPTED = 130
 TRIALS = 50
-"""Of a problem, where the command line does not tell."""
+"""Default number of trials per workload."""
+
+_WHAT, _WHERE, _SEARCH, _MEASURE = "What to tune", "Where", "Search", "Measurement"
 
 
-def command(
-    workload: OptionalProblem = None,
-    recorded: Annotated[
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """The options of `tunebench tune`."""
+
+    workload: OptionalWorkload = None
+    from_profile: Annotated[
         bool,
         typer.Option(
-            "--recorded", help="In place of --workload: what programs were recorded to run on the device."
+            "--from-profile",
+            help="Tune the workloads that programs ran under tunebench.torch.profile(), in place of --workload.",
+            rich_help_panel=_WHAT,
         ),
-    ] = False,
+    ] = False
     suite: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.toml",
-            help="In place of --workload: all problems of a model, with one budget that goes where it saves "
-            "the model most time. A suite, or a file in the same form.",
+            help="Tune all workloads of a model with one budget, in place of --workload: a suite, or a file of "
+            "the same form.",
             show_default=False,
+            rich_help_panel=_WHAT,
         ),
-    ] = None,
+    ] = None
     batch: Annotated[
         int | None,
         typer.Option(
-            min=1, help="With --suite: samples that its network runs at once. Default: 1.", show_default=False
+            min=1,
+            help="Samples per inference, with --suite. Default: 1.",
+            show_default=False,
+            rich_help_panel=_WHAT,
         ),
-    ] = None,
+    ] = None
+    retune: Annotated[
+        bool,
+        typer.Option(
+            "--retune",
+            help="Tune workloads again that are tuned with the current sources, with --from-profile.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="Variant to try, by name or key; repeatable. Default: all.", rich_help_panel=_WHAT),
+    ] = None
+    variant_file: Annotated[
+        list[Path] | None,
+        typer.Option(help="Python file with a variant to try; repeatable.", rich_help_panel=_WHAT),
+    ] = None
     device: Annotated[
         list[str] | None,
         typer.Option(
-            help="cuda, cuda:1, cpu, offline, a described device, or a file. Default: GPU, else CPU. "
-            "With --cluster more than once: devices of its workers."
+            help="Device: cuda, cuda:1, cpu, offline, a name, or a file; repeatable with --cluster. Default: "
+            "GPU, else CPU.",
+            rich_help_panel=_WHERE,
         ),
-    ] = None,
+    ] = None
     arch: Annotated[
         str | None,
         typer.Option(
-            help="With --device offline: the architecture, such as sm_90. With --cluster: one of its "
-            "workers', or all."
+            help="Architecture, such as sm_90, with --device offline or --cluster; all tunes on every device of "
+            "the cluster.",
+            rich_help_panel=_WHERE,
         ),
-    ] = None,
+    ] = None
     cluster: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Compile and measure on a Ray cluster: ray://HOST:10001, HOST:6379 or auto from one of its "
-            "nodes, or local to start one here.",
+            help="Ray cluster to measure on: ray://HOST:10001; HOST:6379 or auto from one of its nodes; local to "
+            "start one here.",
             show_default=False,
+            rich_help_panel=_WHERE,
         ),
-    ] = None,
+    ] = None
     trials: Annotated[
         int | None,
         typer.Option(
-            help="Distinct configurations of a problem to launch; known ones are free. With --suite, of all "
-            "problems together. Default: 50, or 50 times the problems.",
+            help="Configurations to launch; known ones are free. Default: 50 per workload; with --suite, the sum "
+            "over all workloads.",
             show_default=False,
+            rich_help_panel=_SEARCH,
         ),
-    ] = None,
+    ] = None
     minutes: Annotated[
         float | None,
         typer.Option(
             min=0.0,
-            help="Begin no configuration of a problem after so many; with --recorded or --suite, of all "
-            "together.",
+            help="Time limit of the search in minutes; with --from-profile or --suite, of all workloads "
+            "together. Default: none.",
             show_default=False,
+            rich_help_panel=_SEARCH,
         ),
-    ] = None,
-    again: Annotated[
-        bool,
-        typer.Option("--again", help="With --recorded: also what is tuned with today's sources already."),
-    ] = False,
-    sampler: Annotated[str, typer.Option(help="surrogate, bound, random or tpe.")] = "surrogate",
-    seed: Annotated[int, typer.Option(help="Seed of the search and of the inputs.")] = 0,
-    variant: Annotated[
-        list[str] | None, typer.Option(help="Try this variant only; may be given more than once.")
-    ] = None,
-    variant_file: Annotated[
-        list[Path] | None, typer.Option(help="Try the variant of this Python file; likewise.")
-    ] = None,
-    cache: Annotated[
-        str, typer.Option(help="cold: flush caches before each sample; warm: leave them as they are.")
-    ] = "cold",
-    timeout: Annotated[
-        float, typer.Option(help="Seconds that verifying and timing one configuration may take.")
-    ] = 60.0,
-    workers: Annotated[int, typer.Option(help="Processes that compile; 0 is one for each core.")] = 0,
-    stop_at_gap: StopAtGap = None,
+    ] = None
+    sampler: Annotated[
+        str, typer.Option(help="Sampler: surrogate, bound, random or tpe.", rich_help_panel=_SEARCH)
+    ] = "surrogate"
+    seed: Annotated[
+        int, typer.Option(help="Seed of the search and of the inputs.", rich_help_panel=_SEARCH)
+    ] = 0
+    stop_at_gap: StopAtGap = None
     audit: Annotated[
         float,
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Run so many of what the bound prunes all the same, to check it: a share of the trials.",
+            help="Fraction of bound-pruned configurations to run anyway, as a check of the bound.",
+            rich_help_panel=_SEARCH,
         ),
-    ] = 0.02,
-    finalists: Annotated[int, typer.Option(help="How many of the best are timed again at the end.")] = 3,
-    baselines: Annotated[bool, typer.Option(help="Time NumPy and torch at the end.")] = True,
+    ] = 0.02
     warm: Annotated[
-        bool, typer.Option(help="Begin with what the database knows of other devices and related problems.")
-    ] = True,
+        bool,
+        typer.Option(help="Warm-start from other devices and related workloads.", rich_help_panel=_SEARCH),
+    ] = True
+    learned_pruner: LearnedPruner = False
+    cache: Annotated[
+        str,
+        typer.Option(
+            help="Cache state: cold flushes caches before each sample, warm does not.",
+            rich_help_panel=_MEASURE,
+        ),
+    ] = "cold"
+    timeout: Annotated[
+        float,
+        typer.Option(
+            help="Time limit of verifying and timing one configuration, in seconds.", rich_help_panel=_MEASURE
+        ),
+    ] = 60.0
+    workers: Annotated[
+        int, typer.Option(help="Number of compile processes; 0 is one per core.", rich_help_panel=_MEASURE)
+    ] = 0
+    finalists: Annotated[
+        int,
+        typer.Option(help="Number of fastest configurations to time again.", rich_help_panel=_MEASURE),
+    ] = 3
+    baselines: Annotated[
+        bool, typer.Option(help="Time NumPy and torch after the search.", rich_help_panel=_MEASURE)
+    ] = True
+    db: Database = None
+    as_json: Json = False
+    recorded: Annotated[
+        bool, typer.Option("--recorded", hidden=True, callback=renamed_flag("--from-profile"))
+    ] = False
+    again: Annotated[bool, typer.Option("--again", hidden=True, callback=renamed_flag("--retune"))] = False
     calibrated: Annotated[
-        bool, typer.Option("--calibrated", help="Pass over what is unlikely to win, by what was learned.")
-    ] = False,
-    db: Database = None,
-    as_json: Json = False,
-) -> None:
-    """Find the fastest kernel and parameters for a workload, and remember them.
+        bool, typer.Option("--calibrated", hidden=True, callback=renamed_flag("--learned-pruner"))
+    ] = False
 
-    A size may be a range: gemm:m=1..8192,n=64,k=64,dtype=f16 tunes m = 1, 2, 4 and so on up to 8192, and
-    lookup serves every size between. The same command takes up an interrupted run where it stopped. Ctrl-C
-    ends a run early and keeps all that was found. With --recorded it tunes what programs ran under
-    `tunebench.torch.profile()`, one problem after the other, the most worth it first; with --suite, all
-    problems of a model, in turns.
+
+@takes(TuneOptions)
+def command(options: TuneOptions) -> None:
+    """Find the fastest kernel and parameters for a workload, and record them.
+
+    A size may be a range: gemm:m=1..8192,n=64,k=64,dtype=f16 tunes m = 1, 2, 4 and so on up to 8192; lookups
+    return an answer for every size between. Ctrl-C ends a run early and keeps all results; the same command
+    resumes it.
     """
-    from tunebench.errors import InputError
-    from tunebench.measure.timing import Protocol
-    from tunebench.tuning import Plan
-
-    _check_subject(workload, recorded, suite, again=again, cluster=cluster)
-    if batch is not None and suite is None:
-        raise InputError("--batch goes with --suite; the text of a workload has its sizes")
-    here = _target(device, arch) if cluster is None else None
-    wanted = [here] if here is not None else _in_cluster(device, arch)
-    plan = Plan(
-        trials=TRIALS if trials is None else trials,
-        sampler=sampler,
-        seed=seed,
-        variants=tuple(variant or ()),
-        variant_files=tuple(str(path) for path in variant_file or ()),
-        protocol=Protocol(cache=_cache(cache)),
-        offline=device == ["offline"],
-        workers=workers,
-        timeout_s=timeout,
-        stop_at_gap=stop_at_gap,
-        audit=audit,
-        finalists=finalists,
-        baselines=baselines,
-        warm=warm,
-        calibrated=calibrated,
-        cluster=cluster,
-        minutes=minutes,
+    options = dataclasses.replace(
+        options,
+        from_profile=options.from_profile or options.recorded,
+        retune=options.retune or options.again,
+        learned_pruner=options.learned_pruner or options.calibrated,
     )
-    if device is None and here is not None and here.kind == "cpu":
-        note = "no GPU here: tuning for the CPU; --device offline --arch sm_90 tunes for an absent one"
+    _check(options)
+    local = None if options.cluster is not None else _local_device(options)
+    devices = [local] if local is not None else _cluster_devices(options)
+    plan = _plan(options)
+    if options.device is None and local is not None and local.kind == "cpu":
+        note = "no GPU found: tuning for the CPU; --device offline --arch sm_90 tunes for an absent GPU"
         console(stderr=True).print(note)
-    if suite is not None:
-        tune_suite(suite, batch or 1, _one(wanted), db, plan, trials, as_json=as_json)
-    elif here is not None and workload is None:
-        _tune_recorded(here, db, plan, again=again, as_json=as_json)
-    elif workload is not None:
-        _tune_named(workload, wanted, db, plan, as_json=as_json)
+    if options.suite is not None:
+        _tune_suite(options, devices, plan)
+    elif options.from_profile:
+        _tune_from_profile(options, devices, plan)
+    elif options.workload is not None:
+        from tunebench.tuning import is_size_range, parse_size_range
+
+        if is_size_range(options.workload):
+            _tune_size_range(options, parse_size_range(options.workload), _one_device(devices), plan)
+        else:
+            _tune_workload(options, devices, plan)
 
 
-def _check_subject(
-    workload: str | None, recorded: bool, suite: str | None, *, again: bool, cluster: str | None
-) -> None:
-    from tunebench.errors import InputError
-
-    given = [workload is not None, recorded, suite is not None]
+def _check(options: TuneOptions) -> None:
+    """Check that the options go together."""
+    given = [options.workload is not None, options.from_profile, options.suite is not None]
     if sum(given) != 1:
         how = "exclude one another" if any(given) else "are all missing"
         raise InputError(
-            f"--workload, --recorded and --suite {how}: give a problem, tune what programs were recorded to "
-            "run, or name a model's problems"
+            f"--workload, --from-profile and --suite {how}: expected one of a workload, the workloads of a "
+            "profile, or those of a model"
         )
-    if again and not recorded:
-        raise InputError("--again goes with --recorded; a workload that is named is tuned in any case")
-    if recorded and cluster is not None:
-        raise InputError("--recorded tunes on this machine: leave --cluster out, or name a workload")
+    if options.retune and not options.from_profile:
+        raise InputError("--retune goes with --from-profile; a workload is always tuned")
+    if options.from_profile and options.cluster is not None:
+        raise InputError("--from-profile tunes on this machine: leave --cluster out, or use --workload")
+    if options.batch is not None and options.suite is None:
+        raise InputError("--batch goes with --suite; the text of a workload has its sizes")
 
 
-def _one(wanted: Sequence[Device | str | None]) -> Device | str | None:
-    from tunebench.errors import InputError
+def _plan(options: TuneOptions) -> Plan:
+    """Return the tuning plan; options with the name of a field of `Plan` are copied."""
+    from tunebench.measure.timing import Protocol
+    from tunebench.tuning import Plan
 
-    if len(wanted) != 1 or wanted == ["all"]:
-        raise InputError("a suite is tuned for one device at a time: name it by --device")
-    return wanted[0]
+    names = {field.name for field in dataclasses.fields(Plan)} - {"trials"}
+    same = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if field.name in names
+    }
+    return Plan(
+        **same,
+        trials=TRIALS if options.trials is None else options.trials,
+        variants=tuple(options.variant or ()),
+        variant_files=tuple(str(path) for path in options.variant_file or ()),
+        protocol=Protocol(cache=_cache(options.cache)),
+        offline=options.device == ["offline"],
+        timeout_s=options.timeout,
+    )
 
 
-def _tune_named(
-    workload: str, wanted: Sequence[Device | str | None], db: str | None, plan: Plan, *, as_json: bool
-) -> None:
-    """Tune one problem, or a family of them."""
-    from tunebench.errors import InputError
-    from tunebench.tuning import family, is_family, tune, tune_devices
+def _tune_workload(options: TuneOptions, devices: Sequence[Device | str | None], plan: Plan) -> None:
+    """Tune one workload, on a cluster for several devices."""
+    from tunebench.tuning import tune, tune_devices
     from tunebench.workloads import parse
 
-    single = len(wanted) == 1 and wanted != ["all"]
-    if is_family(workload):
-        if not single:
-            raise InputError("a range of sizes is tuned for one device at a time: name it by --device")
-        several(family(workload), wanted[0], db, plan, as_json=as_json)
-        return
-    problem = parse(workload) if not plan.variant_files else workload
-    with _progress(plan) as watcher:
+    assert options.workload is not None
+    workload = parse(options.workload) if not plan.variant_files else options.workload
+    single = len(devices) == 1 and devices != ["all"]
+    with show_progress(plan.trials) as watcher:
         if single:
-            reports = [tune(problem, device=wanted[0], db=db, plan=plan, watcher=watcher)]
+            reports = [tune(workload, device=devices[0], db=options.db, plan=plan, watcher=watcher)]
         else:
-            reports = tune_devices(problem, devices=wanted, db=db, plan=plan, watcher=watcher)
-    for violation in (one for report in reports for one in report.violations):
-        console(stderr=True).print(f"warning: a bound is violated: {violation}", soft_wrap=True)
-    said = [report.to_json() for report in reports]
-    emit(as_json, said[0] if single else said, lambda to: render_all(reports, to))
+            reports = tune_devices(workload, devices=devices, db=options.db, plan=plan, watcher=watcher)
+    _warn_of_violations(reports)
+    data = [report.to_json() for report in reports]
+    emit(options.as_json, data[0] if single else data, lambda to: render_reports(reports, to))
     _end(reports)
-
-
-def _end(reports: list[Report]) -> None:
-    """Leave with what the exit status is to tell."""
-    from tunebench.errors import ClusterLost, TunebenchError
-
-    for report in reports:
-        if report.stopped is not None:
-            raise ClusterLost(f"{report.stopped}; all that was found is kept, the same command goes on")
-    if any(report.interrupted for report in reports):
-        raise typer.Exit(INTERRUPTED)
     for report in reports:
         if report.config is None:
             raise TunebenchError(
@@ -245,123 +288,103 @@ def _end(reports: list[Report]) -> None:
             )
 
 
-def _tune_recorded(target: Device, db: str | None, plan: Plan, *, again: bool, as_json: bool) -> None:
-    from tunebench.cli._demand import render
-    from tunebench.tuning import tune_recorded
+def _tune_size_range(
+    options: TuneOptions, workloads: Sequence[Workload], device: Device | str | None, plan: Plan
+) -> None:
+    from tunebench.tuning import tune_all
 
-    with _progress(plan) as watcher:
+    reports: list[Report] = []
+    with show_progress(plan.trials) as watcher:
 
-        def watch(turn: Turn, progress: Progress) -> None:
-            watcher(progress, f"{turn.place}/{turn.total} {turn.workload} ")
+        def show(workload: Workload, progress: Progress) -> None:
+            watcher(dataclasses.replace(progress, index=len(reports) + 1, count=len(workloads)))
 
-        report = tune_recorded(device=target, db=db, plan=plan, again=again, watcher=watch)
-    emit(as_json, report.to_json(), lambda to: render(report, to))
-    if report.interrupted:
+        for report in tune_all(workloads, device=device, db=options.db, plan=plan, watcher=show):
+            reports.append(report)
+    data = [report.to_json() for report in reports]
+    emit(options.as_json, data, lambda to: render_size_range(reports, len(workloads), to))
+    if reports and reports[-1].interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tune_from_profile(options: TuneOptions, devices: Sequence[Device | str | None], plan: Plan) -> None:
+    from tunebench.tuning import tune_from_profile
+
+    with show_progress(plan.trials) as watcher:
+        summary = tune_from_profile(
+            device=devices[0], db=options.db, plan=plan, retune=options.retune, watcher=watcher
+        )
+    emit(options.as_json, summary.to_json(), lambda to: render_summary(summary, to))
+    if summary.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tune_suite(options: TuneOptions, devices: Sequence[Device | str | None], plan: Plan) -> None:
+    from tunebench.tuning import default_trials, tune_suite
+
+    assert options.suite is not None
+    batch, device = options.batch or 1, _one_device(devices)
+    if options.trials is None:
+        plan = dataclasses.replace(plan, trials=default_trials(options.suite, batch, plan))
+    with show_progress(plan.trials) as watcher:
+        summary = tune_suite(
+            options.suite, batch=batch, device=device, db=options.db, plan=plan, watcher=watcher
+        )
+    _warn_of_violations([result.report for result in summary.results if result.report is not None])
+    emit(options.as_json, summary.to_json(), lambda to: render_summary(summary, to))
+    _end([summary])
+    if len(summary.without) == len(summary.results) and not summary.cut_short:
+        raise TunebenchError(f"no configuration of any workload succeeded on {summary.device}")
+
+
+def _warn_of_violations(reports: Sequence[Report]) -> None:
+    for violation in (one for report in reports for one in report.violations):
+        console(stderr=True).print(f"warning: a bound is violated: {violation}", soft_wrap=True)
+
+
+def _end(reports: Sequence[Report | TuningSummary]) -> None:
+    """Exit with the status of a lost cluster or of Ctrl-C."""
+    for report in reports:
+        if report.stopped is not None:
+            raise ClusterLost(f"{report.stopped}; all results are kept, the same command resumes here")
+    if any(report.interrupted for report in reports):
         raise typer.Exit(INTERRUPTED)
 
 
 def _cache(text: str) -> Literal["cold", "warm"]:
-    from tunebench.errors import UnknownName
-
     if text not in ("cold", "warm"):
         raise UnknownName("cache state", text, ("cold", "warm"))
     return "cold" if text == "cold" else "warm"
 
 
-def _in_cluster(device: list[str] | None, arch: str | None) -> list[Device | str | None]:
-    """Return what is meant of the workers' devices; a file is one of them by its key."""
+def _one_device(devices: Sequence[Device | str | None]) -> Device | str | None:
+    if len(devices) != 1 or devices == ["all"]:
+        raise InputError("several workloads are tuned for one device at a time: name it by --device")
+    return devices[0]
+
+
+def _cluster_devices(options: TuneOptions) -> list[Device | str | None]:
+    """Return the wanted devices of the workers; the device of a file is found by its key."""
     from tunebench import datasheet
     from tunebench.cli._option import absent_device
-    from tunebench.errors import InputError
 
-    if device and arch is not None:
+    if options.device and options.arch is not None:
         raise InputError("--device and --arch exclude each other: a device has its architecture")
-    names: list[str | None] = [*device] if device else [arch]
+    names: list[str | None] = [*options.device] if options.device else [options.arch]
     return [absent_device(name) if name and datasheet.is_file(name) else name for name in names]
 
 
-def _target(named: list[str] | None, arch: str | None) -> Device:
+def _local_device(options: TuneOptions) -> Device:
     from tunebench import device as devices
-    from tunebench.errors import InputError
 
-    if named is not None and len(named) > 1:
+    if options.device is not None and len(options.device) > 1:
         raise InputError("several --device need --cluster: this machine tunes for one at a time")
-    device = named[0] if named else None
-    if device == "offline":
-        if arch is None:
+    name = options.device[0] if options.device else None
+    if name == "offline":
+        if options.arch is None:
             known = ", ".join(devices.architectures())
             raise InputError(f"--device offline needs --arch; known: {known}")
-        return devices.representative(arch)
-    if arch is not None:
+        return devices.representative(options.arch)
+    if options.arch is not None:
         raise InputError("--arch goes with --device offline; a described device has its own")
-    return target_device(device, None)
-
-
-@contextlib.contextmanager
-def _progress(plan: Plan) -> Iterator[Callable[..., None]]:
-    """Show where the run stands on stderr: a live line on a terminal, a plain line now and then elsewhere.
-
-    What it yields is told of the progress, and what of, where there are several runs.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    to = console(stderr=True)
-    if not to.is_terminal:
-        yield _plain_lines(to)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
-    with Bar(*columns, TextColumn("{task.fields[note]}"), console=to, transient=True) as bar:
-        lines = {"": bar.add_task("search", total=plan.trials, note="starting workers")}
-
-        def watch(progress: Progress, what: str = "") -> None:
-            if progress.device not in lines:  # the first device takes the line that is there
-                first = lines.pop("", None)
-                lines[progress.device] = bar.add_task("search", note="") if first is None else first
-            several = f"{progress.device}: " if len(lines) > 1 else ""
-            bar.update(
-                lines[progress.device],
-                description=f"{several}{what}{progress.phase}",
-                total=progress.total,
-                completed=progress.done,
-                note=_note(progress),
-            )
-
-        yield watch
-
-
-def _plain_lines(to: Console) -> Callable[..., None]:
-    shown: dict[str, tuple[int, str, str]] = {}
-
-    def watch(progress: Progress, what: str = "") -> None:
-        step = (10 * progress.done // max(1, progress.total), what + progress.phase, progress.waiting)
-        if step != shown.get(progress.device):
-            shown[progress.device] = step
-            several = f"{progress.device}: " if len(shown) > 1 else ""
-            text = f"{several}{what}{progress.phase} {progress.done}/{progress.total}: {_note(progress)}"
-            to.print(text, soft_wrap=True)
-
-    return watch
-
-
-def _note(progress: Progress) -> str:
-    if progress.waiting:
-        return progress.waiting
-    parts = [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(progress.outcomes.items())]
-    if progress.masked:
-        parts.append(f"{progress.masked} pruned by bound")
-    if progress.unlikely:
-        parts.append(f"{progress.unlikely} unlikely")
-    if progress.elsewhere:
-        parts.append(f"{progress.elsewhere} records from elsewhere")
-    if progress.cached:
-        parts.append(f"{progress.cached} known")
-    if progress.fleet is not None:
-        parts += fleet_of(progress.fleet)
-    if progress.best_us is not None:
-        parts.append(f"best {time_of(progress.best_us)}")
-        if progress.bound_us > 0:
-            parts.append(f"{progress.best_us / progress.bound_us:.2f}x the bound")
-    if progress.seconds_left is not None:
-        parts.append(f"{progress.seconds_left:.0f} s left")
-    return ", ".join(parts) or "starting workers"
+    return target_device(name, None)

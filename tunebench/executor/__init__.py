@@ -1,4 +1,8 @@
-"""Where configurations are compiled and run: the loop submits tasks and awaits results."""
+"""Executors that compile and measure: on this machine (`local`) or on a Ray cluster (`ray`).
+
+`tunebench.task.Executor` is the protocol that the search loop needs; `WorkerExecutor` adds what a whole tuning run
+needs. A run uses one executor, as a context manager.
+"""
 
 from __future__ import annotations
 
@@ -14,44 +18,46 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from tunebench.outcome import Result
 
 if TYPE_CHECKING:
-    from tunebench.executor.local import Stage
+    from tunebench.executor.local import ProcessStage
 
-__all__ = ["Calls", "Executor", "Fleet", "PlaceLost", "Stopped"]
+__all__ = ["ExecutorClosed", "FunctionCaller", "PoolStatus", "WorkerExecutor", "WorkerLost"]
 
 
 T = TypeVar("T")
 
 
-class Stopped(Exception):
-    """The executor was closed from elsewhere: there will be no more results."""
+class ExecutorClosed(Exception):
+    """The executor was closed by another thread: there will be no more results."""
 
 
-class PlaceLost(Exception):
-    """What was to run in one place began in one that is gone."""
+class WorkerLost(Exception):
+    """The worker of a `WorkerExecutor.same_worker` context died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """The workers of a cluster that serve one run.
+class PoolStatus:
+    """Status of the workers of one device in a cluster.
 
     Attributes:
-        workers: How many are at work now.
-        lost: Those that died, each with where it was and what is known of its end.
-        refused: Those that were not made use of, each with the reason.
-        retried: How many times a trial was begun again because its worker died.
+        workers: Number of workers.
+        slots: Number of tasks that they take at once.
+        lost: Workers that died, each with its node and the reason.
+        refused: Nodes and workers that are not used, each with the reason.
+        retried: Number of retries of trials whose worker died.
     """
 
     workers: int = 0
+    slots: int = 0
     lost: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     retried: int = 0
 
 
-class Calls(Protocol):
-    """Calls one function in a process of its own, beside whoever measures; a context manager."""
+class FunctionCaller(Protocol):
+    """Calls one function in a separate process, where tasks are measured; a context manager."""
 
     def call(self, *arguments: Any) -> Any:
-        """Return what the function returns, or `Crashed` or `TimedOut`; an error it raised is raised here."""
+        """Return the result of the function, or `Crashed` or `TimedOut`; re-raise an error it raised."""
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -62,48 +68,48 @@ class Calls(Protocol):
         """End the process."""
 
 
-class Executor(ABC, Generic[T]):
-    """Turns tasks of some type into results; used by one loop, as a context manager.
+class WorkerExecutor(ABC, Generic[T]):
+    """Compiles and measures tasks in worker processes; a context manager for one run.
 
     Attributes:
-        capacity: How many tasks are worth having under way at once; may change from task to task.
-        abort_above_us: Median of the incumbent, read when a task begins to be measured: what is hopeless
-            against it is aborted. None aborts nothing.
-        fleet: The workers of a cluster; None on this machine.
+        capacity: Number of tasks worth keeping in flight; may change between tasks.
+        abort_above_us: Median time of the incumbent, read when a measurement starts. Clearly slower
+            configurations are aborted; None aborts none.
+        pool: Workers of the cluster; None on this machine.
     """
 
     capacity: int
     abort_above_us: float | None = None
-    fleet: Fleet | None = None
+    pool: PoolStatus | None = None
 
     @property
     @abstractmethod
     def busy_s(self) -> float:
-        """Wall time in which anything was compiled or measured; the rest of a run's is overhead."""
+        """Wall time in which anything was compiled or measured, in seconds; the rest of a run is overhead."""
 
     @abstractmethod
     def submit(self, task: T) -> Future[Result]:
-        """Begin a task. A crash or a hang is an outcome of its result; only a fault of ours raises.
+        """Start a task. Crashes and timeouts are outcomes of its result; only internal errors raise.
 
         Raises:
-            Stopped: if it was closed.
-            ClusterLost: here or from the future, if its workers are gone and none has come back.
+            ExecutorClosed: if the executor is closed.
+            ClusterLost: here or from the future, if all workers are gone.
         """
 
-    def calls(self, stage: Callable[[], Stage]) -> Calls:
-        """Return what calls the function of a stage where tasks are measured: on this machine, if not said.
+    def caller(self, stage: Callable[[], ProcessStage]) -> FunctionCaller:
+        """Return a caller of the function of a stage, on the machine that measures.
 
         Args:
-            stage: An importable function: the stage is made where it is used.
+            stage: Importable function that makes the stage; called on that machine.
         """
-        from tunebench.executor.local import Caller
+        from tunebench.executor.local import ProcessCaller
 
-        return Caller(stage())
+        return ProcessCaller(stage())
 
-    def together(self) -> AbstractContextManager[None]:
-        """Return a context in which all tasks and calls run in one place, so that their times compare.
+    def same_worker(self) -> AbstractContextManager[None]:
+        """Return a context in which all tasks and calls run on one worker, so that their times compare.
 
-        They raise `PlaceLost` once that place is gone; the next such context has another one.
+        They raise `WorkerLost` once that worker dies; the next such context uses another worker.
         """
         return contextlib.nullcontext()
 

@@ -1,8 +1,8 @@
-"""What Ray calls the GPUs that tunebench knows: which nodes are worth asking for a device.
+"""Ray resource names of devices, which select the nodes that may have a device.
 
-A node has a resource ``accelerator_type:NAME`` for its first GPU, which Ray names by what the driver tells:
-the first word of capitals with a digit in it, or the whole product with hyphens. For everything else a node
-may be started with a resource of ours, ``tunebench:NAME``, for each name its devices go by.
+A node has a resource ``accelerator_type:NAME`` for its first GPU. Ray derives NAME from the product name: the first
+word of capitals with a digit in it, or the whole product with hyphens. For other devices, a node can be started
+with a custom resource ``tunebench:NAME`` for each name of its devices.
 Source: ray/_private/accelerators/nvidia_gpu.py and ray.util.accelerators of Ray 2.60.
 """
 
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 
 from tunebench import device as devices
 
-__all__ = ["OURS", "labels", "may_have"]
+__all__ = ["CUSTOM", "labels", "may_have"]
 
-OURS = "tunebench:"
-"""Begins the names of custom resources that tell what a node has."""
+CUSTOM = "tunebench:"
+"""Prefix of the custom resources that name the devices of a node."""
 
-THEIRS = "accelerator_type:"
+ACCELERATOR = "accelerator_type:"
 
-# Products whose name at Ray is not their own first word in capitals.
+# Products whose name in Ray is not their first word in capitals.
 _NAMES = {
     "a4000": "RTX-A4000",
     "a6000": "RTX-A6000",
@@ -39,23 +39,25 @@ _NAMES = {
 
 
 def labels(wanted: str) -> frozenset[str]:
-    """Return the resources of which a node must have one to be asked for a device.
+    """Return the resources of which a node must have at least one to be used for a device.
 
     Args:
         wanted: A product such as ``h100-sxm``, an architecture, or the key of a device.
     """
     architecture, _, rest = wanted.partition(":")
-    named = {wanted, rest.partition(",")[0] or wanted}
-    alike = [one for one in devices.described().values() if named & {one.name, one.architecture}]
-    ours = named | {one.name for one in alike} | {one.architecture for one in alike}
-    ours |= {architecture} if rest else set()
-    theirs = {
-        _NAMES.get(name, name.partition("-")[0].upper()) for name in {one.name for one in alike} | named
+    names = {wanted, rest.partition(",")[0] or wanted}
+    alike = [one for one in devices.described().values() if names & {one.name, one.architecture}]
+    custom = names | {one.name for one in alike} | {one.architecture for one in alike}
+    custom |= {architecture} if rest else set()
+    accelerators = {
+        _NAMES.get(name, name.partition("-")[0].upper()) for name in {one.name for one in alike} | names
     }
-    return frozenset({f"{THEIRS}{name}" for name in theirs} | {f"{OURS}{name}" for name in ours})
+    return frozenset(
+        {f"{ACCELERATOR}{name}" for name in accelerators} | {f"{CUSTOM}{name}" for name in custom}
+    )
 
 
 def may_have(resources: Mapping[str, float], wanted: Iterable[str]) -> bool:
-    """Tell whether a node may have a device: one that tells nothing of its GPUs may have any."""
-    told = {name for name in resources if name.startswith((OURS, THEIRS))}
-    return not told or bool(told & set(wanted))
+    """Return whether a node may have one of the wanted devices; without resource names it may have any."""
+    names = {name for name in resources if name.startswith((CUSTOM, ACCELERATOR))}
+    return not names or bool(names & set(wanted))

@@ -1,4 +1,4 @@
-"""The other end of a gateway's pipe: the process that drives a run."""
+"""The connection of the gateway to its driver, the process that runs `tune`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tunebench.executor._message import Look
+from tunebench.executor._message import WorkerRequest
 
-__all__ = ["Driver"]
+__all__ = ["DriverConnection"]
 
 END_S = 15.0
-"""Longest that this process outlives its driver."""
+"""Time limit for the gateway to end after its driver, in seconds."""
 
 
-class Driver:
-    """The other end of the pipe. Once that is closed, this process ends, whatever Ray is about.
+class DriverConnection:
+    """The pipe to the driver. When the driver closes it, this process ends, even if Ray hangs.
 
     Args:
         connection: The pipe.
+
+    Attributes:
+        request: The workers that the driver wants.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._deliver: Callable[[], None] = lambda: None
-        self.look: Look = connection.recv()
+        self.request: WorkerRequest = connection.recv()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -45,7 +48,12 @@ class Driver:
         os._exit(1)
 
     def listen(self, loop: asyncio.AbstractEventLoop, take: Callable[[tuple[Any, ...]], None]) -> None:
-        """Have messages delivered to a loop, those that have come before it began too."""
+        """Deliver messages to an event loop, including those received before.
+
+        Args:
+            loop: The event loop.
+            take: Called in the loop with each message.
+        """
 
         def empty() -> None:
             with contextlib.suppress(queue.Empty):
@@ -56,11 +64,11 @@ class Driver:
         self._deliver()
 
     def send(self, *message: Any) -> None:
-        """Tell the driver something; one that is gone is not told."""
+        """Send a message to the driver; does nothing if the driver is gone."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, do: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended
+    with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(do)

@@ -1,8 +1,8 @@
-"""The process that speaks with Ray: it hires workers, hands them jobs, and begins again what was lost.
+"""The gateway: a separate process that connects to Ray, starts workers, dispatches jobs, and retries lost ones.
 
-Ray ends a process that has lost its cluster, and its cluster with a process that started it. So that neither
-happens to a run of `tune`, Ray is in a process of its own, which the driver starts and speaks with through a
-pipe (see `docs/decisions/0038-ray-runs-in-a-separate-process.md`). Tasks and results pass unopened.
+Ray ends a process whose cluster is lost, and a local cluster with the process that started it. To protect the
+driver, Ray runs in this process, which the driver starts and talks to over a pipe (see
+`docs/decisions/0038-ray-runs-in-a-separate-process.md`). Tasks and results pass through it pickled.
 """
 
 from __future__ import annotations
@@ -16,70 +16,73 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tunebench.executor import PoolStatus
 from tunebench.executor._accelerator import may_have
-from tunebench.executor._driver import Driver
+from tunebench.executor._driver import DriverConnection
 from tunebench.executor._head import connect
-from tunebench.executor._message import LOSSES, Equipment, Job, Look, State
+from tunebench.executor._message import LOSSES, Job, WorkerRequest, WorkerSetup
 from tunebench.executor._worker_actor import WorkerActor, versions
-from tunebench.executor._worker_pool import PendingJob, Place, Worker, WorkerPool
+from tunebench.executor._worker_pool import PendingJob, Placement, Worker, WorkerPool
 
 __all__ = ["Gateway", "main"]
 
 ATTEMPTS = 3
-"""So often a place is tried again while its workers die without having finished anything."""
+"""Number of workers that may die on one placement without finishing a job before it is given up."""
 POLL_S = 1.0
 CLOSE_S = 5.0
 GRACE_S = 5.0
-"""Longest to wait for a new node where every place that there is has been given up."""
+"""Time limit for a new node to join when all placements are given up, in seconds."""
 
 
 class Gateway:
-    """Hires workers and hands them jobs, for as long as the driver lives.
+    """Starts workers and dispatches jobs until the driver closes the pipe.
 
     Args:
-        driver: Whom to serve.
-        look: Which workers are wanted.
-        ray: The module, connected.
+        driver: The connection to the driver.
+        request: The workers that the driver wants.
+        ray: The module `ray`, connected.
     """
 
-    def __init__(self, driver: Driver, look: Look, ray: Any) -> None:
-        self._driver, self._look, self._ray = driver, look, ray
+    def __init__(self, driver: DriverConnection, request: WorkerRequest, ray: Any) -> None:
+        self._driver, self._request, self._ray = driver, request, ray
         self._actor_class = ray.remote(WorkerActor)
-        self._crews: dict[str, WorkerPool] = {}
+        self._pools: dict[str, WorkerPool] = {}
         self._idle: list[Worker] = []
-        self._places: dict[Place, asyncio.Task[None]] = {}
+        self._placements: dict[Placement, asyncio.Task[None]] = {}
         self._alive: set[str] = set()
-        self._refused: dict[Place | str, str] = {}
-        self._settled = False
+        self._refused: dict[Placement | str, str] = {}
+        self._assigned = False
         self._heard = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: list[asyncio.Task[None]] = []
         self._done = asyncio.Event()
 
-    # -- with the driver --------------------------------------------------------------------------
+    # -- messages of the driver --------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Answer the driver until it closes the pipe."""
+        """Serve the driver until it closes the pipe."""
         self._driver.listen(asyncio.get_running_loop(), self._take)
         self._spawn(self._find())
         await self._done.wait()
-        await self._dismiss([*self._idle, *(seat for crew in self._crews.values() for seat in crew.seats)])
+        await self._dismiss(
+            [*self._idle, *(worker for pool in self._pools.values() for worker in pool.workers)]
+        )
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:
-            case ("begin", dict() as equipment):
-                self._begin(equipment)
+            case ("begin", dict() as setups):
+                self._begin(setups)
             case ("job", Job() as job):
-                self._crews[job.device].waiting.append(PendingJob(job))
-                self._dispatch(self._crews[job.device])
-            case ("together", str() as device):
-                self._crews[device].pinned = None
+                self._pools[job.device].waiting.append(PendingJob(job))
+                self._dispatch(self._pools[job.device])
+            case ("same_worker", str() as device):
+                self._pools[device].pinned = None
             case ("bye",):
                 self._done.set()
             case ("stop", str() as device):
-                crew = self._crews.pop(device)
-                self._leaving.append(self._spawn(self._dismiss(crew.seats)))
+                pool = self._pools.pop(device)
+                self._leaving.append(self._spawn(self._dismiss(pool.workers)))
 
     def _send(self, *message: Any) -> None:
         self._driver.send(*message)
@@ -96,295 +99,296 @@ class Gateway:
             self._send("lost", None, f"{type(task.exception()).__name__}: {task.exception()}")
             self._done.set()
 
-    # -- who is there -----------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------
 
     async def _find(self) -> None:
-        """Hire whoever has what is wanted, tell the driver which devices there are, and stay watchful."""
+        """Start the wanted workers, send their devices to the driver, then poll for changes."""
         began = time.monotonic()
         await self._poll()
-        while not (self._places and self._answered()) and time.monotonic() - began < self._look.start_s:
+        while (
+            not (self._placements and self._answered()) and time.monotonic() - began < self._request.start_s
+        ):
             await asyncio.sleep(0.02)
         late = {
-            place: f"{place} did not start a worker in {time.monotonic() - began:.0f} s: it may be busy"
-            for place in self._places
-            if place not in self._refused and not any(seat.place == place for seat in self._idle)
+            placement: f"{placement} did not start a worker in {time.monotonic() - began:.0f} s: it may be busy"
+            for placement in self._placements
+            if placement not in self._refused
+            and not any(worker.placement == placement for worker in self._idle)
         }
-        devices = {seat.device.key: seat.device for seat in self._idle if seat.device is not None}
+        devices = {worker.device.key: worker.device for worker in self._idle if worker.device is not None}
         self._send("found", list(devices.values()), [*self._refused.values(), *late.values()])
         while True:
             await asyncio.sleep(POLL_S)
             await self._poll()
-            self._check_patience()
+            self._check_empty_pools()
 
     def _answered(self) -> bool:
-        return len(self._idle) + len(self._refused.keys() & self._places.keys()) == len(self._places)
+        return len(self._idle) + len(self._refused.keys() & self._placements.keys()) == len(self._placements)
 
     async def _poll(self) -> None:
-        """See which nodes there are, and staff those that are new."""
+        """List the nodes of the cluster, and start workers on new ones."""
         ask = asyncio.get_running_loop().run_in_executor(None, self._ray.nodes)
         try:
-            nodes = await asyncio.wait_for(asyncio.shield(ask), max(POLL_S, self._look.patience_s))
-        except Exception as error:  # whatever Ray or the network says: it is told when patience ends
-            if time.monotonic() - self._heard >= self._look.patience_s:
+            nodes = await asyncio.wait_for(asyncio.shield(ask), max(POLL_S, self._request.patience_s))
+        except Exception as error:  # any error of Ray or the network: reported after the time limit
+            if time.monotonic() - self._heard >= self._request.patience_s:
                 reason = str(error).partition("\n")[0] or type(error).__name__
-                self._lose_cluster(
-                    f"the cluster has not answered for {self._look.patience_s:.0f} s: {reason}"
-                )
+                silent_s = self._request.patience_s
+                self._send("lost", None, f"the cluster has not answered for {silent_s:.0f} s: {reason}")
             return
         self._heard = time.monotonic()
         alive = [node for node in nodes if node["Alive"]]
         self._alive = {node["NodeID"] for node in alive}
-        for place in self._wanted_places(alive):
-            if place not in self._places:
-                self._places[place] = self._spawn(self._staff(place))
+        for placement in self._wanted_placements(alive):
+            if placement not in self._placements:
+                self._placements[placement] = self._spawn(self._keep_worker(placement))
 
-    def _wanted_places(self, nodes: list[dict[str, Any]]) -> list[Place]:
-        kind = self._look.kind or ("gpu" if any(n["Resources"].get("GPU", 0) for n in nodes) else "cpu")
-        places: list[Place] = []
+    def _wanted_placements(self, nodes: list[dict[str, Any]]) -> list[Placement]:
+        kind = self._request.kind or ("gpu" if any(n["Resources"].get("GPU", 0) for n in nodes) else "cpu")
+        placements: list[Placement] = []
         for node in nodes:
             resources, host = node["Resources"], node["NodeManagerHostname"]
             cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
             if kind == "cpu":
-                places += [Place(node["NodeID"], host, kind, cpus, 0)] if cpus else []
-            elif self._look.labels and not may_have(resources, self._look.labels):
+                placements += [Placement(node["NodeID"], host, kind, cpus, 0)] if cpus else []
+            elif self._request.labels and not may_have(resources, self._request.labels):
                 self._refused[node["NodeID"]] = (
-                    f"{host} was not asked: of its GPUs it tells "
+                    f"{host} was skipped: its resources are "
                     f"{', '.join(sorted(name for name in resources if ':' in name and 'node:' not in name))}"
                 )
             else:
-                places += [Place(node["NodeID"], host, kind, cpus // gpus, i) for i in range(gpus)]
-        return places
+                placements += [Placement(node["NodeID"], host, kind, cpus // gpus, i) for i in range(gpus)]
+        return placements
 
-    async def _staff(self, place: Place) -> None:
-        """Keep a worker in a place, for as long as its node lives and it is of use."""
-        fruitless = 0
-        while fruitless < ATTEMPTS:
-            hired = await self._hire(place)
-            if hired is None:
+    async def _keep_worker(self, placement: Placement) -> None:
+        """Keep a worker on a placement while its node lives, restarting it when it dies."""
+        unserved = 0
+        while unserved < ATTEMPTS:
+            worker = await self._start_worker(placement)
+            if worker is None:
                 break
-            await hired.gone.wait()
-            fruitless = 0 if hired.served or hired.blamed else fruitless + 1
-            await asyncio.sleep(POLL_S / 2)  # the death of a node is known a little later than its actor's
-            if place.node not in self._alive:
+            await worker.gone.wait()
+            unserved = 0 if worker.served or worker.blamed else unserved + 1
+            await asyncio.sleep(POLL_S / 2)  # the death of a node is noticed later than that of its actor
+            if placement.node not in self._alive:
                 break
         else:
-            self._refuse(place, f"{place}: {ATTEMPTS} workers died there, and none of them finished anything")
+            self._refuse(placement, f"{placement}: {ATTEMPTS} workers died there without finishing a job")
 
-    async def _hire(self, place: Place) -> Worker | None:
-        """Start an actor; None if there is nothing for it to do here."""
+    async def _start_worker(self, placement: Placement) -> Worker | None:
+        """Start an actor; None if its device is not wanted or it is unusable."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         actor = self._actor_class.options(
-            num_cpus=place.cpus,
-            num_gpus=int(place.kind == "gpu"),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
+            num_cpus=placement.cpus,
+            num_gpus=int(placement.kind == "gpu"),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(placement.node, soft=False),
             max_restarts=0,
             max_task_retries=0,
         ).remote()
-        seat = Worker(place, actor)
+        worker = Worker(placement, actor)
         try:
-            facts = await _value(actor.describe.remote(place.kind))
-            reason = _misfit(place, facts)
+            info = await _value(actor.describe.remote(placement.kind))
+            reason = _unusable(placement, info)
             if reason is None:
-                seat.device = facts.device
-                return seat if await self._place(seat) else None
-        except Exception as error:  # another version may fail in any way: the reason is kept
-            reason = f"{place}: {_words(error)}"
-        self._refuse(place, reason)
-        self._kill(seat)
+                worker.device = info.device
+                return worker if await self._assign(worker) else None
+        except Exception as error:  # a worker of another version may fail in any way: keep the reason
+            reason = f"{placement}: {_message_of(error)}"
+        self._refuse(placement, reason)
+        self._kill(worker)
         return None
 
-    async def _place(self, seat: Worker) -> bool:
-        """Put a worker to work, or let it wait until the driver says what is tuned; False: not that."""
-        crew = self._crew_of(seat)
-        if crew is None and self._settled:
-            self._kill(seat)
+    async def _assign(self, worker: Worker) -> bool:
+        """Add a worker to its pool, or keep it idle until the driver begins; False if its device is not wanted."""
+        pool = self._pool_of(worker)
+        if pool is None and self._assigned:
+            self._kill(worker)
             return False
-        if crew is not None:
-            await self._equip(crew, seat)
+        if pool is not None:
+            await self._set_up(pool, worker)
         else:
-            self._idle.append(seat)
-        self._spawn(self._watch(seat))
+            self._idle.append(worker)
+        self._spawn(self._watch(worker))
         return True
 
-    def _crew_of(self, seat: Worker) -> WorkerPool | None:
-        return None if seat.device is None else self._crews.get(seat.device.key)
+    def _pool_of(self, worker: Worker) -> WorkerPool | None:
+        return None if worker.device is None else self._pools.get(worker.device.key)
 
-    def _begin(self, equipment: dict[str, Equipment]) -> None:
-        self._settled = True
+    def _begin(self, setups: dict[str, WorkerSetup]) -> None:
+        self._assigned = True
         idle, self._idle = self._idle, []
-        for device, equip in equipment.items():
-            self._crews[device] = WorkerPool(equip)
-        for seat in idle:
-            crew = self._crew_of(seat)
-            if crew is not None:
-                self._spawn(self._equip_or_refuse(crew, seat))
+        for device, setup in setups.items():
+            self._pools[device] = WorkerPool(setup)
+        for worker in idle:
+            pool = self._pool_of(worker)
+            if pool is not None:
+                self._spawn(self._set_up_or_refuse(pool, worker))
             else:
-                self._kill(seat)
+                self._kill(worker)
 
-    async def _equip_or_refuse(self, crew: WorkerPool, seat: Worker) -> None:
+    async def _set_up_or_refuse(self, pool: WorkerPool, worker: Worker) -> None:
         try:
-            await self._equip(crew, seat)
-        except Exception as error:  # likewise
-            self._refuse(seat.place, f"{seat.place}: {_words(error)}")
-            self._places[seat.place].cancel()
-            self._kill(seat)
+            await self._set_up(pool, worker)
+        except Exception as error:  # as above
+            self._refuse(worker.placement, f"{worker.placement}: {_message_of(error)}")
+            self._placements[worker.placement].cancel()
+            self._kill(worker)
 
-    async def _equip(self, crew: WorkerPool, seat: Worker) -> None:
-        # GPUs of one node share its cores; on a processor, compiling and measuring take turns.
-        compilers = max(1, int(seat.place.cpus)) if seat.place.kind == "gpu" else 0
-        seat.slots = await _value(seat.actor.begin.remote(crew.equipment, compilers))
-        crew.seats.append(seat)
-        self._tell(crew)
-        self._dispatch(crew)
+    async def _set_up(self, pool: WorkerPool, worker: Worker) -> None:
+        # GPUs of one node share its cores; on a CPU, compiling and measuring alternate.
+        compilers = max(1, int(worker.placement.cpus)) if worker.placement.kind == "gpu" else 0
+        worker.slots = await _value(worker.actor.begin.remote(pool.setup, compilers))
+        pool.workers.append(worker)
+        self._send_status(pool)
+        self._dispatch(pool)
 
-    async def _watch(self, seat: Worker) -> None:
-        """Notice an actor's death even where it has nothing to do."""
+    async def _watch(self, worker: Worker) -> None:
+        """Notice the death of an actor, even of an idle one."""
         try:
-            await _value(seat.actor.watch.remote())
+            await _value(worker.actor.watch.remote())
         except Exception as error:
-            self._lose(seat, error)
+            self._lose(worker, error)
 
-    # -- what they do -----------------------------------------------------------------------------
+    # -- jobs -----------------------------------------------------------------------------
 
-    def _dispatch(self, crew: WorkerPool) -> None:
-        """Hand out what can be; what may kill its worker comes first, and rides alone."""
-        for one in crew.seats:
+    def _dispatch(self, pool: WorkerPool) -> None:
+        """Start the jobs that can run now; suspect jobs come first, and run alone."""
+        for one in pool.workers:
             one.reserved = False
-        for ride in sorted(crew.waiting, key=lambda ride: -ride.losses):
-            if ride.job.together and crew.pinned is not None and crew.pinned not in crew.seats:
-                crew.waiting.remove(ride)
-                self._send("answer", ride.job.number, "moved", None, 0.0, "")
+        for pending in sorted(pool.waiting, key=lambda pending: -pending.losses):
+            if pending.job.same_worker and pool.pinned is not None and pool.pinned not in pool.workers:
+                pool.waiting.remove(pending)
+                self._send("answer", pending.job.number, "moved", None, 0.0, "")
                 continue
-            seat = crew.seat_for(ride)
-            if seat is not None:
-                crew.waiting.remove(ride)
-                seat.running.add(ride)
-                self._spawn(self._ride(crew, ride, seat))
+            worker = pool.worker_for(pending)
+            if worker is not None:
+                pool.waiting.remove(pending)
+                worker.running.add(pending)
+                self._spawn(self._run(pool, pending, worker))
 
-    async def _ride(self, crew: WorkerPool, ride: PendingJob, seat: Worker) -> None:
+    async def _run(self, pool: WorkerPool, pending: PendingJob, worker: Worker) -> None:
         try:
             kind, content, busy_s = await _value(
-                getattr(seat.actor, ride.job.method).remote(*ride.job.arguments)
+                getattr(worker.actor, pending.job.method).remote(*pending.job.arguments)
             )
-        except self._ray.exceptions.RayTaskError as error:  # a fault of ours
-            seat.running.discard(ride)
-            fault = pickle.dumps(RuntimeError(_words(error)))
-            self._send("answer", ride.job.number, "failed", fault, 0.0, "")
+        except self._ray.exceptions.RayTaskError as error:  # an internal error
+            worker.running.discard(pending)
+            fault = pickle.dumps(RuntimeError(_message_of(error)))
+            self._send("answer", pending.job.number, "failed", fault, 0.0, "")
         except Exception as error:  # the actor is gone, or the connection to it
-            seat.blamed = seat.alone
-            self._lose(seat, error)
-            seat.running.discard(ride)
-            self._begin_again(crew, ride, _words(error))
+            worker.blamed = worker.runs_suspect
+            self._lose(worker, error)
+            worker.running.discard(pending)
+            self._retry(pool, pending, _message_of(error))
         else:
-            seat.running.discard(ride)
+            worker.running.discard(pending)
             if kind == "refused":
-                self._turn_away(crew, ride, seat, content)
+                self._reject(pool, pending, worker, content)
             else:
-                seat.served = True
-                self._send("answer", ride.job.number, kind, content, busy_s, str(id(seat)))
-        self._dispatch(crew)
+                worker.served = True
+                self._send("answer", pending.job.number, kind, content, busy_s, str(id(worker)))
+        self._dispatch(pool)
 
-    def _begin_again(self, crew: WorkerPool, ride: PendingJob, words: str) -> None:
-        if ride.job.together:  # its companions ran there
-            self._send("answer", ride.job.number, "moved", None, 0.0, "")
+    def _retry(self, pool: WorkerPool, pending: PendingJob, reason: str) -> None:
+        if pending.job.same_worker:  # the context cannot continue on another worker
+            self._send("answer", pending.job.number, "moved", None, 0.0, "")
             return
-        ride.losses += 1
-        if ride.losses >= LOSSES:
-            self._send("answer", ride.job.number, "killed", words, 0.0, "")
+        pending.losses += 1
+        if pending.losses >= LOSSES:
+            self._send("answer", pending.job.number, "killed", reason, 0.0, "")
             return
-        crew.retried += 1
-        crew.waiting.append(ride)
-        self._tell(crew)
+        pool.retried += 1
+        pool.waiting.append(pending)
+        self._send_status(pool)
 
-    def _turn_away(self, crew: WorkerPool, ride: PendingJob, seat: Worker, reason: str) -> None:
-        """Make no more use of a worker that is not what it seemed."""
-        crew.waiting.append(ride)
-        if seat in crew.seats:
-            crew.seats.remove(seat)
-            self._places[seat.place].cancel()
-            self._refuse(seat.place, f"{seat.place}: {reason}")
-        self._kill(seat)
+    def _reject(self, pool: WorkerPool, pending: PendingJob, worker: Worker, reason: str) -> None:
+        """Remove a worker that refused a job, and run the job elsewhere."""
+        pool.waiting.append(pending)
+        if worker in pool.workers:
+            pool.workers.remove(worker)
+            self._placements[worker.placement].cancel()
+            self._refuse(worker.placement, f"{worker.placement}: {reason}")
+        self._kill(worker)
 
-    def _lose(self, seat: Worker, error: Exception) -> None:
-        """Strike off a worker whose actor does not answer any more."""
-        seat.gone.set()
-        if seat in self._idle:
-            self._idle.remove(seat)
-        crew = self._crew_of(seat)
-        if crew is None or seat not in crew.seats:
+    def _lose(self, worker: Worker, error: Exception) -> None:
+        """Remove a worker whose actor died."""
+        worker.gone.set()
+        if worker in self._idle:
+            self._idle.remove(worker)
+        pool = self._pool_of(worker)
+        if pool is None or worker not in pool.workers:
             return
-        crew.seats.remove(seat)
-        crew.empty_since = time.monotonic()
-        crew.lost.append(f"{seat.place}: {_words(error)}")
-        self._kill(seat)
-        self._tell(crew)
+        pool.workers.remove(worker)
+        pool.empty_since = time.monotonic()
+        pool.lost.append(f"{worker.placement}: {_message_of(error)}")
+        self._kill(worker)
+        self._send_status(pool)
 
-    def _kill(self, seat: Worker) -> None:
+    def _kill(self, worker: Worker) -> None:
         with contextlib.suppress(Exception):  # it is gone, or the cluster is
-            self._ray.kill(seat.actor, no_restart=True)
+            self._ray.kill(worker.actor, no_restart=True)
 
-    async def _dismiss(self, seats: list[Worker]) -> None:
-        """Stop the processes of workers, let them clean up, and end them."""
-        await asyncio.gather(*map(self._leave, seats))
+    async def _dismiss(self, workers: list[Worker]) -> None:
+        """Stop the processes of workers, wait for their cleanup, and end them."""
+        await asyncio.gather(*map(self._leave, workers))
 
-    async def _leave(self, seat: Worker) -> None:
-        if (task := self._places.get(seat.place)) is not None:
+    async def _leave(self, worker: Worker) -> None:
+        if (task := self._placements.get(worker.placement)) is not None:
             task.cancel()
-        for last in (seat.actor.close, seat.actor.watch):
-            with contextlib.suppress(Exception):  # it ends while it answers, or has ended before
+        for last in (worker.actor.close, worker.actor.watch):
+            with contextlib.suppress(Exception):  # it may end during the call, or before
                 await asyncio.wait_for(_value(last.remote()), CLOSE_S)
-        self._kill(seat)
+        self._kill(worker)
 
-    # -- what becomes of it -----------------------------------------------------------------------
+    # -- status -----------------------------------------------------------------------
 
-    def _refuse(self, place: Place, reason: str) -> None:
-        self._refused[place] = reason
-        for crew in self._crews.values():
-            self._tell(crew)
+    def _refuse(self, placement: Placement, reason: str) -> None:
+        self._refused[placement] = reason
+        for pool in self._pools.values():
+            self._send_status(pool)
 
-    def _tell(self, crew: WorkerPool) -> None:
-        device = next((key for key, one in self._crews.items() if one is crew), None)
-        if device is None:  # nobody listens any more
+    def _send_status(self, pool: WorkerPool) -> None:
+        device = next((key for key, one in self._pools.items() if one is pool), None)
+        if device is None:  # the driver stopped this device
             return
-        slots = sum(seat.slots for seat in crew.seats)
-        refused = tuple(self._refused.values())
-        state = State(
-            workers=len(crew.seats), slots=slots, lost=tuple(crew.lost), refused=refused, retried=crew.retried
+        status = PoolStatus(
+            workers=len(pool.workers),
+            slots=sum(worker.slots for worker in pool.workers),
+            lost=tuple(pool.lost),
+            refused=tuple(self._refused.values()),
+            retried=pool.retried,
         )
-        self._send("state", device, state)
+        self._send("status", device, status)
 
-    def _check_patience(self) -> None:
-        for device, crew in self._crews.items():
-            waited_s = time.monotonic() - crew.empty_since
-            turned_away = all(task.done() for task in self._places.values())
-            patience_s = min(GRACE_S, self._look.patience_s) if turned_away else self._look.patience_s
-            if not crew.seats and waited_s >= patience_s:
-                ends = "; ".join([*crew.lost[-2:], *list(self._refused.values())[-2:]]) or "none has started"
+    def _check_empty_pools(self) -> None:
+        for device, pool in self._pools.items():
+            waited_s = time.monotonic() - pool.empty_since
+            given_up = all(task.done() for task in self._placements.values())
+            patience_s = min(GRACE_S, self._request.patience_s) if given_up else self._request.patience_s
+            if not pool.workers and waited_s >= patience_s:
+                ends = "; ".join([*pool.lost[-2:], *list(self._refused.values())[-2:]]) or "none has started"
                 self._send("lost", device, f"there has been no worker for {waited_s:.0f} s ({ends})")
-
-    def _lose_cluster(self, reason: str) -> None:
-        self._send("lost", None, reason)
 
 
 async def _value(reference: Any) -> Any:
-    """Await what Ray calls a reference; under Ray Client it is awaitable too."""
+    """Await an object reference of Ray or of Ray Client."""
     return await reference
 
 
-def _misfit(place: Place, facts: Any) -> str | None:
-    """Tell why a worker is of no use, whatever it measures on."""
+def _unusable(placement: Placement, info: Any) -> str | None:
+    """Return why a worker is unusable; None if it is usable."""
     mine = versions()
-    if facts.versions != mine:
-        theirs = f"Python {facts.versions[0]} and tunebench {facts.versions[1]}"
-        return f"{place} has {theirs}, and this driver Python {mine[0]} and tunebench {mine[1]}"
-    if facts.device is None:
-        return f"{place}: Ray counts a GPU there that the driver does not show to a process"
+    if info.versions != mine:
+        theirs = f"Python {info.versions[0]} and tunebench {info.versions[1]}"
+        return f"{placement} has {theirs}; this driver has Python {mine[0]} and tunebench {mine[1]}"
+    if info.device is None:
+        return f"{placement}: Ray counts a GPU there that is not visible to the process"
     return None
 
 
-def _words(error: BaseException) -> str:
-    """Return an error of Ray's in one line: what was raised on the worker, or how its process ended."""
+def _message_of(error: BaseException) -> str:
+    """Return an error of Ray in one line: the exception on the worker, or how its process ended."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return f"{type(cause).__name__}: {cause}"
@@ -396,21 +400,21 @@ def _words(error: BaseException) -> str:
     return (said or lines or [type(error).__name__])[0][:300]
 
 
-# -- the cluster -------------------------------------------------------------------------------------
+# -- main -------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Serve the driver at the other end of a pipe, whose file descriptor is the first argument."""
-    driver = Driver(Connection(int(sys.argv[1])))
+    """Serve the driver over the pipe whose file descriptor is the first argument."""
+    driver = DriverConnection(Connection(int(sys.argv[1])))
     folder = None
     try:
         try:
-            ray, folder = connect(driver.look)
-        except Exception as error:  # whatever Ray or the network says: the driver tells it
+            ray, folder = connect(driver.request)
+        except Exception as error:  # any error of Ray or the network: the driver reports it
             driver.send("unreachable", f"{type(error).__name__}: {error}".partition("\n")[0])
             return
         driver.send("connected")
-        asyncio.run(Gateway(driver, driver.look, ray).serve())
+        asyncio.run(Gateway(driver, driver.request, ray).serve())
         ray.shutdown()
     finally:
         if folder is not None:

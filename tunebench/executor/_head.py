@@ -1,4 +1,4 @@
-"""Reaching Ray: the head of a cluster that is there, or one that is started for a run."""
+"""Connection to the head of a Ray cluster, or start of a local cluster for one run."""
 
 from __future__ import annotations
 
@@ -8,30 +8,36 @@ import socket
 import tempfile
 from typing import Any
 
-from tunebench.executor._message import Look
+from tunebench.executor._message import WorkerRequest
 
 __all__ = ["connect"]
 
 LONGEST_SOCKET = 107
-"""Bytes that the path of a socket may have, less those that Ray appends to its folder for one."""
+"""Limit on the length of a socket path, in bytes."""
 CONNECT_S = 10.0
 
 
-def connect(look: Look) -> tuple[Any, str | None]:
-    """Start or join a cluster; returns Ray, and the folder it may leave behind.
+def connect(request: WorkerRequest) -> tuple[Any, str | None]:
+    """Start or join a cluster.
+
+    Args:
+        request: The address, ``"local"`` to start a cluster here.
+
+    Returns:
+        The module `ray`, and the temporary folder to delete afterwards, if any.
 
     Raises:
         OSError: if nothing answers at the address.
-        Exception: whatever Ray raises.
+        Exception: errors of Ray.
     """
-    if look.address == "local":
+    if request.address == "local":
         return _start_here()
-    host, _, port = look.address.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():  # Ray itself would try for half a minute
+    host, _, port = request.address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():  # Ray itself would retry for half a minute
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
     import ray
 
-    ray.init(address=look.address, log_to_driver=False, configure_logging=False, namespace="tunebench")
+    ray.init(address=request.address, log_to_driver=False, configure_logging=False, namespace="tunebench")
     return ray, None
 
 
@@ -51,7 +57,7 @@ def _start_here() -> tuple[Any, str]:
         log_to_driver=False,
         configure_logging=False,
         namespace="tunebench",
-        object_store_memory=80 << 20,  # the least that Ray takes; tasks and results are kilobytes
+        object_store_memory=80 << 20,  # the minimum of Ray; tasks and results are kilobytes
         _temp_dir=folder,
         _node_ip_address="127.0.0.1",
     )

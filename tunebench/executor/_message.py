@@ -1,4 +1,4 @@
-"""What a driver, its gateway to Ray and the actors there tell one another."""
+"""Messages between the driver, its gateway to Ray, and the worker actors."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any, Literal
 
 from tunebench.device import Device
 
-__all__ = ["LOSSES", "Answer", "Equipment", "Facts", "Job", "Kind", "Look", "State"]
+__all__ = ["LOSSES", "Answer", "Job", "Kind", "WorkerInfo", "WorkerRequest", "WorkerSetup"]
 
 LOSSES = 3
-"""After so many workers that died with it, a task is what kills them: all but the first had no other."""
+"""Number of workers that must die with a task before it counts as crashed; all but the first ran it alone."""
 
 Kind = Literal["gpu", "cpu"]
 
 Answer = tuple[Literal["done", "failed", "refused"], Any, float]
-"""What became of a task: its pickled result, the pickled error, or why it was not run here; and for how long
-this actor has compiled or measured anything, in seconds.
+"""Answer of an actor to a job: its pickled result, a pickled error, or the reason why it was refused; and the time
+in which the actor compiled or measured so far, in seconds.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a worker finds where it is.
+class WorkerInfo:
+    """Device and versions of a worker.
 
     Attributes:
-        device: What it would measure on; None if there is nothing of the kind.
-        versions: Of Python and tunebench.
+        device: Its device; None if there is none of the wanted kind.
+        versions: Versions of Python and tunebench.
     """
 
     device: Device | None
@@ -34,13 +34,13 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Equipment:
-    """What a worker needs to begin.
+class WorkerSetup:
+    """Setup of a worker.
 
     Attributes:
-        files: Users' files: the text of each, by its path on the driver.
-        start: A pickled function that starts the worker's executor, given how many processes compile; 0 is
-            one for each core.
+        files: Text of each user file, by its path on the driver.
+        start: Pickled function that starts the executor of the worker, given the number of compile processes; 0
+            is one per core.
     """
 
     files: dict[str, str]
@@ -48,15 +48,16 @@ class Equipment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Which workers are wanted.
+class WorkerRequest:
+    """The workers that a driver wants.
 
     Attributes:
-        address: Of the cluster; ``"local"`` starts one on this machine.
-        kind: Of the device; None takes GPUs where there are any, else processors.
-        labels: Nodes that tell what they have must have one of these resources; empty asks all.
-        start_s: Longest to wait for the first workers.
-        patience_s: Longest to go on without any.
+        address: Address of the cluster; ``"local"`` starts one on this machine.
+        kind: Kind of the devices; None uses GPUs if there are any, else CPUs.
+        labels: Ray resources of which a node must have at least one (see `_accelerator.may_have`); empty uses
+            all nodes.
+        start_s: Time limit for the first workers to start, in seconds.
+        patience_s: Time limit for a cluster to be without workers, in seconds.
     """
 
     address: str
@@ -67,30 +68,19 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """How the workers of one device are; sent whenever it changes (see `tunebench.executor.Fleet`)."""
-
-    workers: int
-    slots: int
-    lost: tuple[str, ...]
-    refused: tuple[str, ...]
-    retried: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One call of an actor's method that the driver wants answered.
+    """One call of a method of `WorkerActor`, requested by the driver.
 
     Attributes:
-        number: Names it.
-        device: Key of the device whose workers may do it.
-        method: Of `WorkerActor`.
-        arguments: For that.
-        together: Whether it belongs to those that run in one place.
+        number: Identifies the job.
+        device: Key of the device whose workers may run it.
+        method: Name of the method.
+        arguments: Its arguments.
+        same_worker: Whether it must run on the same worker as the other jobs of its context.
     """
 
     number: int
     device: str
     method: str
     arguments: tuple[Any, ...]
-    together: bool = False
+    same_worker: bool = False

@@ -1,4 +1,4 @@
-"""Who works on a cluster: places, the actors that sit there, and what they have been given to do."""
+"""The workers of a cluster: where they run, their actors, and their jobs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.executor._message import Equipment, Job, Kind
+from tunebench.executor._message import Job, Kind, WorkerSetup
 
-__all__ = ["PendingJob", "Place", "Worker", "WorkerPool"]
+__all__ = ["PendingJob", "Placement", "Worker", "WorkerPool"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an actor may be: one GPU of a node, or its processor."""
+class Placement:
+    """Where a worker may run: one GPU of a node, or its CPU."""
 
     node: str
     host: str
@@ -25,15 +25,27 @@ class Place:
     index: int
 
     def __str__(self) -> str:
-        what = f", GPU {self.index} of those" if self.kind == "gpu" and self.index else ""
+        what = f", GPU {self.index}" if self.kind == "gpu" and self.index else ""
         return f"{self.host} (node {self.node[:8]}{what})"
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A place with its actor at work."""
+    """A worker with its actor.
 
-    place: Place
+    Attributes:
+        placement: Where it runs.
+        actor: The Ray actor handle.
+        device: Its device, once described.
+        slots: Number of jobs that it takes at once.
+        running: Its jobs.
+        reserved: Whether it gets no further jobs, so that a suspect job can run alone.
+        served: Whether it finished any job.
+        blamed: Whether it died while it ran a suspect job.
+        gone: Set when its actor died.
+    """
+
+    placement: Placement
     actor: Any
     device: Device | None = None
     slots: int = 0
@@ -44,14 +56,14 @@ class Worker:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def alone(self) -> bool:
-        """Whether a task that may kill workers has it for itself."""
-        return any(ride.losses for ride in self.running)
+    def runs_suspect(self) -> bool:
+        """Whether it runs a job that was lost before, which runs alone."""
+        return any(pending.losses for pending in self.running)
 
 
 @dataclass(slots=True, eq=False)
 class PendingJob:
-    """A job, and how many workers have died while they had it."""
+    """A job, and the number of workers that died while they ran it; it is suspect if there are any."""
 
     job: Job
     losses: int = 0
@@ -59,31 +71,45 @@ class PendingJob:
 
 @dataclass(slots=True, eq=False)
 class WorkerPool:
-    """The workers of one device, and what waits for them."""
+    """The workers of one device, and its waiting jobs.
 
-    equipment: Equipment
-    seats: list[Worker] = field(default_factory=list)
+    Attributes:
+        setup: Setup of its workers.
+        workers: The workers.
+        waiting: Jobs that no worker runs.
+        lost: Workers that died, each with the reason.
+        retried: Number of retries of jobs whose worker died.
+        pinned: The worker of the current `same_worker` context.
+        empty_since: Reading of `time.monotonic` when the last worker died.
+    """
+
+    setup: WorkerSetup
+    workers: list[Worker] = field(default_factory=list)
     waiting: deque[PendingJob] = field(default_factory=deque)
     lost: list[str] = field(default_factory=list)
     retried: int = 0
     pinned: Worker | None = None
     empty_since: float = field(default_factory=time.monotonic)
 
-    def seat_for(self, ride: PendingJob) -> Worker | None:
-        """Return who may take a job now."""
-        if ride.job.together:
-            if self.pinned is None and self.seats:
-                self.pinned = min(self.seats, key=lambda seat: len(seat.running))
-            return self.pinned if self.pinned in self.seats else None
-        if ride.losses:
-            return self._empty_seat()
-        free = [s for s in self.seats if not s.alone and not s.reserved and len(s.running) < s.slots]
-        return min(free, key=lambda seat: len(seat.running) / seat.slots, default=None)
+    def worker_for(self, pending: PendingJob) -> Worker | None:
+        """Return the worker that can run a job now, or None."""
+        if pending.job.same_worker:
+            if self.pinned is None and self.workers:
+                self.pinned = min(self.workers, key=lambda worker: len(worker.running))
+            return self.pinned if self.pinned in self.workers else None
+        if pending.losses:
+            return self._idle_worker()
+        free = [
+            worker
+            for worker in self.workers
+            if not worker.runs_suspect and not worker.reserved and len(worker.running) < worker.slots
+        ]
+        return min(free, key=lambda worker: len(worker.running) / worker.slots, default=None)
 
-    def _empty_seat(self) -> Worker | None:
-        """Return one that has nothing to do, or keep further jobs from one until it has nothing."""
-        seat = min(self.seats, key=lambda seat: len(seat.running), default=None)
-        if seat is not None and seat.running:
-            seat.reserved = True
+    def _idle_worker(self) -> Worker | None:
+        """Return a worker without jobs; if there is none, reserve the least busy one."""
+        worker = min(self.workers, key=lambda worker: len(worker.running), default=None)
+        if worker is not None and worker.running:
+            worker.reserved = True
             return None
-        return seat
+        return worker

@@ -1,7 +1,7 @@
-"""Worker processes on this machine: some that compile, one that measures.
+"""Worker processes on this machine: several that compile, one that measures.
 
-On a GPU compiling goes on while the device measures. On a CPU the two would disturb each other: then
-compiling and measuring take turns, each turn as long as there is work for it.
+On a GPU, compiling and measuring overlap. On a CPU they would disturb each other: there they alternate, each for
+as long as there is work for it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from tunebench.executor import Executor
+from tunebench.executor import WorkerExecutor
 from tunebench.fault import describe_exit
-from tunebench.outcome import CompileFailed, Crashed, Effort, Resources, Result, TimedOut
+from tunebench.outcome import CompileFailed, Crashed, Effort, Pruned, Resources, Result, TimedOut
 from tunebench.task import Task
 
-__all__ = ["Caller", "LocalExecutor", "Stage", "call_once"]
+__all__ = ["LocalExecutor", "ProcessCaller", "ProcessStage", "call_once"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """What the processes of one kind do.
+class ProcessStage:
+    """The function that worker processes of one kind call.
 
     Attributes:
-        function: Called in a worker: `compile(task)` returns a binary or a `CompileFailed`,
-            `measure(task, binary, abort_above_us)` a `Result`. Must be importable.
-        start: Called once in each new worker.
-        start_arguments: For `start`.
-        workers: How many processes.
-        timeout_s: Longest that one call may take.
+        function: Importable function: `compile(task)` returns a binary or a `CompileFailed`,
+            `measure(task, binary, abort_above_us)` a `Result`.
+        start: Called once in each new process.
+        start_arguments: Arguments of `start`.
+        workers: Number of processes.
+        timeout_s: Time limit of one call, in seconds.
     """
 
     function: Callable[..., Any]
@@ -53,7 +53,7 @@ class Stage:
     timeout_s: float = 60.0
 
     def pool(self) -> ProcessPool:
-        """Start the processes, from a clean server process where the system has one."""
+        """Start the processes, by `forkserver` if the system has it, else by `spawn`."""
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         return ProcessPool(
@@ -64,10 +64,14 @@ class Stage:
         )
 
     def schedule(self, pool: ProcessPool, *arguments: Any) -> Future[Any]:
-        """Call the function in a worker.
+        """Call the function in a worker process.
 
-        Arguments travel as bytes: one that a worker cannot load is then an error of this call, where it
-        would otherwise end the worker before it took the call.
+        Arguments are pickled here: one that the worker cannot unpickle is then an error of this call; otherwise it
+        would end the worker.
+
+        Args:
+            pool: The processes.
+            *arguments: Arguments of the function.
         """
         blob = pickle.dumps(arguments)
         future: Future[Any] = pool.schedule(_call, args=(self.function, blob), timeout=self.timeout_s)
@@ -80,22 +84,22 @@ def _call(function: Callable[..., Any], blob: bytes) -> Any:
 
 @functools.cache
 def _lifeline() -> tuple[Connection, Connection]:
-    """Return a pipe that nobody writes to: workers hold one end, the other closes with this process."""
+    """Return a pipe without messages: workers read one end, the other closes when this process ends."""
     return multiprocessing.Pipe(duplex=False)
 
 
 def _leave_with(driver: Connection) -> None:
-    """End this process as soon as the driver is gone, however it went."""
+    """End this process when the driver ends, for whatever reason."""
     with contextlib.suppress(EOFError, OSError):
         driver.recv()
     os._exit(1)
 
 
 def _begin(driver: Connection, start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Prepare a worker: it leaves with its driver, and killing it must leave nothing behind.
+    """Prepare a worker process: it ends with its driver, and killing it leaves nothing to clean up.
 
-    Ctrl-C is the driver's to handle. Numba makes a lock by the default start method when it is imported;
-    only one made for `fork` has no name in the system that somebody would have to clean up.
+    The driver handles Ctrl-C. Numba creates a lock by the default start method on import; only a lock made for
+    `fork` has no name in the system, which would remain after a kill.
     """
     threading.Thread(target=_leave_with, args=(driver,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,32 +109,45 @@ def _begin(driver: Connection, start: Callable[..., None], arguments: tuple[Any,
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _LocalJob:
     task: Task
     future: Future[Result] = field(default_factory=Future)
     binary: Any = None
+    bound_us: float = 0.0
     compile_s: float = 0.0
     began: float = 0.0
 
 
-class LocalExecutor(Executor[Task]):
-    """Compiles in `compiling.workers` processes and measures in one at a time.
+class LocalExecutor(WorkerExecutor[Task]):
+    """Compiles and measures in processes of this machine.
+
+    Between the two, it computes the lower bound of the configuration with the resources of its binary, which is
+    returned in `Result.bound_us`; tasks with `Task.prune` are not measured if it exceeds the incumbent's time.
 
     Args:
         compiling: The stage that turns a task into a binary.
         measuring: The stage that turns a task and its binary into a result.
-        overlap: Whether compiling may go on while measuring.
+        overlap: Whether compiling and measuring may overlap.
+        bound: Returns the lower bound of a task from the resources of its binary, in microseconds; None computes
+            no bound.
     """
 
-    def __init__(self, *, compiling: Stage, measuring: Stage, overlap: bool) -> None:
+    def __init__(
+        self,
+        *,
+        compiling: ProcessStage,
+        measuring: ProcessStage,
+        overlap: bool,
+        bound: Callable[[Task, Resources], float] | None = None,
+    ) -> None:
         self.capacity = 2 * compiling.workers + measuring.workers
         self._stages = (compiling, measuring)
-        self._overlap = overlap
+        self._overlap, self._bound = overlap, bound
         self._compilers, self._measurers = compiling.pool(), measuring.pool()
         self._lock = threading.RLock()
-        self._waiting: deque[_Job] = deque()
-        self._ready: deque[_Job] = deque()
-        self._unfinished: list[_Job] = []
+        self._waiting: deque[_LocalJob] = deque()
+        self._ready: deque[_LocalJob] = deque()
+        self._unfinished: list[_LocalJob] = []
         self._compiling = self._measuring = 0
         self._turn_to_measure = False
         self._closed = False
@@ -138,14 +155,14 @@ class LocalExecutor(Executor[Task]):
 
     @property
     def busy_s(self) -> float:
-        """Wall time in which anything was compiled or measured (see `Executor.busy_s`)."""
+        """Wall time in which anything was compiled or measured (see `WorkerExecutor.busy_s`)."""
         with self._lock:
             running = time.perf_counter() - self._busy_since if self._compiling + self._measuring else 0.0
             return self._busy_s + running
 
     def submit(self, task: Task) -> Future[Result]:
-        """Begin a task (see `Executor.submit`)."""
-        job = _Job(task)
+        """Begin a task (see `WorkerExecutor.submit`)."""
+        job = _LocalJob(task)
         with self._lock:
             self._waiting.append(job)
             self._unfinished.append(job)
@@ -153,7 +170,7 @@ class LocalExecutor(Executor[Task]):
         return job.future
 
     def close(self) -> None:
-        """Stop all workers at once (see `Executor.close`)."""
+        """Stop all workers at once (see `WorkerExecutor.close`)."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -161,7 +178,7 @@ class LocalExecutor(Executor[Task]):
             idle = self._compiling + self._measuring == 0
         for pool in (self._compilers, self._measurers):
             if idle:
-                pool.close()  # workers leave by themselves, and clean up what they hold
+                pool.close()  # idle workers end by themselves and release their resources
             else:
                 pool.stop()
             pool.join()
@@ -170,7 +187,7 @@ class LocalExecutor(Executor[Task]):
                 job.future.cancel()
 
     def _advance(self) -> None:
-        """Start whatever may start now; called with the lock held."""
+        """Start the calls that may start now; the caller holds the lock."""
         if self._closed:
             return
         while self._may_compile():
@@ -195,7 +212,7 @@ class LocalExecutor(Executor[Task]):
         return self._turn_to_measure
 
     def _count(self, *, compiling: int = 0, measuring: int = 0) -> None:
-        """Count work that begins or ends, and the time in which there was any."""
+        """Count calls that begin or end, and the time with any call."""
         before = self._compiling + self._measuring
         self._compiling += compiling
         self._measuring += measuring
@@ -205,13 +222,13 @@ class LocalExecutor(Executor[Task]):
         elif self._compiling + self._measuring == 0:
             self._busy_s += now - self._busy_since
 
-    def _start_compiling(self, job: _Job) -> None:
+    def _start_compiling(self, job: _LocalJob) -> None:
         self._count(compiling=1)
         job.began = time.perf_counter()
         running = self._stages[0].schedule(self._compilers, job.task)
         running.add_done_callback(lambda done: self._compiled(job, done))
 
-    def _compiled(self, job: _Job, done: Future[Any]) -> None:
+    def _compiled(self, job: _LocalJob, done: Future[Any]) -> None:
         job.compile_s = time.perf_counter() - job.began
         stage = self._stages[0]
         answer = _answer(done, stage.timeout_s)
@@ -221,20 +238,35 @@ class LocalExecutor(Executor[Task]):
             self._count(compiling=-1)
             if isinstance(answer, CompileFailed):
                 answer = Result(outcome=answer)
-            if self._closed or isinstance(answer, Result | BaseException):
+            if not isinstance(answer, Result | BaseException):
+                answer = self._compiled_bound(job, answer)
+            if self._closed or answer is not None:
                 self._finish(job, answer)
             else:
-                job.binary = answer
                 self._ready.append(job)
             self._advance()
 
-    def _start_measuring(self, job: _Job) -> None:
+    def _compiled_bound(self, job: _LocalJob, binary: Any) -> BaseException | None:
+        """Compute the bound of a compiled job; return an error of the variant's costs, for the caller to raise."""
+        job.binary = binary
+        try:
+            job.bound_us = 0.0 if self._bound is None else self._bound(job.task, binary.resources)
+        except Exception as error:
+            return error
+        return None
+
+    def _start_measuring(self, job: _LocalJob) -> None:
+        incumbent_us = self.abort_above_us
+        if getattr(job.task, "prune", False) and incumbent_us is not None and job.bound_us > incumbent_us:
+            pruned = Pruned(bound_us=job.bound_us, incumbent_us=incumbent_us)
+            self._finish(job, Result(outcome=pruned, resources=job.binary.resources))
+            return
         self._count(measuring=1)
         job.began = time.perf_counter()
-        running = self._stages[1].schedule(self._measurers, job.task, job.binary, self.abort_above_us)
+        running = self._stages[1].schedule(self._measurers, job.task, job.binary, incumbent_us)
         running.add_done_callback(lambda done: self._measured(job, done))
 
-    def _measured(self, job: _Job, done: Future[Any]) -> None:
+    def _measured(self, job: _LocalJob, done: Future[Any]) -> None:
         answer = _answer(done, self._stages[1].timeout_s)
         if isinstance(answer, Crashed | TimedOut):
             spent = Effort(measure_s=time.perf_counter() - job.began)
@@ -245,27 +277,27 @@ class LocalExecutor(Executor[Task]):
             self._finish(job, answer)
             self._advance()
 
-    def _finish(self, job: _Job, answer: Any) -> None:
-        """Hand over a result, with the compile time; an error of ours goes on to whoever awaits it."""
-        if self._closed:  # whatever a stopped worker left behind is no result
+    def _finish(self, job: _LocalJob, answer: Any) -> None:
+        """Set the result of a job, with bound and compile time, or its exception."""
+        if self._closed:  # an answer of a stopped worker is no result
             return
         self._unfinished.remove(job)
         if isinstance(answer, Result):
             effort = dataclasses.replace(answer.effort, compile_s=job.compile_s)
-            job.future.set_result(dataclasses.replace(answer, effort=effort))
+            job.future.set_result(dataclasses.replace(answer, effort=effort, bound_us=job.bound_us))
         else:
             job.future.set_exception(answer)
 
 
 def _answer(done: Future[Any], timeout_s: float) -> Any:
-    """Return what a worker answered, the outcome its death amounts to, or the error it raised."""
+    """Return the answer of a worker, the outcome of its death, or the error it raised."""
     try:
         return done.result()
     except TimeoutError:
         return TimedOut(reason=f"no answer within {timeout_s:g} s")
     except ProcessExpired as expired:
         return Crashed(reason=_death(expired.exitcode))
-    except BaseException as error:  # an error of ours, or the pool being stopped: whoever awaits decides
+    except BaseException as error:  # an internal error, or the pool was stopped: the caller decides
         return error
 
 
@@ -276,19 +308,19 @@ def _death(exit_code: int | None) -> str:
     return fault or f"worker exited with code {exit_code}"
 
 
-class Caller:
-    """Calls one function in a process of its own, again and again; a context manager.
+class ProcessCaller:
+    """Calls one function in a separate process (see `FunctionCaller`); a context manager.
 
     Args:
-        stage: What is called. The process is started with the first call, and again after it died.
+        stage: The function. The process starts with the first call, and again after it died.
     """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ProcessStage) -> None:
         self._stage = stage
         self._pool: ProcessPool | None = None
 
     def call(self, *arguments: Any) -> Any:
-        """Return what the function returns, or `Crashed` or `TimedOut`; an error it raised is raised here."""
+        """Return the result of the function, or `Crashed` or `TimedOut`; re-raise an error it raised."""
         self._pool = self._pool or self._stage.pool()
         answer = _answer(self._stage.schedule(self._pool, *arguments), self._stage.timeout_s)
         if isinstance(answer, BaseException):
@@ -309,7 +341,7 @@ class Caller:
             self._pool.join()
 
 
-def call_once(stage: Stage, *arguments: Any) -> Any:
-    """Run one call in a process of its own; its death is an outcome, `Crashed` or `TimedOut`."""
-    with Caller(stage) as caller:
+def call_once(stage: ProcessStage, *arguments: Any) -> Any:
+    """Call the function of a stage in a separate process; its death is an outcome, `Crashed` or `TimedOut`."""
+    with ProcessCaller(stage) as caller:
         return caller.call(*arguments)

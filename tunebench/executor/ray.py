@@ -1,11 +1,12 @@
-"""Workers of a Ray cluster: the same tasks, compiled and measured wherever the device is.
+"""Execution on the workers of a Ray cluster.
 
-Ray itself is in a process of its own (`tunebench.executor._gateway`).
+Ray itself runs in a separate process (`tunebench.executor._gateway`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import itertools
 import multiprocessing
@@ -23,31 +24,31 @@ from typing import IO, Any, Self
 
 from tunebench.device import Device
 from tunebench.errors import ClusterLost, InputError, MissingDependency
-from tunebench.executor import Calls, Executor, Fleet, PlaceLost, Stopped
-from tunebench.executor._message import LOSSES, Equipment, Job, Look, State
-from tunebench.executor.local import LocalExecutor, Stage
+from tunebench.executor import ExecutorClosed, FunctionCaller, PoolStatus, WorkerExecutor, WorkerLost
+from tunebench.executor._message import LOSSES, Job, WorkerRequest, WorkerSetup
+from tunebench.executor.local import LocalExecutor, ProcessStage
 from tunebench.outcome import Crashed, Result
 from tunebench.task import Task
 
-__all__ = ["Cluster", "Equipment", "Look", "RayExecutor", "check_address", "equipment"]
+__all__ = ["Cluster", "RayExecutor", "check_address", "worker_setup"]
 
 CONNECT_S = 60.0
-"""Longest that Ray may take to start or to join a cluster."""
+"""Time limit for Ray to start or join a cluster, in seconds."""
 CLOSE_S = 15.0
-"""Longest that Ray may take to stop; then it is killed."""
+"""Time limit for Ray to stop before it is killed, in seconds."""
 
-# What Ray is told through the environment of its process, and of the cluster where it starts one.
-# Source: docs.ray.io, and ray/_private of Ray 2.60; other versions pass over what they do not know.
+# Environment of the process of Ray, and of a cluster that it starts.
+# Source: docs.ray.io, and ray/_private of Ray 2.60; other versions ignore unknown variables.
 _QUIET = {
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the coming default; unset, each worker warns of it
-    "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1",  # containers have 64 MB of shared memory, and we need none
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default; if unset, each worker warns
+    "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1",  # containers have 64 MB of shared memory; tunebench needs none
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
 }
 _LOCAL = {
-    "RAY_enable_worker_prestart": "0",  # one actor is all that will be there
+    "RAY_enable_worker_prestart": "0",  # there will be one actor only
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_worker_niceness": "0",  # 15 unless told: whatever else runs here would disturb what is timed
+    "RAY_worker_niceness": "0",  # the default 15 would let other processes disturb measurements
 }
 
 
@@ -55,49 +56,47 @@ class Cluster:
     """A Ray cluster, connected; a context manager.
 
     Args:
-        look: Which workers are wanted, and where.
+        request: Which workers are wanted, and where.
 
     Raises:
         MissingDependency: if Ray is not installed.
         ClusterLost: if the cluster cannot be reached, or has other versions.
     """
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, request: WorkerRequest) -> None:
         if importlib.util.find_spec("ray") is None:
             raise MissingDependency("ray", "cluster")
-        self.address = look.address
+        self.address = request.address
         self.devices: tuple[Device, ...] = ()
-        """What its workers can measure on."""
         self.refused: tuple[str, ...] = ()
-        """Why workers are not made use of."""
         self._executors: dict[str, RayExecutor] = {}
         self._lost: str | None = None
         self._joined = False
         self._lock = threading.Lock()
         self._listener: threading.Thread | None = None
-        self._said: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the cluster
+        self._output: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the cluster
         self._connection, theirs = multiprocessing.Pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tunebench.executor._gateway", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
-            env=_environment(look.address),
+            stdout=self._output,
+            stderr=self._output,
+            env=_environment(request.address),
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C is the driver's to handle
+            start_new_session=True,  # this process handles Ctrl-C
         )
         theirs.close()
         try:
-            self._connection.send(look)
-            self._greet()
+            self._connection.send(request)
+            self._wait_for_workers()
         except BaseException:
             self.close()
             raise
 
-    def _greet(self) -> None:
-        """Wait for the workers that are there."""
+    def _wait_for_workers(self) -> None:
+        """Wait for the first workers."""
         try:
-            if not self._connection.poll(CONNECT_S):  # Ray itself tries again for ever
+            if not self._connection.poll(CONNECT_S):  # Ray itself would retry forever
                 raise ClusterLost(_unreachable(self.address, self._last_words()))
             first, *rest = self._connection.recv()
             if first == "unreachable":
@@ -107,23 +106,26 @@ class Cluster:
         except (EOFError, OSError):
             raise ClusterLost(_unreachable(self.address, self._last_words())) from None
 
-    def executors(self, equipment: Mapping[str, Equipment]) -> dict[str, RayExecutor]:
-        """Put workers to work, once; returns an executor for each device.
+    def executors(self, setups: Mapping[str, WorkerSetup]) -> dict[str, RayExecutor]:
+        """Set up the workers; may be called once.
 
         Args:
-            equipment: What the workers of a device need, by its key.
+            setups: Setup of the workers of each device, by its key.
+
+        Returns:
+            The executor of each device, by its key.
         """
-        self._executors = {key: RayExecutor(self, key) for key in equipment}
-        self.send("begin", dict(equipment))
+        self._executors = {key: RayExecutor(self, key) for key in setups}
+        self.send("begin", dict(setups))
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         return self._executors
 
     def send(self, *message: Any) -> None:
-        """Tell the gateway something.
+        """Send a message to the gateway.
 
         Raises:
-            ClusterLost: if it is gone.
+            ClusterLost: if the gateway is gone.
         """
         try:
             with self._lock:
@@ -140,13 +142,13 @@ class Cluster:
                     case ("answer", *answer):
                         for executor in self._executors.values():
                             executor.take(*answer)
-                    case ("state", str() as device, State() as state):
-                        self._executors[device].told(state)
+                    case ("status", str() as device, PoolStatus() as status):
+                        self._executors[device].update(status)
                     case ("lost", device, str() as reason):
                         self._give_up(f"{self.address}: {reason}", device)
         except (EOFError, OSError):
             pass
-        finally:  # whatever ends this thread, nobody may wait for what nobody will tell
+        finally:  # without this thread, no future would ever get a result
             self._give_up(f"{self.address}: the connection to the cluster is lost: {self._last_words()}")
 
     def _give_up(self, reason: str, device: str | None = None) -> None:
@@ -156,18 +158,18 @@ class Cluster:
                 executor.lose(reason)
 
     def _last_words(self) -> str:
-        """Return the last line that Ray has said of its own end."""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip() and not line.startswith((" ", "***"))]
-        return said[-1][:300] if said else "Ray's process ended without a word"
+        """Return the last line of Ray's output, which tells why it ended."""
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").split("\n")
+        written = [line.strip() for line in lines if line.strip() and not line.startswith((" ", "***"))]
+        return written[-1][:300] if written else "Ray's process ended without output"
 
     def close(self) -> None:
         """Stop the workers, and the cluster if it was started for this run."""
         for executor in self._executors.values():
             executor.close()
         with contextlib.suppress(ClusterLost):
-            self.send("bye")  # the end of the pipe alone is not seen while a thread of ours reads from it
+            self.send("bye")  # closing the pipe has no effect while a thread reads from it
         try:
             self._process.wait(CLOSE_S if self._joined else 0)
         except subprocess.TimeoutExpired:
@@ -176,7 +178,7 @@ class Cluster:
         if self._listener is not None:
             self._listener.join()
         self._connection.close()
-        self._said.close()
+        self._output.close()
 
     def __enter__(self) -> Self:
         return self
@@ -187,7 +189,7 @@ class Cluster:
         self.close()
 
 
-class RayExecutor(Executor[Task]):
+class RayExecutor(WorkerExecutor[Task]):
     """The workers of one device in a cluster.
 
     Args:
@@ -197,41 +199,41 @@ class RayExecutor(Executor[Task]):
 
     def __init__(self, cluster: Cluster, device: str) -> None:
         self.capacity = 1
-        self.fleet = Fleet(refused=cluster.refused)
+        self.pool = PoolStatus(refused=cluster.refused)
         self._cluster, self._device = cluster, device
         self._lock = threading.Lock()
         self._pending: dict[int, Future[Any]] = {}
         self._busy: dict[str, float] = {}
-        self._together = False
+        self._same_worker = False
         self._ended: Exception | None = None
 
     @property
     def busy_s(self) -> float:
-        """Time in which the busiest worker compiled or measured: what is left is overhead at most."""
+        """Time in which the busiest worker compiled or measured, in seconds."""
         return max(self._busy.values(), default=0.0)
 
     def submit(self, task: Task) -> Future[Result]:
-        """Begin a task on whichever worker has room (see `Executor.submit`)."""
+        """Start a task on a free worker (see `WorkerExecutor.submit`)."""
         revision = task.variant.revision(task.workload, task.config)
         return self._send("run", pickle.dumps(task), revision, self.abort_above_us)
 
-    def calls(self, stage: Callable[[], Stage]) -> Calls:
-        """Return what calls a function where tasks are measured (see `Executor.calls`)."""
-        return _RemoteCalls(self, stage)
+    def caller(self, stage: Callable[[], ProcessStage]) -> FunctionCaller:
+        """Return a caller of a function on a worker (see `WorkerExecutor.caller`)."""
+        return _ClusterCaller(self, stage)
 
     def call(self, stage: bytes, blob: bytes) -> Any:
-        """Call a stage's function on a worker; both arguments are pickled."""
+        """Call the function of a stage on a worker; both arguments are pickled."""
         return self._send("call", stage, blob).result()
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Return a context in which all runs on one worker (see `Executor.together`)."""
-        self._cluster.send("together", self._device)
-        self._together = True
+    def same_worker(self) -> Iterator[None]:
+        """Return a context in which all jobs run on one worker (see `WorkerExecutor.same_worker`)."""
+        self._cluster.send("same_worker", self._device)
+        self._same_worker = True
         try:
             yield
         finally:
-            self._together = False
+            self._same_worker = False
 
     def _send(self, method: str, *arguments: Any) -> Future[Any]:
         job = Job(
@@ -239,7 +241,7 @@ class RayExecutor(Executor[Task]):
             device=self._device,
             method=method,
             arguments=arguments,
-            together=self._together,
+            same_worker=self._same_worker,
         )
         future: Future[Any] = Future()
         with self._lock:
@@ -250,7 +252,7 @@ class RayExecutor(Executor[Task]):
         return future
 
     def take(self, number: int, kind: str, content: Any, busy_s: float, worker: str) -> None:
-        """Hand over what became of a job; another executor's is passed over."""
+        """Set the result of a job; jobs of other executors are ignored."""
         with self._lock:
             future = self._pending.pop(number, None)
         if future is None:
@@ -263,32 +265,28 @@ class RayExecutor(Executor[Task]):
             case "failed":
                 future.set_exception(pickle.loads(content))  # noqa: S301 - likewise
             case "killed":
-                reason = f"{LOSSES} workers died with it; of the last: {content}"
+                reason = f"{LOSSES} workers died with it; the last one: {content}"
                 future.set_result(Result(outcome=Crashed(reason=reason)))
             case "moved":
-                future.set_exception(PlaceLost())
+                future.set_exception(WorkerLost())
 
-    def told(self, state: State) -> None:
-        """Take over how the workers are."""
-        self.capacity = max(1, state.slots)  # none at all would end a search that had better wait
-        self.fleet = Fleet(
-            workers=state.workers,
-            lost=state.lost,
-            refused=tuple(dict.fromkeys((*self._cluster.refused, *state.refused))),
-            retried=state.retried,
-        )
+    def update(self, status: PoolStatus) -> None:
+        """Take over the status of the workers."""
+        self.capacity = max(1, status.slots)  # 0 would end a search that should wait for workers
+        refused = tuple(dict.fromkeys((*self._cluster.refused, *status.refused)))
+        self.pool = dataclasses.replace(status, refused=refused)
 
     def lose(self, reason: str) -> None:
-        """Fail all that is pending: no worker will do it."""
+        """Fail all pending jobs: there will be no worker."""
         for future in self._end(ClusterLost(reason)):
             future.set_exception(ClusterLost(reason))
 
     def close(self) -> None:
-        """Stop this device's workers (see `Executor.close`)."""
+        """Stop this device's workers (see `WorkerExecutor.close`)."""
         with contextlib.suppress(ClusterLost):
             if self._ended is None:
                 self._cluster.send("stop", self._device)
-        for future in self._end(Stopped()):
+        for future in self._end(ExecutorClosed()):
             future.cancel()
 
     def _end(self, why: Exception) -> list[Future[Any]]:
@@ -299,14 +297,14 @@ class RayExecutor(Executor[Task]):
         return pending
 
 
-class _RemoteCalls:
-    """Calls one function in a process of its own on a worker (see `Calls`)."""
+class _ClusterCaller:
+    """Calls one function in a separate process of a worker (see `FunctionCaller`)."""
 
-    def __init__(self, executor: RayExecutor, stage: Callable[[], Stage]) -> None:
+    def __init__(self, executor: RayExecutor, stage: Callable[[], ProcessStage]) -> None:
         self._executor, self._stage = executor, pickle.dumps(stage)
 
     def call(self, *arguments: Any) -> Any:
-        """Return what the function returns (see `Calls.call`)."""
+        """Return the result of the function (see `FunctionCaller.call`)."""
         return self._executor.call(self._stage, pickle.dumps(arguments))
 
     def __enter__(self) -> Self:
@@ -321,37 +319,38 @@ class _RemoteCalls:
 _numbers = itertools.count()
 
 
-def equipment(start: Callable[[int], LocalExecutor], files: Mapping[str, str]) -> Equipment:
-    """Return what a worker needs to begin.
+def worker_setup(start: Callable[[int], LocalExecutor], files: Mapping[str, str]) -> WorkerSetup:
+    """Return the setup of a worker.
 
     Args:
-        start: An importable function, or a partial of one, that starts the worker's executor there, given how
-            many processes compile; 0 is one for each core.
-        files: Users' files: the text of each, by its path here.
+        start: Importable function, or a partial of one, that starts the executor of the worker, given the number
+            of compile processes; 0 is one per core.
+        files: Text of each user file, by its path here.
     """
-    return Equipment(files=dict(files), start=pickle.dumps(start))
+    return WorkerSetup(files=dict(files), start=pickle.dumps(start))
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address of a cluster.
+    """Check the address of a cluster.
 
     Raises:
-        InputError: saying what is.
+        InputError: if it is invalid.
+        MissingDependency: if it needs grpcio, which is not installed.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address not in ("local", "auto") and not (host and port.isdecimal() and "/" not in host):
         raise InputError(
-            f"--cluster {address}: give local, auto, HOST:6379 (from a node of the cluster) or ray://HOST:10001"
+            f"--cluster {address}: expected local, auto, HOST:6379 (from a node of the cluster) or ray://HOST:10001"
         )
     if address.startswith("ray://") and importlib.util.find_spec("grpc") is None:
         raise MissingDependency("grpcio, which ray:// needs,", "cluster")
 
 
 def _environment(address: str) -> dict[str, str]:
-    """Return the environment of Ray's process: ours, our import path, and what keeps Ray quiet."""
+    """Return the environment of the process of Ray: that of this process, its import path, and less output."""
     found = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if address == "local":
-        # Nobody else is to use it, and no token is to be left in the user's home.
+        # A token keeps other users out; it is not written to the home directory.
         found |= {**_LOCAL, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return found
 

@@ -21,7 +21,7 @@ from tunebench.explanation.alignment import ACCESS_BYTES
 from tunebench.forecast import predict_us
 from tunebench.outcome import CacheState
 from tunebench.space import Config
-from tunebench.tuning import candidate
+from tunebench.tuning import tunable
 from tunebench.variant import Costs, ceil_div
 from tunebench.workload import Tensor, Traffic, Workload
 
@@ -141,7 +141,7 @@ class Forecaster:
 
     def _best(self, workload: Workload) -> PredictedBest | None:
         try:
-            found, _ = candidate.find(workload, self.device, cache=self.cache, compilable=False)
+            found, _ = tunable.find_variants(workload, self.device, cache=self.cache, compilable=False)
         except InputError:
             return None
         one = min(found, key=lambda one: one.predicted_us(one.fastest()))

@@ -25,7 +25,7 @@ from tunebench.forecast import predict_us
 from tunebench.kernels import variants
 from tunebench.outcome import CacheState, Measured
 from tunebench.space import Table
-from tunebench.tuning.choice import Choice, choose
+from tunebench.tuning.choice import ChosenConfig, choose_config
 from tunebench.variant import Costs, Tiling
 from tunebench.workload import Category, Workload
 from tunebench.workloads import parse
@@ -84,7 +84,7 @@ class Explanation:
         refused: Reason why each other variant does not support the workload on the device, by variant key.
     """
 
-    choice: Choice
+    choice: ChosenConfig
     roofline: Roofline
     bound: Bound
     predicted_us: float
@@ -174,11 +174,11 @@ def explain(
     """
     problem = parse(workload) if isinstance(workload, str) else workload
     target = device if isinstance(device, Device) else devices.find(device)
-    choice = choose(problem, target, variant=variant, config=config, db=db, compilable=False)
+    choice = choose_config(problem, target, variant=variant, config=config, db=db, compilable=False)
     return explain_choice(choice, _measured(choice, db))
 
 
-def _measured(choice: Choice, db: str | Path | None) -> MeasuredTime | None:
+def _measured(choice: ChosenConfig, db: str | Path | None) -> MeasuredTime | None:
     """Return the measured time of a configuration, if there is one."""
     if choice.why == "best known" and choice.cache is not None:
         return MeasuredTime(median_us=choice.expected_us, how=choice.how, cache=choice.cache)
@@ -196,7 +196,7 @@ def _measured(choice: Choice, db: str | Path | None) -> MeasuredTime | None:
     return None
 
 
-def explain_choice(choice: Choice, measured: MeasuredTime | None = None) -> Explanation:
+def explain_choice(choice: ChosenConfig, measured: MeasuredTime | None = None) -> Explanation:
     """Explain a configuration that has been chosen already.
 
     Args:

@@ -17,7 +17,7 @@ from tunebench.variant import CudaVariant, GpuVariant
 
 if TYPE_CHECKING:
     from tunebench.compile import Binary
-    from tunebench.tuning.choice import Choice
+    from tunebench.tuning.choice import ChosenConfig
 
 __all__ = ["BUILD", "FORMATS", "Format", "build_lines", "stand_alone_source", "write_export"]
 
@@ -30,7 +30,7 @@ BUILD = 'g++ -std=c++17 -O2 -I"$CUDA_HOME/include" -o run main.cpp -lcuda'
 """How the example is built where the CUDA toolkit is."""
 
 
-def write_export(choice: Choice, binary: Binary, folder: Path, form: Format) -> tuple[Path, ...]:
+def write_export(choice: ChosenConfig, binary: Binary, folder: Path, form: Format) -> tuple[Path, ...]:
     """Write one configuration into a folder, over what an earlier export has left there.
 
     Args:
@@ -71,7 +71,7 @@ def write_export(choice: Choice, binary: Binary, folder: Path, form: Format) -> 
     return (kernels, *(folder / name for name in files))
 
 
-def stand_alone_source(choice: Choice) -> str:
+def stand_alone_source(choice: ChosenConfig) -> str:
     """Return the CUDA C++ source of a configuration, with the kernels it launches instantiated."""
     variant = choice.variant
     assert isinstance(variant, CudaVariant)
@@ -88,7 +88,7 @@ def stand_alone_source(choice: Choice) -> str:
     return "\n".join(lines) + "\n"
 
 
-def build_lines(choice: Choice, form: Format) -> tuple[str, ...]:
+def build_lines(choice: ChosenConfig, form: Format) -> tuple[str, ...]:
     """Return the commands that build the example in the exported folder."""
     if form == "cubin" or not isinstance(choice.variant, CudaVariant):
         return (BUILD,)

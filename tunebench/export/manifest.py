@@ -14,7 +14,7 @@ from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
     from tunebench.compile import Binary
-    from tunebench.tuning.choice import Choice
+    from tunebench.tuning.choice import ChosenConfig
     from tunebench.variant import Launch
 
 __all__ = ["manifest"]
@@ -27,7 +27,7 @@ _MOST_VALUES = 2**20
 """More would take longer to compile than the kernels."""
 
 
-def manifest(choice: Choice, binary: Binary) -> dict[str, Any]:
+def manifest(choice: ChosenConfig, binary: Binary) -> dict[str, Any]:
     """Return everything but the code.
 
     Tensors are in the order: inputs, outputs, scratch. Those of shape ``()`` have no memory: their value is

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tunebench.binary.compiled import Binary
-from tunebench.bound import refined_us
 from tunebench.device import Device
 from tunebench.errors import TunebenchError
 from tunebench.fault import DeviceLost, LaunchRefused
@@ -22,7 +21,7 @@ from tunebench.kernels import load_file
 from tunebench.measure._blas import in_one_thread
 from tunebench.measure.runner import Runner
 from tunebench.measure.timing import Protocol
-from tunebench.outcome import CacheState, LaunchFailed, Pruned, Result
+from tunebench.outcome import LaunchFailed, Result
 from tunebench.task import Task
 
 __all__ = ["Setup", "measure", "start"]
@@ -77,10 +76,6 @@ def measure(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
     if _runner is None:
         raise RuntimeError("a measuring worker must be started with a Setup first")
     try:
-        if task.prune and abort_above_us is not None:
-            pruned = _pruned(task, binary, _runner.protocol.cache, abort_above_us)
-            if pruned is not None:
-                return Result(outcome=pruned, resources=binary.resources)
         outcome, effort = _runner.run(task, binary, abort_above_us)
     except DeviceLost as fault:  # nothing can be measured in this process any more: its status says why
         print(fault, file=sys.stderr, flush=True)  # noqa: T201 - the last words of a process
@@ -95,15 +90,6 @@ def measure(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
         effort=effort,
         conditions={**host(), **_runner.conditions()},
     )
-
-
-def _pruned(task: Task, binary: Binary, cache: CacheState, incumbent_us: float) -> Pruned | None:
-    """Return that a configuration cannot win, if registers and shared memory of its binary say so."""
-    resources = binary.resources
-    if resources.registers is None and resources.static_smem_bytes is None:
-        return None  # the search had the same bound before it was compiled
-    bound_us = refined_us(task.variant, task.workload, task.config, task.device, resources, cache=cache)
-    return Pruned(bound_us=bound_us, incumbent_us=incumbent_us) if bound_us > incumbent_us else None
 
 
 def host() -> Mapping[str, Any]:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = [
-    "CalibratedPruner",
+    "LearnedPruner",
+    "PostponedConfigs",
     "Residuals",
-    "Unlikely",
     "chances",
     "expected_log_us",
     "least_likely",
@@ -193,7 +193,7 @@ def _chances_by(log_us: Array, timed: Array, expected: Array, incumbent_us: floa
 
 
 @dataclass(frozen=True, slots=True)
-class Unlikely:
+class PostponedConfigs:
     """Configurations that are passed over.
 
     Attributes:
@@ -205,7 +205,7 @@ class Unlikely:
     winners: float
 
     @classmethod
-    def none(cls, rows: int) -> Unlikely:
+    def none(cls, rows: int) -> PostponedConfigs:
         """Pass over nothing."""
         return cls(np.zeros(rows, dtype=bool), 0.0)
 
@@ -215,7 +215,7 @@ class Unlikely:
         return int(self.rows.sum())
 
 
-def least_likely(chance: Array, open_rows: Array) -> Unlikely:
+def least_likely(chance: Array, open_rows: Array) -> PostponedConfigs:
     """Return which open rows to pass over: the least likely, holding `MISSED` of the winners to be expected.
 
     It is never all of them: what is likeliest holds more than that.
@@ -230,10 +230,10 @@ def least_likely(chance: Array, open_rows: Array) -> Unlikely:
     passed = order[(np.cumsum(chance[order]) < tolerated) & (chance[order] < MOST_CHANCE)]
     mask = np.zeros(len(chance), dtype=bool)
     mask[passed] = True
-    return Unlikely(mask, float(chance[passed].sum()))
+    return PostponedConfigs(mask, float(chance[passed].sum()))
 
 
-class CalibratedPruner:
+class LearnedPruner:
     """Says of a search's open configurations which are unlikely to win, by what was measured so far.
 
     Args:
@@ -250,9 +250,9 @@ class CalibratedPruner:
         """Learn what a configuration took here, infinite if it failed."""
         self._times_us[row] = time_us
 
-    def unlikely(self, open_rows: Array, incumbent_us: float) -> Unlikely:
+    def unlikely(self, open_rows: Array, incumbent_us: float) -> PostponedConfigs:
         """Return what to pass over for now among the open rows; what is measured may change it either way."""
         if np.isfinite(self._times_us).sum() < LEAST_MEASURED:
-            return Unlikely.none(len(open_rows))
+            return PostponedConfigs.none(len(open_rows))
         chance = chances(self._times_us, self._expected, self._bounds_us, incumbent_us, self._depth)
         return least_likely(chance, open_rows)

@@ -12,14 +12,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from tunebench.executor import Executor
 from tunebench.outcome import Result
 from tunebench.search.optimality_proof import OptimalityProof, certify
 from tunebench.search.variant_search import Proposal, VariantSearch
+from tunebench.task import Executor
 
 T = TypeVar("T")
 
-__all__ = ["Budget", "optimality_proof", "run"]
+__all__ = ["Budget", "optimality_proof", "run_search"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Budget:
         return math.ceil(self.audit * self.done) - self.audited
 
 
-def run(
+def run_search(
     searches: Sequence[VariantSearch],
     executor: Executor[T],
     budget: Budget,
@@ -103,7 +103,7 @@ def run(
 def optimality_proof(searches: Sequence[VariantSearch], best_us: float) -> OptimalityProof:
     """Return what is proved of a best time among the configurations of all searches."""
     bounds_us = np.concatenate([search.sound_bounds_us for search in searches])
-    return certify(bounds_us, np.concatenate([search.standings for search in searches]), best_us)
+    return certify(bounds_us, np.concatenate([search.statuses for search in searches]), best_us)
 
 
 def _within(gap: float, searches: Sequence[VariantSearch], best_us: float) -> bool:

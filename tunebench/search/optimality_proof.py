@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["ConfigStatus", "OptimalityProof", "certify", "standing", "violates"]
+__all__ = ["ConfigStatus", "OptimalityProof", "certify", "config_status", "violates"]
 
 
 class ConfigStatus(IntEnum):
@@ -59,7 +59,7 @@ class ConfigStatus(IntEnum):
 _CLOSED = (ConfigStatus.TIMED, ConfigStatus.IMPOSSIBLE)
 
 
-def standing(outcome: Outcome) -> ConfigStatus:
+def config_status(outcome: Outcome) -> ConfigStatus:
     """Return what an outcome says of its configuration."""
     match outcome:
         case Measured():
@@ -113,7 +113,7 @@ class OptimalityProof:
         return {**asdict(self), **known, "open_count": self.open_count}
 
 
-def certify(bounds_us: Array, standings: Array, best_us: float) -> OptimalityProof:
+def certify(bounds_us: Array, statuses: Array, best_us: float) -> OptimalityProof:
     """Return what is proved of the best time among configurations.
 
     Args:
@@ -121,20 +121,20 @@ def certify(bounds_us: Array, standings: Array, best_us: float) -> OptimalityPro
         standings: The `ConfigStatus` of each, `(n,)`.
         best_us: The best time, in microseconds; infinite if nothing has a time.
     """
-    closed = np.isin(standings, _CLOSED)
+    closed = np.isin(statuses, _CLOSED)
     bounded = ~closed & (bounds_us > best_us)
     still_open = ~closed & ~bounded
     floor_us = float(np.min(bounds_us, where=still_open, initial=best_us))
-    counts = np.bincount(standings[still_open], minlength=len(ConfigStatus))
+    counts = np.bincount(statuses[still_open], minlength=len(ConfigStatus))
     proved = math.isfinite(best_us) and not still_open.any()
     return OptimalityProof(
         best_us=best_us,
         floor_us=floor_us,
         gap=best_us / floor_us if math.isfinite(best_us) and floor_us > 0 else None,
         proved=proved,
-        timed=int((standings == ConfigStatus.TIMED).sum()),
+        timed=int((statuses == ConfigStatus.TIMED).sum()),
         bounded=int(bounded.sum()),
-        impossible=int((standings == ConfigStatus.IMPOSSIBLE).sum()),
+        impossible=int((statuses == ConfigStatus.IMPOSSIBLE).sum()),
         open={kind.name.lower(): int(counts[kind]) for kind in ConfigStatus if counts[kind]},
     )
 

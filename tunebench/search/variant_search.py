@@ -15,8 +15,8 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from tunebench.errors import UnknownName
 from tunebench.outcome import Aborted, Outcome, Pruned, failed, time_us
-from tunebench.search.learned_pruner import CalibratedPruner, Unlikely
-from tunebench.search.optimality_proof import ConfigStatus, standing
+from tunebench.search.learned_pruner import LearnedPruner, PostponedConfigs
+from tunebench.search.optimality_proof import ConfigStatus, config_status
 from tunebench.search.pruner import BOUND_US, BoundPruner
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
 from tunebench.search.study_space import StudySpace
@@ -84,13 +84,13 @@ class VariantSearch:
     """
 
     def __init__(
-        self, key: str, prospects: Prospects, *, sampler: str, seed: int, calibrated: bool = False
+        self, key: str, prospects: Prospects, *, sampler: str, seed: int, learned_pruner: bool = False
     ) -> None:
         if sampler not in SAMPLERS:
             raise UnknownName("sampler", sampler, SAMPLERS)
         self.key, self.table = key, prospects.table
         self.bounds_us = np.array(prospects.bounds_us, dtype=np.float64)
-        self.standings = np.full(len(self.table), ConfigStatus.UNTRIED, dtype=np.int8)
+        self.statuses = np.full(len(self.table), ConfigStatus.UNTRIED, dtype=np.int8)
         self.trusted = True
         self.sampler = SAMPLERS[sampler](prospects, seed)
         self._own = isinstance(self.sampler, TableSampler)
@@ -105,8 +105,8 @@ class VariantSearch:
         self.asked = 0
         self.best_us = float("inf")
         self._first: list[Config] = []
-        self._calibrated = CalibratedPruner(prospects) if calibrated else None
-        self.passed_over = Unlikely.none(len(self.table))
+        self._learned_pruner = LearnedPruner(prospects) if learned_pruner else None
+        self.postponed = PostponedConfigs.none(len(self.table))
 
     def first(self, config: Config) -> None:
         """Propose `config` before anything else, if it is valid and unseen."""
@@ -179,20 +179,20 @@ class VariantSearch:
         self.study.enqueue_trial(dict(self.table.config(row)))
         return self.study.ask(self._distributions)
 
-    def unlikely(self, incumbent_us: float) -> Unlikely:
+    def unlikely(self, incumbent_us: float) -> PostponedConfigs:
         """Return the open rows that are unlikely to beat the incumbent: a guess, so they stay open."""
-        if self._calibrated is None:
-            return Unlikely.none(len(self.table))
-        return self._calibrated.unlikely(self.open, incumbent_us)
+        if self._learned_pruner is None:
+            return PostponedConfigs.none(len(self.table))
+        return self._learned_pruner.unlikely(self.open, incumbent_us)
 
     @contextlib.contextmanager
     def _passing_over(self, incumbent_us: float) -> Iterator[None]:
         """Shut what is unlikely to win while the sampler chooses; that is never all that is open."""
-        if self._calibrated is None:
+        if self._learned_pruner is None:
             yield
             return
-        self.passed_over = self.unlikely(incumbent_us)
-        rows = self.passed_over.rows
+        self.postponed = self.unlikely(incumbent_us)
+        rows = self.postponed.rows
         if self._first:  # a caller's wish goes before a guess
             rows = np.zeros_like(rows)
         self.open[rows] = False
@@ -242,7 +242,7 @@ class VariantSearch:
             self.study.tell(proposal.trial, value)
 
     def _learn(self, row: int, outcome: Outcome) -> None:
-        self.standings[row] = standing(outcome)
+        self.statuses[row] = config_status(outcome)
         self._calibrate(row, outcome)
         if isinstance(outcome, Pruned):
             self.tighten(row, outcome.bound_us)
@@ -254,8 +254,8 @@ class VariantSearch:
     def _calibrate(self, row: int, outcome: Outcome) -> None:
         """Let the calibrated pruner learn: an aborted run took at least its fastest sample."""
         took_us = float("inf") if failed(outcome) else time_us(outcome) or _observed(outcome).get(OBSERVED_US)
-        if self._calibrated is not None and took_us is not None:
-            self._calibrated.tell(row, took_us)
+        if self._learned_pruner is not None and took_us is not None:
+            self._learned_pruner.tell(row, took_us)
 
     def drop(self, proposal: Proposal) -> None:
         """Forget a proposal that will not be tried here, since another tuner is at it."""

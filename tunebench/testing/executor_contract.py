@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tunebench.device import find
-from tunebench.executor import Executor
+from tunebench.executor import WorkerExecutor
 from tunebench.kernels import variant
 from tunebench.outcome import CompileFailed, Crashed, Measured, Result, TimedOut
 from tunebench.space import Config
@@ -43,7 +43,7 @@ class ExecutorContract:
     timeout_s: float
 
     def test_every_way_to_end_is_an_outcome_and_the_next_task_still_runs(
-        self, workers: Executor[Task]
+        self, workers: WorkerExecutor[Task]
     ) -> None:
         found = [
             outcome(workers.submit(task())),
@@ -72,7 +72,7 @@ class ExecutorContract:
         assert found[6].median_us == 9
 
     def test_compile_time_is_accounted_and_the_incumbent_reaches_the_worker(
-        self, workers: Executor[Task]
+        self, workers: WorkerExecutor[Task]
     ) -> None:
         workers.abort_above_us = 123.0
         result = workers.submit(task(compiling="slow")).result(timeout=60)
@@ -81,20 +81,20 @@ class ExecutorContract:
         assert result.outcome.conditions["abort_above_us"] == 123.0
         assert workers.busy_s >= 0.2
 
-    def test_a_fault_of_ours_is_raised_not_hidden(self, workers: Executor[Task]) -> None:
+    def test_a_fault_of_ours_is_raised_not_hidden(self, workers: WorkerExecutor[Task]) -> None:
         future = workers.submit(task(compiling="bug"))
         with pytest.raises(RuntimeError, match="a fault of ours"):
             future.result(timeout=60)
 
-    def test_calls_are_made_beside_and_their_errors_raised(self, workers: Executor[Task]) -> None:
-        with workers.together(), workers.calls(stages.compiling) as calls:
+    def test_calls_are_made_beside_and_their_errors_raised(self, workers: WorkerExecutor[Task]) -> None:
+        with workers.same_worker(), workers.caller(stages.compiling) as calls:
             assert calls.call(task()).key == "k"
             assert isinstance(calls.call(task(compiling="crash")), Crashed)
             with pytest.raises(RuntimeError, match="fault"):
                 calls.call(task(compiling="bug"))
             assert isinstance(outcome(workers.submit(task())), Measured)
 
-    def test_closing_cancels_what_has_not_finished(self, workers: Executor[Task]) -> None:
+    def test_closing_cancels_what_has_not_finished(self, workers: WorkerExecutor[Task]) -> None:
         futures = [workers.submit(task(run="hang")) for _ in range(4)]
         time.sleep(0.5)
         began = time.monotonic()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunebench.binary.compiled import Binary
-from tunebench.executor.local import LocalExecutor, Stage
+from tunebench.executor.local import LocalExecutor, ProcessStage
 from tunebench.outcome import CompileFailed, Measured, Result, Verification
 from tunebench.task import Task
 
@@ -65,9 +65,9 @@ def measured(us: float, **conditions: Any) -> Result:
     )
 
 
-def compiling() -> Stage:
+def compiling() -> ProcessStage:
     """Return a stage whose function is called alone."""
-    return Stage(function=compile_task, start=start)
+    return ProcessStage(function=compile_task, start=start)
 
 
 def _wait_in(folder: Path) -> None:
@@ -94,7 +94,7 @@ def parent_of(pid: int) -> int:
 def start_executor(_compilers: int, timeout_s: float = 30.0) -> LocalExecutor:
     """Start an executor of these stages; workers of a cluster call it by name."""
     return LocalExecutor(
-        compiling=Stage(function=compile_task, start=start, workers=2),
-        measuring=Stage(function=measure_task, start=start, timeout_s=timeout_s),
+        compiling=ProcessStage(function=compile_task, start=start, workers=2),
+        measuring=ProcessStage(function=measure_task, start=start, timeout_s=timeout_s),
         overlap=True,
     )

@@ -25,14 +25,15 @@ from tunebench.db.location import locate
 from tunebench.db.record import NewMeasurement
 from tunebench.db.store import Store
 from tunebench.device import Device
-from tunebench.executor import Executor
+from tunebench.executor import WorkerExecutor
 from tunebench.kernels import load_file
 from tunebench.outcome import Crashed, Measured, Outcome, Result, Verification
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.task import Task
-from tunebench.tuning.candidate import Candidate, Target
+from tunebench.tuning import run
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.session import Session
+from tunebench.tuning.run import TuningSetup
+from tunebench.tuning.tunable import TunableVariant, TuningTarget
 from tunebench.variant import Costs, Variant
 from tunebench.workloads.operators.softmax import Softmax
 
@@ -102,7 +103,7 @@ def outcomes(problem: Softmax) -> Iterator[Outcome]:
         yield outcome_of(str(problem), Config({"a": a, "b": b}))
 
 
-class _StandIn(Executor[Task]):
+class _StandIn(WorkerExecutor[Task]):
     """Measures nothing, in no time or a little."""
 
     capacity = 3
@@ -163,14 +164,15 @@ def tune(store: Store, problem: Softmax, seed: int, trials: int = SIDE * SIDE) -
     table = VARIANT.configs(problem, device)
     costs = VARIANT.costs(problem, table, device)
     bounds = bound(costs, problem.traffic(), device, cache="cold", rows=len(table))
-    candidate = Candidate(variant=VARIANT, table=table, costs=costs, bounds=bounds, device=device)
+    found = [TunableVariant(variant=VARIANT, table=table, costs=costs, bounds=bounds, device=device)]
     plan = Plan(trials=trials, sampler="random", seed=seed, baselines=False, warm=False)
-    target = Target(device=device, runner="cpu")
-    session = Session(problem, target, plan, store, [candidate], lambda progress: None)
+    target = TuningTarget(device=device, runner="cpu")
+    setup = TuningSetup(target=target, plan=plan, store=store)
+    context = run.prepare(setup, problem, (found, {}), lambda progress: None)
     with _StandIn(seed) as executor:
-        session.search(executor)
-        session.time_finalists(executor)
-    session.report({})
+        run.search(context, executor)
+        run.time_finalists(context, executor)
+    run.finish(context)
 
 
 def tune_on(db: str, journal: Path, seed: int, problems: int) -> None:

@@ -1,57 +1,59 @@
-"""`tune`: the one function that wires the stages together; `tune_suite` does it for many problems at once.
+"""Tuning: find the fastest configuration of workloads on a device, and record it.
 
-workload → variants and their spaces → bound → search → compile → verify → time → record → finalists → report
+`tune` tunes one workload, `tune_all` several one after another (a size range), `tune_from_profile` those of a
+recorded profile, `tune_suite` those of a suite with one budget, `tune_devices` one workload on several devices of
+a cluster. All are thin wrappers of one scheduler (`tunebench.tuning.scheduler`), which calls for each workload
+
+    prepare -> search -> time_finalists -> finish     (`tunebench.tuning.run`)
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from tunebench._deprecation import renamed, warn_renamed
 from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.executor import Executor
 from tunebench.kernels import load_file
-from tunebench.task import Task
-from tunebench.tuning import candidate, demand
-from tunebench.tuning.candidate import Candidate, Target
-from tunebench.tuning.cluster import equip, open_cluster, side_by_side, targets
-from tunebench.tuning.demand import DemandReport, Turn
+from tunebench.tuning.cluster import open_cluster, side_by_side, targets, worker_setup_of
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.report import Progress, Report, Watcher
-from tunebench.tuning.session import Session
-from tunebench.tuning.size_range import family, is_family, tune_all
-from tunebench.tuning.suite import Suite, look, suite_of
-from tunebench.tuning.suite_session import SuiteSession
+from tunebench.tuning.profile_queue import tune_profile
+from tunebench.tuning.report import Progress, ProgressCallback, Report
+from tunebench.tuning.run import TuningSetup
+from tunebench.tuning.scheduler import SharedBudget, StartExecutor, in_turn
+from tunebench.tuning.size_range import is_size_range, parse_size_range
+from tunebench.tuning.summary import TuningSummary, WorkloadResult
+from tunebench.tuning.tunable import TuningTarget, tuning_target
+from tunebench.tuning.weighted_workload import WeightedWorkload, find_any, suite_workloads
 from tunebench.tuning.workers import start_workers
-from tunebench.tuning.workload_result import SuiteProgress, SuiteReport, SuiteWatcher, WorkloadResult
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
 __all__ = [
-    "DemandReport",
     "Plan",
     "Progress",
     "Report",
-    "SuiteProgress",
-    "SuiteReport",
-    "Turn",
+    "TuningSummary",
     "WorkloadResult",
     "default_trials",
-    "family",
-    "is_family",
+    "is_size_range",
+    "parse_size_range",
     "tune",
     "tune_all",
     "tune_devices",
-    "tune_recorded",
+    "tune_from_profile",
     "tune_suite",
 ]
 
 TRIALS_EACH = 50
-"""Trials for each problem of a suite, on average, where no budget is given."""
+"""Default number of trials per workload of a suite, on average."""
 
 
 def tune(
@@ -60,47 +62,70 @@ def tune(
     device: Device | str | None = None,
     db: str | Path | None = None,
     plan: Plan | None = None,
-    watcher: Watcher | None = None,
+    watcher: ProgressCallback | None = None,
 ) -> Report:
-    """Find the fastest configuration for a problem on a device, prove it right, remember it.
+    """Find the fastest configuration of a workload on a device, verify it and record it.
 
-    What is recorded stays recorded: the same call takes up an interrupted run where it stopped. Ctrl-C ends
-    the run early and returns the report of what was found.
+    Every trial is recorded at once: the same call resumes an interrupted run. Ctrl-C ends the run early and
+    returns the report so far.
 
     Args:
-        workload: The problem, or its text.
-        device: A device or its name (see `tunebench.device.find`); one that is not here is tuned offline.
-            On a cluster: what its workers find there, by name, architecture or key.
-        db: A path or URL; None is the user's database.
-        plan: How to tune.
-        watcher: Is told of the progress.
+        workload: The workload, or its text.
+        device: A device or its name (see `tunebench.device.find`); an absent device is tuned offline. On a
+            cluster: a device of its workers, by name, architecture or key. Default: the first GPU, else the CPU.
+        db: Path or URL of the database. Default: the user's database.
+        plan: How to tune. Default: `Plan()`.
+        watcher: Progress callback, called after every trial.
+
+    Returns:
+        The report of the run.
 
     Raises:
-        InputError: if the problem, the plan or the device cannot be used, or no variant can do the problem.
-        DatabaseError: if the database cannot be used; what was recorded before is kept. One that goes away
-            while the run goes on is waited for, up to two minutes at a time.
-        MissingDependency: if a GPU is here and what drives it is not installed; or Ray, for a cluster.
-        ClusterLost: if the cluster cannot be reached, or none of its workers can be made use of.
+        InputError: if workload, plan or device is invalid, or no variant supports the workload.
+        DatabaseError: if the database fails; earlier records are kept. During the run, a lost database is
+            waited for, up to two minutes at a time.
+        MissingDependency: if a GPU is present and its Python packages are not; or Ray is not, for a cluster.
+        ClusterLost: if the cluster is unreachable, or none of its workers is usable.
     """
-    plan = plan or Plan()
-    if plan.cluster is not None:
-        (report,) = tune_devices(workload, devices=[device], db=db, plan=plan, watcher=watcher)
-        return report
-    problem, names = _problem(workload, plan)
-    target = _target(device, plan)
-    found = candidate.find(problem, target.device, names, cache=plan.protocol.cache)
-    start = functools.partial(start_workers, target, plan)
-    return _run(problem, target, plan, db, found, watcher, start)
+    (report,) = _tune_each([workload], device=device, db=db, plan=plan or Plan(), watcher=watcher)
+    return report
 
 
-def _target(device: Device | str | None, plan: Plan) -> Target:
-    """Return where to tune without a cluster, if the plan can be had there."""
-    target = candidate.target(device, offline=plan.offline)
-    if plan.calibrated and target.runner == "offline":
-        raise InputError("the calibrated pruner learns from measurements; a device that is not here has none")
-    if plan.stop_at_gap is not None and target.runner == "offline":
-        raise InputError("a prediction proves nothing of time: stop_at_gap needs a device that is here")
-    return target
+def tune_all(
+    workloads: Iterable[Workload],
+    *,
+    device: Device | str | None = None,
+    db: str | Path | None = None,
+    plan: Plan | None = None,
+    watcher: Callable[[Workload, Progress], None] | None = None,
+) -> Iterator[Report]:
+    """Tune workloads one after another; each warm-starts from the records of those before. Ctrl-C ends all.
+
+    Args:
+        workloads: The workloads, such as those of `parse_size_range`.
+        device: As for `tune`.
+        db: As for `tune`.
+        plan: How to tune each of them.
+        watcher: Progress callback, called with the workload and its progress after every trial.
+
+    Yields:
+        The report of each workload; the last one may be interrupted.
+
+    Raises:
+        InputError: if no variant supports a workload.
+    """
+    by_text: dict[str, Workload] = {}
+
+    def listed() -> Iterator[Workload]:
+        for workload in workloads:
+            by_text[str(workload)] = workload
+            yield workload
+
+    def tell(progress: Progress) -> None:
+        if watcher is not None:
+            watcher(by_text[progress.workload], progress)
+
+    return _tune_each(listed(), device=device, db=db, plan=plan or Plan(), watcher=tell)
 
 
 def tune_devices(
@@ -109,41 +134,45 @@ def tune_devices(
     devices: Sequence[Device | str | None] = ("all",),
     db: str | Path | None = None,
     plan: Plan,
-    watcher: Watcher | None = None,
+    watcher: ProgressCallback | None = None,
 ) -> list[Report]:
-    """Tune a problem on a Ray cluster for several of its devices, side by side; `plan.cluster` is required.
+    """Tune a workload on several devices of a Ray cluster at the same time; `plan.cluster` is required.
 
-    The driver alone writes to the database. Ctrl-C, and the loss of the cluster, end all runs early.
+    Only this process writes to the database. Ctrl-C, and the loss of the cluster, end all runs early.
 
     Args:
-        workload: The problem, or its text.
-        devices: Devices, their names, architectures or keys, as the cluster's workers find them; ``"all"``
-            takes every kind of GPU there is, or of processor where there is no GPU.
-        db: A path or URL; None is the user's database.
-        plan: How to tune for each.
-        watcher: Is told of the progress, `Progress.device` of which.
+        workload: The workload, or its text.
+        devices: Devices of the workers, by name, architecture or key; ``"all"`` for every kind of GPU, or of
+            CPU if the cluster has no GPU.
+        db: As for `tune`.
+        plan: How to tune on each device.
+        watcher: Progress callback; `Progress.device` is the key of the device.
 
     Returns:
-        A report for each device.
+        The report of each device.
 
     Raises:
-        InputError: as `tune` does, or if a device is not in the cluster.
-        ClusterLost: if the cluster cannot be reached, or none of its workers can be made use of.
+        InputError: as `tune`, or if a device is not in the cluster.
+        ClusterLost: if the cluster is unreachable, or none of its workers is usable.
         MissingDependency: if Ray is not installed.
     """
     if plan.cluster is None:
-        raise InputError("tuning for several devices at once needs a cluster: Plan(cluster=...), --cluster")
-    problem, names = _problem(workload, plan)
+        raise InputError("tuning on several devices needs a cluster: Plan(cluster=...) or --cluster")
+    names = _names(plan)
+    parsed = parse(workload) if isinstance(workload, str) else workload
     with open_cluster(plan, devices) as cluster:
         wanted = {target.device.key: target for target in targets(cluster, devices)}
-        found = {
-            key: candidate.find(problem, one.device, names, cache=plan.protocol.cache, compilable=False)
-            for key, one in wanted.items()
-        }
-        executors = cluster.executors({key: equip(wanted[key], plan, found[key][0]) for key in wanted})
+        ones = {key: WeightedWorkload(workload=parsed) for key in wanted}
+        for key, one in ones.items():
+            one.find_variants(wanted[key], plan, names, compilable=False)
+        setups = {key: worker_setup_of(wanted[key], plan, ones[key].variants) for key in wanted}
+        executors = cluster.executors(setups)
 
         def run(key: str) -> Report:
-            return _run(problem, wanted[key], plan, db, found[key], watcher, lambda: executors[key])
+            with open_store(db) as store:
+                setup = TuningSetup(target=wanted[key], plan=plan, store=store)
+                (report,) = in_turn(setup, [ones[key]], lambda: executors[key], watcher or _ignore)
+                return report
 
         runs = {key: functools.partial(run, key) for key in wanted}
         if len(runs) == 1:
@@ -151,69 +180,45 @@ def tune_devices(
         return side_by_side(runs, executors)
 
 
-def _problem(workload: Workload | str, plan: Plan) -> tuple[Workload, tuple[str, ...]]:
-    """Return the problem and the names of the variants to try; users' files may define both."""
-    names = _names(plan)
-    return parse(workload) if isinstance(workload, str) else workload, names
-
-
-def _names(plan: Plan) -> tuple[str, ...]:
-    return (*plan.variants, *(load_file(path).key for path in plan.variant_files))
-
-
-def _run(
-    problem: Workload,
-    target: Target,
-    plan: Plan,
-    db: str | Path | None,
-    candidates: tuple[list[Candidate], dict[str, str]],
-    watcher: Watcher | None,
-    start: Callable[[], Executor[Task]],
-) -> Report:
-    """Search, time the finalists and report, on whatever `start` starts."""
-    found, skipped = candidates
-    with open_store(db) as store:
-        session = Session(problem, target, plan, store, found, watcher or (lambda progress: None))
-        with start() as executor:
-            session.search(executor)
-            if not session.interrupted and target.runner != "offline":
-                session.time_finalists(executor)
-        return session.report(skipped)
-
-
-def tune_recorded(
+def tune_from_profile(
     *,
     device: Device | str | None = None,
     db: str | Path | None = None,
     plan: Plan | None = None,
-    again: bool = False,
-    watcher: Callable[[Turn, Progress], None] | None = None,
-) -> DemandReport:
-    """Tune what programs were seen to run on a device (`tunebench.torch.profile`), the most worth it first.
+    retune: bool = False,
+    watcher: ProgressCallback | None = None,
+) -> TuningSummary:
+    """Tune the workloads that programs ran under `tunebench.torch.profile`, the greatest possible saving first.
 
-    Ctrl-C ends it and returns the report of what was found; what was recorded stays recorded, and the same
-    call goes on from there.
+    Ctrl-C ends the run and returns the summary so far; the same call resumes it.
 
     Args:
         device: As for `tune`.
-        db: As for `tune`: where the programs were recorded, and where results go.
-        plan: How to tune each problem; `Plan.minutes` is for all of them together.
-        again: Whether to tune problems, too, that are tuned already with today's sources.
-        watcher: Is told which problem is being tuned, and of its progress.
+        db: As for `tune`; the database of the profile and of the results.
+        plan: How to tune each workload; `Plan.minutes` is for all of them together.
+        retune: Whether to tune workloads again that are tuned with the current sources.
+        watcher: Progress callback; `Progress.index` of `Progress.count` is the workload.
+
+    Returns:
+        A summary with the result of each workload.
 
     Raises:
-        InputError: if nothing was recorded, or the plan or the device cannot be used.
-        DatabaseError: if the database cannot be used; what was recorded before is kept.
-        MissingDependency: if a GPU is here and what drives it is not installed.
+        InputError: if the profile is empty, or plan or device is invalid.
+        DatabaseError: if the database fails; earlier records are kept.
+        MissingDependency: if a GPU is present and its Python packages are not.
     """
-    return demand.run(
-        lambda problem, plan, told: tune(problem, device=device, db=db, plan=plan, watcher=told),
-        device=device,
-        db=db,
-        plan=plan or Plan(),
-        again=again,
-        watcher=watcher or (lambda turn, progress: None),
-    )
+    plan = plan or Plan()
+    if plan.variants or plan.variant_files:
+        raise InputError(
+            "a profile has workloads of many operators: variants cannot be chosen for all of them"
+        )
+    if plan.cluster is not None:
+        raise InputError("a profile is tuned on this machine: leave the cluster out")
+    target = _target(device, plan)
+    start = functools.partial(start_workers, target, plan)
+    with open_store(db) as store:
+        setup = TuningSetup(target=target, plan=plan, store=store)
+        return tune_profile(setup, start, watcher or _ignore, retune=retune)
 
 
 def tune_suite(
@@ -223,73 +228,174 @@ def tune_suite(
     device: Device | str | None = None,
     db: str | Path | None = None,
     plan: Plan | None = None,
-    watcher: SuiteWatcher | None = None,
-) -> SuiteReport:
-    """Tune all problems of a model with one budget, which goes where it saves the model the most time.
+    watcher: ProgressCallback | None = None,
+) -> TuningSummary:
+    """Tune all workloads of a suite with one budget of trials, spent where it saves the most time.
 
-    Every problem gets a first round of trials; from then on each round goes to the problem from which the
-    greatest saving is expected: by how often the model runs it, how far its best time is from its bound, and
-    how that has fallen so far (`tunebench.tuning.budget_scheduler`). What no variant can do, and what fails, is
-    told, and its trials go to the others.
+    Every workload gets a first round of trials. Each further round goes to the workload with the greatest
+    expected saving, from its number of calls, the gap of its best time to its lower bound, and its progress so far
+    (`tunebench.tuning.budget_scheduler`). Unsupported and failing workloads are reported; their trials go to
+    the others.
 
-    What is recorded stays recorded: the same call takes up an interrupted run where it stopped. Ctrl-C ends
-    the run early and returns the report of what was found.
+    Every trial is recorded at once: the same call resumes an interrupted run. Ctrl-C ends the run early and
+    returns the summary so far.
 
     Args:
-        suite: Name of a suite (`tunebench workloads` lists them); the path of a TOML file in the same form;
-            or problems with how often the model runs each.
-        batch: Samples that the network of a suite or a file runs at once.
+        suite: Name of a suite (`tunebench workloads` lists them), path of a TOML file of the same form, or
+            workloads with the number of calls of each.
+        batch: Samples per inference, of a suite or a file.
         device: As for `tune`; on a cluster, one of its devices.
         db: As for `tune`.
-        plan: How to tune; its `trials` and `minutes` are for all problems together, and its `variants` are
-            the only ones tried for the operators that have them. None gives 50 trials a problem on average.
-        watcher: Is told of the progress.
+        plan: How to tune; `trials` and `minutes` are for all workloads together, and `variants` restricts only
+            the operators that have them. Default: 50 trials per workload on average.
+        watcher: Progress callback; `Progress.workload` is the workload of the current round.
+
+    Returns:
+        A summary with the result of each workload.
 
     Raises:
-        InputError: if the suite, the plan or the device cannot be used, or no variant can do any problem.
-        DatabaseError, MissingDependency, ClusterLost: as `tune` does.
+        InputError: if suite, plan or device is invalid, or no variant supports any workload.
+        DatabaseError: as `tune`.
+        MissingDependency: as `tune`.
+        ClusterLost: as `tune`.
     """
     plan = plan or Plan(trials=default_trials(suite, batch))
     names = _names(plan)
-    problems = suite_of(suite, batch)
-    with _suite_workers(problems, device, plan, names) as (target, start), open_store(db) as store:
-        session = SuiteSession(problems, target, plan, store, watcher or (lambda progress: None))
+    name, workloads = suite_workloads(suite, batch)
+
+    def find(target: TuningTarget, *, compilable: bool) -> None:
+        find_any(name, workloads, target, plan, names, compilable=compilable)
+
+    with _workers(workloads, device, plan, find) as (target, start), open_store(db) as store:
+        setup = TuningSetup(target=target, plan=plan, store=store)
+        budget = SharedBudget(setup, name, workloads, watcher or _ignore)
         with start() as executor:
-            session.run(executor)
-        return session.report()
+            budget.run(executor)
+        return budget.finish()
 
 
 def default_trials(
     suite: str | Path | Mapping[Workload | str, int], batch: int = 1, plan: Plan | None = None
 ) -> int:
-    """Return the trials that a suite gets where nobody tells: 50 for each of its problems.
+    """Return the default budget of a suite: 50 trials per workload.
 
     Args:
         suite: As for `tune_suite`.
-        batch: Likewise.
+        batch: As for `tune_suite`.
         plan: Its `variant_files` may define operators of the suite.
 
     Raises:
-        InputError: if the suite cannot be used.
+        InputError: if the suite is invalid.
     """
     _names(plan or Plan())
-    return TRIALS_EACH * len(suite_of(suite, batch).members)
+    return TRIALS_EACH * len(suite_workloads(suite, batch)[1])
+
+
+# -- shared by the functions above -------------------------------------------------------------------------
+
+
+def _tune_each(
+    workloads: Iterable[Workload | str],
+    *,
+    device: Device | str | None,
+    db: str | Path | None,
+    plan: Plan,
+    watcher: ProgressCallback | None,
+) -> Iterator[Report]:
+    """Tune workloads one after another on one device."""
+    names = _names(plan)
+    listed = (WeightedWorkload(workload=parse(one) if isinstance(one, str) else one) for one in workloads)
+    known = list(listed if plan.cluster is not None else itertools.islice(listed, 1))
+
+    def find(target: TuningTarget, *, compilable: bool) -> None:
+        for one in known:
+            one.find_variants(target, plan, names, compilable=compilable)
+
+    with _workers(known, device, plan, find) as (target, start), open_store(db) as store:
+
+        def found() -> Iterator[WeightedWorkload]:
+            for one in itertools.chain(known, listed):
+                one.find_variants(target, plan, names)
+                yield one
+
+        setup = TuningSetup(target=target, plan=plan, store=store)
+        yield from in_turn(setup, found(), start, watcher or _ignore)
 
 
 @contextlib.contextmanager
-def _suite_workers(
-    suite: Suite, device: Device | str | None, plan: Plan, names: Sequence[str]
-) -> Iterator[tuple[Target, Callable[[], Executor[Task]]]]:
-    """Look into a suite; yield where to tune it, and what starts the workers: of a cluster, or ours."""
+def _workers(
+    workloads: Sequence[WeightedWorkload],
+    device: Device | str | None,
+    plan: Plan,
+    find: Callable[..., None],
+) -> Iterator[tuple[TuningTarget, StartExecutor]]:
+    """Find the variants of workloads; yield where to tune, and what starts the workers there."""
     if plan.cluster is None:
         target = _target(device, plan)
-        look(suite, target, plan, names)
+        find(target, compilable=True)
         yield target, functools.partial(start_workers, target, plan)
         return
     with open_cluster(plan, [device]) as cluster:
         [target, *others] = targets(cluster, [device])
         if others:
-            raise InputError("a suite is tuned for one device at a time: name it by --device")
-        found = look(suite, target, plan, names, compilable=False)
-        executors = cluster.executors({target.device.key: equip(target, plan, found)})
+            raise InputError("several workloads are tuned for one device at a time: name it by --device")
+        find(target, compilable=False)
+        variants = [found for one in workloads for found in one.variants]
+        executors = cluster.executors({target.device.key: worker_setup_of(target, plan, variants)})
         yield target, lambda: executors[target.device.key]
+
+
+def _target(device: Device | str | None, plan: Plan) -> TuningTarget:
+    """Return where to tune without a cluster, if the plan allows it."""
+    target = tuning_target(device, offline=plan.offline)
+    if target.runner == "offline" and plan.learned_pruner:
+        raise InputError("the learned pruner needs measurements: the device must be present")
+    if target.runner == "offline" and plan.stop_at_gap is not None:
+        raise InputError("stop_at_gap needs measured times: the device must be present")
+    return target
+
+
+def _names(plan: Plan) -> tuple[str, ...]:
+    """Load the variant files of a plan; return the names of the variants to try, empty for all."""
+    return (*plan.variants, *(load_file(path).key for path in plan.variant_files))
+
+
+def _ignore(progress: Progress) -> None:
+    """Do nothing with the progress."""
+
+
+# -- old names, for one version ----------------------------------------------------------------------------
+
+
+def tune_recorded(
+    *, again: bool = False, watcher: Callable[[Any, Progress], None] | None = None, **arguments: Any
+) -> TuningSummary:
+    """Call `tune_from_profile`; deprecated."""
+    warn_renamed("tunebench.tune_recorded", "tunebench.tune_from_profile")
+
+    def tell(progress: Progress) -> None:
+        if watcher is not None:
+            watcher(Turn(progress.index, progress.count, progress.workload), progress)
+
+    return tune_from_profile(**arguments, retune=again, watcher=tell)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """First argument of the progress callback of `tune_recorded`; deprecated."""
+
+    place: int
+    total: int
+    workload: str
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        "DemandReport": "TuningSummary",
+        "SuiteProgress": "Progress",
+        "SuiteReport": "TuningSummary",
+        "family": "parse_size_range",
+        "is_family": "is_size_range",
+    },
+)

@@ -1,16 +1,16 @@
-"""Who gets the next trials, where one budget is for many problems: whose trials save a model most time.
+"""Division of one budget of trials between the workloads of a suite, by expected saving.
 
-What the next trials of a problem save is how often the model runs it, times how far its best time will fall.
-A random sequence sets its records at an even rate in the logarithm of its length; so the best time is taken
-to fall as a power of the trials. The power is learned problem by problem, from a belief held beforehand:
-where nothing was found for long, little is expected, and never nothing. Past the first dozen trials a search
-has learned where to look, and what it leaves to later ones dwindles faster: in recorded spaces about as the
-trials, once more. The bound says what there is to be had at most, and the optimality proof when nothing is left.
+The saving of the next trials of a workload is its number of calls times the expected fall of its best time. A
+random sequence sets new records at an even rate in the logarithm of its length, so the best time is assumed to
+fall as a power of the number of trials. The power is estimated for each workload from a prior: where nothing
+improved for long, little is expected, but never nothing. After the first dozen trials a search has learned where
+to look, and what later trials gain falls faster, in recorded spaces by about one more power of the trials. The
+lower bound limits the saving, and an optimality proof ends it.
 
 Source: A. Rényi, "Théorie des éléments saillants d'une suite d'observations", 1962, for the rate of records.
-Zheng et al., "Ansor", OSDI 2020, section 6, for the gradient of the model's time by the trials of a problem;
-its optimistic guess, a best time inverse to the trials, is the belief here. What else was tried, and
-what it gave: `docs/decisions/0042-suite-budget-by-expected-saving.md`.
+Zheng et al., "Ansor", OSDI 2020, section 6, for the gradient of the model's time by the trials of a workload; its
+optimistic estimate, a best time inverse to the trials, is the prior here. Alternatives that were measured:
+`docs/decisions/0042-suite-budget-by-expected-saving.md`.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from typing import Generic, TypeVar
 __all__ = ["FIRST", "ROUND", "BudgetScheduler", "TaskState"]
 
 FIRST = 12
-"""Trials of a problem's first round: so many far apart begin a search by the surrogate."""
+"""Trials of the first round of a workload, with which the surrogate sampler starts."""
 
 FIRST_SHARE = 0.5
-"""Share of the budget that first rounds may take together."""
+"""Fraction of the budget that all first rounds may take together."""
 
 ROUND = 4
-"""Trials that are given out at a time after that."""
+"""Trials of each later round."""
 
-BELIEVED = 1.0
-"""Power of the trials by which the best time is believed to fall before that is seen: inversely to them."""
+PRIOR_POWER = 1.0
+"""Prior of the power of the trials by which the best time falls: inverse proportion."""
 
-WEIGHT = 2.0
-"""What the belief counts against what is seen, in units of log(trials)."""
+PRIOR_WEIGHT = 2.0
+"""Weight of the prior against observations, in units of log(trials)."""
 
 FRUITLESS = 24
-"""Trials without a success after which a problem gets no more."""
+"""Trials without a success after which a workload gets no more."""
 
 K = TypeVar("K")
 
 
 @dataclass(slots=True, kw_only=True)
 class TaskState:
-    """What is known of one problem.
+    """State of one workload.
 
     Attributes:
-        count: How often the model runs it.
-        expected_us: What its best configuration is believed to take, for as long as nothing has a time.
-        trials: Configurations of it whose outcome is known, those of earlier runs among them.
-        best_us: Best time; infinite if there is none.
-        floor_us: Nothing that is open is faster; 0 if that is not known.
-        closed: Whether it gets no more.
-        first: Trials and best time as of when there first was one.
+        count: Number of calls per inference.
+        expected_us: Predicted time of its best configuration, used until one is measured.
+        trials: Configurations with a known outcome, including those of earlier runs.
+        best_us: Best time, in microseconds; infinite if there is none.
+        floor_us: Lower bound of all open configurations, in microseconds; 0 if unknown.
+        closed: Whether the workload gets no more trials.
+        first: Trials and best time when there first was a best time.
     """
 
     count: int
@@ -65,8 +65,8 @@ class TaskState:
     closed: bool = False
     first: tuple[int, float] | None = None
 
-    def tell(self, *, trials: int, best_us: float, floor_us: float, closed: bool = False) -> None:
-        """Learn where the problem stands, before the first round and after each."""
+    def update(self, *, trials: int, best_us: float, floor_us: float, closed: bool = False) -> None:
+        """Set the state, before the first round and after each."""
         self.trials, self.best_us, self.floor_us = trials, best_us, floor_us
         fruitless = math.isinf(best_us) and trials >= FRUITLESS
         self.closed = self.closed or closed or fruitless or floor_us >= best_us
@@ -75,20 +75,20 @@ class TaskState:
 
     @property
     def time_us(self) -> float:
-        """What the model spends on it, as far as is known."""
+        """Time of all calls of the workload, in microseconds."""
         return self.count * (self.best_us if math.isfinite(self.best_us) else self.expected_us)
 
     @property
     def power(self) -> float:
-        """The power of the trials by which the best time falls: the belief, and what was seen since."""
+        """Estimated power of the trials by which the best time falls."""
         if self.first is None:
-            return BELIEVED
+            return PRIOR_POWER
         trials, best_us = self.first
-        fallen = math.log(best_us / self.best_us)
-        return (WEIGHT * BELIEVED + fallen) / (WEIGHT + math.log(self.trials / trials))
+        log_fall = math.log(best_us / self.best_us)
+        return (PRIOR_WEIGHT * PRIOR_POWER + log_fall) / (PRIOR_WEIGHT + math.log(self.trials / trials))
 
     def saving_us(self, trials: int) -> float:
-        """Return what each of the next trials is expected to save the model; 0 if nothing is left."""
+        """Return the expected saving per trial of the next `trials`, in microseconds; 0 if closed."""
         if self.closed:
             return 0.0
         share = 1 - math.exp(-self.power * math.log1p(trials / max(1, self.trials)))
@@ -98,33 +98,33 @@ class TaskState:
 
 
 class BudgetScheduler(Generic[K]):
-    """Gives out a budget of trials, a round at a time.
+    """Assigns rounds of a budget of trials to workloads.
 
-    Every problem gets a first round as long as the budget allows it, in the order of the model's time; from
-    then on each round goes where the greatest saving is expected.
+    Every workload gets a first round, the one with the most time first; each further round goes to the workload
+    with the greatest expected saving.
 
     Args:
-        accounts: A problem each; whoever makes the trials tells them how these went.
-        total: The budget.
-        round_trials: Trials that are given out at a time after the first round.
+        states: State of each workload; the caller updates it after each round.
+        total: The budget, in trials.
+        round_trials: Trials of each round after the first.
     """
 
-    def __init__(self, accounts: Mapping[K, TaskState], total: int, *, round_trials: int = ROUND) -> None:
-        self._accounts, self._round = accounts, round_trials
-        self._first = max(1, min(FIRST, int(FIRST_SHARE * total) // max(1, len(accounts))))
+    def __init__(self, states: Mapping[K, TaskState], total: int, *, round_trials: int = ROUND) -> None:
+        self._states, self._round = states, round_trials
+        self._first = max(1, min(FIRST, int(FIRST_SHARE * total) // max(1, len(states))))
 
     def next(self, left: int) -> tuple[K, int] | None:
-        """Return which problem is next, and how many trials it gets; None if there is nothing left to do.
+        """Return the next workload and its number of trials; None if all are closed or the budget is spent.
 
         Args:
-            left: What is left of the budget.
+            left: Remaining trials of the budget.
         """
-        open_ = {key: account for key, account in self._accounts.items() if not account.closed}
+        open_ = {key: state for key, state in self._states.items() if not state.closed}
         if not open_ or left < 1:
             return None
-        fresh = {key: account.time_us for key, account in open_.items() if account.trials < self._first}
+        fresh = {key: state.time_us for key, state in open_.items() if state.trials < self._first}
         if fresh:
             first = max(fresh, key=fresh.__getitem__)
             return first, min(left, self._first - open_[first].trials)
-        saving = {key: account.saving_us(self._round) for key, account in open_.items()}
+        saving = {key: state.saving_us(self._round) for key, state in open_.items()}
         return max(saving, key=saving.__getitem__), min(left, self._round)

@@ -1,4 +1,4 @@
-"""One configuration to look into or to take away: the one asked for, the best known, or the default."""
+"""One configuration to explain or export: the requested one, the best known one, or the default."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from tunebench.errors import InputError
 from tunebench.kernels import variant as find_variant
 from tunebench.outcome import CacheState
 from tunebench.space import Config
-from tunebench.tuning import candidate
+from tunebench.tuning.tunable import TunableVariant, find_variants
 from tunebench.variant import Variant
 from tunebench.workload import Workload
 
-__all__ = ["Choice", "Why", "choose"]
+__all__ = ["ChosenConfig", "Why", "choose_config"]
 
 Why = Literal["asked for", "best known", "default"]
-"""Why it is this configuration and no other."""
+"""Why this configuration was chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A configuration of a variant for a problem on a device, and what is known of its time.
+class ChosenConfig:
+    """A configuration of a variant for a workload on a device, with its expected time.
 
     Attributes:
-        workload: The problem.
-        device: Where it is to run.
-        variant: The implementation.
+        workload: The workload.
+        device: The device.
+        variant: The variant.
         config: A valid point of its space.
-        why: Why this one.
-        expected_us: Median that was measured, or the time that a model predicts.
+        why: Why this configuration was chosen.
+        expected_us: Measured median or predicted time, in microseconds.
         how: How that time is known.
-        cache: Cache state it was timed in; None for a prediction.
+        cache: Cache state of the measurement; None for a prediction.
     """
 
     workload: Workload
@@ -47,7 +47,7 @@ class Choice:
     cache: CacheState | None = None
 
 
-def choose(
+def choose_config(
     workload: Workload,
     device: Device,
     *,
@@ -55,29 +55,29 @@ def choose(
     config: str | None = None,
     db: str | Path | None = None,
     compilable: bool = True,
-) -> Choice:
-    """Choose a configuration.
+) -> ChosenConfig:
+    """Return the requested configuration, else the best known one, else a default.
 
     Args:
-        workload: The problem.
-        device: Where it is to run; a GPU need not be here.
+        workload: The workload.
+        device: The device; a GPU need not be present.
         variant: Name or key of the only variant to consider.
-        config: The configuration, as text; needs a variant, unless only one can do the problem.
-        db: Where the best known one is looked for. Without one there, it is the default of the variant that
-            is predicted fastest.
-        compilable: Whether a variant that cannot be compiled here, for want of a compiler, is left out.
+        config: Text of the configuration; needs `variant`, unless only one variant supports the workload.
+        db: Database of the best known configuration. Without a record there, the default of the variant that is
+            predicted fastest is returned.
+        compilable: Whether to skip variants whose compiler is not installed here.
 
     Raises:
-        InputError: if no variant can do it, or several can and a configuration is given.
-        ConfigError: if the configuration is no valid point of the variant's space, today.
+        InputError: if no variant supports the workload, or several do and `config` needs one.
+        ConfigError: if the configuration is not in the space of the variant.
         DatabaseError: if the database cannot be read.
     """
     names = () if variant is None else (variant,)
-    found, _ = candidate.find(workload, device, names, compilable=compilable)
+    found, _ = find_variants(workload, device, names, compilable=compilable)
     if config is not None:
         if len(found) > 1:
             known = ", ".join(one.variant.name for one in found)
-            raise InputError(f"a configuration needs its variant named, one of: {known}")
+            raise InputError(f"name the variant of the configuration, one of: {known}")
         point = found[0].variant.space.parse(config)
         return _predicted(found[0], workload, point, "asked for")
     key = found[0].variant.key if variant is not None else None
@@ -88,7 +88,7 @@ def choose(
         ]
         return min(defaults, key=lambda choice: choice.expected_us)
     best = find_variant(answer.variant)
-    return Choice(
+    return ChosenConfig(
         workload=workload,
         device=device,
         variant=best,
@@ -100,12 +100,12 @@ def choose(
     )
 
 
-def _predicted(one: candidate.Candidate, workload: Workload, config: Config, why: Why) -> Choice:
-    """Return a choice whose time is the model's belief."""
+def _predicted(one: TunableVariant, workload: Workload, config: Config, why: Why) -> ChosenConfig:
+    """Return a configuration with its predicted time."""
     valid = one.variant.space.check(config, workload=workload, device=one.device)
     row = one.table.row(valid)
     assert row is not None, valid
-    return Choice(
+    return ChosenConfig(
         workload=workload,
         device=one.device,
         variant=one.variant,

@@ -1,4 +1,4 @@
-"""Tuning on a Ray cluster: which of its devices are meant, and one run for each of them, side by side."""
+"""Tuning on a Ray cluster: selection of its devices, and one concurrent run per device."""
 
 from __future__ import annotations
 
@@ -12,52 +12,54 @@ from tunebench import device as devices
 from tunebench.device import Device
 from tunebench.errors import ClusterLost, InputError
 from tunebench.executor._accelerator import labels
-from tunebench.executor._message import Kind
-from tunebench.executor.ray import Cluster, Equipment, Look, RayExecutor, check_address, equipment
+from tunebench.executor._message import Kind, WorkerRequest, WorkerSetup
+from tunebench.executor.ray import Cluster, RayExecutor, check_address, worker_setup
 from tunebench.kernels import loaded_files
-from tunebench.tuning.candidate import Candidate, Target
 from tunebench.tuning.plan import Plan
+from tunebench.tuning.tunable import TunableVariant, TuningTarget
 from tunebench.tuning.workers import start_on_worker
 
-__all__ = ["Wanted", "equip", "open_cluster", "side_by_side", "targets"]
+__all__ = ["Wanted", "open_cluster", "side_by_side", "targets", "worker_setup_of"]
 
 T = TypeVar("T")
 
 Wanted = Device | str | None
-"""A device, its name, its architecture or its key; ``"cpu"`` or ``"cuda"`` for any of the kind."""
+"""A device, its name, architecture or key; ``"cpu"`` or ``"cuda"`` for any device of that kind."""
 
 OF_KIND = {"cpu": "cpu", "cuda": "gpu"}
 PROCESSORS = ("x86_64", "aarch64", "arm64")
-"""Begin the architectures of processors, and so their keys."""
+"""Prefixes of the architectures of CPUs, and so of their keys."""
 EVERY = "all"
 
 
 def open_cluster(plan: Plan, wanted: Sequence[Wanted]) -> Cluster:
-    """Connect to the cluster of a plan, and see what its workers have.
+    """Connect to the cluster of a plan, and list the devices of its workers.
 
     Args:
-        plan: How to tune.
-        wanted: The devices that are meant; ``"all"`` among them for every one of the cluster.
+        plan: The tuning plan.
+        wanted: The devices to tune on; ``"all"`` for every device of the cluster.
 
     Raises:
-        InputError: if its address is none, or the plan asks for what a cluster does not do.
+        InputError: if the address is invalid, or the plan is for an absent device.
         MissingDependency: if Ray is not installed.
-        ClusterLost: if it cannot be reached, or has no worker that can be made use of.
+        ClusterLost: if the cluster is unreachable, or none of its workers is usable.
     """
     assert plan.cluster is not None
     check_address(plan.cluster)
     if plan.offline or "offline" in wanted:
-        raise InputError("a cluster measures on the devices it has: --cluster excludes --device offline")
+        raise InputError("a cluster measures on its own devices: --cluster excludes --device offline")
     kinds = {_kind(one) for one in wanted}
     named = [one for one in wanted if one is not None and one not in (*OF_KIND, EVERY)]
     asked = frozenset[str]()
-    if len(named) == len(wanted):  # otherwise every node may have what is meant
+    if len(named) == len(wanted):  # otherwise every node may have a wanted device
         asked = asked.union(*(labels(one.key if isinstance(one, Device) else one) for one in named))
-    cluster = Cluster(Look(address=plan.cluster, kind=kinds.pop() if len(kinds) == 1 else None, labels=asked))
+    cluster = Cluster(
+        WorkerRequest(address=plan.cluster, kind=kinds.pop() if len(kinds) == 1 else None, labels=asked)
+    )
     if not cluster.devices:
-        reasons = "; ".join(cluster.refused) or "it has no node with a GPU or a CPU to offer"
+        reasons = "; ".join(cluster.refused) or "it has no node with a free GPU or CPU"
         cluster.close()
-        raise ClusterLost(f"no worker of the cluster at {plan.cluster} can be made use of: {reasons}")
+        raise ClusterLost(f"the cluster at {plan.cluster} has no usable worker: {reasons}")
     return cluster
 
 
@@ -71,16 +73,17 @@ def _kind(wanted: Wanted) -> Kind | None:
     return "cpu" if wanted == "cpu" or wanted.startswith(PROCESSORS) else None
 
 
-def targets(cluster: Cluster, wanted: Sequence[Wanted]) -> list[Target]:
-    """Return the devices of a cluster that are meant, each once.
+def targets(cluster: Cluster, wanted: Sequence[Wanted]) -> list[TuningTarget]:
+    """Return the wanted devices of a cluster, each once.
 
     Raises:
-        InputError: if one is not there, or is ambiguous; it says what there is.
+        InputError: if one is missing or ambiguous; the message lists the devices of the cluster.
     """
     found = cluster.devices if EVERY in wanted else [_the_one(cluster, one) for one in wanted]
     unique = {device.key: device for device in found}
     return [
-        Target(device=device, runner="cpu" if device.kind == "cpu" else "cuda") for device in unique.values()
+        TuningTarget(device=device, runner="cpu" if device.kind == "cpu" else "cuda")
+        for device in unique.values()
     ]
 
 
@@ -92,7 +95,7 @@ def _the_one(cluster: Cluster, wanted: Wanted) -> Device:
     name = wanted.key if isinstance(wanted, Device) else wanted
     if fitting:
         raise InputError(
-            f"the cluster has several such devices: {there}; name one by --device, or --arch all"
+            f"the cluster has several such devices: {there}; name one by --device, or use --arch all"
         )
     others = "".join(f"; {reason}" for reason in cluster.refused)
     raise InputError(f"the cluster at {cluster.address} has no {name}; it has {there}{others}")
@@ -106,21 +109,24 @@ def _fits(device: Device, wanted: Wanted) -> bool:
     return wanted in (device.name, device.architecture, device.key) or (OF_KIND.get(wanted) == device.kind)
 
 
-def equip(target: Target, plan: Plan, found: Sequence[Candidate]) -> Equipment:
-    """Return what the workers of a device need."""
-    languages = tuple(sorted({candidate.variant.language for candidate in found}))
+def worker_setup_of(target: TuningTarget, plan: Plan, variants: Sequence[TunableVariant]) -> WorkerSetup:
+    """Return the setup of the workers of a device."""
+    languages = tuple(sorted({one.variant.language for one in variants}))
     files = {path: Path(path).read_text(encoding="utf-8") for path in loaded_files()}
-    return equipment(functools.partial(start_on_worker, target, plan, languages), files)
+    return worker_setup(functools.partial(start_on_worker, target, plan, languages), files)
 
 
 def side_by_side(runs: Mapping[str, Callable[[], T]], executors: Mapping[str, RayExecutor]) -> list[T]:
-    """Make runs in threads; Ctrl-C stops their executors, and with them the runs.
+    """Run in threads; Ctrl-C closes the executors, which ends the runs.
 
-    An error of one lets the others end first.
+    An error of one run is raised after the others end.
 
     Args:
-        runs: By the key of their device.
-        executors: What each uses.
+        runs: The runs, by key of their device.
+        executors: The executor of each.
+
+    Returns:
+        The result of each run.
     """
     with ThreadPoolExecutor(max_workers=len(runs)) as pool:
         futures = [pool.submit(run) for run in runs.values()]

@@ -1,4 +1,4 @@
-"""Configurations that succeeded, and what timing the best of them again has shown."""
+"""Finalists: configurations that succeeded, their times in the finalist rounds, and the choice of the best."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tunebench.outcome import Effort, Measured, Result
 from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Config
 
-__all__ = ["ROUNDS", "Settled", "Timed", "choose", "settle", "verdict"]
+__all__ = ["ROUNDS", "FinalSelection", "TimedConfig", "pick_finalists", "select_best", "verdict"]
 
 ROUNDS = 4
-"""Finalists are timed in turn so many times: a drift of the machine meets all alike, and what varies from
-round to round is the noise they are compared in. With four, 1.6 times that noise is a difference.
+"""Rounds in which finalists are timed in turn. A drift of the machine affects all of them alike, and the
+variation between rounds is the noise of the comparison: with four rounds, 1.6 times that noise is a difference.
 """
 
 
 @dataclass(slots=True, eq=False)
-class Timed:
+class TimedConfig:
     """A configuration that succeeded in the search, with the results of the finalist rounds.
 
     Attributes:
-        search: The search it belongs to.
+        search: The search of its variant.
         config: The configuration.
-        search_us: Its time in the search; infinite for a default that was aborted.
-        ci_us: 95 % interval of that, if it was measured.
-        interval_us: What nine of ten times lie between, if it was predicted and its record tells.
-        is_default: Whether it is what its variant would ship untuned.
-        again: The results of the finalist rounds in which it succeeded, by round.
-        failed: Whether it failed in one of them.
+        search_us: Its time in the search, in microseconds; infinite for a default that was aborted.
+        ci_us: 95 % confidence interval of `search_us`, if measured.
+        interval_us: 90 % prediction interval of `search_us`, if predicted and recorded.
+        is_default: Whether it is the default of its variant.
+        rounds: The results of the finalist rounds in which it succeeded, by number of the round.
+        failed: Whether it failed in one of the rounds.
     """
 
     search: VariantSearch
@@ -43,37 +43,37 @@ class Timed:
     ci_us: tuple[float, float] | None = None
     interval_us: tuple[float, float] | None = None
     is_default: bool = False
-    again: dict[int, Result] = field(default_factory=dict)
+    rounds: dict[int, Result] = field(default_factory=dict)
     failed: bool = False
 
     @property
     def row(self) -> int:
-        """Its row in the table of its search."""
+        """Row in the table of the search."""
         row = self.search.table.row(self.config)
         assert row is not None, self.config
         return row
 
     @property
     def bound_us(self) -> float:
-        """No run of it can be faster."""
+        """Lower bound, in microseconds."""
         return float(self.search.bounds_us[self.row])
 
-    def samples_us(self, turn: int) -> tuple[float, ...]:
-        """Return its samples in one round."""
-        samples: tuple[float, ...] = self.again[turn].outcome.samples_us  # type: ignore[union-attr]
+    def samples_us(self, number: int) -> tuple[float, ...]:
+        """Return the samples of one round, in microseconds."""
+        samples: tuple[float, ...] = self.rounds[number].outcome.samples_us  # type: ignore[union-attr]
         return samples
 
     def median(self) -> tuple[float, tuple[float, float] | None]:
-        """Return the median of all finalist samples with its interval, or that of the search alone."""
-        samples = [us for turn in self.again for us in self.samples_us(turn)]
+        """Return the median of all finalist samples and its interval; without rounds, those of the search."""
+        samples = [us for number in self.rounds for us in self.samples_us(number)]
         return median_interval(samples) if samples else (self.search_us, self.ci_us)
 
     def pooled(self) -> Result:
-        """Return the finalist rounds as one result: a drift of the machine is in its interval."""
-        results = list(self.again.values())
+        """Return all rounds as one result, whose confidence interval includes the drift between rounds."""
+        results = list(self.rounds.values())
         last = results[-1]
         assert isinstance(last.outcome, Measured)
-        samples = tuple(us for turn in self.again for us in self.samples_us(turn))
+        samples = tuple(us for number in self.rounds for us in self.samples_us(number))
         median_us, ci_us = median_interval(samples)
         efforts = [result.effort for result in results]
         effort = Effort(
@@ -82,28 +82,28 @@ class Timed:
         outcome = dataclasses.replace(last.outcome, median_us=median_us, ci_us=ci_us, samples_us=samples)
         return dataclasses.replace(last, outcome=outcome, effort=effort)
 
-    def against(self, other: Timed) -> Comparison | None:
-        """Compare it with another by the rounds of both; None if they have none in common."""
-        turns = [turn for turn in self.again if turn in other.again]
-        if not turns:
+    def against(self, other: TimedConfig) -> Comparison | None:
+        """Compare with another configuration by their common rounds; None if there are none."""
+        common = [number for number in self.rounds if number in other.rounds]
+        if not common:
             return None
-        return compare([self.samples_us(t) for t in turns], [other.samples_us(t) for t in turns])
+        return compare([self.samples_us(n) for n in common], [other.samples_us(n) for n in common])
 
-    def tied(self, other: Timed) -> bool:
-        """Tell whether neither is faster beyond noise: by common rounds, or where intervals meet."""
+    def tied(self, other: TimedConfig) -> bool:
+        """Return whether neither is faster beyond noise: by common rounds, else by overlapping intervals."""
         comparison = self.against(other)
         if comparison is not None:
             return comparison.tied
         mine, theirs = self.median()[1], other.median()[1]
         return mine is not None and theirs is not None and mine[0] <= theirs[1] and theirs[0] <= mine[1]
 
-    def beats(self, other: Timed) -> bool:
-        """Tell whether it is faster beyond noise."""
+    def beats(self, other: TimedConfig) -> bool:
+        """Return whether this configuration is faster beyond noise."""
         return self.median()[0] < other.median()[0] and not self.tied(other)
 
 
-def choose(timed: Sequence[Timed], count: int) -> list[Timed]:
-    """Return the fastest of the search, and the defaults of their variants beside them."""
+def pick_finalists(timed: Sequence[TimedConfig], count: int) -> list[TimedConfig]:
+    """Return the `count` fastest configurations of the search, and the defaults of their variants."""
     best = sorted(timed, key=lambda one: one.search_us)[:count]
     searches = {id(one.search) for one in best}
     defaults = [one for one in timed if one.is_default and id(one.search) in searches and one not in best]
@@ -111,25 +111,25 @@ def choose(timed: Sequence[Timed], count: int) -> list[Timed]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """What comparing has come to.
+class FinalSelection:
+    """The best of the finalists, and its comparisons.
 
     Attributes:
-        best: The fastest of those that beat their variant's default beyond noise, or such a default itself.
+        best: The fastest among the defaults and the configurations that beat their default beyond noise.
         default: The default of the best's variant, if it succeeded.
-        versus: How the best stands to the `default` and to the `runner_up`, where rounds tell.
+        versus: Comparison of the best with the `default` and the `runner_up`, if they have common rounds.
     """
 
-    best: Timed
-    default: Timed | None
+    best: TimedConfig
+    default: TimedConfig | None
     versus: Mapping[str, Comparison]
 
 
-def settle(timed: Sequence[Timed]) -> Settled | None:
-    """Decide on the best of configurations that were all timed alike; None if there are none.
+def select_best(timed: Sequence[TimedConfig]) -> FinalSelection | None:
+    """Return the best of configurations that were timed in the same way; None if there are none.
 
-    A tuned configuration stands back for its variant's default unless it beats it beyond noise: what was
-    tuned must not lose against what was there before. The view `answer_v1` serves by the same rule.
+    A tuned configuration wins only if it beats the default of its variant beyond noise. The database view
+    `answer_v1` applies the same rule to lookups.
     """
     defaults = _defaults(timed)
     eligible = [one for one in timed if _verdict(one, defaults) != "not faster"]
@@ -140,7 +140,7 @@ def settle(timed: Sequence[Timed]) -> Settled | None:
     default = defaults.get(id(best.search))
     rivals = {"default": default if default is not best else None, "runner_up": others[0] if others else None}
     compared = {name: best.against(rival) for name, rival in rivals.items() if rival is not None}
-    return Settled(
+    return FinalSelection(
         best=best,
         default=default,
         versus={name: found for name, found in compared.items() if found is not None},
@@ -148,33 +148,36 @@ def settle(timed: Sequence[Timed]) -> Settled | None:
 
 
 def verdict(
-    one: Timed, timed: Sequence[Timed], settled: Settled, libraries: Mapping[str, Comparison]
+    one: TimedConfig,
+    timed: Sequence[TimedConfig],
+    selected: FinalSelection,
+    baselines: Mapping[str, Comparison],
 ) -> Verdict:
-    """Return what is stored of a finalist's comparisons; of the best, also that with the runner-up.
+    """Return the comparisons of a finalist to store; those of the best include the runner-up.
 
     Args:
         one: The finalist.
-        timed: All of them.
-        settled: What comparing them has come to.
-        libraries: How it stands to each library that was timed in the same rounds.
+        timed: All finalists.
+        selected: The best of them.
+        baselines: Comparison with each baseline that was timed in the same rounds, by name.
     """
     defaults = _defaults(timed)
     default = defaults.get(id(one.search))
-    told = dict(settled.versus) if one is settled.best else {}
+    versus = dict(selected.versus) if one is selected.best else {}
     if default is not None and default is not one and (found := one.against(default)) is not None:
-        told["default"] = found
-    comparison: dict[str, Any] = {name: found.to_json() for name, found in told.items()}
-    if libraries:
-        comparison["libraries"] = {name: found.to_json() for name, found in libraries.items()}
+        versus["default"] = found
+    comparison: dict[str, Any] = {name: found.to_json() for name, found in versus.items()}
+    if baselines:  # the stored field keeps its name
+        comparison["libraries"] = {name: found.to_json() for name, found in baselines.items()}
     return Verdict(versus_default=_verdict(one, defaults), comparison=comparison)
 
 
-def _defaults(timed: Sequence[Timed]) -> dict[int, Timed]:
-    """Return the default of each search that has one here."""
+def _defaults(timed: Sequence[TimedConfig]) -> dict[int, TimedConfig]:
+    """Return the default of each search that has one among the finalists."""
     return {id(one.search): one for one in timed if one.is_default}
 
 
-def _verdict(one: Timed, defaults: Mapping[int, Timed]) -> VersusDefault | None:
+def _verdict(one: TimedConfig, defaults: Mapping[int, TimedConfig]) -> VersusDefault | None:
     default = defaults.get(id(one.search))
     if default is None:
         return None

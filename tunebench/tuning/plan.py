@@ -1,10 +1,11 @@
-"""How to tune: what a caller may choose."""
+"""The tuning plan: everything a caller may choose about how to tune."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
+from tunebench._deprecation import renamed_fields
 from tunebench.errors import InputError, UnknownName
 from tunebench.measure.timing import Protocol
 from tunebench.search.variant_search import SAMPLERS
@@ -12,32 +13,39 @@ from tunebench.search.variant_search import SAMPLERS
 __all__ = ["Plan"]
 
 
+@renamed_fields({"calibrated": "learned_pruner"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How to tune.
 
     Attributes:
-        trials: Distinct configurations that may be launched or fail; known and masked ones are free.
-        sampler: A name of `tunebench.search.variant_search.SAMPLERS`.
-        seed: Seed of all that is random: the search, the inputs.
-        variants: Names or keys of the variants to try; all that can, if empty.
-        variant_files: Users' files with a variant each; these alone are tried, unless `variants` names more.
+        trials: Distinct configurations to launch, failures included; known and pruned ones are free.
+        sampler: Name of the sampler, one of `tunebench.search.variant_search.SAMPLERS`.
+        seed: Seed of the search and of the random inputs.
+        variants: Names or keys of the variants to try; empty tries all that support the workload.
+        variant_files: Python files with one variant each. Only these variants, and those named in `variants`,
+            are tried.
         protocol: How samples are taken.
-        offline: Whether to compile, emulate and predict only, even if the device is here.
-        workers: Processes that compile; 0 is one for each core.
-        timeout_s: Longest that verifying and timing one configuration may take.
-        stop_at_gap: Optimality gap that ends the search (`tunebench.search.optimality_proof`); None searches on.
-        audit: How many configurations that the bound prunes are run all the same, as a share of the trials.
-        finalists: How many of the best are timed again at the end, beside the defaults of their variants.
-        baselines: Whether to time libraries at the end.
-        warm: Whether to begin with what is known of other devices and of related problems. A `random` sample
-            stays one: only the calibrated pruner makes use of it there.
-        calibrated: Whether to pass over what is unlikely to win, as long as anything else is open.
-        cluster: Address of the Ray cluster that measures: ``"ray://host:10001"``; ``"host:6379"`` or
-            ``"auto"`` from one of its nodes; ``"local"`` for one on this machine. None takes this machine
-            alone.
-        minutes: After so many no configuration is begun any more; finalists are timed all the same. None is
-            as long as it takes.
+        offline: Whether to compile, emulate and predict only, even if the device is present.
+        workers: Number of compile processes; 0 is one per core.
+        timeout_s: Time limit of verifying and timing one configuration, in seconds.
+        stop_at_gap: Optimality gap at which the search stops (`tunebench.search.optimality_proof`); None never
+            stops early.
+        audit: Fraction of bound-pruned configurations to run anyway, as a check of the bound; relative to the
+            trials.
+        finalists: Number of fastest configurations to time again at the end, next to the defaults of their
+            variants.
+        baselines: Whether to time the baselines at the end.
+        warm: Whether to warm-start from records of other devices and of related workloads. The `random` sampler
+            ignores them, except for the learned pruner.
+        learned_pruner: Whether to postpone configurations that are unlikely to win while others are open.
+        cluster: Address of the Ray cluster to measure on: ``"ray://host:10001"``; ``"host:6379"`` or ``"auto"``
+            from one of its nodes; ``"local"`` to start one here. None uses this machine without Ray.
+        minutes: Time limit of the search, in minutes; finalists are timed after it. None has no limit.
+
+    Raises:
+        InputError: if a value is out of range.
+        UnknownName: if there is no such sampler.
     """
 
     trials: int = 50
@@ -54,7 +62,7 @@ class Plan:
     finalists: int = 3
     baselines: bool = True
     warm: bool = True
-    calibrated: bool = False
+    learned_pruner: bool = False
     cluster: str | None = None
     minutes: float | None = None
 
@@ -66,7 +74,7 @@ class Plan:
                 f"stop_at_gap is best time / lowest open bound, 1 or more; got {self.stop_at_gap}"
             )
         if not 0 <= self.audit <= 1:
-            raise InputError(f"audit is a share of the trials, from 0 to 1; got {self.audit}")
+            raise InputError(f"audit is a fraction of the trials, from 0 to 1; got {self.audit}")
         if self.minutes is not None and not 0 <= self.minutes < math.inf:
             raise InputError(f"minutes must be a finite number, 0 or more; got {self.minutes}")
         if self.sampler not in SAMPLERS:

@@ -14,10 +14,9 @@ from tunebench._host import product_name
 from tunebench.bound import Bounds, bound
 from tunebench.cache_file import RecordedSpace
 from tunebench.device import Device
-from tunebench.executor import Executor
 from tunebench.kernels.recorded_kernel import find_recorded_kernel
 from tunebench.outcome import Measured, Outcome, Result, Verification
-from tunebench.search.loop import Budget, optimality_proof, run
+from tunebench.search.loop import Budget, optimality_proof, run_search
 from tunebench.search.optimality_proof import OptimalityProof, violates
 from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import Proposal, VariantSearch
@@ -26,7 +25,7 @@ from tunebench.variant import Costs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CHECKPOINTS", "PassedOver", "ReplayTrace", "Replayed", "Space", "replay"]
+__all__ = ["CHECKPOINTS", "PostponedCheck", "ReplayResult", "ReplayTrace", "Space", "replay"]
 
 CHECKPOINTS = (25, 50, 100, 200)
 """Configurations asked for after which the best so far is told."""
@@ -115,7 +114,7 @@ def _times_of(recording: RecordedSpace, other: RecordedSpace) -> NDArray[np.floa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassedOver:
+class PostponedCheck:
     """Configurations that are unlikely to win, held against what they really take.
 
     Attributes:
@@ -131,7 +130,7 @@ class PassedOver:
     faster: int
 
     @classmethod
-    def of(cls, search: VariantSearch, times_us: NDArray[np.float64]) -> PassedOver:
+    def of(cls, search: VariantSearch, times_us: NDArray[np.float64]) -> PostponedCheck:
         """Return what a search would pass over next; times it did not ask for serve this account alone."""
         unlikely = search.unlikely(search.best_us)
         faster = times_us < search.best_us
@@ -168,7 +167,7 @@ class ReplayTrace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed(ReplayTrace):
+class ReplayResult(ReplayTrace):
     """A search of our own.
 
     Attributes:
@@ -179,30 +178,23 @@ class Replayed(ReplayTrace):
 
     masked: int
     optimality_proof: OptimalityProof
-    passed_over: PassedOver
+    postponed: PostponedCheck
 
 
-class Recorded(Executor[Proposal]):
-    """Answers at once from a recording."""
+class ReplayExecutor:
+    """Returns recorded outcomes at once, in place of measuring (an `Executor` of proposals)."""
 
     capacity = 1
+    abort_above_us: float | None = None
 
     def __init__(self, recording: RecordedSpace) -> None:
         self._recording = recording
 
-    @property
-    def busy_s(self) -> float:
-        """Nothing is compiled or measured."""
-        return 0.0
-
     def submit(self, task: Proposal) -> Future[Result]:
-        """Look the configuration up."""
+        """Return the recorded outcome of a proposal."""
         future: Future[Result] = Future()
         future.set_result(Result(outcome=self._outcome(task.row)))
         return future
-
-    def close(self) -> None:
-        """Do nothing: nothing is under way."""
 
     def _outcome(self, row: int) -> Outcome:
         if row in self._recording.failures:
@@ -221,8 +213,8 @@ def replay(
     sampler: str,
     elsewhere: Sequence[RecordedSpace] = (),
     stop_at_gap: float | None = None,
-    calibrated: bool = False,
-) -> Replayed:
+    learned_pruner: bool = False,
+) -> ReplayResult:
     """Search a recorded space as `tune` searches a device.
 
     The sampler learns of a configuration only what it asked for.
@@ -242,7 +234,7 @@ def replay(
     """
     prospects = space.prospects(elsewhere)
     search = VariantSearch(
-        space.recording.kernel, prospects, sampler=sampler, seed=seed, calibrated=calibrated
+        space.recording.kernel, prospects, sampler=sampler, seed=seed, learned_pruner=learned_pruner
     )
     best_us: list[float] = []
 
@@ -252,21 +244,20 @@ def replay(
         if violates(result.outcome, proposal.bound_us):
             proposal.search.distrust()
 
-    with Recorded(space.recording) as executor:
-        run(
-            [search],
-            executor,
-            Budget(trials=trials),
-            make_task=lambda proposal: proposal,
-            claim=lambda proposal: True,
-            on_result=on_result,
-            stop_at_gap=stop_at_gap,
-        )
-    return Replayed(
+    run_search(
+        [search],
+        ReplayExecutor(space.recording),
+        Budget(trials=trials),
+        make_task=lambda proposal: proposal,
+        claim=lambda proposal: True,
+        on_result=on_result,
+        stop_at_gap=stop_at_gap,
+    )
+    return ReplayResult(
         seed=seed,
         best_us=tuple(best_us),
         masked=search.masked,
         exhausted=len(best_us) < trials,
         optimality_proof=optimality_proof([search], search.best_us),
-        passed_over=PassedOver.of(search, space.recording.times_us),
+        postponed=PostponedCheck.of(search, space.recording.times_us),
     )

@@ -1,4 +1,4 @@
-"""What a run tells: its progress while it goes on, its report at the end."""
+"""Progress of a tuning run, and the report of one workload on one device."""
 
 from __future__ import annotations
 
@@ -7,35 +7,44 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunebench.executor import Fleet
+from tunebench._deprecation import renamed_fields
+from tunebench.executor import PoolStatus
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.comparison import Comparison
 from tunebench.search.optimality_proof import OptimalityProof
 from tunebench.space import Config
-from tunebench.tuning.warm import Source
+from tunebench.tuning.warm import WarmStartSource
 
-__all__ = ["Progress", "Report", "Tie", "Violation", "Watcher"]
+__all__ = ["BoundViolation", "Progress", "ProgressCallback", "Report", "Tie"]
 
 
+@renamed_fields({"fleet": "pool"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a run stands; given to the watcher after every trial.
+    """State of a tuning run after a trial; passed to the progress callback.
 
     Attributes:
         phase: ``"search"``, ``"finalists"`` or ``"baselines"``.
-        done: Trials of this phase that are done.
-        total: Trials of this phase.
-        outcomes: How many trials of the search ended in each class.
-        masked: Configurations that no run could make the best.
-        cached: Configurations whose outcome was known already.
-        best_us: Best time so far, if any.
-        bound_us: No configuration can be faster.
-        seconds_left: Expected rest of the phase, if there is a basis for it.
-        elsewhere: Records of other devices or problems that the search began with.
-        unlikely: Open configurations that the calibrated pruner passes over.
-        device: Key of the device: runs for several may go on side by side.
-        fleet: The workers of a cluster, if it is one that measures.
-        waiting: What the run waits for, in one line; empty while it goes on.
+        done: Finished trials of the phase.
+        total: Trials of the phase.
+        outcomes: Number of search trials by outcome class.
+        masked: Configurations pruned by their lower bound without a trial.
+        cached: Configurations whose outcome was known before.
+        best_us: Time of the incumbent, in microseconds; None before the first success.
+        bound_us: Lower bound of all configurations, in microseconds.
+        seconds_left: Expected rest of the phase; None if unknown.
+        elsewhere: Records of other devices or workloads that warm-start the search.
+        unlikely: Open configurations that the learned pruner postpones.
+        device: Key of the device; several devices may be tuned at the same time.
+        pool: Workers of the cluster, if one measures.
+        waiting: What the run waits for, such as the database; empty while it runs.
+        workload: Canonical text of the workload that is being tuned.
+        index: Number of that workload, from 1, of workloads that are tuned one after another.
+        count: Number of workloads to tune; 0 for a single one.
+        trials_done: Finished trials of all workloads of a suite.
+        trials_total: Budget of a suite, in trials; 0 if each workload has its own budget.
+        model_us: Sum of count times best time over a suite, in microseconds.
+        predicted: Workloads of a suite without a time yet; `model_us` contains their predicted time.
     """
 
     phase: str
@@ -50,20 +59,31 @@ class Progress:
     elsewhere: int = 0
     unlikely: int = 0
     device: str = ""
-    fleet: Fleet | None = None
+    pool: PoolStatus | None = None
     waiting: str = ""
+    workload: str = ""
+    index: int = 0
+    count: int = 0
+    trials_done: int = 0
+    trials_total: int = 0
+    model_us: float = 0.0
+    predicted: int = 0
+
+
+ProgressCallback = Callable[[Progress], None]
+"""Is called with the progress after every trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """A run that was faster than its bound allows: one of the two is wrong, and the bound prunes no more.
+class BoundViolation:
+    """A run that was faster than its lower bound: the bound or the time is wrong.
 
     Attributes:
-        variant: Key of the variant.
+        variant: Key of the variant, whose bounds no longer prune.
         config: The configuration.
-        fastest_us: Its fastest sample.
-        bound_us: Its bound.
-        known: Whether it was recorded by an earlier run.
+        fastest_us: Its fastest sample, in microseconds.
+        bound_us: Its lower bound, in microseconds.
+        known: Whether an earlier run recorded it.
     """
 
     variant: str
@@ -73,21 +93,21 @@ class Violation:
     known: bool
 
     def __str__(self) -> str:
-        when = ", as was recorded before" if self.known else ""
+        when = ", in an earlier run" if self.known else ""
         return (
-            f"{self.variant} with {self.config} took {self.fastest_us:.4g} us, and its bound says "
-            f"{self.bound_us:.4g}{when}: until that is resolved, its bounds prune and prove nothing"
+            f"{self.variant} with {self.config} took {self.fastest_us:.4g} us, less than its lower bound of "
+            f"{self.bound_us:.4g} us{when}; until this is resolved, bounds of this variant prune and prove nothing"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
-    """A configuration that noise does not tell from the best.
+    """A configuration whose time differs from the best by no more than noise.
 
     Attributes:
         variant: Key of its variant.
         config: The configuration.
-        median_us: Its time.
+        median_us: Its median time, in microseconds.
     """
 
     variant: str
@@ -95,47 +115,47 @@ class Tie:
     median_us: float
 
 
+@renamed_fields({"fleet": "pool"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a run found.
+    """Result of tuning one workload on one device.
 
     Attributes:
-        workload: Canonical text of the problem.
+        workload: Canonical text of the workload.
         device: Key of the device.
         how: ``"measured"`` or ``"predicted"``; None if no configuration succeeded.
         variant: Key of the best variant.
-        config: Its best configuration: its default, unless another beats that beyond noise.
-        median_us: Time of that, measured or predicted.
+        config: Its best configuration: the default, unless another is faster beyond noise.
+        median_us: Measured or predicted time of `config`, in microseconds.
         ci_us: 95 % confidence interval of a measured median.
-        is_default: Whether the best is that default.
-        default_us: Time of the same variant's default configuration, if it succeeded.
-        baselines: What libraries take, fastest first.
-        bound_us: No configuration of any variant can be faster; 0 once a bound is violated.
-        gap: `median_us` over the lowest bound that is still open (see `optimality_proof`), 1 if it is proved
-            optimal; None if something open has no bound. Of a prediction, `predicted / bound_us`.
-        optimality proof: What is proved of the best among the configurations of all variants that were searched;
-            None of a prediction, which proves nothing of time.
-        assumed: Whether the bound, and with it the optimality proof, rests on assumed rates.
-        outside: Variants of the operator that were not searched: the optimality proof says nothing of them.
-        versus: How the best stands to the `default`, the `runner_up` and the `baseline`, as far as they
+        is_default: Whether `config` is the default of its variant.
+        default_us: Time of the default configuration of the same variant, if it succeeded.
+        baselines: Times of the baselines, fastest first.
+        bound_us: Lower bound of all configurations of all variants, in microseconds; 0 after a violation.
+        gap: `median_us` over the lowest open bound (see `optimality_proof`), 1 if proved optimal; None if an
+            open configuration has no bound. Of a prediction, `predicted / bound_us`.
+        optimality_proof: What is proved of the best among the searched configurations; None of a prediction.
+        assumed: Whether bound and optimality proof rest on assumed device rates.
+        outside: Variants of the operator that were not searched; the optimality proof excludes them.
+        versus: Comparison of the best with the `default`, the `runner_up` and the `baseline`, as far as they
             were timed in the same rounds.
-        ties: Configurations that noise does not tell from the best, fastest first.
+        ties: Configurations that are as fast as the best within noise, fastest first.
         violations: Runs that were faster than their bounds.
-        audited: How many configurations were run to check the bound that had pruned them.
-        trials: How many trials ended in each outcome class.
-        masked: Configurations that no run could make the best.
-        cached: Configurations whose outcome was known already.
+        audited: Bound-pruned configurations that were run as a check.
+        trials: Number of trials by outcome class.
+        masked: Configurations pruned by their lower bound without a trial.
+        cached: Configurations whose outcome was known before.
         seconds: Wall time, and its parts: compile, verify, measure (summed over workers) and overhead.
-        database: Where the records are.
-        interrupted: Whether the run was stopped before its budget was spent.
-        skipped: Variants that were not tried, and libraries that could not be timed, each with the reason;
-            `baselines` if all libraries were given up.
-        warm: Records of other devices and of related problems that the search began with.
-        unlikely: Open configurations that the calibrated pruner passed over: unlikely to win, never proved.
-        unlikely_winners: How many of those are expected to be faster than the best, all the same.
-        interval_us: What nine of ten times lie between, where `median_us` is predicted.
-        fleet: The workers of a cluster, if it was one that measured.
-        stopped: Why the run ended early, where it was not asked to.
+        database: Location of the records.
+        interrupted: Whether the run stopped before its budget was spent.
+        skipped: Variants that were not tried and baselines that were not timed, each with the reason; key
+            `baselines` if all of them failed.
+        warm: Records of other devices and related workloads that warm-started the search.
+        unlikely: Open configurations that the learned pruner postponed; nothing is proved of them.
+        unlikely_winners: Expected number of them that are faster than the best.
+        interval_us: 90 % prediction interval, where `median_us` is predicted.
+        pool: Workers of the cluster, if one measured.
+        stopped: Why the run ended early, if not by the user.
     """
 
     workload: str
@@ -155,7 +175,7 @@ class Report:
     outside: tuple[str, ...]
     versus: Mapping[str, Comparison]
     ties: tuple[Tie, ...]
-    violations: tuple[Violation, ...]
+    violations: tuple[BoundViolation, ...]
     audited: int
     trials: Mapping[str, int]
     masked: int
@@ -164,15 +184,15 @@ class Report:
     database: str
     interrupted: bool
     skipped: Mapping[str, str]
-    warm: tuple[Source, ...] = ()
+    warm: tuple[WarmStartSource, ...] = ()
     unlikely: int = 0
     unlikely_winners: float = 0.0
     interval_us: tuple[float, float] | None = None
-    fleet: Fleet | None = None
+    pool: PoolStatus | None = None
     stopped: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data, with the fastest baseline under `baseline` and `baseline_us`."""
+        """Return the report as plain data, with the fastest baseline as `baseline` and `baseline_us`."""
         data = dataclasses.asdict(self)
         data["config"] = dict(self.config) if self.config is not None else None
         for name in ("ties", "violations"):
@@ -180,14 +200,11 @@ class Report:
         data["optimality_proof"] = (
             self.optimality_proof.to_json() if self.optimality_proof is not None else None
         )
-        data["versus"] = {name: found.to_json() for name, found in self.versus.items()}
+        data["versus"] = {name: comparison.to_json() for name, comparison in self.versus.items()}
         for baseline in data["baselines"]:
             del baseline["samples_us"]
         fastest = self.baselines[0] if self.baselines else None
         data["baseline"] = fastest.name if fastest else None
         data["baseline_us"] = fastest.median_us if fastest else None
+        data["fleet"] = data["pool"]  # the old name of this field, kept for one version
         return data
-
-
-Watcher = Callable[[Progress], None]
-"""Is told where a run stands after every trial."""

@@ -1,9 +1,9 @@
-"""What is known beforehand: times of the same configurations on other devices, or for other sizes.
+"""Warm starts: records of the same configurations on other devices, or of related workloads.
 
-They are hints. A column of them tells the sampler what to expect, up to a factor, and it finds out by asking
-how this device differs. Where a search has left but a few of them, only the best are tried first: searches of
-recorded spaces that knew 50 or 200 configurations of another device found more by that than by a column
-with gaps. Predictions and times of another cache state never count.
+They are hints. If most configurations are recorded elsewhere, their times become a column of the surrogate, which
+learns how this device differs. If only few are recorded, the best of them are tried first: in recorded spaces
+with 50 or 200 known configurations of another device, this found faster configurations than a column with gaps.
+Predictions and times of another cache state are ignored.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from tunebench.workloads import parse
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Source", "WarmStart", "distance", "warm_starts"]
+__all__ = ["WarmStart", "WarmStartSource", "distance", "warm_starts"]
 
 LEAST_TIMED = 20
-"""Configurations that must have been timed at a place, or related problems are looked at as well."""
+"""Timed configurations of this workload elsewhere below which related workloads are used as well."""
 
 LEAST_KNOWN = 0.5
-"""Share of the configurations that a place must know to tell what to expect."""
+"""Fraction of the configurations that must be recorded elsewhere to become a column of the surrogate."""
 
 MOST_PLACES = 4
-"""Places a variant learns from at most."""
+"""Limit on the devices from which a variant is warm-started."""
 
 RELATED = 2
-"""Other problems a variant learns from at most, if nobody has tuned this one elsewhere."""
+"""Limit on the related workloads, used if this workload was not tuned elsewhere."""
 
 FARTHEST = 3.0
-"""How far a related problem may be: three doublings of one dimension, or as many spread over several."""
+"""Largest distance of a related workload: three doublings of one dimension, or a mix of several."""
 
 FIRST = 5
-"""How many of the best of a place are tried first."""
+"""Number of best configurations elsewhere to try first."""
 
 
 Use = Literal["expected", "tried first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Records of one place that a search of one variant begins with.
+class WarmStartSource:
+    """Records of one device and workload that warm-start the search of one variant.
 
     Attributes:
         variant: Key of the variant.
-        device: Key of the device they are from.
-        workload: The problem they are of.
-        records: Configurations of today's space that were timed or failed there.
-        use: Whether they say what to expect of each configuration, or the best of them are just tried first.
+        device: Key of the device of the records.
+        workload: Workload of the records.
+        records: Number of configurations in the current space that were timed or failed there.
+        use: Whether they are a column of expected times, or their best are tried first.
     """
 
     variant: str
@@ -75,56 +75,58 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """What a search of one variant begins with; nothing, if nothing is known.
+    """The warm start of one variant; empty without records.
 
     Attributes:
-        elsewhere_us: A column a place that tells what to expect: microseconds, infinite for a failure, NaN
-            where it is not known.
-        first: What was fastest at the other places.
-        sources: Where it is from.
+        elsewhere_us: Columns of expected times, in microseconds: infinite for a failure, NaN if unknown.
+        first: Configurations to try first.
+        sources: The records used.
     """
 
     elsewhere_us: tuple[NDArray[np.float64], ...] = ()
     first: tuple[Config, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[WarmStartSource, ...] = ()
 
 
 def warm_starts(
     reader: Reader,
-    problem: Workload,
+    workload: Workload,
     device: Device,
     tables: Mapping[str, Table],
     *,
     cache: CacheState,
     learns: bool = True,
 ) -> dict[str, WarmStart]:
-    """Return what searches of some variants may begin with.
+    """Return the warm start of each variant.
 
-    What is sought first is the same problem on other devices of the same kind, or here by an earlier source;
-    without that, the nearest problems of the same types, here or on other devices.
+    Records of the same workload on other devices of the same kind, or of an earlier source on this device, come
+    first; without them, the nearest workloads of the same dtypes, on any device of that kind.
 
     Args:
-        reader: Of the database.
-        problem: The problem.
-        device: Where it is to be tuned.
-        tables: Today's configurations of each variant, by its key.
-        cache: Cache state that will be timed in.
-        learns: Whether the search can make use of more than the best.
+        reader: The database.
+        workload: The workload.
+        device: The device to tune on.
+        tables: Current configurations of each variant, by its key.
+        cache: Cache state of the measurements.
+        learns: Whether the search uses columns of expected times.
+
+    Returns:
+        The warm start of each variant, by its key.
     """
-    here = (device.key, str(problem))
-    places = reader.measured_spaces(problem.operator, tuple(tables), kind=device.kind, exclude=here)
-    ranked = _ranked(places, problem, device)
+    here = (device.key, str(workload))
+    places = reader.measured_spaces(workload.operator, tuple(tables), kind=device.kind, exclude=here)
+    ranked = _ranked(places, workload, device)
     starts = {}
     for variant, table in tables.items():
         near = [place for place in ranked if place.variant == variant]
         read = functools.partial(_known, reader, table=table, cache=cache, here=here)
-        starts[variant] = _start(near, read, str(problem), learns=learns)
+        starts[variant] = _start(near, read, str(workload), learns=learns)
     return starts
 
 
-def _ranked(places: Sequence[MeasuredSpace], problem: Workload, device: Device) -> list[MeasuredSpace]:
-    """Return the places near enough: nearest problem first, then the most alike device, then most records."""
-    apart = {text: distance(problem, text) for text in {place.workload for place in places}}
+def _ranked(places: Sequence[MeasuredSpace], workload: Workload, device: Device) -> list[MeasuredSpace]:
+    """Return the places within `FARTHEST`: nearest workload, then most similar device, then most records first."""
+    apart = {text: distance(workload, text) for text in {place.workload for place in places}}
     near = [place for place in places if apart[place.workload] <= FARTHEST]
     return sorted(
         near,
@@ -138,26 +140,26 @@ def _ranked(places: Sequence[MeasuredSpace], problem: Workload, device: Device) 
     )
 
 
-def distance(problem: Workload, text: str) -> float:
-    """Return how many doublings lie between two problems of one operator, as the crow flies.
+def distance(workload: Workload, text: str) -> float:
+    """Return the Euclidean distance of two workloads in the logarithm (base 2) of their sizes.
 
     Args:
-        problem: The one.
-        text: The other.
+        workload: The first workload.
+        text: Text of the second.
 
     Returns:
-        Infinity if they differ in anything but sizes and real numbers (an eps), which count for nothing, or
-        if the text is of no problem there is today.
+        The distance; real numbers such as an eps are ignored. Infinity if any other field differs, or if the
+        text is not a valid workload.
     """
     try:
         other = parse(text)
     except InputError:
         return math.inf
-    if type(other) is not type(problem):
+    if type(other) is not type(workload):
         return math.inf
     squares = 0.0
-    for field in dataclasses.fields(problem):
-        mine, theirs = getattr(problem, field.name), getattr(other, field.name)
+    for field in dataclasses.fields(workload):
+        mine, theirs = getattr(workload, field.name), getattr(other, field.name)
         if mine == theirs or isinstance(mine, float):
             continue
         if not (_is_size(mine) and _is_size(theirs)):
@@ -172,7 +174,7 @@ def _is_size(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A place with what today's rows took there."""
+    """A place with the times of the current configurations there."""
 
     place: MeasuredSpace
     times_us: NDArray[np.float64]
@@ -188,16 +190,16 @@ class _Known:
 
     @property
     def enough(self) -> bool:
-        """Whether no other problems need to be looked at."""
+        """Whether related workloads are unnecessary."""
         return self.timed >= LEAST_TIMED
 
     @property
-    def tells(self) -> bool:
-        """Whether it says what to expect of each configuration."""
+    def is_column(self) -> bool:
+        """Whether the times become a column of the surrogate."""
         return self.enough and self.records >= LEAST_KNOWN * len(self.times_us)
 
-    def source(self, use: Use) -> Source:
-        return Source(
+    def source(self, use: Use) -> WarmStartSource:
+        return WarmStartSource(
             variant=self.place.variant,
             device=self.place.device,
             workload=self.place.workload,
@@ -219,21 +221,21 @@ def _known(
 
 
 def _start(
-    places: Sequence[MeasuredSpace], read: Callable[[MeasuredSpace], _Known], problem: str, *, learns: bool
+    places: Sequence[MeasuredSpace], read: Callable[[MeasuredSpace], _Known], workload: str, *, learns: bool
 ) -> WarmStart:
-    """Choose among places, nearest first: this problem's, or else related ones that know enough."""
-    same = [place for place in places if place.workload == problem]
+    """Choose places, nearest first: of this workload, else related workloads with enough times."""
+    same = [place for place in places if place.workload == workload]
     chosen = [one for one in map(read, same[:MOST_PLACES]) if one.timed]
     if not any(one.enough for one in chosen):
-        related = (read(p) for p in places if p.workload != problem and p.count >= LEAST_TIMED)
+        related = (read(p) for p in places if p.workload != workload and p.count >= LEAST_TIMED)
         chosen += itertools.islice((one for one in related if one.enough), RELATED)
-    told = [one.tells and learns for one in chosen]
-    first = (one.best for one, tells in zip(chosen, told, strict=True) if not tells)
+    columns = [one.is_column and learns for one in chosen]
+    first = (one.best for one, column in zip(chosen, columns, strict=True) if not column)
     return WarmStart(
-        elsewhere_us=tuple(itertools.compress((one.times_us for one in chosen), told)),
+        elsewhere_us=tuple(itertools.compress((one.times_us for one in chosen), columns)),
         first=tuple(dict.fromkeys(itertools.chain.from_iterable(first))),
         sources=tuple(
-            one.source("expected" if tells else "tried first")
-            for one, tells in zip(chosen, told, strict=True)
+            one.source("expected" if column else "tried first")
+            for one, column in zip(chosen, columns, strict=True)
         ),
     )

@@ -1,7 +1,8 @@
-"""The processes that compile and measure for a run: of this machine, or of each worker of a cluster."""
+"""The processes that compile and measure: on this machine, or on each worker of a cluster."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 
@@ -9,12 +10,13 @@ from tunebench._environment import cache_folder
 from tunebench.compile import unavailable
 from tunebench.compile import worker as compile_worker
 from tunebench.errors import DeviceError
-from tunebench.executor.local import LocalExecutor, Stage
+from tunebench.executor.local import LocalExecutor, ProcessStage
 from tunebench.kernels import loaded_files
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.cuda import require_cuda_core
-from tunebench.tuning.candidate import Target
+from tunebench.tuning.audit import task_bound_us
 from tunebench.tuning.plan import Plan
+from tunebench.tuning.tunable import TuningTarget
 from tunebench.variant import Language
 
 __all__ = ["start_on_worker", "start_workers"]
@@ -22,51 +24,53 @@ __all__ = ["start_on_worker", "start_workers"]
 COMPILE_TIMEOUT_S = 300.0
 
 
-def start_workers(target: Target, plan: Plan, compilers: int = 0) -> LocalExecutor:
-    """Start them: compilers, and one that measures, or one for each core where nothing is timed.
+def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> LocalExecutor:
+    """Start compile processes, and one measuring process, or one per core if times are predicted.
 
     Args:
-        target: The device, and what runs configurations there.
-        plan: How to tune.
-        compilers: How many compile where the plan does not tell; 0 is one for each core.
+        target: The device, and the runner to use.
+        plan: The tuning plan.
+        compilers: Number of compile processes if the plan leaves it open; 0 is one per core.
     """
-    files = loaded_files()
+    files, offline = loaded_files(), target.runner == "offline"
     setup = measure_worker.Setup(
         runner=target.runner, device=target.device, protocol=plan.protocol, variant_files=files
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return LocalExecutor(
-        compiling=Stage(
+        compiling=ProcessStage(
             function=compile_worker.compile_task,
             start=compile_worker.start,
             start_arguments=(cache_folder() / "binaries", files),
             workers=plan.workers or compilers or cores,
             timeout_s=COMPILE_TIMEOUT_S,
         ),
-        measuring=Stage(
+        measuring=ProcessStage(
             function=measure_worker.measure,
             start=measure_worker.start,
             start_arguments=(setup,),
-            workers=cores if target.runner == "offline" else 1,
+            workers=cores if offline else 1,
             timeout_s=plan.timeout_s,
         ),
+        bound=None if offline else functools.partial(task_bound_us, cache=plan.protocol.cache),
         overlap=target.runner != "cpu",
     )
 
 
 def start_on_worker(
-    target: Target, plan: Plan, languages: Iterable[Language], compilers: int
+    target: TuningTarget, plan: Plan, languages: Iterable[Language], compilers: int
 ) -> LocalExecutor:
-    """Start them on a worker of a cluster, which may lack what the driver has.
+    """Start the processes on a worker of a cluster, after checking what is installed there.
 
     Args:
-        target: The worker's own device.
-        plan: How to tune.
-        languages: Those of the variants that are tried.
-        compilers: How many processes compile; 0 is one for each core.
+        target: The device of the worker.
+        plan: The tuning plan.
+        languages: Languages of the variants to try.
+        compilers: Number of compile processes; 0 is one per core.
 
     Raises:
-        DeviceError, MissingDependency: if something is not installed there: no trial is to fail of that.
+        DeviceError: if a compiler is missing.
+        MissingDependency: if cuda.core is missing.
     """
     if target.runner == "cuda":
         require_cuda_core()

@@ -1,25 +1,24 @@
-"""`tune_recorded` and `tune --recorded`: what comes first, what is left out, and what ends it."""
+"""`tune_from_profile` and `tune --recorded`: what comes first, what is left out, and what ends it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tunebench import cli, tune_recorded
+from tunebench import cli, tune_from_profile
 from tunebench.db import Demand, open_store
 from tunebench.device import described, local_cpu
 from tunebench.errors import InputError
 from tunebench.measure.timing import Protocol
 from tunebench.space import Config
-from tunebench.tuning import DemandReport, Plan, demand, tune
-from tunebench.tuning.report import Progress, Report
-from tunebench.workload import Workload
+from tunebench.tuning import Plan, TuningSummary, profile_queue, scheduler, tune
+from tunebench.tuning.report import Report
+from tunebench.tuning.weighted_workload import WeightedWorkload
 
 SMALL = "softmax:rows=16,cols=64,dtype=f32"
 LARGE = "softmax:rows=4096,cols=4096,dtype=f32"
@@ -70,33 +69,32 @@ FOUND = Report(
 
 
 class Tuner:
-    """Stands in for `tune`: notes what it is asked for, and finds what it is told to."""
+    """Replaces `scheduler.tune_one`: lists the workloads, and returns given reports."""
 
     def __init__(self, **outcomes: Any) -> None:
-        self.asked = list[tuple[str, Plan]]()
+        self.asked = list[tuple[str, float | None]]()
         self.outcomes = outcomes
 
-    def __call__(self, problem: Workload, plan: Plan, watcher: Callable[[Progress], None]) -> Report:
-        self.asked.append((str(problem), plan))
-        changes = self.outcomes.get(problem.operator, {})
+    def __call__(
+        self, setup: Any, one: WeightedWorkload, start: Any, on_progress: Any, until: float | None
+    ) -> Report:
+        self.asked.append((str(one.workload), until))
+        changes = self.outcomes.get(one.workload.operator, {})
         if isinstance(changes, BaseException):
             raise changes
-        return dataclasses.replace(FOUND, workload=str(problem), **changes)
+        return dataclasses.replace(FOUND, workload=str(one.workload), **changes)
 
 
-def run(db: Path, tuner: Tuner, *, again: bool = False, **plan: Any) -> DemandReport:
-    return demand.run(
-        tuner,
-        device="cpu",
-        db=db,
-        plan=dataclasses.replace(QUICK, **plan),
-        again=again,
-        watcher=lambda turn, progress: None,
-    )
+def run(db: Path, tuner: Tuner, *, retune: bool = False, **plan: Any) -> TuningSummary:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "tune_one", tuner)
+        return tune_from_profile(
+            device="cpu", db=db, plan=dataclasses.replace(QUICK, **plan), retune=retune
+        )
 
 
-def states(report: DemandReport) -> dict[str, str]:
-    return {item.workload: item.state for item in report.items}
+def states(report: TuningSummary) -> dict[str, str]:
+    return {item.workload: item.state for item in report.results}
 
 
 def test_the_most_that_may_be_gained_comes_first(tmp_path: Path) -> None:
@@ -105,9 +103,9 @@ def test_the_most_that_may_be_gained_comes_first(tmp_path: Path) -> None:
     note(db, (LARGE, 10**6, 1e6), (GEMM, 10, 40.0), (SMALL, 10, 50.0))
     report = run(db, tuner)
     assert [text for text, _ in tuner.asked] == [SMALL, GEMM, LARGE]
-    assert [item.workload for item in report.items] == [SMALL, GEMM, LARGE]
-    assert {item.state for item in report.items} == {"tuned"}
-    assert (report.covered, report.time_us) == (1.0, 1e6 + 90.0)
+    assert [item.workload for item in report.results] == [SMALL, GEMM, LARGE]
+    assert {item.state for item in report.results} == {"tuned"}
+    assert (report.covered, report.recorded_us) == (1.0, 1e6 + 90.0)
 
 
 def test_what_is_not_ours_to_tune_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -116,7 +114,7 @@ def test_what_is_not_ours_to_tune_is_told_and_the_rest_goes_on(tmp_path: Path) -
     note(db, (alien, 1, 70.0), (f8, 1, 60.0), (GEMM, 1, 50.0), (SMALL, 1, 20.0))
     report = run(db, tuner)
     assert states(report) == {SMALL: "tuned", GEMM: "unsuited", alien: "unsuited", f8: "unsuited"}
-    reasons = {item.workload: item.reason for item in report.items}
+    reasons = {item.workload: item.reason for item in report.results}
     assert "fft" in reasons[alien]
     assert "no variant can do" in reasons[f8]
     assert reasons[GEMM] == "no configuration succeeded"
@@ -126,10 +124,11 @@ def test_what_is_not_ours_to_tune_is_told_and_the_rest_goes_on(tmp_path: Path) -
 def test_minutes_are_for_all_problems_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     db, tuner = tmp_path / "a.db", Tuner()
     note(db, (GEMM, 1, 90.0), (SMALL, 1, 50.0), (LARGE, 1, 1.0))
-    moments = iter((0.0, 30.0, 90.0, 121.0, 130.0))
-    monkeypatch.setattr(demand, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    moments = iter((0.0, 30.0, 60.0, 90.0, 110.0, 121.0, 130.0))
+    monkeypatch.setattr(profile_queue, "deadline", lambda plan: 120.0)
+    monkeypatch.setattr(profile_queue, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     report = run(db, tuner, minutes=2.0)
-    assert [(text, plan.minutes) for text, plan in tuner.asked] == [(GEMM, 1.5), (SMALL, 0.5)]
+    assert tuner.asked == [(GEMM, 120.0), (SMALL, 120.0)]
     assert states(report) == {GEMM: "tuned", SMALL: "tuned", LARGE: "left"}
     assert report.covered == pytest.approx(140 / 141)
     assert not report.interrupted
@@ -143,8 +142,8 @@ def test_ctrl_c_ends_it_with_a_report(tmp_path: Path, how: Any) -> None:
     assert report.interrupted
     assert len(tuner.asked) == 2
     assert states(report)[GEMM] == "tuned"
-    assert len(report.items) == 3
-    assert report.time_us == 150.0
+    assert len(report.results) == 3
+    assert report.recorded_us == 150.0
 
 
 def test_a_run_that_time_cut_short_is_not_finished(tmp_path: Path) -> None:
@@ -157,9 +156,9 @@ def test_a_run_that_time_cut_short_is_not_finished(tmp_path: Path) -> None:
 def test_without_records_it_says_how_to_make_them(tmp_path: Path) -> None:
     note(tmp_path / "a.db", (SMALL, 1, 1.0), device=described()["h100-sxm"])
     with pytest.raises(InputError, match=r"tunebench\.torch\.record"):
-        tune_recorded(device="cpu", db=tmp_path / "a.db")
+        tune_from_profile(device="cpu", db=tmp_path / "a.db")
     with pytest.raises(InputError, match="variants cannot be chosen"):
-        tune_recorded(device="cpu", db=tmp_path / "a.db", plan=Plan(variants=("numba_cpu",)))
+        tune_from_profile(device="cpu", db=tmp_path / "a.db", plan=Plan(variants=("numba_cpu",)))
     with pytest.raises(InputError, match="finite number"):
         Plan(minutes=-1.0)
 
@@ -172,19 +171,19 @@ QUICKLY = ("--device", "cpu", "--trials", "1", "--finalists", "1", "--no-baselin
 def test_what_was_recorded_is_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = tmp_path / "a.db"
     note(db, (SMALL, 4, 100.0), ("fft:n=64", 1, 25.0))
-    assert cli.run(["tune", "--recorded", "--db", str(db), *QUICKLY]) == 0
+    assert cli.run(["tune", "--from-profile", "--db", str(db), *QUICKLY]) == 0
     out, err = capsys.readouterr()
     assert f"1/1 {SMALL} search 0/1" in err
     assert "covered  80.0 % of 125.00 us recorded" in out
     assert "unsuited fft:n=64: unknown operator" in out
 
-    assert cli.run(["tune", "--recorded", "--db", str(db), "--json", *QUICKLY]) == 0
+    assert cli.run(["tune", "--from-profile", "--db", str(db), "--json", *QUICKLY]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["covered"] == 0.8
     became = {item["workload"]: item["state"] for item in told["items"]}
     assert became == {SMALL: "known", "fft:n=64": "unsuited"}
 
-    assert states(run(db, Tuner(), again=True))[SMALL] == "tuned"
+    assert states(run(db, Tuner(), retune=True))[SMALL] == "tuned"
     assert states(run(db, Tuner()))[SMALL] == "known"
     with open_store(db) as store, store._write() as connection:
         connection.exec_driver_sql("UPDATE trial SET revision = 'earlier'")
@@ -195,10 +194,10 @@ def test_what_was_recorded_is_tuned_once(tmp_path: Path, capsys: pytest.CaptureF
     ("arguments", "said"),
     [
         ((), "are all missing"),
-        (("--recorded", "-w", SMALL), "exclude one another"),
-        (("-w", SMALL, "--again"), "--again goes with --recorded"),
-        (("--recorded", "--variant", "numba_cpu"), "variants cannot be chosen"),
-        (("--recorded", "--cluster", "local"), "leave --cluster out"),
+        (("--from-profile", "-w", SMALL), "exclude one another"),
+        (("-w", SMALL, "--retune"), "--retune goes with --from-profile"),
+        (("--from-profile", "--variant", "numba_cpu"), "variants cannot be chosen"),
+        (("--from-profile", "--cluster", "local"), "leave --cluster out"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

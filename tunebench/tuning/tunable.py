@@ -1,4 +1,4 @@
-"""What may be tried for a problem on a device: the variants that can, with their spaces and bounds."""
+"""The variants that support a workload on a device, with their search spaces, costs and lower bounds."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Candidate", "RunnerName", "Target", "find", "target"]
+__all__ = ["RunnerName", "TunableVariant", "TuningTarget", "find_variants", "tuning_target"]
 
 RunnerName = Literal["cpu", "cuda", "offline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where to tune, and what runs the configurations there."""
+class TuningTarget:
+    """The device to tune on, and the runner that measures there."""
 
     device: Device
     runner: RunnerName
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One variant that can do a problem on a device.
+class TunableVariant:
+    """One variant that supports a workload on a device.
 
     Attributes:
         variant: The variant.
         table: Its valid configurations, at least one.
-        costs: What each must execute.
-        bounds: What each takes at least.
+        costs: Work of each configuration.
+        bounds: Lower bound of each configuration.
         device: The device.
     """
 
@@ -57,7 +57,7 @@ class Candidate:
     device: Device
 
     def prospects(self) -> Prospects:
-        """Return what the search knows of the configurations before any is measured."""
+        """Return the configurations with bounds and costs, as the samplers take them."""
         figures = self.costs.figures(len(self.table))
         return Prospects(table=self.table, bounds_us=self.bounds.us, figures=figures)
 
@@ -70,87 +70,92 @@ class Candidate:
         return interval_us(self._predicted, self.bounds)
 
     def fastest(self) -> int:
-        """Return the row that is predicted to take least."""
+        """Return the row with the lowest predicted time."""
         return int(self._predicted.argmin())
 
     def predicted_us(self, row: int) -> float:
-        """Return the expected time of one configuration: a belief, for devices that are not here."""
+        """Return the predicted time of a row, in microseconds."""
         return float(self._predicted[row])
 
     def least_us(self, rows: NDArray[np.bool_]) -> float:
-        """Return the least that any of some rows is predicted to take; infinite if there is none."""
+        """Return the lowest predicted time of the rows of a mask, in microseconds; infinite if it is empty."""
         return float(self._predicted.min(where=rows, initial=float("inf")))
 
     def interval_us(self, row: int) -> tuple[float, float]:
-        """Return what nine of ten times of one configuration lie between, by the same belief."""
+        """Return the 90 % prediction interval of a row, in microseconds."""
         low, high = self._interval
         return float(low[row]), float(high[row])
 
 
-def target(device: Device | str | None, *, offline: bool = False) -> Target:
-    """Decide where to tune.
+def tuning_target(device: Device | str | None, *, offline: bool = False) -> TuningTarget:
+    """Return the device to tune on, with its runner.
 
     Args:
-        device: A device, its name, or None: the first GPU of this machine, or its CPU.
-        offline: Whether not to run on the device even if it is here.
+        device: A device, its name, or None for the first GPU of this machine, else its CPU.
+        offline: Whether to predict even if the device is present.
 
     Raises:
         UnknownName: if there is no such device.
         InputError: if it is a CPU other than this machine's.
-        MissingDependency: if it is a GPU of this machine and what drives it is not installed.
+        MissingDependency: if it is a GPU of this machine and its Python packages are not installed.
     """
     found = device if isinstance(device, Device) else devices.find(device)
     if found.kind == "cpu":
         if found.key != devices.local_cpu().key or offline:
-            raise InputError(f"{found.name}: only this machine's own CPU can be tuned for; --device cpu")
-        return Target(device=found, runner="cpu")
+            raise InputError(
+                f"{found.name}: of CPUs, only that of this machine can be tuned; use --device cpu"
+            )
+        return TuningTarget(device=found, runner="cpu")
     if offline or found.key not in {gpu.key for gpu in devices.local_gpus()}:
-        return Target(device=found, runner="offline")
+        return TuningTarget(device=found, runner="offline")
     reason = unavailable("cuda")
     if reason is not None:
         raise MissingDependency(f"a GPU is here ({found.name}), but {reason}", "cuda")
     require_cuda_core()
-    return Target(device=found, runner="cuda")
+    return TuningTarget(device=found, runner="cuda")
 
 
-def find(
+def find_variants(
     workload: Workload,
     device: Device,
     names: Sequence[str] = (),
     *,
     cache: CacheState = "cold",
     compilable: bool = True,
-) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the variants that can do `workload` on `device`, and why the others cannot.
+) -> tuple[list[TunableVariant], dict[str, str]]:
+    """Return the variants that support `workload` on `device`, and why the others do not.
 
     Args:
-        workload: The problem.
-        device: Where.
-        names: Names or keys of the only variants to consider; all of the operator's if empty.
-        cache: Cache state the bounds are for.
-        compilable: Whether a variant that cannot be compiled here, for want of a compiler, is left out.
+        workload: The workload.
+        device: The device.
+        names: Names or keys of the variants to consider; empty considers all of the operator.
+        cache: Cache state of the bounds.
+        compilable: Whether to skip variants whose compiler is not installed here.
+
+    Returns:
+        The variants, and the reason for each skipped one by its key.
 
     Raises:
         UnknownName: if a name is of no variant of the operator.
-        InputError: if no variant can, saying why for each.
+        InputError: if no variant supports the workload, with the reason for each.
     """
     known = {variant.key: variant for variant in variants(workload)}
     for name in names:
         if name not in known and f"{workload.operator}/{name}" not in known:
             raise UnknownName(f"variant of {workload.operator}", name, (v.name for v in known.values()))
     chosen = [v for v in known.values() if not names or v.name in names or v.key in names]
-    found: list[Candidate] = []
+    found: list[TunableVariant] = []
     skipped: dict[str, str] = {}
     for variant in chosen:
         reason = variant.refuses(workload, device)
         if reason is None and compilable:
             reason = unavailable(variant.language)
         if reason is None:
-            candidate = _candidate(variant, workload, device, cache)
-            if candidate is not None:
-                found.append(candidate)
+            tunable = _tunable(variant, workload, device, cache)
+            if tunable is not None:
+                found.append(tunable)
                 continue
-            reason = f"{variant.key} has no valid configuration for this problem"
+            reason = f"{variant.key} has no valid configuration for this workload"
         skipped[variant.key] = reason
     if not found:
         reasons = "; ".join(skipped.values()) or f"{workload.operator} has no variants"
@@ -158,12 +163,12 @@ def find(
     return found, skipped
 
 
-def _candidate(
+def _tunable(
     variant: Variant[Any], workload: Workload, device: Device, cache: CacheState
-) -> Candidate | None:
+) -> TunableVariant | None:
     table = variant.configs(workload, device)
     if not len(table):
         return None
     costs = variant.costs(workload, table, device)
     bounds = bound(costs, workload.traffic(), device, cache=cache, rows=len(table))
-    return Candidate(variant=variant, table=table, costs=costs, bounds=bounds, device=device)
+    return TunableVariant(variant=variant, table=table, costs=costs, bounds=bounds, device=device)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from tunebench.device import find
-from tunebench.executor.local import Caller
+from tunebench.executor.local import ProcessCaller
 from tunebench.measure.baseline import Baseline, BaselineFailed
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed
-from tunebench.tuning.library import Libraries, stage
+from tunebench.tuning.baseline_rounds import BaselineRounds, stage
 from tunebench.workloads import parse
 
 PROBLEM = parse("softmax:rows=8,cols=8,dtype=f32")
 QUICK = Protocol(min_samples=4, max_samples=5, max_s=0.02)
 
 
-def test_libraries_are_timed_in_a_process_of_their_own_and_pooled() -> None:
-    with Libraries(PROBLEM, find("cpu"), QUICK, Caller(stage()), rounds=2) as libraries:
-        libraries.time(0)
-        libraries.time(0)
-    numpy = next(baseline for baseline in libraries.baselines() if baseline.name == "numpy")
-    taken = [found["numpy"].samples_us for found in libraries.rounds]
+def test_baselines_are_timed_in_a_separate_process_and_pooled() -> None:
+    with BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=2) as baselines:
+        baselines.time(0)
+        baselines.time(0)
+    numpy = next(baseline for baseline in baselines.baselines() if baseline.name == "numpy")
+    taken = [found["numpy"].samples_us for found in baselines.rounds]
     assert len(taken) == 2
     assert numpy.samples_us == (*taken[0], *taken[1])
     assert all(len(samples) >= 2 for samples in taken)
@@ -40,13 +40,13 @@ def test_one_that_fails_is_not_tried_again_and_the_reason_kept(
             raise answer
         return answer
 
-    libraries = Libraries(PROBLEM, find("cpu"), QUICK, Caller(stage()), rounds=3)
-    monkeypatch.setattr(libraries._calls, "call", call)
+    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=3)
+    monkeypatch.setattr(baselines._caller, "call", call)
     for _ in range(3):
-        libraries.time(0)
-    assert libraries.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0]),)
-    assert libraries.failure is not None
-    assert ("SIGSEGV" in libraries.failure) or ("out of memory" in libraries.failure)
+        baselines.time(0)
+    assert baselines.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0]),)
+    assert baselines.failure is not None
+    assert ("SIGSEGV" in baselines.failure) or ("out of memory" in baselines.failure)
 
 
 def test_one_that_fails_in_a_round_has_no_time_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,10 +54,10 @@ def test_one_that_fails_in_a_round_has_no_time_and_the_others_go_on(monkeypatch:
     answers = iter(
         [[numpy, torch], [numpy, BaselineFailed(name="torch", reason="RuntimeError: No available kernel")]]
     )
-    libraries = Libraries(PROBLEM, find("cpu"), QUICK, Caller(stage()), rounds=2)
-    monkeypatch.setattr(libraries._calls, "call", lambda *_: next(answers))
+    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=2)
+    monkeypatch.setattr(baselines._caller, "call", lambda *_: next(answers))
     for _ in range(2):
-        libraries.time(0)
-    assert libraries.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0] * 2),)
-    assert libraries.failure is None
-    assert libraries.failures == {"torch": "torch could not be timed: RuntimeError: No available kernel"}
+        baselines.time(0)
+    assert baselines.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0] * 2),)
+    assert baselines.failure is None
+    assert baselines.failures == {"torch": "torch could not be timed: RuntimeError: No available kernel"}

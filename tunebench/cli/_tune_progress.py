@@ -1,0 +1,106 @@
+"""The progress of `tunebench tune` on stderr: one renderer for all kinds of tuning."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tunebench.cli._output import console
+from tunebench.cli._report import pool_parts, time_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.tuning import Progress
+    from tunebench.tuning.report import ProgressCallback
+
+__all__ = ["show_progress"]
+
+
+@contextlib.contextmanager
+def show_progress(total: int) -> Iterator[ProgressCallback]:
+    """Show progress: one live line per device on a terminal, otherwise a plain line now and then.
+
+    Args:
+        total: Trials of the first phase.
+
+    Yields:
+        The progress callback.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    to = console(stderr=True)
+    if not to.is_terminal:
+        yield _plain_lines(to)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
+    with Bar(*columns, TextColumn("{task.fields[note]}"), console=to, transient=True) as bar:
+        lines = {"": bar.add_task("search", total=total, note="starting workers")}
+
+        def show(progress: Progress) -> None:
+            if progress.device not in lines:  # the first device takes over the initial line
+                first = lines.pop("", None)
+                lines[progress.device] = bar.add_task("search", note="") if first is None else first
+            description, done, total = _step(progress, several=len(lines) > 1)
+            line = lines[progress.device]
+            bar.update(line, description=description, completed=done, total=total, note=_note(progress))
+
+        yield show
+
+
+def _plain_lines(to: Console) -> ProgressCallback:
+    """Return a callback that prints a line for each new phase, and for each tenth of a phase."""
+    shown: dict[str, tuple[object, ...]] = {}
+
+    def show(progress: Progress) -> None:
+        tenth = 0 if progress.trials_total else 10 * progress.done // max(1, progress.total)
+        step = (tenth, progress.index, progress.workload, progress.phase, progress.waiting)
+        if step != shown.get(progress.device):
+            shown[progress.device] = step
+            description, done, total = _step(progress, several=len(shown) > 1)
+            to.print(f"{description} {done}/{total}: {_note(progress)}", soft_wrap=True)
+
+    return show
+
+
+def _step(progress: Progress, *, several: bool) -> tuple[str, int, int]:
+    """Return what is done, and the finished and total trials."""
+    device = f"{progress.device}: " if several else ""
+    if progress.trials_total:  # a suite: trials of all workloads
+        part = f" {progress.done}/{progress.total}" if progress.phase != "search" else ""
+        return (
+            f"{device}{progress.phase}{part} {progress.workload}",
+            progress.trials_done,
+            progress.trials_total,
+        )
+    place = f"{progress.index}/{progress.count} {progress.workload} " if progress.count else ""
+    return f"{device}{place}{progress.phase}", progress.done, progress.total
+
+
+def _note(progress: Progress) -> str:
+    if progress.waiting:
+        return progress.waiting
+    parts = []
+    if progress.trials_total:
+        predicted = f" ({progress.predicted} of {progress.count} predicted)" if progress.predicted else ""
+        parts.append(f"model {time_of(progress.model_us)}{predicted}")
+    parts += [f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(progress.outcomes.items())]
+    if progress.masked:
+        parts.append(f"{progress.masked} pruned by bound")
+    if progress.unlikely:
+        parts.append(f"{progress.unlikely} unlikely")
+    if progress.elsewhere:
+        parts.append(f"{progress.elsewhere} warm-start records")
+    if progress.cached:
+        parts.append(f"{progress.cached} known")
+    if progress.pool is not None:
+        parts += pool_parts(progress.pool)
+    if progress.best_us is not None:
+        parts.append(f"best {time_of(progress.best_us)}")
+        if progress.bound_us > 0:
+            parts.append(f"{progress.best_us / progress.bound_us:.2f}x the bound")
+    if progress.seconds_left is not None:
+        parts.append(f"{progress.seconds_left:.0f} s left")
+    return ", ".join(parts) or "starting workers"

@@ -1,0 +1,107 @@
+"""The baselines, timed between the rounds of the finalists, so that a drift of the machine affects all alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import CancelledError
+from types import TracebackType
+from typing import Self
+
+from tunebench.device import Device
+from tunebench.errors import ClusterLost
+from tunebench.executor import ExecutorClosed, FunctionCaller, WorkerLost
+from tunebench.executor.local import ProcessStage
+from tunebench.kernels import load_file, loaded_files
+from tunebench.measure.baseline import Baseline, BaselineFailed, measure_baselines
+from tunebench.measure.timing import Protocol
+from tunebench.workload import Workload
+
+__all__ = ["BaselineRounds", "stage"]
+
+TIMEOUT_S = 180.0
+
+
+class BaselineRounds:
+    """Times the baselines of a workload in a separate process; a context manager.
+
+    Args:
+        workload: The workload.
+        device: The device.
+        protocol: How samples are taken, over all rounds together.
+        caller: Calls `stage` on the worker that times the variants.
+        rounds: Number of rounds.
+
+    Attributes:
+        failure: Why timing was given up for all baselines; None if it was not.
+        failed: Why single baselines could not be timed, by name; they count in no round.
+        rounds: Times of each round, by name of the baseline.
+    """
+
+    def __init__(
+        self, workload: Workload, device: Device, protocol: Protocol, caller: FunctionCaller, *, rounds: int
+    ) -> None:
+        self._workload, self._device = workload, device
+        self._protocol = dataclasses.replace(
+            protocol, max_s=protocol.max_s / rounds, min_samples=-(-protocol.min_samples // rounds)
+        )
+        self._caller = caller
+        self.failure: str | None = None
+        self.failed: dict[str, str] = {}
+        self.rounds: list[dict[str, Baseline]] = []
+
+    def time(self, seed: int) -> None:
+        """Time every baseline once; after a crash, a timeout or an error none is timed again."""
+        if self.failure is not None:
+            return
+        try:
+            answer = self._caller.call(self._workload, self._device, self._protocol, seed)
+        except (ClusterLost, WorkerLost, ExecutorClosed, CancelledError):  # not an error of a baseline
+            raise
+        except Exception as error:  # the process boundary of measuring: an error of a baseline ends no run
+            self.failure = f"baselines could not be timed: {type(error).__name__}: {error}"
+            return
+        if isinstance(answer, list):
+            self.rounds.append({one.name: one for one in answer if isinstance(one, Baseline)})
+            self.failed |= {one.name: one.reason for one in answer if isinstance(one, BaselineFailed)}
+        else:
+            self.failure = f"baselines could not be timed: {answer.reason}"
+
+    def discard(self) -> None:
+        """Discard all rounds: they ran on a worker that is lost."""
+        self.rounds.clear()
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why baselines have no times, by name; key `baselines` if all of them failed."""
+        failures = {name: f"{name} could not be timed: {reason}" for name, reason in self.failed.items()}
+        return failures if self.failure is None else {**failures, "baselines": self.failure}
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        """Return the times over all rounds, fastest first."""
+        names = dict.fromkeys(name for times in self.rounds for name in times if name not in self.failed)
+        pooled = (
+            Baseline.of(name, [us for times in self.rounds if name in times for us in times[name].samples_us])
+            for name in names
+        )
+        return tuple(sorted(pooled, key=lambda baseline: baseline.median_us))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._caller.__exit__(kind, error, trace)
+
+
+def stage() -> ProcessStage:
+    """Return the process stage that times all baselines once."""
+    return ProcessStage(
+        function=measure_baselines, start=_load, start_arguments=loaded_files(), timeout_s=TIMEOUT_S
+    )
+
+
+def _load(*files: str) -> None:
+    """Load the operators of user files in a new process."""
+    for path in files:
+        load_file(path)

@@ -1,0 +1,163 @@
+"""The finalist rounds: the best of the search, their defaults and the baselines are timed again in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, wait
+
+from tunebench.db.record import NewMeasurement
+from tunebench.errors import ClusterLost
+from tunebench.executor import ExecutorClosed, WorkerExecutor, WorkerLost
+from tunebench.measure.baseline import Baseline
+from tunebench.measure.comparison import Comparison, compare
+from tunebench.outcome import Measured
+from tunebench.task import Task
+from tunebench.tuning.audit import BoundAudit
+from tunebench.tuning.baseline_rounds import BaselineRounds
+from tunebench.tuning.finalist import ROUNDS, FinalSelection, TimedConfig, select_best, verdict
+from tunebench.tuning.run_recorder import RunRecorder
+
+__all__ = ["FinalistRounds"]
+
+ATTEMPTS = 3
+"""Attempts to run all rounds on one worker of a cluster."""
+
+
+class FinalistRounds:
+    """Times finalists and baselines in rounds, and records the finalists.
+
+    Args:
+        recorder: Writes to the database.
+        audit: Compares runs with their bounds.
+        baselines: Timed after each round of the finalists.
+        make_task: Turns a finalist into a task.
+        on_progress: Called with the phase, its finished trials and its total trials.
+
+    Attributes:
+        finalists: The finalists that succeeded in all rounds; empty until the rounds are complete.
+    """
+
+    def __init__(
+        self,
+        recorder: RunRecorder,
+        audit: BoundAudit,
+        baselines: BaselineRounds,
+        *,
+        make_task: Callable[[TimedConfig], Task],
+        on_progress: Callable[[str, int, int], None],
+    ) -> None:
+        self._recorder, self._audit, self._baselines = recorder, audit, baselines
+        self._make_task, self._on_progress = make_task, on_progress
+        self.finalists: list[TimedConfig] = []
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why baselines have no times, by name; key `baselines` if all of them failed."""
+        return self._baselines.failures
+
+    def baselines(self) -> tuple[Baseline, ...]:
+        """Return the times of the baselines over all rounds, fastest first."""
+        return self._baselines.baselines()
+
+    def run(self, executor: WorkerExecutor[Task], finalists: Sequence[TimedConfig], seed: int | None) -> None:
+        """Time all finalists in turn, so that one lucky sample cannot win. Ctrl-C passes through.
+
+        Every second round runs backwards, so that a drift within a round affects all alike. All rounds run on
+        one worker; if it dies, they start again on another.
+
+        Args:
+            executor: Compiles and measures.
+            finalists: The configurations to time.
+            seed: Seed of the inputs of the baselines; None times no baselines.
+
+        Raises:
+            ClusterLost: if the worker dies `ATTEMPTS` times.
+        """
+        with self._baselines:
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    with executor.same_worker():
+                        self._rounds(executor, finalists, seed)
+                    break
+                except WorkerLost:
+                    self._discard(finalists)
+                    if attempt == ATTEMPTS:
+                        raise ClusterLost(f"the finalist rounds lost their worker {ATTEMPTS} times") from None
+                except (KeyboardInterrupt, ExecutorClosed, CancelledError, ClusterLost):
+                    self._discard(finalists)
+                    raise
+        self._record([timed for timed in finalists if timed.rounds and not timed.failed])
+
+    def _discard(self, finalists: Sequence[TimedConfig]) -> None:
+        """Discard incomplete rounds; the times of the search remain."""
+        self._baselines.discard()
+        for timed in finalists:
+            timed.rounds.clear()
+
+    def _rounds(
+        self, executor: WorkerExecutor[Task], finalists: Sequence[TimedConfig], seed: int | None
+    ) -> None:
+        for number in range(ROUNDS):
+            done, total = number * len(finalists), ROUNDS * len(finalists)
+            for position, timed in enumerate(finalists if number % 2 == 0 else finalists[::-1]):
+                self._on_progress("finalists", done + position, total)
+                self._time(executor, timed, number)
+            if seed is not None:
+                self._on_progress("baselines", number, ROUNDS)
+                self._baselines.time(seed)
+
+    def _time(self, executor: WorkerExecutor[Task], timed: TimedConfig, number: int) -> None:
+        if timed.failed:
+            return
+        future = executor.submit(self._make_task(timed))
+        wait([future])
+        result = future.result()
+        if isinstance(result.outcome, Measured):
+            timed.rounds[number] = result
+            self._audit.check(timed.search, timed.config, result.outcome, timed.bound_us)
+        else:  # it succeeded in the search and fails now: it can no longer win
+            timed.failed = True
+            key = self._recorder.key(timed.search.key, timed.config)
+            self._recorder.record(
+                NewMeasurement(key=key, result=result, purpose="finalist", bound_us=timed.bound_us)
+            )
+
+    def _record(self, finalists: list[TimedConfig]) -> None:
+        selected = select_best(finalists)
+        if selected is None:
+            return
+        self.finalists = finalists
+        self._recorder.record_finalists(
+            [
+                NewMeasurement(
+                    key=self._recorder.key(timed.search.key, timed.config),
+                    result=timed.pooled(),
+                    purpose="finalist",
+                    bound_us=timed.bound_us,
+                    verdict=verdict(timed, finalists, selected, self._versus_baselines(timed)),
+                )
+                for timed in finalists
+            ]
+        )
+
+    def versus(self, selected: FinalSelection) -> dict[str, Comparison]:
+        """Return the comparisons of the best, including that with the fastest baseline."""
+        found, baselines = dict(selected.versus), self.baselines()
+        versus_baselines = self._versus_baselines(selected.best)
+        if baselines and baselines[0].name in versus_baselines:
+            found["baseline"] = versus_baselines[baselines[0].name]
+        return found
+
+    def _versus_baselines(self, timed: TimedConfig) -> dict[str, Comparison]:
+        """Compare a finalist with each baseline by their common rounds; baselines that failed are left out."""
+        found = {}
+        for name in (baseline.name for baseline in self.baselines()):
+            rounds = {
+                number: times[name]
+                for number, times in enumerate(self._baselines.rounds)
+                if name in times and number in timed.rounds
+            }
+            if rounds:
+                samples = [timed.samples_us(number) for number in rounds]
+                found[name] = compare(samples, [baseline.samples_us for baseline in rounds.values()])
+        return found

@@ -1,0 +1,522 @@
+"""One tuning run of one workload on one device: `prepare`, `search`, `time_finalists`, `finish`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
+from tunebench.db.retry import RetryPolicy
+from tunebench.db.store import Store
+from tunebench.errors import ClusterLost, DatabaseError
+from tunebench.executor import ExecutorClosed, PoolStatus, WorkerExecutor
+from tunebench.kernels import variants
+from tunebench.outcome import Aborted, Measured, Outcome, Predicted, Pruned, Result, time_us
+from tunebench.search.loop import Budget, optimality_proof, run_search
+from tunebench.search.variant_search import Proposal, VariantSearch
+from tunebench.space import Config
+from tunebench.task import Task
+from tunebench.tuning import baseline_rounds
+from tunebench.tuning.audit import BoundAudit
+from tunebench.tuning.baseline_rounds import BaselineRounds
+from tunebench.tuning.finalist import ROUNDS, TimedConfig, pick_finalists, select_best
+from tunebench.tuning.finalist_rounds import FinalistRounds
+from tunebench.tuning.plan import Plan
+from tunebench.tuning.report import Progress, ProgressCallback, Report, Tie
+from tunebench.tuning.run_recorder import RunRecorder
+from tunebench.tuning.tunable import TunableVariant, TuningTarget
+from tunebench.tuning.warm import WarmStart, WarmStartSource, warm_starts
+from tunebench.workload import Workload
+
+__all__ = [
+    "RunContext",
+    "RunState",
+    "TuningSetup",
+    "finish",
+    "prepare",
+    "search",
+    "stored_best",
+    "time_finalists",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningSetup:
+    """What all runs of one call share: the device, the plan and the database."""
+
+    target: TuningTarget
+    plan: Plan
+    store: Store
+
+    @property
+    def predicts(self) -> bool:
+        """Whether times are predicted because the device is absent."""
+        return self.target.runner == "offline"
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """The part of a run that changes.
+
+    Attributes:
+        outcomes: Number of search trials by outcome class.
+        timed: Configurations that succeeded.
+        repeatable: Variant and configuration of known trials that may run again without a new claim.
+        cached: Number of configurations whose outcome was known before.
+        finals: The finalist rounds, once they began.
+        interrupted: Whether the run was stopped.
+        stopped: Why it was stopped, if not by the user.
+        cut_short: Whether the time limit ended the search.
+        busy_s: Time in which the executor compiled or measured, in seconds.
+        pool: Workers of the cluster, if one measures.
+        waiting: What the run waits for; empty while it runs.
+        phase: Name, finished trials and total trials of the current phase.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    timed: list[TimedConfig] = field(default_factory=list)
+    repeatable: set[tuple[str, Config]] = field(default_factory=set)
+    cached: int = 0
+    finals: FinalistRounds | None = None
+    interrupted: bool = False
+    stopped: str | None = None
+    cut_short: bool = False
+    busy_s: float = 0.0
+    pool: PoolStatus | None = None
+    waiting: str = ""
+    phase: tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """Everything a run needs; made by `prepare`.
+
+    Attributes:
+        setup: Device, plan and database.
+        workload: The workload.
+        variants: The variants to try, by key.
+        skipped: Why other variants are not tried, by key.
+        defaults: The default configuration of each variant, by key.
+        searches: One search per variant.
+        warm: The warm starts, by key of the variant.
+        bound_us: Lower bound of all configurations before compiling, in microseconds.
+        budget: The budget of trials.
+        recorder: Writes to the database.
+        audit: Compares runs with their bounds.
+        retry_policy: How long the database is waited for.
+        on_progress: Called after every trial.
+        state: The part that changes.
+    """
+
+    setup: TuningSetup
+    workload: Workload
+    variants: Mapping[str, TunableVariant]
+    skipped: Mapping[str, str]
+    defaults: Mapping[str, Config]
+    searches: list[VariantSearch]
+    warm: dict[str, WarmStart]
+    bound_us: float
+    budget: Budget
+    recorder: RunRecorder
+    audit: BoundAudit
+    retry_policy: RetryPolicy
+    on_progress: ProgressCallback
+    state: RunState
+
+    @property
+    def best_us(self) -> float:
+        """Time of the incumbent, in microseconds; infinite before the first success."""
+        return min((search.best_us for search in self.searches), default=float("inf"))
+
+    @property
+    def sources(self) -> tuple[WarmStartSource, ...]:
+        """The records that warm-start the search."""
+        return tuple(source for start in self.warm.values() for source in start.sources)
+
+    def revision(self, variant: str, config: Config) -> str:
+        """Return the current revision of a configuration.
+
+        Raises:
+            ConfigError: if the configuration is not in the current space.
+        """
+        self.variants[variant].table.space.ordinals(config)
+        return self.recorder.revision(variant, config)
+
+    def report_progress(self, phase: str, done: int, total: int) -> None:
+        """Call the progress callback."""
+        state = self.state
+        state.phase = (phase, done, total)
+        tried = sum(state.outcomes.values())
+        rate = self.recorder.elapsed_s / tried if tried else None
+        self.on_progress(
+            Progress(
+                phase=phase,
+                done=done,
+                total=total,
+                outcomes=dict(state.outcomes),
+                masked=sum(search.masked for search in self.searches),
+                cached=state.cached,
+                best_us=min((timed.median()[0] for timed in state.timed), default=None),
+                bound_us=self.bound_us,
+                seconds_left=rate * (total - done) if rate is not None and phase == "search" else None,
+                elsewhere=sum(source.records for source in self.sources),
+                unlikely=sum(search.postponed.count for search in self.searches),
+                waiting=state.waiting,
+                device=self.setup.target.device.key,
+                pool=state.pool,
+                workload=str(self.workload),
+            )
+        )
+
+    def report_waiting(self, line: str) -> None:
+        """Call the progress callback with what the run waits for."""
+        self.state.waiting = line
+        self.report_progress(*self.state.phase)
+
+
+# -- before the search -------------------------------------------------------------------------------------
+
+
+def prepare(
+    setup: TuningSetup,
+    workload: Workload,
+    found: tuple[list[TunableVariant], Mapping[str, str]],
+    on_progress: ProgressCallback,
+    until: float | None = None,
+) -> RunContext:
+    """Read what the database knows of a workload, and open a run.
+
+    Args:
+        setup: Device, plan and database.
+        workload: The workload.
+        found: The variants to try, and why others are skipped.
+        on_progress: Called after every trial.
+        until: Reading of `time.monotonic` at which the search stops; None has no limit.
+    """
+    tunable, skipped = found
+    plan, device = setup.plan, setup.target.device
+    by_key = {one.variant.key: one for one in tunable}
+    policy = RetryPolicy(notify=lambda line: context.report_waiting(line))
+    setup.store.retry_policy = policy
+    context = RunContext(
+        setup=setup,
+        workload=workload,
+        variants=by_key,
+        skipped=skipped,
+        defaults={key: one.variant.default(workload, device) for key, one in by_key.items()},
+        searches=[],
+        warm={},
+        bound_us=min(float(one.bounds.us.min()) for one in tunable),
+        budget=Budget(trials=plan.trials, audit=plan.audit, until=until),
+        recorder=RunRecorder(
+            setup.store, workload, device, {key: one.variant for key, one in by_key.items()}, plan
+        ),
+        audit=BoundAudit(workload, plan.protocol.cache),
+        retry_policy=policy,
+        on_progress=on_progress,
+        state=RunState(phase=("search", 0, plan.trials)),
+    )
+    for key in by_key:  # mark the records of earlier sources as stale
+        setup.store.recheck(*context.recorder.scope(key), functools.partial(context.revision, key))
+    context.warm.update(_warm_starts(context))
+    context.searches.extend([_search_of(context, one) for one in tunable])
+    context.budget.done = min(context.recorder.begin(), plan.trials)
+    return context
+
+
+def _warm_starts(context: RunContext) -> dict[str, WarmStart]:
+    """Return the warm start of each variant; predictions need none."""
+    plan = context.setup.plan
+    sampled = plan.sampler == "random" and not plan.learned_pruner
+    if not plan.warm or context.setup.predicts or sampled:
+        return {}
+    return warm_starts(
+        context.setup.store,
+        context.workload,
+        context.setup.target.device,
+        {key: one.table for key, one in context.variants.items()},
+        cache=plan.protocol.cache,
+        learns=plan.sampler == "surrogate" or plan.learned_pruner,
+    )
+
+
+def _search_of(context: RunContext, tunable: TunableVariant) -> VariantSearch:
+    """Return the search of one variant, with the outcomes that the database knows."""
+    key, plan, store = tunable.variant.key, context.setup.plan, context.setup.store
+    warm = context.warm.get(key, WarmStart())
+    search = VariantSearch(
+        key,
+        dataclasses.replace(tunable.prospects(), elsewhere_us=warm.elsewhere_us),
+        sampler=plan.sampler,
+        seed=plan.seed,
+        learned_pruner=plan.learned_pruner,
+    )
+    scope = context.recorder.scope(key)
+    for fastest in store.fastest_samples(*scope):
+        row = search.table.row(fastest.config)
+        if row is not None and context.revision(key, fastest.config) == fastest.revision:
+            context.audit.check_stored(tunable, search, row, fastest)
+    for known in store.trial_outcomes(*scope, cache=plan.protocol.cache):
+        row = search.table.row(known.config)
+        if row is None or context.revision(key, known.config) != known.revision:
+            continue
+        if isinstance(known.outcome, Pruned):  # pruned by an earlier incumbent: decide again
+            search.tighten(row, context.audit.stored_bound_us(tunable, known.config, known.resources))
+        if isinstance(known.outcome, Pruned) or not _answers(context.setup, known.outcome):
+            context.state.repeatable.add((key, known.config))
+            continue
+        search.remember(known.config, known.outcome)
+        context.state.cached += 1
+        _keep(context, search, known.config, known.outcome)
+    search.first(context.defaults[key])
+    if plan.sampler != "random":
+        for config in warm.first:
+            search.first(config)
+    return search
+
+
+def _answers(setup: TuningSetup, outcome: Outcome) -> bool:
+    """Return whether a known outcome is of the kind and cache state that this run asks for."""
+    if isinstance(outcome, Predicted):
+        return setup.predicts
+    return not isinstance(outcome, Measured) or outcome.cache == setup.plan.protocol.cache
+
+
+# -- the search --------------------------------------------------------------------------------------------
+
+
+def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
+    """Search until the budget is spent; Ctrl-C and a lost cluster end it and keep all results."""
+    state, store, owner = context.state, context.setup.store, context.recorder.owner
+    claimed: set[TrialKey] = set()
+
+    def claim(proposal: Proposal) -> bool:
+        key = context.recorder.key(proposal.search.key, proposal.config)
+        repeatable = (proposal.search.key, proposal.config) in state.repeatable
+        if repeatable or store.claim(key, owner):
+            claimed.add(key)
+            return True
+        return False
+
+    def on_result(proposal: Proposal, result: Result) -> None:
+        _record_trial(context, proposal, result)
+        claimed.discard(context.recorder.key(proposal.search.key, proposal.config))
+        state.pool = executor.pool
+        context.report_progress("search", context.budget.done, context.budget.trials)
+
+    before_s = executor.busy_s
+    context.report_progress("search", context.budget.done, context.budget.trials)
+    try:
+        run_search(
+            context.searches,
+            executor,
+            context.budget,
+            make_task=lambda proposal: _search_task(context, proposal),
+            claim=claim,
+            on_result=on_result,
+            stop_at_gap=context.setup.plan.stop_at_gap,
+        )
+    except (KeyboardInterrupt, ExecutorClosed, ClusterLost) as end:
+        _interrupt(context, executor, end)
+    finally:
+        with contextlib.suppress(DatabaseError):  # without a database, the claims end with this process
+            for key in claimed:
+                store.release(key, owner)
+        state.busy_s += executor.busy_s - before_s
+        state.pool = executor.pool
+        state.cut_short = context.budget.is_overdue and context.budget.done < context.budget.trials
+
+
+def _record_trial(context: RunContext, proposal: Proposal, result: Result) -> None:
+    """Record a trial and compare it with its bound, which the binary may have raised."""
+    variant = proposal.search.key
+    if isinstance(result.outcome, Pruned):
+        context.state.repeatable.add((variant, proposal.config))
+    else:
+        proposal.search.tighten(proposal.row, result.bound_us)
+    is_default = proposal.config == context.defaults[variant]
+    context.recorder.record(
+        NewMeasurement(
+            key=context.recorder.key(variant, proposal.config),
+            result=result,
+            purpose="audit" if proposal.audit else "search",
+            bound_us=proposal.bound_us,
+            verdict=Verdict(versus_default="itself") if is_default else Verdict(),
+        )
+    )
+    if not proposal.audit:
+        context.state.outcomes[result.outcome.kind] += 1
+    _keep(context, proposal.search, proposal.config, result.outcome)
+    context.audit.check(proposal.search, proposal.config, result.outcome, proposal.bound_us)
+
+
+def _interrupt(context: RunContext, executor: WorkerExecutor[Task], end: BaseException) -> None:
+    """End the run early and keep its results."""
+    context.state.interrupted = True
+    context.state.stopped = str(end) if isinstance(end, ClusterLost) else None
+    executor.close()
+
+
+def _search_task(context: RunContext, proposal: Proposal) -> Task:
+    """Return a task of the search, which is pruned after compiling if its bound exceeds the incumbent."""
+    prune = not context.setup.predicts and proposal.search.trusted and not proposal.audit
+    return dataclasses.replace(_task(context, proposal.search, proposal.config, proposal.row), prune=prune)
+
+
+def _task(context: RunContext, search: VariantSearch, config: Config, row: int) -> Task:
+    tunable = context.variants[search.key]
+    return Task(
+        variant=tunable.variant,
+        workload=context.workload,
+        config=config,
+        device=context.setup.target.device,
+        seed=context.setup.plan.seed + context.budget.done,
+        predicted_us=tunable.predicted_us(row),
+        interval_us=tunable.interval_us(row),
+    )
+
+
+def _keep(context: RunContext, search: VariantSearch, config: Config, outcome: Outcome) -> None:
+    """Add a configuration with a time to those from which finalists are picked."""
+    value = time_us(outcome)
+    is_default = config == context.defaults[search.key]
+    if value is None and is_default and isinstance(outcome, Aborted):
+        value = float("inf")  # slow, but the best is compared with it
+    if value is not None:
+        timed = TimedConfig(
+            search,
+            config,
+            value,
+            ci_us=getattr(outcome, "ci_us", None),
+            interval_us=getattr(outcome, "interval_us", None),
+            is_default=is_default,
+        )
+        context.state.timed.append(timed)
+
+
+# -- after the search --------------------------------------------------------------------------------------
+
+
+def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
+    """Time finalists, their defaults and the baselines in rounds; Ctrl-C ends this without a verdict."""
+    state, plan = context.state, context.setup.plan
+    baselines = BaselineRounds(
+        context.workload,
+        context.setup.target.device,
+        plan.protocol,
+        executor.caller(baseline_rounds.stage),
+        rounds=ROUNDS,
+    )
+    state.finals = FinalistRounds(
+        context.recorder,
+        context.audit,
+        baselines,
+        make_task=lambda timed: dataclasses.replace(
+            _task(context, timed.search, timed.config, timed.row), thorough=True
+        ),
+        on_progress=context.report_progress,
+    )
+    seed, before_s = plan.seed if plan.baselines else None, executor.busy_s
+    try:
+        state.finals.run(executor, pick_finalists(state.timed, plan.finalists), seed)
+    except (KeyboardInterrupt, ExecutorClosed, CancelledError, ClusterLost) as end:
+        _interrupt(context, executor, end)
+    state.busy_s += executor.busy_s - before_s
+    state.pool = executor.pool
+
+
+def stored_best(context: RunContext) -> Record | None:
+    """Return the record that a lookup would return now, among those that this run could find again."""
+    setup = context.setup
+    for entry in setup.store.best(str(context.workload), setup.target.device.key):
+        tunable, outcome = context.variants.get(entry.key.variant), entry.result.outcome
+        if tunable is None or tunable.table.row(entry.key.config) is None:
+            continue
+        current = context.revision(entry.key.variant, entry.key.config) == entry.key.revision
+        same_cache = isinstance(outcome, Measured) and outcome.cache == setup.plan.protocol.cache
+        if current and (same_cache or (setup.predicts and not isinstance(outcome, Measured))):
+            return entry
+    return None
+
+
+def finish(context: RunContext) -> Report:
+    """Close the run in the database, unless it was stopped early, and return its report."""
+    setup, state, finals = context.setup, context.state, context.state.finals
+    selected = select_best(
+        (finals.finalists if finals else []) or [timed for timed in state.timed if not timed.failed]
+    )
+    best = selected.best if selected else None
+    median_us, ci_us = best.median() if best else (None, None)
+    default = selected.default if selected else None
+    seconds = context.recorder.seconds(state.busy_s)
+    masked = sum(search.masked for search in context.searches)
+    unlikely = [search.unlikely(context.best_us) for search in context.searches]
+    if not state.interrupted and not state.cut_short:
+        context.recorder.finish(masked, state.cached, seconds)
+    proof = None  # a prediction proves nothing
+    gap = median_us / context.bound_us if median_us is not None and context.bound_us > 0 else None
+    if not setup.predicts:
+        proof = optimality_proof(context.searches, np.inf if median_us is None else median_us)
+        gap = proof.gap
+    return Report(
+        workload=str(context.workload),
+        device=setup.target.device.key,
+        how=("predicted" if setup.predicts else "measured") if best else None,
+        variant=best.search.key if best else None,
+        config=best.config if best else None,
+        median_us=median_us,
+        ci_us=ci_us,
+        interval_us=best.interval_us if best else None,
+        is_default=best.is_default if best else False,
+        default_us=default.median()[0] if default else None,
+        baselines=finals.baselines() if finals else (),
+        bound_us=0.0 if context.audit.violations else context.bound_us,
+        gap=gap,
+        optimality_proof=proof,
+        assumed=setup.target.device.assumed,
+        outside=tuple(sorted({v.key for v in variants(context.workload)} - context.variants.keys())),
+        versus=finals.versus(selected) if finals is not None and selected is not None else {},
+        ties=_ties(context, best),
+        violations=context.audit.violations,
+        audited=context.budget.audited,
+        trials=dict(state.outcomes),
+        masked=masked,
+        cached=state.cached,
+        seconds=seconds,
+        database=str(setup.store.location),
+        interrupted=state.interrupted,
+        skipped={**context.skipped, **(finals.failures if finals else {})},
+        warm=context.sources,
+        unlikely=sum(one.count for one in unlikely),
+        unlikely_winners=sum(one.winners for one in unlikely),
+        pool=state.pool,
+        stopped=state.stopped,
+    )
+
+
+def _ties(context: RunContext, best: TimedConfig | None) -> tuple[Tie, ...]:
+    if best is None or context.setup.predicts:
+        return ()
+    # A configuration that was faster in the search and was not timed again is a tie, too.
+    tied = [
+        one
+        for one in context.state.timed
+        if one is not best
+        and not one.failed
+        and (best.tied(one) or (not one.rounds and one.search_us < best.median()[0]))
+    ]
+    tied.sort(key=lambda one: one.median()[0])
+    return tuple(Tie(variant=one.search.key, config=one.config, median_us=one.median()[0]) for one in tied)
+
+
+def deadline(plan: Plan) -> float | None:
+    """Return the reading of `time.monotonic` at which the time limit of a plan is reached; None without one."""
+    return None if plan.minutes is None else time.monotonic() + 60 * plan.minutes

@@ -1,0 +1,155 @@
+"""The database records of one tuning run: each trial under its key, the effort, and how the run ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tunebench import __version__
+from tunebench.db.owner import new_owner
+from tunebench.db.record import NewMeasurement, RunStart, RunSummary, TrialKey
+from tunebench.db.store import Store
+from tunebench.device import Device
+from tunebench.outcome import Effort
+from tunebench.space import Config
+from tunebench.tuning.plan import Plan
+from tunebench.variant import Variant
+from tunebench.workload import Workload
+
+__all__ = ["RunRecorder"]
+
+
+class RunRecorder:
+    """Writes the records of one tuning run.
+
+    Args:
+        store: The database.
+        workload: The workload that is tuned.
+        device: The device it is tuned on.
+        variants: The variants that are tried, by key.
+        plan: The tuning plan.
+
+    Attributes:
+        revision: Returns the current revision of a configuration, by the key of its variant. The first call per
+            configuration takes about a millisecond.
+        owner: Claims trials for this run.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        workload: Workload,
+        device: Device,
+        variants: Mapping[str, Variant[Any]],
+        plan: Plan,
+    ) -> None:
+        self.store, self._workload, self._device, self._variants = store, workload, device, variants
+        self._plan = plan
+        self._started = time.perf_counter()
+        self._paused: float | None = None
+        self._efforts: list[Effort] = []
+        self._run_id: str | None = None
+        self.revision = functools.cache(self._revision)
+        self.owner = new_owner()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall time since the run began, without its pauses."""
+        return (self._paused or time.perf_counter()) - self._started
+
+    def pause(self) -> None:
+        """Stop the clock while another workload of the suite is tuned."""
+        self._paused = self._paused or time.perf_counter()
+
+    def resume(self) -> None:
+        """Restart the clock."""
+        if self._paused is not None:
+            self._started += time.perf_counter() - self._paused
+            self._paused = None
+
+    def begin(self) -> int:
+        """Open the run; returns the trials that the same run finished before it was interrupted."""
+        done = self.store.interrupted_trials(
+            self._device.key, str(self._workload), sampler=self._plan.sampler, seed=self._plan.seed
+        )
+        self._run_id = self.store.begin_run(
+            RunStart(
+                device=self._device,
+                workload=str(self._workload),
+                sampler=self._plan.sampler,
+                seed=self._plan.seed,
+                host=self.owner,
+                versions={"tunebench": __version__, "python": platform.python_version()},
+            )
+        )
+        return done
+
+    def scope(self, variant: str) -> tuple[str, str, str]:
+        """Return device, workload and variant, the columns by which records are found."""
+        return (self._device.key, str(self._workload), variant)
+
+    def key(self, variant: str, config: Config) -> TrialKey:
+        """Return the key of a trial: its result is valid as long as all of the key is equal."""
+        return TrialKey(
+            device=self._device.key,
+            workload=str(self._workload),
+            variant=variant,
+            revision=self.revision(variant, config),
+            config=config,
+        )
+
+    def _revision(self, variant: str, config: Config) -> str:
+        return self._variants[variant].revision(self._workload, config)
+
+    def record(self, addition: NewMeasurement) -> None:
+        """Store one result; it is durable when this returns."""
+        self._efforts.append(addition.result.effort)
+        self.store.record(
+            addition.key,
+            addition.result,
+            purpose=addition.purpose,
+            bound_us=addition.bound_us,
+            run_id=self._run_id,
+            seed=self._plan.seed,
+            verdict=addition.verdict,
+        )
+
+    def record_finalists(self, finalists: Sequence[NewMeasurement]) -> None:
+        """Store the finalists in one transaction: a subset of them could make a slower one the best."""
+        self._efforts += [each.result.effort for each in finalists]
+        additions = [dataclasses.replace(each, seed=self._plan.seed) for each in finalists]
+        self.store.record_together(additions, run_id=self._run_id)
+
+    def seconds(self, busy_s: float) -> dict[str, float]:
+        """Return the wall time and its parts, in seconds.
+
+        Args:
+            busy_s: Time in which the executor compiled or measured; the rest is overhead.
+        """
+        wall_s = self.elapsed_s
+        parts = {
+            name: float(np.sum([getattr(effort, name) for effort in self._efforts]))
+            for name in ("compile_s", "verify_s", "measure_s")
+        }
+        return {"wall_s": wall_s, **parts, "overhead_s": max(0.0, wall_s - busy_s)}
+
+    def finish(self, masked: int, cached: int, seconds: Mapping[str, float]) -> None:
+        """Close the run as finished; an interrupted run stays open and is resumed by the same call."""
+        assert self._run_id is not None
+        effort = Effort(**{name: seconds[name] for name in ("compile_s", "verify_s", "measure_s")})
+        self.store.finish_run(
+            self._run_id,
+            RunSummary(
+                masked=masked,
+                cached=cached,
+                wall_s=seconds["wall_s"],
+                effort=effort,
+                overhead_s=seconds["overhead_s"],
+            ),
+        )
