@@ -155,7 +155,9 @@ def test_a_binary_of_another_architecture_is_refused(run: Runs) -> None:
 
 def in_a_worker(text: str, on: Device, timeout_s: float = 60.0) -> Any:
     setup = Setup(runner="cuda", device=on, protocol=COLD)
-    stage = ProcessStage(function=worker.measure, start=worker.start, start_arguments=(setup,), timeout_s=timeout_s)
+    stage = ProcessStage(
+        function=worker.measure, start=worker.start, start_arguments=(setup,), timeout_s=timeout_s
+    )
     variant = ToyVariant(text)
     return call_once(stage, ask(variant, TOY, ONLY, on), compiled(variant, TOY, ONLY, on), None)
 

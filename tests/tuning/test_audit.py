@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tunebench.db.record import FastestSample
 from tunebench.device import find
 from tunebench.kernels import load_file
 from tunebench.outcome import Resources
@@ -32,7 +31,9 @@ def accused(tunable: TunableVariant, **changes: Any) -> bool:
     audit = BoundAudit(WORKLOAD, "cold")
     config = tunable.table.config(5)
     facts = {"cache": "cold", "fastest_us": 14.0, "bound_us": 15.0} | changes
-    audit.check_stored(tunable, search, 5, Fastest(config=config, revision="r", resources=Resources(), **facts))
+    audit.check_stored(
+        tunable, search, 5, FastestSample(config=config, revision="r", resources=Resources(), **facts)
+    )
     assert search.trusted is not bool(audit.violations)
     return bool(audit.violations)
 

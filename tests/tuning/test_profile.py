@@ -88,9 +88,7 @@ class Tuner:
 def run(db: Path, tuner: Tuner, *, retune: bool = False, **plan: Any) -> TuningSummary:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "tune_one", tuner)
-        return tune_from_profile(
-            device="cpu", db=db, plan=dataclasses.replace(QUICK, **plan), retune=retune
-        )
+        return tune_from_profile(device="cpu", db=db, plan=dataclasses.replace(QUICK, **plan), retune=retune)
 
 
 def states(report: TuningSummary) -> dict[str, str]:

@@ -365,8 +365,7 @@ def test_ctrl_c_says_how_to_go_on(
     use(interrupt_at=5)
     assert cli.run(command(file, "--trials", "12")) == 130
     assert (
-        "5 of 12; interrupted: all results are kept, the same command resumes here"
-        in capsys.readouterr().out
+        "5 of 12; interrupted: all results are kept, the same command resumes here" in capsys.readouterr().out
     )
 
 
