@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tunebench.db.record import FastestSample
 from tunebench.device import find
 from tunebench.kernels import load_file
 from tunebench.outcome import Resources
