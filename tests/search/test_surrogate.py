@@ -11,7 +11,7 @@ import pytest
 from tunebench.outcome import Aborted, CompileFailed, Measured, Verification
 from tunebench.search.sampler import Prospects
 from tunebench.search.study_space import StudySpace
-from tunebench.search.surrogate import Belief, Coordinates, GaussianProcess, _Scales, expected_improvement
+from tunebench.search.surrogate import Posterior, Coordinates, GaussianProcess, _Scales, expected_improvement
 from tunebench.search.surrogate_sampler import CANDIDATES, DESIGN, OBSERVED_US, SurrogateSampler
 from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Parameter, Space, Table
@@ -72,7 +72,7 @@ def test_the_process_returns_to_what_it_saw_and_doubts_what_is_far() -> None:
     rows = np.random.default_rng(1).choice(len(TABLE), 60, replace=False)
     truth = np.log(times())
     process.fit(places.take(rows), truth[rows], steps=60)
-    seen, unseen = process.believe(places.take(rows)), process.believe(places.take(np.arange(len(TABLE))))
+    seen, unseen = process.predict(places.take(rows)), process.predict(places.take(np.arange(len(TABLE))))
     assert np.abs(seen.mean - truth[rows]).max() < 0.1 * np.ptp(truth)
     others = np.setdiff1d(np.arange(len(TABLE)), rows)
     assert np.abs(unseen.mean - truth)[others].mean() < 0.1 * np.ptp(truth)
@@ -80,10 +80,12 @@ def test_the_process_returns_to_what_it_saw_and_doubts_what_is_far() -> None:
 
 
 def test_expected_improvement_is_that_of_a_normal_distribution() -> None:
-    belief = Belief(mean=np.array([0.0, 1.0, -2.0]), sigma=np.array([1.0, 0.5, 0.1]))
-    drawn = np.random.default_rng(0).normal(belief.mean, belief.sigma, (400_000, 3))
+    posterior = Posterior(mean=np.array([0.0, 1.0, -2.0]), sigma=np.array([1.0, 0.5, 0.1]))
+    drawn = np.random.default_rng(0).normal(posterior.mean, posterior.sigma, (400_000, 3))
     expected = np.maximum(0.5 - drawn, 0).mean(axis=0)
-    np.testing.assert_allclose(expected_improvement(belief, np.full(3, 0.5)), expected, rtol=0.02, atol=1e-3)
+    np.testing.assert_allclose(
+        expected_improvement(posterior, np.full(3, 0.5)), expected, rtol=0.02, atol=1e-3
+    )
 
 
 def test_the_optimum_is_found_in_a_fifth_of_the_space() -> None:

@@ -192,7 +192,8 @@ def gpus(names: Sequence[str] | None) -> list[Device]:
     """Return the named GPUs, else the first GPU of this machine.
 
     Raises:
-        InputError: if a name is not of a GPU, or there is neither a name nor a GPU; otherwise as `absent_device`.
+        InputError: if a name is not of a GPU, or there is neither a name nor a GPU; otherwise as
+            `absent_device`.
     """
     from tunebench.device import local_gpus
 

@@ -1,7 +1,8 @@
 """`tunebench tune`.
 
-To add an option: add a field to `TuneOptions` here and, if its name is a field of `tunebench.tuning.Plan` too, it is
-passed on by itself; otherwise use it in `command`. Describe it in `docs/cli.md`; `tests/cli` checks the page.
+To add an option: add a field to `TuneOptions` here and, if its name is a field of `tunebench.tuning.Plan`
+too, it is passed on by itself; otherwise use it in `command`. Describe it in `docs/cli.md`; `tests/cli`
+checks the page.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class TuneOptions:
         bool,
         typer.Option(
             "--from-profile",
-            help="Tune the workloads that programs ran under tunebench.torch.profile(), in place of --workload.",
+            help="Tune the workloads that programs ran under tunebench.torch.profile(), in place of "
+            "--workload.",
             rich_help_panel=_WHAT,
         ),
     ] = False
@@ -60,8 +62,8 @@ class TuneOptions:
         str | None,
         typer.Option(
             metavar="NAME|FILE.toml",
-            help="Tune all workloads of a model with one budget, in place of --workload: a suite, or a file of "
-            "the same form.",
+            help="Tune all workloads of a model with one budget, in place of --workload: a suite, or a "
+            "file of the same form.",
             show_default=False,
             rich_help_panel=_WHAT,
         ),
@@ -102,8 +104,8 @@ class TuneOptions:
     arch: Annotated[
         str | None,
         typer.Option(
-            help="Architecture, such as sm_90, with --device offline or --cluster; all tunes on every device of "
-            "the cluster.",
+            help="Architecture, such as sm_90, with --device offline or --cluster; all tunes on every "
+            "device of the cluster.",
             rich_help_panel=_WHERE,
         ),
     ] = None
@@ -111,8 +113,8 @@ class TuneOptions:
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Ray cluster to measure on: ray://HOST:10001; HOST:6379 or auto from one of its nodes; local to "
-            "start one here.",
+            help="Ray cluster to measure on: ray://HOST:10001; HOST:6379 or auto from one of its nodes; "
+            "local to start one here.",
             show_default=False,
             rich_help_panel=_WHERE,
         ),
@@ -120,8 +122,8 @@ class TuneOptions:
     trials: Annotated[
         int | None,
         typer.Option(
-            help="Configurations to launch; known ones are free. Default: 50 per workload; with --suite, the sum "
-            "over all workloads.",
+            help="Configurations to launch; known ones are free. Default: 50 per workload; with --suite, "
+            "the sum over all workloads.",
             show_default=False,
             rich_help_panel=_SEARCH,
         ),

@@ -1,8 +1,8 @@
 """Ray resource names of devices, which select the nodes that may have a device.
 
-A node has a resource ``accelerator_type:NAME`` for its first GPU. Ray derives NAME from the product name: the first
-word of capitals with a digit in it, or the whole product with hyphens. For other devices, a node can be started
-with a custom resource ``tunebench:NAME`` for each name of its devices.
+A node has a resource ``accelerator_type:NAME`` for its first GPU. Ray derives NAME from the product name: the
+first word of capitals with a digit in it, or the whole product with hyphens. For other devices, a node can be
+started with a custom resource ``tunebench:NAME`` for each name of its devices.
 Source: ray/_private/accelerators/nvidia_gpu.py and ray.util.accelerators of Ray 2.60.
 """
 

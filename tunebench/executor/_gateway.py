@@ -1,4 +1,4 @@
-"""The gateway: a separate process that connects to Ray, starts workers, dispatches jobs, and retries lost ones.
+"""The gateway: a process that connects to Ray, starts workers, dispatches jobs, and retries lost ones.
 
 Ray ends a process whose cluster is lost, and a local cluster with the process that started it. To protect the
 driver, Ray runs in this process, which the driver starts and talks to over a pipe (see
@@ -110,7 +110,7 @@ class Gateway:
         ):
             await asyncio.sleep(0.02)
         late = {
-            placement: f"{placement} did not start a worker in {time.monotonic() - began:.0f} s: it may be busy"
+            placement: f"{placement} started no worker in {time.monotonic() - began:.0f} s: it may be busy"
             for placement in self._placements
             if placement not in self._refused
             and not any(worker.placement == placement for worker in self._idle)
@@ -200,7 +200,7 @@ class Gateway:
         return None
 
     async def _assign(self, worker: Worker) -> bool:
-        """Add a worker to its pool, or keep it idle until the driver begins; False if its device is not wanted."""
+        """Add a worker to its pool, or keep it idle until the driver begins; False if it is not wanted."""
         pool = self._pool_of(worker)
         if pool is None and self._assigned:
             self._kill(worker)

@@ -15,8 +15,8 @@ LOSSES = 3
 Kind = Literal["gpu", "cpu"]
 
 Answer = tuple[Literal["done", "failed", "refused"], Any, float]
-"""Answer of an actor to a job: its pickled result, a pickled error, or the reason why it was refused; and the time
-in which the actor compiled or measured so far, in seconds.
+"""Answer of an actor to a job: its pickled result, a pickled error, or the reason why it was refused; and the
+time in which the actor compiled or measured so far, in seconds.
 """
 
 
@@ -39,8 +39,8 @@ class WorkerSetup:
 
     Attributes:
         files: Text of each user file, by its path on the driver.
-        start: Pickled function that starts the executor of the worker, given the number of compile processes; 0
-            is one per core.
+        start: Pickled function that starts the executor of the worker, given the number of compile processes;
+            0 is one per core.
     """
 
     files: dict[str, str]

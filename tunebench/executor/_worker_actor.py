@@ -1,7 +1,7 @@
 """The Ray actor of a worker, which runs a `LocalExecutor` on its node.
 
-It has no state that the driver lacks: the gateway sends tasks of a dead actor to another one. Kernels crash in the
-processes of the executor, not in the actor.
+It has no state that the driver lacks: the gateway sends tasks of a dead actor to another one. Kernels crash
+in the processes of the executor, not in the actor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Worker processes on this machine: several that compile, one that measures.
 
-On a GPU, compiling and measuring overlap. On a CPU they would disturb each other: there they alternate, each for
-as long as there is work for it.
+On a GPU, compiling and measuring overlap. On a CPU they would disturb each other: there they alternate, each
+for as long as there is work for it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ProcessStage:
     def schedule(self, pool: ProcessPool, *arguments: Any) -> Future[Any]:
         """Call the function in a worker process.
 
-        Arguments are pickled here: one that the worker cannot unpickle is then an error of this call; otherwise it
-        would end the worker.
+        Arguments are pickled here: one that the worker cannot unpickle is then an error of this call;
+        otherwise it would end the worker.
 
         Args:
             pool: The processes.
@@ -98,8 +98,8 @@ def _leave_with(driver: Connection) -> None:
 def _begin(driver: Connection, start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Prepare a worker process: it ends with its driver, and killing it leaves nothing to clean up.
 
-    The driver handles Ctrl-C. Numba creates a lock by the default start method on import; only a lock made for
-    `fork` has no name in the system, which would remain after a kill.
+    The driver handles Ctrl-C. Numba creates a lock by the default start method on import; only a lock made
+    for `fork` has no name in the system, which would remain after a kill.
     """
     threading.Thread(target=_leave_with, args=(driver,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -121,15 +121,16 @@ class _LocalJob:
 class LocalExecutor(WorkerExecutor[Task]):
     """Compiles and measures in processes of this machine.
 
-    Between the two, it computes the lower bound of the configuration with the resources of its binary, which is
-    returned in `Result.bound_us`; tasks with `Task.prune` are not measured if it exceeds the incumbent's time.
+    Between the two, it computes the lower bound of the configuration with the resources of its binary, which
+    is returned in `Result.bound_us`; tasks with `Task.prune` are not measured if it exceeds the incumbent's
+    time.
 
     Args:
         compiling: The stage that turns a task into a binary.
         measuring: The stage that turns a task and its binary into a result.
         overlap: Whether compiling and measuring may overlap.
-        bound: Returns the lower bound of a task from the resources of its binary, in microseconds; None computes
-            no bound.
+        bound: Returns the lower bound of a task from the resources of its binary, in microseconds; None
+            computes no bound.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class LocalExecutor(WorkerExecutor[Task]):
             self._advance()
 
     def _compiled_bound(self, job: _LocalJob, binary: Any) -> BaseException | None:
-        """Compute the bound of a compiled job; return an error of the variant's costs, for the caller to raise."""
+        """Compute the bound of a compiled job; return an error of the costs, to be raised."""
         job.binary = binary
         try:
             job.bound_us = 0.0 if self._bound is None else self._bound(job.task, binary.resources)
@@ -342,6 +343,6 @@ class ProcessCaller:
 
 
 def call_once(stage: ProcessStage, *arguments: Any) -> Any:
-    """Call the function of a stage in a separate process; its death is an outcome, `Crashed` or `TimedOut`."""
+    """Call the function of a stage in a separate process, and return its result (see `ProcessCaller`)."""
     with ProcessCaller(stage) as caller:
         return caller.call(*arguments)

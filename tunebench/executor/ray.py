@@ -41,7 +41,7 @@ CLOSE_S = 15.0
 # Source: docs.ray.io, and ray/_private of Ray 2.60; other versions ignore unknown variables.
 _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default; if unset, each worker warns
-    "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1",  # containers have 64 MB of shared memory; tunebench needs none
+    "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1",  # 64 MB of shared memory in containers are enough
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
 }
@@ -323,8 +323,8 @@ def worker_setup(start: Callable[[int], LocalExecutor], files: Mapping[str, str]
     """Return the setup of a worker.
 
     Args:
-        start: Importable function, or a partial of one, that starts the executor of the worker, given the number
-            of compile processes; 0 is one per core.
+        start: Importable function, or a partial of one, that starts the executor of the worker, given the
+            number of compile processes; 0 is one per core.
         files: Text of each user file, by its path here.
     """
     return WorkerSetup(files=dict(files), start=pickle.dumps(start))
@@ -347,7 +347,7 @@ def check_address(address: str) -> None:
 
 
 def _environment(address: str) -> dict[str, str]:
-    """Return the environment of the process of Ray: that of this process, its import path, and less output."""
+    """Return the environment of the process of Ray: that of this process, with its import path."""
     found = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if address == "local":
         # A token keeps other users out; it is not written to the home directory.

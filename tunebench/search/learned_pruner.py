@@ -1,15 +1,16 @@
-"""A calibrated pruner: which configurations are unlikely to win, learned from records; a guess and no proof.
+"""The learned pruner: postpones configurations that are unlikely to win, as estimated from measurements.
 
-What a configuration takes here is about what it took on other devices, times one factor for all. How the
-logarithms of the ratios (residuals) scatter is learned from the configurations measured so far: the chance to
-beat the incumbent is that of a residual low enough. Residuals are few and not normal, so their distribution
-is that of the residuals themselves, with an exponential tail below the lowest quarter: for times that is a
-power law, in which far exceptions stay thinkable. What was never tried elsewhere is judged in the same way,
-with its bound in the place of its time elsewhere.
+The time of a configuration here is about its time on other devices, times one factor for all. The
+distribution of the residuals, the logarithms of the ratios, is learned from the configurations measured so
+far; the probability to beat the incumbent is that of a low enough residual. Residuals are few and not normal,
+so their distribution is the empirical one with an exponential tail below the lowest quarter. For times this
+is a power law, which leaves rare exceptions possible. For a configuration without a time elsewhere, its lower
+bound takes the place of that time.
 
-Every chance is small once the incumbent is good, so that none decides by itself: passed over are the least
-likely that together hold one in a hundred of the winners to be expected. The bound is sound, and closes
-configurations; what is passed over stays open, comes last, and no optimality proof counts it as closed.
+Once the incumbent is good, every probability is small, so a threshold on each would decide nothing. Postponed
+are the least likely configurations that together hold 1 % of the expected winners. Lower bounds are sound and
+close configurations; postponed configurations stay open, come last, and do not count as closed in an
+optimality proof.
 
 Source of the rank estimate: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005 (a new
 value is among the k lowest of n + 1 exchangeable ones with probability k / (n + 1)). Of the tail: Coles, "An
@@ -41,30 +42,30 @@ __all__ = [
 ]
 
 LEAST_MEASURED = 20
-"""Configurations timed here, and known elsewhere, below which nothing is passed over."""
+"""Configurations timed here and known elsewhere below which nothing is postponed."""
 
 MISSED = 0.01
-"""Share of the winners to be expected that those passed over may hold together."""
+"""Fraction of the expected winners that all postponed configurations may hold together."""
 
 MOST_CHANCE = 0.005
-"""Whatever is likelier than this to beat the incumbent is never passed over."""
+"""Probability to beat the incumbent above which a configuration is never postponed."""
 
 TAIL = 0.25
-"""Share of the residuals, the lowest, that the tail is fitted to."""
+"""Fraction of the residuals, the lowest, to which the tail is fitted."""
 
 TAIL_LOG = 0.2
-"""Mean depth of the tail before anything is measured, where fewer than two other devices tell it."""
+"""Prior of the mean depth of the tail, with fewer than two other devices."""
 
 TAIL_ROWS = 5
-"""The depth known beforehand counts as much as so many residuals of the tail."""
+"""Weight of the prior depth, in residuals of the tail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """How log(time here / time expected) is distributed.
+    """Distribution of log(time here / expected time).
 
     Attributes:
-        ordered: Those that were seen, ascending; at least four.
+        ordered: Observed residuals, ascending; at least four.
         depth: Mean depth of the tail below its threshold.
     """
 
@@ -73,11 +74,11 @@ class Residuals:
 
     @classmethod
     def of(cls, residuals: Array, depth_before: float = TAIL_LOG) -> Residuals:
-        """Learn from residuals.
+        """Estimate the distribution.
 
         Args:
-            residuals: In any order, finite.
-            depth_before: What the depth of the tail is believed to be before they are seen.
+            residuals: Finite residuals in any order.
+            depth_before: Prior of the depth of the tail.
         """
         ordered = np.sort(residuals)
         excess = ordered[_rank(ordered)] - ordered[: _rank(ordered)]
@@ -85,7 +86,7 @@ class Residuals:
         return cls(ordered, float(depth))
 
     def below(self, least: Array) -> Array:
-        """Return the chance that another residual is as low as each of `least`."""
+        """Return the probability that another residual is at most each of `least`."""
         count, rank = len(self.ordered), _rank(self.ordered)
         threshold = self.ordered[rank]
         by_rank = (np.searchsorted(self.ordered, least, side="right") + 1) / (count + 1)
@@ -95,20 +96,20 @@ class Residuals:
 
 
 def _rank(ordered: Array) -> int:
-    """Return where the tail begins."""
+    """Return the index of the threshold of the tail."""
     return max(2, int(np.ceil(TAIL * len(ordered))) - 1)
 
 
 def expected_log_us(elsewhere_us: tuple[Array, ...], rows: int) -> Array:
-    """Return the logarithm of what each configuration takes elsewhere, on the scale of the best known device.
+    """Return the mean log time of each configuration on other devices, on the scale of the best known device.
 
     Args:
-        elsewhere_us: A column a device: infinite for a failure, NaN where it is not known.
+        elsewhere_us: One column per device, in microseconds: infinite for a failure, NaN if unknown.
         rows: Number of configurations.
 
     Returns:
-        The mean over the devices on which it ran; infinite if it failed wherever it was tried, NaN if
-        it was tried nowhere.
+        The mean over the devices where it succeeded; infinite if it failed on all known devices, NaN if
+        unknown on all.
     """
     columns = _aligned(elsewhere_us)
     if not len(columns):
@@ -122,7 +123,7 @@ def expected_log_us(elsewhere_us: tuple[Array, ...], rows: int) -> Array:
 
 
 def _aligned(elsewhere_us: tuple[Array, ...]) -> Array:
-    """Return the logarithms of the columns, shifted by a factor each to the one that knows most."""
+    """Return the logarithms of the columns, each shifted to the scale of the column with the most times."""
     columns = sorted((np.log(column) for column in elsewhere_us), key=_known, reverse=True)
     aligned = columns[:1]
     for column in columns[1:]:
@@ -137,9 +138,9 @@ def _known(column: Array) -> int:
 
 
 def tail_between(elsewhere_us: tuple[Array, ...]) -> float:
-    """Return how deep the tail of residuals is between other devices: that of the two least alike.
+    """Return the tail depth of residuals between other devices, that of the two least similar ones.
 
-    With fewer than two devices that know the same configurations, it is `TAIL_LOG`.
+    Without two devices that share configurations, it is `TAIL_LOG`.
     """
     columns = _aligned(elsewhere_us)
     depths = []
@@ -155,17 +156,17 @@ def tail_between(elsewhere_us: tuple[Array, ...]) -> float:
 def chances(
     times_us: Array, expected: Array, bounds_us: Array, incumbent_us: float, depth: float = TAIL_LOG
 ) -> Array:
-    """Return the chance of each configuration to be faster than the incumbent.
+    """Return the probability of each configuration to be faster than the incumbent.
 
     Args:
-        times_us: What was measured here: infinite for a failure, NaN where nothing was yet.
-        expected: Of `expected_log_us`.
-        bounds_us: Bound of each; zero where there is none.
-        incumbent_us: Best time so far.
-        depth: Of `tail_between`.
+        times_us: Times measured here, in microseconds: infinite for a failure, NaN if not measured.
+        expected: Result of `expected_log_us`.
+        bounds_us: Lower bound of each, in microseconds; 0 without a bound.
+        incumbent_us: Best time so far, in microseconds.
+        depth: Result of `tail_between`.
 
     Returns:
-        A probability a row; NaN where too little is known to tell.
+        One probability per row; NaN with too few measurements.
     """
     timed = np.isfinite(times_us)
     log_us = np.log(np.where(timed, times_us, 1.0))
@@ -177,12 +178,12 @@ def chances(
     if failed.any() and timed.sum() >= LEAST_MEASURED:
         tried = failed & ~np.isnan(times_us)
         runs = ((tried & timed).sum() + 0.5) / (tried.sum() + 1)
-        chance[failed] = runs / (timed.sum() + 1)  # like any other that runs, it is the best of so many
+        chance[failed] = runs / (timed.sum() + 1)  # if it runs, it is as likely to be the best as any other
     return chance
 
 
 def _chances_by(log_us: Array, timed: Array, expected: Array, incumbent_us: float, depth: float) -> Array:
-    """Return the chances of what is expected to take so long; NaN elsewhere, or if too little is timed."""
+    """Return the probabilities by one kind of expected time; NaN without it or with too few measurements."""
     usable = np.isfinite(expected)
     learned = timed & usable
     chance = np.full(len(expected), np.nan)
@@ -194,11 +195,11 @@ def _chances_by(log_us: Array, timed: Array, expected: Array, incumbent_us: floa
 
 @dataclass(frozen=True, slots=True)
 class PostponedConfigs:
-    """Configurations that are passed over.
+    """Configurations that are postponed.
 
     Attributes:
-        rows: Which: a mask.
-        winners: How many of them are expected to beat the incumbent.
+        rows: A mask of the rows.
+        winners: Expected number of them that beat the incumbent.
     """
 
     rows: Array
@@ -206,23 +207,23 @@ class PostponedConfigs:
 
     @classmethod
     def none(cls, rows: int) -> PostponedConfigs:
-        """Pass over nothing."""
+        """Return an empty set of `rows` rows."""
         return cls(np.zeros(rows, dtype=bool), 0.0)
 
     @property
     def count(self) -> int:
-        """How many are passed over."""
+        """Number of postponed configurations."""
         return int(self.rows.sum())
 
 
 def least_likely(chance: Array, open_rows: Array) -> PostponedConfigs:
-    """Return which open rows to pass over: the least likely, holding `MISSED` of the winners to be expected.
+    """Return the open rows to postpone: the least likely, which hold `MISSED` of the expected winners.
 
-    It is never all of them: what is likeliest holds more than that.
+    The likeliest row is never among them.
 
     Args:
-        chance: Of each to beat the incumbent; of NaN nothing is known, and it is never passed over.
-        open_rows: Which are open: a mask.
+        chance: Probability of each row to beat the incumbent; NaN is never postponed.
+        open_rows: A mask of the open rows.
     """
     rows = np.flatnonzero(open_rows & ~np.isnan(chance))
     order = rows[np.argsort(chance[rows], kind="stable")]
@@ -234,10 +235,10 @@ def least_likely(chance: Array, open_rows: Array) -> PostponedConfigs:
 
 
 class LearnedPruner:
-    """Says of a search's open configurations which are unlikely to win, by what was measured so far.
+    """Estimates which open configurations of a search are unlikely to win.
 
     Args:
-        prospects: The configurations and what is known of them elsewhere.
+        prospects: The configurations, their bounds and their times on other devices.
     """
 
     def __init__(self, prospects: Prospects) -> None:
@@ -247,11 +248,16 @@ class LearnedPruner:
         self._times_us = np.full(len(prospects.table), np.nan)
 
     def tell(self, row: int, time_us: float) -> None:
-        """Learn what a configuration took here, infinite if it failed."""
+        """Add the time of a configuration, in microseconds; infinite if it failed."""
         self._times_us[row] = time_us
 
     def unlikely(self, open_rows: Array, incumbent_us: float) -> PostponedConfigs:
-        """Return what to pass over for now among the open rows; what is measured may change it either way."""
+        """Return the open rows to postpone for now; further measurements may change them.
+
+        Args:
+            open_rows: A mask of the open rows.
+            incumbent_us: Best time so far, in microseconds.
+        """
         if np.isfinite(self._times_us).sum() < LEAST_MEASURED:
             return PostponedConfigs.none(len(open_rows))
         chance = chances(self._times_us, self._expected, self._bounds_us, incumbent_us, self._depth)

@@ -1,4 +1,4 @@
-"""The ask/tell loop: one Optuna study a variant, one budget for all of them."""
+"""The ask/tell loop: one Optuna study per variant, one budget for all of them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["Budget", "optimality_proof", "run_search"]
 
 @dataclass(slots=True, kw_only=True)
 class Budget:
-    """How much may be tried.
+    """The budget of a search.
 
     Attributes:
-        trials: Distinct configurations that may be launched or fail, known ones not counted.
-        done: How many were.
-        audit: How many configurations that the bound prunes are run all the same, as a share of `done`. Not
-            of what is pruned: that may be a hundred thousand rows, and the audit would cost more than the
-            search.
-        audited: How many were.
-        until: Reading of `time.monotonic` after which nothing more is begun; None if time is no matter.
+        trials: Distinct configurations to launch, failures included; known ones are free.
+        done: Finished trials.
+        audit: Number of bound-pruned configurations to run as a check, as a fraction of `done`. It is not a
+            fraction of the pruned ones: there may be a hundred thousand, and the audit would cost more than
+            the search.
+        audited: Finished audits.
+        until: Reading of `time.monotonic` after which no trial starts; None has no limit.
     """
 
     trials: int
@@ -44,12 +44,12 @@ class Budget:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the time is up."""
+        """Whether the time limit is reached."""
         return self.until is not None and time.monotonic() >= self.until
 
     @property
     def audits_due(self) -> int:
-        """How many audits are due by now: at least one as soon as there is anything to audit."""
+        """Number of audits due: at least one as soon as there is a configuration to audit."""
         return math.ceil(self.audit * self.done) - self.audited
 
 
@@ -63,35 +63,35 @@ def run_search(
     on_result: Callable[[Proposal, Result], None],
     stop_at_gap: float | None = None,
 ) -> None:
-    """Ask, submit, await, tell, until the budget is spent or nothing open could win.
+    """Ask, submit, wait and tell until the budget is spent or no open configuration could win.
 
     Args:
-        searches: One for each variant.
-        executor: Compiles and runs.
-        budget: Is counted up as results come.
-        make_task: Turns a proposal into what the executor takes.
-        claim: Says whether this process may try a configuration; False if another one is at it.
-        on_result: Is told of every result before the study is; recording is done there.
-        stop_at_gap: Optimality gap that is good enough.
+        searches: One search per variant.
+        executor: Compiles and measures.
+        budget: The budget; its counts are updated.
+        make_task: Turns a proposal into a task of the executor.
+        claim: Returns whether this process may try a configuration; False if another process tries it.
+        on_result: Called with every result before the study learns it, to record it.
+        stop_at_gap: Optimality gap at which the search stops.
     """
-    under_way: dict[Future[Result], Proposal] = {}
+    in_flight: dict[Future[Result], Proposal] = {}
     while True:
         best_us = min(search.best_us for search in searches)
         executor.abort_above_us = best_us if np.isfinite(best_us) else None
         enough = stop_at_gap is not None and _within(stop_at_gap, searches, best_us)
-        while not enough and not budget.is_overdue and len(under_way) < executor.capacity:
-            proposal = _next(searches, budget, under_way.values(), best_us)
+        while not enough and not budget.is_overdue and len(in_flight) < executor.capacity:
+            proposal = _next(searches, budget, in_flight.values(), best_us)
             if proposal is None:
                 break
             if claim(proposal):
-                under_way[executor.submit(make_task(proposal))] = proposal
+                in_flight[executor.submit(make_task(proposal))] = proposal
             else:
                 proposal.search.drop(proposal)
-        if not under_way:
+        if not in_flight:
             return
-        finished, _ = wait(under_way, return_when=FIRST_COMPLETED)
+        finished, _ = wait(in_flight, return_when=FIRST_COMPLETED)
         for future in finished:
-            proposal = under_way.pop(future)
+            proposal = in_flight.pop(future)
             with contextlib.suppress(CancelledError):
                 result = future.result()
                 budget.done += not proposal.audit
@@ -101,7 +101,7 @@ def run_search(
 
 
 def optimality_proof(searches: Sequence[VariantSearch], best_us: float) -> OptimalityProof:
-    """Return what is proved of a best time among the configurations of all searches."""
+    """Return the optimality proof of a best time over the configurations of all searches."""
     bounds_us = np.concatenate([search.sound_bounds_us for search in searches])
     return certify(bounds_us, np.concatenate([search.statuses for search in searches]), best_us)
 
@@ -112,20 +112,20 @@ def _within(gap: float, searches: Sequence[VariantSearch], best_us: float) -> bo
 
 
 def _next(
-    searches: Sequence[VariantSearch], budget: Budget, under_way: Collection[Proposal], incumbent_us: float
+    searches: Sequence[VariantSearch], budget: Budget, in_flight: Collection[Proposal], incumbent_us: float
 ) -> Proposal | None:
-    """Return what to try next: an audit if one is due, else what the search proposes within its budget."""
-    auditing = sum(proposal.audit for proposal in under_way)
+    """Return the next proposal: an audit if one is due, else that of a search if the budget allows it."""
+    auditing = sum(proposal.audit for proposal in in_flight)
     turn = budget.audited + auditing if budget.audits_due > auditing else None
     proposal = _audit(searches, turn)
-    if proposal is None and len(under_way) - auditing < budget.trials - budget.done:
-        # Where nothing open could win any more, asking has just masked the rest: that may be audited.
+    if proposal is None and len(in_flight) - auditing < budget.trials - budget.done:
+        # If no open configuration could win, asking has masked the rest, which may now be audited.
         proposal = _propose(searches, incumbent_us) or _audit(searches, turn)
     return proposal
 
 
 def _audit(searches: Sequence[VariantSearch], turn: int | None) -> Proposal | None:
-    """Return something that the bound pruned, of one variant after the other; None if no audit is due."""
+    """Return a bound-pruned configuration, of each variant in turn; None if no audit is due."""
     if turn is None:
         return None
     first = turn % len(searches)
@@ -134,7 +134,7 @@ def _audit(searches: Sequence[VariantSearch], turn: int | None) -> Proposal | No
 
 
 def _propose(searches: Sequence[VariantSearch], incumbent_us: float) -> Proposal | None:
-    """Ask the variant that is furthest behind its share; variants near the best have larger shares."""
+    """Ask the variant that is furthest below its share of the budget; faster variants have larger shares."""
     for search in sorted(searches, key=lambda s: (s.asked + 1) / _share(s.best_us, incumbent_us)):
         proposal = search.ask(incumbent_us)
         if proposal is not None:
@@ -143,7 +143,7 @@ def _propose(searches: Sequence[VariantSearch], incumbent_us: float) -> Proposal
 
 
 def _share(best_us: float, incumbent_us: float) -> float:
-    """Return a variant's weight in the budget: 1 for the leader or one not tried yet, 0.05 at least."""
+    """Return the weight of a variant: 1 for the fastest and for untried ones, at least 0.05."""
     if not np.isfinite(best_us) or not np.isfinite(incumbent_us):
         return 1.0
     return float(max(0.05, (incumbent_us / best_us) ** 4))

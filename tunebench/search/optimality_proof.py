@@ -1,11 +1,11 @@
-"""How much better than the best there may still be, and whether that is proved to be nothing.
+"""The optimality gap of the best configuration, and the proof that it is optimal.
 
-A configuration is *open* if it may be faster than the best for all that is known: nobody has timed it, and
-neither its bound nor what became of it closes it. The optimality gap is the best time over the lowest bound
-that is open. With nothing open, the best is proved optimal in its space: no other configuration of it, as
-compiled today, has a run that is faster.
+A configuration is *open* if it may still be faster than the best: it has no time, and neither its lower bound
+nor its outcome rules it out. The optimality gap is the best time over the lowest bound of an open
+configuration. If no configuration is open, the best is proved optimal in its space, for the current sources
+and compiler.
 
-Only what is sound closes. What a learned model believes does not, nor does a run that was given up.
+Only sound evidence closes a configuration: predictions of models and aborted runs do not.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ __all__ = ["ConfigStatus", "OptimalityProof", "certify", "config_status", "viola
 
 
 class ConfigStatus(IntEnum):
-    """What is known of one configuration, as far as an optimality proof goes."""
+    """Status of a configuration in an optimality proof."""
 
     UNTRIED = 0
-    """Not run, or only predicted: its bound alone may close it."""
+    """Not run, or only predicted: only its bound can close it."""
     TIMED = 1
-    """It has a time of its own."""
+    """It has a measured time."""
     IMPOSSIBLE = 2
-    """It cannot run here, or its result is wrong: it can never be served."""
+    """It cannot run on this device, or its result is wrong."""
     ABORTED = 3
-    """Given up by its first samples, which is no proof."""
+    """Aborted after its first samples, which proves nothing."""
     CRASHED = 4
-    """It took its worker down, which it may not do another time."""
+    """Its worker crashed; a retry may succeed."""
     TIMED_OUT = 5
-    """Not finished in the time allowed, which another limit may allow."""
+    """It exceeded the time limit; a longer limit may suffice."""
     FAILED = 6
-    """It failed for a reason that may pass."""
+    """It failed for a reason that may be temporary."""
 
 
 _CLOSED = (ConfigStatus.TIMED, ConfigStatus.IMPOSSIBLE)
 
 
 def config_status(outcome: Outcome) -> ConfigStatus:
-    """Return what an outcome says of its configuration."""
+    """Return the status of a configuration by its outcome."""
     match outcome:
         case Measured():
             return ConfigStatus.TIMED
@@ -74,22 +74,22 @@ def config_status(outcome: Outcome) -> ConfigStatus:
             return ConfigStatus.CRASHED
         case TimedOut():
             return ConfigStatus.TIMED_OUT
-    return ConfigStatus.UNTRIED  # predicted, or pruned: the bound of its row says the rest
+    return ConfigStatus.UNTRIED  # predicted or pruned: the bound of its row decides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimalityProof:
-    """What is proved of the best.
+    """The optimality proof of a best time.
 
     Attributes:
-        best_us: Time of the best.
-        floor_us: No configuration can be faster: the lowest open bound, or the best time if that is lower.
-        gap: `best_us / floor_us`; 1 is proved optimal, None means that an open configuration has no bound.
-        proved: Whether nothing is open.
-        timed: Configurations with a time.
-        bounded: Configurations that are closed by their bounds.
-        impossible: Configurations that cannot run, or are wrong.
-        open: Configurations that may be faster, by what is known of them: `untried`, `aborted`, ….
+        best_us: The best time, in microseconds.
+        floor_us: Lower bound of all configurations, in microseconds: the lowest open bound or the best time.
+        gap: `best_us / floor_us`; 1 if proved optimal, None if an open configuration has no bound.
+        proved: Whether no configuration is open.
+        timed: Number of configurations with a time.
+        bounded: Number of configurations closed by their bounds.
+        impossible: Number of configurations that cannot run or are wrong.
+        open: Number of open configurations by status: `untried`, `aborted`, ….
     """
 
     best_us: float
@@ -103,23 +103,23 @@ class OptimalityProof:
 
     @property
     def open_count(self) -> int:
-        """How many may be faster."""
+        """Number of open configurations."""
         return sum(self.open.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data; times that there are none of are None."""
+        """Return the proof as plain data; infinite times are None."""
         times = {"best_us": self.best_us, "floor_us": self.floor_us}
         known = {name: us if math.isfinite(us) else None for name, us in times.items()}
         return {**asdict(self), **known, "open_count": self.open_count}
 
 
 def certify(bounds_us: Array, statuses: Array, best_us: float) -> OptimalityProof:
-    """Return what is proved of the best time among configurations.
+    """Return the optimality proof of the best time among configurations.
 
     Args:
-        bounds_us: A sound bound of each configuration, in microseconds, `(n,)`; 0 where there is none.
-        standings: The `ConfigStatus` of each, `(n,)`.
-        best_us: The best time, in microseconds; infinite if nothing has a time.
+        bounds_us: Sound lower bound of each configuration, in microseconds, `(n,)`; 0 without a bound.
+        statuses: `ConfigStatus` of each, `(n,)`.
+        best_us: The best time, in microseconds; infinite without one.
     """
     closed = np.isin(statuses, _CLOSED)
     bounded = ~closed & (bounds_us > best_us)
@@ -140,9 +140,13 @@ def certify(bounds_us: Array, statuses: Array, best_us: float) -> OptimalityProo
 
 
 def violates(outcome: Outcome, bound_us: float) -> bool:
-    """Tell whether a run was faster than its bound allows, so that one of the two is wrong.
+    """Return whether a run was faster than its lower bound, so that one of the two is wrong.
 
-    The fastest sample decides, not the median: the bound speaks of every execution.
+    The fastest sample decides, not the median, because the bound holds for every execution.
+
+    Args:
+        outcome: The outcome of the run.
+        bound_us: Its lower bound, in microseconds.
     """
     samples_us = outcome.samples_us if isinstance(outcome, Measured | Aborted) else ()
     return bool(samples_us) and min(samples_us) < bound_us

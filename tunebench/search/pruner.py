@@ -1,4 +1,4 @@
-"""An Optuna pruner that stops what cannot win, for studies whose sampler does not know the bound."""
+"""An Optuna pruner by lower bounds, for studies whose sampler does not use them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ BOUND_US = "bound_us"
 
 
 class BoundPruner(BasePruner):
-    """Prunes a trial that by its bound cannot be better than the best completed one: no run of it can win.
+    """Prunes a trial whose bound is worse than the best completed value.
 
-    In a study that minimises times, that is one whose lower bound exceeds the least time; in a study that
-    maximises performance, one whose upper bound falls below the most. Values that trials report on the way
-    play no part, nor do trials that were pruned or failed. It keeps nothing between calls: what other
-    processes have found is in the storage.
+    In a study that minimizes times, the bound is a lower bound and prunes if it exceeds the least time; in a
+    study that maximizes performance, it is an upper bound and prunes if it is below the greatest.
+    Intermediate values and trials that were pruned or failed are ignored. The pruner has no state: results of
+    other processes come from the storage.
 
     Args:
-        attribute: User attribute of a trial that holds the best value it can reach. A trial without it, or
-            with NaN, is never pruned.
+        attribute: User attribute of a trial with the bound of its value. A trial without it, or with NaN, is
+            never pruned.
     """
 
     def __init__(self, attribute: str = BOUND_US) -> None:
         self._attribute = attribute
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
-        """Tell whether the trial's bound is worse than the best completed value.
+        """Return whether the bound of the trial is worse than the best completed value.
 
         Raises:
-            InputError: if the study has several objectives, or the bound is no number.
+            InputError: if the study has several objectives, or the bound is not a number.
         """
         if len(study.directions) > 1:
-            raise InputError("BoundPruner: one bound says nothing of several objectives; use a study of one")
+            raise InputError(
+                "BoundPruner: expected a study of one objective, because a bound limits one value"
+            )
         bound = trial.user_attrs.get(self._attribute)
         if bound is None:
             return False

@@ -1,10 +1,10 @@
 """Optuna samplers that propose only valid, unseen configurations of a table.
 
-They are ordinary `optuna.samplers.BaseSampler`s for studies of one objective. The configurations are those of
-a table, or those of a search space that satisfy a constraint; without either a sampler takes the parameters
-that all trials so far have in common. What is not among them is drawn at random. A running trial counts as
-taken. When nothing is left they repeat a configuration at random, as any sampler must propose something;
-`TableSampler.exhausted` tells.
+They are `optuna.samplers.BaseSampler`s for studies of one objective. The configurations are those of a table,
+or those of a search space that satisfy a constraint; without either, a sampler uses the parameters that all
+trials so far have in common. Other parameters are drawn at random. The configuration of a running trial is
+not proposed again. When no configuration is left, a random one is repeated, because a sampler must propose
+one; see `TableSampler.exhausted`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = ["BoundSampler", "Prospects", "RandomTableSampler", "TableSampler"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prospects:
-    """The valid configurations, and what is known of them before any is measured.
+    """The valid configurations of a search, with prior knowledge of their times.
 
     Attributes:
         table: The configurations.
-        bounds_us: Bound of each, in microseconds.
-        figures: What else follows from each, such as its threads: by name, one number a row, none negative.
-        elsewhere_us: What each took on other devices: a column a device, infinite for a failure, NaN where
-            it is not known.
+        bounds_us: Lower bound of each, in microseconds.
+        figures: Derived quantities by name, such as the number of threads: one non-negative number per row.
+        elsewhere_us: Times on other devices, in microseconds: one column per device, infinite for a failure,
+            NaN if unknown.
     """
 
     table: Table
@@ -52,14 +52,14 @@ class Prospects:
 
 
 class TableSampler(BaseSampler):
-    """Proposes configurations of a table, none twice; subclasses say which next.
+    """Base class of samplers that propose each configuration of a table once; subclasses define `choose`.
 
     Args:
-        prospects: The configurations; a study's parameters are then those of its table, all categorical.
-        space: Or the search space of the study, by name: finite ranges and choices. A continuous range is
-            searched on a grid, more than a million points by a random sample of them.
-        constraint: Says of parameters by name whether they are valid together; for `space`.
-        seed: Seed of all that is random here.
+        prospects: The configurations; the parameters of the study are those of the table, all categorical.
+        space: In place of `prospects`, the distributions of the study by name. A continuous range is searched
+            on a grid, a space of more than a million points by a random sample.
+        constraint: Returns whether parameters, by name, are valid together; for `space`.
+        seed: Seed of the sampler.
 
     Raises:
         InputError: if both are given, or no point of `space` satisfies `constraint`.
@@ -85,7 +85,7 @@ class TableSampler(BaseSampler):
         if prospects is not None:
             self._begin(StudySpace.of_table(prospects.table), prospects)
         elif space is not None:
-            self._take_up(space)
+            self._start_space(space)
 
     @property
     def exhausted(self) -> bool:
@@ -93,12 +93,12 @@ class TableSampler(BaseSampler):
         return self.space is not None and not self.open.any()
 
     def reseed_rng(self) -> None:
-        """Draw a new seed, as Optuna does in parallel workers."""
+        """Draw a new seed; Optuna calls this in parallel workers."""
         self._rng = np.random.default_rng()
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return all parameters that are known: they are drawn together, or constraints could not hold."""
+        """Return all known parameters: constraints need them drawn together."""
         if self._declared:
             assert self.space is not None
             return dict(self.space.distributions)
@@ -107,7 +107,7 @@ class TableSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the parameters of an open configuration, and close it.
+        """Return the parameters of an open configuration, and close the configuration.
 
         Raises:
             ValueError: if the study has more than one objective.
@@ -117,7 +117,7 @@ class TableSampler(BaseSampler):
             return {}
         with self._lock:
             if self.space is None or search_space != self.space.distributions:
-                self._take_up(search_space)
+                self._start_space(search_space)
             assert self.space is not None
             self._close_proposed(study, trial)
             row = self._next(study, trial.system_attrs.get("fixed_params", {}))
@@ -126,7 +126,7 @@ class TableSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return a random value for a parameter that is not among the known.
+        """Return a random value for a parameter outside the known space.
 
         Raises:
             ValueError: if the study has more than one objective.
@@ -135,32 +135,32 @@ class TableSampler(BaseSampler):
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def choose(self, study: Study) -> int:
-        """Return an open row; at least one is open. The study must not be changed."""
+        """Return an open row; at least one is open. Must not change the study."""
         return int(self._rng.choice(np.flatnonzero(self.open)))
 
     def close(self, params: Mapping[str, Any]) -> None:
-        """Mark one configuration as taken, if it is one of the table's."""
+        """Close a configuration, if it is in the table."""
         assert self.space is not None
         row = self.space.row(params)
         if row is not None:
             self.open[row] = False
 
     def _begin(self, space: StudySpace, prospects: Prospects) -> None:
-        """Start on a table (extend)."""
+        """Start on a table; subclasses may extend this."""
         self.space, self.table = space, prospects.table
         self.open = np.ones(len(self.table), dtype=bool)
-        """Rows that may still be proposed; a caller may close and open rows."""
+        """Mask of the rows that may be proposed; callers may change it."""
         self._trials_seen = 0
 
-    def _take_up(self, distributions: Mapping[str, BaseDistribution]) -> None:
+    def _start_space(self, distributions: Mapping[str, BaseDistribution]) -> None:
         """Start on a search space."""
         space = StudySpace.of(distributions, self._constraint, self._rng)
         self._begin(space, Prospects(table=space.table, bounds_us=np.zeros(len(space.table))))
 
     def _next(self, study: Study, fixed: Mapping[str, Any]) -> int | None:
-        """Return the row to propose, and close it; None if what an enqueued trial fixes is no row's.
+        """Return the row to propose, and close it; None if no row has the fixed values of an enqueued trial.
 
-        Optuna sets what is fixed whatever is returned here; the rest must be valid with it.
+        Optuna overrides the fixed parameters anyway; the others must be valid together with them.
         """
         assert self.space is not None
         if fixed:
@@ -177,12 +177,14 @@ class TableSampler(BaseSampler):
         return row
 
     def _close_proposed(self, study: Study, current: FrozenTrial) -> None:
-        """Close the rows of trials that came from elsewhere: added, enqueued, or of another sampler."""
+        """Close the rows of trials that were added, enqueued or proposed by another sampler."""
         ended = True
         for trial in study.get_trials(deepcopy=False)[self._trials_seen :]:
             if trial.number != current.number:
                 self.close(trial.params)
-            ended = ended and trial.state.is_finished()  # what runs elsewhere may have its parameters later
+            ended = (
+                ended and trial.state.is_finished()
+            )  # trials of other processes may get their parameters later
             self._trials_seen += ended
 
     def __getstate__(self) -> dict[str, Any]:
@@ -194,18 +196,18 @@ class TableSampler(BaseSampler):
 
 def _require_one_objective(study: Study) -> None:
     if len(study.directions) > 1:
-        raise ValueError("this sampler is for studies of one objective")
+        raise ValueError("expected a study of one objective")
 
 
 class RandomTableSampler(TableSampler):
-    """Uniform over the open rows."""
+    """Proposes open rows uniformly at random."""
 
 
 class BoundSampler(TableSampler):
-    """Lowest bound first: what could be fastest is tried before what cannot; ties at random."""
+    """Proposes the open row with the lowest bound first; ties are broken at random."""
 
     def choose(self, study: Study) -> int:
-        """Return the open row of the lowest bound."""
+        """Return the open row with the lowest bound."""
         return int(self._order[np.argmax(self.open[self._order])])
 
     def _begin(self, space: StudySpace, prospects: Prospects) -> None:

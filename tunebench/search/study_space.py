@@ -1,4 +1,4 @@
-"""The search space of an Optuna study as a table of configurations, or a table as such a space."""
+"""Conversion between the search space of an Optuna study and a table of configurations."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 __all__ = ["Constraint", "StudySpace"]
 
 Constraint = Callable[[Mapping[str, Any]], bool]
-"""Says whether parameters, by name, are valid together."""
+"""Returns whether parameters, by name, are valid together."""
 
 MOST_POINTS = 1 << 20
-"""Of larger spaces the table holds a random sample of so many points, less what the constraint forbids."""
+"""Size of the random sample of larger spaces, before the constraint is applied."""
 
 MOST_LEVELS = 1000
-"""Values of a range of integers or of steps that are told apart."""
+"""Limit on the values of a range of integers or steps; longer ranges are thinned out."""
 
 LEVELS = 65
-"""Values that stand for a continuous range."""
+"""Grid points of a continuous range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudySpace:
-    """What a study suggests, and the rows that stand for it.
+    """The distributions of a study, and the table of its valid configurations.
 
     Attributes:
-        distributions: By name, as the study suggests them.
+        distributions: The distributions by parameter name.
         table: The valid configurations; its parameters are in the order of `distributions`.
-        levels: The values of each parameter, as the study knows them, in the order of the table's.
+        levels: The values of each parameter in the study, in the order of the table.
     """
 
     distributions: Mapping[str, BaseDistribution]
@@ -67,6 +67,11 @@ class StudySpace:
     ) -> StudySpace:
         """Enumerate a search space; a continuous range becomes a grid, a very large space a sample.
 
+        Args:
+            distributions: The distributions by parameter name.
+            constraint: Returns whether parameters are valid together; None allows all.
+            rng: Draws the sample.
+
         Raises:
             InputError: if no configuration is valid, or there are more than 2**63.
         """
@@ -90,9 +95,9 @@ class StudySpace:
         return cls(distributions=dict(distributions), table=Table(space, points), levels=levels)
 
     def row(self, params: Mapping[str, Any]) -> int | None:
-        """Return the row of a trial's parameters, or None if they are none of the table's.
+        """Return the row of the parameters of a trial, or None if there is none.
 
-        What lies between the values of a range counts as the nearest of them.
+        A value between two grid points counts as the nearer one.
         """
         found = []
         for (name, distribution), levels in zip(self.distributions.items(), self.levels, strict=True):
@@ -106,7 +111,7 @@ class StudySpace:
         return row if row >= 0 else None
 
     def rows_with(self, params: Mapping[str, Any]) -> Array:
-        """Return which rows have the given values of some parameters."""
+        """Return a mask of the rows with the given values of some parameters."""
         agree = np.ones(len(self.table), dtype=bool)
         for i, (name, distribution) in enumerate(self.distributions.items()):
             if name in params:
@@ -115,7 +120,7 @@ class StudySpace:
         return agree
 
     def params(self, row: int) -> dict[str, Any]:
-        """Return the parameters of a row, as the study knows them."""
+        """Return the parameters of a row, with the values of the study."""
         ordinals = self.table.ordinals[row]
         return {
             name: levels[k] for name, levels, k in zip(self.distributions, self.levels, ordinals, strict=True)
@@ -123,7 +128,7 @@ class StudySpace:
 
 
 def _levels(distribution: BaseDistribution, most: int) -> tuple[Any, ...]:
-    """Return the values of a parameter, or at most so many that stand for its range, ascending."""
+    """Return the values of a parameter, ascending; of a long range at most `most` of them."""
     if isinstance(distribution, CategoricalDistribution):
         return tuple(distribution.choices)
     assert isinstance(distribution, IntDistribution | FloatDistribution), distribution
@@ -141,7 +146,7 @@ def _levels(distribution: BaseDistribution, most: int) -> tuple[Any, ...]:
 
 
 def _places(levels: tuple[Any, ...]) -> tuple[int | float, ...]:
-    """Return ascending numbers as they are, so that they have distances, and anything else by its rank."""
+    """Return ascending numbers unchanged, which keeps distances, and other values by their index."""
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels)
     if numeric and all(a < b for a, b in itertools.pairwise(levels)):
         return levels
@@ -149,7 +154,7 @@ def _places(levels: tuple[Any, ...]) -> tuple[int | float, ...]:
 
 
 def _points(counts: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Return every combination of so many values, or a sample of them: ascending rows of ordinals."""
+    """Return all combinations of ordinals, or a sample of them, in ascending rows."""
     if math.prod(counts) <= MOST_POINTS:
         return np.indices(counts, dtype=np.int16).reshape(len(counts), -1).T
     drawn = np.stack([rng.integers(count, size=MOST_POINTS, dtype=np.int16) for count in counts], axis=1)
@@ -165,7 +170,7 @@ def _contains(distribution: BaseDistribution, value: Any) -> bool:
 
 
 def _same(distribution: BaseDistribution, level: Any, value: Any) -> bool:
-    """Tell whether a level is what a fixed value stands for."""
+    """Return whether a level equals a fixed value."""
     if isinstance(distribution, CategoricalDistribution):
         return bool(level == value)
     return math.isclose(level, value, rel_tol=1e-9, abs_tol=1e-12)

@@ -1,9 +1,9 @@
-"""A Gaussian process over configurations: what is believed of those not measured yet.
+"""A Gaussian process over configurations, which predicts the times of configurations that are not measured.
 
-Two configurations are alike in two ways, and the process weighs both: by distance, parameter by parameter and
-each to its own scale, and by the number of parameters that differ, which tells apart what is close and yet
-behaves otherwise, as when one more register spills. The scales are learned from the measurements by an
-ascent of their likelihood that goes on from call to call.
+Its covariance is the sum of two kernels: a Matern kernel of the distance, with a length scale per parameter,
+and an exponential of the number of parameters that differ, which separates configurations that are close but
+behave differently, as when one more register spills. The scales maximize the posterior by gradient ascent,
+continued from call to call.
 
 Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006 (chapters 2, 4.2 and 5.4);
 Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive Black-Box Functions", 1998 (expected
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     Array = NDArray[np.floating[Any]]
     Integers = NDArray[np.integer[Any]]
 
-__all__ = ["Belief", "Coordinates", "GaussianProcess", "expected_improvement"]
+__all__ = ["Coordinates", "GaussianProcess", "Posterior", "expected_improvement"]
 
 LENGTH_SPREAD = 1.5
-"""Standard deviation of the logarithm of a length, before anything is known."""
+"""Prior standard deviation of the logarithm of a length scale."""
 
 LEAST_NOISE = 1e-4
-"""Least variance of noise, as a share of that of the process: it keeps likeness invertible."""
+"""Least noise variance, as a fraction of that of the process; it keeps the covariance invertible."""
 
 RATE = 0.15
-"""Length of a step of the ascent, in units of the logarithms of the scales."""
+"""Learning rate of the ascent, in units of the logarithms of the scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Configurations as the process sees them.
+    """Configurations as inputs of the process.
 
     Attributes:
-        place: One row a configuration, one column a parameter or derived figure that varies: where its value
-            stands between the least (0) and the greatest (1), by logarithm if all are positive.
-        choice: One row a configuration, one column a parameter that varies: which of all values of all
-            parameters it has.
-        choices: Number of all values of all parameters.
+        place: One row per configuration, one column per varying parameter or derived figure: the value scaled
+            to 0 to 1, by logarithm if all values are positive.
+        choice: One row per configuration, one column per varying parameter: index of its value among the
+            values of all parameters.
+        choices: Number of values of all parameters.
     """
 
     place: Array
@@ -63,12 +63,12 @@ class Coordinates:
         return Coordinates(self.place[rows], self.choice[rows], self.choices)
 
     def differing(self, other: Coordinates) -> Array:
-        """Return the number of parameters in which each row differs from each of the other's rows."""
+        """Return the number of differing parameters between each row and each row of `other`."""
         count: Array = self.choice.shape[1] - self._chosen() @ other._chosen().T
         return count
 
     def _chosen(self) -> Array:
-        """Return 1 for each value that a row has, 0 for the others: products of these count what agrees."""
+        """Return the one-hot encoding of `choice`; inner products count equal parameters."""
         chosen = np.zeros((len(self), self.choices), np.float32)
         np.put_along_axis(chosen, self.choice, 1.0, axis=1)
         return chosen
@@ -79,8 +79,8 @@ class Coordinates:
 
         Args:
             table: The configurations.
-            figures: What follows from each, such as its threads: one positive number or zero a row. Each
-                is one more column of `place`, unless it is the same for all.
+            figures: Derived quantities, such as the number of threads: one non-negative number per row. Each
+                that varies becomes a column of `place`.
         """
         places, choices, count = [], [], 0
         for parameter, ordinals in zip(table.space.parameters, table.ordinals.T, strict=True):
@@ -95,25 +95,25 @@ class Coordinates:
 
 
 def _numbers(values: tuple[Any, ...]) -> Array:
-    """Return ascending numbers as they are, and anything else by its rank."""
+    """Return ascending numbers unchanged, and other values by their index."""
     numeric = all(isinstance(value, int | float) for value in values) and sorted(values) == list(values)
     return np.array(values if numeric else range(len(values)), dtype=np.float64)
 
 
 def _between(values: Array) -> Array:
-    """Return where each value stands between the least and the greatest."""
+    """Return values scaled to 0 to 1, by logarithm if all are positive."""
     places = np.log(values) if values.min() > 0 else values
     scaled: Array = (places - places.min()) / np.ptp(places)
     return scaled
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
-    """What is believed of some configurations: a normal distribution of each.
+class Posterior:
+    """Posterior normal distribution of each configuration.
 
     Attributes:
-        mean: Of the quantity that was observed.
-        sigma: Its standard deviation.
+        mean: Mean of the observed quantity.
+        sigma: Standard deviation.
     """
 
     mean: Array
@@ -122,60 +122,60 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """What the likelihood decides.
+    """Hyperparameters of the process.
 
     Attributes:
-        logs: Logarithms: of how far along each column of `place` configurations stay alike; of the odds that
-            variance goes with distance, and not with differences; of the variance of what nothing explains,
-            as a share of the rest; of how fast likeness falls with each parameter that differs.
+        logs: Logarithms of: the length scale of each column of `place`; the odds of the Matern kernel against
+            the kernel of differences; the noise variance, as a fraction of the rest; the decay per differing
+            parameter.
     """
 
     logs: Array
 
     @classmethod
     def usual(cls, columns: int) -> _Scales:
-        """Return what is likeliest before anything is measured."""
+        """Return the mode of the prior."""
         return cls(np.concatenate([np.zeros(columns), _USUAL]))
 
     @property
     def lengths(self) -> Array:
-        """How far along each column configurations stay alike, as a share of its range."""
+        """Length scale of each column, as a fraction of its range."""
         return np.exp(self.logs[:-3])
 
     @property
     def share(self) -> float:
-        """Part of the variance that goes with distance; the rest goes with differences."""
+        """Weight of the Matern kernel; the rest is that of the kernel of differences."""
         return 1.0 / (1.0 + math.exp(-self.logs[-3]))
 
     @property
     def noise(self) -> float:
-        """Variance of what nothing explains, as a share of that of the rest."""
+        """Noise variance, as a fraction of that of the process."""
         return math.exp(self.logs[-2])
 
     @property
     def decay(self) -> float:
-        """How fast likeness falls with each parameter that differs."""
+        """Decay of the correlation per differing parameter."""
         return math.exp(self.logs[-1])
 
     def log_prior(self) -> tuple[float, Array]:
-        """Return how likely these are before anything is measured, and its gradient: vague."""
+        """Return the log prior and its gradient."""
         spread = np.concatenate([np.full(len(self.logs) - 3, LENGTH_SPREAD), _SPREAD])
         off = (self.logs - _Scales.usual(len(self.logs) - 3).logs) / spread
         return -0.5 * float(off @ off), -off / spread
 
 
 _USUAL, _SPREAD = np.array([1.0, -5.0, 0.0]), np.array([1.5, 1.5, 0.7])
-"""Of share, noise and decay: what is likeliest beforehand, and how sure that is."""
+"""Prior mean and standard deviation of the logarithms of share, noise and decay."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """What `believe` needs of the observations.
+    """The factorized observations, as `predict` needs them.
 
     Attributes:
-        inverse: Inverse of the lower factor of their likeness.
-        weights: That times the observations.
-        variance: Of the process.
+        inverse: Inverse of the Cholesky factor of their covariance.
+        weights: `inverse` times the observations.
+        variance: Variance of the process.
     """
 
     inverse: Array
@@ -184,10 +184,10 @@ class _Fitted:
 
 
 class GaussianProcess:
-    """Learns from a few hundred observations; what it has learned of the scales stays for the next.
+    """A Gaussian process for a few hundred observations; its scales persist between calls of `fit`.
 
     Args:
-        columns: Of `Coordinates.place`.
+        columns: Number of columns of `Coordinates.place`.
     """
 
     def __init__(self, columns: int) -> None:
@@ -195,12 +195,12 @@ class GaussianProcess:
         self._momentum = _Momentum(columns + 3)
 
     def fit(self, seen: Coordinates, observed: Array, *, steps: int) -> None:
-        """Take over observations, after `steps` towards scales that explain them better.
+        """Fit the process to observations.
 
         Args:
-            seen: Where they were made.
-            observed: One figure each.
-            steps: More cost more and explain more.
+            seen: Configurations of the observations.
+            observed: One value per configuration.
+            steps: Steps of the ascent of the scales.
         """
         self._seen = seen
         self._mean, self._spread = float(observed.mean()), float(observed.std()) or 1.0
@@ -217,29 +217,29 @@ class GaussianProcess:
             if new > score:
                 score, self._scales, self._fitted = new, trial, fitted
 
-    def believe(self, where: Coordinates) -> Belief:
-        """Return what the observations say of other configurations."""
+    def predict(self, where: Coordinates) -> Posterior:
+        """Return the posterior of other configurations."""
         fitted, scales = self._fitted, self._scales
         stretch = np.float32(1) / scales.lengths.astype(np.float32)
         distance = _distance(self._seen.place * stretch, where.place * stretch)
         share, decay = np.float32(scales.share), np.float32(scales.decay)
-        likeness = share * _matern(distance)
+        similarity = share * _matern(distance)
         if share < 1:
-            likeness += (1 - share) * np.exp(-decay * self._seen.differing(where))
-        across = fitted.inverse.astype(np.float32) @ likeness
+            similarity += (1 - share) * np.exp(-decay * self._seen.differing(where))
+        across = fitted.inverse.astype(np.float32) @ similarity
         unexplained = np.maximum(np.float32(1e-9), 1 - np.einsum("ij,ij->j", across, across))
-        return Belief(
+        return Posterior(
             mean=self._mean + self._spread * (fitted.weights.astype(np.float32) @ across),
             sigma=self._spread * np.sqrt(np.float32(fitted.variance) * unexplained),
         )
 
     def _explain(self, scales: _Scales, differing: Array, standard: Array) -> tuple[float, Array, _Fitted]:
-        """Return the log posterior of scales, its gradient, and what `believe` needs.
+        """Return the log posterior of scales, its gradient, and the factorized observations.
 
-        The variance of the process is integrated out: it is the one that explains the observations best.
+        The variance of the process is the one that maximizes the likelihood.
 
         Raises:
-            LinAlgError: if likeness is not invertible by these scales.
+            LinAlgError: if the covariance is not positive definite.
         """
         count, share = len(standard), scales.share
         place = self._seen.place.astype(np.float64) / scales.lengths
@@ -254,7 +254,9 @@ class GaussianProcess:
         prior, pull = scales.log_prior()
         score = prior - 0.5 * count * math.log(variance) - float(np.log(np.diag(lower)).sum())
         alpha = inverse.T @ weights
-        slope = 0.5 * (np.outer(alpha, alpha) / variance - inverse.T @ inverse)  # of the score, by covariance
+        slope = 0.5 * (
+            np.outer(alpha, alpha) / variance - inverse.T @ inverse
+        )  # derivative of the score by the covariance
         steep = slope * (share * 5 / 3 * (1 + distance) * np.exp(-distance))
         gradient = np.empty(len(scales.logs))
         gradient[:-3] = 2 * (np.square(place).T @ steep.sum(axis=1) - (place * (steep @ place)).sum(axis=0))
@@ -265,7 +267,7 @@ class GaussianProcess:
 
 
 class _Momentum:
-    """Steps uphill that remember the slopes before, each scale at its own pace.
+    """Gradient ascent with momentum and a step size per scale (Adam).
 
     Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015.
     """
@@ -274,7 +276,7 @@ class _Momentum:
         self._mean, self._square, self._count = np.zeros(size), np.zeros(size), 0
 
     def step(self, gradient: Array) -> Array:
-        """Return where to go from here."""
+        """Return the next step."""
         self._count += 1
         self._mean += 0.2 * (gradient - self._mean)
         self._square += 0.05 * (np.square(gradient) - self._square)
@@ -296,11 +298,16 @@ def _matern(distance: Array) -> Array:
     return correlation
 
 
-def expected_improvement(belief: Belief, least: Array) -> Array:
-    """Return by how much each is expected to fall below its own `least`."""
-    u = (least - belief.mean) / belief.sigma
+def expected_improvement(posterior: Posterior, least: Array) -> Array:
+    """Return the expected improvement of each configuration below its `least`.
+
+    Args:
+        posterior: Posterior of the configurations.
+        least: Value to improve on, one per configuration.
+    """
+    u = (least - posterior.mean) / posterior.sigma
     density = np.exp(-0.5 * np.square(u)) / math.sqrt(2.0 * math.pi)
-    gain: Array = belief.sigma * (u * _normal_cdf(u) + density)
+    gain: Array = posterior.sigma * (u * _normal_cdf(u) + density)
     return gain
 
 

@@ -1,9 +1,8 @@
-"""The default sampler: believes what a Gaussian process says of the configurations not tried yet.
+"""The default sampler: expected improvement of a Gaussian process.
 
-A few configurations far apart come first. From then on each proposal is the one whose time is expected to
-fall furthest below the best, by a process fitted to the logarithms of the times so far. Where it is known
-what configurations took on other devices, the fastest there come first, and the process learns how this one
-differs.
+The first configurations are far apart. After them, each proposal is the configuration with the greatest
+expected improvement, by a process fitted to the logarithms of the times so far. If times on other devices are
+known, the fastest configurations there come first, and the process learns how this device differs.
 """
 
 from __future__ import annotations
@@ -30,80 +29,80 @@ if TYPE_CHECKING:
 __all__ = ["OBSERVED_US", "SurrogateSampler"]
 
 OBSERVED_US = "observed_us"
-"""User attribute of a trial that failed to hold a time, yet ran so long: one that was aborted."""
+"""User attribute of an aborted trial: its fastest sample, in microseconds."""
 
 DESIGN = 12
-"""Configurations far apart that come first."""
+"""Number of first configurations, which are far apart."""
 
 RETRIED = 5
-"""Configurations, fastest elsewhere, that come first where other devices are known."""
+"""Number of first configurations with a warm start: the fastest elsewhere."""
 
 DOUBTED = 3
-"""Of so many proposals one does without what is known of other devices: it may mislead."""
+"""Every n-th proposal ignores the times of other devices, which may mislead."""
 
 DRAWS = 50
-"""Of so many drawn at random, the one furthest from all others joins the design."""
+"""Random candidates for each first configuration; the one farthest from all others is taken."""
 
 STEPS = 4
-"""Steps towards better scales before each proposal."""
+"""Steps of the ascent of the scales before each proposal."""
 
 CANDIDATES = 20_000
-"""Configurations that the process is asked about; of larger tables, neighbours of the best and a sample."""
+"""Limit on candidates; of larger tables, neighbours of the best and a random sample are used."""
 
 REACH = 8
-"""Neighbours have values at most so many places away."""
+"""Largest difference of ordinals between neighbours."""
 
 MOST_OBSERVED = 400
-"""Observations that the process learns from: its cost grows with their cube."""
+"""Limit on observations of the process, whose cost grows with their cube."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What the study knows: rows with what each cost (NaN if it failed), and rows under way."""
+class _StudyHistory:
+    """Trials of a study: rows with their costs (NaN for a failure), and running rows."""
 
     rows: Array
     costs: Array
-    under_way: Array
+    running: Array
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """One way to see the configurations: what each is expected to cost beforehand, and what adds to that."""
+class _SurrogateModel:
+    """A model of the costs: an expected cost per row, and a process of the difference from it."""
 
     expected: Array
     process: GaussianProcess
 
 
 class SurrogateSampler(TableSampler):
-    """Highest expected improvement first (see `TableSampler` for what may be searched).
+    """Proposes the configuration with the greatest expected improvement (arguments as `TableSampler`).
 
-    The process learns logarithms where all values are positive, and the values themselves otherwise.
+    The process models the logarithms of the values if all are positive, else the values.
     """
 
     def choose(self, study: Study) -> int:
-        """Return the open row that promises most."""
+        """Return the open row with the greatest expected improvement."""
         with _blas().limit(limits=1, user_api="blas"):
             return self._choose(study)
 
     def _choose(self, study: Study) -> int:
         seen = self._seen(study)
-        begun = np.concatenate([seen.rows, seen.under_way])
+        begun = np.concatenate([seen.rows, seen.running])
         if len(begun) < (RETRIED if self._warm else DESIGN) or np.isfinite(seen.costs).sum() < 2:
             return self._first(begun)
         doubt = len(begun) >= DESIGN and len(begun) % DOUBTED == 0
-        view, places = self._views[-1 if doubt else 0], self._coordinates
-        rows, costs = _most_telling(seen.rows, seen.costs)
+        view, places = self._models[-1 if doubt else 0], self._coordinates
+        rows, costs = _most_informative(seen.rows, seen.costs)
         costs = costs - view.expected[rows]
-        costs = np.where(np.isfinite(costs), costs, np.nanmax(costs))  # a failure is no better than that
+        costs = np.where(np.isfinite(costs), costs, np.nanmax(costs))  # failures count as the slowest
         view.process.fit(places.take(rows), costs, steps=STEPS)
-        if len(seen.under_way):  # they are taken to come out as believed, so that others are tried meanwhile
-            believed = view.process.believe(places.take(seen.under_way)).mean
-            rows, costs = np.concatenate([rows, seen.under_way]), np.concatenate([costs, believed])
+        if len(seen.running):  # they are taken to come out as believed, so that others are tried meanwhile
+            predicted = view.process.predict(places.take(seen.running)).mean
+            rows, costs = np.concatenate([rows, seen.running]), np.concatenate([costs, predicted])
             view.process.fit(places.take(rows), costs, steps=0)
         candidates = self._candidates(rows[np.argsort(costs + view.expected[rows])[:3]])
-        belief = view.process.believe(places.take(candidates))
+        posterior = view.process.predict(places.take(candidates))
         least = float(np.nanmin(seen.costs)) - view.expected[candidates]
-        return int(candidates[np.argmax(expected_improvement(belief, least))])
+        return int(candidates[np.argmax(expected_improvement(posterior, least))])
 
     def _begin(self, space: StudySpace, prospects: Prospects) -> None:
         super()._begin(space, prospects)
@@ -116,13 +115,13 @@ class SurrogateSampler(TableSampler):
         if self._warm:
             expected.insert(0, np.mean(elsewhere, axis=0))
         columns = self._coordinates.place.shape[1]
-        self._views = [_View(costs, GaussianProcess(columns)) for costs in expected]
+        self._models = [_SurrogateModel(costs, GaussianProcess(columns)) for costs in expected]
         self._finished: dict[int, tuple[int, float] | None] = {}
 
-    def _seen(self, study: Study) -> _Seen:
-        """Return what is known of the study's trials; one that has ended is read once."""
+    def _seen(self, study: Study) -> _StudyHistory:
+        """Return the trials of the study; each finished one is read once."""
         assert self.space is not None
-        under_way = []
+        running = []
         for trial in study.get_trials(deepcopy=False):
             if trial.number in self._finished:
                 continue
@@ -130,16 +129,16 @@ class SurrogateSampler(TableSampler):
             if trial.state.is_finished():
                 self._finished[trial.number] = None if row is None else (row, _value(trial))
             elif row is not None:
-                under_way.append(row)
+                running.append(row)
         known = [entry for entry in self._finished.values() if entry is not None]
         rows, values = zip(*known, strict=True) if known else ((), ())
         costs = _costs(np.array(values, float), study.direction)
-        return _Seen(np.array(rows, int), costs, np.array(under_way, int))
+        return _StudyHistory(np.array(rows, int), costs, np.array(running, int))
 
     def _first(self, taken: Array) -> int:
-        """Return an open row to begin with: fast elsewhere, if that is known, or far from all taken."""
+        """Return an open row to start with: the fastest elsewhere, or one far from all proposed rows."""
         if self._warm and len(taken) < RETRIED:
-            return int(np.argmin(np.where(self.open, self._views[0].expected, np.inf)))
+            return int(np.argmin(np.where(self.open, self._models[0].expected, np.inf)))
         drawn = self._rng.choice(np.flatnonzero(self.open), DRAWS)
         if not len(taken):
             return int(drawn[0])
@@ -147,7 +146,7 @@ class SurrogateSampler(TableSampler):
         return int(drawn[np.argmax(np.square(apart).sum(axis=2).min(axis=1))])
 
     def _candidates(self, best: Array) -> Array:
-        """Return the open rows, or of very many those near the best and a sample of the others."""
+        """Return the open rows; if they are too many, neighbours of the best and a random sample."""
         rows = np.flatnonzero(self.open)
         if len(rows) <= CANDIDATES:
             return rows
@@ -157,7 +156,7 @@ class SurrogateSampler(TableSampler):
         return candidates
 
     def _near(self, best: Array) -> Array:
-        """Return the open rows of which one or two parameters differ a little from one of the best."""
+        """Return the open rows that differ from a best row in one or two parameters, by at most `REACH`."""
         counts = np.array([len(parameter.values) for parameter in self.table.space.parameters])
         found = []
         for centre in self.table.ordinals[best].astype(np.int64):
@@ -179,12 +178,12 @@ class SurrogateSampler(TableSampler):
 
 @functools.cache
 def _blas() -> ThreadpoolController:
-    """Return the hold on linear algebra, whose threads wait long for each other beside busy compilers."""
+    """Return the controller of BLAS threads, which wait long for each other next to busy compilers."""
     return ThreadpoolController()
 
 
 def _filled(log_us: Array) -> Array:
-    """Return logarithms of times less their median: failures as the slowest, what is not known as usual."""
+    """Return log times minus their median: failures as the slowest, unknown ones as the median."""
     timed = np.isfinite(log_us)
     log_us = np.where(np.isposinf(log_us), log_us[timed].max(), log_us) - np.median(log_us[timed])
     filled: Array = np.where(np.isnan(log_us), 0.0, log_us)
@@ -192,13 +191,13 @@ def _filled(log_us: Array) -> Array:
 
 
 def _value(trial: FrozenTrial) -> float:
-    """Return a trial's value, NaN if it has none."""
+    """Return the value of a trial, NaN without one."""
     value = trial.value if trial.state == TrialState.COMPLETE else trial.user_attrs.get(OBSERVED_US)
     return math.nan if value is None else float(value)
 
 
 def _costs(values: Array, direction: StudyDirection) -> Array:
-    """Return what is to be made small: logarithms of positive values; infinite values count as failures."""
+    """Return costs to minimize: log values if all are positive; infinite values become NaN (failures)."""
     finite = np.where(np.isfinite(values), values, np.nan)
     if np.all(finite[np.isfinite(finite)] > 0):
         finite = np.log(finite)
@@ -206,8 +205,8 @@ def _costs(values: Array, direction: StudyDirection) -> Array:
     return costs
 
 
-def _most_telling(rows: Array, costs: Array) -> tuple[Array, Array]:
-    """Of very many observations, return the best half of what can be afforded and the latest others."""
+def _most_informative(rows: Array, costs: Array) -> tuple[Array, Array]:
+    """Return at most `MOST_OBSERVED` observations: the best, and the latest of the others."""
     if len(rows) <= MOST_OBSERVED:
         return rows, costs
     order = np.argsort(costs)  # NaN last

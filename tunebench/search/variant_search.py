@@ -1,4 +1,4 @@
-"""The search for the best configuration of one variant: one Optuna study, and what is known of each row."""
+"""The search of one variant: an Optuna study, and the bound and status of each configuration."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ SAMPLERS: dict[str, Callable[[Prospects, int], BaseSampler]] = {
     "surrogate": lambda known, seed: SurrogateSampler(known, seed=seed),
     "tpe": lambda known, seed: TPESampler(seed=seed, multivariate=True, constant_liar=True),
 }
-"""Samplers by the name a user gives; each is built from prospects and a seed."""
+"""Registry of the samplers by name; each is made from prospects and a seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """One configuration to find out about.
+    """One configuration to try.
 
     Attributes:
         search: The search that proposed it.
-        row: Its row in the search's table.
-        config: The same as a `Config`.
-        trial: Optuna's trial, to be told of the outcome.
-        audit: Whether its bound says that it cannot win, and it is run all the same to check the bound.
+        row: Its row in the table of the search.
+        config: The configuration.
+        trial: The trial of Optuna.
+        audit: Whether it is bound-pruned and runs as a check of the bound.
     """
 
     search: VariantSearch
@@ -59,25 +59,27 @@ class Proposal:
 
     @property
     def bound_us(self) -> float:
-        """No run of it can be faster."""
+        """Lower bound, in microseconds."""
         return float(self.search.bounds_us[self.row])
 
 
 class VariantSearch:
-    """Proposes valid, unseen configurations of one variant and learns of outcomes.
+    """Proposes valid, unseen configurations of one variant and learns from their outcomes.
 
     Args:
-        key: Whose configurations these are: `Variant.key`, or any other name.
-        prospects: All valid ones, with their bounds.
+        key: `Variant.key`, or any other name of the search.
+        prospects: The valid configurations, with their bounds.
         sampler: A name of `SAMPLERS`.
-        seed: Seed of the sampler, and of what is audited.
-        calibrated: Whether to pass over what is unlikely to win.
+        seed: Seed of the sampler and of the audits.
+        learned_pruner: Whether to postpone configurations that are unlikely to win.
 
     Attributes:
-        bounds_us: Bound of each row; it rises where a binary tells more.
-        standings: The `ConfigStatus` of each row.
-        trusted: Whether the bounds prune; they do until one of them is violated.
-        passed_over: What was unlikely to win when it was last asked.
+        bounds_us: Lower bound of each row, in microseconds; raised once the binary is known.
+        statuses: The `ConfigStatus` of each row.
+        trusted: Whether the bounds prune: until one of them is violated.
+        postponed: The configurations postponed at the last proposal.
+        asked: Number of proposals, without audits.
+        best_us: Best time so far, in microseconds; infinite without one.
 
     Raises:
         UnknownName: if there is no such sampler.
@@ -99,8 +101,8 @@ class VariantSearch:
         self.study: Study = _quiet_study(self.sampler)
         self._distributions = dict(StudySpace.of_table(self.table).distributions)
         self._masked = np.zeros(len(self.table), bool)
-        self._pruned = np.zeros(len(self.table), bool)  # once they were compiled
-        self._reopened: list[int] = []  # of those; samplers close for good what has a trial
+        self._pruned = np.zeros(len(self.table), bool)  # after compiling
+        self._reopened: list[int] = []  # pruned rows to propose again, which samplers treat as tried
         self._rng = np.random.default_rng(seed)
         self.asked = 0
         self.best_us = float("inf")
@@ -109,11 +111,11 @@ class VariantSearch:
         self.postponed = PostponedConfigs.none(len(self.table))
 
     def first(self, config: Config) -> None:
-        """Propose `config` before anything else, if it is valid and unseen."""
+        """Propose `config` before others, if it is valid and unseen."""
         self._first.append(config)
 
     def remember(self, config: Config, outcome: Outcome) -> bool:
-        """Take over an outcome that is known already; returns whether the configuration is of this space."""
+        """Add a known outcome; returns whether the configuration is in the table."""
         row = self.table.row(config)
         if row is None:
             return False
@@ -123,11 +125,11 @@ class VariantSearch:
         return True
 
     def tighten(self, row: int, bound_us: float) -> None:
-        """Raise the bound of a row to what its binary tells, if that is more."""
+        """Raise the bound of a row, in microseconds; a lower value is ignored."""
         self.bounds_us[row] = max(self.bounds_us[row], bound_us)
 
     def distrust(self) -> None:
-        """Prune by bound no more, and open again what it pruned: a run has violated it."""
+        """Stop pruning by bound and reopen the rows it pruned, after a run violated a bound."""
         self.trusted = False
         self.open[self._masked] = True
         self._reopened += np.flatnonzero(self._pruned).tolist()
@@ -135,14 +137,14 @@ class VariantSearch:
 
     @property
     def sound_bounds_us(self) -> Array:
-        """The bounds, or zeros once they are not trusted."""
+        """The lower bounds, in microseconds; zeros after a violation."""
         return self.bounds_us if self.trusted else np.zeros(len(self.table))
 
     def ask(self, incumbent_us: float) -> Proposal | None:
-        """Return what to try next, or None if nothing open could beat the incumbent.
+        """Return the next proposal, or None if no open configuration could beat the incumbent.
 
         Args:
-            incumbent_us: Best time of any variant; what is bound to be slower is masked.
+            incumbent_us: Best time of any variant, in microseconds; rows with a higher bound are masked.
         """
         if self.trusted:
             hopeless = self.open & (self.bounds_us > incumbent_us)
@@ -150,13 +152,13 @@ class VariantSearch:
             self.open[hopeless] = False
         if not self._reopened and not self.open.any():
             return None
-        with self._passing_over(incumbent_us):
+        with self._postponing(incumbent_us):
             row, trial = self._ask()
         self.asked += 1
         return self._proposal(row, trial)
 
     def ask_audit(self) -> Proposal | None:
-        """Return one of the configurations that the bound pruned, at random, or None if there is none."""
+        """Return a random bound-pruned configuration, or None if there is none."""
         rows = np.flatnonzero(self._masked | self._pruned)
         if not len(rows):
             return None
@@ -166,7 +168,7 @@ class VariantSearch:
 
     @property
     def masked(self) -> int:
-        """How many configurations were never asked for, since their bound exceeds the incumbent."""
+        """Number of configurations that were pruned by bound without a trial."""
         return int(self._masked.sum())
 
     def _proposal(self, row: int, trial: Trial, *, audit: bool = False) -> Proposal:
@@ -175,25 +177,25 @@ class VariantSearch:
         return Proposal(search=self, row=row, config=self.table.config(row), trial=trial, audit=audit)
 
     def _enqueued(self, row: int) -> Trial:
-        """Return a trial of that row, whatever the sampler would propose."""
+        """Return a trial of that row, regardless of the sampler."""
         self.study.enqueue_trial(dict(self.table.config(row)))
         return self.study.ask(self._distributions)
 
     def unlikely(self, incumbent_us: float) -> PostponedConfigs:
-        """Return the open rows that are unlikely to beat the incumbent: a guess, so they stay open."""
+        """Return the open rows that are unlikely to beat the incumbent; they stay open."""
         if self._learned_pruner is None:
             return PostponedConfigs.none(len(self.table))
         return self._learned_pruner.unlikely(self.open, incumbent_us)
 
     @contextlib.contextmanager
-    def _passing_over(self, incumbent_us: float) -> Iterator[None]:
-        """Shut what is unlikely to win while the sampler chooses; that is never all that is open."""
+    def _postponing(self, incumbent_us: float) -> Iterator[None]:
+        """Close the unlikely rows while the sampler chooses; they are never all open rows."""
         if self._learned_pruner is None:
             yield
             return
         self.postponed = self.unlikely(incumbent_us)
         rows = self.postponed.rows
-        if self._first:  # a caller's wish goes before a guess
+        if self._first:  # requested configurations are never postponed
             rows = np.zeros_like(rows)
         self.open[rows] = False
         try:
@@ -218,7 +220,7 @@ class VariantSearch:
         return row, trial
 
     def _nearest_open(self, params: dict[str, Any]) -> int:
-        """Snap what a sampler without knowledge of the space asked for to the nearest open row."""
+        """Return the open row nearest to the proposal of a sampler that does not know the table."""
         wanted = np.array(self.table.space.ordinals(params))
         spans = np.maximum(1, [len(p.values) - 1 for p in self.table.space.parameters])
         rows = np.flatnonzero(self.open)
@@ -226,14 +228,14 @@ class VariantSearch:
         return int(rows[int(np.argmin(distance))])
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Learn what became of a proposal."""
+        """Learn the outcome of a proposal."""
         self._learn(proposal.row, outcome)
         value = time_us(outcome)
         if value is not None:
             self.best_us = min(self.best_us, value)
         for name, figure in _observed(outcome).items():
             proposal.trial.set_user_attr(name, figure)
-        if Config(proposal.trial.params) != proposal.config:  # it was snapped: tell of what was really run
+        if Config(proposal.trial.params) != proposal.config:  # another row was run than the sampler proposed
             self.study.tell(proposal.trial, state=TrialState.FAIL)
             self._add(proposal.config, outcome)
         elif value is None:
@@ -243,22 +245,22 @@ class VariantSearch:
 
     def _learn(self, row: int, outcome: Outcome) -> None:
         self.statuses[row] = config_status(outcome)
-        self._calibrate(row, outcome)
+        self._update_pruner(row, outcome)
         if isinstance(outcome, Pruned):
             self.tighten(row, outcome.bound_us)
             if self.trusted:
                 self._pruned[row] = True
-            else:  # it was under way when a bound turned out to be wrong
+            else:  # a bound was violated while it ran
                 self._reopened.append(row)
 
-    def _calibrate(self, row: int, outcome: Outcome) -> None:
-        """Let the calibrated pruner learn: an aborted run took at least its fastest sample."""
+    def _update_pruner(self, row: int, outcome: Outcome) -> None:
+        """Update the learned pruner; the fastest sample of an aborted run counts as its time."""
         took_us = float("inf") if failed(outcome) else time_us(outcome) or _observed(outcome).get(OBSERVED_US)
         if self._learned_pruner is not None and took_us is not None:
             self._learned_pruner.tell(row, took_us)
 
     def drop(self, proposal: Proposal) -> None:
-        """Forget a proposal that will not be tried here, since another tuner is at it."""
+        """Drop a proposal that another process tries."""
         self.study.tell(proposal.trial, state=TrialState.FAIL)
 
     def _add(self, config: Config, outcome: Outcome) -> None:
@@ -277,12 +279,12 @@ class VariantSearch:
 
 
 def _observed(outcome: Outcome) -> dict[str, float]:
-    """Return what a sampler may learn from an outcome that holds no time: how long its samples took."""
+    """Return the user attributes of an outcome: of an aborted run, its fastest sample."""
     return {OBSERVED_US: min(outcome.samples_us)} if isinstance(outcome, Aborted) else {}
 
 
 def _quiet_study(sampler: BaseSampler) -> Study:
-    """Make a study without Optuna's log line per trial and its notes on experimental arguments."""
+    """Return a study without the log lines of Optuna and its warnings of experimental arguments."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,9 @@
 """Tuning: find the fastest configuration of workloads on a device, and record it.
 
 `tune` tunes one workload, `tune_all` several one after another (a size range), `tune_from_profile` those of a
-recorded profile, `tune_suite` those of a suite with one budget, `tune_devices` one workload on several devices of
-a cluster. All are thin wrappers of one scheduler (`tunebench.tuning.scheduler`), which calls for each workload
+recorded profile, `tune_suite` those of a suite with one budget, `tune_devices` one workload on several
+devices of a cluster. All are thin wrappers of one scheduler (`tunebench.tuning.scheduler`), which calls for
+each workload
 
     prepare -> search -> time_finalists -> finish     (`tunebench.tuning.run`)
 """
@@ -72,7 +73,8 @@ def tune(
     Args:
         workload: The workload, or its text.
         device: A device or its name (see `tunebench.device.find`); an absent device is tuned offline. On a
-            cluster: a device of its workers, by name, architecture or key. Default: the first GPU, else the CPU.
+            cluster: a device of its workers, by name, architecture or key. Default: the first GPU, else the
+                CPU.
         db: Path or URL of the database. Default: the user's database.
         plan: How to tune. Default: `Plan()`.
         watcher: Progress callback, called after every trial.
@@ -188,7 +190,7 @@ def tune_from_profile(
     retune: bool = False,
     watcher: ProgressCallback | None = None,
 ) -> TuningSummary:
-    """Tune the workloads that programs ran under `tunebench.torch.profile`, the greatest possible saving first.
+    """Tune the workloads of a profile (`tunebench.torch.profile`), the greatest possible saving first.
 
     Ctrl-C ends the run and returns the summary so far; the same call resumes it.
 
@@ -233,9 +235,9 @@ def tune_suite(
     """Tune all workloads of a suite with one budget of trials, spent where it saves the most time.
 
     Every workload gets a first round of trials. Each further round goes to the workload with the greatest
-    expected saving, from its number of calls, the gap of its best time to its lower bound, and its progress so far
-    (`tunebench.tuning.budget_scheduler`). Unsupported and failing workloads are reported; their trials go to
-    the others.
+    expected saving, from its number of calls, the gap of its best time to its lower bound, and its progress
+    so far (`tunebench.tuning.budget_scheduler`). Unsupported and failing workloads are reported; their trials
+    go to the others.
 
     Every trial is recorded at once: the same call resumes an interrupted run. Ctrl-C ends the run early and
     returns the summary so far.
@@ -246,8 +248,8 @@ def tune_suite(
         batch: Samples per inference, of a suite or a file.
         device: As for `tune`; on a cluster, one of its devices.
         db: As for `tune`.
-        plan: How to tune; `trials` and `minutes` are for all workloads together, and `variants` restricts only
-            the operators that have them. Default: 50 trials per workload on average.
+        plan: How to tune; `trials` and `minutes` are for all workloads together, and `variants` restricts
+            only the operators that have them. Default: 50 trials per workload on average.
         watcher: Progress callback; `Progress.workload` is the workload of the current round.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The baselines, timed between the rounds of the finalists, so that a drift of the machine affects all alike."""
+"""Timing of the baselines between the rounds of the finalists, so that a drift affects all alike."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Division of one budget of trials between the workloads of a suite, by expected saving.
 
 The saving of the next trials of a workload is its number of calls times the expected fall of its best time. A
-random sequence sets new records at an even rate in the logarithm of its length, so the best time is assumed to
-fall as a power of the number of trials. The power is estimated for each workload from a prior: where nothing
-improved for long, little is expected, but never nothing. After the first dozen trials a search has learned where
-to look, and what later trials gain falls faster, in recorded spaces by about one more power of the trials. The
-lower bound limits the saving, and an optimality proof ends it.
+random sequence sets new records at an even rate in the logarithm of its length, so the best time is assumed
+to fall as a power of the number of trials. The power is estimated for each workload from a prior: where
+nothing improved for long, little is expected, but never nothing. After the first dozen trials a search has
+learned where to look, and what later trials gain falls faster, in recorded spaces by about one more power of
+the trials. The lower bound limits the saving, and an optimality proof ends it.
 
 Source: A. Rényi, "Théorie des éléments saillants d'une suite d'observations", 1962, for the rate of records.
-Zheng et al., "Ansor", OSDI 2020, section 6, for the gradient of the model's time by the trials of a workload; its
-optimistic estimate, a best time inverse to the trials, is the prior here. Alternatives that were measured:
-`docs/decisions/0042-suite-budget-by-expected-saving.md`.
+Zheng et al., "Ansor", OSDI 2020, section 6, for the gradient of the model's time by the trials of a workload;
+its optimistic estimate, a best time inverse to the trials, is the prior here. Alternatives that were
+measured: `docs/decisions/0042-suite-budget-by-expected-saving.md`.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class TaskState:
 class BudgetScheduler(Generic[K]):
     """Assigns rounds of a budget of trials to workloads.
 
-    Every workload gets a first round, the one with the most time first; each further round goes to the workload
-    with the greatest expected saving.
+    Every workload gets a first round, the one with the most time first; each further round goes to the
+    workload with the greatest expected saving.
 
     Args:
         states: State of each workload; the caller updates it after each round.

@@ -63,8 +63,8 @@ def choose_config(
         device: The device; a GPU need not be present.
         variant: Name or key of the only variant to consider.
         config: Text of the configuration; needs `variant`, unless only one variant supports the workload.
-        db: Database of the best known configuration. Without a record there, the default of the variant that is
-            predicted fastest is returned.
+        db: Database of the best known configuration. Without a record there, the default of the variant that
+            is predicted fastest is returned.
         compilable: Whether to skip variants whose compiler is not installed here.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Finalists: configurations that succeeded, their times in the finalist rounds, and the choice of the best."""
+"""Configurations that succeeded, their times in the finalist rounds, and the choice of the best."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["ROUNDS", "FinalSelection", "TimedConfig", "pick_finalists", "select_
 
 ROUNDS = 4
 """Rounds in which finalists are timed in turn. A drift of the machine affects all of them alike, and the
-variation between rounds is the noise of the comparison: with four rounds, 1.6 times that noise is a difference.
+variation between rounds is the noise of the comparison: with four rounds, 1.6 times that noise is a
+difference.
 """
 
 

@@ -149,7 +149,7 @@ class FinalistRounds:
         return found
 
     def _versus_baselines(self, timed: TimedConfig) -> dict[str, Comparison]:
-        """Compare a finalist with each baseline by their common rounds; baselines that failed are left out."""
+        """Compare a finalist with each baseline by their common rounds, without failed baselines."""
         found = {}
         for name in (baseline.name for baseline in self.baselines()):
             rounds = {

@@ -29,18 +29,19 @@ class Plan:
         offline: Whether to compile, emulate and predict only, even if the device is present.
         workers: Number of compile processes; 0 is one per core.
         timeout_s: Time limit of verifying and timing one configuration, in seconds.
-        stop_at_gap: Optimality gap at which the search stops (`tunebench.search.optimality_proof`); None never
-            stops early.
+        stop_at_gap: Optimality gap at which the search stops (`tunebench.search.optimality_proof`); None
+            never stops early.
         audit: Fraction of bound-pruned configurations to run anyway, as a check of the bound; relative to the
             trials.
         finalists: Number of fastest configurations to time again at the end, next to the defaults of their
             variants.
         baselines: Whether to time the baselines at the end.
-        warm: Whether to warm-start from records of other devices and of related workloads. The `random` sampler
-            ignores them, except for the learned pruner.
+        warm: Whether to warm-start from records of other devices and of related workloads. The `random`
+            sampler ignores them, except for the learned pruner.
         learned_pruner: Whether to postpone configurations that are unlikely to win while others are open.
-        cluster: Address of the Ray cluster to measure on: ``"ray://host:10001"``; ``"host:6379"`` or ``"auto"``
-            from one of its nodes; ``"local"`` to start one here. None uses this machine without Ray.
+        cluster: Address of the Ray cluster to measure on: ``"ray://host:10001"``; ``"host:6379"`` or
+            ``"auto"`` from one of its nodes; ``"local"`` to start one here. None uses this machine without
+            Ray.
         minutes: Time limit of the search, in minutes; finalists are timed after it. None has no limit.
 
     Raises:

@@ -113,7 +113,7 @@ class _ProfileQueue:
         return len(self._heap)
 
     def workloads(self, until: float | None) -> Iterator[WeightedWorkload]:
-        """Yield the first workload again and again, until it is removed by `pop`, or the time limit is reached.
+        """Yield the first workload repeatedly, until `pop` removes it or the time limit is reached.
 
         It stays in the queue while it is tuned, so that Ctrl-C cannot lose it.
         """

@@ -1,4 +1,4 @@
-"""A recorded space in the place of a device: the same search, with times that were measured once before."""
+"""Replay of a recorded tuning space: the search of `tune`, with recorded times in place of a device."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 __all__ = ["CHECKPOINTS", "PostponedCheck", "ReplayResult", "ReplayTrace", "Space", "replay"]
 
 CHECKPOINTS = (25, 50, 100, 200)
-"""Configurations asked for after which the best so far is told."""
+"""Trials after which the efficiency is reported."""
 
 _RECORDED = Verification(how="not verified", detail="recorded by another tuner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """A recording with what is known of its kernel and device.
+    """A recorded tuning space with the description of its kernel and device.
 
     Attributes:
-        recording: The recording.
-        device: Its device, if that is described.
-        costs: What its configurations must execute, if its kernel is described.
-        bounds: Their bounds, if both are.
-        missing: What is not described, where there are no bounds.
+        recording: The recorded configurations and times.
+        device: Its device, if described.
+        costs: Work of its configurations, if the kernel is described.
+        bounds: Lower bounds, if kernel and device are described.
+        missing: Why there are no bounds; empty with bounds.
     """
 
     recording: RecordedSpace
@@ -53,11 +53,11 @@ class Space:
 
     @classmethod
     def of(cls, recording: RecordedSpace, device: Device | None = None) -> Space:
-        """Find out what is known.
+        """Add the descriptions of kernel and device to a recorded tuning space.
 
         Args:
-            recording: The recording.
-            device: What it was recorded on, in place of the described device that has the recorded name.
+            recording: The recorded configurations and times.
+            device: Its device. Default: the described device of the recorded name.
         """
         device = device or devices.described().get(product_name(recording.device))
         table = recording.table
@@ -65,7 +65,7 @@ class Space:
         known = find_recorded_kernel(recording.kernel, values, recording.problem)
         if isinstance(known, str):
             return cls(recording=recording, device=device, costs=None, bounds=None, missing=known)
-        # Threads and shared memory, by which a search tells configurations apart, are the same on any device.
+        # Threads and shared memory, which the surrogate uses, are the same on any device.
         costs = known.costs(table.columns, device or devices.representative("sm_70"))
         if device is None or device.compute_capability < known.minimum_cc:
             missing = f"{recording.device or 'its device'} is not described"
@@ -77,9 +77,9 @@ class Space:
 
     @property
     def multiply_adds_us(self) -> NDArray[np.float64] | None:
-        """What the multiply-adds alone take if all SMs share them evenly: the plainest of bounds.
+        """Time of the multiply-adds alone, spread evenly over all SMs, in microseconds: the simplest bound.
 
-        None if the kernel or its device is not described.
+        None if kernel or device is not described.
         """
         if self.bounds is None or self.costs is None or self.device is None:
             return None
@@ -88,10 +88,10 @@ class Space:
         return np.broadcast_to(work / rate, len(self.bounds))
 
     def prospects(self, elsewhere: Sequence[RecordedSpace] = ()) -> Prospects:
-        """Return what a search knows beforehand: never a time of this recording.
+        """Return the configurations as the samplers take them, without their times.
 
         Args:
-            elsewhere: Recordings of the same kernel on other devices.
+            elsewhere: Recorded tuning spaces of the same kernel on other devices.
 
         Raises:
             InputError: if one of them has other parameters.
@@ -107,7 +107,7 @@ class Space:
 
 
 def _times_of(recording: RecordedSpace, other: RecordedSpace) -> NDArray[np.float64]:
-    """Return what a recording's configurations took elsewhere: infinite for a failure, NaN if unknown."""
+    """Return the times of configurations in another recording: infinite for a failure, NaN if unknown."""
     rows = other.table.rows_of(recording.table)
     there = np.where(np.isnan(other.times_us), np.inf, other.times_us)
     return np.where(rows >= 0, there[rows], np.nan)
@@ -115,13 +115,13 @@ def _times_of(recording: RecordedSpace, other: RecordedSpace) -> NDArray[np.floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostponedCheck:
-    """Configurations that are unlikely to win, held against what they really take.
+    """The postponed configurations of a search, compared with their recorded times.
 
     Attributes:
-        count: How many.
-        winners: How many of them were expected to be faster than the best found.
-        missed: How many really are.
-        faster: How many are in the whole space.
+        count: Number of postponed configurations.
+        winners: Expected number of them that are faster than the best found.
+        missed: Number of them that are faster.
+        faster: Number of configurations of the whole space that are faster.
     """
 
     count: int
@@ -131,7 +131,12 @@ class PostponedCheck:
 
     @classmethod
     def of(cls, search: VariantSearch, times_us: NDArray[np.float64]) -> PostponedCheck:
-        """Return what a search would pass over next; times it did not ask for serve this account alone."""
+        """Return the configurations that a search would postpone next, compared with all recorded times.
+
+        Args:
+            search: The search.
+            times_us: Recorded times, in microseconds.
+        """
         unlikely = search.unlikely(search.best_us)
         faster = times_us < search.best_us
         return cls(
@@ -144,12 +149,13 @@ class PostponedCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayTrace:
-    """How a search of a recorded space went.
+    """The course of a search of a recorded tuning space.
 
     Attributes:
-        seed: Of the sampler.
-        best_us: The best time after each configuration asked for; infinite before the first success.
-        exhausted: Whether it ended before its budget: nothing was left, or the gap was good enough.
+        seed: Seed of the sampler.
+        best_us: Best time after each trial, in microseconds; infinite before the first success.
+        exhausted: Whether it ended before its budget: no configuration was open, or `stop_at_gap` was
+            reached.
     """
 
     seed: int
@@ -157,7 +163,11 @@ class ReplayTrace:
     exhausted: bool
 
     def efficiency(self, optimum_us: float) -> dict[int, float]:
-        """Return optimum / best after each checkpoint reached; a search at its end stays at its best."""
+        """Return optimum / best at each reached checkpoint; after its end, a search keeps its best.
+
+        Args:
+            optimum_us: The least recorded time, in microseconds.
+        """
         asked = len(self.best_us)
         return {
             count: optimum_us / self.best_us[min(count, asked) - 1]
@@ -168,12 +178,12 @@ class ReplayTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult(ReplayTrace):
-    """A search of our own.
+    """The result of `replay`.
 
     Attributes:
-        masked: Configurations that were not asked for, since their bound exceeds the best time.
-        optimality proof: What is proved of the best.
-        passed_over: What the calibrated pruner would pass over next.
+        masked: Configurations pruned by their lower bound.
+        optimality_proof: The optimality proof of the best.
+        postponed: The configurations that the learned pruner would postpone next.
     """
 
     masked: int
@@ -215,22 +225,25 @@ def replay(
     stop_at_gap: float | None = None,
     learned_pruner: bool = False,
 ) -> ReplayResult:
-    """Search a recorded space as `tune` searches a device.
+    """Search a recorded tuning space as `tune` searches a device.
 
-    The sampler learns of a configuration only what it asked for.
+    The sampler learns only the times of the configurations that it proposed.
 
     Args:
-        space: Where.
-        trials: Distinct configurations it may ask for, failures among them.
-        seed: Of the sampler.
-        sampler: By name.
-        elsewhere: Recordings of the same kernel on other devices, known beforehand.
-        stop_at_gap: Optimality gap that ends the search.
-        calibrated: Whether to pass over what is unlikely to win.
+        space: The recorded tuning space.
+        trials: Distinct configurations to try, failures included.
+        seed: Seed of the sampler.
+        sampler: Name of the sampler.
+        elsewhere: Recorded tuning spaces of the same kernel on other devices, for a warm start.
+        stop_at_gap: Optimality gap at which the search stops.
+        learned_pruner: Whether to postpone configurations that are unlikely to win.
+
+    Returns:
+        The course of the search, and its optimality proof.
 
     Raises:
         UnknownName: if there is no such sampler.
-        InputError: if a recording of `elsewhere` has other parameters.
+        InputError: if a space of `elsewhere` has other parameters.
     """
     prospects = space.prospects(elsewhere)
     search = VariantSearch(

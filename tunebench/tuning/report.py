@@ -96,7 +96,7 @@ class BoundViolation:
         when = ", in an earlier run" if self.known else ""
         return (
             f"{self.variant} with {self.config} took {self.fastest_us:.4g} us, less than its lower bound of "
-            f"{self.bound_us:.4g} us{when}; until this is resolved, bounds of this variant prune and prove nothing"
+            f"{self.bound_us:.4g} us{when}; until this is resolved, the bounds of the variant are ignored"
         )
 
 

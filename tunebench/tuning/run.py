@@ -518,5 +518,5 @@ def _ties(context: RunContext, best: TimedConfig | None) -> tuple[Tie, ...]:
 
 
 def deadline(plan: Plan) -> float | None:
-    """Return the reading of `time.monotonic` at which the time limit of a plan is reached; None without one."""
+    """Return the reading of `time.monotonic` at the time limit of a plan; None without a limit."""
     return None if plan.minutes is None else time.monotonic() + 60 * plan.minutes

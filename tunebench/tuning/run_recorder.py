@@ -36,8 +36,8 @@ class RunRecorder:
         plan: The tuning plan.
 
     Attributes:
-        revision: Returns the current revision of a configuration, by the key of its variant. The first call per
-            configuration takes about a millisecond.
+        revision: Returns the current revision of a configuration, by the key of its variant. The first call
+            per configuration takes about a millisecond.
         owner: Claims trials for this run.
     """
 

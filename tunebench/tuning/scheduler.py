@@ -1,8 +1,8 @@
 """The scheduler of a weighted list of workloads, on one executor.
 
-`in_turn` tunes one workload after another, each with a full budget: a single workload, a size range, a profile.
-`SharedBudget` gives rounds of one budget to the workloads of a suite where they save the most time. Both prepare,
-search and finish each workload by the functions of `tunebench.tuning.run`.
+`in_turn` tunes one workload after another, each with a full budget: a single workload, a size range, a
+profile. `SharedBudget` gives rounds of one budget to the workloads of a suite where they save the most time.
+Both prepare, search and finish each workload by the functions of `tunebench.tuning.run`.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from tunebench.tuning.report import Report
 __all__ = ["TuningSummary", "WorkloadResult", "WorkloadStatus"]
 
 WorkloadStatus = Literal["tuned", "known", "failed", "unsuited", "left"]
-"""Status of a workload: trials were made; tuned before; no configuration succeeded; no variant supports it; the
-run ended before its turn.
+"""Status of a workload: trials were made; tuned before; no configuration succeeded; no variant supports it;
+the run ended before its turn.
 """
 
 

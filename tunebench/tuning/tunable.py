@@ -78,7 +78,7 @@ class TunableVariant:
         return float(self._predicted[row])
 
     def least_us(self, rows: NDArray[np.bool_]) -> float:
-        """Return the lowest predicted time of the rows of a mask, in microseconds; infinite if it is empty."""
+        """Return the lowest predicted time of a mask of rows, in microseconds; infinite if it is empty."""
         return float(self._predicted.min(where=rows, initial=float("inf")))
 
     def interval_us(self, row: int) -> tuple[float, float]:

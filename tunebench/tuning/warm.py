@@ -1,9 +1,9 @@
 """Warm starts: records of the same configurations on other devices, or of related workloads.
 
-They are hints. If most configurations are recorded elsewhere, their times become a column of the surrogate, which
-learns how this device differs. If only few are recorded, the best of them are tried first: in recorded spaces
-with 50 or 200 known configurations of another device, this found faster configurations than a column with gaps.
-Predictions and times of another cache state are ignored.
+They are hints. If most configurations are recorded elsewhere, their times become a column of the surrogate,
+which learns how this device differs. If only few are recorded, the best of them are tried first: in recorded
+spaces with 50 or 200 known configurations of another device, this found faster configurations than a column
+with gaps. Predictions and times of another cache state are ignored.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def warm_starts(
 ) -> dict[str, WarmStart]:
     """Return the warm start of each variant.
 
-    Records of the same workload on other devices of the same kind, or of an earlier source on this device, come
-    first; without them, the nearest workloads of the same dtypes, on any device of that kind.
+    Records of the same workload on other devices of the same kind, or of an earlier source on this device,
+    come first; without them, the nearest workloads of the same dtypes, on any device of that kind.
 
     Args:
         reader: The database.
@@ -125,7 +125,7 @@ def warm_starts(
 
 
 def _ranked(places: Sequence[MeasuredSpace], workload: Workload, device: Device) -> list[MeasuredSpace]:
-    """Return the places within `FARTHEST`: nearest workload, then most similar device, then most records first."""
+    """Return the places within `FARTHEST`: by nearest workload, most similar device, most records."""
     apart = {text: distance(workload, text) for text in {place.workload for place in places}}
     near = [place for place in places if apart[place.workload] <= FARTHEST]
     return sorted(
