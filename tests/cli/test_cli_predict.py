@@ -228,7 +228,7 @@ def test_what_does_not_fit_into_memory_is_told(capsys: pytest.CaptureFixture[str
     assert cli.run(["predict", *typed, "--device", "h100-sxm", "--tensor", "4"]) == 0
     assert "warning" not in capsys.readouterr().err
     (found,) = told("predict", *typed, "--device", "mi300x")
-    assert found["min_memory_bytes"] == 2 * network("llama-3-70b").parameters()
+    assert found["least_bytes"] == 2 * network("llama-3-70b").parameters()
 
 
 def test_training_keeps_more_than_parameters() -> None:

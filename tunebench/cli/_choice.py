@@ -1,14 +1,23 @@
-"""The configuration of a command line: given, best known or default."""
+"""The configuration to show, export or explain: the given one, the best known one, or the default."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunebench.cli._option import target_device
+from tunebench.cli._option import (
+    Architecture,
+    ConfigText,
+    Database,
+    DeviceName,
+    VariantFile,
+    VariantName,
+    WorkloadText,
+    target_device,
+)
 
 if TYPE_CHECKING:
+    from tunebench.device import Device
     from tunebench.tuning.choice import ChosenConfig
 
 __all__ = ["ConfigRequest", "describe"]
@@ -16,34 +25,40 @@ __all__ = ["ConfigRequest", "describe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigRequest:
-    """The options that select a configuration; None without the option."""
+    """Command-line options that select a configuration; None for an option that was not given."""
 
-    workload: str
-    device: str | None
-    arch: str | None
-    variant: str | None
-    variant_file: Path | None
-    config: str | None
-    db: str | None
+    workload: WorkloadText
+    device: DeviceName = None
+    arch: Architecture = None
+    variant: VariantName = None
+    variant_file: VariantFile = None
+    config: ConfigText = None
+    db: Database = None
+
+    def target(self) -> Device:
+        """Return the device that was given, or this machine's."""
+        return target_device(self.device, self.arch)
+
+    def variant_key(self) -> str | None:
+        """Return the variant that was given, or that of the variant file, which is loaded first."""
+        from tunebench.kernels import load_file
+
+        loaded = load_file(self.variant_file).key if self.variant_file is not None else None
+        return self.variant or loaded
 
     def choice(self) -> ChosenConfig:
-        """Return the configuration; the user file is loaded first, because it may define the operator."""
-        from tunebench.kernels import load_file
+        """Return the configuration. A variant file is loaded first, because it may define the operator."""
         from tunebench.tuning.choice import choose_config
         from tunebench.workloads import parse
 
-        loaded = load_file(self.variant_file).key if self.variant_file is not None else None
+        variant = self.variant_key()
         return choose_config(
-            parse(self.workload),
-            target_device(self.device, self.arch),
-            variant=self.variant or loaded,
-            config=self.config,
-            db=self.db,
+            parse(self.workload), self.target(), variant=variant, config=self.config, db=self.db
         )
 
 
 def describe(choice: ChosenConfig) -> dict[str, Any]:
-    """Return a configuration as plain data."""
+    """Return a choice as a JSON-serialisable dictionary."""
     return {
         "workload": str(choice.workload),
         "device": choice.device.key,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,7 +32,6 @@ __all__ = [
     "absent_device",
     "gpus",
     "renamed_flag",
-    "takes",
     "target_device",
 ]
 
@@ -204,40 +201,6 @@ def gpus(names: Sequence[str] | None) -> list[Device]:
         if device.kind != "gpu":
             raise InputError(f"{device.name} is not a GPU: use `tunebench tune` to measure on it")
     return found
-
-
-T = TypeVar("T")
-
-
-def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Return a decorator that makes a Typer command of a function that takes one dataclass of options.
-
-    Args:
-        options: The dataclass; its annotations are those that Typer reads.
-    """
-
-    def decorate(function: Callable[[T], None]) -> Callable[..., None]:
-        hints = get_type_hints(options, include_extras=True)
-
-        def command(**given: Any) -> None:
-            function(options(**given))
-
-        command.__doc__, command.__module__ = function.__doc__, function.__module__
-        command.__annotations__ = {**hints, "return": None}
-        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=field.default,
-                    annotation=hints[field.name],
-                )
-                for field in dataclasses.fields(options)  # type: ignore[arg-type]
-            ]
-        )
-        return command
-
-    return decorate
 
 
 def renamed_flag(new: str) -> Callable[[typer.CallbackParam, bool], bool]:

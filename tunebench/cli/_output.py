@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # with --json nothing is drawn
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["console", "emit", "plain", "progress", "table"]
+__all__ = ["console", "duration", "emit", "plain", "progress", "table"]
 
 WIDTH = 160
 """Columns of a table where the output is no terminal and `COLUMNS` is not set."""
@@ -95,6 +95,11 @@ def table(*columns: str, rows: Iterable[Iterable[object]], title: str | None = N
     for row in rows:
         found.add_row(*("-" if cell is None else str(cell) for cell in row))
     return found
+
+
+def duration(us: float) -> str:
+    """Return a time for people."""
+    return f"{us / 1e6:.4g} s" if us >= 1e7 else f"{us / 1e3:.4g} ms" if us >= 1e4 else f"{us:.4g} us"
 
 
 class Watcher(Protocol):

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli._model import ModelArguments, duration, taking_a_model
+from tunebench.cli._model import ModelRequest
 from tunebench.cli._option import Json, gpus
-from tunebench.cli._output import console, emit, table
+from tunebench.cli._option_group import grouped_options
+from tunebench.cli._output import console, duration, emit, table
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@taking_a_model
+@grouped_options("model", ModelRequest)
 def command(
     devices: Annotated[
         str, typer.Option(metavar="A,B,…", help="GPUs by name, or files with their specification sheets.")
@@ -38,7 +39,7 @@ def command(
             metavar="A=PRICE,…", help="What an hour of a device costs: a=2.5,b=4.", show_default=False
         ),
     ] = None,
-    model: ModelArguments | None = None,
+    model: ModelRequest | None = None,
     as_json: Json = False,
 ) -> None:
     """Compare GPUs that need not be here by predicted time, speed and cost of the same work.
@@ -61,7 +62,7 @@ def command(
     emit(as_json, [_describe(each, compared[0], unit) for each in compared], _render(compared, unit))
 
 
-def _of_model(model: ModelArguments, device: Device) -> ComparedDevice:
+def _of_model(model: ModelRequest, device: Device) -> ComparedDevice:
     from tunebench.forecast.comparison import ComparedDevice
 
     found = model.predict(device)

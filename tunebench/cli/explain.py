@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench.cli._option import (
-    Architecture,
-    ConfigText,
-    Database,
-    DeviceName,
-    Json,
-    VariantFile,
-    VariantName,
-    WorkloadText,
-    target_device,
-)
+from tunebench.cli._choice import ConfigRequest
+from tunebench.cli._option import Json
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import emit, table
 
 if TYPE_CHECKING:
@@ -35,13 +27,9 @@ _BELOW_ROOFLINE = {
 """Why a time may be shorter than the roofline time, by what limits the roofline."""
 
 
+@grouped_options("asked", ConfigRequest)
 def command(
-    workload: WorkloadText,
-    device: DeviceName = None,
-    arch: Architecture = None,
-    variant: VariantName = None,
-    variant_file: VariantFile = None,
-    config: ConfigText = None,
+    asked: ConfigRequest,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +37,6 @@ def command(
             show_default=False,
         ),
     ] = None,
-    db: Database = None,
     as_json: Json = False,
 ) -> None:
     """Explain the time of a configuration: its limiting resource, and changes that would save time.
@@ -58,11 +45,9 @@ def command(
     or run, and the device does not have to be present. Gains are predictions.
     """
     from tunebench.explanation import explain
-    from tunebench.kernels import load_file
 
-    loaded = load_file(variant_file).key if variant_file is not None else None
-    target = target_device(device, arch)
-    found = explain(workload, target, variant=variant or loaded, config=config, db=db)
+    variant = asked.variant_key()
+    found = explain(asked.workload, asked.target(), variant=variant, config=asked.config, db=asked.db)
     if plot is not None:
         from tunebench.explanation.plot import draw
 

@@ -9,16 +9,8 @@ import typer
 
 from tunebench import _environment
 from tunebench.cli._choice import ConfigRequest, describe
-from tunebench.cli._option import (
-    Architecture,
-    ConfigText,
-    Database,
-    DeviceName,
-    Json,
-    VariantFile,
-    VariantName,
-    WorkloadText,
-)
+from tunebench.cli._option import Json
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import emit
 
 if TYPE_CHECKING:
@@ -29,18 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+@grouped_options("asked", ConfigRequest)
 def command(
-    workload: WorkloadText,
-    out: Annotated[Path, typer.Option(help="Folder to write into; made if it does not exist.")],
-    device: DeviceName = None,
-    arch: Architecture = None,
+    asked: ConfigRequest,
+    out: Annotated[Path, typer.Option(help="Folder to write to; created if it does not exist.")],
     form: Annotated[
-        str, typer.Option("--format", help="cubin: machine code; cu: CUDA C++ that nvcc compiles.")
+        str, typer.Option("--format", help="cubin: machine code; cu: CUDA C++ source for nvcc.")
     ] = "cubin",
-    variant: VariantName = None,
-    variant_file: VariantFile = None,
-    config: ConfigText = None,
-    db: Database = None,
     as_json: Json = False,
 ) -> None:
     """Write a kernel with all that a program needs to launch it, and an example in C++.
@@ -52,16 +39,7 @@ def command(
     from tunebench.export import build_lines, write_export
 
     kind = _format(form)
-    asked_for = ConfigRequest(
-        workload=workload,
-        device=device,
-        arch=arch,
-        variant=variant,
-        variant_file=variant_file,
-        config=config,
-        db=db,
-    )
-    choice = asked_for.choice()
+    choice = asked.choice()
     cache = BinaryCache(_environment.cache_folder())
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
     files = write_export(choice, binary, out, kind)

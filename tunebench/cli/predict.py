@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tunebench.cli import _model
-from tunebench.cli._model import ModelArguments, duration, taking_a_model
+from tunebench.cli._model import ModelRequest
+from tunebench.cli._model_report import describe_model, render_model
 from tunebench.cli._option import Json, gpus
-from tunebench.cli._output import console, emit, plain, table
+from tunebench.cli._option_group import grouped_options
+from tunebench.cli._output import console, duration, emit, plain, table
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ SHOWN = 10
 """Refused rows of which people are told why; the file has them all."""
 
 
-@taking_a_model
+@grouped_options("model", ModelRequest)
 def command(
     workload: Annotated[
         list[str] | None,
@@ -61,7 +62,7 @@ def command(
             metavar="OUT.csv", help="Where to write the table with its predictions.", show_default=False
         ),
     ] = None,
-    model: ModelArguments | None = None,
+    model: ModelRequest | None = None,
     as_json: Json = False,
 ) -> None:
     """Predict how long a workload or a model takes on GPUs that need not be here.
@@ -85,7 +86,7 @@ def command(
         _predict_workloads(workload or [], devices, as_json)
 
 
-def _predict_model(model: ModelArguments, devices: Sequence[Device], as_json: bool) -> None:
+def _predict_model(model: ModelRequest, devices: Sequence[Device], as_json: bool) -> None:
     found = [model.predict(device) for device in devices]
     for each in found:
         if (excess := model.excess(each)) is not None:
@@ -93,9 +94,9 @@ def _predict_model(model: ModelArguments, devices: Sequence[Device], as_json: bo
 
     def render(to: Console) -> None:
         for each in found:
-            _model.render(model, each, to)
+            render_model(model, each, to)
 
-    emit(as_json, [_model.describe(model, each) for each in found], render)
+    emit(as_json, [describe_model(model, each) for each in found], render)
 
 
 # -- workloads ---------------------------------------------------------------------------------------------

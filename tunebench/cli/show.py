@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunebench.cli._choice import ConfigRequest
-from tunebench.cli._option import (
-    Architecture,
-    ConfigText,
-    Database,
-    DeviceName,
-    Json,
-    VariantFile,
-    VariantName,
-    WorkloadText,
-    target_device,
-)
+from tunebench.cli._option import Json
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import emit, table
 from tunebench.errors import InputError
 from tunebench.outcome import time_us
@@ -32,20 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+@grouped_options("asked", ConfigRequest)
 def command(
-    workload: WorkloadText,
-    device: DeviceName = None,
-    arch: Architecture = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many of the best to show.")] = 10,
-    sass: Annotated[bool, typer.Option("--sass", help="Show machine code instead; of a GPU, SASS.")] = False,
-    ptx: Annotated[bool, typer.Option("--ptx", help="Show PTX instead.")] = False,
-    resources: Annotated[
-        bool, typer.Option("--resources", help="Show registers, shared memory, occupancy instead.")
+    asked: ConfigRequest,
+    limit: Annotated[int, typer.Option(min=1, help="Number of fastest configurations to show.")] = 10,
+    sass: Annotated[
+        bool, typer.Option("--sass", help="Show the machine code of one configuration (SASS on a GPU).")
     ] = False,
-    variant: VariantName = None,
-    variant_file: VariantFile = None,
-    config: ConfigText = None,
-    db: Database = None,
+    ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX of one configuration.")] = False,
+    resources: Annotated[
+        bool,
+        typer.Option("--resources", help="Show registers, shared memory and occupancy of one configuration."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what is known of a workload: the best, and the failures by class.
@@ -59,21 +48,12 @@ def command(
     if views:
         from tunebench.cli._inspection import inspect
 
-        asked_for = ConfigRequest(
-            workload=workload,
-            device=device,
-            arch=arch,
-            variant=variant,
-            variant_file=variant_file,
-            config=config,
-            db=db,
-        )
-        inspect(asked_for.choice(), views[0], as_json)
-    elif variant or variant_file or config:
-        raise InputError("--variant, --variant-file and --config go with --sass, --ptx or --resources")
+        inspect(asked.choice(), views[0], as_json)
+    elif asked.variant or asked.variant_file or asked.config:
+        raise InputError("--variant, --variant-file and --config need --sass, --ptx or --resources")
     else:
-        key = target_device(device, arch).key if device or arch else None
-        _show_records(workload, key, limit, db, as_json)
+        key = asked.target().key if asked.device or asked.arch else None
+        _show_records(asked.workload, key, limit, asked.db, as_json)
 
 
 def _show_records(workload: str, key: str | None, limit: int, db: str | None, as_json: bool) -> None:

@@ -22,9 +22,9 @@ from tunebench.cli._option import (
     OptionalWorkload,
     StopAtGap,
     renamed_flag,
-    takes,
     target_device,
 )
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, emit
 from tunebench.cli._report import render_reports, render_size_range, render_summary
 from tunebench.cli._tune_progress import show_progress
@@ -193,7 +193,7 @@ class TuneOptions:
     ] = False
 
 
-@takes(TuneOptions)
+@grouped_options("options", TuneOptions)
 def command(options: TuneOptions) -> None:
     """Find the fastest kernel and parameters for a workload, and record them.
 

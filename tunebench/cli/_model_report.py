@@ -1,0 +1,172 @@
+"""Output of predicted models: a JSON object, or a report with the time of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tunebench.cli._output import duration, plain, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tunebench.cli._model import ModelRequest
+    from tunebench.forecast.network import NetworkPrediction, OperationTime
+    from tunebench.forecast.parallel.step import StepPrediction
+
+__all__ = ["describe_model", "render_model"]
+
+
+def describe_model(model: ModelRequest, found: NetworkPrediction | StepPrediction) -> dict[str, Any]:
+    """Return a prediction as plain data."""
+    from tunebench.forecast.network import NetworkPrediction
+
+    run = found.run
+    data: dict[str, Any] = {
+        "model": found.network,
+        "device": found.device.key,
+        "devices": model.devices,
+        "mode": run.mode,
+        "batch": run.batch,
+        "seq": run.seq,
+        "dtype": run.dtype,
+        "fused": run.fused,
+        "optimizer": run.optimizer,
+        "time_us": found.time_us,
+        "low_us": found.low_us,
+        "high_us": found.high_us,
+        f"{model.unit}_per_s": model.items / found.time_us * 1e6,
+        "least_bytes": model.min_memory_bytes(found),
+        "memory_bytes": found.device.memory_bytes or None,
+    }
+    if isinstance(found, NetworkPrediction):
+        return {
+            **data,
+            "bound_us": found.bound_us,
+            "host_us": found.host_us,
+            "device_us": found.device_us,
+            "launches": found.launches,
+            "parts": [{**plain(line), "limited_by": _limit(found, line.part)} for line in found.parts()],
+            "phases": [plain(line) for line in found.phases()],
+            "basis": _bases(found),
+            "operations": [_operation(each) for each in found.operations],
+        }
+    shares = ("compute", "communication", "bubble")
+    return {
+        **data,
+        **{f"{name}_us": getattr(found, name).us for name in shares},
+        "division": plain(found.parallelism),
+        "links": {"inside": found.cluster.inside.name, "between": found.cluster.between.name},
+        "stages": [
+            {
+                "layers": list(stage.layers),
+                "parameters": stage.parameters,
+                "forward_us": stage.forward.us,
+                "backward_us": stage.backward.us,
+                "optimizer_us": stage.optimizer.us,
+                "gradients_us": stage.gradients.us,
+                "sums_us": (stage.sums_forward + stage.sums_backward).us,
+                "send_us": stage.send.us,
+                "send_bytes": stage.send_bytes,
+                "parts": [plain(line) for line in stage.kernels.parts()],
+            }
+            for stage in found.stages
+        ],
+    }
+
+
+def _operation(each: OperationTime) -> dict[str, Any]:
+    operation = each.operation
+    return {
+        "workload": str(operation.workload),
+        "count": operation.count,
+        "part": operation.part,
+        "phase": operation.phase,
+        "time_us": each.time_us,
+        "bound_us": each.bound_us,
+        "limited_by": each.alone.binding,
+    }
+
+
+def _limit(found: NetworkPrediction, part: str) -> str:
+    """Return what limits most of the time of a part."""
+    times: dict[str, float] = {}
+    for each in found.operations:
+        if each.operation.part == part:
+            times[each.alone.binding] = times.get(each.alone.binding, 0.0) + each.time_us
+    return max(times, key=times.__getitem__)
+
+
+def _bases(found: NetworkPrediction) -> dict[str, float]:
+    """Return what the time rests on, as shares of it."""
+    times: dict[str, float] = {}
+    for each in found.operations:
+        times[each.alone.basis] = times.get(each.alone.basis, 0.0) + each.time_us
+    return {basis: us / found.device_us for basis, us in times.items()}
+
+
+def render_model(model: ModelRequest, found: NetworkPrediction | StepPrediction, to: Console) -> None:
+    """Print a prediction for people."""
+    from tunebench.forecast.network import NetworkPrediction
+
+    run = found.run
+    what = f"{run.batch} x {run.seq} tokens" if run.seq else f"a batch of {run.batch}"
+    step = "a training step" if run.trains else "a forward pass"
+    fused = ", fused" if run.fused else ""
+    on = f"{model.devices} x {found.device.name}" if model.devices > 1 else found.device.name
+    to.print(f"{found.network} on {on}: {step} of {what} in {run.dtype}{fused}", soft_wrap=True)
+    low, high = duration(found.low_us), duration(found.high_us)
+    to.print(f"  time      {duration(found.time_us)}; nine of ten within {low} to {high}")
+    to.print(f"  speed     {model.items / found.time_us * 1e6:,.0f} {model.unit} a second")
+    if isinstance(found, NetworkPrediction):
+        _render_one(found, to)
+    else:
+        _render_several(found, to)
+
+
+def _render_one(found: NetworkPrediction, to: Console) -> None:
+    to.print(f"  at least  {duration(found.bound_us)}")
+    waits = ": the GPU waits for it" if found.waits_for_host else ""
+    to.print(f"  host      {duration(found.host_us)} to launch {found.launches} kernels{waits}")
+    if len(found.phases()) > 1:
+        to.print("  phases    " + ", ".join(f"{line.part} {line.share:.0%}" for line in found.phases()))
+    to.print("  basis     " + ", ".join(f"{name} {share:.0%}" for name, share in _bases(found).items()))
+    to.print(_parts(found))
+
+
+def _parts(found: NetworkPrediction) -> Any:
+    rows = (
+        (
+            *(line.part, line.launches, duration(line.time_us), f"{line.share:.1%}"),
+            *(duration(line.bound_us), _limit(found, line.part)),
+        )
+        for line in found.parts()
+    )
+    return table("part", ">kernels", ">time", ">share", ">at least", "limited by", rows=rows)
+
+
+def _render_several(found: StepPrediction, to: Console) -> None:
+    division = found.parallelism
+    to.print(
+        f"  division  {division.data} x data, {division.tensor} x tensor, {division.pipeline} stages, "
+        f"{division.microbatches} micro-batches; {found.cluster.nodes} node(s) of "
+        f"{found.cluster.devices_per_node}, {found.cluster.inside.name} inside"
+    )
+    shares = (
+        ("kernels", found.compute),
+        ("communication that is waited for", found.communication),
+        ("waiting for another stage", found.bubble),
+    )
+    rows = ((name, duration(span.us), f"{span.us / found.time_us:.1%}") for name, span in shares)
+    to.print(table("where the time goes", ">time", ">share", rows=rows))
+    to.print(table(*_STAGE, rows=_stages(found)))
+
+
+_STAGE = (">stage", "layers", ">forward", ">backward", ">optimizer", ">sums", ">gradients", ">send")
+
+
+def _stages(found: StepPrediction) -> Iterator[tuple[object, ...]]:
+    for index, stage in enumerate(found.stages):
+        sums = stage.sums_forward + stage.sums_backward
+        spans = (stage.forward, stage.backward, stage.optimizer, sums, stage.gradients, stage.send)
+        yield (index, f"{stage.layers[0]} to {stage.layers[1] - 1}", *(duration(span.us) for span in spans))

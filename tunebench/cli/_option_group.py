@@ -1,0 +1,59 @@
+"""Options of a command that are the fields of a dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+__all__ = ["grouped_options"]
+
+Command = Callable[..., None]
+
+
+def grouped_options(parameter: str, group: type[Any]) -> Callable[[Command], Command]:
+    """Return a decorator that replaces a parameter of a command by one option for each field of a dataclass.
+
+    Typer reads the options of a command from its signature. The command receives one object of the dataclass.
+    If the parameter has the default None, the options are optional, and it is None unless the first one is
+    given.
+
+    Args:
+        parameter: Name of the parameter.
+        group: The dataclass; its fields are annotated with Typer options.
+    """
+    fields, kinds = dataclasses.fields(group), get_type_hints(group, include_extras=True)
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True)
+        optional = own.parameters[parameter].default is None
+        parameters: list[inspect.Parameter] = []
+        for each in own.parameters.values():
+            if each.name != parameter:
+                parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+                continue
+            for index, field in enumerate(fields):
+                default = None if optional and index == 0 else field.default
+                if default is dataclasses.MISSING:
+                    default = inspect.Parameter.empty
+                parameters.append(
+                    inspect.Parameter(
+                        field.name,
+                        inspect.Parameter.KEYWORD_ONLY,
+                        default=default,
+                        annotation=kinds[field.name],
+                    )
+                )
+
+        @functools.wraps(command)
+        def grouped(**given: Any) -> None:
+            of_group = {field.name: given.pop(field.name) for field in fields}
+            absent = optional and of_group[fields[0].name] is None
+            command(**given, **{parameter: None if absent else group(**of_group)})
+
+        grouped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return grouped
+
+    return decorate
