@@ -1,4 +1,4 @@
-"""What CUDA C++ variants share on the Python side: the names of stored types, and the helpers' text."""
+"""Host side of CUDA C++ variants: C++ type names, header files, latency of a block's first operands."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ def ctype(dtype: DType) -> str:
 
 
 def flag(value: bool) -> str:
-    """Return a truth value as C++ writes it."""
+    """Return a truth value in C++ spelling."""
     return str(value).lower()
 
 
 def first_product(device: Device) -> float:
-    """Return the clocks before a block multiplies: its first values come to shared memory, and back from it.
+    """Return the clocks from a block's start to its first multiplication.
 
-    They come from L1 at least: another block may have brought them there.
+    The first operands go through shared memory. They come from L1 at least: another block may have loaded
+    them.
     """
     return device.l1_latency + device.smem_latency
 
 
 def helpers(*names: str) -> str:
-    """Return helper files of this package by name (``"types"``, ``"ptx"``, …), in the order given."""
+    """Return the text of header files by name (``"types"``, ``"ptx"``, …), in the order given."""
     return "".join(include(f"{name}.cuh") for name in names)

@@ -1,9 +1,10 @@
 #pragma once
-// What is applied to an accumulated f32 value before it is rounded and stored. Needs nothing else. IS_LONG tells what takes
-// tens of instructions, which are better not repeated often.
+// Activations of the epilogue: functors applied to an accumulated f32 value before it is rounded and stored. Needs
+// nothing else. To add one, define a struct like Relu here, and list it in `ACTIVATIONS` of gemm.py, whose docstring
+// names the other places. IS_LONG marks activations of tens of instructions, whose code is not repeated often.
 
-// 1 / (1 + e^-x), by two special functions: within a few units in the last place, and where x is negative within about |x|
-// of them, which is what rounding the exponent costs. Below -87.3 the result is flushed to zero.
+// 1 / (1 + e^-x), by two special functions. The error is a few units in the last place, about |x| of them for negative
+// x, because the exponent is rounded. Below -87.3 the result is flushed to zero.
 __device__ __forceinline__ float fast_sigmoid(float x) {
   constexpr float MINUS_LOG2_E = -1.4426950408889634f;
 #ifdef TUNEBENCH_EMULATE
@@ -24,7 +25,7 @@ struct Identity {
 
 struct Relu {
   static constexpr bool IS_LONG = false;
-  // A NaN stays one, so that a broken result is not hidden.
+  // NaN stays NaN, so that a wrong result is not hidden.
   __device__ __forceinline__ float operator()(float value) const { return value < 0.0f ? 0.0f : value; }
 };
 
@@ -42,9 +43,9 @@ struct Sigmoid {
   __device__ __forceinline__ float operator()(float value) const { return fast_sigmoid(value); }
 };
 
-// x times the logistic function. A NaN stays one. Source: Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units for
+// x times the logistic function. NaN stays NaN. Source: Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units for
 // neural network function approximation in reinforcement learning", 2017; Ramachandran, Zoph and Le, "Searching for
-// activation functions", 2017 (there: swish).
+// activation functions", 2017 (called swish there).
 struct Silu {
   static constexpr bool IS_LONG = true;
   __device__ __forceinline__ float operator()(float value) const { return value * fast_sigmoid(value); }

@@ -63,7 +63,7 @@ MAX_BLOCKS = 2**31 - 1
 """Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
 
 AFFORDABLE_FMA = 10_000_000
-"""Multiply-adds that emulation does in a fraction of a second."""
+"""Most multiply-adds of an emulation workload: emulation does them in a fraction of a second."""
 
 ACTIVATIONS: dict[str, str] = {
     "none": "Identity",
@@ -72,11 +72,16 @@ ACTIVATIONS: dict[str, str] = {
     "silu": "Silu",
     "sigmoid": "Sigmoid",
 }
-"""Their names in `epilogue.cuh`."""
+"""Activations by name, as structs of `epilogue.cuh`."""
 
 
 def constants(name: str, **values: str | bool | int) -> str:
-    """Return a C++ struct of compile-time constants; text becomes a type."""
+    """Return a C++ struct of compile-time constants.
+
+    Args:
+        name: Name of the struct.
+        values: Constants by name. A string becomes a type alias.
+    """
     lines = []
     for key, value in values.items():
         kind = "bool" if isinstance(value, bool) else "int"
@@ -99,28 +104,28 @@ def workload_constants(workload: Gemm) -> dict[str, str | bool | int]:
 
 
 def injected(workload: Gemm) -> str:
-    """Return the text of an activation that is an expression; none of one that `epilogue.cuh` has."""
+    """Return the source of an activation that is an expression, or "" for one of `epilogue.cuh`."""
     return "" if workload.act == IDENTITY else cuda_expression.injected(workload.act)
 
 
 def arguments(workload: Gemm, group_m: int) -> tuple[str | Scalar, ...]:
-    """Return what the kernels take: a, b, what the epilogue adds, c, sizes."""
+    """Return the kernel's arguments: a, b, bias, residual, c, then sizes."""
     sizes = (workload.m, workload.n, workload.k, group_m)
     return ("a", "b", *added(workload), "c", *(Scalar("int", size) for size in sizes))
 
 
 def added(workload: Gemm) -> tuple[str, str]:
-    """Return the names of bias and residual: c in place of one that there is not, which is not read."""
+    """Return the names of bias and residual, or c for a missing one, which is not read."""
     return ("bias" if workload.has_bias else "c", "residual" if workload.has_residual else "c")
 
 
 def alignment(extent: int, dtype: DType) -> int:
-    """Return the most elements, up to 16 bytes, that an access to lines of `extent` elements may have."""
+    """Return the widest aligned access to lines of `extent` elements, in elements; at most 16 bytes."""
     return min(extent & -extent, 16 // itemsize(dtype))
 
 
 def widths(workload: Gemm) -> tuple[int, int, int]:
-    """Return the widest aligned access, in elements, to a, b and c. Their first elements are aligned."""
+    """Return the widest aligned access to a, b and c, in elements. The tensors themselves are aligned."""
     a = workload.k if workload.trans[0] == "n" else workload.m
     b = workload.k if workload.trans[1] == "t" else workload.n
     return (
@@ -155,23 +160,23 @@ def tiles(workload: Any, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
 SPLITS = (1, 2, 4, 8, 16, 32)
 
 SM_COUNTS = (20, 24, 30, 36, 40, 46, 58, 68, 72, 80, 82, 84, 108, 114, 128, 132, 142, 144, 148, 160, 188)
-"""How many SMs GPUs have, or nearly so."""
+"""SM counts of GPUs, approximately."""
 
 STREAMS = (0, *sorted({*SM_COUNTS, *(2 * count for count in SM_COUNTS)}))
-"""Blocks of a stream-K grid: one or two for each SM."""
+"""Grid sizes of stream-K: one or two blocks per SM."""
 
 LEAST_STEPS = 2
-"""Steps of k that are worth a block of their own."""
+"""Fewest steps of k per block where k is divided."""
 
 MAX_SCRATCH_BYTES = 2**30
-"""Most memory that parts of sums may take."""
+"""Most memory for partial sums."""
 
 FINISH_THREADS, FINISH_ROWS = 128, 16
-"""Threads of a block of `finish_tiles`, and the rows of a tile it has."""
+"""Threads per block of `finish_tiles`, and rows of a tile per block."""
 
 
 def split_is_of_use(bm: Any, bn: Any, bk: Any, split_k: Any, workload: Gemm, device: Device) -> Any:
-    """K is split only where tiles are few, into parts of some steps, whose sums fit the scratch."""
+    """Split-K is for few tiles, with some steps per part, and partial sums that fit in the scratch."""
     tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
     few = tiles * (split_k // 2) < 2 * device.sm_count
     long = ceil_div(workload.k, bk) >= LEAST_STEPS * split_k
@@ -186,34 +191,34 @@ def stream_is_of_use(config: Mapping[str, Any], workload: Gemm, device: Device) 
     each = max((count for count in SM_COUNTS if count <= device.sm_count), default=0)
     tiles = blocks(workload, 1.0 * bm, 1.0 * bn)
     worthwhile = (tiles <= 4 * stream_k) & (tiles * ceil_div(workload.k, bk) >= LEAST_STEPS * stream_k)
-    # What divides evenly is whole tiles, or parts of them, already.
+    # A stream that divides tiles evenly equals whole tiles or split-K.
     uneven = tiles % np.maximum(1, stream_k) != 0
     return (stream_k == 0) | (np.isin(stream_k, (each, 2 * each)) & (split_k == 1) & worthwhile & uneven)
 
 
 def parts_are_few(split_k: Any, stream_k: Any, group_m: Any, min_blocks: Any) -> Any:
-    """Where k is divided, tiles are too few for their order to matter, and blocks for crowding an SM."""
+    """Where k is divided, tiles are few: their order does not matter, and min_blocks must be 1."""
     return ((split_k == 1) & (stream_k == 0)) | ((group_m == 1) & (min_blocks == 1))
 
 
 def division(config: Mapping[str, Any]) -> str:
-    """Return the C++ type that says which steps of k each block adds up."""
+    """Return the C++ type that assigns steps of k to blocks: "WholeTiles", "SplitK" or "StreamK"."""
     if config.get("stream_k", 0):
         return "StreamK"
     return "SplitK" if config["split_k"] > 1 else "WholeTiles"
 
 
 def _parts(workload: Gemm, config: Mapping[str, Any]) -> int:
-    """Return what a division shares out among: blocks of a stream, or of a tile."""
+    """Return the blocks that share the work: all blocks of a stream, or those of one tile."""
     if not config.get("stream_k", 0):
         return int(config["split_k"])
     steps = blocks(workload, config["bm"], config["bn"]) * ceil_div(workload.k, config["bk"])
-    # A problem smaller than the configuration is for has fewer blocks, so that each still has some steps.
+    # Small workloads get fewer blocks than configured, so that each block has some steps.
     return max(1, min(int(config["stream_k"]), int(steps) // LEAST_STEPS))
 
 
 def scratch(workload: Gemm, config: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Return the slots that parts of sums are kept in, if there are any."""
+    """Return the scratch for partial sums, if k is divided."""
     kind, parts = division(config), _parts(workload, config)
     if kind == "WholeTiles":
         return ()
@@ -223,18 +228,18 @@ def scratch(workload: Gemm, config: Mapping[str, Any]) -> tuple[Tensor, ...]:
 
 
 def divided_launches(workload: Gemm, config: Config, product: Launch) -> tuple[Launch, ...]:
-    """Return the launches of a product, and of what adds its parts up if there are any.
+    """Return the launch of the product, and that of the sum of its parts if k is divided.
 
     Args:
-        workload: The problem.
-        config: A configuration with `bm`, `bn`, `bk`, `group_m`, `split_k` and perhaps `stream_k`.
-        product: Entry, threads and shared memory of the product; grid and arguments are filled in here.
+        workload: The product.
+        config: A configuration with `bm`, `bn`, `bk`, `group_m`, `split_k` and optionally `stream_k`.
+        product: Entry, threads and shared memory of the product. Its grid and arguments are replaced.
     """
     kind, parts = division(config), _parts(workload, config)
     tiles = blocks(workload, config["bm"], config["bn"])
     sizes = (workload.m, workload.n, workload.k, config["group_m"], tiles, parts)
     numbers = tuple(Scalar("int", size) for size in sizes)
-    partial = "c" if kind == "WholeTiles" else "partial"  # in whose place it is not written
+    partial = "c" if kind == "WholeTiles" else "partial"  # not written
     ahead = prologue.operands(workload) if workload.has_pre else ()
     first = dataclasses.replace(
         product,
@@ -258,7 +263,7 @@ class Share:
 
     Attributes:
         length: Elements of k that such a block multiplies, over all its tiles, in whole steps.
-        used_length: Lower bound of those of them that exist.
+        used_length: Lower bound of the elements of k within the matrices, over all its tiles.
         edge_rows: Rows of the smallest tile.
         full_blocks: Number of such blocks.
         blocks: All work, as a number of such blocks; may be a fraction.
@@ -288,12 +293,12 @@ def shares(workload: Gemm, table: Table, device: Device) -> Share:
     split = table["split_k"].astype(np.float64) if "split_k" in names else 1.0 + 0.0 * bm
     stream = table["stream_k"].astype(np.float64) if "stream_k" in names else 0.0 * bm
     tiles, of_tile = blocks(workload, bm, bn), ceil_div(workload.k, bk)
-    # A division shares `steps` out among `parts`, and does so `times` over.
+    # `steps` steps are divided among `parts` blocks, `times` times.
     steps = np.where(stream > 0, tiles * of_tile, of_tile)
     parts = np.where(stream > 0, stream, split)
     times = np.where(stream > 0, 1.0, tiles)
     most = ceil_div(steps, parts)
-    # The last step of a tile may be short, and some of those may be among a block's.
+    # The last step of a tile may be short. A block's share may include several last steps.
     missing = of_tile * bk - workload.k
     return Share(
         length=most * bk,
@@ -307,7 +312,7 @@ def shares(workload: Gemm, table: Table, device: Device) -> Share:
 
 
 def fits(bm: Any, bn: Any, workload: Gemm) -> Any:
-    """Tiles must fit in one grid, and none may be twice as large as the problem if a smaller one exists."""
+    """Tiles must fit in one grid, and be less than twice as large as c unless no smaller one exists."""
     worthwhile = ((bm < 2 * workload.m) | (bm <= 16)) & ((bn < 2 * workload.n) | (bn <= 16))
     # As floats: the product of three dimensions may exceed 64 bits.
     return worthwhile & (blocks(workload, 1.0 * bm, 1.0 * bn) <= MAX_BLOCKS)
@@ -330,11 +335,17 @@ def keep_remainder(extent: int, tile: int, tiles: int) -> int:
 def shrink(
     workload: Gemm, config: Mapping[str, Any], stages: int, affordable_fma: int = AFFORDABLE_FMA
 ) -> Gemm:
-    """Return a small problem with the same edges, alignment and pipeline as `workload`.
+    """Return a small workload with the same edges, alignment and pipeline.
 
-    Every dimension keeps its remainder by the tile, so that edge tiles and the widths of accesses stay what
-    they are; m and n keep as many full tiles beside it as emulation can afford, up to two, and k enough of
-    them that each of `stages` buffers is used again.
+    Every dimension keeps its remainder by the tile, so that edge tiles and access widths stay the same. m and
+    n keep up to two full tiles, as many as emulation can afford; k keeps enough steps to use each buffer
+    twice.
+
+    Args:
+        workload: The workload to emulate.
+        config: A configuration with `bm`, `bn` and `bk`.
+        stages: Buffers of the pipeline.
+        affordable_fma: Most multiply-adds.
     """
     for tiles_m, tiles_n, batch in ((2, 2, 2), (1, 2, 2), (1, 1, 2), (1, 1, 1)):
         small = dataclasses.replace(

@@ -5,13 +5,14 @@
 // A tile is X x K: X rows of op(A), or X columns of op(B), by K of the summed dimension. In shared memory it keeps the
 // order of global memory: lines of K elements where k is contiguous there, else lines of X elements.
 
-// What one mma takes of K: 32 bytes, which is 32 elements of e4m3 or i8, 16 of f16 or bf16, 8 of tf32 (stored as f32).
+// Extent of one mma along K: 32 bytes, which is 32 elements of e4m3 or i8, 16 of f16 or bf16, 8 of tf32 (stored as
+// f32).
 template <class T>
 constexpr int MMA_K = 32 / int(sizeof(T));
 
-// Where element (line, at) of a tile stands: 16-byte chunks of a line change places with the line, so that what a warp
-// reads at once lies in different banks. STEP 1 serves ldmatrix (8 lines, one chunk of each), STEP 2 reads of 4 lines,
-// two chunks of each.
+// Offset of element (line, at) of a tile: 16-byte chunks of a line are permuted by the line, so that a warp's
+// simultaneous reads are in different banks. STEP 1 is for ldmatrix (8 lines, one chunk of each), STEP 2 for reads of 4
+// lines, two chunks of each.
 template <class T, int LENGTH, int STEP>
 struct Swizzled {
   static constexpr int CHUNK = PER_16_BYTES<T>, CHUNKS = LENGTH / CHUNK;
@@ -24,7 +25,7 @@ struct Swizzled {
   }
 };
 
-// The same for 8-bit elements that ldmatrix transposes: the lines it takes at once are 0, 1, 4, 5, 8, … or 2, 3, 6, 7, ….
+// The same for 8-bit elements that ldmatrix transposes: it reads the lines 0, 1, 4, 5, 8, … or 2, 3, 6, 7, … together.
 template <class T, int LENGTH>
 struct SwizzledInPairs : Swizzled<T, LENGTH, 1> {
   using Whole = Swizzled<T, LENGTH, 1>;
@@ -57,28 +58,28 @@ struct AsyncTile {
   static constexpr bool ALONG_K = K_CONTIGUOUS;
   static constexpr int STEPS = K / MMA_K<T>;
   static constexpr int LENGTH = K_CONTIGUOUS ? K : X, ELEMENTS = X * K, BYTES = VEC * int(sizeof(T));
-  static constexpr bool BY_LDMATRIX = K_CONTIGUOUS || sizeof(T) <= 2;  // it transposes 16 bits
+  static constexpr bool BY_LDMATRIX = K_CONTIGUOUS || sizeof(T) <= 2;  // ldmatrix transposes 16-bit elements
   using Walk = LineWalk<ELEMENTS / LENGTH, LENGTH / VEC, THREADS>;
   using Layout = typename LayoutOf<T, LENGTH, K_CONTIGUOUS>::type;
 
   const T* source;  // of this thread's first copy
   i64 pitch;        // elements between lines in global memory
-  int x_room;       // how far X exists beyond that copy
+  int x_room;       // extent of X beyond that copy
 
-  // `corner` is the first tile's first element, `x_left` how much of X exists from there on.
+  // `corner` is the first tile's first element, `x_left` the extent of X from there on.
   __device__ __forceinline__ AsyncTile(const T* corner, i64 line_pitch, int x_left)
       : source(corner + Walk::line() * line_pitch + Walk::place() * VEC),
         pitch(line_pitch),
         x_room(x_left - (K_CONTIGUOUS ? Walk::line() : Walk::place() * VEC)) {}
 
-  // Copies the tile and moves on. What lies beyond `k_left` or beyond X becomes zero: it adds nothing.
+  // Copies the tile and moves on. Elements beyond `k_left` or beyond X become zero, which adds nothing to sums.
   __device__ __forceinline__ void copy(T* shared, int k_left) {
     const int k_room = k_left - (K_CONTIGUOUS ? Walk::place() * VEC : Walk::line());
 #pragma unroll
     for (int i = 0; i < Walk::COUNT; ++i) {
       if (!Walk::takes(i)) continue;
       const int line = Walk::line_step(i), at = Walk::place_step(i) * VEC;
-      // A copy is wholly inside or outside: VEC divides the contiguous extent.
+      // A copy is either inside or outside: VEC divides the contiguous extent.
       const bool inside = (K_CONTIGUOUS ? line : at) < x_room && (K_CONTIGUOUS ? at : line) < k_room;
       T* const target = shared + Layout::offset(Walk::line() + line, Walk::place() * VEC + at);
       const T* const from = source + line * pitch + at;
@@ -93,8 +94,9 @@ struct AsyncTile {
 
 // ---- shared memory to fragments ----------------------------------------------------------------------------
 
-// As load_fragment, of 8-bit elements in lines along X. ldmatrix transposes pairs of them, neighbours in X: a lane gets k
-// from 4t to 4t + 3 of x = 2g and of x = 2g + 1, where the operand has g and g + 8 of X. `straighten` makes up for that.
+// load_fragment for 8-bit elements in lines along X. ldmatrix transposes pairs of neighbours in X: a lane gets k from
+// 4t to 4t + 3 of x = 2g and of x = 2g + 1, where the operand has g and g + 8 of X. `straighten` reorders the sums
+// afterwards.
 template <class Tile, bool OF_B, class T>
 __device__ __forceinline__ void load_pairs(u32 (&registers)[4], const T* tile, int x, int k) {
   const int matrix = int(threadIdx.x) % 32 / 8, row = int(threadIdx.x) % 8;
@@ -108,8 +110,8 @@ __device__ __forceinline__ void load_pairs(u32 (&registers)[4], const T* tile, i
   }
 }
 
-// Four registers hold X 16 by MMA_K of a tile, from (x, k) on: an operand of A (register 1 is the upper half of X, 2 that
-// of K), or, with OF_B, two operands of B (register 1 is the upper half of K, 2 that of X).
+// Four registers hold X 16 by MMA_K of a tile, from (x, k) on: an operand of A (register 1 is the upper half of X, 2
+// that of K), or, with OF_B, two operands of B (register 1 is the upper half of K, 2 that of X).
 template <class Tile, bool OF_B, class T>
 __device__ __forceinline__ void load_fragment(u32 (&registers)[4], const T* tile, int x, int k) {
   using Layout = typename Tile::Layout;
@@ -148,7 +150,7 @@ __device__ __forceinline__ void mma(Wide<T> (&d)[4], const u32 (&a)[4], const u3
     mma_m16n8k32<T>(d, a, b);
 }
 
-// Warps laid over BM x BN results; each has M x N of them, in operands of 16 x 8.
+// Layout of warps over BM x BN results; each warp has M x N of them, in operands of 16 x 8.
 template <int BM, int BN, int WARPS_M, int WARPS_N>
 struct WarpGrid {
   static constexpr int M = BM / WARPS_M, N = BN / WARPS_N, THREADS = 32 * WARPS_M * WARPS_N;
@@ -158,11 +160,11 @@ struct WarpGrid {
   static __device__ __forceinline__ int column() { return int(threadIdx.x) / 32 % WARPS_N * N; }
 };
 
-// Columns of sums that a warp keeps: those of a second matrix B stand behind those of the first.
+// Columns of sums per warp: those of a second matrix B follow those of the first.
 template <class Grid, class TileB>
 constexpr int SUM_COLUMNS = MATRICES_OF<TileB>* Grid::N;
 
-// sums += tile of A times tile of B. Fragments of the next step are loaded while this one's are multiplied.
+// sums += tile of A times tile of B. Loads the fragments of the next step while it multiplies this one's.
 template <class Grid, class TileA, class TileB, class T>
 __device__ __forceinline__ void mma_tiles(Wide<T> (&sums)[Grid::M / 16][SUM_COLUMNS<Grid, TileB> / 8][4], const T* a,
                                           const T* b) {
@@ -200,8 +202,8 @@ __device__ __forceinline__ Sum of_lane(int lane, bool second, Sum a, Sum b) {
   return second ? of_b : of_a;
 }
 
-// Moves sums to where fragments have them, if an operand came by load_pairs: row 2g of 16 stands where row g belongs and
-// row 2g + 1 in place of g + 8, and columns likewise.
+// Reorders sums if an operand was loaded by load_pairs: row 2g of 16 is in the place of row g and row 2g + 1 in the
+// place of row g + 8; columns likewise.
 template <class Grid, bool A_IN_PAIRS, bool B_IN_PAIRS, class Sum>
 __device__ __forceinline__ void straighten(Sum (&sums)[Grid::M / 16][Grid::N / 8][4]) {
   const int g = int(threadIdx.x) % 32 / 4, t = int(threadIdx.x) % 4;
@@ -218,7 +220,7 @@ __device__ __forceinline__ void straighten(Sum (&sums)[Grid::M / 16][Grid::N / 8
         }
     }
     if constexpr (B_IN_PAIRS) {
-      // Two operands side by side: of columns 4t to 4t + 3 the first has the even ones, the second the odd ones.
+      // Two neighbouring operands: of columns 4t to 4t + 3 the first has the even ones, the second the odd ones.
 #pragma unroll
       for (int j = 0; j < Grid::N / 8; j += 2)
 #pragma unroll
@@ -236,18 +238,19 @@ __device__ __forceinline__ void straighten(Sum (&sums)[Grid::M / 16][Grid::N / 8
   }
 }
 
-// What is done to a thread's own copies once they have arrived, before the barrier that shows them to the others: nothing.
+// Prologue hook of the main loop, for a thread's own copies after they have arrived, before the barrier that makes them
+// visible to the others. Without a prologue it does nothing; prologue_mma.cuh overloads it.
 template <class Tile, class T>
 __device__ __forceinline__ void arrived(Tile&, T*, int) {}
 
-// The main loop. sums += a row of tiles of A times a column of tiles of B, over the next `k` of K. STAGES buffers of shared
-// memory take turns: all but one are being filled while that one is multiplied.
+// The main loop. sums += a row of tiles of A times a column of tiles of B, over the next `k` of K. STAGES buffers of
+// shared memory rotate: one is multiplied while copies fill the others.
 template <class Grid, int STAGES, int K, class TileA, class TileB, class T>
 __device__ __forceinline__ void multiply_ahead(Wide<T> (&sums)[Grid::M / 16][SUM_COLUMNS<Grid, TileB> / 8][4],
                                                TileA& of_a, TileB& of_b, int k, T* shared) {
   constexpr int STAGE = TileA::ELEMENTS + TileB::ELEMENTS;
-  int to_copy = k, filled = 0;  // of k; the buffer that is filled next
-  // A group of copies is closed also where there is nothing left to copy: waiting counts groups.
+  int to_copy = k, filled = 0;  // of k; the buffer to fill next
+  // A group of copies is closed even if it is empty: the wait counts groups.
   const auto copy_next = [&] {
     if (to_copy > 0) {
       T* const buffer = shared + filled * STAGE;
@@ -261,13 +264,13 @@ __device__ __forceinline__ void multiply_ahead(Wide<T> (&sums)[Grid::M / 16][SUM
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; ++stage) copy_next();
 
-  int read = 0;  // the buffer that is multiplied next
+  int read = 0;  // the buffer to multiply next
 #pragma unroll 1
   for (int k_left = k; k_left > 0; k_left -= K) {
     cp_async_wait<STAGES - 2>();
     T* const buffer = shared + read * STAGE;
     arrived(of_a, buffer, k_left);
-    __syncthreads();  // this tile is there for all, and all have read the buffer that is filled now
+    __syncthreads();  // this tile is visible to all, and all have read the buffer to fill next
     copy_next();
     mma_tiles<Grid, TileA, TileB>(sums, buffer, buffer + TileA::ELEMENTS);
     read = read + 1 == STAGES ? 0 : read + 1;
@@ -276,7 +279,7 @@ __device__ __forceinline__ void multiply_ahead(Wide<T> (&sums)[Grid::M / 16][SUM
 
 // ---- results -----------------------------------------------------------------------------------------------
 
-// Stores results straight from the fragments: a pair of neighbours a thread, one access where VEC allows.
+// Stores results directly from the fragments: a pair of neighbours per thread, in one access where VEC allows.
 template <class Grid, int VEC, class Sum, class Out, class Finishing>
 __device__ __forceinline__ void store_fragments(const Sum (&sums)[Grid::M / 16][Grid::N / 8][4],
                                                 const Target<Out>& target, const Finishing& finish) {
@@ -303,14 +306,14 @@ __device__ __forceinline__ void store_fragments(const Sum (&sums)[Grid::M / 16][
     }
 }
 
-// Sums that a warp needs to stage 16 rows of its results: 8 more a row spread them over the banks.
+// Sums per warp for staging 16 rows of its results: 8 more per row spread them over the banks.
 template <class Grid>
 constexpr int STAGING_PITCH = Grid::N + 8;
 template <class Grid>
 constexpr int STAGING_FLOATS = 16 * STAGING_PITCH<Grid>;
 
-// Stores results by way of shared memory, 16 rows of the warp at a time, so that accesses to global memory are VEC
-// elements wide and neighbours. `staging` is the warp's own: STAGING_FLOATS<Grid> sums, 16-byte aligned.
+// Stores results through shared memory, 16 rows of the warp at a time, so that accesses to global memory are contiguous
+// and VEC elements wide. `staging` belongs to the warp: STAGING_FLOATS<Grid> sums, 16-byte aligned.
 template <class Grid, int VEC, class Sum, class Out, class Finishing>
 __device__ __forceinline__ void store_staged(const Sum (&sums)[Grid::M / 16][Grid::N / 8][4], Sum* staging,
                                              const Target<Out>& target, const Finishing& finish) {
@@ -327,7 +330,7 @@ __device__ __forceinline__ void store_staged(const Sum (&sums)[Grid::M / 16][Gri
         store_vec(staging + (lane / 4 + 8 * half) * PITCH + 8 * j + lane % 4 * 2,
                   Vec<Sum, 2>{sums[i][j][2 * half], sums[i][j][2 * half + 1]});
     __syncwarp();
-    // Not unrolled: an activation is long, and what it needs here is in shared memory rather than in registers.
+    // Not unrolled: the code of an activation is long, and its data is in shared memory rather than in registers.
 #pragma unroll 1
     for (int first = lane; first < ACCESSES; first += 32 * AT_ONCE) {
       const auto row = [&](int turn) { return Grid::row() + 16 * i + (first + 32 * turn) / PER_ROW; };
@@ -357,13 +360,13 @@ __device__ __forceinline__ void store_staged(const Sum (&sums)[Grid::M / 16][Gri
   }
 }
 
-// Stores a block's results, straight or, if STAGED, by way of `shared`, where the tiles were.
+// Stores a block's results, directly or, if STAGED, through `shared`, where the tiles were.
 template <class Grid, bool STAGED, int VEC, class Sum, class Out, class Finishing>
 __device__ __forceinline__ void store_results(const Sum (&sums)[Grid::M / 16][Grid::N / 8][4], void* shared,
                                               const Target<Out>& target, const Finishing& finish) {
   if constexpr (STAGED) {
     cp_async_wait<0>();
-    __syncthreads();  // all have read the buffers that results are gathered in
+    __syncthreads();  // all have read the buffers, which now stage results
     Sum* const staging = static_cast<Sum*>(shared) + int(threadIdx.x) / 32 * STAGING_FLOATS<Grid>;
     store_staged<Grid, VEC>(sums, staging, target, finish);
   } else {

@@ -1,8 +1,8 @@
 #pragma once
-// Dividing a product among blocks along k too, where c has too few tiles to keep a GPU busy: a block adds up some steps of
-// k (BK each) of a tile. What is less than a tile's whole sum goes to a slot of the scratch, BM x BN sums row-major, and
-// a second kernel adds the slots of each tile in the order of k, so that results never depend on which block was first.
-// Needs types.cuh, epilogue.cuh and gemm.cuh.
+// Division of a product along k too, where c has too few tiles to keep a GPU busy: a block sums some steps of k (BK
+// each) of a tile. Partial sums of a tile go to a slot of the scratch, BM x BN sums row-major; a second kernel adds the
+// slots of each tile in the order of k, so that results do not depend on the order of blocks. Needs types.cuh,
+// epilogue.cuh and gemm.cuh.
 //
 // Source: Osama et al., "Stream-K: work-centric parallel decomposition for dense matrix-matrix multiplication on the
 // GPU", PPoPP 2023.
@@ -13,25 +13,25 @@ struct Number {
   static constexpr int value = VALUE;
 };
 
-// Steps of one tile that a block adds up.
+// Steps of one tile that a block sums.
 struct Segment {
   u32 tile;
   int first, count;  // steps of k
-  i64 slot;          // where the sum is kept; -1 if it is the tile's whole sum
+  i64 slot;          // slot of the sum; -1 for the whole sum of a tile
 };
 
-// The slots of a tile in the order of k; none if a block had all of it.
+// The slots of a tile in the order of k; none if one block computed all of it.
 struct Slots {
-  i64 first, others;  // the others begin there
+  i64 first, others;  // first slot of the others
   int stride, count;
 
   __device__ __forceinline__ i64 at(int i) const { return i == 0 ? first : others + i64(i - 1) * stride; }
 };
 
-// A division says what each block adds up and where the sums of a tile are. `tiles` counts those of all products, `parts`
-// is what the division shares out among, and `body` is called with each segment of this block.
+// A division assigns steps to blocks and slots to tiles. `tiles` is the number of tiles of the batch, `parts` the
+// number of blocks that share the work; `body` is called with each segment of this block.
 
-// One block a tile.
+// One block per tile.
 struct WholeTiles {
   static constexpr bool SOME_WHOLE = true, SOME_PARTS = false;
 
@@ -41,7 +41,7 @@ struct WholeTiles {
   }
 };
 
-// Split-K: `parts` blocks a tile, that share its steps out evenly; some have none if there are fewer.
+// Split-K: `parts` blocks per tile share its steps evenly; with fewer steps than blocks, some blocks have none.
 struct SplitK {
   static constexpr bool SOME_WHOLE = false, SOME_PARTS = true;
 
@@ -57,14 +57,14 @@ struct SplitK {
   }
 };
 
-// Stream-K: the steps of all tiles, end to end, are shared out evenly among `parts` blocks, each of which has one or more.
-// A block may end a tile, have some whole, and begin another: two slots a block suffice.
+// Stream-K: the steps of all tiles, end to end, are divided evenly among `parts` blocks, one or more steps each.
+// A block may end a tile, compute whole tiles, and begin another: two slots per block suffice.
 struct StreamK {
   static constexpr bool SOME_WHOLE = true, SOME_PARTS = true;
 
-  // First step of a block's share, of those of all tiles.
+  // First step of a block's share, counted over all tiles.
   static __device__ __forceinline__ i64 begin(i64 block, i64 total, int parts) { return total * block / parts; }
-  // The block that has a step: the last one that begins at it or before.
+  // The block that computes a step: the last one that begins at it or before it.
   static __device__ __forceinline__ int owner(i64 step, i64 total, int parts) {
     return int(((step + 1) * parts - 1) / total);
   }
@@ -76,10 +76,10 @@ struct StreamK {
     for (i64 step = begin(blockIdx.x, total, parts); step < end;) {
       const u32 tile = u32(step / steps);
       const int first = int(step - i64(tile) * steps), count = int(min(i64(steps - first), end - step));
-      // Only a block's first segment begins within a tile, and only its last one ends there without having begun there.
+      // Only a block's first segment begins within a tile, and only its last one ends within a tile that it began.
       body(Segment{tile, first, count, count == steps ? -1 : 2 * i64(blockIdx.x) + (first == 0)});
       step += count;
-      if (step < end) __syncthreads();  // all are done with the shared memory that the next segment overwrites
+      if (step < end) __syncthreads();  // all have finished with the shared memory that the next segment overwrites
     }
   }
   static __device__ __forceinline__ Slots slots_of(u32 tile, int tiles, int steps, int parts) {
@@ -89,8 +89,7 @@ struct StreamK {
   }
 };
 
-// Where a segment's sum goes if it is not the whole: a slot has room for all columns of a tile, and rows beyond c's are left
-// out since nobody reads them.
+// Destination of a segment's partial sum: a slot has room for all columns of a tile; rows beyond c are not stored.
 template <int BM, int BN, class Sum>
 __device__ __forceinline__ Target<Sum> slot_target(Sum* partial, i64 slot, int rows) {
   return {partial + slot * (BM * BN), BN, rows, BN};
@@ -100,7 +99,7 @@ __device__ __forceinline__ Finish<Sum, Identity, false> keep_sum() {
   return {nullptr, BN};
 }
 
-// End of a segment in elements of k.
+// End of a segment, in elements of k.
 template <int BK>
 __device__ __forceinline__ int end_of(const Segment& segment, int steps, int k) {
   return segment.first + segment.count == steps ? k : (segment.first + segment.count) * BK;
@@ -108,7 +107,7 @@ __device__ __forceinline__ int end_of(const Segment& segment, int steps, int k) 
 
 constexpr int FINISH_THREADS = 128, FINISH_ROWS = 16;
 
-// c = epilogue(sum of the slots), FINISH_ROWS of one tile a block. C is the problem and the configuration of the product.
+// c = epilogue(sum of the slots), FINISH_ROWS of one tile per block. C has the constants of the product.
 template <class C>
 __global__ void __launch_bounds__(FINISH_THREADS)
 finish_tiles(const Wide<typename C::In>* __restrict__ partial, const typename C::Out* __restrict__ bias,
@@ -123,7 +122,7 @@ finish_tiles(const Wide<typename C::In>* __restrict__ partial, const typename C:
   const int row0 = tile.m * C::BM, column0 = tile.n * C::BN, slice = int(blockIdx.x % SLICES) * FINISH_ROWS;
   const i64 corner = tile.batch * (i64(m) * n) + i64(row0) * n + column0;
   const FinishOf<C> finish = {bias + column0, n - column0, residual + corner, n};
-  if (slots.count == 0) return;  // c has it already
+  if (slots.count == 0) return;  // c is complete already
   for (int at = threadIdx.x; at < FINISH_ROWS * PER_ROW; at += FINISH_THREADS) {
     const int row = slice + at / PER_ROW, column = at % PER_ROW * WIDTH;
     if (row >= m - row0 || column >= n - column0) continue;

@@ -1,33 +1,31 @@
 #pragma once
-// Matrix product of a block on Hopper's tensor cores: global memory -> shared memory by bulk copies into a ring of
-// stages -> wgmma straight from there. Needs types.cuh, ptx.cuh, gemm.cuh, gemm_mma.cuh (which stores results) and
-// ptx_hopper.cuh.
+// Matrix product of a block on Hopper's tensor cores: global memory -> shared memory by TMA into a ring of stages ->
+// wgmma from there. Needs types.cuh, ptx.cuh, gemm.cuh, gemm_mma.cuh (which stores results) and ptx_hopper.cuh.
 //
-// A tile is X x K: X rows of op(A), or X columns of op(B), by K of the summed dimension. In shared
-// memory it is in panels: lines of 128 bytes of the dimension that is contiguous in global memory, swizzled as they
-// were copied.
+// A tile is X x K: X rows of op(A), or X columns of op(B), by K of the summed dimension. In shared memory it is in
+// panels: lines of 128 bytes along the dimension that is contiguous in global memory, swizzled by the copy.
 
-// Shared memory at a multiple of 1024, where a swizzle of 128-byte lines begins anew.
+// Shared memory at a multiple of 1024 bytes, the period of the swizzle of 128-byte lines.
 __device__ __forceinline__ u8* swizzled_shared() {
   extern __shared__ __align__(1024) u8 swizzled_bytes[];
   return swizzled_bytes;
 }
 
-// What one wgmma takes of K: 16 elements of f16 or bf16, 32 of e4m3.
+// Extent of one wgmma along K: 16 elements of f16 or bf16, 32 of e4m3.
 template <class T>
 constexpr int WGMMA_K = 32 / int(sizeof(T));
 
-// PARTS blocks of a cluster share the tile: each copies as many lines of every panel, to all of them.
+// PARTS blocks of a cluster share the tile: each copies the same number of lines of every panel, to all of them.
 template <class T, int X, int K, bool K_CONTIGUOUS, int PARTS>
 struct PanelTile {
   static constexpr bool ALONG_X = !K_CONTIGUOUS;
   static constexpr int SIZE = int(sizeof(T)), LINE_BYTES = 128, LINE = LINE_BYTES / SIZE, BYTES = X * K * SIZE;
   static constexpr int LINES = K_CONTIGUOUS ? X : K, PANELS = (K_CONTIGUOUS ? K : X) / LINE;
   static constexpr int PANEL_BYTES = LINES * LINE_BYTES, BOX_LINES = LINES / PARTS;
-  static constexpr int GROUP_BYTES = 8 * LINE_BYTES;  // lines after which the swizzle begins anew
+  static constexpr int GROUP_BYTES = 8 * LINE_BYTES;  // period of the swizzle
   static_assert(X % 64 == 0 && K % LINE == 0 && BOX_LINES % 8 == 0, "whole panels, and whole groups of lines in a box");
 
-  // Asks for this block's part of the tile at (x, k) of product z. One thread does.
+  // Copies this block's part of the tile at (x, k) of product z. Called by one thread.
   static __device__ __forceinline__ void copy(u32 tile, const TensorMap& map, int x, int k, int z, u32 barrier,
                                               u32 part, u16 sharers) {
     const int line = int(part) * BOX_LINES;
@@ -42,7 +40,7 @@ struct PanelTile {
     }
   }
 
-  // The operand of wgmma that begins at x, a multiple of 64, and at step `step` of k.
+  // The operand of wgmma at x, a multiple of 64, and at step `step` of k.
   static __device__ __forceinline__ u64 operand(u32 tile, int x, int step) {
     const int k = WGMMA_K<T> * step;
     const u32 start = K_CONTIGUOUS ? k / LINE * PANEL_BYTES + x * LINE_BYTES + k % LINE * SIZE
@@ -53,11 +51,11 @@ struct PanelTile {
 
 // ---- the ring of stages ------------------------------------------------------------------------------------
 
-// A place in the ring, as producer and consumers each keep it. A stage is full when all its bytes have come, and empty
-// when all who multiply it have done so.
+// A position in the ring; producer and consumers each keep their own. A stage is full when all its bytes have arrived,
+// and empty when all consumers have multiplied it.
 template <int STAGES>
 struct Ring {
-  u32 barriers;  // STAGES of full stages, then STAGES of empty ones
+  u32 barriers;  // STAGES barriers of full stages, then STAGES of empty ones
   u32 stage = 0, parity = 0;
 
   __device__ __forceinline__ u32 full() const { return barriers + 8 * stage; }
@@ -72,29 +70,29 @@ struct Ring {
   }
 };
 
-// Turns of CONSUMERS warpgroups, each of which multiplies a tile of its own. A place in the ring tells phases of a
-// stage apart by their parity alone: a warpgroup may wait for a stage only when the one before it has got all of its
-// own.
+// Turns of CONSUMERS warpgroups, each of which multiplies its own tile. A position in the ring distinguishes the phases
+// of a stage by their parity only: a warpgroup may wait for a stage only after the warpgroup before it has received all
+// of its stages.
 template <int CONSUMERS>
 struct Turn {
-  u32 barriers;  // one a warpgroup, at which those that come before it arrive
+  u32 barriers;  // one per warpgroup; the warpgroup before it arrives there
   int consumer;
   u32 parity;
 
   __device__ __forceinline__ Turn(u32 first_barrier, int warpgroup)
-      : barriers(first_barrier), consumer(warpgroup), parity(warpgroup == 0 ? 1 : 0) {}  // the first need not wait
+      : barriers(first_barrier), consumer(warpgroup), parity(warpgroup == 0 ? 1 : 0) {}  // the first does not wait
   __device__ __forceinline__ void take() {
     if constexpr (CONSUMERS > 1) mbarrier_wait(barriers + 8 * consumer, parity);
     parity ^= 1;
   }
-  // Each warp does, when it waits for no stage any more.
+  // Called by each warp when it waits for no more stages.
   __device__ __forceinline__ void pass() const {
     if (CONSUMERS > 1 && threadIdx.x % 32 == 0) mbarrier_arrive(barriers + 8 * ((consumer + 1) % CONSUMERS));
   }
 };
 
-// Initialises the barriers of the ring and of the turns, which follow them; the others may use them when the block, or
-// the cluster, has met after this.
+// Initialises the barriers of the ring and of the turns, which follow them. Others may use them after the next barrier
+// of the block, or of the cluster.
 template <int STAGES, int CONSUMERS>
 __device__ __forceinline__ void prepare_barriers(u32 barriers, u32 releases) {
 #pragma unroll
@@ -107,7 +105,7 @@ __device__ __forceinline__ void prepare_barriers(u32 barriers, u32 releases) {
   fence_mbarrier_init();
 }
 
-// This warp has multiplied a stage: tells the producers that fill it, one in each block of the cluster.
+// This warp has multiplied a stage: notifies the producers that fill it, one in each block of the cluster.
 template <int CLUSTER>
 __device__ __forceinline__ void release(u32 empty_barrier) {
   const u32 lane = threadIdx.x % 32;
@@ -118,15 +116,16 @@ __device__ __forceinline__ void release(u32 empty_barrier) {
   }
 }
 
-// ---- which tiles -------------------------------------------------------------------------------------------
+// ---- tile scheduling --------------------------------------------------------------------------------------
 
-// The blocks of a cluster take neighbouring tiles, CLUSTER_M of them along m and CLUSTER_N along n, and go on together
-// until all are done: blocks stay, so that copies of the next tile are under way while this one's results are stored.
+// The blocks of a cluster take neighbouring tiles, CLUSTER_M of them along m and CLUSTER_N along n, and advance
+// together until all are done. Blocks are persistent, so that copies of the next tile overlap with the stores of this
+// one.
 template <class C>
 struct Tiles {
   static constexpr u32 CLUSTER = C::CLUSTER_M * C::CLUSTER_N;
   u32 rank, first, step, end;
-  int groups_m, groups_n, group_m;  // groups of a cluster's tiles, and how many rows of them are taken at a time
+  int groups_m, groups_n, group_m;  // numbers of clusters' tiles along m and n; rows of them per group
 
   __device__ __forceinline__ Tiles(int m, int n, int batch, int rows)
       : rank(CLUSTER > 1 ? cluster_rank() : 0),
@@ -137,13 +136,13 @@ struct Tiles {
         group_m(rows) {
     end = u32(groups_m) * u32(groups_n) * u32(batch);
   }
-  // In elements: row and column of the first result.
+  // Row and column of the first result, in elements.
   __device__ __forceinline__ TileIndex corner(u32 index) const {
     const TileIndex group = tile_at(index, groups_m, groups_n, group_m);
     return {group.batch, (group.m * C::CLUSTER_M + int(rank % C::CLUSTER_M)) * C::BM,
             (group.n * C::CLUSTER_N + int(rank / C::CLUSTER_M)) * C::BN};
   }
-  // Blocks that have the same rows of A, or the same columns of B, as a mask.
+  // Mask of the blocks with the same rows of A, or with the same columns of B.
   __device__ __forceinline__ u16 sharers_of_a() const {
     u32 mask = 0;
 #pragma unroll
@@ -157,12 +156,12 @@ struct Tiles {
 
 // ---- products ----------------------------------------------------------------------------------------------
 
-// A stage of the ring: a tile of A, and one of each matrix B that it is multiplied by.
+// Bytes of a stage: a tile of A, and one of each matrix B.
 template <class C, int MATRICES = 1>
 constexpr int STAGE_BYTES = C::TileA::BYTES + MATRICES * C::TileB::BYTES;
 
-// Sums one tile: 64 rows after the other, of one matrix B after the other. A stage is released when the products of the
-// next one have been issued, so that there are always some under way.
+// Sums one tile: 64 rows after the other, one matrix B after the other. A stage is released after the products of the
+// next stage have been issued, so that there are always products in flight.
 template <class C, int MATRICES = 1, int COUNT, class Turns>
 __device__ __forceinline__ void multiply(float (&sums)[COUNT][1][C::BN / 8][4], u32 buffers, int first_row,
                                          Ring<C::STAGES>& place, u32 steps, Turns& turn) {
@@ -196,7 +195,7 @@ __device__ __forceinline__ void multiply(float (&sums)[COUNT][1][C::BN / 8][4], 
 
 // ---- results -----------------------------------------------------------------------------------------------
 
-// Where a warp's results of m64nNk16 are, as store_fragments and store_staged ask: COLUMNS of them from FIRST on.
+// Layout of a warp's results of m64nNk16 for store_fragments and store_staged: COLUMNS of them from FIRST on.
 template <int FIRST, int COLUMNS>
 struct WarpOfGroup {
   static constexpr int M = 16, N = COLUMNS;
@@ -204,7 +203,7 @@ struct WarpOfGroup {
   static __device__ __forceinline__ int column() { return FIRST; }
 };
 
-// Columns that are gathered in shared memory at a time: a line of 128 bytes of f32.
+// Columns staged in shared memory together: a line of 128 bytes of f32.
 constexpr int STRIP = 32;
 
 template <int N, int VEC, class Out, class Finishing, int FIRST = 0>
@@ -221,7 +220,7 @@ __device__ __forceinline__ void store_strips(const float (&sums)[1][N / 8][4], f
   }
 }
 
-// Stores the sums of 64 rows, straight or by way of `staging`, of which each multiplying warp has its part.
+// Stores the sums of 64 rows, directly or through `staging`, of which each consumer warp has its part.
 template <class C, class Out, class Finishing>
 __device__ __forceinline__ void store_rows(const float (&sums)[1][C::BN / 8][4], u8* staging,
                                            const Target<Out>& target, const Finishing& finish) {
@@ -236,11 +235,11 @@ __device__ __forceinline__ void store_rows(const float (&sums)[1][C::BN / 8][4],
 
 // ---- roles -------------------------------------------------------------------------------------------------
 
-// Rows of a tile that a warpgroup multiplies.
+// Rows of a tile per consumer.
 template <class C>
 constexpr int ROWS_OF_CONSUMER = C::PINGPONG ? C::BM : C::BM / C::CONSUMERS;
 
-// Copies the tiles of A and of the matrices B, stage by stage, for as long as there are any. One thread does.
+// Producer: copies the tiles of A and of the matrices B, stage by stage, until all are done. Called by one thread.
 template <class C, class... Maps>
 __device__ __forceinline__ void copy_tiles(u32 buffers, u32 barriers, const Tiles<C>& tiles, int k,
                                            const TensorMap& a_map, const Maps&... b_maps) {
@@ -254,7 +253,7 @@ __device__ __forceinline__ void copy_tiles(u32 buffers, u32 barriers, const Tile
     const TileIndex corner = tiles.corner(index);
 #pragma unroll 1
     for (int at = 0; at < k; at += C::BK) {
-      // Until it is empty everywhere: what is shared goes to all blocks of the cluster.
+      // Waits until it is empty in all blocks: shared tiles go to all blocks of the cluster.
       mbarrier_wait(place.empty(), place.parity ^ 1);
       mbarrier_arrive_expect_tx(place.full(), BYTES);
       u32 target = buffers + place.stage * BYTES;
@@ -268,8 +267,8 @@ __device__ __forceinline__ void copy_tiles(u32 buffers, u32 barriers, const Tile
   }
 }
 
-// Multiplies this warpgroup's share of the tiles. `store` is called with the sums of each (as `multiply` has
-// them), the tile's corner, and the row in it where the sums begin.
+// Consumer: multiplies this warpgroup's share of the tiles. `store` is called with the sums of each tile (as in
+// `multiply`), the tile's corner, and the row in it where the sums begin.
 template <class C, int MATRICES = 1, class Store>
 __device__ __forceinline__ void multiply_each(u32 buffers, u32 barriers, const Tiles<C>& tiles, int consumer, int k,
                                               const Store& store) {
@@ -288,8 +287,8 @@ __device__ __forceinline__ void multiply_each(u32 buffers, u32 barriers, const T
   }
 }
 
-// The block from its first instruction to its last: one thread of its last warpgroup copies, the other warpgroups multiply,
-// each told which one it is, with the registers that the copying one has no use for.
+// The whole block by roles: one thread of the last warpgroup copies, the other warpgroups multiply, each with its
+// index. The producer releases registers to the consumers.
 template <class C, class Copy, class Multiply>
 __device__ __forceinline__ void by_role(u32 barriers, const Copy& copy, const Multiply& multiply) {
   constexpr int CLUSTER = C::CLUSTER_M * C::CLUSTER_N;
@@ -302,7 +301,7 @@ __device__ __forceinline__ void by_role(u32 barriers, const Copy& copy, const Mu
     cluster_arrive();
     cluster_wait();
   }
-  // The same in all lanes, which the compiler cannot know of threadIdx.
+  // Uniform over the warp, which the compiler cannot infer from threadIdx.
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (warpgroup == C::CONSUMERS) {
     if constexpr (C::CONSUMER_REGISTERS > 0) give_registers<C::PRODUCER_REGISTERS>();
@@ -313,7 +312,7 @@ __device__ __forceinline__ void by_role(u32 barriers, const Copy& copy, const Mu
     multiply(warpgroup);
   }
   if constexpr (CLUSTER > 1) {
-    // No block may exit while another copies to it or releases a stage of it.
+    // No block may exit while another copies to it or releases one of its stages.
     cluster_arrive();
     cluster_wait();
   }

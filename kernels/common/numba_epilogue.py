@@ -1,4 +1,8 @@
-"""Activations of one f32 on the CPU, without calls, so that loops over them vectorise."""
+"""Activations of the epilogue for Numba on the CPU, as inlined functions so that loops vectorise.
+
+To add an activation, define it here and add it to `activation`; kernels/common/gemm.py lists the other
+places.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ __all__ = ["activation", "erf"]
 
 
 def activation(name: Activation) -> Callable[[Any], Any]:
-    """Return the inlined function of an f32 that has this name. A NaN stays one."""
+    """Return the inlined activation of this name, a function of one f32. NaN stays NaN."""
     return {"none": _identity, "relu": _relu, "gelu": _gelu, "silu": _silu, "sigmoid": _sigmoid}[name]()
 
 
@@ -37,14 +41,15 @@ def _relu() -> Callable[..., Any]:
     return relu
 
 
-# erf(x) / x as a quotient of polynomials in x**2 on |x| <= 4, beyond which erf is 1 in f32. Source: our own
-# fit, by iterated weighted least squares on Chebyshev nodes; relative error below 4e-7 evaluated in f32.
+# erf(x) / x as a quotient of polynomials in x**2 on |x| <= 4; beyond 4, erf is 1 in f32. Source: fitted for
+# this project by iterated weighted least squares on Chebyshev nodes; relative error below 4e-7 evaluated in
+# f32.
 _ERF_P = (1.12837911, 0.193510875, 0.0530972034, 0.00388188474, 0.000284533802, 1.98704333e-06)
 _ERF_Q = (1.0, 0.504827142, 0.115335852, 0.0152043132, 0.00118521973, 3.74212286e-05)
 
 
 def erf() -> Callable[..., Any]:
-    """Return the error function; gelu has the same lines in it, and keeps the machine code that it had."""
+    """Return the error function. `_gelu` repeats its lines, because a call would change its machine code."""
     import numpy as np
 
     p0, p1, p2, p3, p4, p5 = map(np.float32, _ERF_P)
@@ -81,11 +86,11 @@ def _gelu() -> Callable[..., Any]:
 
 
 def _sigmoid() -> Callable[..., Any]:
-    """Return 1 / (1 + e**-x): within a few roundings, and about |x| of them where x is negative."""
+    """Return 1 / (1 + e**-x): error within a few roundings, about |x| of them for negative x."""
     import numpy as np
 
     power, one = exp2(), np.float32(1)
-    # Beyond 126 the power would overflow; the result is 0 for all that anyone can tell.
+    # Beyond 126 the power would overflow; the result is 0 in f32 anyway.
     minus_log2_e, most = np.float32(-1 / math.log(2)), np.float32(126)
 
     @inlined

@@ -1,8 +1,8 @@
-"""A blocked product of matrices for Numba on the CPU: what gemm, grouped_gemm and conv2d share.
+"""Blocked matrix product for Numba on the CPU, used by gemm, gated_gemm, grouped_gemm, conv2d and attention.
 
-A tile of the result is computed by one thread: strips of both operands are packed into contiguous f32 panels,
-and a micro-kernel keeps mr x nr elements of the result in vector registers while it walks along the depth.
-The operands need not be matrices in memory: whoever packs a line decides where it comes from.
+One thread computes a tile of the result: it packs strips of both operands into contiguous f32 panels, and a
+micro-kernel keeps mr x nr elements of the result in vector registers while it runs along the depth. An
+operand need not be a matrix in memory: the function that packs a line decides where its elements come from.
 
 Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; Van Zee and
 van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015.
@@ -37,28 +37,28 @@ __all__ = [
 ]
 
 LANES = 16
-"""Elements of a vector in the micro-kernel; LLVM splits it where registers are shorter."""
+"""f32 elements per vector of the micro-kernel; LLVM splits it on targets with shorter registers."""
 
 _REGISTERS = {"x86_64-v4": (32, 16), "x86_64-v3": (16, 8), "aarch64": (32, 4), "arm64": (32, 4)}
-"""Vector registers, and f32 lanes of each, by architecture; SSE's for any other. Source: vendors' manuals."""
+"""Vector registers, and f32 lanes of each, by architecture; SSE for others. Source: vendors' manuals."""
 
 BUFFER_BYTES = 2 << 20
-"""Most that panels and tile of a thread may take: a second-level cache has 1 or 2 MiB."""
+"""Most memory for the panels and tile of a thread: a second-level cache has 1 or 2 MiB."""
 
 PARAMETERS = (
     Parameter("mr", (1, 2, 4, 6, 8, 12), "rows of the result in registers"),
     Parameter("nr", (16, 32, 48), "columns of the result in registers"),
     Parameter("m_panels", (1, 2, 4, 8, 16, 32), "strips of mr rows in a tile"),
     Parameter("n_panels", (1, 2, 4, 8, 16), "strips of nr columns in a tile"),
-    Parameter("depth", (64, 128, 256, 512), "terms that are packed at once"),
+    Parameter("depth", (64, 128, 256, 512), "terms packed together"),
     Parameter("a_panel", ("rows", "columns"), "order of elements in a packed strip of rows"),
-    Parameter("unroll", (1, 4), "terms a turn of the innermost loop adds"),
+    Parameter("unroll", (1, 4), "terms per iteration of the innermost loop"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocking:
-    """The sizes of everything, taken from a configuration; constants of the machine code."""
+    """Block sizes of a configuration: constants of the machine code."""
 
     mr: int
     nr: int
@@ -80,33 +80,33 @@ class Blocking:
 
     @property
     def a_strides(self) -> tuple[int, int]:
-        """Distances of neighbours in a packed strip of rows: across, and along the depth."""
+        """Strides in a packed strip of rows: across, and along the depth."""
         return (1, self.mr) if self.a_panel == "columns" else (self.depth, 1)
 
     @property
     def b_origin(self) -> int:
-        """Where packed columns start in a worker's buffer; packed rows start at 0."""
+        """Offset of the packed columns in a worker's buffer; packed rows start at 0."""
         return self.mc * self.depth
 
     @property
     def sums_origin(self) -> int:
-        """Where the tile starts in a worker's buffer."""
+        """Offset of the tile in a worker's buffer."""
         return (self.mc + self.nc) * self.depth
 
     @property
     def buffer_size(self) -> int:
-        """Elements of a worker's buffer, all f32."""
+        """Size of a worker's buffer, in f32 elements."""
         return self.sums_origin + self.mc * self.nc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """How one operand is read, as lines that are contiguous, or nearly so, in memory.
+    """Reader of one operand, by lines that are contiguous, or nearly so, in memory.
 
     Attributes:
-        line: Given the distance at which elements are to be written, returns a `jitted` function
-            `(operands, z, fixed, start, count, panel, offset)` that packs `count` elements from `start` on.
-        along: What a line runs along: ``"depth"`` at a fixed row or column, or ``"free"`` at a fixed term.
+        line: Function of the stride of packed elements that returns a `jitted` function
+            `(operands, z, fixed, start, count, panel, offset)`, which packs `count` elements from `start` on.
+        along: Direction of a line: ``"depth"`` at a fixed row or column, or ``"free"`` at a fixed term.
     """
 
     line: Callable[[int], Callable[..., None]]
@@ -114,12 +114,12 @@ class Operand:
 
 
 def stored_line(dtype: DType, place: Callable[..., Any]) -> Callable[[int], Callable[..., None]]:
-    """Return the `line` of an operand whose lines lie in memory one element after the other.
+    """Return the `line` of an operand whose lines are contiguous in memory.
 
     Args:
         dtype: Type of its elements.
-        place: `inlined` function `(operands, z, fixed)` that returns the address of a tensor, and where in it
-            the line begins.
+        place: `inlined` function `(operands, z, fixed)` that returns the address of a tensor, and the offset
+            of the line in it.
     """
     read = load(dtype)
 
@@ -139,13 +139,13 @@ def stored_line(dtype: DType, place: Callable[..., Any]) -> Callable[[int], Call
 
 
 def registers_hold(mr: Any, nr: Any, device: Device) -> Any:
-    """Sums (mr * nr), a row of nr elements and one factor must fit in the vector registers."""
+    """Sums (mr * nr), one row of nr elements and one factor must fit in the vector registers."""
     count, lanes = _REGISTERS.get(device.architecture, (16, 4))
     return mr * (nr // lanes) + nr // lanes + 1 <= count
 
 
 def usual_sums(device: Device) -> tuple[int, int]:
-    """Return the rows and columns of sums that fill the vector registers best."""
+    """Return the rows and columns of sums that use the vector registers best."""
     found = {"x86_64-v4": (8, 32), "x86_64-v3": (6, 16), "aarch64": (4, 16), "arm64": (4, 16)}
     return found.get(device.architecture, (2, 16))
 
@@ -154,7 +154,7 @@ def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constra
     """Return the constraints of `PARAMETERS`.
 
     Args:
-        extents: Returns rows, columns and terms of the product that a workload comes to.
+        extents: Function that returns the rows, columns and terms of a workload's product.
     """
 
     def buffers(mr: Any, m_panels: Any, nr: Any, n_panels: Any, depth: Any) -> Any:
@@ -174,7 +174,13 @@ def constraints(extents: Callable[[Any], tuple[int, int, int]]) -> tuple[Constra
 
 
 def expert(extents: tuple[int, int, int], device: Device, a_panel: Literal["rows", "columns"]) -> Config:
-    """Return what fills the registers, makes tiles near 128 x 256, and leaves each core some tiles."""
+    """Return a default: full registers, tiles near 128 x 256, and several tiles per core.
+
+    Args:
+        extents: Rows, columns and terms of the product.
+        device: The processor.
+        a_panel: Order of elements in a packed strip of rows.
+    """
     m, n, k = extents
     mr, nr = usual_sums(device)
     mr = max(value for value in (1, 2, 4, 6, 8) if value == 1 or (value <= mr and value < 2 * m))
@@ -199,14 +205,14 @@ def walker(
 ) -> Callable[..., None]:
     """Return the jitted function that computes a worker's share of the tiles.
 
-    It is called with `(operands, sizes, products, buffer, worker, workers)`: `operands` is whatever lines and
-    `write` ask for, `sizes` the address of m, n, k of each product (int64), `buffer` that of the worker's own
+    Its arguments are `(operands, sizes, products, buffer, worker, workers)`: `operands` is passed on to lines
+    and `write`, `sizes` is the address of m, n, k of each product (int64), `buffer` that of the worker's
     `Blocking.buffer_size` elements.
 
     Args:
-        blocking: Sizes of everything.
-        a: How rows are read.
-        b: How columns are read.
+        blocking: Block sizes.
+        a: Reader of rows.
+        b: Reader of columns.
         write: `jitted` function `(operands, z, i, j, count, sums, offset)` that finishes and stores `count`
             sums of row i, from column j on.
         fastmath: LLVM flags.
@@ -264,8 +270,15 @@ def _pack(
 ) -> Callable[..., int]:
     """Return the inlined function that packs strips of `width` rows or columns, from `origin` on.
 
-    It returns the number of terms, rounded up to what the micro-kernel adds at once: the rest are zeros.
-    `strides` are the distances between neighbours in a strip, across and along the depth.
+    It returns the number of terms, rounded up with zeros to a multiple of what the micro-kernel adds
+    together.
+
+    Args:
+        operand: Reader of the operand.
+        width: Rows or columns of a strip.
+        strides: Distances between neighbours in a strip, across and along the depth.
+        origin: Offset of the strips in the buffer.
+        blocking: Block sizes.
     """
     import numpy as np
 
@@ -307,7 +320,7 @@ def micro_kernel(blocking: Blocking) -> Callable[..., None]:
 
 
 class _Vectors:
-    """Vectors of `LANES` f32 in memory and in registers, as LLVM has them."""
+    """Vectors of `LANES` f32 in memory and in registers, as LLVM instructions."""
 
     def __init__(self, builder: Any) -> None:
         from llvmlite import ir
@@ -337,7 +350,7 @@ class _Vectors:
         return self.builder.shuffle_vector(lowest, self._undefined, self._spread)
 
     def multiply_add(self, a: Any, b: Any, held: Any) -> None:
-        """Add a product to what a stack slot holds, which LLVM turns into a register."""
+        """Add a product to a stack slot, which LLVM turns into a register."""
         self.builder.store(self.builder.call(self._fma, [a, b, self.builder.load(held)]), held)
 
 
@@ -353,17 +366,17 @@ def strided_product(
 ) -> Callable[..., None]:
     """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` for a product of mr x nr sums.
 
-    Operands and sums are f32: an address, and an offset from there. It is written in LLVM's vectors, since no
-    loop over arrays keeps its sums in registers for sure.
+    Operands and sums are f32: an address, and an offset from there. The code is LLVM vectors, because LLVM
+    does not reliably keep the sums of a loop over arrays in registers.
 
     Args:
         mr: Rows.
         nr: Columns, a multiple of `LANES`.
-        a_strides: Distances of neighbours in the left operand: across, and along the terms.
-        b_pitch: Distance of neighbouring terms in the right one, whose columns are contiguous.
-        sums_pitch: Distance of neighbouring rows of sums.
-        unroll: Terms a turn of the loop adds; `terms` must be a multiple of it.
-        adds: Whether the product is added to what is there, or takes its place.
+        a_strides: Strides of the left operand: across, and along the terms.
+        b_pitch: Distance between terms in the right operand, whose columns are contiguous.
+        sums_pitch: Distance between rows of sums.
+        unroll: Terms per iteration; `terms` must be a multiple of it.
+        adds: Whether the product is added to the sums, or replaces them.
     """
     from llvmlite import ir
     from numba import types

@@ -1,4 +1,4 @@
-"""Functions ahead of a product for Numba: applied as an element is packed, or brought to shared memory."""
+"""Prologue of gemm and conv2d for Numba: a function applied to the left operand as it is packed or loaded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["ahead_in_cuda", "line_ahead", "taken_ahead"]
 
 
 def ahead_in_cuda(workload: Any) -> Callable[..., Any]:
-    """Return the inlined function `(x, scale, shift)` of f32 values."""
+    """Return the inlined function `(x, scale, shift)` of f32 values, for Numba-CUDA."""
     return _function(workload.pre, NUMBA_CUDA_PRINTER, {"math": math})
 
 
 def taken_ahead(workload: Any) -> Callable[..., Any]:
-    """Return the inlined function `(source, place, scale, shift, at)` of what is multiplied, on the CPU.
+    """Return the inlined function `(source, place, scale, shift, at)` that applies the prologue.
 
-    It reads an element and the numbers at `at` of two vectors, applies the function, and rounds to the type
-    that the operand is stored in. A vector that the expression does not name is not read.
+    It reads the element at `place`, and scale and shift at `at`, and rounds the result
+    to the type of the operand. A vector that the expression does not use is not read.
     """
     import numpy as np
 
@@ -44,13 +44,13 @@ def taken_ahead(workload: Any) -> Callable[..., Any]:
 def line_ahead(
     workload: Any, place: Callable[..., Any], numbers: Callable[..., Any], *, along_depth: bool
 ) -> Callable[[int], Callable[..., None]]:
-    """Return the `line` of an operand whose elements a function is applied to as they are packed.
+    """Return the `line` of an operand with a prologue (see `Operand`).
 
     Args:
-        workload: With `pre` and `dtype`.
+        workload: A workload with `pre` and `dtype`.
         place: As for `stored_line`.
         numbers: `inlined` function `(operands)` that returns the addresses of scale and shift.
-        along_depth: Whether a line runs along the depth, and not at a fixed term.
+        along_depth: Whether a line runs along the depth, not at a fixed term.
     """
     taken = taken_ahead(workload)
 
@@ -72,7 +72,7 @@ def line_ahead(
 
 
 def _element(read: Callable[..., Any], is_there: bool) -> Callable[..., Any]:
-    """Return the inlined function `(vector, at)` that reads an element; of no vector it is 0."""
+    """Return the inlined function `(vector, at)` that reads an element, or returns 0 for a missing vector."""
     import numpy as np
 
     zero = np.float32(0)

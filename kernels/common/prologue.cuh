@@ -1,21 +1,22 @@
 #pragma once
-// What is multiplied in place of the elements of a left operand: `Prologue` of each, rounded to the type they are stored
-// in. Needs types.cuh, and before it the struct `Prologue`: operator()(x, scale, shift) of f32, HAS_SCALE and HAS_SHIFT.
+// Prologue: the function `Prologue` applied to elements of the left operand before they are multiplied; results are
+// rounded to the stored type. Needs types.cuh and the struct `Prologue`: operator()(x, scale, shift) of f32, HAS_SCALE,
+// HAS_SHIFT.
 
-// Vectors that have a number for each k; neither is read unless the function names it.
+// Vectors with one number per k; a vector that the function does not use is not read.
 template <class T>
 struct PrologueVectors {
   const T* scale;
   const T* shift;
 };
 
-// Those numbers that an access of VEC elements meets: one for each where they lie along K, else one for all.
+// The numbers for an access of VEC elements: one each where they are along K, else one for all.
 template <class T, int VEC, bool ALONG_K>
 struct PrologueNumbers {
   static constexpr int COUNT = ALONG_K ? VEC : 1;
   Vec<T, COUNT> scale, shift;
 
-  // Loads them from `k` on of either vector; unless they exist, they are zero.
+  // Loads the numbers from `k` on of both vectors, or zeros if they do not exist.
   __device__ __forceinline__ void load(const PrologueVectors<T>& vectors, i64 k, bool exist) {
     if constexpr (Prologue::HAS_SCALE) scale = exist ? load_vec<COUNT>(vectors.scale + k) : Vec<T, COUNT>{};
     if constexpr (Prologue::HAS_SHIFT) shift = exist ? load_vec<COUNT>(vectors.shift + k) : Vec<T, COUNT>{};

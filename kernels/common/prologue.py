@@ -1,4 +1,9 @@
-"""Functions ahead of a product in CUDA C++: their text, their tensors, and who cannot have one."""
+"""Prologue of gemm and conv2d in CUDA C++: a function applied to the left operand before it is multiplied.
+
+The function is an expression (`pre`) of an element x, a scale and a shift. It becomes the struct `Prologue`,
+a functor that the tiles of prologue_simt.cuh, prologue_mma.cuh and conv_prologue*.cuh apply to elements on
+their way to the main loop.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +29,9 @@ struct Prologue {
 
 
 def _struct(workload: Any) -> str:
-    """Return the struct `Prologue` of a workload that has a function ahead, with the helpers that it needs.
+    """Return the struct `Prologue` of a workload that has a prologue, with the headers that it needs.
 
-    The text of an activation that is an expression comes before it, and has brought them along.
+    An activation that is an expression precedes it and includes these headers already.
     """
     assignments, result = PRINTER.write(parse(workload.pre))
     used = vectors(workload.pre)
@@ -70,21 +75,21 @@ def applied(source: str, workload: Any, *, tile: str, prologue_tile: str) -> str
 
 
 def operands(workload: Any) -> tuple[str, str]:
-    """Return the tensors that are scale and shift: the left operand for one there is not, and not read."""
+    """Return the tensors for scale and shift, or the left operand for a missing one, which is not read."""
     used, other = vectors(workload.pre), workload.inputs()[0].name
     scale, shift = (PREFIX + name if name in used else other for name in ("scale", "shift"))
     return scale, shift
 
 
 def refusal(key: str, workload: Any) -> str | None:
-    """Return why a variant that multiplies what it reads cannot do a problem; None if it can."""
+    """Return why a variant without prologues refuses a workload, or None if the workload has none."""
     if workload.has_pre:
-        return f"{key} multiplies what it reads as it is: it has no place for pre={workload.pre}"
+        return f"{key} does not support a prologue: pre={workload.pre}"
     return None
 
 
 def special_of_element(workload: Any) -> int:
-    """Return the results of the special-function unit that an element of the operand takes at least."""
+    """Return a lower bound of the special-function results that the prologue takes per element."""
     counts: dict[str, int] = {}
     for step in steps(parse(workload.pre)):
         if "x" in names(step):

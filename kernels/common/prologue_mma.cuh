@@ -1,23 +1,23 @@
 #pragma once
-// Tiles of gemm_mma.cuh whose elements a function is applied to in shared memory, once they have arrived. Needs ptx.cuh,
-// gemm.cuh, gemm_mma.cuh and prologue.cuh.
+// Tiles of gemm_mma.cuh with a prologue, which is applied in shared memory after the copies have arrived. Needs
+// ptx.cuh, gemm.cuh, gemm_mma.cuh and prologue.cuh.
 
-// As AsyncTile. Each thread applies the function to what it has copied itself, which it sees as soon as it has waited for
-// its copies; the barrier that shows them to the others comes after.
+// An AsyncTile with a prologue. Each thread applies the function to the elements that it copied itself, which it sees
+// after it has waited for its copies; the barrier that makes them visible to the others comes after.
 template <class T, int X, int K, bool K_CONTIGUOUS, int VEC, int THREADS>
 struct PrologueAsyncTile : AsyncTile<T, X, K, K_CONTIGUOUS, VEC, THREADS> {
   using Base = AsyncTile<T, X, K, K_CONTIGUOUS, VEC, THREADS>;
   using Walk = typename Base::Walk;
 
-  PrologueVectors<T> vectors;  // from this thread's first k of the next tile that has arrived
+  PrologueVectors<T> vectors;  // at this thread's first k of the next tile that arrives
 
   // The vectors begin at the first tile's first k.
   __device__ __forceinline__ PrologueAsyncTile(const T* corner, i64 line_pitch, int x_left,
                                                const PrologueVectors<T>& given)
       : Base(corner, line_pitch, x_left), vectors{given.scale + first(), given.shift + first()} {}
 
-  // Applies the function to this thread's part of a tile of which `k_left` of K exist, and moves on along the vectors.
-  // What does not exist along K is zero and stays so, whatever the function makes of zero.
+  // Applies the function to this thread's part of a tile with `k_left` of K, and moves on along the vectors.
+  // Elements beyond K stay zero, even if the function of zero is not zero.
   __device__ __forceinline__ void apply(T* shared, int k_left) {
     const int k_room = k_left - first();
 #pragma unroll

@@ -1,16 +1,16 @@
 #pragma once
-// Tiles of gemm_simt.cuh whose elements a function is applied to on their way to shared memory. Needs gemm.cuh,
-// gemm_simt.cuh and prologue.cuh.
+// Tiles of gemm_simt.cuh with a prologue, which is applied on the way to shared memory. Needs gemm.cuh, gemm_simt.cuh
+// and prologue.cuh.
 
-// As RegisterTile. The function is applied when a tile is stored, so that loads stay under way while others are
-// multiplied; its numbers are loaded with the tile.
+// A RegisterTile with a prologue. The function is applied when the tile is stored, so that loads overlap with
+// multiplications; its numbers are loaded with the tile.
 template <class T, int X, int K, bool K_CONTIGUOUS, int VEC, int THREADS>
 struct PrologueTile : RegisterTile<T, X, K, K_CONTIGUOUS, VEC, THREADS> {
   using Base = RegisterTile<T, X, K, K_CONTIGUOUS, VEC, THREADS>;
   using Walk = typename Base::Walk;
 
-  PrologueVectors<T> vectors;  // from this thread's first k of the next tile on
-  int room;                    // how far K exists beyond this thread's first k, in the tile that is held
+  PrologueVectors<T> vectors;  // at this thread's first k of the next tile
+  int room;                    // extent of K beyond this thread's first k, in the loaded tile
   PrologueNumbers<T, VEC, K_CONTIGUOUS> numbers[Walk::COUNT];
 
   // The vectors begin at the first tile's first k.
@@ -26,7 +26,7 @@ struct PrologueTile : RegisterTile<T, X, K, K_CONTIGUOUS, VEC, THREADS> {
     load_numbers(any ? K : 0);
   }
 
-  // What does not exist along K is zero and stays so, whatever the function makes of zero.
+  // Elements beyond K stay zero, even if the function of zero is not zero.
   __device__ __forceinline__ void store(Wide<T>* shared) {
 #pragma unroll
     for (int i = 0; i < Walk::COUNT; ++i)
@@ -35,7 +35,7 @@ struct PrologueTile : RegisterTile<T, X, K, K_CONTIGUOUS, VEC, THREADS> {
   }
 
  private:
-  // Along K: where this thread begins, and how far its access i is from there.
+  // Along K: the thread's first element, and the distance of its access i from there.
   static __device__ __forceinline__ int first() { return K_CONTIGUOUS ? Walk::place() * VEC : Walk::line(); }
   static __device__ __forceinline__ constexpr int step(int i) {
     return K_CONTIGUOUS ? Walk::place_step(i) * VEC : Walk::line_step(i);

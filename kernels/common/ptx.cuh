@@ -1,6 +1,6 @@
 #pragma once
-// Instructions that C++ cannot name: one wrapper each, and beside it the same in plain C++ for emulation.
-// Needs types.cuh. Everything here needs sm_80 or later, ldmatrix (sm_75) and the products of e4m3 (sm_89) excepted.
+// Wrappers of PTX instructions, each with the same in plain C++ for emulation.
+// Needs types.cuh. All need sm_80 or later, except ldmatrix (sm_75) and products of e4m3 (sm_89).
 //
 // Fragments: lane l has group g = l / 4 and place t = l % 4. Source: PTX ISA, "Matrix Fragments for mma.m16n8k16"
 // (and m16n8k8, m16n8k32), "Warp-level matrix load instruction: ldmatrix".
@@ -30,7 +30,7 @@ struct MmaResult {
   D d[4];
 };
 
-// What one 32-bit register holds along K, the lowest first: four 8-bit elements, two 16-bit ones, or one tf32 (whose
+// Elements of one 32-bit register along K, the lowest first: four 8-bit elements, two 16-bit ones, or one tf32 (whose
 // low 13 bits are not read).
 template <class T>
 struct MmaRegister {
@@ -53,7 +53,7 @@ struct MmaRegister<i8> {
   static i32 element(u32 reg, int i) { return i8(reg >> (8 * i)); }
 };
 
-// Unpacks the fragments of all lanes, multiplies, and hands each lane its part of D.
+// Unpacks the fragments of all lanes, multiplies, and returns each lane its part of D.
 template <class T>
 void mma_whole_warp(Lanes<const MmaOperands<Wide<T>>> in, Lanes<MmaResult<Wide<T>>> out) {
   constexpr int E = MmaRegister<T>::elements, K = 8 * E;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
 #endif
 }
 
-// Operands come from to_tf32.
+// Operands must come from to_tf32.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #ifdef TUNEBENCH_EMULATE
   on_host::mma<float>("mma.m16n8k8.tf32", d, a, b);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4
 #endif
 }
 
-// sm_89 on. The sum has fewer fraction bits than an f32 (see workloads/operators/_accumulation.py).
+// sm_89 on. Its sums have fewer fraction bits than an f32 (see workloads/operators/_accumulation.py).
 __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #ifdef TUNEBENCH_EMULATE
   on_host::mma<e4m3_t>("mma.m16n8k32.e4m3", d, a, b);
@@ -164,7 +164,8 @@ __device__ __forceinline__ void mma_m16n8k16<bf16_t>(float (&d)[4], const u32 (&
 
 // ---- bytes of registers ------------------------------------------------------------------------------------
 
-// Byte i of the result is byte s of `low` (s from 0 to 3) or of `high` (4 to 7), where s is hexadecimal digit i of SELECTOR.
+// Byte i of the result is byte s of `low` (s from 0 to 3) or of `high` (4 to 7), where s is hexadecimal digit i of
+// SELECTOR.
 template <u32 SELECTOR>
 __device__ __forceinline__ u32 pick_bytes(u32 low, u32 high) {
   static_assert((SELECTOR & 0xffff8888u) == 0, "four digits from 0 to 7");
@@ -301,7 +302,7 @@ __device__ __forceinline__ void cp_async_cg(void* target, const void* source, in
 #endif
 }
 
-// Closes this thread's group of copies (it may be empty).
+// Closes this thread's group of copies, which may be empty.
 __device__ __forceinline__ void cp_async_commit() {
 #ifdef TUNEBENCH_EMULATE
   emulated::commit_copies();
@@ -310,7 +311,7 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-// Waits until at most the N latest groups of this thread are under way.
+// Waits until at most the N latest groups of this thread are in flight.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
 #ifdef TUNEBENCH_EMULATE

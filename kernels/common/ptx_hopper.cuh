@@ -1,10 +1,11 @@
 #pragma once
-// Instructions of Hopper alone (sm_90a): one wrapper each, and beside it what the emulator makes of it (its models are
-// in shim/hopper.h). Needs types.cuh and ptx.cuh.
+// Wrappers of PTX instructions that only Hopper has (sm_90a), each with a call of the emulator's model (in
+// shim/hopper.h). Needs types.cuh and ptx.cuh.
 //
-// Shared memory goes by its 32-bit address (`shared_address`). Source: PTX ISA, the section that each group names.
+// Shared memory is addressed by 32-bit addresses (`shared_address`). Source: PTX ISA, the section that each group
+// names.
 
-// Opaque: the host encodes it, the copy engine reads it. A kernel takes it as `const __grid_constant__ TensorMap`.
+// Opaque: encoded by the host, read by TMA. A kernel takes it as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
   u8 bytes[128];
 };
@@ -26,8 +27,8 @@ __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 count) {
 #endif
 }
 
-// Makes barriers that this thread has initialised known to the copy engine and to the cluster, other threads wait at a
-// barrier after it.
+// Makes initialised barriers of this thread visible to TMA and to the cluster; other threads must wait at a barrier
+// after this call.
 __device__ __forceinline__ void fence_mbarrier_init() {
 #ifdef TUNEBENCH_EMULATE
   emulated::fence_mbarrier_init();
@@ -44,8 +45,9 @@ __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
 #endif
 }
 
-// Of a block of the cluster: `barrier` comes from cluster_address. It does not show what threads have written to those
-// of another block: that would flush all memory, and who says no more than that a buffer was read need not.
+// Arrives at a barrier of a block of the cluster: `barrier` comes from cluster_address. It does not make this thread's
+// writes visible to the other block: that would flush all memory, and is not needed to report that a buffer has been
+// read.
 __device__ __forceinline__ void mbarrier_arrive_remote(u32 barrier) {
 #ifdef TUNEBENCH_EMULATE
   emulated::mbarrier_arrive(barrier, 0);
@@ -54,7 +56,7 @@ __device__ __forceinline__ void mbarrier_arrive_remote(u32 barrier) {
 #endif
 }
 
-// Arrives, and has the phase wait for that many bytes of bulk copies, too.
+// Arrives, and makes the phase wait for that many bytes of bulk copies, too.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
 #ifdef TUNEBENCH_EMULATE
   emulated::mbarrier_arrive(barrier, bytes);
@@ -64,7 +66,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes
 #endif
 }
 
-// Waits for the end of the phase of this parity, and sees what those wrote that arrived in it.
+// Waits for the end of the phase of this parity; writes of threads that arrived in it are then visible.
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 #ifdef TUNEBENCH_EMULATE
   emulated::mbarrier_wait(barrier, parity);
@@ -111,8 +113,8 @@ __device__ __forceinline__ void copy_box_3d(u32 target, const TensorMap& map, in
 #endif
 }
 
-// To the same place in every block of the cluster that `blocks` has a bit for; each has its own barrier told, at the
-// place where `barrier` is in this block.
+// Copies to the same offset in every block of the cluster whose bit in `blocks` is set; each block's own barrier, at
+// the offset of `barrier`, counts the bytes.
 __device__ __forceinline__ void copy_box_3d_multicast(u32 target, const TensorMap& map, int x, int y, int z,
                                                       u32 barrier, u16 blocks) {
 #ifdef TUNEBENCH_EMULATE
@@ -127,9 +129,9 @@ __device__ __forceinline__ void copy_box_3d_multicast(u32 target, const TensorMa
 #endif
 }
 
-// The same of a column of pixels ("im2col mode"), of a map of images by width, height and channels: from the pixel that
-// has the filter's first tap at (x, y) of image `image` on, which must be in the map's box of pixels. Of each pixel it
-// brings channels from `channel` on, those of the pixel (right, down) from there, where another tap of the filter is.
+// Copies a column of pixels ("im2col mode") of a tensor map of images by width, height and channels, from the pixel
+// with the filter's first tap at (x, y) of image `image` on, which must be in the map's box of pixels. For each pixel
+// it copies channels from `channel` on, of the pixel at distance (right, down), where another tap of the filter is.
 __device__ __forceinline__ void copy_pixels_4d(u32 target, const TensorMap& map, int channel, int x, int y, int image,
                                                u16 right, u16 down, u32 barrier) {
 #ifdef TUNEBENCH_EMULATE
@@ -160,7 +162,7 @@ __device__ __forceinline__ void copy_pixels_4d_multicast(u32 target, const Tenso
 #endif
 }
 
-// Brings a map near before its first use.
+// Prefetches a tensor map before its first use.
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 #ifdef TUNEBENCH_EMULATE
   (void)map;
@@ -182,7 +184,7 @@ __device__ __forceinline__ u64 matrix_descriptor_128(u32 start, u32 leading, u32
   return u64((start & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | u64(1) << 62;
 }
 
-// Before the first product, and wherever registers of a product were used otherwise.
+// Required before the first product, and after registers of a product were used otherwise.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef TUNEBENCH_EMULATE
   emulated::warpgroup_fence();
@@ -200,7 +202,7 @@ __device__ __forceinline__ void wgmma_commit() {
 #endif
 }
 
-// Waits until at most the N latest groups are under way. Sums need `settle` on top of it before they are used.
+// Waits until at most the N latest groups are in flight. Sums also need `settle` before they are used.
 template <int N>
 __device__ __forceinline__ void wgmma_wait() {
 #ifdef TUNEBENCH_EMULATE
@@ -210,7 +212,7 @@ __device__ __forceinline__ void wgmma_wait() {
 #endif
 }
 
-// No instruction: keeps the compiler from using sums before the wait that stands in front of this.
+// No instruction: keeps the compiler from using sums before the preceding wait.
 template <int N>
 __device__ __forceinline__ void settle(float (&sums)[N][4]) {
 #ifndef TUNEBENCH_EMULATE
@@ -220,8 +222,8 @@ __device__ __forceinline__ void settle(float (&sums)[N][4]) {
 #endif
 }
 
-// Has the compiler compute `value`, which is never -1, before what follows: it would have a wait for products come before
-// work that they should be under way together with, for want of anything that says otherwise.
+// Makes the compiler compute `value`, which is never -1, before the following code. Otherwise it may move a wait for
+// products ahead of work that should overlap with them.
 __device__ __forceinline__ void computed_by_now(float value) {
 #ifdef TUNEBENCH_EMULATE
   (void)value;
@@ -257,7 +259,8 @@ constexpr bool IS_BF16<bf16_t> = true;
 #define WGMMA_NAMES_256                                                                                           \
   WGMMA_NAMES_192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114," \
                   "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-// Operands that follow the N / 2 sums: the descriptors, whether to add, and, with 16-bit types, which is X-major.
+// Operands after the N / 2 sums: the descriptors, whether to accumulate, and, for 16-bit types, which operand is
+// X-major.
 #define WGMMA_BEGIN(n, kind, of_a, of_b, add)                                                         \
   "{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n kind " {"       \
   WGMMA_NAMES_##n "}, " of_a ", " of_b ", p, 1, 1"
@@ -297,7 +300,7 @@ constexpr bool IS_BF16<bf16_t> = true;
     WGMMA_REGISTERS(256, type, "{%128,%129,%130,%131}", "%132", "%133", "%134")
 #endif
 
-// Widths that are written out.
+// Instantiated widths.
 template <int N>
 constexpr bool IS_WGMMA_WIDTH = N == 64 || N == 128 || N == 192 || N == 256;
 
@@ -394,7 +397,7 @@ __device__ __forceinline__ void take_registers() {
 
 // ---- clusters ("barrier.cluster", "mapa") --------------------------------------------------------------------
 
-// Of this block in its cluster.
+// Rank of this block in its cluster.
 __device__ __forceinline__ u32 cluster_rank() {
 #ifdef TUNEBENCH_EMULATE
   return emulated::cluster_rank();
@@ -405,7 +408,7 @@ __device__ __forceinline__ u32 cluster_rank() {
 #endif
 }
 
-// The address in block `rank` of the cluster of what has this address here.
+// The address in block `rank` of the cluster that corresponds to this address here.
 __device__ __forceinline__ u32 cluster_address(u32 address, u32 rank) {
 #ifdef TUNEBENCH_EMULATE
   return emulated::cluster_address(address, rank);
@@ -416,7 +419,7 @@ __device__ __forceinline__ u32 cluster_address(u32 address, u32 rank) {
 #endif
 }
 
-// All threads of all blocks of the cluster call both, with whatever between that needs nobody.
+// All threads of all blocks of the cluster call both; independent work may be placed between them.
 __device__ __forceinline__ void cluster_arrive() {
 #ifdef TUNEBENCH_EMULATE
   emulated::cluster_arrive();

@@ -1,8 +1,7 @@
 #pragma once
-// Element types, their conversions, and accesses of several elements at once.
-//
-// Header-free, so that NVRTC spends its time on the kernel. With TUNEBENCH_EMULATE the same text is compiled by
-// the host's C++ compiler, and each PTX instruction has a body beside it that computes the same bits.
+// Element types, their conversions, and accesses of several elements at once. It includes no header, so that NVRTC
+// compiles fast. With TUNEBENCH_EMULATE the host's C++ compiler compiles the same text, and each PTX instruction has an
+// alternative body that computes the same bits.
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -23,7 +22,7 @@ struct e4m3_t {
   u8 bits;  // 1 sign, 4 exponent (bias 7), 3 fraction bits; no infinities, NaN where all seven are set
 };
 
-// What an element is multiplied as, and what products are summed in.
+// The type in which elements are multiplied and products are summed.
 template <class T>
 struct WideOf {
   using type = float;
@@ -65,7 +64,7 @@ __device__ __forceinline__ float to_float(bf16_t value) { return __uint_as_float
 // Source: PTX ISA, "cvt"; Micikevicius et al., "FP8 formats for deep learning", 2022.
 __device__ __forceinline__ float to_float(e4m3_t value) {
 #if !defined(TUNEBENCH_EMULATE) && __CUDA_ARCH__ >= 890
-  u32 pair;  // two f16, of which the lower is ours
+  u32 pair;  // two f16; the lower one is the result
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(u16(value.bits)));
   return to_float(half_t{u16(pair)});
 #else
@@ -123,7 +122,7 @@ __device__ __forceinline__ bf16_t from_float<bf16_t>(float value) {
 #endif
 }
 
-// What is beyond the largest number, 448, becomes it: the type has no infinity.
+// Values beyond the largest number, 448, become 448: the type has no infinity.
 template <>
 __device__ __forceinline__ e4m3_t from_float<e4m3_t>(float value) {
 #if !defined(TUNEBENCH_EMULATE) && __CUDA_ARCH__ >= 890
@@ -142,7 +141,7 @@ __device__ __forceinline__ e4m3_t from_float<e4m3_t>(float value) {
 #endif
 }
 
-// Two elements in one register, `low` at the lower address: the way mma fragments and epilogues hold them.
+// Two elements in one register, `low` at the lower address, as in mma fragments and epilogues.
 template <class T>
 __device__ __forceinline__ u32 pack2(float low, float high) {
   return u32(from_float<T>(low).bits) | u32(from_float<T>(high).bits) << 16;
@@ -190,7 +189,7 @@ __device__ __forceinline__ float multiply_add(float a, float b, float c) {
 #endif
 }
 
-// The same of integers, which takes the multiply-add pipe too.
+// The same for integers, which also uses the multiply-add pipe.
 __device__ __forceinline__ i32 multiply_add(i32 a, i32 b, i32 c) {
 #ifdef TUNEBENCH_EMULATE
   emulated::count_f32();
@@ -198,7 +197,7 @@ __device__ __forceinline__ i32 multiply_add(i32 a, i32 b, i32 c) {
   return a * b + c;
 }
 
-// `result` is that of one addition or multiplication.
+// Counts `result` as one addition or multiplication.
 __device__ __forceinline__ float f32_op(float result) {
 #ifdef TUNEBENCH_EMULATE
   emulated::count_f32();

@@ -1,7 +1,7 @@
 """Base class of matrix products on Hopper's tensor cores by wgmma.
 
-The cuda_wgmma variants of gemm and gated_gemm derive from it. TMA copies tiles of a and b as boxes into a ring
-of buffers. The device code is in gemm_wgmma.cuh.
+The cuda_wgmma variants of gemm and gated_gemm derive from it. TMA copies tiles of a and b as boxes into a
+ring of buffers. The device code is in gemm_wgmma.cuh.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ RING = (
 
 
 def fits(bm: Any, bn: Any, workload: Gemm) -> Any:
-    """No tile may be twice as large as the problem if a smaller one exists; all must have a number."""
+    """Tiles must be less than twice as large as c unless no smaller one exists, and be countable."""
     worthwhile = ((bm < 2 * workload.m) | (bm == 64)) & ((bn < 2 * workload.n) | (bn == 64))
     return worthwhile & (gemm.blocks(workload, 1.0 * bm, 1.0 * bn) <= gemm.MAX_BLOCKS / 4)
 
 
 def steps_are_lines(bk: Any, workload: Any) -> Any:
-    """A step must be one line or two, and no step of two may be twice as long as k."""
+    """A step must be one line, or two lines that are less than twice k."""
     lines = bk * itemsize(workload.dtype) / LINE_BYTES
     return (lines == 1) | ((lines == 2) & (bk < 2 * workload.k))
 
 
 def stages_have_tiles(bk: Any, stages: Any, workload: Any) -> Any:
-    """The ring must not hold more than two tiles' steps."""
+    """The ring must hold the steps of two tiles at most."""
     return (stages == 2) | (stages <= 2 * ceil_div(workload.k, bk))
 
 
 def cluster_has_tiles(bm: Any, bn: Any, cluster_m: Any, cluster_n: Any, workload: Any) -> Any:
-    """Clusters are of one or two blocks, and there must be a tile for each."""
+    """A cluster has one or two blocks, and there must be a tile for each."""
     both_busy = ((cluster_m == 1) | (bm < workload.m)) & ((cluster_n == 1) | (bn < workload.n))
     return (cluster_m * cluster_n <= 2) & both_busy
 
 
 def constraints(matrices: int = 1) -> tuple[Constraint, ...]:
-    """Return those of a space for `matrices` products of the same rows of a, all but `fits`."""
+    """Return the constraints of a space for products of a with `matrices` matrices b, except `fits`."""
     return (
         wgmma_tile.consumers_share_the_tile,
         wgmma_tile.sums_stay_in_registers(matrices),
@@ -117,17 +117,17 @@ class WgmmaGemm(TiledGemm[W]):
         return None
 
     def target(self, device: Device) -> str:
-        """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
+        """Return sm_90a: only this target has wgmma and setmaxnreg."""
         return "sm_90a"
 
     def default(self, workload: W, device: Device) -> Config:
-        """Return the usual tile of which the busiest SM has the least to do."""
+        """Return the usual tile with the least work for the busiest SM."""
         whole = self.product(workload)
 
         def work(config: Config) -> int:
             bm, bn = config["bm"], config["bn"]
             rounds = ceil_div(gemm.blocks(whole, bm, bn), device.sm_count)
-            # Multiplying a tile costs with its area, reading it with its edges.
+            # The cost of multiplying a tile grows with its area, that of reading it with its edges.
             return int(
                 rounds * (self.operation.MATRICES * bm * bn + 48 * (bm + self.operation.MATRICES * bn))
             )
@@ -136,7 +136,7 @@ class WgmmaGemm(TiledGemm[W]):
         return self.space.first_valid(ordered, workload=workload, device=device)
 
     def _usual(self, workload: W, device: Device) -> Iterator[Config]:
-        """Yield the usual tiles, as deep as shared memory and k allow; in pairs if they fill the device."""
+        """Yield the usual tiles with the most stages that fit; as clusters of two if they fill the device."""
         whole = self.product(workload)
         for bm, bn, consumers in self.usual:
             bk = LINE_BYTES // itemsize(whole.dtype)
@@ -168,7 +168,7 @@ class WgmmaGemm(TiledGemm[W]):
         return wgmma_tile.smem_bytes(config, workload.dtype, self.operation.MATRICES)
 
     def costs(self, workload: W, table: Table, device: Device) -> Costs:
-        """Count tiles as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied."""
+        """Count tiles as blocks, as persistent blocks share tiles. Parts beyond the edge multiply zeros."""
         names = ("bm", "bn", "bk", "consumers", "cluster_m", "cluster_n")
         bm, bn, bk, consumers, cluster_m, cluster_n = (table[name].astype(np.float64) for name in names)
         whole = self.product(workload)
@@ -183,22 +183,23 @@ class WgmmaGemm(TiledGemm[W]):
             smem_bytes=self.smem_bytes(workload, table),
             mma_flop=self.operation.MATRICES * 2 * bm * bn * padded_k,
             mma_dtype=whole.dtype,
-            # Written and read once: how often wgmma reads an operand that its warps share is not published.
+            # Written once and read once. How often wgmma reads an operand that its warps share is not
+            # published.
             smem_traffic_bytes=2 * size * padded_k * (bm + self.operation.MATRICES * bn),
-            # What the least block, at the corner of c, reads.
+            # Copies of the smallest tile, at the edge of c.
             fill_bytes=(of_a + self.operation.MATRICES * of_b) * size,
             # Four warps issue each product of 64 rows, whether the tile has one consumer or all.
             instructions=self.operation.MATRICES * 4 * bm / 64 * padded_k * size / 32,
-            # A warpgroup adds 32 bytes of k by one product of 64 x bn: bn / 2 clocks of all tensor cores of
-            # its SM, and the next adds to the same sums; sums of another b are others. In pingpong a block
-            # has as many tiles under way as consumers. A tile waits for its first copy, but that may be while
-            # the tile before is multiplied, unless there is none.
+            # A warpgroup adds 32 bytes of k by one product of 64 x bn, which takes bn / 2 clocks of all
+            # tensor cores of its SM. The next product adds to the same sums; each matrix b has its own sums.
+            # In pingpong a block works on as many tiles as it has consumers. A tile waits for its first copy,
+            # unless the tile before hides that wait.
             chain_clocks=np.where(tiles <= device.sm_count, device.l2_latency, 0.0)
             + padded_k * size / 32 * bn / 2 / np.where(table["pingpong"] == 1, consumers, 1),
         )
 
     def claims(self, workload: W, config: Config) -> tuple[str, ...]:
-        """Products of warpgroups, bulk tensor copies, and registers that move where they are scarce."""
+        """Return warpgroup products, bulk tensor copies, and setmaxnreg where registers move."""
         product = "QGMMA" if self.product(workload).dtype == "e4m3" else "HGMMA"
         return (product, "UTMALDG", *(["USETMAXREG"] if wgmma_tile.registers_move(config) else []))
 
@@ -218,7 +219,7 @@ class WgmmaGemm(TiledGemm[W]):
         }
 
     def launches(self, workload: W, config: Config) -> tuple[Launch, ...]:
-        """Return one launch, of a block a tile or of as many as stay."""
+        """Return one launch of persistent blocks, one tile per block at most."""
         whole, cluster_m, cluster_n = self.product(workload), config["cluster_m"], config["cluster_n"]
         clusters = gemm.blocks(whole, config["bm"] * cluster_m, config["bn"] * cluster_n)
         return (
@@ -234,7 +235,7 @@ class WgmmaGemm(TiledGemm[W]):
         )
 
     def _maps(self, workload: W, config: Config) -> Iterator[TensorMap]:
-        """Yield how tiles of a are copied, and those of each b."""
+        """Yield the tensor maps of a and of each b."""
         bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
         trans, (a, *each_b) = self.product(workload).trans, workload.inputs()[: 1 + self.operation.MATRICES]
         yield wgmma_tile.panel_map(a, trans[0] == "n", bm, bk, config["cluster_n"])

@@ -1,6 +1,8 @@
-"""How warpgroups that multiply by wgmma share a block's tile, and what that takes: gemm and its kin, conv2d.
+"""Tiles of a block that multiplies by wgmma: warpgroups, registers, shared memory, tensor maps, constraints.
 
-Constraints here are of spaces with parameters bm, bn, consumers, pingpong, min_blocks.
+Used by gemm, gated_gemm, conv2d and attention. The constraints are for spaces with the parameters bm, bn,
+consumers, pingpong and min_blocks. A consumer is a warpgroup that multiplies; the producer is the warpgroup
+that copies.
 """
 
 from __future__ import annotations
@@ -42,32 +44,32 @@ TILE = ("bm", "bn", "bk", "consumers", "stages", "staged")
 """Parameters that decide the shared memory of a block."""
 
 LINE_BYTES = 128
-"""A line of a tile in shared memory: the longest that is swizzled."""
+"""Bytes per line of a tile in shared memory: the longest swizzled line."""
 
 MOST_EXTENT = 2**31 - 2048
-"""Coordinates of copies are 32-bit and signed; a cluster's tiles may reach so far beyond the edge."""
+"""Largest dimension: copies have signed 32-bit coordinates, and tiles may extend beyond the edge."""
 
 REGISTERS = 65536
-"""Of an SM."""
+"""Registers of an SM."""
 
 PRODUCER_REGISTERS = 32
-"""What the copying warpgroup keeps: with less, code for clusters spills."""
+"""Registers per thread of the producer: with fewer, code for clusters spills."""
 
 OTHER_REGISTERS = 40
-"""What a multiplying thread needs besides its sums."""
+"""Registers per thread of a consumer besides its sums."""
 
 INSTRUCTION_REGISTERS = 26
-"""What one wgmma needs besides its sums, of the registers a thread is launched with, or ptxas refuses it.
+"""Registers at launch that one wgmma needs besides its sums; with fewer, ptxas fails.
 
-Source: its error C7602, for each width of wgmma.
+Source: error C7602 of ptxas, for each width of wgmma.
 """
 
 AFFORDABLE_FMA = 60_000_000
-"""Multiply-adds that emulation does in a second: it multiplies by whole warpgroups."""
+"""Most multiply-adds of an emulation workload: emulation of wgmma does them in a second."""
 
 
 def threads(consumers: Any) -> Any:
-    """Return the threads of a block: those that multiply, and a warpgroup that copies."""
+    """Return the threads of a block: consumers and one producer warpgroup."""
     return 128 * (consumers + 1)
 
 
@@ -77,28 +79,31 @@ def rows(bm: Any, consumers: Any, pingpong: Any) -> Any:
 
 
 def sums(bm: Any, bn: Any, consumers: Any, pingpong: Any) -> Any:
-    """Return the sums that a multiplying thread keeps."""
+    """Return the sums per thread of a consumer."""
     return rows(bm, consumers, pingpong) * bn // 128
 
 
 def launched_registers(consumers: Any, min_blocks: Any) -> Any:
-    """Return the registers a thread is launched with: what there is for all, by 8."""
+    """Return the registers per thread at launch: the most that all threads can have, a multiple of 8."""
     return REGISTERS // (min_blocks * threads(consumers)) // 8 * 8
 
 
 def consumer_registers(consumers: Any, min_blocks: Any, producer_registers: int = PRODUCER_REGISTERS) -> Any:
-    """Return the registers a multiplying thread may have when the copying ones have given theirs."""
+    """Return the registers per thread of a consumer after the producer has released some of its registers."""
     block = (consumers + 1) * launched_registers(consumers, min_blocks)
     return np.minimum(240, (block - producer_registers) // consumers // 8 * 8)
 
 
 def registers_move(config: Config) -> bool:
-    """Tell whether they must: not where every thread is launched with as many as it can name."""
+    """Return whether registers move from the producer to consumers (setmaxnreg).
+
+    They do not where every thread is launched with the most registers an instruction can address.
+    """
     return bool(launched_registers(config["consumers"], config["min_blocks"]) < 240)
 
 
 def moved_registers(config: Config, producer_registers: int = PRODUCER_REGISTERS) -> dict[str, int]:
-    """Return what a kernel is told of the registers that warpgroups keep; 0 if none move."""
+    """Return the constants for setmaxnreg: registers per thread of producer and consumers, 0 if none move."""
     taken = consumer_registers(config["consumers"], config["min_blocks"], producer_registers)
     return {
         "PRODUCER_REGISTERS": producer_registers,
@@ -107,7 +112,7 @@ def moved_registers(config: Config, producer_registers: int = PRODUCER_REGISTERS
 
 
 def staging_bytes(consumers: Any, staged: Any = 1) -> Any:
-    """Return what the warps gather results in: 16 rows of 32 columns of f32, and 8 to spread the banks."""
+    """Return the bytes of shared memory in which warps gather results: 16 rows of 32 f32, padded by 8."""
     return staged * 4 * consumers * 16 * (32 + 8) * 4
 
 
@@ -126,29 +131,29 @@ def smem_bytes(config: Any, dtype: DType, matrices: int = 1) -> Any:
 
 
 def least_copied(extent: int, tile: Any, k: int, bk: Any, parts: Any, along_k: bool) -> Any:
-    """Return the elements of an operand that the block with the last, shortest tile copies at least.
+    """Return a lower bound of the elements of an operand that the block with the shortest tile copies.
 
-    Zeros come from nowhere. Of what `parts` blocks of a cluster share, each reads a part; whether the rest
-    passes the same port is not known.
+    Elements beyond the edge are not read. Each of the `parts` blocks of a cluster reads one part of a shared
+    tile. Whether the other parts pass the same port is not known, so they are not counted.
     """
     last = extent - (ceil_div(extent, tile) - 1) * tile
-    if along_k:  # parts are of lines, each of k elements
+    if along_k:  # parts are groups of lines, each of k elements
         return np.maximum(0, last - (parts - 1) * tile / parts) * k
     return last * np.where(parts == 1, k, k // bk * bk / parts)
 
 
 def panel_map(tensor: Tensor, along_k: bool, extent: int, bk: int, parts: int) -> TensorMap:
-    """Return how tiles of a matrix, or of a batch of them, are copied: `extent` lines of x by `bk`.
+    """Return the tensor map for tiles of a matrix, or of a batch of matrices: `extent` lines of x by `bk`.
 
-    A box is one panel of `PanelTile`: lines of 128 bytes, cut across in `parts` if blocks of a cluster share
-    them.
+    A box is one panel of `PanelTile`, with lines of 128 bytes. Blocks of a cluster that share tiles copy a
+    part of each panel.
 
     Args:
         tensor: The matrix as it is stored.
         along_k: Whether its lines run along k.
         extent: Rows of op(a), or columns of op(b), of a tile.
-        bk: Its extent along k.
-        parts: Blocks that copy a part of the tile each.
+        bk: Extent of a tile along k.
+        parts: Number of blocks that each copy a part of the tile.
     """
     batch, lines, length = (1, *tensor.shape)[-3:]
     size = itemsize(tensor.dtype)
@@ -165,22 +170,22 @@ def panel_map(tensor: Tensor, along_k: bool, extent: int, bk: int, parts: int) -
 
 
 def consumers_share_the_tile(bm: Any, consumers: Any, pingpong: Any) -> Any:
-    """A consumer must have 64 or 128 rows; one alone has nobody to take turns with."""
+    """A consumer must have 64 or 128 rows; pingpong needs two consumers or more."""
     of_one = rows(bm, consumers, pingpong)
     together = (pingpong == 1) | (bm % (64 * consumers) == 0)
     return together & ((of_one == 64) | (of_one == 128)) & ((pingpong == 0) | (consumers > 1))
 
 
 def sums_stay_in_registers(matrices: int = 1, producer_registers: int = PRODUCER_REGISTERS) -> Constraint:
-    """Return the constraint on what a consumer keeps.
+    """Return the constraint on the registers of a consumer.
 
     Args:
-        matrices: Matrices b, each with sums of its own.
-        producer_registers: What the copying warpgroup keeps.
+        matrices: Number of matrices b, each with its own sums.
+        producer_registers: Registers per thread of the producer.
     """
 
     def holds(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_blocks: Any) -> Any:
-        """A consumer's sums must fit in its registers, and those of one wgmma in what it is launched with."""
+        """A consumer's sums must fit in its registers, and those of one wgmma in the registers at launch."""
         needed = matrices * sums(bm, bn, consumers, pingpong) + OTHER_REGISTERS
         one = bn // 2 + INSTRUCTION_REGISTERS
         room = consumer_registers(consumers, min_blocks, producer_registers)

@@ -1,4 +1,4 @@
-"""Convolutions as products of matrices, seen from the host: what `conv.cuh` computes with."""
+"""Host side of convolutions as products of matrices (conv.cuh): shapes, alignment, constraints, launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
 from tunebench.kernels.common import cuda_expression, prologue
 from tunebench.kernels.common.cuda import ctype
-from tunebench.space import Parameter
+from tunebench.space import Parameter, takes_config
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators._activation import IDENTITY
@@ -54,17 +54,17 @@ __all__ = [
 MAX_GRID_X = 2**31 - 1
 MAX_SCRATCH_BYTES = 2**30
 SUM_THREADS = 256
-"""Threads a block of `sum_parts` has."""
+"""Threads per block of `sum_parts`."""
 NARROW = 2**30
-"""Extents and offsets below this are safe in 32 bits, with a tile beyond the end."""
+"""Extents and offsets below this are safe in 32 bits, including a tile beyond the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidueClass:
-    """Pixels of dx that leave one remainder when divided by the stride; in other directions, all there is.
+    """Pixels of dx with the same remainder modulo the stride; in other directions, all pixels.
 
     Attributes:
-        count: How many classes are like this one.
+        count: Number of classes with the same shape.
         m: Rows of the product.
         taps: Taps of the filter that reach these pixels.
     """
@@ -79,10 +79,10 @@ class Product:
     """C (m, n) = A (m, k) B (k, n), for each group and each residue class.
 
     Attributes:
-        classes: Residue classes that have pixels, unlike ones once.
+        classes: Residue classes that have pixels, one per shape.
         n: Columns.
         depth: Channels of A in one group; for wgrad all of K, which is pixels.
-        groups: Products like this one.
+        groups: Number of groups.
     """
 
     classes: tuple[ResidueClass, ...]
@@ -92,16 +92,22 @@ class Product:
 
     @property
     def m(self) -> int:
-        """Rows of the class that has most."""
+        """Rows of the largest class."""
         return max(c.m for c in self.classes)
 
     @property
     def taps(self) -> int:
-        """Taps of the class that has most."""
+        """Taps of the class with most taps."""
         return max(c.taps for c in self.classes)
 
     def steps(self, taps: int, bk: Any, walk: Any) -> Any:
-        """Return the steps of `bk` along K in a class with `taps` taps; `walk` is "by_tap" or "flat"."""
+        """Return the steps along K of a class.
+
+        Args:
+            taps: Taps of the class.
+            bk: Length of a step.
+            walk: "by_tap" or "flat".
+        """
         by_tap, flat = taps * ceil_div(self.depth, bk), ceil_div(taps * self.depth, bk)
         return np.where(np.asarray(walk) == "by_tap", by_tap, flat)
 
@@ -118,7 +124,7 @@ class Product:
 
 @functools.lru_cache(maxsize=256)
 def product(workload: Conv2d) -> Product:
-    """Return the product that a convolution is."""
+    """Return the shape of the matrix product that computes a convolution."""
     w, c, k = workload, workload.c // workload.groups, workload.k // workload.groups
     if w.direction == "fprop":
         whole = ResidueClass(count=1, m=w.n * w.p * w.q, taps=w.r * w.s)
@@ -135,7 +141,7 @@ def product(workload: Conv2d) -> Product:
 
 
 def _residues(workload: Conv2d, image: int, taps: int) -> Counter[tuple[int, int]]:
-    """Count the remainders of the stride along an axis of dx, by pixels and by taps that reach them."""
+    """Return the number of residues modulo the stride along an axis of dx, by (pixels, reaching taps)."""
     stride = workload.stride
     reaching = Counter((tap * workload.dilation - workload.pad) % stride for tap in range(taps))
     pixels, longer = divmod(image, stride)  # the first `longer` remainders have one pixel more
@@ -155,7 +161,7 @@ def power_of_two(extent: int, most: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def alignment(workload: Conv2d, walk: str) -> tuple[int, int, int]:
-    """Return how many neighbours of A, B and C always lie together and aligned, up to 16 bytes of them."""
+    """Return the widest aligned access to A, B and C, in elements; at most 16 bytes."""
     w, most = workload, 16 // itemsize(storage(workload.dtype))
     c, k, taps = w.c // w.groups, w.k // w.groups, w.r * w.s
     pixels = w.h * w.w if w.direction == "dgrad" else w.p * w.q
@@ -174,26 +180,26 @@ def alignment(workload: Conv2d, walk: str) -> tuple[int, int, int]:
 
 
 def along_k(workload: Conv2d) -> tuple[bool, bool]:
-    """Tell for A and for B whether neighbours in memory are neighbours along K."""
+    """Return for A and for B whether neighbours in memory are neighbours along K."""
     nhwc, wgrad = workload.layout == "nhwc", workload.direction == "wgrad"
     return nhwc != wgrad, workload.direction == "fprop" or (wgrad and not nhwc)
 
 
 def _spans(workload: Conv2d) -> list[int]:
-    """Return what bounds every offset: sums of two parts, of which one may point into the padding."""
+    """Return bounds of all offsets. An offset is the sum of two parts; one may point into padding."""
     w = workload
     height, width = w.h + 2 * w.pad, w.w + 2 * w.pad
     return [
         *(tensor.size for tensor in (*w.inputs(), *w.outputs())),
         w.n * w.c * height * width,
         w.n * w.k * (height // w.stride + 2) * (width // w.stride + 2),
-        w.r * w.s * (max(w.c, w.k) // w.groups + 64),  # K tap by tap is rounded up
+        w.r * w.s * (max(w.c, w.k) // w.groups + 64),  # by tap, K is rounded up
         2 * max(height, width),
     ]
 
 
 def pairs_inside(image: int, output: int, taps: int, workload: Conv2d) -> int:
-    """Count, along one axis, the pairs of an output and a tap that meet inside the image."""
+    """Return the number of pairs of an output and a tap that meet inside the image, along one axis."""
     total = 0
     for tap in range(taps):
         offset = tap * workload.dilation - workload.pad
@@ -204,41 +210,40 @@ def pairs_inside(image: int, output: int, taps: int, workload: Conv2d) -> int:
 
 
 def limits(workload: Conv2d) -> str | None:
-    """Return why a workload exceeds 64-bit offsets and grids, or None."""
+    """Return why a workload exceeds 64-bit offsets or the grid, or None."""
     largest = max(tensor.size for tensor in (*workload.inputs(), *workload.outputs()))
     if largest >= 2**44 or max(_spans(workload)) >= 2**60:
         return "tensors must have fewer than 2**44 elements, and padded images fewer than 2**60"
     return None
 
 
-# -- what spaces have in common ----------------------------------------------------------------------------
+# -- constraints of several spaces ---------------------------------------------------------------------------
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-WALK = Parameter("walk", ("by_tap", "flat"), "K tap by tap, or taps and channels as one index")
+WALK = Parameter("walk", ("by_tap", "flat"), "order of K: tap by tap, or taps and channels as one index")
 SPLIT = Parameter("split", SPLITS, "parts of K, which a second kernel sums")
-RASTER = Parameter("raster", ("columns", "rows"), "which tiles run one after the other")
+RASTER = Parameter("raster", ("columns", "rows"), "order of tiles: along columns or along rows first")
 
 
 def walk_is_of_use(walk: Any, workload: Conv2d) -> Any:
-    """K must run by tap where there is one tap, flat where K is pixels, else either way."""
+    """K runs by tap for one tap, flat where K is pixels, else either way."""
     if workload.direction == "wgrad":
         return walk == "flat"
     return (walk == "by_tap") | (workload.r * workload.s > 1)
 
 
 def step_is_of_use(bk: Any, walk: Any, least: int, workload: Conv2d) -> Any:
-    """Tell whether a step is shorter than twice what it runs along, or the least there is."""
+    """Return whether a step is shorter than twice the extent of K, or the shortest step."""
     whole = product(workload)
     extent = np.where(walk == "by_tap", whole.depth, max(1, whole.taps) * whole.depth)
     return (bk == least) | (bk < 2 * extent)
 
 
-def split_is_of_use(
-    bm: Any, bn: Any, bk: Any, walk: Any, split: Any, workload: Conv2d, device: Device
-) -> Any:
-    """K is split only where blocks are few, into parts of 4 steps or more, whose sums fit the scratch."""
-    whole = product(workload)
+@takes_config("bm", "bn", "bk", "walk", "split")
+def split_is_of_use(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
+    """K is split only where blocks are few, into 4 steps or more, with sums that fit in the scratch."""
+    whole, (bm, bn, bk, walk, split) = product(workload), config.values()
     few = whole.tiles(1.0 * bm, 1.0 * bn) * (split // 2) < 2 * device.sm_count
     long = whole.steps(whole.taps, bk, walk) >= 4 * split
     small = 4.0 * split * workload.outputs()[0].size <= MAX_SCRATCH_BYTES
@@ -246,13 +251,13 @@ def split_is_of_use(
 
 
 def order_matters(bm: Any, bn: Any, split: Any, raster: Any, workload: Conv2d) -> Any:
-    """Tiles run rows first only if there are several both ways, and many."""
+    """Tiles run along rows first only if there are several in both directions, and K is not split."""
     whole = product(workload)
     return (raster == "columns") | ((split == 1) & (whole.m > bm) & (whole.n > bn))
 
 
 def share(extent: Any, bk: Any, vec: Any, threads: Any, runs_along_k: bool) -> tuple[Any, Any]:
-    """Return the accesses of a thread to a tile, across it and along K (`Share` in conv.cuh)."""
+    """Return the accesses of a thread to a tile: across it and along K (`Share` in conv.cuh)."""
     across, lines = (bk // vec, extent) if runs_along_k else (extent // vec, bk)
     threads_across = np.minimum(across, threads)
     counts = across // threads_across, ceil_div(lines, threads // threads_across)
@@ -260,7 +265,7 @@ def share(extent: Any, bk: Any, vec: Any, threads: Any, runs_along_k: bool) -> t
 
 
 def tiles(workload: Conv2d, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
-    """Return how tiles of bm x bn, in steps of bk, cut the product of one group and of one residue class."""
+    """Return the tiling of the product of one group and one residue class."""
     whole = product(workload)
     rows, columns, terms = {
         "fprop": ("n*p*q", "k", "c*r*s"),
@@ -280,13 +285,13 @@ def tiles(workload: Conv2d, config: Mapping[str, Any]) -> tuple[Tiling, ...]:
 
 
 def epilogue(workload: Conv2d, split: int) -> str:
-    """Return the C++ type of what the product does to its sums: nothing if these are parts."""
+    """Return the C++ type of the epilogue; partial sums have none."""
     flags = (workload.has_scale, workload.has_bias, workload.has_residual, workload.has_relu)
     named = f"Epilogue<{', '.join(str(flag and split == 1).lower() for flag in flags)}>"
     return named if workload.act == IDENTITY or split > 1 else f"Activated<{named}>"
 
 
-# What `epilogue` calls an epilogue that ends in an expression. Needs conv.cuh.
+# C++ type of an epilogue that ends in an expression. Needs conv.cuh.
 _ACTIVATED = f"""
 template <class E>
 struct Activated : E {{
@@ -298,19 +303,19 @@ struct Activated : E {{
 
 
 def injected(workload: Conv2d) -> str:
-    """Return the text of an activation that is an expression; none where there is none."""
+    """Return the source of an activation that is an expression, or "" without one."""
     return "" if workload.act == IDENTITY else cuda_expression.injected(workload.act) + _ACTIVATED
 
 
 def epilogue_tensors(workload: Conv2d) -> tuple[str, str, str]:
-    """Return the names of scale, bias and residual; for one that is not there, and not read, an input's."""
+    """Return the names of scale, bias and residual, or of an input for a missing one, which is not read."""
     known, other = {tensor.name for tensor in workload.inputs()}, workload.inputs()[0].name
     scale, bias, residual = (name if name in known else other for name in ("scale", "bias", "residual"))
     return scale, bias, residual
 
 
 def choices(workload: Conv2d, config: Mapping[str, Any], index: str) -> tuple[str, ...]:
-    """Return the template arguments that every product begins with: types, direction, layout, walk."""
+    """Return the first template arguments of every kernel: types, direction, layout, walk."""
     stored = ctype(workload.dtype)
     return (
         *(stored, stored if config["split"] == 1 else "float", index),
@@ -319,14 +324,14 @@ def choices(workload: Conv2d, config: Mapping[str, Any], index: str) -> tuple[st
 
 
 def residue_classes(workload: Conv2d) -> tuple[int, int]:
-    """Return how many residue classes rows and columns of pixels have."""
+    """Return the number of residue classes of rows and of columns."""
     if workload.direction != "dgrad":
         return 1, 1
     return min(workload.stride, workload.h), min(workload.stride, workload.w)
 
 
 def sizes(workload: Conv2d) -> tuple[int, ...]:
-    """Return what `Sizes` of conv.cuh holds, in its order."""
+    """Return the fields of `Sizes` in conv.cuh, in order."""
     w = workload
     tap_skip = w.stride // math.gcd(w.stride, w.dilation)
     return (
@@ -338,7 +343,7 @@ def sizes(workload: Conv2d) -> tuple[int, ...]:
 
 
 def scratch(workload: Conv2d, split: int) -> tuple[Tensor, ...]:
-    """Return the sums of the parts of K, if there are several."""
+    """Return the partial sums, if K is split."""
     shape = (split, workload.outputs()[0].size)
     return (Tensor(name="partial", shape=shape, dtype="f32"),) if split > 1 else ()
 
@@ -346,14 +351,14 @@ def scratch(workload: Conv2d, split: int) -> tuple[Tensor, ...]:
 def launches(
     workload: Conv2d, config: Mapping[str, Any], entry: Callable[[str], str], threads: int, smem_bytes: int
 ) -> tuple[Launch, ...]:
-    """Return the launch of a product, a block a tile, and that of the sum of its parts if K is split.
+    """Return the launch of the product, and that of the sum of its parts if K is split.
 
     Args:
-        workload: What to do.
+        workload: The convolution.
         config: A configuration with `bm`, `bn`, `split` and `raster`.
-        entry: Returns the name of the product's kernel, given the C++ type of its indices.
-        threads: Of a block.
-        smem_bytes: Of a block.
+        entry: Function of the C++ type of indices that returns the name of the kernel.
+        threads: Threads per block.
+        smem_bytes: Shared memory per block.
     """
     whole, split, out = product(workload), config["split"], workload.outputs()[0]
     tiles = ceil_div(whole.m, config["bm"]), ceil_div(whole.n, config["bn"])
@@ -377,7 +382,13 @@ def launches(
 
 
 def sum_of_parts(workload: Conv2d, split: int, *, wide: bool) -> Launch:
-    """Return the launch of `sum_parts`; `wide`: whether offsets take 64 bits."""
+    """Return the launch of `sum_parts`.
+
+    Args:
+        workload: The convolution.
+        split: Parts of K.
+        wide: Whether offsets have 64 bits.
+    """
     out, inner = workload.outputs()[0], 1 if workload.layout == "nhwc" else workload.p * workload.q
     numbers = (split, out.size, inner, workload.k)
     index = "i64" if wide else "i32"

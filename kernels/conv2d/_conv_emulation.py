@@ -1,4 +1,4 @@
-"""A small convolution like a large one: what variants run in emulation in place of theirs."""
+"""Emulation workloads of convolutions: small workloads with the same tiles, edges and alignment."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tunebench.workloads.operators.conv2d import Conv2d
 __all__ = ["Tile", "emulation_workload", "least"]
 
 MOST_WORK = 10_000_000
-"""Multiply-adds of a miniature, those of half-empty tiles included: what emulation does in a moment."""
+"""Most multiply-adds of an emulation workload, counting whole tiles: emulation does them in a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """What a block computes.
+    """Tile of a block.
 
     Attributes:
         m: Rows.
         n: Columns.
         k: Length of a step along K.
         steps: Steps along K that take every path of the main loop.
-        walk: How K runs, "by_tap" or "flat".
+        walk: Order of K, "by_tap" or "flat".
     """
 
     m: int
@@ -36,10 +36,10 @@ class Tile:
 
 
 def emulation_workload(workload: Conv2d, tile: Tile) -> Conv2d:
-    """Return a small workload of the same alignment that fills tiles, and ends within them, like a large one.
+    """Return a small workload with the same alignment and with full and partial tiles like the large one.
 
-    Filter, stride, padding and dilation stay. Two tiles each way become one where the work would be large,
-    and rows end within a tile if it takes too many of them to end with one.
+    Filter, stride, padding and dilation stay the same. There are two tiles in each direction, or one where
+    the work would be large. Rows may end within a tile if it would take too many of them to end with one.
     """
     small = workload
     for alike, tiles in itertools.product((True, False), ((2, 2), (2, 1), (1, 2), (1, 1))):
@@ -50,15 +50,19 @@ def emulation_workload(workload: Conv2d, tile: Tile) -> Conv2d:
 
 
 def _shrink(workload: Conv2d, tile: Tile, tiles: tuple[int, int], alike: bool) -> Conv2d:
-    """Return the smallest workload that has so many tiles each way, if `workload` has.
+    """Return the smallest workload with the wanted tiles, if `workload` has as many.
 
-    `alike`: whether rows must end with a tile, or within one, as they do there.
+    Args:
+        workload: The workload to emulate.
+        tile: Tile of a block.
+        tiles: Wanted tiles along rows and along columns.
+        alike: Whether rows must end with a tile, or within one, as they do in `workload`.
     """
     tiles_m, tiles_n = tiles
     taps = workload.r * workload.s
     groups = min(workload.groups, 2)
     c, k = workload.c // workload.groups, workload.k // workload.groups
-    rounds = ceil_div(tile.steps, max(1, product(workload).taps))  # for each tap, by tap
+    rounds = ceil_div(tile.steps, max(1, product(workload).taps))  # per tap if K runs by tap
     if workload.direction == "fprop":
         c, k = least(c, tile.k, rounds), least(k, tile.n, tiles_n)
     elif workload.direction == "dgrad":
@@ -77,12 +81,12 @@ def _shrink(workload: Conv2d, tile: Tile, tiles: tuple[int, int], alike: bool) -
 
 
 def least(extent: int, unit: int, count: int) -> int:
-    """Return the least extent of so many units whose last is as full as that of `extent`."""
+    """Return the smallest extent of `count` units whose last unit is as full as that of `extent`."""
     return min(extent, unit * (count - 1) + (extent % unit or unit))
 
 
 def _least_rows(c: int, taps: int, unit: int, count: int, alike: bool) -> int:
-    """Return the least number of channels, as aligned as `c` is, whose taps are rows like those of `c`."""
+    """Return the fewest channels, aligned as `c` is, whose taps fill rows of tiles as those of `c` do."""
     whole, aligned = (taps * c) % unit == 0, power_of_two(c, 8)
     for channels in range(max(2, aligned), c, aligned):
         rows = taps * channels
@@ -92,13 +96,13 @@ def _least_rows(c: int, taps: int, unit: int, count: int, alike: bool) -> int:
 
 
 def _pixels(workload: Conv2d) -> int:
-    """Return the pixels that are rows of the product, or that wgrad sums over."""
+    """Return the pixels that are rows of the product, or the summed dimension of wgrad."""
     whole = product(workload)
     return whole.depth if workload.direction == "wgrad" else whole.m
 
 
 def _images(workload: Conv2d, pixels: int) -> Iterator[Conv2d]:
-    """Yield workloads with growing images: of each size as few as have so many pixels, up to four."""
+    """Yield workloads with growing images; of each size, enough images for `pixels`, up to four."""
     filters = [(taps - 1) * workload.dilation + 1 for taps in (workload.r, workload.s)]
     least_h, least_w = (
         min(image, reach + workload.stride)

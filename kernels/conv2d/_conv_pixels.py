@@ -1,4 +1,4 @@
-"""Convolutions whose pixels the copy engine gathers ("im2col"): which pixels, and what it is told of tensors.
+"""TMA in im2col mode: the pixels that a tensor map covers, and the tensor maps of a convolution.
 
 Source: PTX ISA, "im2col mode"; CUDA Driver API, "cuTensorMapEncodeIm2col".
 """
@@ -22,23 +22,23 @@ from tunebench.workloads.operators.conv2d import Conv2d
 __all__ = ["MOST_OFFSET", "PANEL_CHANNELS", "Axis", "axes", "maps", "pixel_map", "product"]
 
 PANEL_CHANNELS = 64
-"""Channels of a line of 128 bytes."""
+"""Channels per line of 128 bytes."""
 
 MOST_OFFSET = 255
-"""Furthest that a tap may lie from the first, in images of two dimensions."""
+"""Largest distance of a tap from the first one, in images of two dimensions."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """The pixels that a map goes over, along one axis of the image it copies.
+    """Pixels that a tensor map covers, along one axis of the copied image.
 
     Attributes:
-        pixels: How many.
-        first: The first one, from the image's first.
-        stride: From one to the next.
+        pixels: Number of pixels.
+        first: Position of the first pixel in the image.
+        stride: Distance between pixels.
         image: Extent of the image.
-        reach: Furthest tap from the first one.
-        taps: How many taps reach the pixels of each residue class (dgrad; else there is one class).
+        reach: Distance of the furthest tap from the first one.
+        taps: Number of taps that reach the pixels of each residue class (dgrad; else there is one class).
     """
 
     pixels: int
@@ -50,13 +50,13 @@ class Axis:
 
     @property
     def end(self) -> int:
-        """Past the last pixel, from the image's end."""
+        """End of the pixels, relative to the end of the image."""
         return self.first + (self.pixels - 1) * self.stride + 1 - self.image
 
 
 @functools.lru_cache(maxsize=1024)
 def axes(workload: Conv2d) -> tuple[Axis, Axis]:
-    """Return the height and the width of what is copied as pixels."""
+    """Return the height and the width of the copied image."""
     w = workload
     if w.direction == "dgrad":
         return _backward(w, w.h, w.p, w.r), _backward(w, w.w, w.q, w.s)
@@ -70,7 +70,7 @@ def _forward(workload: Conv2d, image: int, output: int, taps: int) -> Axis:
 
 
 def _backward(workload: Conv2d, image: int, output: int, taps: int) -> Axis:
-    """Return the pixels of dy that the first tap meets: pixel i of each class lies i further."""
+    """Return the pixels of dy that the first tap meets; those of pixel i of each class are i further on."""
     w, found = workload, []
     for residue in range(min(w.stride, image)):
         met = (residue + w.pad - tap * w.dilation for tap in range(taps))
@@ -89,7 +89,7 @@ def _backward(workload: Conv2d, image: int, output: int, taps: int) -> Axis:
 
 @functools.lru_cache(maxsize=1024)
 def product(workload: Conv2d) -> Product:
-    """Return the product as this variant cuts it: residue classes alike, columns of wgrad in panels."""
+    """Return the product as this variant tiles it: equal residue classes, columns of wgrad in panels."""
     w, whole = workload, _conv.product(workload)
     if w.direction == "fprop":
         return whole
@@ -108,7 +108,7 @@ def product(workload: Conv2d) -> Product:
 
 
 def pixel_map(workload: Conv2d, tensor: Tensor, pixels: int) -> TensorMap:
-    """Return how panels of so many pixels are copied: lines of 64 channels, as `PanelTile` has them."""
+    """Return the tensor map for panels of `pixels` pixels: lines of 64 channels, as in `PanelTile`."""
     n, h, w, c = tensor.shape
     size = itemsize(tensor.dtype)
     rows, columns = axes(workload)
@@ -127,7 +127,7 @@ def pixel_map(workload: Conv2d, tensor: Tensor, pixels: int) -> TensorMap:
 
 
 def _filter_map(tensor: Tensor, filters: int) -> TensorMap:
-    """Return how boxes of 64 channels of so many filters are copied, of one tap."""
+    """Return the tensor map for boxes of 64 channels of `filters` filters, for one tap."""
     k, r, s, c = tensor.shape
     size = itemsize(tensor.dtype)
     return TensorMap(
@@ -140,7 +140,7 @@ def _filter_map(tensor: Tensor, filters: int) -> TensorMap:
 
 
 def _gradient_map(tensor: Tensor, pixels: int) -> TensorMap:
-    """Return how boxes of 64 filters of so many pixels of dy are copied, whatever their image."""
+    """Return the tensor map for boxes of 64 filters of `pixels` pixels of dy, across images."""
     n, p, q, k = tensor.shape
     size = itemsize(tensor.dtype)
     return TensorMap(
@@ -153,7 +153,7 @@ def _gradient_map(tensor: Tensor, pixels: int) -> TensorMap:
 
 
 def maps(workload: Conv2d, config: Mapping[str, Any]) -> tuple[TensorMap, TensorMap]:
-    """Return the maps of A and of B; what blocks of a cluster share is cut across."""
+    """Return the tensor maps of A and of B. Blocks of a cluster copy parts of shared tiles."""
     bm, bn, bk, cluster_m, cluster_n = (config[name] for name in ("bm", "bn", "bk", "cluster_m", "cluster_n"))
     first, second = workload.inputs()[:2]
     if workload.direction == "wgrad":

@@ -1,4 +1,4 @@
-"""Depthwise convolutions from the host: what tiles of pixels meet, and the space of their kernels."""
+"""Host side of depthwise convolutions: source pixels of a tile, search space, registers and shared memory."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
 from tunebench.kernels.common.gemm import alignment
-from tunebench.space import Parameter, Space
+from tunebench.space import Parameter, Space, takes_config
 from tunebench.variant import ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = ["MAX_SPAN", "SPACE", "Axis", "axes", "block_tiles", "by_value", "registers", "smem_bytes"]
 
 MAX_SPAN = 64
-"""Source pixels along an axis that a thread's tile may reach over (`Meeting` in depthwise.cuh)."""
+"""Most source pixels that a thread's tile may span along an axis (`Meeting` in depthwise.cuh)."""
 MAX_PRODUCTS = 4096
-"""Multiply-adds of a tile, all of them unrolled."""
+"""Most multiply-adds of a tile; all are unrolled."""
 OTHER_REGISTERS, SPARE_REGISTERS = 28, 40
-"""What a thread needs for addresses and sizes, and what the compiler takes on top."""
+"""Registers per thread for addresses and sizes, and those that the compiler takes in addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Rows or columns of the pixels that tiles cut, and of the source image.
+    """Rows or columns of the pixels that tiles divide, and of the source image.
 
-    Tiles are told in steps: a pixel, or in dgrad as many as the stride, since dx is cut at multiples of it.
+    Extents of tiles are in steps: one pixel, or in dgrad `stride` pixels, since dx is divided at multiples of
+    the stride.
 
     Attributes:
         name: The dimension of the workload that `extent` is.
-        extent: Pixels: of y, of dx, or in wgrad of dy.
+        extent: Pixels of y, of dx, or in wgrad of dy.
         source: Pixels of the source: of x, or in dgrad of dy.
-        taps: Of the filter.
-        stride: Of the convolution.
-        pad: Likewise.
-        dilation: Likewise.
+        taps: Taps of the filter.
+        stride: Stride of the convolution.
+        pad: Padding of the convolution.
+        dilation: Dilation of the convolution.
         backward: Whether this is dgrad.
     """
 
@@ -65,36 +66,36 @@ class Axis:
 
     @property
     def shift(self) -> int:
-        """Where the source of the first tile begins."""
+        """Offset of the source of the first tile."""
         return self.pad // self.stride if self.backward else -self.pad
 
     @property
     def remainder(self) -> int:
-        """What the stride leaves of the padding, in dgrad."""
+        """Padding modulo the stride, in dgrad."""
         return self.pad % self.stride if self.backward else 0
 
     @property
     def most_taps(self) -> int:
-        """Taps that the pixel meets that meets most."""
+        """Most taps that one pixel meets."""
         if not self.backward:
             return self.taps
         return max(Counter(tap * self.dilation % self.stride for tap in range(self.taps)).values())
 
     def places(self, steps: int) -> tuple[int, ...]:
-        """Return the source pixels that a tile reads, from where its source begins."""
+        """Return the source pixels that a tile reads, relative to the begin of its source."""
         return _places(self, steps)
 
     def reads(self, steps: int) -> int:
-        """Return how many of them there are."""
+        """Return the number of source pixels that a tile reads."""
         return len(self.places(steps))
 
     def span(self, steps: int) -> int:
-        """Return over how many source pixels a tile reaches."""
+        """Return the number of source pixels that a tile spans."""
         places = self.places(steps)
         return places[-1] - places[0] + 1 if places else 1
 
     def fewest_inside(self, steps: int) -> int:
-        """Return how many of the pixels that a tile reads lie inside the source, for the tile with fewest."""
+        """Return the fewest pixels inside the source that any tile reads."""
         firsts = np.arange(0, self.extent, steps * self.unit) // self.unit * self.source_unit + self.shift
         read = firsts[:, None] + np.array(self.places(steps), dtype=np.int64)[None, :]
         return int(((read >= 0) & (read < self.source)).sum(axis=1).min())
@@ -131,7 +132,7 @@ def axes(workload: Conv2d) -> tuple[Axis, Axis]:
 
 
 def by_value(figure: Callable[[int], float], column: Any) -> Any:
-    """Return `figure` of each value of a column, computed once for each value there is; or of a number."""
+    """Return `figure` of a number, or of each value of a column, computed once per distinct value."""
     if np.ndim(column) == 0:
         return figure(int(column))
     values, where = np.unique(column, return_inverse=True)
@@ -144,7 +145,7 @@ _TILE = ("rows", "columns", "vec", "channels", "across", "down")
 
 
 def block_tiles(workload: Conv2d, config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the tiles of blocks along channels, rows and columns (numbers or columns)."""
+    """Return the number of block tiles along channels, rows and columns (numbers or columns)."""
     rows, columns = axes(workload)
     return (
         ceil_div(workload.c, config["channels"] * config["vec"]),
@@ -154,7 +155,7 @@ def block_tiles(workload: Conv2d, config: Mapping[str, Any]) -> tuple[Any, Any, 
 
 
 def tile_is_of_use(rows: Any, columns: Any, vec: Any, workload: Conv2d) -> Any:
-    """A thread's tile must be less than twice as large as the image; its products are all unrolled."""
+    """A thread's tile must be less than twice as large as the image, with few enough products to unroll."""
     down, across = axes(workload)
     of_use = ((rows == 1) | (rows * down.unit < 2 * down.extent)) & (
         (columns == 1) | (columns * across.unit < 2 * across.extent)
@@ -164,10 +165,10 @@ def tile_is_of_use(rows: Any, columns: Any, vec: Any, workload: Conv2d) -> Any:
     return of_use & few & (spans <= MAX_SPAN)
 
 
-def threads_have_work(
-    rows: Any, columns: Any, vec: Any, channels: Any, across: Any, down: Any, workload: Conv2d
-) -> Any:
+@takes_config(*_TILE)
+def threads_have_work(config: Mapping[str, Any], workload: Conv2d) -> Any:
     """A block has 64 to 256 threads, less than half of them beyond the image, unless that is tiny."""
+    rows, columns, vec, channels, across, down = (config[name] for name in _TILE)
     (tall, wide), threads = axes(workload), channels * across * down
     of_use = (across == 1) | (across * columns * wide.unit < 2 * wide.extent)
     of_use &= (channels == 1) | (channels * vec < 2 * workload.c)
@@ -178,7 +179,7 @@ def threads_have_work(
 
 
 def neighbours_lie_together(columns: Any, vec: Any, channels: Any, across: Any, workload: Conv2d) -> Any:
-    """Neighbouring threads must read 32 bytes that lie together, or a whole line."""
+    """Neighbouring threads must read 32 contiguous bytes, or a whole line."""
     sector, wide = 32 // itemsize(storage(workload.dtype)), axes(workload)[1]
     if workload.layout == "nhwc":
         return channels * vec >= min(sector, workload.c)
@@ -186,42 +187,33 @@ def neighbours_lie_together(columns: Any, vec: Any, channels: Any, across: Any, 
 
 
 def width_is_aligned(vec: Any, workload: Conv2d) -> Any:
-    """Accesses must not leave the channels of a pixel; channels first, they are of one element."""
+    """Accesses must stay within the channels of a pixel; with channels first, they have one element."""
     most = alignment(workload.c, storage(workload.dtype)) if workload.layout == "nhwc" else 1
     return (vec <= most) & (4 * vec >= most)
 
 
 def registers(workload: Conv2d, rows: Any, columns: Any, vec: Any) -> Any:
-    """Estimate the registers a thread needs: its tile, the taps, and a line of the source.
+    """Return an estimate of the registers per thread: its tile, the taps, and a line of the source.
 
-    In wgrad the compiler reads lines well ahead, which takes as many again.
+    In wgrad the compiler reads lines well ahead, which takes as many registers again.
     """
     tall, wide = axes(workload)
     tile, ahead = rows * tall.unit * columns * wide.unit, 1 + (workload.direction == "wgrad")
     return vec * (tile + ahead * (workload.r * workload.s + by_value(wide.span, columns))) + OTHER_REGISTERS
 
 
-def registers_suffice(
-    rows: Any,
-    columns: Any,
-    vec: Any,
-    channels: Any,
-    across: Any,
-    down: Any,
-    min_blocks: Any,
-    workload: Conv2d,
-    device: Device,
-) -> Any:
-    """`min_blocks` blocks must fit on an SM without spills, and limit what the compiler would take."""
-    threads = min_blocks * channels * across * down
-    needed = registers(workload, rows, columns, vec)
+@takes_config(*_TILE, "min_blocks")
+def registers_suffice(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
+    """`min_blocks` must fit on an SM without spills, and use fewer registers than the compiler would."""
+    threads = config["min_blocks"] * config["channels"] * config["across"] * config["down"]
+    needed = registers(workload, config["rows"], config["columns"], config["vec"])
     room = np.minimum(device.registers_per_sm // threads, 255)
     fits = (threads <= device.threads_per_sm) & (needed <= room)
-    return fits & ((min_blocks == 1) | (needed + SPARE_REGISTERS > room))
+    return fits & ((config["min_blocks"] == 1) | (needed + SPARE_REGISTERS > room))
 
 
 def smem_bytes(workload: Conv2d, config: Mapping[str, Any]) -> Any:
-    """Return the shared memory of a block: the source of its tiles, and in its place sums of taps later."""
+    """Return the shared memory of a block in bytes: the source of its tiles, later sums of taps."""
     w, (tall, wide), channels = workload, axes(workload), config["channels"]
     depth, pixels = channels * config["vec"], config["across"] * config["down"]
     height = by_value(tall.span, config["rows"]) + (config["down"] - 1) * config["rows"] * tall.source_unit
@@ -230,61 +222,41 @@ def smem_bytes(workload: Conv2d, config: Mapping[str, Any]) -> Any:
     source = config["staged"] * height * width * depth * itemsize(storage(w.dtype))
     if w.direction != "wgrad":
         return source
-    # Lanes with the same channel have added up theirs (`reduce_taps`).
+    # Lanes with the same channel have already summed theirs (`reduce_taps`).
     together = np.maximum(1, 32 // channels) if w.layout == "nhwc" else np.minimum(pixels, 32)
     return np.maximum(source, 4 * (pixels // together) * w.r * w.s * depth)
 
 
-def shared_memory_fits(
-    rows: Any,
-    columns: Any,
-    vec: Any,
-    channels: Any,
-    across: Any,
-    down: Any,
-    staged: Any,
-    min_blocks: Any,
-    workload: Conv2d,
-    device: Device,
-) -> Any:
-    """What a block keeps must fit, and what `min_blocks` of them keep."""
-    values = (rows, columns, vec, channels, across, down, staged)
-    smem = smem_bytes(workload, dict(zip((*_TILE, "staged"), values, strict=True)))
-    together = min_blocks * (smem + device.smem_reserved_bytes)
+@takes_config(*_TILE, "staged", "min_blocks")
+def shared_memory_fits(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
+    """The tiles must fit in the shared memory of a block, and those of `min_blocks` in an SM's."""
+    smem = smem_bytes(workload, config)
+    together = config["min_blocks"] * (smem + device.smem_reserved_bytes)
     return (smem <= device.smem_per_block_bytes) & (together <= device.smem_per_sm_bytes)
 
 
-def split_is_of_use(
-    rows: Any,
-    columns: Any,
-    vec: Any,
-    channels: Any,
-    across: Any,
-    down: Any,
-    split: Any,
-    workload: Conv2d,
-    device: Device,
-) -> Any:
-    """Only wgrad has parts: as many as give each SM one to four blocks, if there are as many tiles."""
+@takes_config(*_TILE, "split")
+def split_is_of_use(config: Mapping[str, Any], workload: Conv2d, device: Device) -> Any:
+    """Only wgrad is split: into as many parts as give each SM one to four blocks, with a tile each."""
+    split = config["split"]
     if workload.direction != "wgrad":
         return split == 1
-    values = (rows, columns, vec, channels, across, down)
-    deep, tall, wide = block_tiles(workload, dict(zip(_TILE, values, strict=True)))
+    deep, tall, wide = block_tiles(workload, config)
     useful = (deep * split >= device.sm_count) & (deep * split <= 4 * device.sm_count)
     return (split == 1) | (useful & (split <= workload.n * tall * wide))
 
 
 SPACE = Space(
     (
-        Parameter("rows", (1, 2, 4, 8), "rows a thread computes (dgrad: times the stride)"),
-        Parameter("columns", (1, 2, 4, 8), "columns a thread computes, likewise"),
-        Parameter("vec", (1, 2, 4, 8), "channels of an access and of a thread, channels last"),
+        Parameter("rows", (1, 2, 4, 8), "rows per thread (dgrad: times the stride)"),
+        Parameter("columns", (1, 2, 4, 8), "columns per thread (dgrad: times the stride)"),
+        Parameter("vec", (1, 2, 4, 8), "channels per access and per thread, channels last"),
         Parameter("channels", (1, 2, 4, 8, 16, 32, 64), "threads of a block along channels"),
         Parameter("across", (1, 2, 4, 8, 16, 32, 64), "threads along columns"),
         Parameter("down", (1, 2, 4, 8, 16, 32, 64), "threads along rows"),
-        Parameter("staged", (0, 1), "1: a block brings what its tiles meet to shared memory"),
+        Parameter("staged", (0, 1), "1: a block copies the source of its tiles to shared memory"),
         Parameter("split", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), "parts of the pixels (wgrad)"),
-        Parameter("min_blocks", (1, 2, 4), "blocks an SM must be able to hold: limits registers"),
+        Parameter("min_blocks", (1, 2, 4), "resident blocks per SM: limits registers per thread"),
     ),
     (
         tile_is_of_use,

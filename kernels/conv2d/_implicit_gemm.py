@@ -1,8 +1,8 @@
 """Base class of implicit-GEMM convolutions in CUDA C++.
 
 `cuda_implicit_gemm` and `cuda_implicit_gemm_mma` derive from it. The convolution is a product of matrices
-whose left operand is gathered from images on its way to shared memory (conv.cuh). A variant adds its space, its
-kernel, and the costs of its inner loop.
+whose left operand is gathered from images on its way to shared memory (conv.cuh). A variant adds its space,
+its kernel, and the costs of its inner loop.
 """
 
 from __future__ import annotations

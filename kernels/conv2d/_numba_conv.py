@@ -1,4 +1,4 @@
-"""What variants of conv2d for Numba on the CPU share: the epilogue, and which of them does depthwise ones."""
+"""Parts of conv2d for Numba on the CPU that several variants share: the epilogue and limits of depthwise."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from tunebench.workloads.operators.conv2d import Conv2d
 __all__ = ["depthwise_limit", "epilogue_tensors", "finisher"]
 
 MOST_TAPS = 11
-"""Taps along an axis that a compiler still writes out one after the other."""
+"""Most taps along an axis that the compiler unrolls."""
 
 
 def depthwise_limit(workload: Conv2d) -> str | None:
-    """Return why a workload is not for loops along channels, each a group, or None."""
+    """Return why a workload is not a depthwise convolution that loops along channels can do, or None."""
     w = workload
     if w.groups != w.c or w.k != w.c:
-        return f"does groups of one channel and one filter: groups={w.groups}, c={w.c}, k={w.k}"
+        return f"computes groups of one channel and one filter: groups={w.groups}, c={w.c}, k={w.k}"
     if w.layout != "nhwc":
-        return f"does layout nhwc, not {w.layout}"
+        return f"supports layout nhwc, not {w.layout}"
     if w.pre != IDENTITY:
-        return f"multiplies what it reads as it is: it has no place for pre={w.pre}"
+        return f"does not support a prologue: pre={w.pre}"
     if max(w.r, w.s) > MOST_TAPS:
-        return f"does filters of up to {MOST_TAPS} x {MOST_TAPS} taps"
+        return f"supports filters of up to {MOST_TAPS} x {MOST_TAPS} taps"
     return None
 
 
 def epilogue_tensors(workload: Conv2d) -> tuple[str, ...]:
-    """Return the names of scale, bias and residual: the output's for one that is not there, and not read."""
+    """Return the names of scale, bias and residual, or of the output for a missing one, which is not read."""
     known, out = {tensor.name for tensor in workload.inputs()}, workload.outputs()[0].name
     return tuple(name if name in known else out for name in ("scale", "bias", "residual"))
 
 
 def finisher(workload: Conv2d) -> Callable[..., Any]:
-    """Return what turns one sum into an element of the output: `(operands, total, channel, place)`.
+    """Return the function `(operands, total, channel, place)` that applies the epilogue to one sum.
 
     Operands begin with the addresses ((images, filters, scale, bias, residual), output).
     """

@@ -1,7 +1,7 @@
 """M X M^T for a small constant M and a square X of vectors, for Numba on the CPU: Winograd's transforms.
 
-The code is written in LLVM's vectors and unrolled, since no loop over arrays becomes that for sure. Rows of M
-that differ only in some signs, as those of opposite points do, share their work.
+The code is unrolled LLVM vectors, because LLVM does not reliably vectorise loops over arrays. Rows of M that
+differ only in some signs, as those of opposite points do, share their work.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Matrix = tuple[tuple[float, ...], ...]
 
 @functools.cache
 def sandwich(matrix: Matrix) -> Callable[..., None]:
-    """Return the intrinsic that multiplies a square of vectors from the left and from the right.
+    """Return the intrinsic that multiplies a square of vectors by a matrix from the left and from the right.
 
-    It is called with `(source, at, row, column, target, to, to_row, to_column)`: addresses of f32, offsets of
+    Its arguments are `(source, at, row, column, target, to, to_row, to_column)`: addresses of f32, offsets of
     the first vectors, and distances between vectors that are neighbours in a column and in a row.
 
     Args:
@@ -85,7 +85,7 @@ class _Vectors:
         )
 
     def times(self, matrix: Matrix, vectors: Sequence[Any]) -> list[Any]:
-        """Return a matrix times a column of vectors; two rows at once where one tells much of the other."""
+        """Return a matrix times a column of vectors. Rows that differ only in signs share work."""
         found: list[Any] = []
         while len(found) < len(matrix):
             one = matrix[len(found)]
@@ -97,13 +97,13 @@ class _Vectors:
         return found
 
     def _pair(self, one: Sequence[float], other: Sequence[float], vectors: Sequence[Any]) -> list[Any]:
-        """Return two sums that differ in signs alone: what is alike, plus and minus the rest."""
+        """Return two sums that differ in signs only: the common part plus and minus the rest."""
         alike = self._sum([a if a == b else 0.0 for a, b in zip(one, other, strict=True)], vectors)
         opposite = self._sum([a if a != b else 0.0 for a, b in zip(one, other, strict=True)], vectors)
         return [self._builder.fadd(alike, opposite), self._builder.fsub(alike, opposite)]
 
     def _sum(self, coefficients: Sequence[float], vectors: Sequence[Any]) -> Any:
-        """Return the sum of vectors with a coefficient; those of 1 come first and cost no product."""
+        """Return the sum of vectors with coefficients; those of 1 come first and need no multiplication."""
         terms = sorted(
             ((c, v) for c, v in zip(coefficients, vectors, strict=True) if c),
             key=lambda term: abs(term[0]) != 1,

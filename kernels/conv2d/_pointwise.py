@@ -1,7 +1,7 @@
-"""Convolutions of one tap as products of matrices, for any variant of gemm: the same tensors, seen otherwise.
+"""Convolutions of one tap as matrix products, by any CUDA C++ variant of gemm.
 
-With a 1 x 1 filter at stride 1, without padding and channels last, images are matrices of pixels by channels
-and filters one of k by c. Nothing is copied; only names differ.
+With a 1 x 1 filter at stride 1, without padding and channels last, images are matrices of pixels by channels,
+and the filters a matrix of k by c. Nothing is copied; only names differ.
 
 direction a             b         c           trans  summed over
 fprop     x             w         y           nt     channels
@@ -40,7 +40,7 @@ _TENSORS = {
 
 @functools.lru_cache(maxsize=256)
 def gemm_of(workload: Conv2d) -> Gemm:
-    """Return the product that a convolution of one tap is; its epilogue must be one of gemm's."""
+    """Return the gemm that computes a convolution of one tap; its epilogue must be one of gemm's."""
     extents = {"n*h*w": workload.n * workload.h * workload.w, "c": workload.c, "k": workload.k}
     m, n, k = (extents[_DIMENSIONS[workload.direction][name]] for name in "mnk")
     return Gemm(
@@ -56,13 +56,13 @@ def gemm_of(workload: Conv2d) -> Gemm:
 
 
 def _conv_of(product: Gemm, like: Conv2d) -> Conv2d:
-    """Return the convolution of one image, a line of pixels, that is `product`."""
+    """Return the convolution of one image, a line of pixels, that `product` computes."""
     extents = {dimension: getattr(product, name) for name, dimension in _DIMENSIONS[like.direction].items()}
     return dataclasses.replace(like, n=1, h=1, w=extents["n*h*w"], c=extents["c"], k=extents["k"])
 
 
 def on_products(space: Space) -> Space:
-    """Return a space of gemm as one of convolutions: its constraints see the product."""
+    """Return the space of a gemm variant for convolutions: its constraints get the gemm as workload."""
 
     def seeing(constraint: Constraint) -> Constraint:
         @functools.wraps(constraint)
@@ -77,10 +77,10 @@ def on_products(space: Space) -> Space:
 
 
 class Pointwise(CudaVariant[Conv2d]):
-    """A variant of gemm that does convolutions of one tap.
+    """A variant of gemm that computes convolutions of one tap.
 
     Attributes:
-        product: The variant of gemm; `space` and the range of architectures follow it.
+        product: The variant of gemm; `space` and the range of architectures are the same.
     """
 
     operator = Conv2d
@@ -91,16 +91,16 @@ class Pointwise(CudaVariant[Conv2d]):
         return self.product.target(device)
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse what is no product of matrices as it lies in memory, and what gemm refuses."""
+        """Return why the convolution is not a gemm in memory, or why gemm refuses it, or None."""
         w = workload
         if (w.r, w.s, w.stride, w.pad, w.groups, w.layout) != (1, 1, 1, 0, 1, "nhwc"):
-            return f"{self.key} does 1 x 1 filters with stride=1, pad=0, groups=1, layout=nhwc"
+            return f"{self.key} computes 1 x 1 filters with stride=1, pad=0, groups=1, layout=nhwc"
         if w.epilogue not in Gemm.choices("epilogue"):
-            return f"{self.key} has gemm's epilogues, which {w.epilogue} is none of"
+            return f"{self.key} supports the epilogues of gemm, not {w.epilogue}"
         if w.act != IDENTITY and w.has_residual:
-            return f"{self.key} adds a residual behind act={w.act}, as gemm does"
+            return f"{self.key} adds a residual after act={w.act}, as gemm does"
         if w.n * w.h * w.w >= 2**31:
-            return f"{self.key} does fewer than 2**31 pixels"
+            return f"{self.key} supports fewer than 2**31 pixels"
         reason = self.product.limits(gemm_of(w), device)
         return reason and reason.replace(self.product.key, self.key)
 
@@ -109,7 +109,7 @@ class Pointwise(CudaVariant[Conv2d]):
         return self.product.default(gemm_of(workload), device)
 
     def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut pixels, filters and channels."""
+        """Return the tiling of pixels, filters and channels."""
         names = _DIMENSIONS[workload.direction]
         tiles = self.product.tiles(gemm_of(workload), config)
         return tuple(dataclasses.replace(tiling, dimension=names[tiling.dimension]) for tiling in tiles)
@@ -119,7 +119,7 @@ class Pointwise(CudaVariant[Conv2d]):
         return self.product.costs(gemm_of(workload), table, device)
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
-        """Return what gemm claims of its machine code."""
+        """Return the instructions that gemm claims."""
         return self.product.claims(gemm_of(workload), config)
 
     def source(self, workload: Conv2d, config: Config) -> str:
@@ -131,7 +131,7 @@ class Pointwise(CudaVariant[Conv2d]):
         return self.product.scratch(gemm_of(workload), config)
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
-        """Return gemm's launches, of the tensors of the convolution."""
+        """Return gemm's launches, with the tensors of the convolution."""
         names = _TENSORS[workload.direction]
 
         def renamed(argument: Any) -> Any:
@@ -145,7 +145,7 @@ class Pointwise(CudaVariant[Conv2d]):
         )
 
     def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
-        """Return gemm's miniature as a line of pixels."""
+        """Return gemm's emulation workload as a line of pixels."""
         product = gemm_of(workload)
         small = self.product.emulation_workload(product, config)
         return workload if small == product else _conv_of(small, workload)

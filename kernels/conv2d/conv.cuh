@@ -1,32 +1,32 @@
 #pragma once
-// Convolutions as products of matrices, one a group: C (M, N) = A (M, K) B (K, N). A is gathered from images while
-// it is needed and never formed. Needs types.cuh and epilogue.cuh.
+// Convolutions as matrix products, one per group: C (M, N) = A (M, K) B (K, N). A is gathered from images on demand and
+// never stored. Needs types.cuh and epilogue.cuh.
 //
 //            M                    N          K                    A     B         C
 //   fprop    pixels of y          filters    taps and channels    x     filters   y
 //   dgrad    pixels of dx         channels   taps and filters     dy    filters   dx
 //   wgrad    taps and channels    filters    pixels of y          x     dy        filters
 //
-// Each index of M or K is three digits: image, row, column of a pixel; or row and column of a tap, and a channel, in
-// the order that the tensors have in memory. What an element needs is affine in the digits, so it is a part that
-// depends on its row of A plus a part that depends on its column: where it lies in the tensor, and at which row and
-// column of the image, by which padding is told.
+// Each index of M or K has three digits: image, row, column of a pixel; or row and column of a tap, and a channel, in
+// the order that the tensors have in memory. The address of an element, and its row and column in the image (which tell
+// padding from pixels), are affine in the digits: each is a part from the row of A plus a part from its column.
 //
 // dgrad with a stride: a tap reaches pixel h of dx only if h + pad - tap * dilation is a multiple of the stride. So
-// pixels are taken one residue class of the stride at a time, with the taps that reach it; no product is wasted.
+// pixels are taken one residue class of the stride at a time, with the taps that reach it; no products with zeros are
+// computed.
 
 enum Direction { FPROP, DGRAD, WGRAD };
 enum Layout { NCHW, NHWC };
 
-// How K runs: FLAT, taps and channels (or pixels) as one index in the order of memory; or BY_TAP, tap after tap,
-// the channels of each rounded up to whole steps, so that one step has one tap.
+// Order of K. FLAT: taps and channels (or pixels) as one index, in the order of memory. BY_TAP: tap after tap, with the
+// channels of each rounded up to whole steps, so that one step has one tap.
 enum Walk { FLAT, BY_TAP };
 
 template <class I>
 struct Sizes {
-  I n, c, h, w, k, r, s, p, q;  // c and k of one group
+  I n, c, h, w, k, r, s, p, q;  // c and k per group
   I stride, pad, dilation, groups;
-  I tap_skip, tap_shift;          // dgrad: taps from one that reaches a pixel to the next; pixels of dy between them
+  I tap_skip, tap_shift;          // dgrad: step between taps that reach a pixel; pixels of dy between
   I row_classes, column_classes;  // dgrad: residue classes of the stride
 };
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ i64 divide(i64 a, i64 b) { return i64(u64(a) / u64(b)
 __device__ __forceinline__ bool within(i32 x, i32 size) { return u32(x) < u32(size); }
 __device__ __forceinline__ bool within(i64 x, i64 size) { return u64(x) < u64(size); }
 
-// Returns the lowest digit of `index`, in a base, and takes it off.
+// Returns the lowest digit of `index` in base `base`, and removes it from `index`.
 template <class I>
 __device__ __forceinline__ I take(I& index, I base) {
   const I rest = divide(index, base), digit = index - rest * base;
@@ -45,8 +45,8 @@ __device__ __forceinline__ I take(I& index, I base) {
   return digit;
 }
 
-// A row so far outside that no tap reaches an image from it. Rows of images, padding included, are below a quarter
-// of the type's range.
+// A row so far outside that no tap reaches an image from it. Rows of images, with padding, are below a quarter of the
+// type's range.
 template <class I>
 constexpr I FAR_OUTSIDE = -(I(1) << (8 * sizeof(I) - 2));
 
@@ -55,7 +55,7 @@ struct Digits {
   I high, middle, low;
 };
 
-// Digits by their bases; the highest has none.
+// Splits an index into digits by their bases; the highest digit has no base.
 template <class I>
 struct Radix {
   I middle, low;
@@ -72,25 +72,25 @@ struct Radix {
   }
 };
 
-// ---- one direction of the image ------------------------------------------------------------------------------------
+// ---- one axis of the image -----------------------------------------------------------------------------------------
 
 template <class I>
 struct Axis {
   I extent;                 // pixels along this axis
-  I stride, first;          // pixel i sees tap 0 at i * stride + first of A's image,
-  I step, taps;             // tap t at t * step from there
+  I stride, first;          // pixel i meets tap 0 at i * stride + first of A's image,
+  I step, taps;             // and tap t at t * step from there
   I size;                   // of A's image
   I tap_first, tap_step;    // tap t is tap_first + t * tap_step of the filter
   I out_stride, out_first;  // pixel i is i * out_stride + out_first of C's image (fprop, dgrad)
 };
 
-// Pixels are those of y, as in fprop and wgrad.
+// Pixels of y, as in fprop and wgrad.
 template <class I>
 __device__ __forceinline__ Axis<I> forward_axis(I image, I out, I taps, const Sizes<I>& sizes) {
   return {out, sizes.stride, -sizes.pad, sizes.dilation, taps, image, 0, 1, 1, 0};
 }
 
-// Pixels are those of dx that leave the remainder `residue` when divided by the stride.
+// Pixels of dx whose remainder modulo the stride is `residue`.
 template <class I>
 __device__ __forceinline__ Axis<I> backward_axis(I image, I out, I taps, I residue, const Sizes<I>& sizes) {
   const I padded = residue + sizes.pad, some = taps < sizes.tap_skip ? taps : sizes.tap_skip;
@@ -105,7 +105,7 @@ __device__ __forceinline__ Axis<I> backward_axis(I image, I out, I taps, I resid
 
 // ---- the matrices --------------------------------------------------------------------------------------------------
 
-// What a row or a column of A adds to where its elements lie.
+// Contribution of a row or a column of A to the address of an element, and to its row and column in the image.
 template <class I>
 struct Place {
   I offset, row, column;
@@ -118,16 +118,16 @@ struct Product {
   static constexpr bool A_ALONG_K = (LAYOUT == NHWC) != (DIRECTION == WGRAD);
   static constexpr bool B_ALONG_K = DIRECTION == FPROP || (DIRECTION == WGRAD && LAYOUT == NCHW);
   static constexpr bool C_ALONG_N = LAYOUT == NHWC && DIRECTION != WGRAD;
-  // Whether the channel is the lowest digit, else the highest.
+  // Whether the channel is the lowest digit (else the highest).
   static constexpr bool CHANNEL_LAST = LAYOUT == NHWC || WALK == BY_TAP;
 
   Sizes<I> sizes;
   Axis<I> rows, columns;
   I m, n, steps;                  // extents of M and N, steps along K
   I depth;                        // channels of A in one group
-  I image, row, column, channel;  // distances in A's tensor
+  I image, row, column, channel;  // strides in A's tensor
   Radix<I> of_m, of_k;
-  I end_of_k;  // the first digit that is outside: the channel BY_TAP, else the highest
+  I end_of_k;  // first value outside K: of the channel BY_TAP, else of the highest digit
 
   __device__ __forceinline__ Product(const Sizes<I>& in_sizes, I residue_class) : sizes(in_sizes) {
     const Sizes<I>& z = sizes;
@@ -157,7 +157,7 @@ struct Product {
     } else {
       m = pixel_count;
       of_m = pixels;
-      // A class that no tap reaches has no steps; its bases must not be 0 all the same.
+      // A class that no tap reaches has no steps, but its bases must not be 0.
       const I row_taps = tap_count ? rows.taps : 1, column_taps = tap_count ? columns.taps : 1;
       const I whole_steps = divide(depth + BK - 1, I(BK));
       of_k = !CHANNEL_LAST    ? Radix<I>{row_taps, column_taps}
@@ -168,13 +168,13 @@ struct Product {
     }
   }
 
-  // ---- K: digits of step `step`, of an index within a step, and of their sum
+  // ---- K: digits of a step, of an index within a step, and of their sum
 
   __device__ __forceinline__ Digits<I> at_step(I step) const { return of_k.split(step * BK); }
   __device__ __forceinline__ Digits<I> within_step(int k) const {
     return WALK == BY_TAP ? Digits<I>{0, 0, k} : of_k.split(k);
   }
-  // BY_TAP a step ends before its channels do, so nothing is carried.
+  // BY_TAP a step ends before the channels of its tap do, so that nothing is carried.
   __device__ __forceinline__ Digits<I> moved(const Digits<I>& at, const Digits<I>& by) const {
     return WALK == BY_TAP ? Digits<I>{at.high, at.middle, at.low + by.low} : of_k.add(at, by);
   }
@@ -258,7 +258,7 @@ struct Product {
                             : (at.high * channels * z.h + down) * z.w + across;
     }
   }
-  // Channel of the output in all groups, by which bias is read; one filter of dw in wgrad.
+  // Channel of the output over all groups, which indexes bias; in wgrad, one filter of dw.
   __device__ __forceinline__ I c_channel(I group, I index) const { return group * n + index; }
   __device__ __forceinline__ I c_column(I of_channel) const {
     const Sizes<I>& z = sizes;
@@ -272,10 +272,10 @@ struct Product {
 template <class I>
 struct TileCounts {
   I rows, columns;      // of the largest residue class
-  I rows_first, parts;  // whether rows run fastest; parts of K
+  I rows_first, parts;  // whether tiles run along rows first; number of parts of K
 };
 
-// What a block computes: a tile of C, of one group and residue class, over one part of K.
+// Work of a block: a tile of C, of one group and residue class, over one part of K.
 template <class I>
 struct BlockWork {
   I row, column, residue_class, part, group;
@@ -290,7 +290,7 @@ __device__ __forceinline__ BlockWork<I> work_of_block(const TileCounts<I>& tiles
   return {tiles.rows_first ? inner : outer, tiles.rows_first ? outer : inner, residue_class, part, rest};
 }
 
-// Steps of one part of K; parts differ by a step at most.
+// Steps of one part of K; parts differ by one step at most.
 template <class I>
 struct Steps {
   I begin, count;
@@ -304,12 +304,12 @@ __device__ __forceinline__ Steps<I> steps_of_part(I steps, I part, I parts) {
 
 // ---- reading tiles of A and B --------------------------------------------------------------------------------------
 
-// Which elements of a tile a thread carries: X rows of A, or X columns of B, by K of the summed dimension, VEC
-// neighbours an access. Threads lie along lines of the tile first, so that a warp reads what lies together. All
-// extents are powers of two, so a thread's accesses are a grid of constant steps: X_COUNT by K_COUNT.
+// The elements of a tile that one thread loads: X rows of A, or X columns of B, by K of the summed dimension, VEC
+// neighbours per access. Threads run along lines of the tile first, so that a warp reads contiguous memory. All extents
+// are powers of two, so that a thread's accesses are a grid of constant steps: X_COUNT by K_COUNT.
 template <int X, int K, int VEC, int THREADS, bool ALONG_K>
 struct Share {
-  static constexpr int ACROSS = (ALONG_K ? K : X) / VEC, LINES = ALONG_K ? X : K;  // accesses of a line, and lines
+  static constexpr int ACROSS = (ALONG_K ? K : X) / VEC, LINES = ALONG_K ? X : K;  // accesses per line, and lines
   static constexpr int THREADS_ACROSS = ACROSS < THREADS ? ACROSS : THREADS, THREADS_DOWN = THREADS / THREADS_ACROSS;
   static constexpr int COUNT_ACROSS = ACROSS / THREADS_ACROSS, COUNT_DOWN = ceil_div(LINES, THREADS_DOWN);
   static constexpr int K_COUNT = ALONG_K ? COUNT_ACROSS : COUNT_DOWN, X_COUNT = ALONG_K ? COUNT_DOWN : COUNT_ACROSS;
@@ -321,11 +321,11 @@ struct Share {
   static __device__ __forceinline__ int down() { return int(threadIdx.x) / THREADS_ACROSS; }
   static __device__ __forceinline__ int k(int i) { return (ALONG_K ? across() : down()) + i * K_STEP; }
   static __device__ __forceinline__ int x(int i) { return (ALONG_K ? down() : across()) + i * X_STEP; }
-  // A small tile does not keep all threads busy.
+  // Threads may outnumber the accesses of a small tile.
   static __device__ __forceinline__ bool busy() { return THREADS_DOWN <= LINES || down() < LINES; }
 };
 
-// Where a thread's share S of tiles of A lies in global memory.
+// Addresses of a thread's share S of tiles of A in global memory.
 template <class T, class I, class P, class S>
 struct ReaderA {
   const T* source;
@@ -338,8 +338,8 @@ struct ReaderA {
     for (int i = 0; i < S::X_COUNT; ++i) rows[i] = product.a_row(first_row + S::x(i));
   }
 
-  // Calls read(k, i, address, inside) for each access of the tile whose step begins with the digits `at`. What lies
-  // outside the image or K is 0; its address is valid, and is not to be read.
+  // Calls read(k, i, address, inside) for each access of the tile whose step begins with the digits `at`. Elements
+  // outside the image or K are 0; their address is valid, but must not be read.
   template <class Read>
   __device__ __forceinline__ void each(const P& product, Digits<I> at, const Read& read) const {
     if (!S::busy()) return;
@@ -357,7 +357,7 @@ struct ReaderA {
   }
 };
 
-// The same of B.
+// The same for B.
 template <class T, class I, class P, class S>
 struct ReaderB {
   const T* source;
@@ -392,7 +392,7 @@ struct ReaderB {
 
 // ---- writing tiles of C --------------------------------------------------------------------------------------------
 
-// What fprop does to a sum before it is rounded: relu(sum * scale + bias + residual), or some of it.
+// Epilogue of fprop, applied to a sum before it is rounded: relu(sum * scale + bias + residual), or a part of it.
 template <bool HAS_SCALE, bool HAS_BIAS, bool HAS_RESIDUAL, bool HAS_RELU>
 struct Epilogue {
   static constexpr bool SCALE = HAS_SCALE, BIAS = HAS_BIAS, RESIDUAL = HAS_RESIDUAL;
@@ -406,17 +406,17 @@ struct Epilogue {
   }
 };
 
-// Where a tile of C goes: a tensor, and the tile's first row and column in the product of its group.
+// Destination of a tile of C: a tensor, and the tile's first row and column in the product of its group.
 template <class T, class Out, class I>
 struct Destination {
   Out* tensor;
-  const T* scale;     // one a channel; not read without E::SCALE
-  const T* bias;      // likewise; not read without E::BIAS
-  const T* residual;  // shaped like the tensor; not read without E::RESIDUAL
+  const T* scale;     // one per channel; not read without E::SCALE
+  const T* bias;      // one per channel; not read without E::BIAS
+  const T* residual;  // of the same shape as the tensor; not read without E::RESIDUAL
   I group, row, column;
 
-  // Finishes and stores VEC sums that are neighbours in memory, the first at (i, j) of the tile; nothing if that lies
-  // outside C. VEC divides the run of neighbours.
+  // Finishes and stores VEC sums that are neighbours in memory, the first at (i, j) of the tile, unless it is outside
+  // C. VEC divides the number of contiguous neighbours.
   template <class E, int VEC, class P>
   __device__ __forceinline__ void store(const P& product, int i, int j, const float (&sums)[VEC]) const {
     const I at_row = row + i, at_column = column + j;
@@ -438,7 +438,7 @@ struct Destination {
   }
 };
 
-// Sums the parts of each element of C in order and finishes it; element i is of channel i / inner % channels.
+// Sums the parts of each element of C in order and finishes it; element i has channel i / inner % channels.
 template <class T, class I, class E>
 __global__ void __launch_bounds__(256)
 sum_parts(const float* __restrict__ partial, const T* __restrict__ scale, const T* __restrict__ bias,

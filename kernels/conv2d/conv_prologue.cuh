@@ -1,8 +1,8 @@
 #pragma once
-// Tiles of images whose pixels a function is applied to on their way to shared memory, in fprop: what is multiplied is
-// `Prologue` of them; what lies in the padding stays zero. Needs conv.cuh, conv_simt.cuh and prologue.cuh.
+// Prologue of convolutions on the FP32 units (fprop): a function applied to pixels on their way to shared memory.
+// Padding stays zero. Needs conv.cuh, conv_simt.cuh and prologue.cuh.
 
-// As HeldTile. The function is applied when a tile is stored, so that loads stay under way while others are multiplied.
+// A HeldTile with a prologue, which is applied when the tile is stored, so that loads overlap with multiplications.
 template <class T, class S, int X, int K, int VEC, bool ALONG_K>
 struct PrologueHeldTile : HeldTile<T, S, X, K, VEC, ALONG_K> {
   using Base = HeldTile<T, S, X, K, VEC, ALONG_K>;
@@ -10,7 +10,7 @@ struct PrologueHeldTile : HeldTile<T, S, X, K, VEC, ALONG_K> {
 
   PrologueVectors<T> vectors;  // from the group's first channel on
   PrologueNumbers<T, VEC, ALONG_K> numbers[S::K_COUNT];
-  u32 inside[S::K_COUNT];  // which accesses lie in an image
+  u32 inside[S::K_COUNT];  // accesses inside an image, one bit each
 
   explicit __device__ __forceinline__ PrologueHeldTile(const PrologueVectors<T>& given) : vectors(given) {}
 

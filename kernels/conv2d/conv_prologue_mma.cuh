@@ -2,8 +2,8 @@
 // Prologue of convolutions on tensor cores (fprop): a function applied to pixels in shared memory, after cp.async has
 // copied them there. Padding stays zero. Needs conv.cuh, conv_mma.cuh and prologue.cuh.
 
-// Called by the main loop for each step, between the wait for the thread's own copies and the barrier. Each thread applies
-// the function to the pixels that it copied itself; the barrier then makes them visible to the others.
+// Called by the main loop for each step, between the wait for the thread's own copies and the barrier. Each thread
+// applies the function to the pixels that it copied itself; the barrier then makes them visible to the others.
 template <class T, class I>
 struct PixelPrologue {
   Digits<I> at;                // where the next step begins

@@ -1,12 +1,11 @@
 #pragma once
-// The product of conv.cuh on the ordinary f32 units, multiplied as gemm_simt.cuh does: a tile of either operand goes
-// through registers to shared memory, where it stands as [K][PITCH] f32. Needs types.cuh, gemm.cuh, gemm_simt.cuh
-// and conv.cuh.
+// The product of conv.cuh on the FP32 units, multiplied as in gemm_simt.cuh: tiles of both operands go through
+// registers to shared memory, where they are [K][PITCH] f32. Needs types.cuh, gemm.cuh, gemm_simt.cuh and conv.cuh.
 
-// The share S of a tile, X by K, that a thread has read and not yet stored.
+// The share S of a tile, X by K, that one thread has loaded and not yet stored.
 template <class T, class S, int X, int K, int VEC, bool ALONG_K>
 struct HeldTile {
-  // Where lines run along K the tile is transposed on its way: 4 more floats a line spread the stores over the banks.
+  // Where lines run along K the tile is transposed: 4 more floats per line spread the stores over the banks.
   static constexpr int PITCH = X + (ALONG_K ? 4 : 0), FLOATS = K * PITCH;
 
   Vec<T, VEC> held[S::K_COUNT][S::X_COUNT];
@@ -40,14 +39,14 @@ struct HeldTile {
   }
 };
 
-// Lanes of a warp along n: a warp is as near to 4 x 8 threads as the tile allows, so that it reads few bytes.
+// Lanes of a warp along n: a warp is as close to 4 x 8 threads as the tile allows, to read few bytes.
 template <int BM, int BN, int TM, int TN>
 __host__ __device__ constexpr int usual_lanes_n() {
   const int lanes_n = BN / TN < 8 ? BN / TN : 8;
   return BM / TM < 32 / lanes_n ? 32 / (BM / TM) : lanes_n;
 }
 
-// Stores a thread's sums, VEC neighbours an access.
+// Stores a thread's sums, VEC neighbours per access.
 template <class Grid, class E, int VEC, class P, class D>
 __device__ __forceinline__ void store_sums_of(const float (&sums)[Grid::M][Grid::N], const P& product,
                                               const D& destination) {

@@ -1,8 +1,8 @@
 #pragma once
-// Convolutions of images with channels last on Hopper's tensor cores: the product of conv.cuh, multiplied as
-// gemm_wgmma.cuh does. Nobody gathers pixels: the copy engine is told where the filter's first tap is, and how far from
-// there the tap lies that is multiplied ("im2col mode"). Needs types.cuh, ptx.cuh, gemm.cuh, gemm_mma.cuh,
-// ptx_hopper.cuh, gemm_wgmma.cuh and conv.cuh.
+// Convolutions of images with channels last on Hopper's tensor cores: the product of conv.cuh, multiplied as in
+// gemm_wgmma.cuh. TMA gathers the pixels: each copy names the position of the filter's first tap and the distance of
+// the tap from there ("im2col mode"). Needs types.cuh, ptx.cuh, gemm.cuh, gemm_mma.cuh, ptx_hopper.cuh, gemm_wgmma.cuh
+// and conv.cuh.
 //
 //            M                N                     K                      copied as pixels    as a box
 //   fprop    pixels of y      filters               taps and channels      A, of x             B, filters
@@ -10,20 +10,20 @@
 //   wgrad    filters          taps and channels     pixels of y            B, of x             A, of dy
 //
 // In fprop and dgrad a step has one tap and BK channels. In wgrad a tile has columns of several taps: each panel of 64
-// columns is of one tap, and the channels of a tap are rounded up to whole panels.
+// columns has one tap, and the channels of a tap are rounded up to whole panels.
 
 constexpr int PANEL_CHANNELS = 64;
 
 // ---- pixels and taps -----------------------------------------------------------------------------------------------
 
 struct Pixel {
-  int image, y, x;  // where the filter's first tap is
+  int image, y, x;  // position of the filter's first tap
 };
 
-// The pixels that a map goes through: its box of them. dgrad has as many for each residue class as the largest one has.
+// The box of pixels that a tensor map covers. In dgrad each residue class counts as many as the largest one.
 struct PixelGrid {
   int height, width;  // pixels
-  int top, left;      // the first one
+  int top, left;      // the first pixel
   int stride;
 
   __device__ __forceinline__ Pixel at(int index) const {
@@ -33,11 +33,11 @@ struct PixelGrid {
 };
 
 struct Tap {
-  u16 right, down;  // from the first one
-  int index;        // of the filter
+  u16 right, down;  // distance from the first tap
+  int index;        // index in the filter
 };
 
-// The taps that reach the pixels of a residue class (in other directions, all).
+// The taps that reach the pixels of a residue class (in other directions, all taps).
 struct Taps {
   Axis<i32> rows, columns;
   int top, left, filter_width;
@@ -62,17 +62,17 @@ struct ConvProduct {
 
   Sizes<i32> sizes;
   PixelGrid grid;
-  int first_row_class, first_column_class;  // those that most taps reach: tiles that take long begin first
+  int first_row_class, first_column_class;  // the classes with most taps: tiles that take long begin first
   int parts;
 
   __device__ __forceinline__ int pixels() const { return sizes.n * grid.height * grid.width; }
-  __device__ __forceinline__ int depth() const { return DATA ? sizes.k : sizes.c; }  // channels that are summed
+  __device__ __forceinline__ int depth() const { return DATA ? sizes.k : sizes.c; }  // summed channels
   __device__ __forceinline__ int panels_of_tap() const { return tiles_of(sizes.c, PANEL_CHANNELS); }
   __device__ __forceinline__ int m() const { return WEIGHTS ? sizes.k : pixels(); }
   __device__ __forceinline__ int n() const {
     return WEIGHTS ? sizes.r * sizes.s * panels_of_tap() * PANEL_CHANNELS : DATA ? sizes.c : sizes.k;
   }
-  // How often all tiles of C are taken: for each residue class, part and group.
+  // Number of passes over the tiles of C: one per residue class, part and group.
   __device__ __forceinline__ int times() const {
     return sizes.row_classes * sizes.column_classes * parts * sizes.groups;
   }
@@ -103,8 +103,8 @@ struct ConvProduct {
 
 // ---- copies --------------------------------------------------------------------------------------------------------
 
-// Asks for one panel of a tile of pixels, or this block's part of it: 64 channels of as many pixels as the map has in a
-// box. One thread does.
+// Copies one panel of a tile of pixels, or this block's part of it: 64 channels of as many pixels as the map's box has.
+// Called by one thread.
 template <class Tile, int PARTS>
 __device__ __forceinline__ void copy_panel_of_pixels(u32 tile, int panel, const TensorMap& map, int channel,
                                                      const Pixel& pixel, const Tap& tap, u32 barrier, u32 part,
@@ -116,7 +116,7 @@ __device__ __forceinline__ void copy_panel_of_pixels(u32 tile, int panel, const 
     copy_pixels_4d(target, map, channel, pixel.x, pixel.y, pixel.image, tap.right, tap.down, barrier);
 }
 
-// What the copying thread knows of the cluster: which parts of what it shares are this block's, and with whom.
+// The producer's view of the cluster: this block's parts of shared tiles, and the blocks that share them.
 template <class C>
 struct Sharing {
   u32 part_of_a, part_of_b;
@@ -129,7 +129,7 @@ struct Sharing {
         sharers_of_b(tiles.sharers_of_b()) {}
 };
 
-// Waits until a stage is empty everywhere, and has its next phase expect a whole stage; returns where it is.
+// Waits until a stage is empty in all blocks, and makes its next phase expect a whole stage; returns its address.
 template <class C>
 __device__ __forceinline__ u32 claim(const Ring<C::STAGES>& place, u32 buffers) {
   mbarrier_wait(place.empty(), place.parity ^ 1);
@@ -137,7 +137,7 @@ __device__ __forceinline__ u32 claim(const Ring<C::STAGES>& place, u32 buffers) 
   return buffers + place.stage * STAGE_BYTES<C>;
 }
 
-// fprop and dgrad: the steps of one tile.
+// Steps of one tile in fprop and dgrad.
 template <class C>
 __device__ __forceinline__ void copy_taps(const TensorMap& a_map, const TensorMap& b_map, u32 buffers,
                                           Ring<C::STAGES>& place, const Sharing<C>& shared,
@@ -145,11 +145,11 @@ __device__ __forceinline__ void copy_taps(const TensorMap& a_map, const TensorMa
   using TileA = typename C::TileA;
   using TileB = typename C::TileB;
   const Steps<i32> steps = product.steps(tile);
-  if (steps.count == 0) return;  // also where no tap reaches the pixels
+  if (steps.count == 0) return;  // for example where no tap reaches the pixels
   const Taps taps = product.taps(tile.residue_class);
   const Pixel pixel = product.grid.at(tile.row + int(shared.part_of_a) * TileA::BOX_LINES);
   const int depth = product.depth(), of_group = tile.group * depth, filters = tile.group * product.sizes.k;
-  const int before = divide(steps.begin, tiles_of(depth, C::BK));  // taps
+  const int before = divide(steps.begin, tiles_of(depth, C::BK));  // taps before the first step
   int channel = (steps.begin - before * tiles_of(depth, C::BK)) * C::BK;
   int row = divide(before, taps.columns.taps), column = before - row * taps.columns.taps;
 #pragma unroll 1
@@ -160,7 +160,7 @@ __device__ __forceinline__ void copy_taps(const TensorMap& a_map, const TensorMa
     for (int panel = 0; panel < TileA::PANELS; ++panel)
       copy_panel_of_pixels<TileA, C::CLUSTER_N>(a, panel, a_map, of_group + channel + panel * PANEL_CHANNELS, pixel, tap,
                                                 place.full(), shared.part_of_a, shared.sharers_of_a);
-    // Filters are the lines of the map, and the first filter of fprop's tile is its first column.
+    // Filters are the lines of the map; in fprop, the first filter of a tile is its first column.
     const int x = tile.column + (C::DIRECTION == FPROP ? filters : 0);
     const int k = channel + (C::DIRECTION == DGRAD ? filters : 0);
     TileB::copy(b, b_map, x, k, tap.index, place.full(), shared.part_of_b, shared.sharers_of_b);
@@ -173,7 +173,7 @@ __device__ __forceinline__ void copy_taps(const TensorMap& a_map, const TensorMa
   }
 }
 
-// wgrad: the same. Beyond the last panel of columns there are no channels: zeros.
+// The same for wgrad. Beyond the last panel of columns there are no channels: the copy returns zeros.
 template <class C>
 __device__ __forceinline__ void copy_pixels_of_taps(const TensorMap& a_map, const TensorMap& b_map, u32 buffers,
                                                     Ring<C::STAGES>& place, const Sharing<C>& shared,
@@ -210,14 +210,14 @@ __device__ __forceinline__ void copy_pixels_of_taps(const TensorMap& a_map, cons
 
 // ---- results -------------------------------------------------------------------------------------------------------
 
-// Where rows and columns of a tile are in the output, as `Destination` asks. Offsets are of 64 bits.
+// Positions of a tile's rows and columns in the output, as `Destination` needs them. Offsets have 64 bits.
 template <class C>
 struct ConvResults {
   static constexpr bool C_ALONG_N = true;
 
   i64 m, n, pitch;         // rows, end of columns, elements from one row to the next
   Axis<i32> rows, columns;  // dgrad with a stride: the pixels of the tile's residue class
-  int width, height;        // there: pixels of a row, and rows, of the map's grid; others: not used
+  int width, height;        // grid of the map: pixels per row, and rows; not used in other directions
   int image_width, image_height;
 
   __device__ __forceinline__ ConvResults(const ConvProduct<C>& product, const ConvTile& tile)
@@ -230,7 +230,7 @@ struct ConvResults {
     }
   }
 
-  // Whether there is a pixel: classes may have fewer than the grid.
+  // Whether there is a pixel: a class may have fewer pixels than the grid.
   __device__ __forceinline__ bool exists(i64 row) const {
     if constexpr (!C::STRIDED) return true;
     const int rest = divide(int(row), width), image = divide(rest, height);
@@ -247,7 +247,7 @@ struct ConvResults {
   __device__ __forceinline__ i64 c_column(i64 of_channel) const { return of_channel; }
 };
 
-// wgrad: a strip of columns is of one tap, whose channels may end before its panel does.
+// wgrad: a strip of columns has one tap, whose channels may end before its panel does.
 template <class C, class D>
 __device__ __forceinline__ void aim_at_tap(ConvResults<C>& results, D& to, const Sizes<i32>& z, int column) {
   const int panel = column / PANEL_CHANNELS, of_tap = tiles_of(z.c, PANEL_CHANNELS), tap = divide(panel, of_tap);
@@ -255,8 +255,8 @@ __device__ __forceinline__ void aim_at_tap(ConvResults<C>& results, D& to, const
   results.n = tap < z.r * z.s ? (tap + 1) * z.c : 0;
 }
 
-// Stores 64 rows of a tile, from the one that `to` begins at on, by way of shared memory: a strip of 32 columns at a time.
-// `staging` is the warp's own.
+// Stores 64 rows of a tile, from the first row of `to` on, through shared memory: a strip of 32 columns at a time.
+// `staging` belongs to the warp.
 template <class C, int FIRST = 0, class D>
 __device__ __forceinline__ void store_conv_strips(const float (&sums)[1][C::BN / 8][4], float* staging,
                                                   ConvResults<C>& results, D to, const ConvProduct<C>& product,
@@ -274,7 +274,7 @@ __device__ __forceinline__ void store_conv_strips(const float (&sums)[1][C::BN /
         store_vec(staging + (lane / 4 + 8 * half) * PITCH + 8 * j + lane % 4 * 2,
                   Vec<float, 2>{sums[0][FIRST / 8 + j][2 * half], sums[0][FIRST / 8 + j][2 * half + 1]});
     __syncwarp();
-    // Not unrolled: an access is long, and what it needs is in shared memory rather than in registers.
+    // Not unrolled: the code of an access is long, and its data is in shared memory rather than in registers.
 #pragma unroll 1
     for (int index = lane; index < 16 * PER_ROW; index += 32) {
       const int row = index / PER_ROW, at = index % PER_ROW * C::VEC_C;

@@ -1,18 +1,18 @@
-"""conv2d in CUDA C++ where each group is one channel and one filter (depthwise): direct, every direction.
+"""conv2d in CUDA C++ for groups of one channel and one filter (depthwise), in all directions.
 
-It moves a byte for each few multiply-adds, so what counts is that the source is read once. A thread computes
-a tile of `rows` x `columns` pixels of `vec` channels: it reads the lines that its tile meets one after the
-other, each element once, and multiplies it with every tap it meets, all in registers. What tiles have in
-common comes from L1, or (`staged`) from shared memory, to which a block brings all that its tiles meet.
-Channels last, neighbouring threads have neighbouring channels, in accesses of up to 16 bytes; channels first,
-they have neighbouring columns.
+Depthwise convolution moves a byte per few multiply-adds, so that the source should be read once. A thread
+computes a tile of `rows` x `columns` pixels of `vec` channels. It reads the source lines of its tile one
+after the other, each element once, and multiplies it by every tap it meets, in registers. Source pixels that
+tiles share come from L1, or (`staged`) from shared memory, to which a block copies the source of all its
+tiles. With channels last, neighbouring threads have neighbouring channels, in accesses of up to 16 bytes;
+with channels first, neighbouring columns.
 
-The gradient to the images takes the pixels of dx, in tiles that begin at multiples of the stride, so that the
-compiler knows which taps reach which of them. The gradient to the filters keeps a sum for each tap in
-registers, over all tiles that `split` parts of the pixels leave to a block; its threads reduce by shuffles
-and shared memory, and a second kernel adds the parts up in a fixed order.
+dgrad computes the pixels of dx, in tiles that begin at multiples of the stride, so that the compiler knows
+which taps reach which pixel. wgrad keeps a sum per tap in registers, over all tiles of a block in its part of
+the pixels (one of `split`). Its threads reduce by shuffles and shared memory; a second kernel sums the parts
+in a fixed order.
 
-Limits: a filter a channel (k = c), and filters whose taps fit in registers. tf32 is served in full f32.
+Limits: one filter per channel (k = c), and filters whose taps fit in registers. tf32 is computed in full f32.
 
 Source: Zhang, Lo and Lu, "High performance depthwise and pointwise convolutions on mobile devices", AAAI 2020
 (rows kept in registers), here for threads of a GPU.
@@ -49,7 +49,7 @@ from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_BLOCKS = 2**31 - 1
 SUM_THREADS, SUM_WIDTH = 256, 32
-"""Threads of a block of `sum_partials`, and the elements that it adds up."""
+"""Threads per block of `sum_partials`, and elements per block."""
 
 
 # -- source -----------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ sum_partials(const float* __restrict__ partial, T* __restrict__ out, int parts, 
 
 
 def _choice(workload: Conv2d, config: Config) -> dict[str, str | bool | int]:
-    """Return all that is compiled in: sizes of images are not."""
+    """Return the compile-time constants; sizes of images are arguments."""
     w, (tall, wide), stored = workload, axes(workload), ctype(workload.dtype)
     columns, nhwc = config["columns"] * wide.unit, w.layout == "nhwc"
     return {
@@ -196,21 +196,21 @@ def _choice(workload: Conv2d, config: Config) -> dict[str, str | bool | int]:
         "REMAINDER": wide.remainder,
         "ROWS": config["rows"] * tall.unit,
         "COLUMNS": columns,
-        # Columns that an access to pixels moves; channels last it moves several channels of one.
+        # Columns per access to pixels; with channels last, an access has several channels of one column.
         "STORE": 1 if nhwc else min(alignment(wide.extent, storage(w.dtype)), columns & -columns),
         "STAGED": bool(config["staged"]),
         **{name.upper(): config[name] for name in ("vec", "channels", "across", "down", "min_blocks")},
     }
 
 
-# -- what is usual ----------------------------------------------------------------------------------------
+# -- defaults ---------------------------------------------------------------------------------------------
 
 
 def _usual(workload: Conv2d, device: Device) -> Iterator[Config]:
-    """Yield what an expert would try, best first; the last ones serve any problem."""
+    """Yield the configurations that an expert would try, best first; the last ones fit any workload."""
     w, (tall, wide), nhwc = workload, axes(workload), workload.layout == "nhwc"
     shapes = ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1)) if nhwc else ((8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
-    # So that an SM can hold 512 threads, or 384 of wgrad; large filters take more.
+    # An SM can hold 512 threads of these, or 384 of wgrad; large filters take more registers.
     room = (168 if w.direction == "wgrad" else 128, 255)
     for most, threads, vec, (rows, columns) in itertools.product(room, (128, 64), (8, 4, 2, 1), shapes):
         if registers(w, rows, columns, vec) > most:
@@ -220,7 +220,7 @@ def _usual(workload: Conv2d, device: Device) -> Iterator[Config]:
             "across": ceil_div(wide.extent, columns * wide.unit),
             "down": ceil_div(tall.extent, rows * tall.unit),
         }
-        # Threads go along the line of memory first, then along columns and rows; the rest have nothing to do.
+        # Threads run along the contiguous dimension first, then along columns and rows; the rest are idle.
         values: dict[str, Any] = {"rows": rows, "columns": columns, "vec": vec}
         left = threads
         for name in ("channels", "across", "down") if nhwc else ("across", "down", "channels"):
@@ -232,7 +232,7 @@ def _usual(workload: Conv2d, device: Device) -> Iterator[Config]:
 
 
 def _splits(workload: Conv2d, values: Mapping[str, Any], device: Device) -> Iterator[int]:
-    """Yield the parts that give each SM about four blocks, then others."""
+    """Yield the numbers of parts that give each SM about four blocks, then others."""
     if workload.direction == "wgrad":
         for blocks in (4, 2, 1):
             wanted = blocks * device.sm_count // int(block_tiles(workload, values)[0])
@@ -244,36 +244,36 @@ def _splits(workload: Conv2d, values: Mapping[str, Any], device: Device) -> Iter
 
 
 class CudaDepthwise(CudaVariant[Conv2d]):
-    """Serves every type, layout, direction and epilogue, where each channel is a group with one filter."""
+    """Any type, layout, direction and epilogue, where each channel is a group with one filter."""
 
     name = "cuda_depthwise"
     operator = Conv2d
     space = SPACE
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse groups of several channels or filters, large filters and strides, and huge images."""
+        """Return why groups, filters, strides or images are too large, or None."""
         if ahead := prologue.refusal(self.key, workload):
             return ahead
         w, (tall, wide) = workload, axes(workload)
         if w.groups != w.c or w.k != w.c:
             return (
-                f"{self.key} does groups of one channel and one filter: groups={w.groups}, c={w.c}, k={w.k}"
+                f"{self.key} needs groups of one channel and one filter: groups={w.groups}, c={w.c}, k={w.k}"
             )
         if registers(w, 1, 1, 1) > 255 or max(tall.span(1), wide.span(1)) > MAX_SPAN:
             filters = f"{w.r} x {w.s} taps, dilation {w.dilation}, stride {w.stride}"
             return f"{self.key} keeps taps and a line of pixels in registers: {filters} are too many"
         if w.c * max((w.h + 2 * w.pad) * (w.w + 2 * w.pad), w.p * w.q) >= _conv.NARROW:
-            return f"{self.key} does images of fewer than {_conv.NARROW} elements, padding included"
+            return f"{self.key} supports images of fewer than {_conv.NARROW} elements, padding included"
         if w.n * w.c * tall.extent * wide.extent > MAX_BLOCKS:
-            return f"{self.key} does up to {MAX_BLOCKS} pixels of all channels"
+            return f"{self.key} supports up to {MAX_BLOCKS} pixels of all channels"
         return None
 
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return the widest accesses and largest tile that leave room for others, in 128 threads."""
+        """Return the widest accesses and largest tile with room for several blocks per SM, in 128 threads."""
         return self.space.first_valid(_usual(workload, device), workload=workload, device=device)
 
     def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
-        """Return how threads cut the pixels; those beyond them do nothing."""
+        """Return the tiling of the pixels by threads; those beyond the pixels are idle."""
         return tuple(
             Tiling(dimension=axis.name, extent=axis.extent, tile=config[name] * axis.unit)
             for axis, name in zip(axes(workload), ("rows", "columns"), strict=True)
@@ -282,7 +282,7 @@ class CudaDepthwise(CudaVariant[Conv2d]):
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count whole tiles of threads: taps in the padding are multiplied as zeros.
 
-        Reads are those of the tile that has most in the padding. What is read may be in L1.
+        Reads are those of the tile with most padding. They may hit in L1.
         """
         w, (tall, wide), wgrad = workload, axes(workload), workload.direction == "wgrad"
         config = {name: table[name].astype(np.float64) for name in table.space.names}
@@ -290,7 +290,7 @@ class CudaDepthwise(CudaVariant[Conv2d]):
         threads = config["channels"] * config["across"] * config["down"]
         all_tiles = w.n * (w.c / vec) * ceil_div(tall.extent, rows * tall.unit)
         all_tiles = all_tiles * ceil_div(wide.extent, columns * wide.unit)
-        # Blocks of wgrad have many tiles: only what all of them do together is certain.
+        # Blocks of wgrad have many tiles: only the work of all blocks together is certain.
         blocks = block_tiles(w, config)[0] * config["split"] if wgrad else all_tiles / threads
         each = all_tiles / blocks
         products, met, read = rows * columns * vec * w.r * w.s, 1.0, 1.0
@@ -298,9 +298,9 @@ class CudaDepthwise(CudaVariant[Conv2d]):
             met = met * by_value(axis.reads, table[name])
             read = read * by_value(axis.fewest_inside, table[name])
         staged = table["staged"] > 0
-        # Taps come by vectors too.
+        # Taps are read as vectors too.
         accesses = np.where(staged, met, read) + (0 if wgrad else w.r * w.s)
-        # sm_100 on can do two multiply-adds by one instruction.
+        # From sm_100 on, one instruction can do two multiply-adds.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
         return Costs(
             blocks=blocks,
@@ -318,24 +318,24 @@ class CudaDepthwise(CudaVariant[Conv2d]):
         )
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
-        """Multiply-adds, and shuffles where lanes of a warp share a channel whose taps they add up."""
+        """Return multiply-adds, and shuffles where lanes of a warp sum the taps of the same channel."""
         together = config["across"] * config["down"]
         if workload.layout == "nhwc":
             together = 32 // config["channels"]
         return ("FFMA", "SHFL") if workload.direction == "wgrad" and together > 1 else ("FFMA",)
 
     def source(self, workload: Conv2d, config: Config) -> str:
-        """Return the kernels for this filter and this configuration; images are arguments."""
+        """Return the kernels for this filter and this configuration; image sizes are arguments."""
         choice = constants("Choice", **_choice(workload, config))
         shared = helpers("types", "epilogue", "gemm", "conv", "depthwise")
         return shared + _conv.injected(workload) + choice + SOURCE
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
-        """Return the sums of the parts, if there are several."""
+        """Return the partial sums, if the pixels are split."""
         return _conv.scratch(workload, config["split"])
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
-        """Return the convolution, and what adds its parts up if there are several."""
+        """Return the launch of the convolution, and that of the sum of its parts if the pixels are split."""
         w, (tall, wide), split, out = workload, axes(workload), config["split"], workload.outputs()[0]
         wgrad, (deep, high, long) = w.direction == "wgrad", block_tiles(workload, config)
         sizes = (w.n, w.c, tall.extent, wide.extent, tall.source, wide.source, tall.shift)
@@ -358,7 +358,7 @@ class CudaDepthwise(CudaVariant[Conv2d]):
         return (first,) if split == 1 else (first, second)
 
     def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
-        """Return a workload of two tiles each way that ends within them as a large one does."""
+        """Return a workload of two tiles in each direction that ends within them as the large one does."""
         w, (tall, wide) = workload, axes(workload)
         c = _conv_emulation.least(w.c, config["channels"] * config["vec"], 2)
         height = _conv_emulation.least(tall.extent, config["down"] * config["rows"] * tall.unit, 2)
@@ -371,12 +371,12 @@ class CudaDepthwise(CudaVariant[Conv2d]):
         few = replace(w, n=min(w.n, 2), c=c, k=c, groups=c)
         try:
             return replace(few, h=height, w=width)
-        except InputError:  # the filter does not fit into so few pixels of dx
+        except InputError:  # the filter does not fit in so few pixels of dx
             return few
 
 
 def _whole_blocks(workload: Conv2d, config: Mapping[str, Any]) -> Any:
-    """Return the blocks of which all threads have a tile that begins inside the image."""
+    """Return the number of blocks in which all threads have a tile that begins inside the image."""
     (tall, wide), channels = axes(workload), config["channels"] * config["vec"]
     rows = ceil_div(tall.extent, config["rows"] * tall.unit)
     columns = ceil_div(wide.extent, config["columns"] * wide.unit)

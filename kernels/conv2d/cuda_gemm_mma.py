@@ -1,6 +1,6 @@
-"""conv2d of one tap in CUDA C++ as a product of matrices on tensor cores by mma.sync (sm_80 on).
+"""conv2d of one tap in CUDA C++ as a matrix product on tensor cores by mma.sync (sm_80 on).
 
-Kernel, space and costs are those of `gemm/cuda_mma`; `tunebench.kernels.conv2d._pointwise` has the names.
+Kernel, space and costs are those of `gemm/cuda_mma`; `tunebench.kernels.conv2d._pointwise` maps the tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tunebench.kernels.gemm.cuda_mma import VARIANT as GEMM
 
 
 class CudaGemmMma(Pointwise):
-    """Serves 1 x 1 filters at stride 1, channels last: every direction, and the types of gemm/cuda_mma."""
+    """1 x 1 filters at stride 1, channels last, in all directions, for the types of gemm/cuda_mma."""
 
     name = "cuda_gemm_mma"
     product = GEMM

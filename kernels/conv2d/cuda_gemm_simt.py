@@ -1,6 +1,6 @@
-"""conv2d of one tap in CUDA C++ as a product of matrices on the f32 units.
+"""conv2d of one tap in CUDA C++ as a matrix product on the FP32 units.
 
-Kernel, space and costs are those of `gemm/cuda_simt`; `tunebench.kernels.conv2d._pointwise` has the names.
+Kernel, space and costs are those of `gemm/cuda_simt`; `tunebench.kernels.conv2d._pointwise` maps the tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tunebench.kernels.gemm.cuda_simt import VARIANT as GEMM
 
 
 class CudaGemmSimt(Pointwise):
-    """Serves 1 x 1 filters at stride 1, channels last: every direction, and the types of gemm/cuda_simt."""
+    """1 x 1 filters at stride 1, channels last, in all directions, for the types of gemm/cuda_simt."""
 
     name = "cuda_gemm_simt"
     product = GEMM

@@ -1,6 +1,7 @@
-"""conv2d of one tap in CUDA C++ as a product of matrices by Hopper's wgmma (sm_90a).
+"""conv2d of one tap in CUDA C++ as a matrix product by Hopper's wgmma (sm_90a).
 
-Kernel, space and costs are those of `gemm/cuda_wgmma`; `tunebench.kernels.conv2d._pointwise` has the names.
+Kernel, space and costs are those of `gemm/cuda_wgmma`; `tunebench.kernels.conv2d._pointwise` maps the
+tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from tunebench.kernels.gemm.cuda_wgmma import VARIANT as GEMM
 
 
 class CudaGemmWgmma(Pointwise):
-    """Serves 1 x 1 filters at stride 1, channels last: every direction, and the types of gemm/cuda_wgmma."""
+    """1 x 1 filters at stride 1, channels last, in all directions, for the types of gemm/cuda_wgmma."""
 
     name = "cuda_gemm_wgmma"
     product = GEMM

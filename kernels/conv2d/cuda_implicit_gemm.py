@@ -1,13 +1,13 @@
-"""conv2d in CUDA C++ as an implicit GEMM on the f32 units: every direction, type, layout, stride and group.
+"""conv2d in CUDA C++ as an implicit GEMM on the FP32 units, for any direction, type, layout and stride.
 
-The convolution is a product of matrices whose left operand is gathered from images on its way to shared
-memory (`conv.cuh`), where tiles are f32. A block holds `bm` x `bn` sums in registers, a thread
-`tm` x `tn` of them, and reads the next step along K from global memory while it multiplies this one. What a
-strided gradient would multiply with zeros is left out: pixels are taken by residue class of the stride.
+The convolution is a matrix product whose left operand is gathered from images on its way to shared memory
+(`conv.cuh`), where tiles are f32. A block holds `bm` x `bn` sums in registers, a thread `tm` x `tn` of them.
+It reads the next step along K from global memory while it multiplies this one. A strided gradient takes
+pixels by residue class of the stride, so that it skips products with zeros.
 
-`split` cuts K into parts that a second kernel sums in a fixed order, so that results repeat bit by bit; the
-epilogue is part of whichever kernel writes the result. Loads are as wide as alignment allows, one element
-where it allows nothing, and offsets have 64 bits where a tensor needs them. tf32 is served in full f32.
+`split` cuts K into parts that a second kernel sums in a fixed order, so that results are reproducible bit by
+bit. The epilogue is part of the kernel that writes the result. Loads are as wide as alignment allows, down to
+one element. Offsets have 64 bits where a tensor needs them. tf32 is computed in full f32.
 
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, section 3.2; register tiles
 after Volkov and Demmel, "Benchmarking GPUs to Tune Dense Linear Algebra", 2008.
@@ -31,28 +31,28 @@ from tunebench.variant import Costs, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
 
 RUN = 4
-"""Neighbours that a thread reads from shared memory, and stores, by one access of 16 bytes of f32."""
+"""Most neighbours that a thread reads from shared memory, or stores, by one access of 16 bytes."""
 OTHER_REGISTERS, SPARE_REGISTERS = 20, 45
-"""What a thread needs for sizes, digits and addresses without spills, and what the compiler takes on top."""
+"""Registers per thread for sizes, digits and addresses, and those that the compiler takes in addition."""
 
 
 # -- space ------------------------------------------------------------------------------------------------
 
 
 def block_is_reasonable(bm: Any, bn: Any, tm: Any, tn: Any) -> Any:
-    """A block has 64 to 256 threads, each with 8 sums or more, in a shape near a square."""
+    """A block has 64 to 256 threads, each with 8 sums or more, nearly square."""
     threads = bm * bn // (tm * tn)
     return (threads >= 64) & (threads <= 256) & (tm * tn >= 8) & (tm <= 2 * tn) & (tn <= 2 * tm)
 
 
 def tile_is_of_use(bm: Any, bn: Any, workload: Conv2d) -> Any:
-    """A tile must have less than twice the rows and columns there are, if there is a smaller one."""
+    """A tile must have less than twice the rows and columns of C unless no smaller one exists."""
     whole = product(workload)
     return ((bm <= 32) | (bm < 2 * whole.m)) & ((bn <= 16) | (bn < 2 * whole.n))
 
 
 def width_is_of_use(vec: Any, walk: Any, workload: Conv2d) -> Any:
-    """Loads must be as wide as the alignment of A or B allows, half of that, or one element."""
+    """Loads must be as wide as the alignment of A or B allows, half as wide, or one element."""
     flat, by_tap = (max(alignment(workload, name)[:2]) for name in ("flat", "by_tap"))
     widest = np.where(walk == "by_tap", by_tap, flat)
     return (vec == 1) | ((vec <= widest) & (2 * vec >= widest))
@@ -110,17 +110,17 @@ def registers_suffice(config: Mapping[str, Any], workload: Conv2d, device: Devic
 
 SPACE = Space(
     (
-        Parameter("bm", (16, 32, 64, 128, 256), "rows of C a block computes"),
-        Parameter("bn", (8, 16, 32, 64, 128), "columns of C a block computes"),
-        Parameter("tm", (2, 4, 8), "rows of C a thread computes"),
-        Parameter("tn", (2, 4, 8), "columns of C a thread computes"),
+        Parameter("bm", (16, 32, 64, 128, 256), "rows of C per block"),
+        Parameter("bn", (8, 16, 32, 64, 128), "columns of C per block"),
+        Parameter("tm", (2, 4, 8), "rows of C per thread"),
+        Parameter("tn", (2, 4, 8), "columns of C per thread"),
         Parameter("bk", (8, 16, 32), "length of a step along K"),
         _conv.WALK,
-        Parameter("vec", (1, 2, 4, 8), "elements an access to A or B moves, where alignment allows"),
-        Parameter("stages", (1, 2), "2: a second buffer saves one of two barriers a step"),
+        Parameter("vec", (1, 2, 4, 8), "elements per access to A or B, where alignment allows"),
+        Parameter("stages", (1, 2), "buffers in shared memory; 2 saves one of two barriers per step"),
         _conv.SPLIT,
         _conv.RASTER,
-        Parameter("min_blocks", (1, 2, 4), "blocks an SM must be able to hold: limits registers"),
+        Parameter("min_blocks", (1, 2, 4), "resident blocks per SM: limits registers per thread"),
     ),
     (
         block_is_reasonable,
@@ -139,7 +139,7 @@ SPACE = Space(
 
 # -- source -----------------------------------------------------------------------------------------------
 
-# Words between @ stand for what a function ahead of the product adds.
+# A prologue fills in the words between @ (see `with_prologue`).
 SOURCE = """
 // One tile of C, or of a part of it: `parts` blocks share K, and write their sums `part_size` elements apart.
 template <class T, class Out, class I, Direction DIRECTION, Layout LAYOUT, Walk WALK, int BM, int BN, int BK,
@@ -203,7 +203,7 @@ conv(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ sca
 """
 
 
-# -- what is usual ----------------------------------------------------------------------------------------
+# -- the variant ------------------------------------------------------------------------------------------
 
 USUAL = (
     (128, 128, 8, 8),
@@ -285,7 +285,7 @@ class CudaImplicitGemm(ImplicitGemm):
         return _smem_bytes(workload, config)
 
     def pipeline_steps(self, config: Config) -> int:
-        """Return a first step, one that is loaded early, and a last one."""
+        """Return 3: a first step, one that is loaded early, and a last one."""
         return 3
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:

@@ -1,13 +1,13 @@
 """conv2d in CUDA C++ as an implicit GEMM on tensor cores by mma.sync (sm_80 on): f16, bf16 and tf32.
 
-The product is that of `cuda_implicit_gemm`, in all its directions and layouts, summed in f32. Tiles travel by
-cp.async into `stages` buffers of shared memory, so that `stages - 1` steps along K are under way while one is
-multiplied; what lies in the padding is filled with zeros by the copy itself. Buffers keep the order of global
-memory and are swizzled, so that ldmatrix reads them without bank conflicts, transposing where it must.
-Results go to global memory by way of shared memory, in accesses as wide as alignment allows.
+The product is that of `cuda_implicit_gemm`, in all directions and layouts, summed in f32. cp.async copies
+tiles into `stages` buffers of shared memory: `stages - 1` steps along K are in flight while one is
+multiplied. The copy itself fills padding with zeros. Buffers keep the order of global memory and are
+swizzled, so that ldmatrix reads them, transposing where needed, without bank conflicts. Results go to global
+memory through shared memory, in accesses as wide as alignment allows.
 
-cp.async copies 4 bytes or more. Where neighbours in memory are fewer (16-bit images with an odd number of
-channels, or of layout nchw with a filter of several taps) that operand goes through registers instead, and a
+cp.async copies 4 bytes or more. Where fewer bytes are contiguous (16-bit images with an odd number of
+channels, or of layout nchw with a filter of several taps), the operand goes through registers instead, and a
 step waits for its loads.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Chetlur et al., "cuDNN: Efficient Primitives
@@ -32,22 +32,22 @@ from tunebench.variant import Costs
 from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_COPIES = 32
-"""Accesses of a thread to the tiles of one step, each with an address of its own."""
+"""Most accesses per thread to the tiles of one step, each with its own address."""
 OTHER_REGISTERS, SPARE_REGISTERS = 35, 40
-"""What a thread needs for sizes, digits and addresses without spills, and what the compiler takes on top."""
+"""Registers per thread for sizes, digits and addresses, and those that the compiler takes in addition."""
 
 
 # -- space ------------------------------------------------------------------------------------------------
 
 
 def tile_is_of_use(bm: Any, bn: Any, workload: Conv2d) -> Any:
-    """A tile must have less than twice the rows and columns there are, if there is a smaller one."""
+    """A tile must have less than twice the rows and columns of C unless no smaller one exists."""
     whole = product(workload)
     return ((bm == 16) | (bm < 2 * whole.m)) & ((bn == 16) | (bn < 2 * whole.n))
 
 
 def stages_have_steps(bk: Any, walk: Any, stages: Any, workload: Conv2d) -> Any:
-    """There must be as many steps as buffers under way."""
+    """There must be at least as many steps as copies under way."""
     whole = product(workload)
     return (stages == 2) | (stages <= whole.steps(whole.taps, bk, walk) + 1)
 
@@ -59,7 +59,7 @@ def _smem_bytes(workload: Conv2d, config: Any) -> Any:
 
 
 def _accesses(workload: Conv2d, config: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return the accesses of a thread to a tile of A and to one of B: across it, and along K."""
+    """Return the accesses per thread to a tile of A and to one of B: across it, and along K."""
     bm, bn, bk = (config[name] for name in ("bm", "bn", "bk"))
     threads = mma_tile.threads(config["warps_m"], config["warps_n"])
     vec_a, vec_b, _ = alignment(workload, "flat")
@@ -69,7 +69,7 @@ def _accesses(workload: Conv2d, config: Mapping[str, Any]) -> tuple[tuple[Any, A
 
 
 def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
-    """Estimate the fewest registers a thread needs: sums, fragments, and what it copies, from where."""
+    """Return an estimate of the registers per thread: sums, fragments, and addresses of copies."""
     (rows, deep_a), (columns, deep_b) = _accesses(workload, config)
     bm, bn, warps_m, warps_n = (config[name] for name in ("bm", "bn", "warps_m", "warps_n"))
     fragments = 4 * (bm // warps_m + bn // warps_n) // 16
@@ -99,16 +99,16 @@ def registers_suffice(config: Mapping[str, Any], workload: Conv2d, device: Devic
 
 SPACE = Space(
     (
-        Parameter("bm", (16, 32, 64, 128, 256), "rows of C a block computes"),
-        Parameter("bn", (16, 32, 64, 128, 256), "columns of C a block computes"),
+        Parameter("bm", (16, 32, 64, 128, 256), "rows of C per block"),
+        Parameter("bn", (16, 32, 64, 128, 256), "columns of C per block"),
         Parameter("warps_m", (1, 2, 4), "warps of a block along rows"),
         Parameter("warps_n", (1, 2, 4), "warps of a block along columns"),
         Parameter("bk", (16, 32, 64), "length of a step along K"),
         _conv.WALK,
-        Parameter("stages", (2, 3, 4), "buffers: all but one are under way while it is multiplied"),
+        Parameter("stages", (2, 3, 4), "buffers in shared memory; copies run stages - 1 steps ahead"),
         _conv.SPLIT,
         _conv.RASTER,
-        Parameter("min_blocks", (1, 2, 3), "blocks an SM must be able to hold: limits registers"),
+        Parameter("min_blocks", (1, 2, 3), "resident blocks per SM: limits registers per thread"),
     ),
     (
         mma_tile.warps_cover_the_tile,
@@ -202,7 +202,7 @@ conv_mma(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__
 """
 
 
-# -- what is usual ----------------------------------------------------------------------------------------
+# -- the variant ------------------------------------------------------------------------------------------
 
 USUAL = (
     (128, 256, 2, 4, 64, 3),

@@ -1,9 +1,9 @@
 """conv2d in CUDA C++ on Hopper's tensor cores by wgmma (sm_90a): f16 and bf16, images with channels last.
 
-Blocks stay and take one tile of bm x bn results after the other, as gemm/cuda_wgmma does: one warpgroup has
-bulk copies fill a ring of `stages` buffers, one to three others multiply straight from there. Nobody gathers
-pixels: the copy engine goes over them itself, row by row and image by image, and fills the padding with
-zeros ("im2col mode"). A copy says where the filter's first tap is and how far from there the tap lies.
+Persistent blocks compute one tile of bm x bn results after the other, as in gemm/cuda_wgmma: a producer
+warpgroup fills a ring of `stages` buffers by TMA, and one to three consumers multiply from there. TMA gathers
+the pixels: it walks over them row by row and image by image, and fills the padding with zeros ("im2col
+mode"). A copy names the position of the filter's first tap and the distance of the tap from there.
 
 direction rows             columns              sums over               pixels are copied of
 fprop     pixels of y      filters              taps, channels          x (A)
@@ -11,11 +11,11 @@ dgrad     pixels of dx     channels             taps, filters           dy (A)
 wgrad     filters          taps, channels       pixels of y             x (B)
 
 dgrad with a stride takes the pixels of dx one residue class of the stride after the other, each with the taps
-that reach it; one map serves all classes, whose pixels are counted as if all had as many as the largest.
-wgrad has a tap for each 64 columns. Where tiles are few, K is split and a second kernel sums the parts.
+that reach it. One tensor map serves all classes; each class counts as many pixels as the largest. wgrad has
+one tap per 64 columns. Where tiles are few, K is split and a second kernel sums the parts.
 
-Limits: layout nhwc; TMA copies lines of multiples of 16 bytes, so that channels are multiples of 8, and of 64
-in groups. Of a map's numbers few have many bits: strides go to 8, padding and filters to about 128 pixels.
+Limits: layout nhwc. TMA copies lines of multiples of 16 bytes, so that channels are multiples of 8, and of 64
+in groups. Fields of a tensor map are narrow: strides go to 8, padding and filters to about 128 pixels.
 
 Source: PTX ISA, "im2col mode", "wgmma", "cp.async.bulk.tensor"; CUDA Driver API, "cuTensorMapEncodeIm2col";
 CUTLASS 3, implicit GEMM on sm_90.
@@ -43,11 +43,11 @@ from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
 PRODUCER_REGISTERS = 56
-"""What the copying warpgroup keeps: it counts pixels and taps. With 40, code for clusters spills."""
+"""Registers per thread of the producer, which counts pixels and taps. With 40, code for clusters spills."""
 
 
 def _steps(workload: Conv2d, bk: Any) -> Any:
-    """Return the steps along K of a tile that has most."""
+    """Return the most steps along K of a tile."""
     whole = product(workload)
     return whole.taps * ceil_div(whole.depth, bk)
 
@@ -56,33 +56,33 @@ def _steps(workload: Conv2d, bk: Any) -> Any:
 
 
 def tile_is_of_use(bm: Any, bn: Any, split: Any, workload: Conv2d) -> Any:
-    """No tile may be twice as large as the product if a smaller one exists; all must have a number."""
+    """Tiles must be less than twice as large as C unless no smaller one exists, and be countable."""
     whole = product(workload)
     worthwhile = ((bm < 2 * whole.m) | (bm == 64)) & ((bn < 2 * whole.n) | (bn == 64))
     return worthwhile & (whole.tiles(1.0 * bm, 1.0 * bn) * split <= gemm.MAX_BLOCKS / 4)
 
 
 def steps_are_of_use(bk: Any, workload: Conv2d) -> Any:
-    """A step must have 64 channels or pixels, or 128 if they fill it, and end with its group."""
+    """A step must have 64 channels or pixels, or 128 if it is less than twice K, and end with its group."""
     whole = product(workload)
     ends_with_group = (whole.groups == 1) | (workload.direction == "wgrad") | (whole.depth % bk == 0)
     return (bk == PANEL_CHANNELS) | ((bk < 2 * whole.depth) & ends_with_group)
 
 
 def stages_have_tiles(bk: Any, stages: Any, split: Any, workload: Conv2d) -> Any:
-    """The ring must not hold more than two tiles' steps."""
+    """The ring must hold the steps of two tiles at most."""
     return (stages == 2) | (stages <= 2 * ceil_div(_steps(workload, bk), split))
 
 
 def cluster_has_tiles(bm: Any, bn: Any, cluster_m: Any, cluster_n: Any, workload: Conv2d) -> Any:
-    """Clusters are of one or two blocks, and there must be a tile for each."""
+    """A cluster has one or two blocks, and there must be a tile for each."""
     whole = product(workload)
     both_busy = ((cluster_m == 1) | (bm < whole.m)) & ((cluster_n == 1) | (bn < whole.n))
     return (cluster_m * cluster_n <= 2) & both_busy
 
 
 def split_is_of_use(bm: Any, bn: Any, bk: Any, split: Any, workload: Conv2d, device: Device) -> Any:
-    """K is split only where tiles are few, into parts of 4 steps or more, whose sums fit the scratch."""
+    """K is split only where tiles are few, into 4 steps or more, with sums that fit in the scratch."""
     few = product(workload).tiles(1.0 * bm, 1.0 * bn) * (split // 2) < 2 * device.sm_count
     long = _steps(workload, bk) >= 4 * split
     small = 4.0 * split * workload.outputs()[0].size <= _conv.MAX_SCRATCH_BYTES
@@ -90,7 +90,7 @@ def split_is_of_use(bm: Any, bn: Any, bk: Any, split: Any, workload: Conv2d, dev
 
 
 def parts_are_few(split: Any, group_m: Any, min_blocks: Any) -> Any:
-    """Where K is split, tiles are too few for their order to matter, and blocks for crowding an SM."""
+    """Where K is split, tiles are few: their order does not matter, and min_blocks must be 1."""
     return (split == 1) | ((group_m == 1) & (min_blocks == 1))
 
 
@@ -104,17 +104,17 @@ def _smem_bytes(workload: Conv2d, config: Any) -> Any:
 
 SPACE = Space(
     (
-        Parameter("bm", (64, 128, 192, 256), "rows of C in a tile"),
-        Parameter("bn", (64, 128, 192, 256), "columns of C in a tile"),
+        Parameter("bm", (64, 128, 192, 256), "rows of C per tile"),
+        Parameter("bn", (64, 128, 192, 256), "columns of C per tile"),
         Parameter("bk", (64, 128), "length of a step along K: channels of a tap, or pixels"),
-        Parameter("stages", (2, 3, 4, 5, 6, 7, 8), "buffers of the ring"),
+        Parameter("stages", (2, 3, 4, 5, 6, 7, 8), "buffers of the ring in shared memory"),
         Parameter("consumers", (1, 2, 3), "warpgroups that multiply"),
-        Parameter("pingpong", (0, 1), "1: each multiplies a tile of its own while another stores"),
-        Parameter("cluster_m", (1, 2), "blocks along rows that share columns of B"),
-        Parameter("cluster_n", (1, 2), "blocks along columns that share rows of A"),
+        Parameter("pingpong", (0, 1), "1: each consumer multiplies its own tile while another stores"),
+        Parameter("cluster_m", (1, 2), "blocks of a cluster along rows, which share columns of B"),
+        Parameter("cluster_n", (1, 2), "blocks of a cluster along columns, which share rows of A"),
         _conv.SPLIT,
-        Parameter("group_m", (1, 4, 8, 16), "rows of tiles that blocks running together share"),
-        Parameter("min_blocks", (1, 2), "blocks on an SM"),
+        Parameter("group_m", (1, 4, 8, 16), "rows of tiles that concurrent blocks share in L2"),
+        Parameter("min_blocks", (1, 2), "resident blocks per SM"),
     ),
     (
         tile_is_of_use,
@@ -164,7 +164,7 @@ conv_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
 """
 
 
-# -- what is usual ------------------------------------------------------------------------------------------
+# -- defaults -----------------------------------------------------------------------------------------------
 
 USUAL = (
     # bm, bn, consumers; largest first
@@ -182,15 +182,16 @@ USUAL = (
 
 
 def _estimate(workload: Conv2d, device: Device, config: Config) -> float:
-    """Return about how long a configuration takes, in clocks of an SM that multiplies: to order them by."""
+    """Return the estimated time of a configuration, in clocks of an SM that multiplies, to order them."""
     bm, bn, bk, split = (config[name] for name in ("bm", "bn", "bk", "split"))
     whole, sms = product(workload), device.sm_count
-    # Along K, on the busiest SM: of tiles that take longest, which begin first, or of all.
+    # Length along K on the busiest SM: of the longest tiles, which begin first, or of all tiles.
     longest = ceil_div(whole.tiles(bm, bn, most_taps=True) * split, sms) * _steps(workload, bk) * bk / split
     length = max(longest, whole.work(bm, bn, bk, "by_tap") / (bm * bn) / sms)
-    # Multiplying a step costs with the tile's area, reading it with its edges; 2048 multiply-adds a clock.
+    # The cost of multiplying a step grows with the tile's area, that of reading it with its edges; an SM does
+    # 2048 multiply-adds per clock.
     clocks = length * (bm * bn + 48 * (bm + bn)) / 2048
-    # A second launch takes some microseconds; parts are written and read at about 2000 bytes a clock.
+    # A second launch takes some microseconds; parts are written and read at about 2000 bytes per clock.
     summing = 5000 + split * workload.outputs()[0].size / 250 if split > 1 else 0
     return float(clocks + summing)
 
@@ -199,7 +200,7 @@ def _estimate(workload: Conv2d, device: Device, config: Config) -> float:
 
 
 class CudaWgmmaConv(CudaVariant[Conv2d]):
-    """Serves f16 and bf16 images of layout nhwc in all directions on Hopper."""
+    """f16 and bf16 images of layout nhwc in all directions, on Hopper."""
 
     name = "cuda_wgmma"
     operator = Conv2d
@@ -208,22 +209,22 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
     maximum_cc = (9, 0)
 
     def target(self, device: Device) -> str:
-        """Return Hopper's own architecture: wgmma and setmaxnreg are in no other."""
+        """Return sm_90a: only this target has wgmma and setmaxnreg."""
         return "sm_90a"
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Return what keeps this problem from wgmma or from TMA, or None."""
+        """Return why wgmma or TMA cannot do this workload, or None if they can."""
         if ahead := prologue.refusal(self.key, workload):
             return ahead
         w = workload
         if w.dtype not in ("f16", "bf16") or w.layout != "nhwc":
             return f"{self.key} multiplies f16 and bf16 of layout nhwc, not {w.dtype} of layout {w.layout}"
-        # Lines of x and w are of c channels, those of dy of k.
+        # Lines of x and w have c channels, those of dy have k.
         if w.c % 8 or (w.direction != "fprop" and w.k % 8):
             return f"{self.key} copies by TMA: lines of channels must be multiples of 16 bytes"
         if w.groups > 1 and ((w.c // w.groups) % PANEL_CHANNELS or (w.k // w.groups) % PANEL_CHANNELS):
             return (
-                f"{self.key} copies {PANEL_CHANNELS} channels at a time: groups must have multiples of them"
+                f"{self.key} copies {PANEL_CHANNELS} channels at a time: groups must have a multiple of that"
             )
         if max(axis.reach for axis in axes(w)) > (most := _conv_pixels.MOST_OFFSET):
             return f"{self.key} copies by TMA: taps must be within {most} pixels of the first"
@@ -232,7 +233,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             max(whole.m, whole.n, whole.depth, w.h + 2 * w.pad, w.w + 2 * w.pad, *w.inputs()[0].shape)
             > MOST_EXTENT
         ):
-            return f"{self.key} counts elements to {MOST_EXTENT} along a dimension"
+            return f"{self.key} supports dimensions up to {MOST_EXTENT}"
         try:
             _conv_pixels.pixel_map(w, w.inputs()[0], PANEL_CHANNELS)
         except InputError as error:
@@ -242,14 +243,14 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         return None
 
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return the usual tile and parts of K that are estimated best."""
+        """Return the usual tile and number of parts of K with the lowest estimated time."""
         ordered = sorted(
             self._usual(workload, device), key=lambda config: _estimate(workload, device, config)
         )
         return self.space.first_valid(ordered, workload=workload, device=device)
 
     def _usual(self, workload: Conv2d, device: Device) -> Iterator[Config]:
-        """Yield the usual tiles, as deep as shared memory and K allow; in pairs if they fill the device."""
+        """Yield the usual tiles with the most stages that fit; as clusters of two if they fill the device."""
         whole, bk = product(workload), PANEL_CHANNELS
         for (bm, bn, consumers), split in itertools.product(USUAL, _conv.SPLITS):
             room = device.smem_per_block_bytes - _smem_bytes(
@@ -277,7 +278,7 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             )
 
     def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut rows, columns and K; wgrad rounds the channels of a tap up to 64."""
+        """Return the tiling of rows, columns and K; wgrad rounds the channels of a tap up to 64."""
         if workload.direction != "wgrad":
             return _conv.tiles(workload, {**config, "walk": "by_tap"})
         w, whole = workload, product(workload)
@@ -290,39 +291,41 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         )
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
-        """Count tiles as blocks: it is they that SMs share out. Beyond the edge zeros are multiplied."""
+        """Count tiles as blocks, as persistent blocks share tiles. Parts beyond the edge multiply zeros."""
         names = ("bm", "bn", "bk", "consumers", "split")
         bm, bn, bk, consumers, split = (table[name].astype(np.float64) for name in names)
         size, whole = itemsize(workload.dtype), product(workload)
-        # Parts differ by a step at most; the shortest one of a class with most taps stands for all of those.
+        # Parts differ by one step at most. The shortest part of a class with most taps is a lower bound for
+        # them.
         length = np.floor(_steps(workload, bk) / split) * bk
         full = bm * bn * length
         tiles = whole.tiles(bm, bn) * split
         return Costs(
-            # By their work: those of other classes have fewer taps.
+            # Counted by work: blocks of other classes have fewer taps.
             blocks=np.minimum(tiles, whole.work(bm, bn, bk, "by_tap") / np.maximum(1.0, full)),
             full_blocks=whole.tiles(bm, bn, most_taps=True) * split,
             threads=wgmma_tile.threads(consumers),
             smem_bytes=_smem_bytes(workload, table),
             mma_flop=2 * full,
             mma_dtype=workload.dtype,
-            # Written and read once: how often wgmma reads an operand that its warps share is not published.
+            # Written once and read once. How often wgmma reads an operand that its warps share is not
+            # published.
             smem_traffic_bytes=2 * size * length * (bm + bn),
             fill_bytes=self._fill_bytes(workload, table),
             # Four warps issue each product of 64 rows, whether the tile has one consumer or all.
             instructions=4 * bm / 64 * length * size / 32,
-            # As of gemm/cuda_wgmma: products of 64 x bn that add to the same sums, bn / 2 clocks each, and
-            # before the first one a copy, unless that is under way while the tile before is multiplied.
+            # As in gemm/cuda_wgmma: products of 64 x bn that add to the same sums take bn / 2 clocks each.
+            # The first one waits for a copy, unless the tile before hides that wait.
             chain_clocks=np.where((tiles <= device.sm_count) & (length > 0), device.l2_latency, 0.0)
             + length * size / 32 * bn / 2 / np.where(table["pingpong"] == 1, consumers, 1),
             serial_launches=np.where(split > 1, 2, 1),
         )
 
     def _fill_bytes(self, workload: Conv2d, table: Table) -> Any:
-        """Return what the least block reads of filters, or of dy in wgrad: pixels may be in the padding.
+        """Return the fewest bytes of filters, or of dy in wgrad, that a block copies; pixels may be padding.
 
-        Of what blocks of a cluster share, each reads a part; whether the rest passes the same port is not
-        known.
+        Each block of a cluster reads a part of the shared tile. Whether the other parts pass the same port is
+        not known, so they are not counted.
         """
         names = ("bm", "bn", "bk", "cluster_m", "cluster_n", "split")
         bm, bn, bk, cluster_m, cluster_n, split = (table[name].astype(np.float64) for name in names)
@@ -330,23 +333,23 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         extent, tile, parts = (whole.m, bm, cluster_n) if wgrad else (whole.n, bn, cluster_m)
         steps = np.floor(_steps(workload, bk) / split)
         last = extent - (ceil_div(extent, tile) - 1) * tile
-        if workload.direction == "fprop":  # parts are of filters, whose lines run along K
+        if workload.direction == "fprop":  # parts are groups of filters, whose lines run along K
             shortest = whole.depth - (ceil_div(whole.depth, bk) - 1) * bk
             length = np.where(split == 1, whole.taps * whole.depth, steps * shortest)
             return itemsize(workload.dtype) * np.maximum(0, last - (parts - 1) * tile / parts) * length
-        # Parts are of lines along K: of a short step, one may have none.
+        # Parts are groups of lines along K: in a short step, a part may be empty.
         short_steps = np.where(whole.depth % bk == 0, 0, np.minimum(steps, whole.taps))
         alone = (parts == 1) & (split == 1)
         length = np.where(alone, whole.taps * whole.depth, (steps - short_steps) * bk / parts)
         return itemsize(workload.dtype) * last * length
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
-        """Products of warpgroups, bulk copies by boxes and by pixels, and registers that move if scarce."""
+        """Return warpgroup products, copies by boxes and by pixels, and setmaxnreg if registers move."""
         moved = ["USETMAXREG"] if wgmma_tile.registers_move(config) else []
         return ("HGMMA", "UTMALDG.3D", "UTMALDG.IM2COL", *moved)
 
     def source(self, workload: Conv2d, config: Config) -> str:
-        """Return the kernel for this problem's direction and types and this configuration, for all sizes."""
+        """Return the kernel for this workload's direction and types and this configuration, for all sizes."""
         names = ("bm", "bn", "bk", "stages", "consumers", "cluster_m", "cluster_n", "min_blocks")
         choices: dict[str, str | bool | int] = {name.upper(): config[name] for name in names}
         stored, split = ctype(workload.dtype), config["split"]
@@ -372,11 +375,11 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         return shared + _conv.injected(workload) + gemm.constants("Choice", **choices) + SOURCE
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
-        """Return the sums of the parts of K, if it is split."""
+        """Return the partial sums, if K is split."""
         return _conv.scratch(workload, config["split"])
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
-        """Return the product, of a block a tile or of as many as stay, and the sum of its parts if split."""
+        """Return the launch of persistent blocks, and that of the sum of the parts if K is split."""
         whole, split, out = product(workload), config["split"], workload.outputs()[0]
         bm, bn, cluster_m, cluster_n = (config[name] for name in ("bm", "bn", "cluster_m", "cluster_n"))
         classes = sum(c.count for c in whole.classes)
@@ -407,10 +410,10 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
         )
 
     def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
-        """Return a workload of few tiles that fills them, and ends within them, alike."""
+        """Return a workload of few tiles with the same edges."""
         steps = max(config["stages"] + 2, min(config["split"], 16))
         bm, bn = config["bm"], config["bn"]
-        if workload.direction == "wgrad":  # rows and columns are the other way round there
+        if workload.direction == "wgrad":  # rows and columns are exchanged
             bm, bn = bn, bm
         tile = _conv_emulation.Tile(m=bm, n=bn, k=config["bk"], steps=steps, walk="by_tap")
         small = _conv_emulation.emulation_workload(workload, tile)

@@ -1,15 +1,16 @@
-"""conv2d in CUDA C++ by Winograd's minimal filtering: 3 x 3 filters at stride 1 in f32, forward and dgrad.
+"""conv2d in CUDA C++ by Winograd's minimal filtering: 3 x 3 filters at stride 1 in f32, fprop and dgrad.
 
-Three steps, with what they pass on in memory. Filters, and the inputs of tiles of m x m outputs, are
-transformed; each of the (m + 2)^2 elements is a product of matrices over channels, all of them one batch for
-`gemm/cuda_simt`, whose parameters these are; and the sums are transformed back, with the epilogue. The
-products are 2.25 (m = 2) or 4 (m = 4) times fewer than those of a direct convolution; memory moves about
-4 or 2.25 times the images, twice. So it pays where channels are many.
+There are three steps, which pass their results through memory. The first transforms the filters and the
+inputs of tiles of m x m outputs. The second is a batch of matrix products over channels, one per element of
+the (m + 2)^2, by `gemm/cuda_simt`, whose parameters the space has. The third transforms the sums back and
+applies the epilogue. There are
+2.25 (m = 2) or 4 (m = 4) times fewer products than in a direct convolution, but memory traffic is about 4 or
+2.25 times the images, twice. So the algorithm pays where there are many channels.
 
-Channels last, the products are of tiles by channels, else of channels by tiles, so that neighbouring threads
-of every step read and write neighbours. The gradient to the images is the same with mirrored filters, and
-another padding. `tunebench.kernels.conv2d._winograd` has the algorithm and its errors: m = 4 is for 32 summed
-channels or more (m = 2 for 8), since with fewer the transforms cost more accuracy than is allowed.
+With channels last, the products are of tiles by channels, else of channels by tiles, so that neighbouring
+threads access neighbouring elements in every step. dgrad is the same with mirrored filters and another
+padding. `tunebench.kernels.conv2d._winograd` has the algorithm and its errors: m = 4 needs 32 summed channels
+or more, m = 2 needs 8, because with fewer the transforms lose more accuracy than the tolerance allows.
 
 Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016, section 4.3.
 """
@@ -33,18 +34,18 @@ from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.gemm import Gemm
 
 THREADS = 256
-"""Threads a block of the transforms has."""
+"""Threads per block of the transforms."""
 MAX_SCRATCH_BYTES = 2**32
-"""Most memory that transformed inputs and sums may take."""
+"""Most memory for transformed inputs and sums."""
 AFFORDABLE_FMA = 20_000_000
-"""Multiply-adds of a miniature: what emulation does in a moment."""
+"""Most multiply-adds of an emulation workload: emulation does them in a moment."""
 
 
 # -- as a product -----------------------------------------------------------------------------------------
 
 
 def _channels(workload: Conv2d) -> tuple[int, int]:
-    """Return the channels that an output sums over, and those that outputs have."""
+    """Return the channels that an output sums over, and the channels of the output."""
     return _winograd.summed(workload), _winograd.results(workload)
 
 
@@ -61,7 +62,7 @@ def _tiles(workload: Conv2d, m: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=256)
 def product_of(workload: Conv2d, m: int) -> Gemm:
-    """Return the products between the transforms: one for each element of a transformed tile."""
+    """Return the products between the transforms: a batch, one per element of a transformed tile."""
     down, across = _tiles(workload, m)
     (terms, results), tiles = _channels(workload), workload.n * down * across
     if workload.layout == "nhwc":
@@ -78,7 +79,7 @@ def _scratch_bytes(workload: Conv2d, m: int) -> int:
 
 
 def tile_is_of_use(m: Any, workload: Conv2d) -> Any:
-    """A tile must be accurate with so few channels, and what is passed on must fit in memory."""
+    """A tile must be accurate with this number of channels, and the scratch must fit in memory."""
     of_use = np.zeros(np.shape(m), dtype=bool)
     for size in (2, 4):
         accurate = _winograd.summed(workload) >= _winograd.fewest_channels(size, workload)
@@ -87,7 +88,7 @@ def tile_is_of_use(m: Any, workload: Conv2d) -> Any:
 
 
 def _on_tiles(constraint: Constraint) -> Constraint:
-    """Return a constraint of gemm as one on convolutions: it sees the product that m makes."""
+    """Return a constraint of gemm for convolutions: its workload is the product for m."""
     names = [*inspect.signature(constraint).parameters]
     if "workload" not in names:
         return constraint
@@ -109,7 +110,7 @@ def _on_tiles(constraint: Constraint) -> Constraint:
 
 
 SPACE = Space(
-    (Parameter("m", (2, 4), "outputs of a tile, each way"), *PRODUCT.space.parameters),
+    (Parameter("m", (2, 4), "outputs per tile in each direction"), *PRODUCT.space.parameters),
     (tile_is_of_use, *map(_on_tiles, PRODUCT.space.constraints)),
 )
 
@@ -240,7 +241,7 @@ transform_outputs(const float* __restrict__ sums, const float* __restrict__ scal
 
 
 def _function(name: str, matrix: _winograd.Matrix) -> str:
-    """Return a C++ function that multiplies a vector by a matrix: its entries are constants of the code."""
+    """Return a C++ function that multiplies a vector by a matrix, whose entries are constants of the code."""
     lines = []
     for row, entries in enumerate(matrix):
         terms = [f"{entry!r}f * in[{i}]" for i, entry in enumerate(entries) if entry]
@@ -251,7 +252,7 @@ def _function(name: str, matrix: _winograd.Matrix) -> str:
 
 @functools.cache
 def _transforms(m: int) -> str:
-    """Return the transforms' source."""
+    """Return the source of the transforms."""
     matrices = _winograd.transform(m)
     functions = (
         _function(f"transform_{name}", getattr(matrices, name)) for name in ("input", "filter", "output")
@@ -263,34 +264,34 @@ def _transforms(m: int) -> str:
 
 
 class CudaWinograd(CudaVariant[Conv2d]):
-    """Serves 3 x 3 filters at stride 1 in f32, of both layouts, with every epilogue, and dgrad."""
+    """3 x 3 filters at stride 1 in f32, in both layouts, with every epilogue; fprop and dgrad."""
 
     name = "cuda_winograd"
     operator = Conv2d
     space = SPACE
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse other filters and types, sums of few channels, and what takes too much memory."""
+        """Return why filter, type, number of channels or memory do not fit, or None."""
         reason = _winograd.limits(workload)
         if reason is not None:
             return reason
         if workload.dtype != "f32":
-            return f"{self.key} transforms in f32, and does no {workload.dtype}"
+            return f"{self.key} multiplies f32, not {workload.dtype}"
         if workload.n * workload.h * workload.w >= 2**31:
-            return f"{self.key} does fewer than 2**31 pixels"
+            return f"{self.key} supports fewer than 2**31 pixels"
         sizes = [m for m in (2, 4) if tile_is_of_use(np.array([m]), workload)[0]]
         if not sizes:
-            return f"{self.key} passes on up to {MAX_SCRATCH_BYTES} bytes"
+            return f"{self.key} needs more than {MAX_SCRATCH_BYTES} bytes of scratch"
         return PRODUCT.limits(product_of(workload, sizes[-1]), device)
 
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return the larger tile if it is accurate, and what gemm does with the products."""
+        """Return the largest accurate tile, and gemm's default for the products."""
         sizes = [m for m in (4, 2) if tile_is_of_use(np.array([m]), workload)[0]]
         configs = ({"m": m, **PRODUCT.default(product_of(workload, m), device)} for m in sizes)
         return self.space.first_valid(configs, workload=workload, device=device)
 
     def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
-        """Return how tiles cut an image, and blocks the tiles of all images, outputs and channels."""
+        """Return the tiling of an image, and that of the products."""
         height, width = _outputs(workload)
         rows, columns = ("p", "q") if workload.direction == "fprop" else ("h", "w")
         terms, results = ("c", "k") if workload.direction == "fprop" else ("k", "c")
@@ -305,7 +306,7 @@ class CudaWinograd(CudaVariant[Conv2d]):
         )
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
-        """Count the products alone; transforms, and what they move, come on top."""
+        """Count the products only; transforms and their traffic are not counted."""
         of_2, of_4 = (PRODUCT.costs(product_of(workload, m), table, device) for m in (2, 4))
         columns = {
             field.name: np.where(table["m"] == 2, getattr(of_2, field.name), getattr(of_4, field.name))
@@ -315,7 +316,7 @@ class CudaWinograd(CudaVariant[Conv2d]):
         return Costs(**{**columns, "serial_launches": columns["serial_launches"] + 3})
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
-        """Return what gemm claims of its machine code."""
+        """Return the instructions that gemm claims."""
         return PRODUCT.claims(product_of(workload, config["m"]), config)
 
     def source(self, workload: Conv2d, config: Config) -> str:
@@ -324,7 +325,7 @@ class CudaWinograd(CudaVariant[Conv2d]):
         return product + helpers("conv") + _conv.injected(workload) + _transforms(config["m"])
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
-        """Return transformed inputs and filters, sums, and what gemm adds up if it divides k."""
+        """Return the transformed inputs and filters, the sums, and gemm's scratch."""
         product, nhwc = product_of(workload, config["m"]), workload.layout == "nhwc"
         names = {"a": "inputs" if nhwc else "filters", "b": "filters" if nhwc else "inputs", "c": "sums"}
         tensors = (*product.inputs(), *product.outputs())
@@ -332,7 +333,7 @@ class CudaWinograd(CudaVariant[Conv2d]):
         return (*passed_on, *PRODUCT.scratch(product, config))
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
-        """Return the transforms of filters and inputs, gemm's launches, and the transform of sums."""
+        """Return the launches: transforms of filters and inputs, gemm, transform of sums."""
         w, m, nhwc = workload, config["m"], workload.layout == "nhwc"
         fprop, (terms, results), (height, width) = w.direction == "fprop", _channels(w), _outputs(w)
         (images, filters), out = (tensor.name for tensor in w.inputs()[:2]), w.outputs()[0].name
@@ -368,12 +369,12 @@ class CudaWinograd(CudaVariant[Conv2d]):
         )
 
     def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
-        """Return few tiles and channels that end within those of blocks, as a large workload does."""
+        """Return a workload of few tiles and channels with the same edges."""
         w, m = workload, config["m"]
         bm, bn = (config[name] for name in (("bm", "bn") if w.layout == "nhwc" else ("bn", "bm")))
         terms, results = _channels(w)
         height, width = _outputs(w)
-        # No fewer than are accurate; each buffer, and part, of gemm has its turn.
+        # As many channels as accuracy needs; each buffer, and each part, of gemm is used.
         steps = (config["stages"] + 1) * config["split_k"]
         steps = max(steps, 1 + ceil_div(_winograd.fewest_channels(m, w), config["bk"]))
         small = w
@@ -395,7 +396,7 @@ class CudaWinograd(CudaVariant[Conv2d]):
 
 
 def _transform(entry: str, *arguments: str | int, threads: int) -> Launch:
-    """Return the launch of a transform with a thread for each thing it transforms."""
+    """Return the launch of a transform with `threads` threads."""
     return Launch(
         entry=entry,
         grid=(ceil_div(threads, THREADS), 1, 1),

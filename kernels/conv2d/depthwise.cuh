@@ -1,28 +1,28 @@
 #pragma once
-// Convolutions whose groups are of one channel: which pixels meet, and how a thread reads what its tile meets. A thread
-// has a tile of ROWS x COLUMNS pixels of VEC channels; with a source image it goes over lines that it reads once. Needs
-// types.cuh, gemm.cuh and conv.cuh.
+// Depthwise convolutions (groups of one channel): the source pixels of a tile, and how a thread reads them. A thread
+// has a tile of ROWS x COLUMNS pixels of VEC channels; it reads each source line once. Needs types.cuh, gemm.cuh and
+// conv.cuh.
 //
 //            pixels of    source    sums
 //   fprop    y            x         of pixels, over taps
 //   dgrad    dx           dy        of pixels, over taps
 //   wgrad    dy           x         of taps, over pixels
 //
-// C is the problem and the configuration: constants, all of them known to the compiler, so that tiles, taps and lines
-// are registers.
+// C has the constants of workload and configuration. All are known to the compiler, so that tiles, taps and lines are
+// registers.
 
-// Along one axis: pixel i of a tile and tap t meet at source pixel at(i, t), if they meet at all. Counted from the
-// source pixel that belongs to the tile's first (see `origin`).
+// Along one axis: source pixel at(i, t) where pixel i of a tile and tap t meet, if they meet. It is relative to the
+// source pixel of the tile's first pixel (see `origin`).
 template <bool BACKWARD, int PIXELS, int TAPS, int STRIDE, int REMAINDER, int DILATION>
 struct Meeting {
-  // dgrad: tiles begin at multiples of the stride, and REMAINDER is what the stride leaves of the padding.
+  // dgrad: tiles begin at multiples of the stride, and REMAINDER is the padding modulo the stride.
   __host__ __device__ static constexpr bool meets(int i, int t) {
     return !BACKWARD || (i + REMAINDER - t * DILATION) % STRIDE == 0;
   }
   __host__ __device__ static constexpr int at(int i, int t) {
     return BACKWARD ? (i + REMAINDER - t * DILATION) / STRIDE : i * STRIDE + t * DILATION;
   }
-  // The least (sign 1) or the greatest (sign -1) place of any meeting; 0 where nothing meets.
+  // The smallest (sign 1) or the largest (sign -1) source pixel of all pairs that meet; 0 if none meet.
   __host__ __device__ static constexpr int least(int sign) {
     int found = 0;
     bool some = false;
@@ -58,7 +58,7 @@ using RowMeeting = Meeting<C::BACKWARD, C::ROWS, C::R, C::STRIDE, C::REMAINDER, 
 template <class C>
 using ColumnMeeting = Meeting<C::BACKWARD, C::COLUMNS, C::S, C::STRIDE, C::REMAINDER, C::DILATION>;
 
-// Extents of tensors: of the image of pixels and of that of the source.
+// Extents of the image of pixels and of the source image.
 struct Extents {
   int images, channels, rows, columns, source_rows, source_columns, shift;
 
@@ -68,12 +68,13 @@ struct Extents {
   }
 };
 
-// Where a tile of a block or of a thread begins.
+// First pixel of the tile of a block or of a thread.
 struct Corner {
   int image, channel, row, column;
 };
 
-// A block's threads: CHANNELS along channels, ACROSS and DOWN along columns and rows; neighbours in memory are neighbours.
+// Layout of a block's threads: CHANNELS along channels, ACROSS and DOWN along columns and rows; neighbouring threads
+// access neighbouring elements.
 template <class C>
 struct Threads {
   static constexpr int PIXELS = C::ACROSS * C::DOWN, COUNT = C::CHANNELS * PIXELS;
@@ -93,7 +94,7 @@ struct Threads {
   }
 };
 
-// The tile of the block with this number among those of all images; neighbours are taken one after the other.
+// The block tile with this number over all images; neighbouring tiles have consecutive numbers.
 template <class C>
 __device__ __forceinline__ Corner corner_of(int index, const Extents& x, bool with_channels) {
   const int wide = tiles_of(x.columns, C::ACROSS * C::COLUMNS), tall = tiles_of(x.rows, C::DOWN * C::ROWS);
@@ -105,7 +106,7 @@ __device__ __forceinline__ Corner corner_of(int index, const Extents& x, bool wi
   return {index, channel * Threads<C>::BLOCK_CHANNELS, row * (C::DOWN * C::ROWS), column * (C::ACROSS * C::COLUMNS)};
 }
 
-// Elements from one pixel to the next, and from one channel to the next.
+// Distance between pixels and between channels, in elements.
 template <class C>
 __device__ __forceinline__ int pixel_pitch(int channels) {
   return C::NHWC ? channels : 1;
@@ -115,12 +116,12 @@ __device__ __forceinline__ int channel_pitch(int pixels) {
   return C::NHWC ? 1 : pixels;
 }
 
-// ---- what a thread reads of the source -----------------------------------------------------------------------------
+// ---- reading the source ---------------------------------------------------------------------------------------------
 
-// From global memory, where caches know what neighbours have read; what lies outside the image is 0.
+// From global memory, through caches that neighbours share; elements outside the image are 0.
 template <class C>
 struct GlobalPatch {
-  const typename C::T* image;  // of the thread's first channel
+  const typename C::T* image;  // at the thread's first channel
   int row, column, rows, columns, pitch;
 
   __device__ __forceinline__ GlobalPatch(const typename C::T* source, const Extents& x, const Corner& tile)
@@ -139,7 +140,7 @@ struct GlobalPatch {
   }
 };
 
-// From shared memory, where the block has put all that its tiles meet.
+// From shared memory, to which the block has copied the source of all its tiles.
 template <class C>
 struct SharedPatch {
   using T = typename C::T;
@@ -161,7 +162,7 @@ struct SharedPatch {
     return load_vec<C::VEC>(tile + ((u - Rows::FIRST) * WIDTH + v - Columns::FIRST) * PITCH);
   }
 
-  // All threads of the block bring the source of the tile of the block at `block`. Barriers are the caller's.
+  // All threads of the block copy the source of the tile at `block`. The caller provides barriers.
   static __device__ __forceinline__ void fill(T* shared, const T* source, const Extents& x, const Corner& block) {
     constexpr int PER_PIXEL = DEPTH / C::VEC;
     const int top = Rows::origin(block.row, x.shift) + Rows::FIRST;
@@ -181,8 +182,8 @@ struct SharedPatch {
   }
 };
 
-// Calls meet(i, j, r, s, values) wherever pixel (i, j) of the tile and tap (r, s) meet a source pixel, whose VEC channels
-// `values` are: line by line of the source.
+// Calls meet(i, j, r, s, values) for each pixel (i, j) of the tile and tap (r, s) that meet a source pixel with VEC
+// channels `values`, line by line of the source.
 template <class C, class Patch, class Meet>
 __device__ __forceinline__ void each_meeting(const Patch& patch, const Meet& meet) {
   using Rows = RowMeeting<C>;
@@ -214,8 +215,8 @@ __device__ __forceinline__ void each_meeting(const Patch& patch, const Meet& mee
 
 // ---- pixels of a tile ----------------------------------------------------------------------------------------------
 
-// Calls access(i, j, offset) for each access of the tile at `tile` that lies inside the image: of VEC channels, or of
-// STORE columns; (i, j) is its first pixel, and `offset` where it lies in the tensor.
+// Calls access(i, j, offset) for each access of the tile at `tile` inside the image: of VEC channels, or of STORE
+// columns; (i, j) is its first pixel, and `offset` its offset in the tensor.
 template <class C, class Access>
 __device__ __forceinline__ void each_access(const Extents& x, const Corner& tile, const Access& access) {
   const int of_channel = channel_pitch<C>(x.rows * x.columns), of_pixel = pixel_pitch<C>(x.channels);
@@ -230,18 +231,18 @@ __device__ __forceinline__ void each_access(const Extents& x, const Corner& tile
 
 // ---- sums of taps ---------------------------------------------------------------------------------------------------
 
-// Adds up what the block's threads have of each tap of their channel, and calls keep(channel, tap, sum) for each that
-// the block has, whether there is such a channel or not. All threads of the block take part.
+// Sums each tap over the block's threads of the same channel, and calls keep(channel, tap, sum) for each channel of the
+// block, including channels beyond the last one. All threads of the block take part.
 template <class C, class Keep>
 __device__ __forceinline__ void reduce_taps(float (&sums)[C::R][C::S][C::VEC], float* shared, const Keep& keep) {
   using All = Threads<C>;
   constexpr int TAPS = C::R * C::S, DEPTH = All::BLOCK_CHANNELS;
-  // Lanes that have the same channel: every CHANNELS-th, or a run of them.
+  // Lanes with the same channel: every CHANNELS-th, or a run of them.
   constexpr int STEP = C::NHWC ? C::CHANNELS : 1, END = C::NHWC ? 32 : All::PIXELS < 32 ? All::PIXELS : 32;
-  constexpr int PER_SLOT = C::NHWC ? (C::CHANNELS < 32 ? 32 / C::CHANNELS : 1) : END;  // pixels of a slot
+  constexpr int PER_SLOT = C::NHWC ? (C::CHANNELS < 32 ? 32 / C::CHANNELS : 1) : END;  // pixels per slot
   constexpr int SLOTS = All::PIXELS / PER_SLOT;
   const int slot = All::pixel() / PER_SLOT;
-  __syncthreads();  // all have read what was there
+  __syncthreads();  // all have read the previous contents
 #pragma unroll
   for (int r = 0; r < C::R; ++r)
 #pragma unroll

@@ -1,14 +1,16 @@
-"""conv2d on the CPU as a product of matrices whose patches are gathered while packing (implicit GEMM).
+"""conv2d for Numba on the CPU as an implicit GEMM: patches are gathered while they are packed.
 
-Layout nhwc multiplies pixels by filters, layout nchw filters by pixels, so that results leave in the order in
-which they are stored. The gradient to the images (dgrad) is one product for each residue of rows and columns
-modulo the stride: within one, every pixel meets the same taps of the filter, and none is wasted on zeros.
-The gradient to the filters (wgrad) multiplies filters by patches, summed over pixels.
+Layout nhwc multiplies pixels by filters, layout nchw filters by pixels, so that results are written in the
+order in which they are stored. The gradient to the images (dgrad) is one product per residue of rows and
+columns modulo the
+stride: within one residue, every pixel meets the same taps of the filter, so that no products with zeros are
+computed. The gradient to the filters (wgrad) multiplies filters by patches, summed over pixels.
 
 A group of one filter fills one lane of a vector: depthwise convolutions of layout nhwc are left to
-`numba_cpu_depthwise`, all but those with huge filters.
+`numba_cpu_depthwise`, except those with huge filters.
+
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014 (implicit GEMM); Dumoulin and
-Visin, "A guide to convolution arithmetic for deep learning", 2016 (gradients). The product: `_numba_product`.
+Visin, "A guide to convolution arithmetic for deep learning", 2016 (gradients). The product: `numba_product`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from tunebench.workloads.operators.conv2d import Conv2d
 
 
 def extents(workload: Conv2d) -> tuple[int, int, int]:
-    """Return rows, columns and terms of the (largest) product that a convolution comes to."""
+    """Return the rows, columns and terms of the largest product of a convolution."""
     channels, filters = workload.c // workload.groups, workload.k // workload.groups
     taps = workload.r * workload.s
     if workload.direction == "wgrad":
@@ -51,25 +53,25 @@ def extents(workload: Conv2d) -> tuple[int, int, int]:
 
 
 class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
-    """Serves every size, type, layout, direction, group count, dilation and epilogue."""
+    """Any size, type, layout, direction, group count, dilation and epilogue."""
 
     name = "numba_cpu"
     operator = Conv2d
     space = Space(PARAMETERS, constraints(extents))
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse what the depthwise variant does tens of times as fast."""
+        """Return why the depthwise variant, which is tens of times faster, should be used, or None."""
         if workload.groups > 1 and depthwise_limit(workload) is None:
             return f"{self.key} leaves depthwise convolutions of layout nhwc to numba_cpu_depthwise"
         return None
 
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return square-ish tiles; rows stay as gathered, but filters of wgrad come a pixel at a time."""
+        """Return near-square tiles. Rows are packed as gathered, but filters of wgrad one pixel at a time."""
         transposed = workload.direction == "wgrad" and workload.layout == "nhwc"
         return expert(extents(workload), device, "columns" if transposed else "rows")
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
-        """Count the multiply-adds, padding included; dgrad skips those whose pixel is in the padding."""
+        """Count the multiply-adds, padding included; dgrad skips those with pixels in the padding."""
         pairs = workload.n * workload.k * (workload.c // workload.groups)
         executed = workload.p * workload.q * workload.r * workload.s
         if workload.direction == "dgrad":
@@ -79,7 +81,7 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(pairs * executed))
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
-        """Pass another tensor for a missing scale, bias or residual, or number ahead, which is not read."""
+        """Return all tensors: another one for a missing scale, bias, residual or prologue vector."""
         first, second = (tensor.name for tensor in workload.inputs()[:2])
         sizes = (workload.stride, workload.pad, workload.dilation, workload.groups)
         return (
@@ -90,7 +92,8 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:
         """Return the kernel of images, others and vectors, out, stride, pad, dilation and groups.
 
-        Others are filters, or dy for wgrad. Vectors are scale, bias and residual, and scale and shift ahead.
+        Others are filters, or dy for wgrad. Vectors are scale, bias and residual, then scale and shift of the
+        prologue.
         """
         import numba
         import numpy as np
@@ -101,7 +104,7 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         fprop, wgrad = workload.direction == "fprop", workload.direction == "wgrad"
         last = workload.layout == "nhwc"
         height, width, channel = (1, 2, 3) if last else (2, 3, 1)
-        # Asking while the kernel runs would put an address of this process into the machine code.
+        # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
         def conv2d(
@@ -150,15 +153,15 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
 
 
 def _met(workload: Conv2d, extent: int, taps: int) -> int:
-    """Count pairs of a pixel and a tap, along one axis, that a multiple of the stride separates."""
+    """Return the number of pairs of a pixel and a tap on one axis that a multiple of the stride separates."""
     residues = ((tap * workload.dilation - workload.pad) % workload.stride for tap in range(taps))
     return sum(max(0, ceil_div(extent - residue, workload.stride)) for residue in residues)
 
 
-# What becomes machine code is passed `operands`: (inputs, out, taps, grids, shape, target), of which all but
-# the last two are addresses:
-#   inputs  images, others, scale, bias, residual, scale and shift ahead
-#   taps    (kinds, r * s, 3): place in the filter; rows and columns from a pixel to what it meets
+# Compiled functions take `operands`: (inputs, out, taps, grids, shape, target), all addresses except the last
+# two:
+#   inputs  images, others, scale, bias, residual, scale and shift of the prologue
+#   taps    (kinds, r * s, 3): place in the filter; rows and columns from a pixel to the pixel it meets
 #   grids   (kinds, 5): taps in use, rows and columns of pixels, row and column of the first pixel
 #   shape   height and width of an image, its channels and those of the result in a group, groups, step
 #   target  height and width of the grid's images, distance of its pixels there, r * s, kinds
@@ -166,7 +169,7 @@ def _met(workload: Conv2d, extent: int, taps: int) -> int:
 
 
 def _plan(workload: Conv2d) -> Callable[..., Any]:
-    """Return the jitted function that makes taps and grids."""
+    """Return the jitted function that computes taps and grids."""
     import numpy as np
 
     dgrad = workload.direction == "dgrad"
@@ -196,7 +199,7 @@ def _plan(workload: Conv2d) -> Callable[..., Any]:
 
 
 def _operands(workload: Conv2d) -> tuple[Operand, Operand]:
-    """Return how rows and columns of the product are packed."""
+    """Return the readers of rows and columns of the product."""
     last, wgrad = workload.layout == "nhwc", workload.direction == "wgrad"
     # With channels last a line of patches runs over terms at a fixed pixel, else over pixels at a fixed term.
     line = _patches_nhwc(workload) if last else _patches_nchw(workload)
@@ -210,7 +213,7 @@ def _operands(workload: Conv2d) -> tuple[Operand, Operand]:
 
 
 def _pixel(workload: Conv2d) -> Callable[..., Any]:
-    """Return the inlined function `(inputs, place, channel)` of an element that is multiplied."""
+    """Return the inlined function `(inputs, place, channel)` that reads an element with the prologue."""
     read = load(workload.inputs()[0].dtype)
 
     @inlined
@@ -229,7 +232,7 @@ def _pixel(workload: Conv2d) -> Callable[..., Any]:
 
 
 def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
-    """Return what packs taps and channels that one pixel meets: a run of channels for each tap."""
+    """Return the `line` of patches, channels last: a run of channels for each tap that one pixel meets."""
     import numpy as np
 
     pixel_of, zero = _pixel(workload), np.float32(0)
@@ -243,7 +246,7 @@ def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
             height, width, own, _, groups, step = shape
             kind, group = z % target[4], z // target[4]
             rows, cols = grids[kind * 5 + 1], grids[kind * 5 + 2]
-            above = pixel // cols  # rows, those of earlier images too
+            above = pixel // cols  # including rows of earlier images
             image = above // rows
             row, col = above - image * rows, pixel - above * cols
             tap, channel, done = start // own, start % own, 0
@@ -267,7 +270,7 @@ def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
 
 
 def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
-    """Return what packs the pixels that meet one tap of one channel: a run for each row of the grid."""
+    """Return the `line` of patches, channels first: a run of pixels for each row of the grid, for one tap."""
     import numpy as np
 
     pixel_of, zero = _pixel(workload), np.float32(0)
@@ -289,7 +292,7 @@ def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
             while done < count:
                 run = min(cols - col, count - done)
                 y, x, to = row * step + down, col * step + right, offset + done * stride
-                # Of the run, columns from `low` up to `high` are inside the image.
+                # Columns of the run from `low` up to `high` are inside the image.
                 low, high = -x, width - x
                 if step > 1:
                     low, high = -(x // step), (width - 1 - x) // step + 1
@@ -313,7 +316,7 @@ def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
 
 
 def _filters(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
-    """Return what packs filters: all taps and channels of one, or for dgrad what one tap or channel meets."""
+    """Return the `line` of filters: all terms of one, or for dgrad those of one tap or channel."""
     stored = workload.inputs()[1].dtype
     read = load(stored)
 
@@ -355,7 +358,7 @@ def _filters(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
 
 
 def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
-    """Return what packs dy for wgrad: the filters of one pixel, or the pixels of one filter."""
+    """Return the `line` of dy for wgrad: the filters of one pixel, or the pixels of one filter."""
     stored = workload.inputs()[1].dtype
     read = load(stored)
 
@@ -385,7 +388,7 @@ def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
 
 
 def _write(workload: Conv2d) -> Callable[..., None]:
-    """Return what applies the epilogue to a part of a row of the product, and stores it."""
+    """Return the function that applies the epilogue to a part of a row of the product, and stores it."""
     finish = finisher(workload)
 
     @jitted()

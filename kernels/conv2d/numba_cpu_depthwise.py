@@ -1,13 +1,12 @@
-"""conv2d on the CPU where each group is one channel and one filter, channels last: loops along channels.
+"""Depthwise conv2d for Numba on the CPU, channels last: loops along channels.
 
-Everything is a sum over taps of a run of channels times a run of channels, which vectorises whatever the
-filter. Where all taps of a pixel meet the image (and dgrad has no stride), a row of them or all are summed up
-in registers; elsewhere one tap is added after the other. The gradient to the images is the same sum with the
-filter turned around, or, with a stride, over the taps that reach a pixel. The gradient to the filters keeps
-sums of every tap for each thread, adds `pixels` of a row to one in a loop, and adds the threads' sums up in
-order.
+Each group is one channel and one filter. Everything is a sum over taps of products of two runs of channels,
+which vectorises for every filter. Where all taps of a pixel meet the image (and dgrad has no stride), a row
+of taps or all taps are summed in registers; elsewhere taps are added one by one. dgrad is the same sum with
+the filter mirrored, or, with a stride, over the taps that reach a pixel. wgrad keeps sums of every tap for
+each thread, adds `pixels` of a row to one tap in a loop, and sums over threads in a fixed order.
 
-Serves layout nhwc; channels first, `numba_cpu` is as good. Source: Zhang, Lo and Lu, "High performance
+Layout nhwc only; `numba_cpu` is as fast for channels first. Source: Zhang, Lo and Lu, "High performance
 depthwise and pointwise convolutions on mobile devices", AAAI 2020.
 """
 
@@ -27,11 +26,11 @@ from tunebench.workloads.operators.conv2d import Conv2d
 SPACE = Space(
     (
         Parameter(
-            "channels", (16, 32, 64, 128, 256, 512, 1024), "channels that a pixel's loops take together"
+            "channels", (16, 32, 64, 128, 256, 512, 1024), "channels per loop over a pixel"
         ),
-        Parameter("rows", (1, 2, 4, 8), "rows of pixels that a thread takes at a time"),
-        Parameter("taps", ("row", "all"), "taps that one loop sums up: a row of the filter, or all"),
-        Parameter("pixels", (1, 2, 4, 8), "pixels of a row that one loop adds to a tap (wgrad)"),
+        Parameter("rows", (1, 2, 4, 8), "rows of pixels per unit of work of a thread"),
+        Parameter("taps", ("row", "all"), "taps per loop: a row of the filter, or all"),
+        Parameter("pixels", (1, 2, 4, 8), "pixels of a row per loop over a tap (wgrad)"),
     ),
     (
         lambda channels, workload: (channels == 16) | (channels < 2 * workload.c),
@@ -45,19 +44,19 @@ SPACE = Space(
 
 
 class NumbaCpuDepthwise(NumbaCpuVariant[Conv2d]):
-    """Serves every type, direction and epilogue of depthwise convolutions of layout nhwc."""
+    """Depthwise convolutions of layout nhwc, of any type, direction and epilogue."""
 
     name = "numba_cpu_depthwise"
     operator = Conv2d
     space = SPACE
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse groups of several channels or filters, channels first, and very large filters."""
+        """Return why groups, layout or filter size do not fit, or None."""
         reason = depthwise_limit(workload)
         return reason and f"{self.key} {reason}"
 
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return runs of 128 channels, all taps of a small filter at once."""
+        """Return runs of 128 channels, with all taps of a small filter together."""
         channels = max(c for c in (16, 32, 64, 128) if c == 16 or c < 2 * workload.c)
         wgrad, few = workload.direction == "wgrad", 1 < workload.r * workload.s <= 9
         pixels = max(p for p in (1, 2, 4) if p == 1 or (wgrad and p <= workload.q))
@@ -65,13 +64,13 @@ class NumbaCpuDepthwise(NumbaCpuVariant[Conv2d]):
         return Config({"channels": channels, "rows": 1, "taps": taps, "pixels": pixels})
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
-        """Count the products of which both factors exist: none is done with padding."""
+        """Count the products inside the image: none is computed with padding."""
         w = workload
         pairs = pairs_inside(w.h, w.p, w.r, w) * pairs_inside(w.w, w.q, w.s, w)
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(w.n * w.c * pairs))
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
-        """Pass the output for a missing scale, bias or residual (which is then not read)."""
+        """Return all tensors: the output for a missing scale, bias or residual, which is not read."""
         w = workload
         first, second = (tensor.name for tensor in w.inputs()[:2])
         return (
@@ -89,13 +88,13 @@ class NumbaCpuDepthwise(NumbaCpuVariant[Conv2d]):
 
 
 def _pixels(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the kernel that writes pixels: rows of them shared out among threads."""
+    """Return the kernel that computes pixels; threads share rows of them."""
     import numba
     import numpy as np
 
     row, turned, rows = _row(workload, config, fastmath), workload.direction == "dgrad", config["rows"]
     read, address_of = load(workload.inputs()[1].dtype), address()
-    # Asking while the kernel runs would put an address of this process into the machine code.
+    # A query inside the kernel would put an address of this process into the machine code.
     workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
     def conv2d(
@@ -132,10 +131,10 @@ def _pixels(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Calla
 
 
 def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what computes row `i` of an image of pixels.
+    """Return the function that computes row `i` of an image of pixels.
 
-    dgrad turns the filter around: pixel i then meets places i - above + tap * dilation of dy, whose pixels
-    stand `stride` apart there.
+    dgrad mirrors the filter: pixel i then meets places i - above + tap * dilation of dy, whose pixels are
+    `stride` apart there.
     """
     r, s, block = workload.r, workload.s, config["channels"]
     dgrad, strided = workload.direction == "dgrad", workload.direction == "dgrad" and workload.stride > 1
@@ -144,7 +143,7 @@ def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable
 
     @inlined
     def source_pixel(place: int, stride: int, extent: int) -> Any:
-        """Return the pixel that stands at a place, or -1 where none does."""
+        """Return the pixel at a place, or -1 where there is none."""
         if strided:
             place = place // stride if place % stride == 0 else -1
         return place if place < extent else -1
@@ -181,9 +180,10 @@ def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable
 
 
 def _whole_filter(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what sums up all taps of a pixel, for `count` channels, `right` elements from tap to tap.
+    """Return the function that sums all taps of a pixel, for `count` channels.
 
-    Its innermost loops have as many turns as the filter has taps, so that they are written out.
+    Taps are `right` elements apart. Its innermost loops run over the taps of the filter, so that the compiler
+    unrolls them.
     """
     import numpy as np
 
@@ -192,7 +192,7 @@ def _whole_filter(workload: Conv2d, config: Config, fastmath: frozenset[str]) ->
     parts = workload.r // together
 
     def rows_of_filter(begins: bool) -> Callable[..., None]:
-        """Return what sums up `together` rows of the filter, or adds them to what is there."""
+        """Return the function that sums `together` rows of the filter, or adds them to existing sums."""
 
         @jitted(fastmath)
         def rows(
@@ -224,7 +224,7 @@ def _whole_filter(workload: Conv2d, config: Config, fastmath: frozenset[str]) ->
 
 
 def _one_tap(workload: Conv2d, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what adds one tap of one pixel to the sums of `count` channels."""
+    """Return the function that adds one tap of one pixel to the sums of `count` channels."""
     read = load(workload.inputs()[0].dtype)
 
     @jitted(fastmath)
@@ -249,7 +249,7 @@ def _clear() -> Callable[..., None]:
 
 
 def _finish(workload: Conv2d) -> Callable[..., None]:
-    """Return what applies the epilogue to the sums of `count` channels of a pixel, and stores them."""
+    """Return the function that finishes and stores the sums of `count` channels of a pixel."""
     finish = finisher(workload)
 
     @jitted()
@@ -264,7 +264,7 @@ def _finish(workload: Conv2d) -> Callable[..., None]:
 
 
 def _filters(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the kernel that writes filters: rows of dy shared out among threads, each with its sums."""
+    """Return the kernel that computes filters; threads share rows of dy, each with its own sums."""
     import numba
     import numpy as np
 
@@ -305,7 +305,7 @@ def _filters(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Call
 
 
 def _row_of_gradients(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what adds row `i` of an image of dy to every tap that meets x there."""
+    """Return the function that adds row `i` of an image of dy to every tap that meets x there."""
     r, s, block, pixels = workload.r, workload.s, config["channels"], config["pixels"]
     several, one = _products(workload, pixels, fastmath), _products(workload, 1, fastmath)
 
@@ -340,7 +340,7 @@ def _row_of_gradients(workload: Conv2d, config: Config, fastmath: frozenset[str]
 
 
 def _products(workload: Conv2d, pixels: int, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return what adds the products of so many neighbours in a row of dy to the sums of one tap."""
+    """Return the function that adds products of `pixels` neighbours in a row of dy to one tap."""
     read = load(workload.inputs()[0].dtype)
 
     @jitted(fastmath)

@@ -1,12 +1,11 @@
-"""conv2d on the CPU by Winograd's minimal filtering: 3 x 3 filters, stride 1, layout nhwc, forward and dgrad.
+"""conv2d for Numba on the CPU by Winograd's minimal filtering: 3 x 3, stride 1, nhwc, fprop and dgrad.
 
 Filters are transformed once. Then each thread takes blocks of tiles: it transforms their inputs, multiplies
 each of the (m + 2)^2 elements as a matrix of tiles and channels by that of the filters, and transforms the
-sums back, all in buffers of its own that stay in the second-level cache. Transforms work on vectors of
-channels.
+sums back, all in private buffers that stay in the second-level cache. Transforms work on vectors of channels.
 
-The gradient to the images is the same with mirrored filters, and another padding. See `_winograd` for the
-algorithm and its errors, and `_numba_product` for the product.
+dgrad is the same with mirrored filters and another padding. See `_winograd` for the algorithm and its errors,
+and `numba_product` for the product.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ def tile_count(workload: Conv2d, m: Any) -> Any:
 
 
 def buffer_elements(workload: Conv2d, m: Any, mr: Any, m_panels: Any, nr: Any, depth: Any) -> Any:
-    """Return what a thread works in: a patch, transformed inputs and sums of its tiles, a tile of pixels."""
+    """Return the elements of a thread's buffers: a patch, transformed inputs and sums, a tile of pixels."""
     points, tiles = (m + 2) ** 2, mr * m_panels
     strips = ceil_div(results(workload), nr)
     return points * depth + points * tiles * depth + points * tiles * strips * nr + m * m * LANES
 
 
 def buffers_fit(m: Any, mr: Any, m_panels: Any, nr: Any, depth: Any, workload: Conv2d) -> Any:
-    """They must fit in the second-level cache, or be the smallest there are."""
+    """The buffers must fit in the second-level cache, or be the smallest possible."""
     least = (mr * m_panels <= 8) & (depth == 64)
     return least | (4 * buffer_elements(workload, m, mr, m_panels, nr, depth) <= BUFFER_BYTES)
 
 
 SPACE = Space(
     (
-        Parameter("m", (2, 4), "outputs of a tile, each way"),
-        Parameter("mr", (2, 4, 6, 8, 12), "tiles that are summed in registers"),
-        Parameter("nr", (16, 32, 48), "channels of the output that are summed in registers"),
-        Parameter("m_panels", (1, 2, 4, 8, 16), "strips of mr tiles in a block"),
-        Parameter("depth", (64, 128, 256, 512), "channels that are transformed at once"),
-        Parameter("unroll", (1, 4), "terms a turn of the innermost loop adds"),
+        Parameter("m", (2, 4), "outputs per tile in each direction"),
+        Parameter("mr", (2, 4, 6, 8, 12), "tiles summed in registers"),
+        Parameter("nr", (16, 32, 48), "channels of the output summed in registers"),
+        Parameter("m_panels", (1, 2, 4, 8, 16), "strips of mr tiles per block"),
+        Parameter("depth", (64, 128, 256, 512), "channels transformed together"),
+        Parameter("unroll", (1, 4), "terms per iteration of the innermost loop"),
     ),
     (
         lambda m, workload: (m == 2) | (summed(workload) >= _winograd.fewest_channels(4, workload)),
@@ -68,29 +67,29 @@ SPACE = Space(
         lambda nr, workload: (nr == 16) | (nr < 2 * results(workload)),
         lambda depth, workload: (depth == 64) | (depth < 2 * summed(workload)),
         lambda m, mr, m_panels, workload: (m_panels == 1) | (mr * m_panels < 2 * tile_count(workload, m)),
-        # Depth that is no multiple of the unrolled terms would add what is not there.
+        # A depth that is not a multiple of the unrolled terms would add elements that do not exist.
         lambda unroll, workload: (unroll == 1) | (summed(workload) % unroll == 0),
     ),
 )
 
 
 class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
-    """Serves 3 x 3 filters with stride 1, nhwc, of every type but tf32, with every epilogue, and dgrad."""
+    """3 x 3 filters at stride 1, nhwc, of any type but tf32, with every epilogue; fprop and dgrad."""
 
     name = "numba_cpu_winograd"
     operator = Conv2d
     space = SPACE
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse other filters, other layouts, and sums so short that transforms cost the accuracy."""
+        """Return why filter, layout or number of channels do not fit, or None."""
         if workload.layout != "nhwc":
-            return f"{self.key} takes layout=nhwc"
+            return f"{self.key} supports layout nhwc"
         if workload.dtype == "tf32":
-            return f"{self.key} multiplies in f32"
+            return f"{self.key} multiplies f32, not tf32"
         return _winograd.limits(workload)
 
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return the larger tile if it is accurate, and blocks that leave each core some."""
+        """Return the largest accurate tile, and blocks that give each core several."""
         m = 4 if summed(workload) >= _winograd.fewest_channels(4, workload) else 2
         mr, nr = usual_sums(device)
         depth = max(d for d in (64, 128, 256) if d == 64 or d < 2 * summed(workload))
@@ -101,7 +100,7 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
         return self.space.first_valid(configs, workload=workload, device=device)
 
     def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
-        """Return how tiles cut rows and columns of an image."""
+        """Return the tiling of rows and columns of an image."""
         _, height, width, _ = workload.outputs()[0].shape
         return (
             Tiling(dimension="h", extent=height, tile=config["m"]),
@@ -109,13 +108,13 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
         )
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
-        """Count the multiply-adds between the transforms, which are additions for the most part."""
+        """Count the multiply-adds between the transforms; the transforms are mostly additions."""
         m = table["m"]
         products = (m + 2.0) ** 2 * tile_count(workload, m) * workload.c * workload.k
         return Costs(blocks=1, full_blocks=0, threads=1, fma=products)
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
-        """Pass the output for a missing scale, bias or residual (which is then not read)."""
+        """Return all tensors: the output for a missing scale, bias or residual, which is not read."""
         images = "x" if workload.direction == "fprop" else "dy"
         pad = workload.pad if workload.direction == "fprop" else 2 - workload.pad
         out = workload.outputs()[0].name
@@ -132,7 +131,7 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
         transform_filters = _transform_filters(workload, m, nr)
         walk, address_of = _walk(workload, m, blocking), address()
         fixed = points * depth + points * tiles_together * depth + m * m * LANES
-        # Asking while the kernel runs would put an address of this process into the machine code.
+        # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
         def conv2d(
@@ -165,16 +164,16 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
 
 
 def _blocking(config: Config) -> Blocking:
-    """Return the sizes of the product: the sums of each strip of channels lie apart."""
+    """Return the block sizes of the product: the sums of each strip of channels are separate."""
     sizes = {name: config[name] for name in ("mr", "nr", "m_panels", "depth", "unroll")}
     return Blocking(**sizes, n_panels=1, a_panel="rows")
 
 
 def _transform_filters(workload: Conv2d, m: int, nr: int) -> Callable[..., None]:
-    """Return what transforms a worker's share of the filters to (strips, points, own, nr).
+    """Return the function that transforms a worker's share of the filters to (strips, points, own, nr).
 
-    The filters (k, 3, 3, c) are read a vector of c at a time: channels that are summed over, or for dgrad
-    those of the output, and then the taps in the opposite order.
+    The filters (k, 3, 3, c) are read a vector of c at a time. c are the summed channels; for dgrad they are
+    the channels of the output, and the taps are read in reverse.
     """
     import numpy as np
 
@@ -189,7 +188,7 @@ def _transform_filters(workload: Conv2d, m: int, nr: int) -> Callable[..., None]
     ) -> None:
         taps, made = 0, 9 * LANES
         inner = own if fprop else wanted
-        # A worker has its own strips of the output's channels, so that nobody else writes there.
+        # Each worker has its own strips of the output's channels, so that workers write to separate memory.
         for strip in range(worker, (wanted + nr - 1) // nr, workers):
             base, begin = strip * points * own * nr, strip * nr
             end = min(begin + nr, wanted)
@@ -215,7 +214,7 @@ def _transform_filters(workload: Conv2d, m: int, nr: int) -> Callable[..., None]
 
 
 def _walk(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]:
-    """Return what computes a block of tiles: `(operands, shape, filters, buffer, first, count)`."""
+    """Return `(operands, shape, filters, buffer, first, count)`, which computes a block of tiles."""
     import numpy as np
 
     points, tiles, depth, mr, nr = (m + 2) ** 2, blocking.mc, blocking.depth, blocking.mr, blocking.nr
@@ -248,10 +247,10 @@ def _walk(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]:
 
 
 def _gather(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]:
-    """Return what transforms the inputs of one tile, zeros for those outside the image.
+    """Return the function that transforms the inputs of one tile, with zeros outside the image.
 
-    It is called with `(operands, shape, tile, start, terms, buffer, to)` for channels from `start` on. Inputs
-    that need no conversion, and lie inside, are read where they are.
+    Its arguments are `(operands, shape, tile, start, terms, buffer, to)`, for channels from `start` on.
+    Inputs inside the image that need no conversion are read in place.
     """
     import numpy as np
 
@@ -292,7 +291,7 @@ def _gather(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]
 
 
 def _store_tile(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]:
-    """Return what transforms the sums of one tile back, and stores its pixels inside the output."""
+    """Return the function that transforms the sums of one tile back, and stores its pixels."""
     n, points, tiles, nr = m + 2, (m + 2) ** 2, blocking.mc, blocking.nr
     from_points = sandwich(_winograd.transform(m).output)
     finish = finisher(workload)

@@ -1,7 +1,7 @@
-"""conv2d in Numba-CUDA: direct convolution, forward only.
+"""conv2d in Numba-CUDA: direct convolution, fprop only.
 
-A block computes `pixels` output pixels of `filters * per_thread` filters of one group; a thread one pixel of
-`per_thread` filters, so that each element of the image it reads is used as often. Filters come through shared
+A block computes `pixels` output pixels of `filters * per_thread` filters of one group; a thread computes one
+pixel of `per_thread` filters, so that it uses each element of the image that often. Filters go through shared
 memory, one tap and `chunk` channels at a time; images through the caches.
 """
 
@@ -28,14 +28,14 @@ MAX_BLOCKS = 2**31 - 1
 
 SPACE = Space(
     (
-        Parameter("pixels", (16, 32, 64, 128, 256), "output pixels of a block, one a thread"),
+        Parameter("pixels", (16, 32, 64, 128, 256), "output pixels per block, one per thread"),
         Parameter("filters", (1, 2, 4, 8, 16), "threads of a block that share a pixel"),
-        Parameter("per_thread", (1, 2, 4, 8), "filters a thread computes"),
+        Parameter("per_thread", (1, 2, 4, 8), "filters per thread"),
         Parameter("chunk", (4, 8, 16), "channels of a tap in shared memory together"),
     ),
     (
         lambda pixels, filters: (pixels * filters >= 64) & (pixels * filters <= 256),
-        # Threads without a filter, and channels that do not exist, are of no use.
+        # Threads without a filter, and channels that do not exist, would be idle.
         lambda filters, per_thread, workload: (
             (filters * per_thread == 1) | (filters * per_thread < 2 * (workload.k // workload.groups))
         ),
@@ -45,7 +45,7 @@ SPACE = Space(
 
 
 def _tiles(workload: Conv2d, config: Any) -> tuple[Any, Any]:
-    """Return the tiles of pixels, and those of filters in all groups (numbers or columns)."""
+    """Return the number of tiles of pixels, and of filters in all groups (numbers or columns)."""
     pixels = workload.n * workload.p * workload.q
     width = config["filters"] * config["per_thread"]
     return ceil_div(pixels, config["pixels"]), workload.groups * ceil_div(
@@ -54,24 +54,24 @@ def _tiles(workload: Conv2d, config: Any) -> tuple[Any, Any]:
 
 
 class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
-    """Serves fprop of every size in f32 and f16, epilogue fused; tf32 in full f32."""
+    """fprop of any size in f32 and f16, with epilogue; tf32 in full f32."""
 
     name = "numba_cuda"
     operator = Conv2d
     space = SPACE
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
-        """Refuse gradients, huge grids, and bf16, which is converted by functions only a driver can link."""
+        """Return why direction, type or grid do not fit, or None. Only a driver can link bf16 conversions."""
         if workload.direction != "fprop":
-            return f"{self.key} does fprop only"
+            return f"{self.key} computes fprop only"
         if workload.dtype == "bf16":
-            return f"{self.key} does not do bf16"
+            return f"{self.key} does not support bf16"
         if ceil_div(workload.n * workload.p * workload.q, 16) * workload.k > MAX_BLOCKS:
-            return f"{self.key} does up to {MAX_BLOCKS} blocks"
+            return f"{self.key} supports up to {MAX_BLOCKS} blocks"
         return None
 
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return blocks of 128 threads, a warp a tile of pixels, and up to 4 filters a thread."""
+        """Return blocks of 128 threads, a warp per tile of pixels, and up to 4 filters per thread."""
         k, c = workload.k // workload.groups, workload.c // workload.groups
         width = max(f for f in (1, 2, 4, 8, 16) if f == 1 or f < 2 * k)
         filters = min(4, width)
@@ -81,7 +81,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         return Config({"pixels": pixels, "filters": filters, "per_thread": per_thread, "chunk": chunk})
 
     def tiles(self, workload: Conv2d, config: Config) -> tuple[Tiling, ...]:
-        """Return how blocks cut pixels and the filters of a group, and steps its channels."""
+        """Return the tiling of pixels, of the filters of a group, and of its channels."""
         pixels, width = workload.n * workload.p * workload.q, config["filters"] * config["per_thread"]
         return (
             Tiling(dimension="n*p*q", extent=pixels, tile=config["pixels"]),
@@ -90,9 +90,9 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         )
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
-        """Count the products inside images, on the mean of all blocks: those with padding have fewer.
+        """Count the products inside images, averaged over all blocks: those with padding have fewer.
 
-        A warp reads the filters of a channel by accesses of 16 bytes at best.
+        A warp reads the filters of a channel in accesses of 16 bytes at best.
         """
         w = workload
         pixel_tiles, filter_tiles = _tiles(w, table)
@@ -109,7 +109,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         )
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
-        """Return the kernel of x, w, scale, bias, residual, numbers ahead, y, and sizes."""
+        """Return the kernel of x, w, scale, bias, residual, vectors of the prologue, y, and sizes."""
         from numba import cuda, float32
 
         pixels, threads_k, chunk = config["pixels"], config["filters"], config["chunk"]
@@ -161,7 +161,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
                 i, j = p * stride - pad + r * dilation, q * stride - pad + s * dilation
                 inside = image < images and i >= 0 and i < height and j >= 0 and j < columns
                 for start in range(0, channels, chunk):
-                    # Every thread comes to every barrier, whether it has a pixel or not.
+                    # Every thread must reach every barrier, even without a pixel.
                     cuda.syncthreads()
                     for element in range(ty * pixels + tx, chunk * width, threads):
                         c, f = element % chunk, element // chunk
@@ -193,7 +193,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
                             sums[f] += value * shared[c, ty * per_thread + f]
 
             mine = min(per_thread, of_group - first - ty * per_thread) if image < images else 0
-            # A constant number of turns, or the sums could not stay in registers.
+            # The number of iterations must be constant, or sums would not stay in registers.
             for f in range(per_thread):
                 if f < mine:
                     k = group * of_group + first + ty * per_thread + f
@@ -218,7 +218,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         return conv2d
 
     def launches(self, workload: Conv2d, config: Config) -> tuple[Launch, ...]:
-        """Launch a block a tile; x is passed where there is no scale, bias or residual, and not read."""
+        """Return one launch of a block per tile; x is passed for a missing scale, bias or residual."""
         pixel_tiles, filter_tiles = _tiles(workload, config)
         numbers = (workload.stride, workload.pad, workload.dilation, workload.groups)
         return (
@@ -233,7 +233,7 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
         )
 
     def emulation_workload(self, workload: Conv2d, config: Config) -> Conv2d:
-        """Return few tiles that end within pixels, filters and a chunk of channels; the simulator is slow."""
+        """Return a workload of few tiles that are partly full: the simulator is slow."""
         w, groups = workload, min(workload.groups, 2)
         k = min(w.k // w.groups, config["filters"] * config["per_thread"] + 1)
         c = min(w.c // w.groups, config["chunk"] + 1)

@@ -1,12 +1,12 @@
 """gated_gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16 and tf32, summed in f32.
 
-A block computes the same bm x bn elements of both products, so that each tile of a is copied, and each of its
-fragments read, once for both. Tiles of a, b_gate and b_up travel together by cp.async into `stages` swizzled
-buffers, as gemm's cuda_mma has it; a warp keeps two sums of each of its results, and multiplies the activated
-first by the second before it stores. What lies between the two products of an unfused layer is never written.
+A block computes the same bm x bn elements of both products, so that each tile of a is copied once, and each
+of its fragments read once, for both. cp.async copies tiles of a, b_gate and b_up into `stages` swizzled
+buffers, as in gemm's cuda_mma. A warp keeps two sums per result; it applies the activation to the first and
+multiplies it by the second before it stores. The two products are never written to memory.
 
-Limits: cp.async copies 4 bytes or more, so that lines of matrices must be multiples of that. k is not divided
-among blocks: n is long where this operator is used.
+Limits: cp.async copies 4 bytes or more, so that the row lengths of the matrices must be multiples of 4 bytes.
+k is not divided among blocks, because n is large where this operator is used.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Shazeer, "GLU Variants Improve Transformer",
 2020; NVIDIA CUTLASS, example "dual GEMM".
@@ -60,7 +60,7 @@ USUAL = (
     (16, 64, 1, 4, 128, 4),
     (16, 32, 1, 2, 128, 5),
     (16, 16, 1, 1, 128, 5),
-    (16, 16, 1, 1, 64, 5),  # where elements are copied one by one
+    (16, 16, 1, 1, 64, 5),  # for accesses of one element
 )
 """The usual tiles of gemm with half as many columns."""
 

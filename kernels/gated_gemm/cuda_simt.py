@@ -1,8 +1,8 @@
-"""gated_gemm in CUDA C++ on the ordinary units: every type and size, multiplied and summed in f32.
+"""gated_gemm in CUDA C++ on the FP32 units: any type and size, multiplied and summed in f32.
 
-A block computes the same bm x bn elements of both products as gemm's cuda_simt does one: steps of a, b_gate
-and b_up travel together through registers to shared memory, and a thread reads its values of a once for its
-tm x tn sums of either product. It stores the activated first ones times the second ones.
+A block computes the same bm x bn elements of both products, in the way of gemm's cuda_simt: steps of a,
+b_gate and b_up go together through registers to shared memory, and a thread reads its values of a once for
+its tm x tn sums of both products. It stores activation(gate) * up.
 
 Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008; Shazeer, "GLU Variants
 Improve Transformer", 2020.

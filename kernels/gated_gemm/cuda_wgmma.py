@@ -1,11 +1,11 @@
 """gated_gemm in CUDA C++ on Hopper's tensor cores by wgmma (sm_90a): f16 and bf16, summed in f32.
 
-As gemm's cuda_wgmma, with two matrices b: a stage of the ring has a tile of a, one of b_gate and one of b_up,
-and a warpgroup multiplies its rows of a by both before it waits. Its sums of both products stay in registers;
-the activated first ones, times the second ones, are stored. A tile has half as many columns as one of gemm
-for as many sums.
+As gemm's cuda_wgmma, with two matrices b: each stage of the ring has a tile of a, one of b_gate and one of
+b_up, and a consumer multiplies its rows of a by both before it waits. The sums of both products stay in
+registers; the consumer stores activation(gate) * up. A tile has half as many columns as a tile of gemm with
+the same number of sums.
 
-Limits: TMA reads lines that begin at multiples of 16 bytes, so that their lengths must be such.
+Limits: TMA needs row lengths that are multiples of 16 bytes.
 
 Source: PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg"; Shazeer, "GLU Variants Improve
 Transformer", 2020.
@@ -25,16 +25,16 @@ from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 
 MOST_SUMS = 192
-"""Sums of both products that a multiplying thread can keep."""
+"""Sums of both products, per thread of a consumer, from which on results must be staged."""
 
 
 def fits(bm: Any, bn: Any, workload: GatedGemm) -> Any:
-    """No tile may be twice as large as the problem if a smaller one exists; all must have a number."""
+    """Tiles must be less than twice as large as c unless no smaller one exists, and be countable."""
     return wgmma_gemm.fits(bm, bn, _gated.product(workload))
 
 
 def many_sums_are_staged(bm: Any, bn: Any, consumers: Any, pingpong: Any, staged: Any) -> Any:
-    """Where sums take all registers there are, code for direct stores spills."""
+    """With this many sums, code that stores results without staging spills."""
     sums = MATRICES * wgmma_tile.sums(bm, bn, consumers, pingpong)
     return (sums < MOST_SUMS) | (staged == 1)
 
@@ -56,7 +56,7 @@ USUAL = (
     (64, 128, 1),
     (64, 64, 1),
 )
-"""Those of gemm with half as many columns."""
+"""The usual tiles of gemm with half as many columns."""
 
 SOURCE = """
 // c = activation(a op(b_gate)) * (a op(b_up)). C is the problem and the configuration.

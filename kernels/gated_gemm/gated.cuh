@@ -1,7 +1,7 @@
 #pragma once
-// What becomes of the sums of a gated product: the first ones, activated, times the second ones. Needs types.cuh.
+// Epilogue of a gated product: activation(gate) * up, from the sums of both products. Needs types.cuh.
 
-// Sums as gemm_mma.cuh has them, a warp's columns of the second matrix behind those of the first.
+// Sums of gemm_mma.cuh: a warp's columns of the second matrix follow those of the first.
 template <class Activation, int IN_M, int IN_N>
 __device__ __forceinline__ void gate(float (&results)[IN_M][IN_N][4], const float (&sums)[IN_M][2 * IN_N][4]) {
 #pragma unroll
@@ -12,7 +12,7 @@ __device__ __forceinline__ void gate(float (&results)[IN_M][IN_N][4], const floa
       for (int e = 0; e < 4; ++e) results[i][j][e] = Activation()(sums[i][j][e]) * sums[i][IN_N + j][e];
 }
 
-// Sums as gemm_simt.cuh has them.
+// Sums of gemm_simt.cuh.
 template <class Activation, int M, int N>
 __device__ __forceinline__ void gate(float (&results)[M][N], const float (&sums)[M][2 * N]) {
 #pragma unroll
@@ -21,7 +21,7 @@ __device__ __forceinline__ void gate(float (&results)[M][N], const float (&sums)
     for (int j = 0; j < N; ++j) results[i][j] = Activation()(sums[i][j]) * sums[i][N + j];
 }
 
-// Sums of 64 rows as gemm_wgmma.cuh has them, each matrix apart. In place, for want of registers.
+// Sums of 64 rows of gemm_wgmma.cuh, separate for each matrix. In place, to save registers.
 template <class Activation, int IN_N>
 __device__ __forceinline__ void gate(float (&gates)[1][IN_N][4], const float (&ups)[1][IN_N][4]) {
 #pragma unroll

@@ -1,9 +1,8 @@
-"""gated_gemm on the CPU: one product with twice the columns, of which pairs of strips make a result.
+"""gated_gemm for Numba on the CPU: one blocked product with the columns of b_gate and b_up interleaved.
 
-The columns of b_gate and of b_up take turns by strips of `nr`, the width of the micro-kernel of
-`_numba_product`: when a tile is complete, the sums of either stand side by side in it, and rows of a are
-packed once for both. f16 and bf16 become f32 as they are packed; tf32 is computed as f32, which is more
-exact.
+The columns alternate in strips of `nr`, the width of the micro-kernel of `numba_product`. In a complete tile,
+the sums of both products are neighbours, and rows of a are packed once for both. f16 and bf16 are converted
+to f32 as they are packed; tf32 is computed in f32, more exactly than required.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def strips_come_in_pairs(n_panels: Any) -> Any:
 
 
 def _extents(workload: GatedGemm) -> tuple[int, int, int]:
-    """Return rows, columns of both matrices in whole vectors, and terms."""
+    """Return the rows, the columns of both matrices in whole vectors, and the terms."""
     return workload.m, 2 * LANES * ceil_div(workload.n, LANES), workload.k
 
 
@@ -43,14 +42,14 @@ SPACE = Space(PARAMETERS, (strips_come_in_pairs, *constraints(_extents)))
 
 
 class NumbaCpuGatedGemm(NumbaCpuVariant[GatedGemm]):
-    """Serves every size, layout and activation of f32, tf32, f16 and bf16."""
+    """f32, tf32, f16 and bf16 of any size, layout and activation."""
 
     name = "numba_cpu"
     operator = GatedGemm
     space = SPACE
 
     def default(self, workload: GatedGemm, device: Device) -> Config:
-        """Return what an expert takes for the product of both matrices, in pairs of strips."""
+        """Return the default of the product of both matrices, in pairs of strips."""
         config = expert(_extents(workload), device, "rows")
         nr = LANES if workload.n <= LANES else config["nr"]
         return Config({**config, "nr": nr, "n_panels": max(2, config["n_panels"])})
@@ -74,7 +73,7 @@ class NumbaCpuGatedGemm(NumbaCpuVariant[GatedGemm]):
             self.fastmath,
         )
         nr, size, address_of = blocking.nr, blocking.buffer_size, address()
-        # Asking while the kernel runs would put an address of this process into the machine code.
+        # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
         def gated_gemm(a: Any, b_gate: Any, b_up: Any, c: Any) -> None:
@@ -90,12 +89,12 @@ class NumbaCpuGatedGemm(NumbaCpuVariant[GatedGemm]):
         return gated_gemm
 
 
-# What `walker` passes on as operands: a, (b_gate, b_up), c, n, k. Column j of all is in strip j // nr;
-# even strips are of b_gate, odd ones of b_up.
+# Operands that `walker` passes on: a, (b_gate, b_up), c, n, k. Column j of both matrices is in strip j // nr;
+# even strips belong to b_gate, odd ones to b_up.
 
 
 def _line_of_a(workload: GatedGemm) -> Callable[[int], Callable[..., None]]:
-    """Return what packs a part of a row of a."""
+    """Return the `line` of a (see `Operand`)."""
 
     @inlined
     def place(operands: Any, z: int, fixed: int) -> Any:
@@ -106,7 +105,7 @@ def _line_of_a(workload: GatedGemm) -> Callable[[int], Callable[..., None]]:
 
 
 def _line_of_b(workload: GatedGemm, nr: int) -> Callable[[int], Callable[..., None]]:
-    """Return what packs a part of a line of b_gate or b_up: of one strip, with zeros beyond n."""
+    """Return the `line` of b_gate and b_up (see `Operand`): one strip of either, with zeros beyond n."""
     import numpy as np
 
     read, zero = load(workload.inputs()[1].dtype), np.float32(0)
@@ -143,7 +142,7 @@ def _line_of_b(workload: GatedGemm, nr: int) -> Callable[[int], Callable[..., No
 
 
 def _write(workload: GatedGemm, nr: int) -> Callable[..., None]:
-    """Return what gates a part of a row, and stores it."""
+    """Return the function that gates a part of a row, and stores it."""
     rounded, activate = store(workload.out), activation(workload.activation)
 
     @jitted(frozenset({"contract", "nsz"}))

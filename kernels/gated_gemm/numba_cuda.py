@@ -1,9 +1,9 @@
-"""gated_gemm in Numba-CUDA as a Numba user would write it: gemm's kernel with two matrices b.
+"""gated_gemm in Numba-CUDA in the style of Numba's documentation: gemm's kernel with two matrices b.
 
 Threads of a block are laid out like c, and a thread's tm x tn results are spread over the tile, as in gemm's
-numba_cuda. A value of a that a thread reads from its shared array is multiplied for both products.
+numba_cuda. A thread reads each value of a from shared memory once for both products.
 
-Limits: f32 in and out (tf32 is multiplied as f32, more exactly than it asks for).
+Limits: f32 input and output (tf32 is multiplied in f32, more exactly than required).
 
 Source: Numba documentation, "CUDA Python, Examples: matrix multiplication"; Shazeer, "GLU Variants Improve
 Transformer", 2020.
@@ -63,7 +63,7 @@ class NumbaCudaGatedGemm(NumbaCudaTiledGemm[GatedGemm]):
             ups = cuda.local.array((TM, TN), float32)
             m, n, k = c.shape[0], c.shape[1], a.shape[1]
 
-            # Blocks that run together share rows of a and columns of b: see `tile_of_block` of gemm.cuh.
+            # Concurrent blocks share rows of a and columns of b: see `tile_of_block` in gemm.cuh.
             tiles_m, tiles_n = (m + BM - 1) // BM, (n + BN - 1) // BN
             tile = cuda.blockIdx.x
             first = tile // (GROUP_M * tiles_n) * GROUP_M

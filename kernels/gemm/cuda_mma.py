@@ -1,19 +1,19 @@
-"""gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16, tf32 and e4m3, and i8 summed in i32.
+"""gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16, tf32 and e4m3 summed in f32, i8 in i32.
 
-A block computes bm x bn results, a warp its share of them by instructions that take 32 bytes of k (m16n8k16
-of 16-bit elements, m16n8k8 of tf32, m16n8k32 of 8-bit ones). Tiles of a and b travel by cp.async into
-`stages` buffers of shared memory, so that `stages - 1` of them are under way while one is multiplied; one
-barrier a tile. Buffers keep the order of global memory and are swizzled, so that ldmatrix reads them without
-bank conflicts, transposing where it must. Results go to global memory from the fragments, or by way of shared
-memory in accesses of 16 bytes.
+A block computes bm x bn results; each of its warps computes a part by instructions that take 32 bytes of k
+(m16n8k16 for 16-bit elements, m16n8k8 for tf32, m16n8k32 for 8-bit elements). cp.async copies tiles of a and
+b into `stages` buffers of shared memory: `stages - 1` copies are in flight while one tile is multiplied, with
+one barrier per tile. Buffers keep the order of global memory and are swizzled, so that ldmatrix reads them,
+transposing where needed, without bank conflicts. Results go to global memory from the fragments, or through
+shared memory in accesses of 16 bytes.
 
-Where c has few tiles, k is divided too: among `split_k` blocks a tile, or by sharing all steps of all tiles
-out evenly among `stream_k` blocks. A second kernel adds the parts up, in the order of k.
+Where c has few tiles, k is divided too: among `split_k` blocks per tile, or evenly over all steps of all
+tiles among `stream_k` blocks. A second kernel sums the parts, in the order of k.
 
-Limits: cp.async copies 4 bytes or more, so that lines of matrices must be multiples of that. ldmatrix
-transposes 16 bits and no fewer: 8-bit matrices whose k is not contiguous go through it in pairs, and results
-are put in order at the end. sm_90 and sm_100 have no instruction of this kind for e4m3: there it is converted
-and multiplied as f16.
+Limits: cp.async copies 4 bytes or more, so that the row lengths of a and b must be multiples of 4 bytes.
+ldmatrix transposes 16-bit elements only: 8-bit matrices whose k is not contiguous are read in pairs, and the
+results are reordered at the end. sm_90 and sm_100 have no mma.sync for e4m3: it is converted to f16 and
+multiplied.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Kerr et al., "CUTLASS: fast linear algebra
 in CUDA C++" (the hierarchy of tiles).
@@ -99,7 +99,7 @@ USUAL = (
 )
 """Tiles that libraries ship."""
 
-# Words between @ stand for what a function ahead of the product adds.
+# A prologue fills in the words between @ (see `prologue.applied`).
 SOURCE = """
 // c = activation(op(a) op(b) + bias) + residual, or parts of it for finish_tiles. C is the problem and the
 // configuration.

@@ -1,11 +1,10 @@
-"""gemm in CUDA C++ on the ordinary units: tiles in shared memory, results in registers.
+"""gemm in CUDA C++ on the FP32 units, for any size, type, transpose and alignment.
 
-A block computes bm x bn results, a thread tm x tn of them in chunks of 4 x 4. It takes k in steps of bk: each
-step is read from global memory into registers, `vec` elements at a time, while the previous one is
-multiplied, then written to shared memory as f32, transposed where k is the contiguous dimension. All types
-are multiplied and summed in f32 (tf32 and e4m3 more exactly than they ask for) and i8 in i32, and every size,
-transpose and alignment is served: `vec` is a wish that each operand follows as far as its line length allows.
-Where c has few tiles, `split_k` blocks share the steps of a tile, and a second kernel adds their sums up.
+A block computes bm x bn results, a thread tm x tn of them in chunks of 4 x 4. Each step of bk is read from
+global memory into registers, up to `vec` elements per access, while the previous step is multiplied. It is
+then written to shared memory as f32, transposed where k is contiguous. All floating-point types are
+multiplied and summed in f32 (tf32 and e4m3 more exactly than required), i8 in i32. Where c has few tiles,
+`split_k` blocks share the steps of a tile, and a second kernel sums their parts.
 
 Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008; Nath, Tomov and Dongarra,
 "An improved MAGMA GEMM for Fermi GPUs", 2010 (two levels of blocking, chunks spread over lanes).
@@ -78,7 +77,7 @@ USUAL = usual_tiles(
 )
 """Tiles that libraries ship, largest first."""
 
-# Words between @ stand for what a function ahead of the product adds.
+# A prologue fills in the words between @ (see `prologue.applied`).
 SOURCE = """
 // c = activation(op(a) op(b) + bias) + residual, or parts of it for finish_tiles. C is the problem and the
 // configuration.

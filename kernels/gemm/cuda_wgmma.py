@@ -1,17 +1,16 @@
 """gemm in CUDA C++ on Hopper's tensor cores by wgmma (sm_90a): f16, bf16 and e4m3, summed in f32.
 
-Blocks stay, as many as the device holds, and take one tile of bm x bn results after the other. In each, one
-warpgroup has bulk tensor copies (TMA) bring tiles of a and b into a ring of `stages` buffers; one to three
-others multiply straight from there, one group of products always under way, and store. Either all of them
-multiply one tile together, each its share of the rows, or they take turns (pingpong): one stores its tile
-while another multiplies. Blocks of a cluster share what they copy: of two with the same rows of a, each
-copies one half of them to both.
+Persistent blocks compute one tile of bm x bn results after the other. A producer warpgroup copies tiles of a
+and b by TMA into a ring of `stages` buffers; one to three consumer warpgroups multiply from there, with one
+group of wgmma always in flight, and store. Consumers share the rows of one tile (cooperative), or take turns
+with whole tiles (pingpong): one stores while another multiplies. Blocks of a cluster share copies: of two
+blocks with the same rows of a, each copies one half of the tile to both.
 
-Registers move from the copying warpgroup, which needs few, to the multiplying ones. Tiles beyond the edge are
-filled with zeros by the copies and cut off where results are stored.
+The producer releases registers to the consumers. Copies fill tiles beyond the edge with zeros; stores skip
+them.
 
-Limits: TMA reads lines that begin at multiples of 16 bytes, so that their lengths must be such. wgmma takes
-8-bit operands only if k is contiguous in both.
+Limits: TMA needs row lengths that are multiples of 16 bytes. wgmma takes 8-bit operands only if k is
+contiguous in both.
 
 Source: PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg"; CUTLASS 3, "Efficient GEMM in
 CUDA" (warp specialisation, pingpong and cooperative kernels).

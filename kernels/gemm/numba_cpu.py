@@ -1,6 +1,6 @@
-"""gemm on the CPU: tiles in parallel, operands packed, sums in vector registers (see `_numba_product`).
+"""gemm for Numba on the CPU, by the blocked product of `numba_product`.
 
-f16 and bf16 become f32 as they are packed; tf32 is computed as f32, which is more exact.
+f16 and bf16 are converted to f32 as they are packed; tf32 is computed in f32, more exactly than required.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ SPACE = Space(PARAMETERS, constraints(lambda workload: (workload.m, workload.n, 
 
 
 class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
-    """Serves every size, transpose, batch and epilogue of f32, tf32, f16 and bf16."""
+    """f32, tf32, f16 and bf16 of any size, transpose, batch and epilogue."""
 
     name = "numba_cpu"
     operator = Gemm
     space = SPACE
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
-        """Return what keeps this problem out, or None: sums are kept in f32, where those of i8 do not fit."""
+        """Return why the input type is not supported, or None. f32 sums cannot hold those of i8."""
         if workload.dtype in ("e4m3", "i8"):
-            return f"{self.key} takes f32, tf32, f16 and bf16, not {workload.dtype}"
+            return f"{self.key} multiplies f32, tf32, f16 and bf16, not {workload.dtype}"
         return None
 
     def default(self, workload: Gemm, device: Device) -> Config:
-        """Return square-ish tiles, with rows packed in the order in which they are stored."""
+        """Return near-square tiles, with rows packed in the order in which they are stored."""
         extents = (workload.m, workload.n, workload.k)
         return expert(extents, device, "rows" if workload.trans[0] == "n" else "columns")
 
@@ -53,7 +53,7 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
 
     def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
-        """Pass c for a missing bias or residual, and a for a missing scale or shift, which are not read."""
+        """Return all tensors: c for a missing bias or residual, a for a missing scale or shift."""
         return ("a", "b", *added(workload), *operands(workload), "c")
 
     def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:
@@ -70,7 +70,7 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
             self.fastmath,
         )
         a_depth, size, address_of = 2 if workload.trans[0] == "n" else 1, blocking.buffer_size, address()
-        # Asking while the kernel runs would put an address of this process into the machine code.
+        # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
         def gemm(a: Any, b: Any, bias: Any, residual: Any, scale: Any, shift: Any, c: Any) -> None:
@@ -91,7 +91,7 @@ class NumbaCpuGemm(NumbaCpuVariant[Gemm]):
 
 
 def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
-    """Return what packs a part of a row of a or b, as it is stored."""
+    """Return the `line` of a or b (see `Operand`)."""
 
     @inlined
     def place(operands: Any, z: int, fixed: int) -> Any:
@@ -111,7 +111,7 @@ def _line(which: int, workload: Gemm) -> Callable[[int], Callable[..., None]]:
 
 
 def _write(workload: Gemm) -> Callable[..., None]:
-    """Return what applies the epilogue to a part of a row of c, and stores it."""
+    """Return the function that applies the epilogue to a part of a row of c, and stores it."""
     rounded, read = store(workload.out), load(workload.out)
 
     @inlined

@@ -1,10 +1,10 @@
-"""gemm in Numba-CUDA as a Numba user would write it: tiles in shared arrays, a few results a thread.
+"""gemm in Numba-CUDA in the style of Numba's documentation: tiles in shared arrays, a few results per thread.
 
 Threads of a block are laid out like c. A thread's tm x tn results are spread over the tile, bm / tm rows and
-bn / tn columns apart, so that neighbouring threads read and write neighbouring elements. A last element
-pads each line of a tile, which keeps the lines of a transposed matrix out of each other's banks.
+bn / tn columns apart, so that neighbouring threads access neighbouring elements. Each line of a tile has one
+padding element, which avoids bank conflicts for transposed matrices.
 
-Limits: f32 in and out (tf32 is multiplied as f32, more exactly than it asks for).
+Limits: f32 input and output (tf32 is multiplied in f32, more exactly than required).
 
 Source: Numba documentation, "CUDA Python, Examples: matrix multiplication".
 """
@@ -79,7 +79,7 @@ class NumbaCudaGemm(NumbaCudaTiledGemm[Gemm]):
             m, n = c.shape[1], c.shape[2]
             k = a.shape[1] if a_transposed else a.shape[2]
 
-            # Blocks that run together share rows of a and columns of b: see `tile_of_block` of gemm.cuh.
+            # Concurrent blocks share rows of a and columns of b: see `tile_of_block` in gemm.cuh.
             tiles_m, tiles_n = (m + BM - 1) // BM, (n + BN - 1) // BN
             z, tile = cuda.blockIdx.x // (tiles_m * tiles_n), cuda.blockIdx.x % (tiles_m * tiles_n)
             first = tile // (GROUP_M * tiles_n) * GROUP_M

@@ -23,7 +23,7 @@ MATRICES = 1
 
 TURNS = (1, 2, 4, 8, 16)
 
-TILES_A_BLOCK = Parameter("tiles_a_block", TURNS, "most tiles that a block computes, one after the other")
+TILES_A_BLOCK = Parameter("tiles_a_block", TURNS, "most tiles per block, one after the other")
 
 
 def workload_constants(workload: GroupedGemm) -> dict[str, str | bool | int]:
@@ -42,7 +42,7 @@ def arguments(workload: GroupedGemm, group_m: int) -> tuple[str | Scalar, ...]:
 
 
 def widths(workload: GroupedGemm) -> tuple[int, int, int]:
-    """Return the widest aligned access, in elements, to a, b and c, wherever the rows of a group start."""
+    """Return the widest aligned access to a, b and c, in elements, for every offset of a group."""
     line_b = workload.k if workload.trans == "nt" else workload.n
     return (
         alignment(workload.k, workload.dtype),
@@ -52,12 +52,12 @@ def widths(workload: GroupedGemm) -> tuple[int, int, int]:
 
 
 def least_tiles(workload: GroupedGemm, bm: Any, bn: Any) -> Any:
-    """Return how many tiles of bm x bn there are if one group has all rows: no split has fewer."""
+    """Return the fewest tiles of bm x bn: one group has all rows."""
     return ceil_div(workload.m, bm) * ceil_div(workload.n, bn)
 
 
 def most_tiles(workload: GroupedGemm, bm: Any, bn: Any) -> Any:
-    """Return how many tiles there are if as many groups as can be have one row more than whole tiles."""
+    """Return the most tiles of bm x bn: as many groups as possible end one row into a tile."""
     filled = workload.most_filled
     return (filled + (workload.m - filled) // bm) * ceil_div(workload.n, bn)
 
@@ -130,17 +130,17 @@ def shares(workload: GroupedGemm, table: Table, device: Device) -> Share:
 def fits(bm: Any, bn: Any, workload: GroupedGemm) -> Any:
     """Tiles must fit in one grid, and be less than twice as large as c unless no smaller one exists."""
     worthwhile = ((bm < 2 * workload.m) | (bm <= 16)) & ((bn < 2 * workload.n) | (bn <= 16))
-    # As floats: the product may exceed 64 bits.
+    # As floats: the number of tiles may exceed 64 bits.
     return worthwhile & (most_tiles(workload, 1.0 * bm, 1.0 * bn) <= MAX_BLOCKS)
 
 
 def turns_fill_the_device(bm: Any, bn: Any, tiles_a_block: Any, workload: GroupedGemm, device: Device) -> Any:
-    """A block may take tiles in turn if that leaves each SM a block."""
+    """A block may compute several tiles in turn if that leaves each SM a block."""
     return (tiles_a_block == 1) | (least_tiles(workload, bm, bn) >= 1.0 * tiles_a_block * device.sm_count)
 
 
 def widest_turns(bm: int, bn: int, workload: GroupedGemm, device: Device) -> int:
-    """Return the most tiles that a block may take in turn."""
+    """Return the most tiles that a block may compute in turn."""
     return max(turns for turns in TURNS if turns_fill_the_device(bm, bn, turns, workload, device))
 
 
@@ -156,9 +156,9 @@ def shrink(
 ) -> GroupedGemm:
     """Return a small workload with the same edges of n and k, alignment and pipeline as `workload`.
 
-    n and k keep their remainders by the tile (see `tunebench.kernels.common.gemm.shrink`). There are enough rows
-    for some groups of several tiles and for blocks that take several tiles, or fewer where emulation would be
-    too slow.
+    n and k keep their remainders by the tile (see `tunebench.kernels.common.gemm.shrink`). There are enough
+    rows for some groups of several tiles and for blocks that take several tiles, or fewer where emulation
+    would be too slow.
     """
     bm = config["bm"]
     for groups, rows, tiles_n in ((5, 4 * bm + 5, 2), (4, 2 * bm + 5, 1), (3, bm + 5, 1)):

@@ -1,13 +1,13 @@
 """grouped_gemm in CUDA C++ on tensor cores by mma.sync (sm_80 on): f16, bf16, tf32, e4m3, summed in f32.
 
-One kernel does all groups. Its grid is as large as the most unfavourable split of rows asks for, divided by
-the tiles a block takes in turn; each block walks along the offsets in device memory to the groups of its
-tiles, and ends where there are no more. The host so needs no sizes, and an empty group costs one step of
-the walk. A tile is computed as gemm's cuda_mma does it: cp.async into `stages` swizzled buffers, ldmatrix,
-mma. Rows beyond the end of a group are zeros, though the rows of the next one are there.
+One kernel computes all groups. The grid is sized for the split of rows with the most tiles, divided by the
+tiles per block. Each block walks along the offsets in device memory to the groups of its tiles, and exits
+when there are no more. So the host needs no group sizes, and an empty group costs one step of the walk. A
+tile is computed as in gemm's cuda_mma: cp.async into `stages` swizzled buffers, ldmatrix, mma. Rows beyond
+the end of a group are read as zeros.
 
-Limits: cp.async copies 4 bytes or more, so that lines of matrices must be multiples of that. e4m3 needs
-sm_89, and b along k.
+Limits: cp.async copies 4 bytes or more, so that the row lengths of the matrices must be multiples of 4 bytes.
+e4m3 needs sm_89, and k contiguous in b.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; NVIDIA CUTLASS, grouped GEMM (persistent
 blocks that visit the tiles of several problems); Gale et al., "MegaBlocks: Efficient sparse training with

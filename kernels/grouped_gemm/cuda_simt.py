@@ -1,9 +1,9 @@
-"""grouped_gemm in CUDA C++ on the ordinary units: tiles in shared memory, results in registers.
+"""grouped_gemm in CUDA C++ on the FP32 units, for any size, type, layout of b and alignment.
 
-Blocks find the tiles of their groups as cuda_mma's do: one kernel for all groups, sizes read on the device.
-A tile is computed as gemm's cuda_simt does it: each step of bk is read into registers while the previous
-one is multiplied, then written to shared memory as f32. All types are multiplied and summed in f32 (tf32
-and e4m3 more exactly than they ask for), and every size, layout and alignment is served.
+One kernel computes all groups, as in cuda_mma: blocks read the group sizes on the device. A tile is computed
+as in gemm's cuda_simt: each step of bk is read into registers while the previous one is multiplied, then
+written to shared memory as f32. All types are multiplied and summed in f32 (tf32 and e4m3 more exactly than
+required).
 
 Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008; Nath, Tomov and Dongarra,
 "An improved MAGMA GEMM for Fermi GPUs", 2010; NVIDIA CUTLASS, grouped GEMM (blocks visit several problems).

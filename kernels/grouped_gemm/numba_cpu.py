@@ -1,8 +1,8 @@
-"""grouped_gemm on the CPU: tiles of all groups in parallel, as gemm's (see `_numba_product`).
+"""grouped_gemm for Numba on the CPU, by the blocked product of `numba_product`.
 
-The groups are products of different heights, whose tiles go round the threads in one turn, so that uneven
-groups leave no thread idle. f16 and bf16 become f32 as they are packed; tf32 is computed as f32, which is
-more exact.
+The groups are products of different heights. Threads take the tiles of all groups in one round, so that
+uneven groups leave no thread idle. f16 and bf16 are converted to f32 as they are packed; tf32 is computed in
+f32, more exactly than required.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ SPACE = Space(PARAMETERS, constraints(lambda workload: (workload.m, workload.n, 
 
 
 class NumbaCpuGroupedGemm(NumbaCpuVariant[GroupedGemm]):
-    """Serves every size, layout of b and split of rows of f32, tf32, f16 and bf16."""
+    """f32, tf32, f16 and bf16 of any size, layout of b and split of rows."""
 
     name = "numba_cpu"
     operator = GroupedGemm
     space = SPACE
 
     def limits(self, workload: GroupedGemm, device: Device) -> str | None:
-        """Return what keeps this problem out, or None."""
+        """Return why the input type is not supported, or None if it is."""
         if workload.dtype == "e4m3":
-            return f"{self.key} takes f32, tf32, f16 and bf16, not {workload.dtype}"
+            return f"{self.key} multiplies f32, tf32, f16 and bf16, not {workload.dtype}"
         return None
 
     def default(self, workload: GroupedGemm, device: Device) -> Config:
-        """Return what suits groups of one size, with rows packed in the order in which they are stored."""
+        """Return the default for groups of equal size, with rows packed as they are stored."""
         rows = ceil_div(workload.m, workload.most_filled)
         return expert((rows, workload.n, workload.k), device, "rows")
 
@@ -68,7 +68,7 @@ class NumbaCpuGroupedGemm(NumbaCpuVariant[GroupedGemm]):
             self.fastmath,
         )
         size, address_of = blocking.buffer_size, address()
-        # Asking while the kernel runs would put an address of this process into the machine code.
+        # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
         def grouped_gemm(a: Any, b: Any, offsets: Any, c: Any) -> None:
@@ -88,7 +88,7 @@ class NumbaCpuGroupedGemm(NumbaCpuVariant[GroupedGemm]):
 
 
 def _line_of_a(workload: GroupedGemm) -> Callable[[int], Callable[..., None]]:
-    """Return what packs a part of a row of a, counted from the first of its group."""
+    """Return the `line` of a (see `Operand`); rows are counted from the first of the group."""
     import numpy as np
 
     @inlined
@@ -100,7 +100,7 @@ def _line_of_a(workload: GroupedGemm) -> Callable[[int], Callable[..., None]]:
 
 
 def _line_of_b(workload: GroupedGemm) -> Callable[[int], Callable[..., None]]:
-    """Return what packs a part of a line of a group's matrix, as it is stored."""
+    """Return the `line` of a group's matrix b (see `Operand`)."""
 
     @inlined
     def place(operands: Any, z: int, fixed: int) -> Any:
@@ -111,7 +111,7 @@ def _line_of_b(workload: GroupedGemm) -> Callable[[int], Callable[..., None]]:
 
 
 def _write(workload: GroupedGemm) -> Callable[..., None]:
-    """Return what rounds and stores a part of a row of c, counted from the first of its group."""
+    """Return the function that rounds and stores a part of a row of c; rows count from the group's first."""
     import numpy as np
 
     rounded = store(workload.out)

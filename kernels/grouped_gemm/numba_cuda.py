@@ -1,10 +1,10 @@
-"""grouped_gemm in Numba-CUDA as a Numba user would write it: gemm's kernel, and a walk along the offsets.
+"""grouped_gemm in Numba-CUDA in the style of Numba's documentation: gemm's kernel, with a walk to the group.
 
-A block has one tile of c, or none: the grid has as many blocks as the most unfavourable split of rows has
-tiles, and each block walks from group to group until it comes to its own tile. The tile is computed as
-gemm's numba_cuda does it: shared arrays, tm x tn results a thread, spread over the tile.
+A block computes one tile of c, or none: the grid has as many blocks as the split of rows with the most tiles,
+and each block walks from group to group until it reaches its tile. The tile is computed as in gemm's
+numba_cuda: shared arrays, and tm x tn results per thread, spread over the tile.
 
-Limits: f32 in and out (tf32 is multiplied as f32, more exactly than it asks for).
+Limits: f32 input and output (tf32 is multiplied in f32, more exactly than required).
 
 Source: Numba documentation, "CUDA Python, Examples: matrix multiplication".
 """
@@ -64,7 +64,7 @@ class NumbaCudaGroupedGemm(NumbaCudaTiledGemm[GroupedGemm]):
             sums = cuda.local.array((TM, TN), float32)
             groups, n, k = b.shape[0], c.shape[1], a.shape[1]
 
-            # To the group that has this block's tile; tiles of a group are taken column by column.
+            # Walk to the group of this block's tile. Tiles of a group are numbered column by column.
             tiles_n = (n + BN - 1) // BN
             tile, z = cuda.blockIdx.x, 0
             tiles_m = (offsets[1] - offsets[0] + BM - 1) // BM
@@ -73,7 +73,7 @@ class NumbaCudaGroupedGemm(NumbaCudaTiledGemm[GroupedGemm]):
                 z += 1
                 tiles_m = (offsets[z + 1] - offsets[z] + BM - 1) // BM if z < groups else 0
             if z == groups:
-                return  # all threads of the block
+                return  # all threads of the block return
             row0, column0 = offsets[z] + tile % tiles_m * BM, tile // tiles_m * BN
             end = offsets[z + 1]
 

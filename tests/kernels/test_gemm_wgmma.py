@@ -83,7 +83,7 @@ def test_it_says_what_it_cannot_do() -> None:
         text = ",".join(f"{name}={size}" for name, size in sizes.items()) + f",trans={trans},dtype=f16"
         assert "16 bytes" in str(VARIANT.refuses(gemm(text), H100))
     assert VARIANT.refuses(gemm("m=61,n=61,k=64,dtype=f16,trans=nt"), H100) is None
-    assert "trans=nt alone" in str(VARIANT.refuses(gemm("m=64,n=64,k=64,dtype=e4m3"), H100))
+    assert "trans=nt only" in str(VARIANT.refuses(gemm("m=64,n=64,k=64,dtype=e4m3"), H100))
     assert "16 bytes" in str(VARIANT.refuses(gemm("m=64,n=64,k=72,dtype=e4m3,trans=nt"), H100))
     assert VARIANT.refuses(gemm("m=61,n=61,k=80,dtype=e4m3,trans=nt"), H100) is None
     assert "tiles" in str(VARIANT.refuses(gemm("m=1,n=8,k=8,dtype=f16,batch=2147000000"), H100))
