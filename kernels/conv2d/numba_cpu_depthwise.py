@@ -25,9 +25,7 @@ from tunebench.workloads.operators.conv2d import Conv2d
 
 SPACE = Space(
     (
-        Parameter(
-            "channels", (16, 32, 64, 128, 256, 512, 1024), "channels per loop over a pixel"
-        ),
+        Parameter("channels", (16, 32, 64, 128, 256, 512, 1024), "channels per loop over a pixel"),
         Parameter("rows", (1, 2, 4, 8), "rows of pixels per unit of work of a thread"),
         Parameter("taps", ("row", "all"), "taps per loop: a row of the filter, or all"),
         Parameter("pixels", (1, 2, 4, 8), "pixels of a row per loop over a tap (wgrad)"),
